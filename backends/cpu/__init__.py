@@ -1,0 +1,1 @@
+"""Kernels as LLVM IR, compiled in process by llvmlite."""

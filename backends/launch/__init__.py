@@ -1,0 +1,1 @@
+"""Files that start a plan: torchrun, Slurm and other launchers."""

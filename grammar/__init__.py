@@ -1,0 +1,1 @@
+"""The notations of irc as Lark grammars, read with importlib.resources."""

@@ -1,0 +1,33 @@
+"""irc: a distributed machine learning compiler.
+
+The public names are resolved when they are first used, because torch takes seconds to import
+and `irc --help` should not.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from irc.api import compile as compile
+    from irc.api import load as load
+    from irc.frontends.torch.capture import capture as capture
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "capture": "irc.frontends.torch.capture",
+    "compile": "irc.api",
+    "load": "irc.api",
+}
+
+__all__ = ["__version__", "capture", "compile", "load"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'irc' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,1 @@
+"""Predicted seconds and bytes of kernels and collectives."""

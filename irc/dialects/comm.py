@@ -1,0 +1,139 @@
+"""``comm``: collectives of level spmd, each over one mesh axis, as start and wait.
+
+A rank's group along an axis is the ranks that differ from it on that axis only. ``start`` gives a
+``!comm.pending<T>``; the value exists after ``wait``. So overlap is visible in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, TypeAttribute
+from xdsl.irdl import irdl_attr_definition, irdl_op_definition, prop_def
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.utils.exceptions import VerifyException
+
+from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.types import TensorType, tensor_type
+
+
+@irdl_attr_definition
+class PendingType(ParametrizedAttribute, TypeAttribute):
+    """A tensor that a collective in flight will give: ``!comm.pending<!flow.tensor<[4], f32>>``."""
+
+    name = "comm.pending"
+    tensor: Attribute
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            return (tensor_type(parser.parse_type()),)
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_attribute(self.tensor)
+
+
+class CollectiveOp(FlowOp):
+    """Base of the collectives; ``axis`` names the mesh axis whose group takes part."""
+
+    axis = prop_def(StringAttr)
+
+    @property
+    def result_tensor(self) -> TensorType:
+        """The type that waiting gives."""
+        kind = self.outputs[0].type
+        assert isinstance(kind, PendingType)
+        return tensor_type(kind.tensor)
+
+    def verify_(self) -> None:
+        if not isinstance(self.outputs[0].type, PendingType):
+            raise VerifyException(f"{self.name} gives !comm.pending")
+        if tensor(self.inputs[0]).dtype != self.result_tensor.dtype:
+            raise VerifyException(f"{self.name} changes the dtype")
+
+
+@irdl_op_definition
+class AllReduceOp(CollectiveOp):
+    """Every rank of the group gets the reduction (``fn``: sum, max, min) of all inputs.
+
+    ```mlir
+    %p = comm.all_reduce(%x) {axis = "tensor", fn = "sum", loc = "m.py:3"}
+        : (!flow.tensor<[4], f32>) -> !comm.pending<!flow.tensor<[4], f32>>
+    %r = comm.wait(%p) {loc = "m.py:3"} : (!comm.pending<!flow.tensor<[4], f32>>) -> !flow.tensor<[4], f32>
+    ```
+    """
+
+    name = "comm.all_reduce"
+    fn = prop_def(StringAttr)
+
+
+@irdl_op_definition
+class AllGatherOp(CollectiveOp):
+    """Every rank gets the inputs of the group, joined along ``dim`` in group order."""
+
+    name = "comm.all_gather"
+    dim = prop_def(IntegerAttr)
+
+
+@irdl_op_definition
+class ReduceScatterOp(CollectiveOp):
+    """Rank r of the group gets chunk r along ``dim`` of the reduction (``fn``) of all inputs."""
+
+    name = "comm.reduce_scatter"
+    fn = prop_def(StringAttr)
+    dim = prop_def(IntegerAttr)
+
+
+@irdl_op_definition
+class AllToAllOp(CollectiveOp):
+    """Rank r sends chunk s along ``split_dim`` to rank s, and joins what it gets along ``concat_dim``."""
+
+    name = "comm.all_to_all"
+    split_dim = prop_def(IntegerAttr)
+    concat_dim = prop_def(IntegerAttr)
+
+
+@irdl_op_definition
+class WaitOp(FlowOp):
+    """Wait for a collective and give its value."""
+
+    name = "comm.wait"
+
+    def verify_(self) -> None:
+        kind = self.inputs[0].type
+        if not isinstance(kind, PendingType) or kind.tensor != self.outputs[0].type:
+            raise VerifyException(f"wait of {kind} gives {self.outputs[0].type}")
+
+
+@irdl_op_definition
+class LocalChunkOp(FlowOp):
+    """Chunk r along ``dim``, r the rank's position on ``axis``: B to S, without communication."""
+
+    name = "comm.local_chunk"
+    axis = prop_def(StringAttr)
+    dim = prop_def(IntegerAttr)
+
+    def verify_(self) -> None:
+        tensor(self.inputs[0])
+
+
+@irdl_op_definition
+class RankIndexOp(FlowOp):
+    """The rank's position on a mesh axis, as an i64 scalar tensor."""
+
+    name = "comm.rank_index"
+    axis = prop_def(StringAttr)
+
+    def verify_(self) -> None:
+        if self.outputs[0].type != TensorType.of((), "i64"):
+            raise VerifyException("comm.rank_index gives !flow.tensor<[], i64>")
+
+
+Comm = Dialect(
+    "comm",
+    [AllReduceOp, AllGatherOp, ReduceScatterOp, AllToAllOp, WaitOp, LocalChunkOp, RankIndexOp],
+    [PendingType],
+)

@@ -1,0 +1,509 @@
+"""``flow``: dataflow over whole (logical) tensors, small and orthogonal, pure SSA.
+
+All ops share one form, ``flow.name(operands) {attributes} : (types) -> types``, and carry two
+attributes through every pass: ``loc``, the user's source line, and ``id``, the name under which
+``irc check`` compares this op's values between levels. The same ops stand on level ``flow+sbp``,
+where types carry placements, and on level ``spmd``, where they are what one rank computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    BoolAttr,
+    DenseArrayBase,
+    DictionaryAttr,
+    FloatAttr,
+    IntegerAttr,
+    StringAttr,
+    f64,
+    i1,
+    i64,
+)
+from xdsl.ir import Attribute, Block, Dialect, Operation, Region, SSAValue
+from xdsl.irdl import (
+    AnyAttr,
+    IRDLOperation,
+    ParsePropInAttrDict,
+    irdl_op_definition,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.traits import IsTerminator, Pure, RecursiveMemoryEffect
+from xdsl.utils.exceptions import VerifyException
+
+from irc.dialects.types import OpaqueType, PlacementAttr, ShapeAttr, TensorType
+from irc.ops.infer import STATED, ShapeError, check_stated, infer
+
+Ints = DenseArrayBase
+FORM = "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs)"
+
+
+def to_attribute(value: Any) -> Attribute:
+    """Convert a Python value: bool, int, float, str, tuples of numbers, or an attribute itself."""
+    match value:
+        case Attribute():
+            return value
+        case bool():
+            return IntegerAttr(int(value), i1)
+        case int():
+            return IntegerAttr(value, i64)
+        case float():
+            return FloatAttr(value, f64)
+        case str():
+            return StringAttr(value)
+        case tuple() | list():
+            items = cast("Sequence[Any]", value)
+            if any(isinstance(item, float) for item in items):
+                return DenseArrayBase.from_list(f64, [float(item) for item in items])
+            if all(isinstance(item, int) for item in items):
+                return DenseArrayBase.from_list(i64, [int(item) for item in items])
+            return ArrayAttr([to_attribute(item) for item in items])
+        case _:
+            raise TypeError(f"no attribute form for {value!r}")
+
+
+def to_python(attribute: Attribute) -> Any:
+    """Convert back what :func:`to_attribute` made."""
+    match attribute:
+        case IntegerAttr():
+            return bool(attribute.value.data) if attribute.type == i1 else attribute.value.data
+        case FloatAttr():
+            return attribute.value.data
+        case StringAttr():
+            return attribute.data
+        case DenseArrayBase():
+            return tuple(attribute.get_values())
+        case ArrayAttr():
+            return tuple(to_python(item) for item in attribute)
+        case DictionaryAttr():
+            return {name: to_python(item) for name, item in attribute.data.items()}
+        case _:
+            return attribute
+
+
+class FlowOp(IRDLOperation):
+    """Base of all flow ops: any number of operands and results, attributes, and their checks."""
+
+    irdl_options = (ParsePropInAttrDict(),)
+    assembly_format: ClassVar[str] = FORM
+
+    inputs = var_operand_def(AnyAttr())
+    outputs = var_result_def(AnyAttr())
+    traits = traits_def(Pure())
+
+    @classmethod
+    def make(
+        cls,
+        inputs: Sequence[SSAValue],
+        results: Sequence[Attribute],
+        *,
+        loc: str = "unknown",
+        id: str = "",
+        **attrs: Any,
+    ) -> FlowOp:
+        """Build an op from Python values; attributes that are None are left out."""
+        op = cls(
+            operands=[list(inputs)],
+            result_types=[list(results)],
+            properties={k: to_attribute(v) for k, v in attrs.items() if v is not None},
+        )
+        op.attributes["loc"] = StringAttr(loc)
+        if id:
+            op.attributes["id"] = StringAttr(id)
+        return op
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The op's own attributes as Python values (without ``loc`` and ``id``)."""
+        return {name: to_python(attr) for name, attr in self.properties.items()}
+
+    def verify_(self) -> None:
+        if not all(isinstance(v.type, TensorType) for v in (*self.inputs, *self.outputs)):
+            if self.name == "flow.extern":
+                return
+            raise VerifyException(f"{self.name} takes and gives tensors")
+        operands = [signature(value) for value in self.inputs]
+        results = [signature(value) for value in self.outputs]
+        try:
+            if self.name in STATED:
+                check_stated(self.name, operands, results)
+                return
+            expected = infer(self.name, self.plain, operands)
+        except ShapeError as error:
+            raise VerifyException(str(error)) from None
+        if self.plain.get("fn") == "cast":
+            expected = [(expected[0][0], results[0][1])]
+        if expected != results:
+            raise VerifyException(f"{self.name} gives {_show(expected)}, not {_show(results)}")
+
+
+def signature(value: SSAValue) -> tuple[tuple[Any, ...], str]:
+    """Return the logical shape and the dtype of a tensor value."""
+    kind = value.type
+    if not isinstance(kind, TensorType):
+        raise VerifyException(f"expected !flow.tensor, got {kind}")
+    return kind.shape, kind.dtype
+
+
+def tensor(value: SSAValue) -> TensorType:
+    """Return a value's tensor type (a value of another type is an internal error)."""
+    assert isinstance(value.type, TensorType), value.type
+    return value.type
+
+
+def _show(signatures: Sequence[tuple[tuple[Any, ...], str]]) -> str:
+    return ", ".join(f"[{', '.join(map(str, shape))}] {dtype}" for shape, dtype in signatures)
+
+
+@irdl_op_definition
+class PointwiseOp(FlowOp):
+    """Apply a scalar function elementwise, with numpy broadcasting; rows in irc.ops.pointwise.
+
+    ```mlir
+    %r = flow.pointwise(%a, %b) {fn = "add", loc = "m.py:3"}
+        : (!flow.tensor<[8, 4], f32>, !flow.tensor<[4], f32>) -> !flow.tensor<[8, 4], f32>
+    ```
+    """
+
+    name = "flow.pointwise"
+    fn = prop_def(StringAttr)
+
+
+@irdl_op_definition
+class ConstantOp(FlowOp):
+    """A literal: one value for all elements, or all values row-major (64 at most; more is an argument).
+
+    ```mlir
+    %c = flow.constant() {value = array<f64: 1.0>, loc = "m.py:3"} : () -> !flow.tensor<[], f32>
+    ```
+    """
+
+    name = "flow.constant"
+    value = prop_def(DenseArrayBase)
+
+
+@irdl_op_definition
+class IotaOp(FlowOp):
+    """``result[..., i, ...] = i`` along ``dim``.
+
+    ```mlir
+    %i = flow.iota() {dim = 0 : i64, loc = "m.py:3"} : () -> !flow.tensor<[16], i64>
+    ```
+    """
+
+    name = "flow.iota"
+    dim = prop_def(IntegerAttr)
+
+
+@irdl_op_definition
+class ContractOp(FlowOp):
+    """A sum of products in einsum form: every matmul. Half types accumulate in float32.
+
+    ```mlir
+    %c = flow.contract(%a, %b) {spec = "mk,kn->mn", loc = "m.py:3"}
+        : (!flow.tensor<[8, 4], f32>, !flow.tensor<[4, 6], f32>) -> !flow.tensor<[8, 6], f32>
+    ```
+    """
+
+    name = "flow.contract"
+    spec = prop_def(StringAttr)
+
+
+@irdl_op_definition
+class ReduceOp(FlowOp):
+    """Reduce ``dims`` by sum, max, min, prod, any or all; kept as size 1 with ``keep_dims``.
+
+    ```mlir
+    %s = flow.reduce(%x) {fn = "sum", dims = array<i64: 1>, keep_dims = true, loc = "m.py:3"}
+        : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 1], f32>
+    ```
+    """
+
+    name = "flow.reduce"
+    fn = prop_def(StringAttr)
+    dims = prop_def(Ints)
+    keep_dims = prop_def(BoolAttr)
+
+
+@irdl_op_definition
+class ArgReduceOp(FlowOp):
+    """The index of the first largest (``max``) or smallest (``min``) element along ``dim``."""
+
+    name = "flow.arg_reduce"
+    fn = prop_def(StringAttr)
+    dim = prop_def(IntegerAttr)
+    keep_dims = prop_def(BoolAttr)
+
+
+@irdl_op_definition
+class CumulativeOp(FlowOp):
+    """Running sum, prod, max or min along ``dim``; ``exclusive`` starts at the neutral element."""
+
+    name = "flow.cumulative"
+    fn = prop_def(StringAttr)
+    dim = prop_def(IntegerAttr)
+    exclusive = prop_def(BoolAttr)
+    reverse = prop_def(BoolAttr)
+
+
+@irdl_op_definition
+class ReshapeOp(FlowOp):
+    """The same elements, row-major, in the result's shape.
+
+    ```mlir
+    %r = flow.reshape(%x) {loc = "m.py:3"} : (!flow.tensor<[8, 12], f32>) -> !flow.tensor<[8, 3, 4], f32>
+    ```
+    """
+
+    name = "flow.reshape"
+
+
+@irdl_op_definition
+class TransposeOp(FlowOp):
+    """``result.shape[i] = x.shape[perm[i]]``."""
+
+    name = "flow.transpose"
+    perm = prop_def(Ints)
+
+
+@irdl_op_definition
+class BroadcastOp(FlowOp):
+    """Stretch to the result's shape, aligned right as numpy does."""
+
+    name = "flow.broadcast"
+
+
+@irdl_op_definition
+class SliceOp(FlowOp):
+    """``x[starts[i]:stops[i]:steps[i]]`` in each dim; stop -1 is the end; steps are positive."""
+
+    name = "flow.slice"
+    starts = prop_def(Ints)
+    stops = prop_def(Ints)
+    steps = prop_def(Ints)
+
+
+@irdl_op_definition
+class ConcatOp(FlowOp):
+    """Join the operands along ``dim``."""
+
+    name = "flow.concat"
+    dim = prop_def(IntegerAttr)
+
+
+@irdl_op_definition
+class PadOp(FlowOp):
+    """Add ``low`` and ``high`` elements of ``value`` in each dim; negative amounts crop."""
+
+    name = "flow.pad"
+    low = prop_def(Ints)
+    high = prop_def(Ints)
+    value = prop_def(FloatAttr)
+
+
+@irdl_op_definition
+class TakeOp(FlowOp):
+    """``result[a.., i.., b..] = table[a.., indices[i..], b..]`` with the index at ``dim``: embedding.
+
+    Indices count from 0 and lie inside the table.
+    """
+
+    name = "flow.take"
+    dim = prop_def(IntegerAttr)
+
+
+@irdl_op_definition
+class GatherOp(FlowOp):
+    """torch.gather: ``result[.., i, ..] = x[.., index[.., i, ..], ..]`` along ``dim``."""
+
+    name = "flow.gather"
+    dim = prop_def(IntegerAttr)
+
+
+@irdl_op_definition
+class ScatterOp(FlowOp):
+    """torch.scatter of (x, index, source) along ``dim``; ``fn`` is set, sum, prod, max or min."""
+
+    name = "flow.scatter"
+    dim = prop_def(IntegerAttr)
+    fn = prop_def(StringAttr)
+
+
+@irdl_op_definition
+class ConvolutionOp(FlowOp):
+    """Convolve x [N, C, spatial..] with w [O, C/groups, kernel..] and an optional bias [O]."""
+
+    name = "flow.convolution"
+    strides = prop_def(Ints)
+    low = prop_def(Ints)
+    high = prop_def(Ints)
+    dilations = prop_def(Ints)
+    groups = prop_def(IntegerAttr)
+
+
+@irdl_op_definition
+class PoolOp(FlowOp):
+    """Max or average (``fn`` max, avg) over windows of the last dims; ``count_padding`` for avg."""
+
+    name = "flow.pool"
+    fn = prop_def(StringAttr)
+    window = prop_def(Ints)
+    strides = prop_def(Ints)
+    low = prop_def(Ints)
+    high = prop_def(Ints)
+    dilations = prop_def(Ints)
+    count_padding = prop_def(BoolAttr)
+
+
+@irdl_op_definition
+class SortOp(FlowOp):
+    """Sorted values and their indices along ``dim``; stable."""
+
+    name = "flow.sort"
+    dim = prop_def(IntegerAttr)
+    descending = prop_def(BoolAttr)
+
+
+@irdl_op_definition
+class TopKOp(FlowOp):
+    """The k largest (or smallest) values along ``dim``, in order, and their indices."""
+
+    name = "flow.top_k"
+    k = prop_def(IntegerAttr)
+    dim = prop_def(IntegerAttr)
+    largest = prop_def(BoolAttr)
+
+
+@irdl_op_definition
+class RandomOp(FlowOp):
+    """Counter-based random numbers (Philox): element i is a function of (seed, stream, i) alone."""
+
+    name = "flow.random"
+    distribution = prop_def(StringAttr)
+    stream = prop_def(IntegerAttr)
+
+
+@irdl_op_definition
+class AttentionOp(FlowOp):
+    """softmax(q k^T * scale + mask) v; q [.., H, S, D], k and v [.., G, T, D], H a multiple of G.
+
+    An optional fourth operand is the mask: bool (True takes part) or additive, broadcast to
+    [.., H, S, T]. ``is_causal`` masks column j of row i where j > i (aligned top left, as torch does).
+    """
+
+    name = "flow.attention"
+    is_causal = prop_def(BoolAttr)
+    scale = prop_def(FloatAttr)
+
+
+@irdl_op_definition
+class ExternOp(FlowOp):
+    """Any library op: ``target`` (``aten::cummax``, ``onnx::LSTM``), run as it is.
+
+    ``arguments`` is JSON: a list of positional and a dict of keyword arguments, in which
+    ``{"operand": 0}`` stands for an operand; ``rule`` is an optional sharding rule.
+    """
+
+    name = "flow.extern"
+    target = prop_def(StringAttr)
+    arguments = prop_def(StringAttr)
+    rule = opt_prop_def(StringAttr)
+
+
+@irdl_op_definition
+class FusionOp(FlowOp):
+    """A group of ops that become one kernel: block arguments are the operands, yield the results.
+
+    Made by pass ``fuse``; the body is flow ops on whole local tensors and sees nothing from outside.
+    """
+
+    name = "flow.fusion"
+    assembly_format: ClassVar[str] = (
+        "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs) $body"
+    )
+    kind = prop_def(StringAttr)
+    body = region_def("single_block")
+    traits = traits_def(Pure(), RecursiveMemoryEffect())
+
+    @staticmethod
+    def build_fusion(
+        inputs: Sequence[SSAValue],
+        results: Sequence[Attribute],
+        body: Block,
+        *,
+        kind: str,
+        loc: str,
+        id: str,
+    ) -> FusionOp:
+        """Build a fusion around a block that ends in ``flow.yield``."""
+        op = FusionOp(
+            operands=[list(inputs)],
+            result_types=[list(results)],
+            properties={"kind": StringAttr(kind)},
+            regions=[Region(body)],
+        )
+        op.attributes["loc"] = StringAttr(loc)
+        op.attributes["id"] = StringAttr(id)
+        return op
+
+
+@irdl_op_definition
+class YieldOp(FlowOp):
+    """End a region and give its values."""
+
+    name = "flow.yield"
+    assembly_format: ClassVar[str] = (
+        "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs)"
+    )
+    traits = traits_def(IsTerminator())
+
+    def verify_(self) -> None:
+        parent = self.parent_op()
+        if isinstance(parent, FusionOp) and [v.type for v in self.inputs] != [
+            v.type for v in parent.outputs
+        ]:
+            raise VerifyException("flow.yield gives other types than its flow.fusion")
+
+
+OPS: list[type[FlowOp]] = [
+    PointwiseOp, ConstantOp, IotaOp, ContractOp, ReduceOp, ArgReduceOp, CumulativeOp, ReshapeOp,
+    TransposeOp, BroadcastOp, SliceOp, ConcatOp, PadOp, TakeOp, GatherOp, ScatterOp, ConvolutionOp,
+    PoolOp, SortOp, TopKOp, RandomOp, AttentionOp, ExternOp, FusionOp, YieldOp,
+]  # fmt: skip
+OP_BY_NAME: Mapping[str, type[FlowOp]] = {op.name: op for op in OPS}
+
+Flow = Dialect("flow", [*OPS], [TensorType, OpaqueType, ShapeAttr])
+
+
+def loc_of(op: Operation) -> str:
+    """Return the user's source line of an op, ``unknown`` where none is known."""
+    attr = op.attributes.get("loc")
+    return attr.data if isinstance(attr, StringAttr) else "unknown"
+
+
+def id_of(op: Operation) -> str:
+    """Return the op's id, or the empty text."""
+    attr = op.attributes.get("id")
+    return attr.data if isinstance(attr, StringAttr) else ""
+
+
+def carry(new: Operation, old: Operation) -> Operation:
+    """Give ``new`` the source line and id of the op that it replaces."""
+    for key in ("loc", "id"):
+        if key in old.attributes:
+            new.attributes[key] = old.attributes[key]
+    return new
+
+
+def placement_attr(attribute: Attribute) -> PlacementAttr:
+    """Return an attribute as a placement (another one is an internal error)."""
+    assert isinstance(attribute, PlacementAttr), attribute
+    return attribute

@@ -1,0 +1,411 @@
+"""``task``: kernels as loops over task mappings.
+
+A ``task.kernel`` is a symbol of the module. It has an iteration ``space``; the first ``parallel``
+dims are the tasks that its mapping hands to workers, the others are reduced inside a task. Its body
+is straight-line: values are ``full`` (one per point of the space) or ``row`` (one per task, after a
+reduction, or because they do not depend on the reduced dims). Buffers are flat; a load or store
+at point ``i`` touches element ``offset + sum(strides[d] * i[d])``: broadcast, transpose and slice are
+strides, never copies. Points outside ``space`` (a mapping may round up) are masked.
+
+``task.launch`` in a function calls a kernel on contiguous tensors; ``task.view`` renames memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DictionaryAttr,
+    FlatSymbolRefAttr,
+    IntegerAttr,
+    StringAttr,
+    SymbolNameConstraint,
+)
+from xdsl.ir import (
+    Attribute,
+    Block,
+    BlockArgument,
+    Dialect,
+    ParametrizedAttribute,
+    Region,
+    TypeAttribute,
+)
+from xdsl.irdl import (
+    IRDLOperation,
+    ParsePropInAttrDict,
+    irdl_attr_definition,
+    irdl_op_definition,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    traits_def,
+)
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.traits import IsolatedFromAbove, NoTerminator, SymbolOpInterface
+from xdsl.utils.exceptions import VerifyException
+
+from irc.dialects.flow import FlowOp, Ints, tensor, to_attribute, to_python
+from irc.dialects.mapping import MappingAttr, TaskMapping
+from irc.dialects.types import DTYPE_NAMES, DTYPES
+
+
+@irdl_attr_definition
+class BufferType(ParametrizedAttribute, TypeAttribute):
+    """A flat kernel argument: ``!task.buffer<393216, f32>`` (elements, dtype)."""
+
+    name = "task.buffer"
+    size: IntegerAttr
+    element_type: Attribute
+
+    @staticmethod
+    def of(size: int, dtype: str) -> BufferType:
+        """Build from the number of elements and a dtype name."""
+        return BufferType(IntegerAttr(size, 64), DTYPES[dtype])
+
+    @property
+    def num_elements(self) -> int:
+        """How many elements the buffer holds."""
+        return self.size.value.data
+
+    @property
+    def dtype(self) -> str:
+        """The element type's short name."""
+        return DTYPE_NAMES[self.element_type]
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            size = parser.parse_integer(allow_boolean=False, allow_negative=False)
+            parser.parse_punctuation(",")
+            return (IntegerAttr(size, 64), parser.parse_type())
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_string(f"{self.num_elements}, ")
+            printer.print_attribute(self.element_type)
+
+
+@irdl_attr_definition
+class ValueType(ParametrizedAttribute, TypeAttribute):
+    """A value inside a kernel: ``!task.value<f32, full>`` or ``!task.value<f32, row>``."""
+
+    name = "task.value"
+    element_type: Attribute
+    extent: StringAttr
+
+    @staticmethod
+    def of(dtype: str, *, full: bool) -> ValueType:
+        """Build from a dtype name and whether the value spans the reduced dims."""
+        return ValueType(DTYPES[dtype], StringAttr("full" if full else "row"))
+
+    @property
+    def dtype(self) -> str:
+        """The element type's short name."""
+        return DTYPE_NAMES[self.element_type]
+
+    @property
+    def is_full(self) -> bool:
+        """True where there is one value per point of the whole space."""
+        return self.extent.data == "full"
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            element = parser.parse_type()
+            parser.parse_punctuation(",")
+            extent = parser.parse_identifier()
+        if extent not in ("full", "row"):
+            parser.raise_error(f"a kernel value is full or row, not '{extent}'")
+        return (element, StringAttr(extent))
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_attribute(self.element_type)
+            printer.print_string(f", {self.extent.data}")
+
+
+class KernelBodyOp(FlowOp):
+    """Base of what stands inside a kernel."""
+
+    @property
+    def kernel(self) -> KernelOp:
+        """The kernel around the op."""
+        parent = self.parent_op()
+        if not isinstance(parent, KernelOp):
+            raise VerifyException(f"{self.name} stands in a task.kernel")
+        return parent
+
+    @property
+    def value(self) -> ValueType:
+        """The result's type."""
+        kind = self.outputs[0].type
+        if not isinstance(kind, ValueType):
+            raise VerifyException(f"{self.name} gives !task.value")
+        return kind
+
+    def verify_(self) -> None:
+        _ = self.kernel
+        if self.name != "task.store":
+            _ = self.value
+
+
+@irdl_op_definition
+class LoadOp(KernelBodyOp):
+    """Read ``buffer[offset + sum(strides[d] * i[d]) + sum(index_strides[j] * index_j)]``.
+
+    Operands: the buffer, then index values (i64 or i32), one per ``index_strides``: a gather.
+    """
+
+    name = "task.load"
+    offset = prop_def(IntegerAttr)
+    strides = prop_def(Ints)
+    index_strides = opt_prop_def(Ints)
+
+    def verify_(self) -> None:
+        space, value = self.kernel.space_extents, self.value
+        strides = to_python(self.strides)
+        if len(strides) != len(space):
+            raise VerifyException(
+                f"load has {len(strides)} strides in a space of {len(space)} dims"
+            )
+        parallel = self.kernel.num_parallel
+        if not value.is_full and any(strides[parallel:]):
+            raise VerifyException("a row value does not depend on reduced dims")
+        if self.index_strides is None:
+            verify_bounds(self, self.inputs[0].type)
+
+
+@irdl_op_definition
+class StoreOp(KernelBodyOp):
+    """Write a value (operand 0) to ``buffer[offset + sum(strides[d] * i[d])]`` (operand 1)."""
+
+    name = "task.store"
+    offset = prop_def(IntegerAttr)
+    strides = prop_def(Ints)
+
+    def verify_(self) -> None:
+        kernel, value = self.kernel, self.inputs[0].type
+        strides = to_python(self.strides)
+        if len(strides) != len(kernel.space_extents):
+            raise VerifyException(
+                f"store has {len(strides)} strides in a space of {len(kernel.space_extents)} dims"
+            )
+        if (
+            isinstance(value, ValueType)
+            and not value.is_full
+            and any(strides[kernel.num_parallel :])
+        ):
+            raise VerifyException(
+                "a row value is stored once per task; its reduced dims have stride 0"
+            )
+        verify_bounds(self, self.inputs[1].type)
+
+
+@irdl_op_definition
+class KernelConstantOp(KernelBodyOp):
+    """A scalar literal."""
+
+    name = "task.constant"
+    value_attr = prop_def(Ints, prop_name="value")
+
+
+@irdl_op_definition
+class IndexOp(KernelBodyOp):
+    """The position ``i[dim]`` as i64."""
+
+    name = "task.index"
+    dim = prop_def(IntegerAttr)
+
+
+@irdl_op_definition
+class KernelPointwiseOp(KernelBodyOp):
+    """A scalar function (rows of irc.ops.pointwise); full where any operand is full."""
+
+    name = "task.pointwise"
+    fn = prop_def(StringAttr)
+
+
+@irdl_op_definition
+class KernelReduceOp(KernelBodyOp):
+    """Reduce a full value over the reduced dims (sum, max, min, prod, any, all): a row value.
+
+    Half types accumulate in f32 (the value's dtype says in what the result is kept).
+    """
+
+    name = "task.reduce"
+    fn = prop_def(StringAttr)
+
+    def verify_(self) -> None:
+        operand = self.inputs[0].type
+        if self.value.is_full or not (isinstance(operand, ValueType) and operand.is_full):
+            raise VerifyException("task.reduce makes a row value of a full one")
+
+
+@irdl_op_definition
+class KernelContractOp(KernelBodyOp):
+    """sum over the reduced dims of a * b, accumulated in f32 (f64 for f64, i64 for integers): row.
+
+    The last two parallel dims are m and n; a has stride 0 along n, b stride 0 along m.
+    """
+
+    name = "task.contract"
+
+    def verify_(self) -> None:
+        if len(self.inputs) != 2 or self.value.is_full:
+            raise VerifyException("task.contract makes a row value of two full ones")
+
+
+@irdl_op_definition
+class KernelOp(IRDLOperation):
+    """A kernel. ``template`` (rows, matmul) names how emitters treat it; ``sources`` are the flow ids.
+
+    Block arguments are buffers, the first ``num_inputs`` read, the others written.
+    """
+
+    name = "task.kernel"
+    irdl_options = (ParsePropInAttrDict(),)
+    assembly_format: ClassVar[str] = "$sym_name attr-dict `:` $body"
+
+    sym_name = prop_def(SymbolNameConstraint())
+    template = prop_def(StringAttr)
+    space = prop_def(Ints)
+    parallel = prop_def(IntegerAttr)
+    num_inputs = prop_def(IntegerAttr)
+    mapping = prop_def(MappingAttr)
+    tile = opt_prop_def(DictionaryAttr)
+    sources = opt_prop_def(ArrayAttr[StringAttr])
+    body = region_def("single_block")
+    traits = traits_def(IsolatedFromAbove(), SymbolOpInterface(), NoTerminator())
+
+    @staticmethod
+    def make(
+        name: str,
+        body: Block,
+        *,
+        template: str,
+        space: Sequence[int],
+        parallel: int,
+        num_inputs: int,
+        mapping: TaskMapping,
+        tile: dict[str, int] | None = None,
+        sources: Sequence[str] = (),
+        loc: str = "unknown",
+    ) -> KernelOp:
+        """Build a kernel around its body."""
+        op = KernelOp(
+            properties={
+                "sym_name": StringAttr(name),
+                "template": StringAttr(template),
+                "space": to_attribute(tuple(space)),
+                "parallel": to_attribute(parallel),
+                "num_inputs": to_attribute(num_inputs),
+                "mapping": MappingAttr(mapping),
+                "tile": DictionaryAttr({k: to_attribute(v) for k, v in (tile or {}).items()}),
+                "sources": ArrayAttr([StringAttr(s) for s in sources]),
+            },
+            regions=[Region(body)],
+        )
+        op.attributes["loc"] = StringAttr(loc)
+        return op
+
+    @property
+    def space_extents(self) -> tuple[int, ...]:
+        """The sizes of the iteration space, parallel dims first."""
+        return tuple(self.space.get_values())  # type: ignore[arg-type]  # integers by construction
+
+    @property
+    def num_parallel(self) -> int:
+        """How many leading dims are tasks."""
+        return self.parallel.value.data
+
+    @property
+    def task_mapping(self) -> TaskMapping:
+        """How tasks are handed to workers."""
+        return self.mapping.data
+
+    @property
+    def args(self) -> tuple[BlockArgument, ...]:
+        """The buffers: inputs, then outputs."""
+        return tuple(self.body.block.args)
+
+    @property
+    def tile_sizes(self) -> dict[str, int]:
+        """Tile-level schedule parameters (block_m, block_n, block_k, stages, warps...)."""
+        return {} if self.tile is None else to_python(self.tile)
+
+    def verify_(self) -> None:
+        shape, space = self.mapping.data.task_shape, self.space_extents
+        if len(shape) != self.num_parallel:
+            raise VerifyException(
+                f"mapping has {len(shape)} dims for {self.num_parallel} parallel dims"
+            )
+        for extent, size in zip(shape, space, strict=False):
+            if extent < size:
+                raise VerifyException(
+                    f"mapping covers {shape} of the parallel space {space[: self.num_parallel]}"
+                )
+        if not all(isinstance(arg.type, BufferType) for arg in self.args):
+            raise VerifyException("kernel arguments are !task.buffer")
+        if not all(isinstance(op, KernelBodyOp) for op in self.body.block.ops):
+            raise VerifyException("a kernel holds task ops only")
+
+
+@irdl_op_definition
+class LaunchOp(FlowOp):
+    """Run a kernel on contiguous tensors; results are new tensors."""
+
+    name = "task.launch"
+    kernel = prop_def(FlatSymbolRefAttr)
+
+    @property
+    def kernel_name(self) -> str:
+        """The symbol of the kernel."""
+        return self.kernel.root_reference.data
+
+    def verify_(self) -> None:
+        for value in (*self.inputs, *self.outputs):
+            tensor(value)
+
+
+@irdl_op_definition
+class ViewOp(FlowOp):
+    """The memory of a contiguous tensor seen with other sizes, strides and offset (in elements)."""
+
+    name = "task.view"
+    offset = prop_def(IntegerAttr)
+    strides = prop_def(Ints)
+
+    def verify_(self) -> None:
+        source, result = tensor(self.inputs[0]), tensor(self.outputs[0])
+        if len(to_python(self.strides)) != result.ndim:
+            raise VerifyException(f"view has other strides than dims: {result}")
+        if source.dtype != result.dtype:
+            raise VerifyException("a view keeps the dtype")
+
+
+def verify_bounds(op: LoadOp | StoreOp, buffer: Attribute) -> None:
+    """Prove that no point of the space reaches outside the buffer."""
+    if not isinstance(buffer, BufferType):
+        raise VerifyException(f"{op.name} reaches into {buffer}, which is no buffer")
+    offset, strides, space = op.offset.value.data, to_python(op.strides), op.kernel.space_extents
+    if 0 in space:
+        return
+    low = offset + sum(min(s, 0) * (n - 1) for s, n in zip(strides, space, strict=True))
+    high = offset + sum(max(s, 0) * (n - 1) for s, n in zip(strides, space, strict=True))
+    if low < 0 or high >= buffer.num_elements:
+        raise VerifyException(
+            f"{op.name} touches elements {low}..{high} of a buffer of {buffer.num_elements}"
+        )
+
+
+Task = Dialect(
+    "task",
+    [
+        KernelOp, LoadOp, StoreOp, KernelConstantOp, IndexOp, KernelPointwiseOp, KernelReduceOp,
+        KernelContractOp, LaunchOp, ViewOp,
+    ],
+    [BufferType, ValueType, MappingAttr],
+)  # fmt: skip

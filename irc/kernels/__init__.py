@@ -1,0 +1,1 @@
+"""The lowering of task kernels that several backends share."""

@@ -1,0 +1,1 @@
+"""What an op means: its rule, its strategies, its derivative and the name of its reference."""

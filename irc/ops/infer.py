@@ -1,0 +1,275 @@
+"""Result types of flow ops from their attributes and operand types: one function per op.
+
+Ops whose result shape is their meaning (reshape, broadcast, constant, iota, pad of symbolic sizes,
+extern) are listed in :data:`STATED`; there the result type is given and only checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from irc.dialects.size import Dim, Size, product
+from irc.dialects.types import Shape
+from irc.ops.pointwise import POINTWISE
+
+Signature: TypeAlias = tuple[Shape, str]
+"""Shape and dtype name of one value."""
+
+Attrs: TypeAlias = Mapping[str, Any]
+
+STATED = frozenset({
+    "flow.constant", "flow.iota", "flow.reshape", "flow.broadcast", "flow.extern", "flow.random",
+    "flow.pool", "flow.fusion",
+})  # fmt: skip
+
+
+class ShapeError(ValueError):
+    """The operands do not fit the op; the text says which sizes disagree."""
+
+
+def infer(name: str, attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    """Return the results' shapes and dtypes.
+
+    Raises:
+        ShapeError: where operands disagree.
+        KeyError: for an op whose results are :data:`STATED`.
+    """
+    return INFER[name](attrs, operands)
+
+
+def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
+    """Broadcast as numpy does: align right, size 1 stretches.
+
+    >>> broadcast_shapes([(8, 1), (5,)])
+    (8, 5)
+    """
+    ndim = max((len(shape) for shape in shapes), default=0)
+    result: list[Dim] = [1] * ndim
+    for shape in shapes:
+        for position, dim in enumerate(shape, ndim - len(shape)):
+            if result[position] == 1:
+                result[position] = dim
+            elif dim not in (1, result[position]):
+                raise ShapeError(
+                    f"sizes {result[position]} and {dim} do not broadcast: {[*map(str, shapes)]}"
+                )
+    return tuple(result)
+
+
+def parse_spec(spec: str) -> tuple[list[str], str]:
+    """Split an einsum spec into operand letters and result letters.
+
+    >>> parse_spec("mk,kn->mn")
+    (['mk', 'kn'], 'mn')
+    """
+    operands, arrow, result = spec.partition("->")
+    if not arrow:
+        raise ShapeError(f"contraction {spec!r} lacks '->'")
+    return operands.split(","), result
+
+
+def contract_sizes(spec: str, shapes: Sequence[Shape]) -> dict[str, Dim]:
+    """Return the size of each letter of a contraction."""
+    letters, result = parse_spec(spec)
+    if len(letters) != len(shapes):
+        raise ShapeError(f"contraction {spec!r} has {len(letters)} operands, got {len(shapes)}")
+    sizes: dict[str, Dim] = {}
+    for operand, shape in zip(letters, shapes, strict=True):
+        if len(operand) != len(shape) or len(set(operand)) != len(operand):
+            raise ShapeError(f"'{operand}' of contraction {spec!r} does not fit {len(shape)} dims")
+        for letter, dim in zip(operand, shape, strict=True):
+            if sizes.setdefault(letter, dim) != dim:
+                raise ShapeError(f"'{letter}' of contraction {spec!r} is {sizes[letter]} and {dim}")
+    if unknown := set(result) - set(sizes):
+        raise ShapeError(f"contraction {spec!r} makes up {sorted(unknown)}")
+    return sizes
+
+
+def window_size(
+    size: Dim, kernel: int, stride: int, low: int, high: int, dilation: int, ceil: bool = False
+) -> Dim:
+    """Return how many windows fit along a dim (torch.nn.Conv2d, "Shape")."""
+    span = size + (low + high - dilation * (kernel - 1) - 1)
+    if isinstance(span, Size):
+        if stride == 1:
+            return span + 1
+        raise ShapeError(
+            f"size '{size}' must be bound to a number before a window of stride {stride}"
+        )
+    count = (-(-span // stride) if ceil else span // stride) + 1
+    # A window that starts in the high padding does not count (torch.nn.MaxPool2d, ceil_mode).
+    if ceil and isinstance(size, int) and (count - 1) * stride >= size + low:
+        count -= 1
+    return count
+
+
+def _pointwise(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    row = POINTWISE[attrs["fn"]]
+    if len(operands) != row.arity:
+        raise ShapeError(f"{attrs['fn']} takes {row.arity} operands, got {len(operands)}")
+    values = operands[1:] if attrs["fn"] == "where" else operands
+    if len({dtype for _, dtype in values}) > 1:
+        raise ShapeError(f"{attrs['fn']} mixes dtypes {[dtype for _, dtype in values]}; cast first")
+    shape = broadcast_shapes([shape for shape, _ in operands])
+    return [(shape, "i1" if row.result == "bool" else values[0][1])]
+
+
+def _contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    sizes = contract_sizes(attrs["spec"], [shape for shape, _ in operands])
+    _, result = parse_spec(attrs["spec"])
+    return [(tuple(sizes[letter] for letter in result), operands[0][1])]
+
+
+def _reduce(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    (shape, dtype), dims = operands[0], attrs["dims"]
+    if any(not 0 <= dim < len(shape) for dim in dims) or len(set(dims)) != len(dims):
+        raise ShapeError(f"reduced dims {list(dims)} do not fit {len(shape)} dims")
+    kept = [
+        1 if i in dims else d for i, d in enumerate(shape) if attrs["keep_dims"] or i not in dims
+    ]
+    return [(tuple(kept), "i1" if attrs["fn"] in ("any", "all") else dtype)]
+
+
+def _arg_reduce(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    reduced = _reduce({**attrs, "dims": (attrs["dim"],)}, operands)
+    return [(reduced[0][0], "i64")]
+
+
+def _same(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    return [operands[0]]
+
+
+def _transpose(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    (shape, dtype), perm = operands[0], attrs["perm"]
+    if sorted(perm) != list(range(len(shape))):
+        raise ShapeError(f"{list(perm)} does not permute {len(shape)} dims")
+    return [(tuple(shape[i] for i in perm), dtype)]
+
+
+def _slice(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    shape, dtype = operands[0]
+    starts, stops, steps = attrs["starts"], attrs["stops"], attrs["steps"]
+    if not len(starts) == len(stops) == len(steps) == len(shape):
+        raise ShapeError(f"slice bounds do not fit {len(shape)} dims")
+    result: list[Dim] = []
+    for dim, start, stop, step in zip(shape, starts, stops, steps, strict=True):
+        if isinstance(dim, Size):
+            # A dim of named size is taken whole (stop == -1), or from its front.
+            if stop != -1 or step != 1:
+                raise ShapeError(f"size '{dim}' must be bound to a number before it is sliced")
+            result.append(dim - start)
+            continue
+        stop = dim if stop == -1 else stop
+        if not (0 <= start <= stop <= dim and step >= 1):
+            raise ShapeError(f"slice {start}:{stop}:{step} does not fit size {dim}")
+        result.append(-(-(stop - start) // step))
+    return [(tuple(result), dtype)]
+
+
+def _concat(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    dim, (first, dtype) = attrs["dim"], operands[0]
+    total: Dim = 0
+    for shape, other in operands:
+        if (
+            other != dtype
+            or len(shape) != len(first)
+            or any(a != b for i, (a, b) in enumerate(zip(shape, first, strict=True)) if i != dim)
+        ):
+            raise ShapeError(f"concat of {[str(s) for s, _ in operands]} on dim {dim}")
+        total = total + shape[dim]
+    return [((*first[:dim], total, *first[dim + 1 :]), dtype)]
+
+
+def _pad(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    shape, dtype = operands[0]
+    return [
+        (
+            tuple(
+                d + (lo + hi) for d, lo, hi in zip(shape, attrs["low"], attrs["high"], strict=True)
+            ),
+            dtype,
+        )
+    ]
+
+
+def _take(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    (table, dtype), (indices, _), dim = operands[0], operands[1], attrs["dim"]
+    return [((*table[:dim], *indices, *table[dim + 1 :]), dtype)]
+
+
+def _gather(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    return [(operands[1][0], operands[0][1])]
+
+
+def _convolution(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    (x, dtype), (w, _) = operands[0], operands[1]
+    if x[1] != w[1] * attrs["groups"]:
+        raise ShapeError(
+            f"convolution of {x[1]} channels in {attrs['groups']} groups by a kernel of {w[1]}"
+        )
+    windows = [
+        window_size(x[i + 2], int(w[i + 2]), s, lo, hi, d)  # type: ignore[arg-type]  # kernel sizes are known
+        for i, (s, lo, hi, d) in enumerate(
+            zip(attrs["strides"], attrs["low"], attrs["high"], attrs["dilations"], strict=True)
+        )
+    ]
+    return [((x[0], w[0], *windows), dtype)]
+
+
+def _sort(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    return [operands[0], (operands[0][0], "i64")]
+
+
+def _top_k(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    (shape, dtype), dim = operands[0], attrs["dim"]
+    kept = (*shape[:dim], attrs["k"], *shape[dim + 1 :])
+    return [(kept, dtype), (kept, "i64")]
+
+
+def _attention(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    (q, dtype), (k, _), (v, _) = operands[:3]
+    if q[-1] != k[-1] or k[-2] != v[-2] or k[:-2] != v[:-2] or q[:-3] != k[:-3]:
+        raise ShapeError(f"attention of q {[*map(str, q)]}, k {[*map(str, k)]}, v {[*map(str, v)]}")
+    return [((*q[:-1], v[-1]), dtype)]
+
+
+INFER: Mapping[str, Callable[[Attrs, Sequence[Signature]], list[Signature]]] = {
+    "flow.pointwise": _pointwise,
+    "flow.contract": _contract,
+    "flow.reduce": _reduce,
+    "flow.arg_reduce": _arg_reduce,
+    "flow.cumulative": _same,
+    "flow.transpose": _transpose,
+    "flow.slice": _slice,
+    "flow.concat": _concat,
+    "flow.pad": _pad,
+    "flow.take": _take,
+    "flow.gather": _gather,
+    "flow.scatter": _same,
+    "flow.convolution": _convolution,
+    "flow.sort": _sort,
+    "flow.top_k": _top_k,
+    "flow.attention": _attention,
+}
+
+
+def check_stated(name: str, operands: Sequence[Signature], results: Sequence[Signature]) -> None:
+    """Check what can be checked of an op whose result type is stated.
+
+    Raises:
+        ShapeError: where the statement is impossible.
+    """
+    if name == "flow.reshape" and product(operands[0][0]) != product(results[0][0]):
+        raise ShapeError(
+            f"reshape of {[*map(str, operands[0][0])]} to {[*map(str, results[0][0])]}"
+        )
+    if (
+        name == "flow.broadcast"
+        and broadcast_shapes([operands[0][0], results[0][0]]) != results[0][0]
+    ):
+        raise ShapeError(
+            f"broadcast of {[*map(str, operands[0][0])]} to {[*map(str, results[0][0])]}"
+        )
+    if name in ("flow.reshape", "flow.broadcast") and operands[0][1] != results[0][1]:
+        raise ShapeError(f"{name} changes the dtype from {operands[0][1]} to {results[0][1]}")

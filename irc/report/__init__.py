@@ -1,0 +1,1 @@
+"""What irc tells people about a plan: explanations, tables and pages."""

@@ -1,0 +1,1 @@
+"""The executor of a plan on torch.distributed."""

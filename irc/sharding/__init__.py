@@ -1,0 +1,1 @@
+"""The algebra of placements: signatures, boxing paths and the search over them."""

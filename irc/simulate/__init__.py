@@ -1,0 +1,1 @@
+"""The event engine that plays a plan on a cluster without running it."""

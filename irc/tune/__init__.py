@@ -1,0 +1,1 @@
+"""Timed kernel candidates, and the table of them that the cost model reads."""
