@@ -148,3 +148,7 @@ def _add_traceback(parser: Parser, default: object) -> None:
 
 
 _EPILOG = "Exit codes: 0 ok, 1 check failed, 2 your input, 3 unsupported, 4 infeasible, 70 bug."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,1 @@
-"""The machines a plan is for: devices, links, presets, detection and calibration."""
+"""The machines: devices, the links between them, presets, and what one mesh axis runs over."""

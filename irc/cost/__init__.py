@@ -1,1 +1,1 @@
-"""Predicted seconds and bytes of kernels and collectives."""
+"""Seconds and bytes: what an op, a collective and a placement cost on a cluster."""

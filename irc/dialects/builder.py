@@ -69,7 +69,12 @@ class FlowBuilder:
         return list(op.outputs)
 
     def op(
-        self, cls: type[FlowOp], inputs: Sequence[SSAValue], *, result: TensorType | None = None, **attrs: Any
+        self,
+        cls: type[FlowOp],
+        inputs: Sequence[SSAValue],
+        *,
+        result: TensorType | None = None,
+        **attrs: Any,
     ) -> SSAValue:
         """Append an op of one result and return it."""
         assert result is not None or cls.name not in STATED, f"{cls.name} needs its result type"
@@ -91,7 +96,9 @@ class FlowBuilder:
         """Append a rank-0 constant."""
         return self.constant([value], (), dtype)
 
-    def constant(self, values: Sequence[float | int | bool], shape: Sequence[Dim], dtype: str) -> SSAValue:
+    def constant(
+        self, values: Sequence[float | int | bool], shape: Sequence[Dim], dtype: str
+    ) -> SSAValue:
         """Append a literal: one value for all elements, or all of them row-major."""
         numbers = tuple(float(v) if is_float(dtype) else int(v) for v in values)
         return self.op(ConstantOp, [], result=TensorType.of(shape, dtype), value=numbers)
@@ -114,7 +121,9 @@ class FlowBuilder:
             return value
         return self.op(BroadcastOp, [value], result=TensorType.of(shape, kind.dtype))
 
-    def call(self, callee: str, inputs: Sequence[SSAValue], results: Sequence[Attribute]) -> list[SSAValue]:
+    def call(
+        self, callee: str, inputs: Sequence[SSAValue], results: Sequence[Attribute]
+    ) -> list[SSAValue]:
         """Append a call of an outlined block."""
         op = CallOp(callee, list(inputs), list(results))
         op.attributes["loc"] = StringAttr(self.loc)
@@ -164,7 +173,9 @@ def functions(module: ModuleOp) -> dict[str, FuncOp]:
 
 def arguments(func: FuncOp) -> list[tuple[str, str, SSAValue]]:
     """Return (role, name, value) of each argument; blocks' arguments have role ``value``."""
-    attrs = func.arg_attrs.data if func.arg_attrs else [DictionaryAttr({})] * len(func.body.block.args)
+    attrs = (
+        func.arg_attrs.data if func.arg_attrs else [DictionaryAttr({})] * len(func.body.block.args)
+    )
     return [(_text(a, "role", "value"), _text(a, "name", f"arg{i}"), v)
             for i, (a, v) in enumerate(zip(attrs, func.body.block.args, strict=True))]  # fmt: skip
 
@@ -173,7 +184,9 @@ def results(func: FuncOp) -> list[tuple[str, str]]:
     """Return (role, name) of each result."""
     count = len(func.function_type.outputs)
     attrs = func.res_attrs.data if func.res_attrs else [DictionaryAttr({})] * count
-    return [(_text(a, "role", "output"), _text(a, "name", f"output{i}")) for i, a in enumerate(attrs)]
+    return [
+        (_text(a, "role", "output"), _text(a, "name", f"output{i}")) for i, a in enumerate(attrs)
+    ]
 
 
 def _text(attrs: DictionaryAttr, key: str, default: str) -> str:

@@ -122,6 +122,8 @@ def divide(dim: Dim, by: Dim) -> Dim | None:
     """
     if by == 0:
         return None
+    if dim == 0:
+        return 0
     if dim == by:
         return 1
     if isinstance(by, int):

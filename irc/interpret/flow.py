@@ -83,7 +83,9 @@ def run_op(
     """Run one op of level flow on torch tensors; a fusion runs its body."""
     if isinstance(op, FusionOp):
         return _run_fusion(op.body.block, operands, dtype, trace, path)
-    results = [(_static(v.type), tensor(v).dtype) for v in op.outputs if isinstance(v.type, TensorType)]
+    results = [
+        (_static(v.type), tensor(v).dtype) for v in op.outputs if isinstance(v.type, TensorType)
+    ]
     found = library.run(op.name, op.plain, operands, results)
     if dtype is not None:
         found = [t.to(dtype) if t.is_floating_point() else t for t in found]
@@ -91,7 +93,11 @@ def run_op(
 
 
 def _run_fusion(
-    block: Block, operands: Sequence[torch.Tensor], dtype: torch.dtype | None, trace: Trace | None, path: str
+    block: Block,
+    operands: Sequence[torch.Tensor],
+    dtype: torch.dtype | None,
+    trace: Trace | None,
+    path: str,
 ) -> list[torch.Tensor]:
     values: dict[SSAValue, torch.Tensor] = dict(zip(block.args, operands, strict=True))
     for op in block.ops:

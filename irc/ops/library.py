@@ -22,7 +22,9 @@ Results: TypeAlias = Sequence[tuple[tuple[int, ...], str]]
 Kernel: TypeAlias = Callable[..., Any]
 
 
-def run(name: str, attrs: Attrs, inputs: Sequence[torch.Tensor], results: Results) -> list[torch.Tensor]:
+def run(
+    name: str, attrs: Attrs, inputs: Sequence[torch.Tensor], results: Results
+) -> list[torch.Tensor]:
     """Run a flow op.
 
     Args:
@@ -105,7 +107,9 @@ def _iota(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 
     (shape, dtype), dim = results[0], attrs["dim"]
     line = torch.arange(shape[dim], dtype=dtypes()[dtype])
-    return line.reshape([-1 if i == dim else 1 for i in range(len(shape))]).expand(shape).contiguous()
+    return (
+        line.reshape([-1 if i == dim else 1 for i in range(len(shape))]).expand(shape).contiguous()
+    )
 
 
 def _contract(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
@@ -185,7 +189,9 @@ def _concat(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 def _pad(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
-    amounts = [n for pair in zip(attrs["low"], attrs["high"], strict=True) for n in pair[::-1]][::-1]
+    amounts = [n for pair in zip(attrs["low"], attrs["high"], strict=True) for n in pair[::-1]][
+        ::-1
+    ]
     x = inputs[0]
     value = attrs["value"] if x.dtype.is_floating_point else int(attrs["value"])
     if x.dtype == torch.bool:
@@ -236,9 +242,14 @@ def _pool(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     # Windows that reach past the stated padding (ceil mode) see padding too: extend `high` to the result.
     spans = [
         (size - 1) * s + d * (k - 1) + 1
-        for size, s, d, k in zip(results[0][0][lead:], attrs["strides"], attrs["dilations"], window, strict=True)
+        for size, s, d, k in zip(
+            results[0][0][lead:], attrs["strides"], attrs["dilations"], window, strict=True
+        )
     ]
-    extra = [max(span - (size + lo), -(10**9)) for span, size, lo in zip(spans, x.shape[lead:], low, strict=True)]
+    extra = [
+        max(span - (size + lo), -(10**9))
+        for span, size, lo in zip(spans, x.shape[lead:], low, strict=True)
+    ]
     full = {"low": (0,) * lead + low, "high": (0,) * lead + tuple(extra), "value": 0.0}
     is_max = attrs["fn"] == "max"
     neutral = -torch.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
@@ -263,14 +274,18 @@ def _pool(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 def _sort(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
-    return tuple(torch.sort(inputs[0], dim=attrs["dim"], descending=attrs["descending"], stable=True))
+    return tuple(
+        torch.sort(inputs[0], dim=attrs["dim"], descending=attrs["descending"], stable=True)
+    )
 
 
 def _top_k(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
     # A stable sort gives the lowest index among equals, on every device and any shard.
-    values, indices = torch.sort(inputs[0], dim=attrs["dim"], descending=attrs["largest"], stable=True)
+    values, indices = torch.sort(
+        inputs[0], dim=attrs["dim"], descending=attrs["largest"], stable=True
+    )
     return values.narrow(attrs["dim"], 0, attrs["k"]), indices.narrow(attrs["dim"], 0, attrs["k"])
 
 
@@ -288,7 +303,9 @@ def _attention(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> An
         bias = bias.to(q.dtype)
     if bias is not None and attrs["is_causal"]:
         causal = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
-        bias = (bias & causal) if bias.dtype == torch.bool else bias.masked_fill(~causal, -torch.inf)
+        bias = (
+            (bias & causal) if bias.dtype == torch.bool else bias.masked_fill(~causal, -torch.inf)
+        )
     return torch.nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=bias, is_causal=attrs["is_causal"] and bias is None, scale=attrs["scale"]
     )
@@ -300,10 +317,16 @@ def _random(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     # Element i is a function of (seed, stream, i) alone: splitmix64 of a counter, so any shard of the
     # tensor can be drawn by itself (Steele et al., OOPSLA 2014, section 3).
     shape, dtype = results[0]
-    counter = torch.arange(prod(shape), dtype=torch.int64) + (int(inputs[0]) << 20) + attrs["stream"] * 0x5851F42D
+    counter = (
+        torch.arange(prod(shape), dtype=torch.int64)
+        + (int(inputs[0]) << 20)
+        + attrs["stream"] * 0x5851F42D
+    )
     uniform = (_splitmix64(counter) >> 11 & (1 << 53) - 1).to(torch.float64) * 2.0**-53
     if attrs["distribution"] == "normal":
-        other = (_splitmix64(counter ^ 0x2545F491) >> 11 & (1 << 53) - 1).to(torch.float64) * 2.0**-53
+        other = (_splitmix64(counter ^ 0x2545F491) >> 11 & (1 << 53) - 1).to(
+            torch.float64
+        ) * 2.0**-53
         uniform = torch.sqrt(-2 * torch.log1p(-uniform)) * torch.cos(2 * torch.pi * other)
     return uniform.reshape(shape).to(dtypes()[dtype])
 

@@ -6,6 +6,7 @@ Every builder is a function of its seed alone. Names of weights are dotted, as i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -74,7 +75,7 @@ def mlp(
     """A multilayer perceptron of Gemm and Relu; input ``x`` [batch, widths[0]], output ``y``."""
     g = GraphWriter(seed)
     value = "x"
-    for i, (fan_in, fan_out) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
         weight = g.weight(f"layers.{i}.weight", fan_out, fan_in)
         bias = g.weight(f"layers.{i}.bias", fan_out, scale=0.1)
         value = g.op("Gemm", value, weight, bias, transB=1)

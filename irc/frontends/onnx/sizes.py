@@ -1,0 +1,165 @@
+"""Sizes of inputs: numbers, names, and sums of products of names, by a small grammar of our own.
+
+``dim_param`` is free text in the file. It is parsed, never evaluated; what the grammar does not
+cover (``floor(s0/2)``, ``?``) becomes a fresh name, which `sizes` may bind like any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from irc.dialects.size import Dim, Size, bind, symbol, terms_of
+from irc.errors import IrcError, did_you_mean
+
+MAX_TEXT = 200
+MAX_TERMS = 64
+TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]{1,12})|(?P<name>[A-Za-z_][A-Za-z0-9_.]{0,63})|(?P<sign>[-+*()]))")
+
+
+class SizeTable:
+    """Gives each dimension of the model its size, and the user's numbers to the names.
+
+    Args:
+        sizes: numbers by name, as the user gave them.
+    """
+
+    def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
+        self._given = dict(sizes or {})
+        self._names: dict[str, str] = {}
+        for name, number in self._given.items():
+            if isinstance(number, bool) or not 0 <= number < 1 << 40:
+                raise IrcError("option-value", f"size {name}={number} is not a size")
+
+    def dim(self, text: str, place: str) -> Dim:
+        """Return the size of a dimension.
+
+        Args:
+            text: its ``dim_param``, which may be empty.
+            place: input and position (``x_2``), the name of a size that has none of its own.
+        """
+        try:
+            found = Parser(text, self._symbol).parse()
+        except ValueError:
+            # "?" and the like say nothing: two of them need not be equal, so the place names them.
+            words = any(char.isalnum() for char in text) and len(text) <= MAX_TEXT
+            found = self._symbol(text if words else place)
+        return bind(found, self.bound)
+
+    @property
+    def bound(self) -> dict[str, int]:
+        """The given numbers by symbol."""
+        return {sym: self._given[name] for name, sym in self._names.items() if name in self._given} | {
+            sym: self._given[sym] for sym in self._names.values() if sym in self._given
+        }
+
+    def names(self, found: frozenset[str]) -> list[str]:
+        """Return the names by which the user knows these symbols."""
+        original = {sym: name for name, sym in self._names.items()}
+        return sorted(original.get(name, name) for name in found)
+
+    def check_used(self) -> None:
+        """Complain of numbers for names that the model does not have.
+
+        Raises:
+            IrcError: ``size-unknown``.
+        """
+        known = {*self._names, *self._names.values()}
+        for name in self._given:
+            if name not in known:
+                raise IrcError(
+                    "size-unknown",
+                    f"the model has no size named '{name}'",
+                    because=f"its sizes are: {', '.join(sorted(self._names)) or 'all numbers'}",
+                    help=did_you_mean(name, known),
+                )
+
+    def _symbol(self, name: str) -> Size:
+        if name not in self._names:
+            plain = re.sub(r"[^A-Za-z0-9_]+", "_", name)[:40].strip("_") or "size"
+            plain = plain if plain[0].isalpha() else f"d{plain}"
+            # Words of the IR's own grammar, and names that differ only in what was replaced.
+            taken = {*self._names.values(), "true", "false"}
+            unique, count = plain, 0
+            while unique in taken:
+                count += 1
+                unique = f"{plain}_{count}"
+            self._names[name] = unique
+        return symbol(self._names[name])
+
+
+class Parser:
+    """``sum = product (('+'|'-') product)*``, ``product = atom ('*' atom)*``, atom or ``(sum)``.
+
+    >>> str(Parser("2*(s + 1)", symbol).parse())
+    '2*s + 2'
+    """
+
+    def __init__(self, text: str, symbol_of: Callable[[str], Size]) -> None:
+        if not text.strip() or len(text) > MAX_TEXT or not text.isascii():
+            raise ValueError("not an expression")
+        self._symbol = symbol_of
+        self._tokens: list[tuple[str, str]] = []
+        position, text = 0, text.rstrip()
+        while position < len(text):
+            match = TOKEN.match(text, position)
+            if not match:
+                raise ValueError(f"unexpected {text[position]!r}")
+            self._tokens.append((str(match.lastgroup), match.group(str(match.lastgroup))))
+            position = match.end()
+
+    def parse(self) -> Dim:
+        """Return the size; names are asked for only once the whole text is known to parse.
+
+        Raises:
+            ValueError: where the text is not in the grammar.
+        """
+        names, self._symbol = self._symbol, symbol_of_text
+        tokens = list(self._tokens)
+        self._whole()
+        self._tokens, self._symbol = tokens, names
+        return self._whole()
+
+    def _whole(self) -> Dim:
+        found = self._sum(0)
+        if self._tokens:
+            raise ValueError("text after the expression")
+        return found
+
+    def _sum(self, depth: int) -> Dim:
+        total = self._product(depth)
+        while self._tokens and self._tokens[0][1] in ("+", "-"):
+            sign = self._tokens.pop(0)[1]
+            term = self._product(depth)
+            total = total + (term if sign == "+" else term * -1)
+        return total
+
+    def _product(self, depth: int) -> Dim:
+        total = self._atom(depth)
+        while self._tokens and self._tokens[0][1] == "*":
+            self._tokens.pop(0)
+            other = self._atom(depth)
+            if len(terms_of(total)) * len(terms_of(other)) > MAX_TERMS:
+                raise ValueError("too many terms")
+            total = total * other
+        return total
+
+    def _atom(self, depth: int) -> Dim:
+        if not self._tokens or depth > 20:
+            raise ValueError("an operand is missing")
+        kind, text = self._tokens.pop(0)
+        if kind == "number":
+            return int(text)
+        if kind == "name":
+            return self._symbol(text)
+        if text == "(":
+            inner = self._sum(depth + 1)
+            if not self._tokens or self._tokens.pop(0)[1] != ")":
+                raise ValueError("')' is missing")
+            return inner
+        raise ValueError(f"unexpected {text!r}")
+
+
+def symbol_of_text(name: str) -> Size:
+    """Return a size for a name that may hold dots, to try a parse out."""
+    return symbol(name.replace(".", "_"))

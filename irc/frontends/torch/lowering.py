@@ -1,0 +1,184 @@
+"""What one ATen op means in flow: the table, and what its rows are written with.
+
+A row is a function of a :class:`Lowering` and the op's arguments, under the names of ATen's schema;
+tensors arrive as values, sizes as :data:`~irc.dialects.size.Dim`. It returns a value, or a list of
+them (None for one that nothing reads). A row that cannot express its arguments calls
+:meth:`Lowering.decline`, and the op becomes a ``flow.extern``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Never, TypeAlias
+
+import torch
+from xdsl.ir import SSAValue
+
+from irc.dialects.builder import FlowBuilder
+from irc.dialects.flow import tensor
+from irc.dialects.size import Dim, Size, product, terms_of
+from irc.dialects.types import TensorType, is_float
+from irc.ops.infer import broadcast_shapes
+from irc.ops.library import dtype_names, dtypes
+
+Scalar: TypeAlias = bool | int | float | Size
+Operand: TypeAlias = SSAValue | Scalar
+Row: TypeAlias = Callable[..., Any]
+
+TABLE: dict[str, Row] = {}
+"""Rows by ATen name without namespace: ``add``, or ``add.Tensor`` for one overload."""
+
+
+class Declined(Exception):  # noqa: N818 - an answer, not an error
+    """The row cannot express these arguments."""
+
+
+def lowers(*names: str) -> Callable[[Row], Row]:
+    """Enter a function in the table under ATen names."""
+
+    def enter(row: Row) -> Row:
+        for name in names:
+            assert name not in TABLE, f"two rows for aten::{name}"
+            TABLE[name] = row
+        return row
+
+    return enter
+
+
+class Lowering:
+    """The op at hand: a builder, the result types that torch states, which results are read.
+
+    Attributes:
+        b: where flow ops go.
+        results: the stated types; ``shape`` and ``dtype`` are those of the first.
+        read: per result, whether anything reads it.
+        seed: gives the argument that random numbers start from.
+    """
+
+    def __init__(
+        self, b: FlowBuilder, results: Sequence[TensorType], read: Sequence[bool], seed: Callable[[], SSAValue]
+    ) -> None:
+        self.b = b
+        self.results = results
+        self.read = read
+        self.seed = seed
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        """The stated shape of the first result."""
+        return self.results[0].shape
+
+    @property
+    def dtype(self) -> str:
+        """The stated dtype of the first result."""
+        return self.results[0].dtype
+
+    def decline(self) -> Never:
+        """Leave the op to its library."""
+        raise Declined
+
+    def value(self, operand: Operand, dtype: str) -> SSAValue:
+        """Return an operand as a value of a dtype; Python numbers become rank-0 constants."""
+        if isinstance(operand, SSAValue):
+            return self.b.cast(operand, dtype)
+        if isinstance(operand, Size):
+            return self.b.cast(self.size_value(operand), dtype)
+        return self.b.scalar(operand, dtype)
+
+    def size_value(self, size: Dim) -> SSAValue:
+        """Return a size as a number at run time: ones in that shape, added up."""
+        total: SSAValue | None = None
+        for monomial, coefficient in terms_of(size):
+            shape = [Size((((name, 1),), 1),),) for name, power in monomial for _ in range(power)]
+            part = self.b.scalar(coefficient, "i64")
+            if shape:
+                ones = self.b.broadcast(part, shape)
+                part = self.b.reduce("sum", ones, range(len(shape)), keep_dims=False)
+            total = part if total is None else self.b.pointwise("add", total, part)
+        return self.b.scalar(0, "i64") if total is None else total
+
+    def pointwise(self, fn: str, *operands: Operand, dtype: str | None = None) -> SSAValue:
+        """Apply a scalar function in ``dtype`` (the result's, where it is not given)."""
+        dtype = dtype or self.dtype
+        wide = self.widened(dtype, operands)
+        result = self.b.pointwise(fn, *[self.value(operand, wide) for operand in operands])
+        return self.b.cast(result, dtype) if wide != dtype and tensor(result).dtype == wide else result
+
+    def widened(self, dtype: str, operands: Sequence[Operand]) -> str:
+        """Return float32 for half types with a number that they would round, as torch does."""
+        if dtype not in ("f16", "bf16"):
+            return dtype
+        half = dtypes()[dtype]
+        numbers = [float(n) for n in operands if isinstance(n, int | float)]
+        rounds = any(n == n and float(torch.tensor(n, dtype=half)) != n for n in numbers)
+        return "f32" if rounds else dtype
+
+    def promoted(self, *operands: Operand) -> str:
+        """Return the dtype in which torch computes on these operands."""
+        stand_ins = [_stand_in(operand) for operand in operands]
+        found = stand_ins[0]
+        if len(stand_ins) == 1:
+            return dtype_names()[torch.result_type(found, found)]
+        for other in stand_ins[1:]:
+            dtype = torch.result_type(found, other)
+            dims = max(getattr(s, "ndim", 0) for s in (found, other))
+            found = torch.empty((1,) * dims, dtype=dtype, device="meta")
+        return dtype_names()[found.dtype]
+
+    def accumulating(self, dtype: str) -> str:
+        """Return the dtype for means and sums of squares: float32 for half types."""
+        return "f32" if dtype in ("f16", "bf16") else dtype
+
+    def full(self, value: Operand) -> SSAValue:
+        """Return one number in the shape and dtype of the result."""
+        if isinstance(value, SSAValue | Size):
+            return self.b.broadcast(self.value(value, self.dtype), self.shape)
+        return self.b.constant([value], self.shape, self.dtype)
+
+
+def _stand_in(operand: Operand) -> Any:
+    if isinstance(operand, SSAValue):
+        kind = tensor(operand)
+        # Tensors with dims outrank those without: only the number of dims matters.
+        return torch.empty((1,) * kind.ndim, dtype=dtypes()[kind.dtype], device="meta")
+    return 1 if isinstance(operand, Size) else operand
+
+
+def dim_of(dim: int, ndim: int) -> int:
+    """Return a dim counted from the front; dims of a scalar are 0."""
+    return dim % ndim if ndim else 0
+
+
+def dims_of(dims: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Return dims counted from the front, in order; None and () are all of them."""
+    if dims is None or (not isinstance(dims, int) and not dims):
+        return tuple(range(ndim))
+    given = (dims,) if isinstance(dims, int) else dims
+    return tuple(sorted({dim_of(dim, ndim) for dim in given})) if ndim else ()
+
+
+def number(size: Dim) -> int:
+    """Return a size that must be known."""
+    if isinstance(size, Size):
+        raise Declined
+    return size
+
+
+def count(shape: Sequence[Dim], dims: Sequence[int]) -> Dim:
+    """Return how many elements the dims hold."""
+    return product(shape[dim] for dim in dims)
+
+
+__all__ = [
+    "TABLE",
+    "Declined",
+    "Lowering",
+    "Operand",
+    "broadcast_shapes",
+    "count",
+    "dim_of",
+    "dims_of",
+    "is_float",
+    "lowers",
+    "number",
+]

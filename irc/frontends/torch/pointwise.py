@@ -1,0 +1,333 @@
+"""ATen's elementwise ops."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import tensor
+from irc.frontends.torch.lowering import TABLE, Lowering, Operand, is_float, lowers
+
+# fmt: off
+UNARY = {
+    "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign", "reciprocal": "reciprocal",
+    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log10": "log10",
+    "log1p": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos", "tan": "tan",
+    "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
+    "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf", "relu": "relu",
+    "sigmoid": "sigmoid", "silu": "silu", "floor": "floor", "ceil": "ceil", "round": "round",
+    "trunc": "trunc", "fix": "trunc", "bitwise_not": "bit_not",
+}
+BINARY = {
+    "mul": "mul", "multiply": "mul", "floor_divide": "floor_div", "remainder": "remainder",
+    "fmod": "fmod", "pow": "pow", "maximum": "maximum", "minimum": "minimum", "atan2": "atan2",
+    "bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor",
+    "__and__": "bit_and", "__or__": "bit_or", "__xor__": "bit_xor",
+    "__lshift__": "shift_left", "__rshift__": "shift_right",
+    "bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right",
+}
+ON_BOOLS = {"mul": "logical_and", "add": "logical_or", "bit_and": "logical_and", "bit_or": "logical_or",
+            "bit_xor": "logical_xor", "maximum": "logical_or", "minimum": "logical_and"}
+COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "not_equal": "ne"}
+LOGICAL = ("logical_and", "logical_or", "logical_xor")
+ROUNDING = ("floor", "ceil", "round", "trunc")
+# fmt: on
+
+
+def _unary(fn: str) -> Any:
+    def row(t: Lowering, self: SSAValue, **options: Any) -> SSAValue:
+        if options.get("decimals"):
+            t.decline()
+        if t.dtype == "i1" and fn == "bit_not":
+            return t.b.pointwise("logical_not", self)
+        if fn in ROUNDING and not is_float(tensor(self).dtype):
+            return self
+        return t.pointwise(fn, self)
+
+    return row
+
+
+def _binary(fn: str) -> Any:
+    def row(t: Lowering, self: Operand, other: Operand) -> SSAValue:
+        return t.pointwise(ON_BOOLS.get(fn, fn) if t.dtype == "i1" else fn, self, other)
+
+    return row
+
+
+def _compare(fn: str) -> Any:
+    def row(t: Lowering, self: Operand, other: Operand) -> SSAValue:
+        dtype = t.promoted(self, other)
+        return t.b.pointwise(fn, t.value(self, dtype), t.value(other, dtype))
+
+    return row
+
+
+def _logical(fn: str) -> Any:
+    def row(t: Lowering, self: Operand, other: Operand) -> SSAValue:
+        return t.b.pointwise(fn, t.value(self, "i1"), t.value(other, "i1"))
+
+    return row
+
+
+TABLE.update({name: _unary(fn) for name, fn in UNARY.items()})
+TABLE.update({name: _binary(fn) for name, fn in BINARY.items()})
+TABLE.update({name: _compare(fn) for name, fn in COMPARE.items()})
+TABLE.update({name: _logical(name) for name in LOGICAL})
+
+
+def scaled(t: Lowering, value: Operand, alpha: Any) -> Operand:
+    """Return ``alpha * value``."""
+    return value if alpha == 1 else t.pointwise("mul", value, alpha)
+
+
+@lowers("add")
+def add(t: Lowering, self: Operand, other: Operand, *, alpha: Any = 1) -> SSAValue:
+    """Return ``self + alpha * other``."""
+    if t.dtype == "i1":
+        return t.pointwise("logical_or", self, other)
+    return t.pointwise("add", self, scaled(t, other, alpha))
+
+
+@lowers("sub", "subtract")
+def sub(t: Lowering, self: Operand, other: Operand, *, alpha: Any = 1) -> SSAValue:
+    """Return ``self - alpha * other``."""
+    return t.pointwise("sub", self, scaled(t, other, alpha))
+
+
+@lowers("rsub")
+def rsub(t: Lowering, self: Operand, other: Operand, alpha: Any = 1) -> SSAValue:
+    """Return ``other - alpha * self``."""
+    return t.pointwise("sub", other, scaled(t, self, alpha))
+
+
+@lowers("div", "divide", "true_divide")
+def div(t: Lowering, self: Operand, other: Operand, *, rounding_mode: str | None = None) -> SSAValue:
+    """Divide; the stated dtype is a float where no rounding is asked for."""
+    fn = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode]
+    return t.pointwise(fn, self, other)
+
+
+@lowers("logical_not")
+def logical_not(t: Lowering, self: SSAValue) -> SSAValue:
+    """Return where the value is zero."""
+    return t.b.pointwise("logical_not", t.value(self, "i1"))
+
+
+@lowers("isnan", "isinf", "isfinite")
+def classify(t: Lowering, self: SSAValue) -> SSAValue:
+    """Rows of their own follow; integers are always finite."""
+    return t.decline()
+
+
+@lowers("square")
+def square(t: Lowering, self: SSAValue) -> SSAValue:
+    """Return ``self * self``."""
+    return t.pointwise("mul", self, self)
+
+
+@lowers("pow.Tensor_Scalar")
+def power(t: Lowering, self: SSAValue, exponent: float) -> SSAValue:
+    """Raise to a number; squares, cubes and roots are cheaper than pow."""
+    match exponent:
+        case 1:
+            return t.value(self, t.dtype)
+        case 2:
+            return t.pointwise("mul", self, self)
+        case 3:
+            return t.pointwise("mul", t.pointwise("mul", self, self), self)
+        case 0.5:
+            return t.pointwise("sqrt", self)
+        case -0.5:
+            return t.pointwise("rsqrt", self)
+        case -1:
+            return t.pointwise("reciprocal", self)
+        case _:
+            return t.pointwise("pow", self, exponent)
+
+
+@lowers("pow.Tensor_Tensor", "pow.Scalar")
+def power_of(t: Lowering, self: Operand, exponent: Operand) -> SSAValue:
+    """Raise to the power of a tensor."""
+    return t.pointwise("pow", self, exponent)
+
+
+@lowers("gelu")
+def gelu(t: Lowering, self: SSAValue, *, approximate: str = "none") -> SSAValue:
+    """Apply GELU, by erf or by tanh."""
+    return t.pointwise("gelu_tanh" if approximate == "tanh" else "gelu", self)
+
+
+@lowers("where")
+def where(t: Lowering, condition: SSAValue, self: Operand = 0, other: Operand = 0) -> SSAValue:
+    """Choose between two operands."""
+    chosen = [t.value(operand, t.dtype) for operand in (self, other)]
+    return t.b.pointwise("where", t.value(condition, "i1"), *chosen)
+
+
+@lowers("masked_fill")
+def masked_fill(t: Lowering, self: SSAValue, mask: SSAValue, value: Operand) -> SSAValue:
+    """Put ``value`` where the mask is true."""
+    return t.b.pointwise("where", mask, t.value(value, t.dtype), self)
+
+
+@lowers("clamp", "clip", "hardtanh")
+def clamp(t: Lowering, self: SSAValue, min: Operand | None = None, max: Operand | None = None, **bounds: Any) -> SSAValue:  # noqa: A002 - ATen's names
+    """Bound from below, then from above; NaN stays."""
+    if "hardtanh" in bounds:
+        t.decline()
+    low, high = bounds.get("min_val", min), bounds.get("max_val", max)
+    value: Operand = t.value(self, t.dtype)
+    value = value if low is None else t.pointwise("maximum", value, low)
+    value = value if high is None else t.pointwise("minimum", value, high)
+    return t.value(value, t.dtype)
+
+
+@lowers("clamp_min")
+def clamp_min(t: Lowering, self: SSAValue, min: Operand) -> SSAValue:  # noqa: A002 - ATen's name
+    """Bound from below."""
+    return t.pointwise("maximum", self, min)
+
+
+@lowers("clamp_max")
+def clamp_max(t: Lowering, self: SSAValue, max: Operand) -> SSAValue:  # noqa: A002 - ATen's name
+    """Bound from above."""
+    return t.pointwise("minimum", self, max)
+
+
+@lowers("relu6")
+def relu6(t: Lowering, self: SSAValue) -> SSAValue:
+    """Clamp to [0, 6]."""
+    return clamp(t, self, 0, 6)
+
+
+@lowers("leaky_relu")
+def leaky_relu(t: Lowering, self: SSAValue, negative_slope: float = 0.01) -> SSAValue:
+    """Scale the negative side."""
+    return _negative_side(t, self, t.pointwise("mul", self, negative_slope))
+
+
+@lowers("prelu", "_prelu_kernel")
+def prelu(t: Lowering, self: SSAValue, weight: SSAValue) -> SSAValue:
+    """Scale the negative side of each channel."""
+    ndim, channels = tensor(self).ndim, tensor(weight).shape
+    if len(channels) == 1 and ndim > 1:
+        weight = t.b.reshape(weight, (1, channels[0], *(1,) * (ndim - 2)))
+    return _negative_side(t, self, t.pointwise("mul", self, weight))
+
+
+@lowers("elu")
+def elu(t: Lowering, self: SSAValue, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> SSAValue:
+    """Exponential on the negative side."""
+    curve = t.pointwise("expm1", t.value(scaled(t, self, input_scale), t.dtype))
+    left = scaled(t, curve, alpha * scale)
+    right = t.value(scaled(t, self, scale), t.dtype)
+    positive = t.b.pointwise("gt", self, t.value(0, t.dtype))
+    return t.b.pointwise("where", positive, right, t.value(left, t.dtype))
+
+
+@lowers("hardsigmoid")
+def hardsigmoid(t: Lowering, self: SSAValue) -> SSAValue:
+    """Return ``clamp(x + 3, 0, 6) / 6``."""
+    return t.pointwise("div", clamp(t, t.pointwise("add", self, 3), 0, 6), 6)
+
+
+@lowers("hardswish")
+def hardswish(t: Lowering, self: SSAValue) -> SSAValue:
+    """Return ``x * clamp(x + 3, 0, 6) / 6``."""
+    gate = clamp(t, t.pointwise("add", self, 3), 0, 6)
+    return t.pointwise("div", t.pointwise("mul", self, gate), 6)
+
+
+@lowers("softplus")
+def softplus(t: Lowering, self: SSAValue, beta: float = 1, threshold: float = 20) -> SSAValue:
+    """Return ``log(1 + exp(beta x)) / beta``, linear above the threshold."""
+    steep = t.value(scaled(t, self, beta), t.dtype)
+    curve = t.pointwise("log1p", t.pointwise("exp", steep))
+    curve = curve if beta == 1 else t.pointwise("div", curve, beta)
+    large = t.b.pointwise("gt", steep, t.value(threshold, t.dtype))
+    return t.b.pointwise("where", large, self, curve)
+
+
+@lowers("log_sigmoid")
+def log_sigmoid(t: Lowering, self: SSAValue) -> SSAValue:
+    """Return ``min(x, 0) - log1p(exp(-abs(x)))``, which overflows nowhere."""
+    decay = t.pointwise("exp", t.pointwise("neg", t.pointwise("abs", self)))
+    return t.pointwise("sub", t.pointwise("minimum", self, 0), t.pointwise("log1p", decay))
+
+
+@lowers("mish")
+def mish(t: Lowering, self: SSAValue) -> SSAValue:
+    """Return ``x * tanh(softplus(x))``."""
+    return t.pointwise("mul", self, t.pointwise("tanh", softplus(t, self)))
+
+
+@lowers("erfc")
+def erfc(t: Lowering, self: SSAValue) -> SSAValue:
+    """Left to the library: ``1 - erf(x)`` loses all digits of the tail."""
+    return t.decline()
+
+
+@lowers("lerp")
+def lerp(t: Lowering, self: SSAValue, end: SSAValue, weight: Operand) -> SSAValue:
+    """Return ``self + weight * (end - self)``."""
+    return t.pointwise("add", self, t.pointwise("mul", t.pointwise("sub", end, self), weight))
+
+
+@lowers("addcmul")
+def addcmul(t: Lowering, self: SSAValue, tensor1: SSAValue, tensor2: SSAValue, *, value: Any = 1) -> SSAValue:
+    """Return ``self + value * tensor1 * tensor2``."""
+    return t.pointwise("add", self, scaled(t, t.pointwise("mul", tensor1, tensor2), value))
+
+
+@lowers("addcdiv")
+def addcdiv(t: Lowering, self: SSAValue, tensor1: SSAValue, tensor2: SSAValue, *, value: Any = 1) -> SSAValue:
+    """Return ``self + value * tensor1 / tensor2``."""
+    return t.pointwise("add", self, scaled(t, t.pointwise("div", tensor1, tensor2), value))
+
+
+@lowers("threshold")
+def threshold(t: Lowering, self: SSAValue, threshold: float, value: float) -> SSAValue:
+    """Replace what is not above the threshold."""
+    above = t.b.pointwise("gt", self, t.value(threshold, t.dtype))
+    return t.b.pointwise("where", above, self, t.value(value, t.dtype))
+
+
+@lowers("nan_to_num")
+def nan_to_num(
+    t: Lowering, self: SSAValue, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> SSAValue:
+    """Replace NaN and, where numbers are given for them, infinities."""
+    if not is_float(t.dtype) or posinf is None or neginf is None:
+        t.decline()
+    for bound, new in ((math.inf, posinf), (-math.inf, neginf)):
+        found = t.b.pointwise("eq", self, t.value(bound, t.dtype))
+        self = t.b.pointwise("where", found, t.value(new, t.dtype), self)
+    return t.b.pointwise("where", t.b.pointwise("is_nan", self), t.value(nan or 0.0, t.dtype), self)
+
+
+def _negative_side(t: Lowering, x: SSAValue, left: SSAValue) -> SSAValue:
+    return t.b.pointwise("where", t.b.pointwise("gt", x, t.value(0, t.dtype)), x, left)
+
+
+def _is_nan(t: Lowering, self: SSAValue) -> SSAValue:
+    return _of_floats(t, "is_nan", self)
+
+
+def _is_inf(t: Lowering, self: SSAValue) -> SSAValue:
+    return _of_floats(t, "is_inf", self)
+
+
+def _is_finite(t: Lowering, self: SSAValue) -> SSAValue:
+    # NaN and the infinities are what differs from itself after subtraction of itself.
+    if not is_float(tensor(self).dtype):
+        return t.full(True)
+    return t.b.pointwise("eq", t.b.pointwise("sub", self, self), t.value(0, tensor(self).dtype))
+
+
+def _of_floats(t: Lowering, fn: str, self: SSAValue) -> SSAValue:
+    return t.b.pointwise(fn, self) if is_float(tensor(self).dtype) else t.full(False)
+
+
+TABLE.update(isnan=_is_nan, isinf=_is_inf, isfinite=_is_finite)

@@ -1,0 +1,132 @@
+"""``irc check``: which pass, op, placement and source line first computes something else.
+
+The plan folder holds the program after every pass. The first is captured flow: it is run in float32,
+which is eager, and in float64, which is the reference. Every later stage is run in float32 by the
+interpreter of its level, on all ranks of the mesh in one process, and each value is put together
+from its shards and held against the reference under the id that its op carries. A value is wrong
+where its error exceeds eager's own by more than reordered float32 arithmetic explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
+
+from irc.dialects.flow import FlowOp, loc_of, tensor
+from irc.dialects.text import load
+from irc.dialects.types import TensorType
+from irc.errors import IrcError
+from irc.interpret.levels import level_of, mesh_of, random_inputs
+
+if TYPE_CHECKING:
+    import torch
+
+Key: TypeAlias = tuple[str, int]
+"""Op id, qualified by the calls around it, and result index."""
+
+SLACK = 16.0
+"""How many times eager's own error another order of float32 operations may reach."""
+FLOOR = 4e-6
+"""Relative error that is never a fault: some 32 units in the last place of float32."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a stage: whole, with what a report says about it."""
+
+    whole: torch.Tensor
+    op: str
+    loc: str
+    placement: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first wrong value of a stage."""
+
+    stage: str
+    key: Key
+    value: Value
+    error: float
+    allowed: float
+
+    def render(self) -> str:
+        """Say where the fault is, in one paragraph."""
+        where = f" placed {self.value.placement}" if self.value.placement else ""
+        return (
+            f"pass {self.stage}: {self.value.op} (id {self.key[0]}){where} from {self.value.loc} "
+            f"has relative error {self.error:.1e}, allowed {self.allowed:.1e}"
+        )
+
+
+Stages: TypeAlias = Mapping[str, Callable[[], dict[Key, Value]]]
+
+
+def check_plan(folder: str, inputs: str | None = None) -> str:
+    """Check a plan folder.
+
+    Args:
+        folder: what ``irc compile`` wrote.
+        inputs: an ``.npz`` file with the inputs by name; random ones by default.
+
+    Returns:
+        A table: one line per stage with the number of values compared and the largest error.
+
+    Raises:
+        IrcError: ``check-failed`` naming the first pass, op, placement and source line that differ.
+    """
+    from irc.interpret.stages import plan_stages
+
+    eager, reference, stages = plan_stages(Path(folder), inputs)
+    allowed = {key: tolerance(eager[key].whole, value.whole) for key, value in reference.items()}
+    lines = [f"{'stage':<16}{'values':>8}{'largest error':>15}"]
+    for name, run in stages.items():
+        found = run()
+        errors = dict(_errors(found, reference))
+        worst = max(errors.values(), default=0.0)
+        lines.append(f"{name:<16}{len(errors):>8}{worst:>15.1e}")
+        fault = first_fault(name, found, errors, allowed)
+        if fault is not None:
+            raise IrcError(
+                "check-failed",
+                fault.render(),
+                because=["stages before it agree with eager:", *lines[1:-1]],
+                help=f"compare ir/ before and after pass {name}, or rerun it: irc opt -p {name}",
+            )
+    return "\n".join([*lines, "every stage agrees with eager"])
+
+
+def tolerance(eager: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the relative error that a value may have."""
+    from irc.interpret.levels import difference
+
+    return max(FLOOR, SLACK * difference(eager, reference))
+
+
+def first_fault(
+    stage: str,
+    found: Mapping[Key, Value],
+    errors: Mapping[Key, float],
+    allowed: Mapping[Key, float],
+) -> Fault | None:
+    """Return the first value in the stage's own order that is wrong, or None."""
+    for key, value in found.items():
+        # Errors of operands add up along the program: the bound of a value is its predecessors' too.
+        if key in errors and errors[key] > allowed[key]:
+            return Fault(stage, key, value, errors[key], allowed[key])
+    return None
+
+
+def _errors(
+    found: Mapping[Key, Value], reference: Mapping[Key, Value]
+) -> Iterator[tuple[Key, float]]:
+    from irc.interpret.levels import difference
+
+    for key, value in found.items():
+        if key in reference:
+            yield key, difference(value.whole, reference[key].whole)

@@ -1,0 +1,164 @@
+"""Run a program of any level, and say at which level it is.
+
+Outputs are logical tensors in float64 whatever the level, so that two levels can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.func import CallOp
+from xdsl.ir import BlockArgument, SSAValue
+
+from irc.dialects.builder import arguments, entry, functions
+from irc.dialects.flow import BroadcastOp, GatherOp, PointwiseOp, ReshapeOp, TakeOp, tensor
+from irc.dialects.placement import Mesh, Split
+from irc.dialects.sbp import BoxingOp
+from irc.dialects.types import PlacementAttr, TensorType, is_float
+
+if TYPE_CHECKING:
+    import torch
+
+
+def level_of(module: ModuleOp) -> str:
+    """Return ``flow``, ``flow+sbp``, ``spmd`` or ``task``: the lowest level that occurs."""
+    names = {op.name for op in module.walk()}
+    if any(name.startswith("task.") for name in names):
+        return "task"
+    forward = entry(module)
+    if any(tensor(arg).placement is not None for arg in forward.body.block.args):
+        return "flow+sbp"
+    if mesh_of(module).num_ranks > 1 or any(name.startswith("comm.") for name in names):
+        return "spmd"
+    return "flow"
+
+
+def mesh_of(module: ModuleOp) -> Mesh:
+    """Return the mesh that auto-shard wrote, or the mesh of one device."""
+    attr = module.attributes.get("irc.mesh")
+    return Mesh.parse(attr.data) if isinstance(attr, StringAttr) else Mesh(())
+
+
+def execute(
+    module: ModuleOp, inputs: Sequence[torch.Tensor], dtype: torch.dtype | None = None
+) -> list[torch.Tensor]:
+    """Run the entry on logical inputs and return logical outputs.
+
+    Args:
+        module: any level above plan.
+        inputs: all arguments in order, whole.
+        dtype: compute in this dtype; float64 by default.
+    """
+    import torch
+
+    wide = torch.float64 if dtype is None else dtype
+    level = level_of(module)
+    if level == "flow":
+        from irc.interpret.flow import run_function
+
+        return run_function(module, inputs, dtype=wide)
+    if level == "flow+sbp":
+        from irc.interpret.sharded import run_sharded
+
+        return run_sharded(module, inputs, mesh_of(module), dtype=wide)
+    from irc.interpret.spmd import run_spmd
+
+    return run_spmd(module, inputs, mesh_of(module), dtype=wide)
+
+
+def random_inputs(
+    module: ModuleOp, seed: int = 0, given: dict[str, torch.Tensor] | None = None
+) -> list[torch.Tensor]:
+    """Return all arguments of the entry, drawn from a seeded generator.
+
+    Args:
+        module: level flow: argument types are logical shapes (below, the shapes of one rank).
+        seed: of the generator.
+        given: values by argument name that are not drawn.
+    """
+    import torch
+
+    from irc.ops.library import dtypes
+
+    generator = torch.Generator().manual_seed(seed)
+    drawn: list[torch.Tensor] = []
+    for _, name, value in arguments(entry(module)):
+        kind = logical_type(module, value)
+        if given is not None and name in given:
+            drawn.append(given[name])
+        elif is_float(kind.dtype):
+            drawn.append(
+                torch.randn(kind.static_shape(), generator=generator).to(dtypes()[kind.dtype])
+            )
+        elif kind.dtype == "i1":
+            drawn.append(torch.rand(kind.static_shape(), generator=generator) < 0.5)
+        else:
+            high = index_bound(value)
+            drawn.append(
+                torch.randint(0, high, kind.static_shape(), generator=generator).to(
+                    dtypes()[kind.dtype]
+                )
+            )
+    return drawn
+
+
+def logical_type(module: ModuleOp, argument: SSAValue) -> TensorType:
+    """Return the whole tensor's type of an entry argument, also where the level states one rank's."""
+    kind, func = tensor(argument), entry(module)
+    if not func.arg_attrs or not isinstance(argument, BlockArgument):
+        return kind
+    placed = func.arg_attrs.data[argument.index].data.get("sbp")
+    if not isinstance(placed, PlacementAttr):
+        return kind
+    mesh, shape = mesh_of(module), list(kind.static_shape())
+    for axis, how in placed.data.axes:
+        if isinstance(how, Split):
+            shape[how.dim] *= mesh.size(axis)
+    return TensorType.of(shape, kind.dtype)
+
+
+def index_bound(value: SSAValue) -> int:
+    """Return how large an integer argument may be: the smallest table that it indexes, else 2."""
+    bounds: list[int] = []
+    for use in value.uses:
+        op = use.operation
+        if isinstance(op, TakeOp | GatherOp) and use.index == 1:
+            size = tensor(op.inputs[0]).shape[op.plain["dim"]]
+            bounds.append(size if isinstance(size, int) else 2)
+        elif isinstance(op, PointwiseOp | ReshapeOp | BroadcastOp | BoxingOp):
+            bounds.append(index_bound(op.outputs[0]))
+        elif isinstance(op, CallOp):
+            module = op.get_toplevel_object()
+            assert isinstance(module, ModuleOp)
+            bounds.append(
+                index_bound(functions(module)[op.callee.string_value()].body.block.args[use.index])
+            )
+    return max(min((b for b in bounds if b > 2), default=2), 1)
+
+
+def difference(now: torch.Tensor, was: torch.Tensor) -> float:
+    """Return the largest error relative to the largest magnitude of ``was``; NaN must meet NaN.
+
+    >>> import torch
+    >>> difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+    0.5
+    """
+    import torch
+
+    if now.shape != was.shape:
+        return float("inf")
+    if now.numel() == 0:
+        return 0.0
+    a, b = now.to(torch.float64), was.to(torch.float64)
+    odd = ~torch.isfinite(b)
+    if not torch.equal(torch.nan_to_num(a[odd], 1e300), torch.nan_to_num(b[odd], 1e300)):
+        return float("inf")
+    a, b = a[~odd], b[~odd]
+    if not bool(torch.isfinite(a).all()):
+        return float("inf")
+    if a.numel() == 0:
+        return 0.0
+    scale = float(b.abs().max())
+    return float((a - b).abs().max()) / (scale if scale > 0 else 1.0)

@@ -1,0 +1,226 @@
+"""The loops of a traced group: which axes are tasks, which are reduced, what each access strides.
+
+A nest is legal where one task space fits all: every reduction reduces the same axes, every output
+runs over all task axes, and nothing costly is computed again for each point of an axis that it does not
+depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, TypeAlias
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import FlowOp
+from irc.kernels.axes import Axes, Axis, leaves
+from irc.kernels.trace import GroupError, Node, Stored, Term, Trace, leaf_set, shape_of, trace
+from irc.kernels.view import contiguous_strides
+
+Strides: TypeAlias = dict[Axis, int]
+
+
+@dataclass(frozen=True)
+class Access:
+    """A linear function of the point: the address of a load or store, or an index value."""
+
+    offset: int
+    strides: Strides
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A group as loops, before neighbouring loops are joined.
+
+    Attributes:
+        tasks: parallel axes, outermost first.
+        reduced: reduced axes, outermost first.
+        nodes: what is computed, in order, dead nodes left out.
+        full: the nodes that have a value for each point of the reduced axes.
+        accesses: of load and index nodes.
+        outputs: the stored values, the node that gives each, and how it is stored.
+        template: ``matmul`` where the nest is one contraction and what follows it.
+    """
+
+    tasks: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    nodes: tuple[Node, ...]
+    full: frozenset[Node]
+    accesses: dict[Node, Access]
+    outputs: tuple[tuple[SSAValue, Node, Access], ...]
+    template: Literal["rows", "matmul"]
+
+    @property
+    def num_tasks(self) -> int:
+        """Points of the parallel axes."""
+        return prod(axis.size for axis in self.tasks)
+
+    @property
+    def num_points(self) -> int:
+        """Points of all axes."""
+        return self.num_tasks * prod(axis.size for axis in self.reduced)
+
+
+def nest_of(
+    ops: Sequence[FlowOp],
+    outputs: Sequence[SSAValue],
+    source: Callable[[SSAValue], Stored],
+) -> Nest:
+    """Find the loops of a group.
+
+    Args:
+        ops: in execution order.
+        outputs: the values to store.
+        source: where a value from outside lies.
+
+    Raises:
+        GroupError: where the group is no single kernel.
+    """
+    walk, terms = trace(ops, outputs, source)
+    nodes = _live(walk, terms)
+    reduced = _reduced(walk, nodes)
+    tasks = _tasks(terms, nodes, frozenset(reduced))
+    full = _full(nodes, frozenset(reduced))
+    contracts = [node for node in nodes if node.kind == "contract"]
+    _check_reductions(nodes, full, frozenset(tasks), frozenset(reduced))
+    stores = tuple(
+        (value, term.node, _store(value, term, full, tasks, reduced))
+        for value, term in zip(outputs, terms, strict=True)
+    )
+    accesses = {n: _access(n) for n in nodes if n.kind in ("load", "index")}
+    template = "matmul" if contracts else "rows"
+    if contracts and (len(contracts) > 1 or any(node.kind == "reduce" for node in nodes)):
+        raise GroupError("a matmul with another reduction")
+    if contracts and full - set(contracts[0].operands):
+        raise GroupError("an operand of a matmul is computed")
+    return Nest(tasks, reduced, nodes, full, accesses, stores, template)
+
+
+def _live(walk: Trace, terms: Sequence[Term]) -> tuple[Node, ...]:
+    """Drop what no output needs, such as the whole of a tensor that is loaded through a slice."""
+    live: set[Node] = set()
+    pending = [term.node for term in terms]
+    while pending:
+        node = pending.pop()
+        if node not in live:
+            live.add(node)
+            pending.extend(node.operands)
+    return tuple(node for node in walk.nodes if node in live)
+
+
+def _reduced(walk: Trace, nodes: Sequence[Node]) -> tuple[Axis, ...]:
+    """The axes that all reductions share, in the order in which the first one reads memory."""
+    live = set(nodes)
+    found = [(node, leaves(axes)) for node, axes in walk.reductions if node in live]
+    if not found:
+        return ()
+    node, first = found[0]
+    if len(set(first)) != len(first):
+        raise GroupError("a reduction over a diagonal")
+    if any(set(axes) != set(first) for _, axes in found):
+        raise GroupError("reductions over different dims")
+    return _in_memory_order(first, node)
+
+
+def _in_memory_order(axes: Sequence[Axis], node: Node) -> tuple[Axis, ...]:
+    """Order reduced axes by the strides of the last load below a reduction (a weight, in a matmul)."""
+    while node.kind != "load" and node.operands:
+        node = node.operands[-1]
+    if node.kind != "load":
+        return tuple(axes)
+    strides = _access(node).strides
+    return tuple(sorted(axes, key=lambda axis: -abs(strides.get(axis, 0))))
+
+
+def _tasks(
+    terms: Sequence[Term], nodes: Sequence[Node], reduced: frozenset[Axis]
+) -> tuple[Axis, ...]:
+    """The axes of the first largest output that are not reduced; no value may need another one."""
+    flat = [leaves(sum(term.dims, ())) for term in terms]
+    for axes in flat:
+        if len(set(axes)) != len(axes):
+            raise GroupError("a value that is read along a diagonal")
+    longest = max(flat, key=lambda axes: prod(a.size for a in axes))
+    tasks = tuple(axis for axis in longest if axis not in reduced)
+    known = frozenset(tasks) | reduced
+    for node in nodes:
+        own = leaves(node.axes)
+        if node.kind in ("load", "index") and len(set(own)) != len(own) and not node.operands:
+            raise GroupError("a value that is read along a diagonal")
+        if not known >= set(own):
+            raise GroupError("a value with a dim that no output has")
+    return tasks
+
+
+def _full(nodes: Sequence[Node], reduced: frozenset[Axis]) -> frozenset[Node]:
+    """The nodes that vary along the reduced axes."""
+    forced = {o for n in nodes if n.kind in ("reduce", "contract") for o in n.operands}
+    full: set[Node] = set()
+    for node in nodes:
+        match node.kind:
+            case "load":
+                strides = _access(node).strides
+                varies = any(strides.get(axis, 0) for axis in reduced)
+                varies = varies or any(operand in full for operand in node.operands)
+                if varies or (node in forced and reduced & leaf_set(node.axes)):
+                    full.add(node)
+            case "index":
+                if reduced & leaf_set(node.axes):
+                    full.add(node)
+            case "pointwise":
+                if any(operand in full for operand in node.operands):
+                    full.add(node)
+            case _:
+                pass
+    return frozenset(full)
+
+
+def _check_reductions(
+    nodes: Sequence[Node],
+    full: frozenset[Node],
+    tasks: frozenset[Axis],
+    reduced: frozenset[Axis],
+) -> None:
+    for node in nodes:
+        if node.kind not in ("reduce", "contract"):
+            continue
+        if any(operand not in full for operand in node.operands):
+            raise GroupError("a reduction of a value that does not vary along the reduced dims")
+        if not frozenset().union(*(leaf_set(o.axes) for o in node.operands)) >= tasks | reduced:
+            raise GroupError("a reduction that would be computed again for each task")
+
+
+def _store(
+    value: SSAValue,
+    term: Term,
+    full: frozenset[Node],
+    tasks: Sequence[Axis],
+    reduced: Sequence[Axis],
+) -> Access:
+    flat = leaves(sum(term.dims, ()))
+    if not set(flat) >= set(tasks):
+        raise GroupError("an output that lacks a dim of the tasks")
+    spans = set(flat) & set(reduced)
+    if spans and spans != set(reduced):
+        raise GroupError("an output that has a part of the reduced dims")
+    if bool(spans) != (term.node in full):
+        raise GroupError("an output that repeats one value along the reduced dims")
+    strides: Strides = {}
+    for axes, stride in zip(term.dims, contiguous_strides(shape_of(value)), strict=True):
+        parts = leaves(axes)
+        for axis, inner in zip(parts, contiguous_strides([a.size for a in parts]), strict=True):
+            strides[axis] = stride * inner
+    return Access(0, strides)
+
+
+def _access(node: Node) -> Access:
+    """The address of a load, or the value of an index, by final axes."""
+    own: Axes = node.attrs.get("own", node.axes)
+    strides: Strides = {}
+    for axis, stride in zip(own, node.attrs["strides"], strict=True):
+        parts = leaves((axis,))
+        for part, inner in zip(parts, contiguous_strides([a.size for a in parts]), strict=True):
+            strides[part] = strides.get(part, 0) + stride * inner
+    return Access(node.stored[1].offset if node.stored else 0, strides)

@@ -1,0 +1,233 @@
+"""The rule of every flow op: a function of its attributes and its operand and result shapes.
+
+:func:`rule_of` gives the rule of one op. Data movement and windows have files of their own; what a
+rule cannot say (a table split along its rows) is in :mod:`irc.ops.strategies`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias
+
+from irc.dialects.types import TensorType, is_float
+from irc.errors import IrcError
+from irc.ops.infer import Attrs, Signature, parse_spec
+from irc.ops.pointwise import POINTWISE
+from irc.ops.rule import DimTerm, Rule, RuleError, TensorTerm, parse_rule
+from irc.ops.rules_layout import (
+    broadcast_rule,
+    concat_rule,
+    pad_rule,
+    reshape_rule,
+    slice_rule,
+    transpose_rule,
+)
+from irc.ops.rules_naming import align, letters
+from irc.ops.rules_window import attention_rule, convolution_rule, pool_rule
+
+if TYPE_CHECKING:
+    from irc.dialects.flow import FlowOp
+
+RuleFunction: TypeAlias = Callable[[Attrs, Sequence[Signature], Sequence[Signature]], Rule]
+
+WIDER: Mapping[str, tuple[str, ...]] = {
+    "f16": ("f16", "f32", "f64"),
+    "bf16": ("bf16", "f32", "f64"),
+    "f32": ("f32", "f64"),
+    "f64": ("f64",),
+}
+"""Casts that lose nothing, so that a sum of casts is the cast of the sum."""
+
+REDUCED_BY: Mapping[str, str] = {"sum": "sum", "max": "max", "min": "min", "any": "max", "all": "min"}
+"""How the ranks' results combine, where a reduction's own dim is split; any and all are on bools."""
+
+
+def rule_of(op: FlowOp) -> Rule:
+    """Return the rule of an op.
+
+    Raises:
+        IrcError: ``rule-syntax``, where a ``flow.extern`` states a rule that does not fit it.
+        KeyError: for ops that are not planned (fusion, yield).
+    """
+    operands, results = op_signatures(op)
+    if op.name == "flow.extern" and "rule" in op.plain:
+        return _stated(op, operands, results)
+    return RULES[op.name](op.plain, operands, results)
+
+
+def op_signatures(op: FlowOp) -> tuple[list[Signature], list[Signature]]:
+    """Return shape and dtype of the operands and results; opaque values count as scalars."""
+
+    def one(kind: object) -> Signature:
+        return (kind.shape, kind.dtype) if isinstance(kind, TensorType) else ((), "opaque")
+
+    return [one(v.type) for v in op.inputs], [one(v.type) for v in op.outputs]
+
+
+def _stated(op: FlowOp, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    from irc.dialects.flow import loc_of
+
+    rule = parse_rule(op.plain["rule"], where=loc_of(op))
+    try:
+        rule.factor_sizes([shape for shape, _ in operands], [shape for shape, _ in results])
+    except RuleError as error:
+        raise IrcError(
+            "rule-syntax",
+            f"the rule '{rule}' does not fit {op.plain['target']}",
+            where=loc_of(op),
+            because=str(error),
+            help="give one term for each dim of each operand and result",
+        ) from None
+    return rule
+
+
+def _pointwise(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    row = POINTWISE[attrs["fn"]]
+    shape, dtype = results[0]
+    names = letters(shape)
+    linear, monotone = row.linear, ((0,),) if row.monotone else ()
+    source = operands[0][1]
+    if attrs["fn"] == "div" and not is_float(dtype):
+        linear = ()  # integer quotients round
+    if attrs["fn"] == "cast":
+        linear = ((0,),) if dtype in WIDER.get(source, ()) else ()
+        monotone = ((0,),) if is_float(source) and is_float(dtype) else ()
+    terms = tuple(align(operand, shape, names) for operand, _ in operands)
+    return Rule(terms, (names,), linear=linear, monotone=monotone)
+
+
+def _contract(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    inputs, output = parse_spec(attrs["spec"])
+    reduced = dict.fromkeys(letter for letter in chain(*inputs) if letter not in output)
+    return Rule(
+        tuple(tuple((letter,) for letter in operand) for operand in inputs),
+        (tuple((letter,) for letter in output),),
+        reduced=tuple((letter, "sum") for letter in reduced),
+        # A product of sums: one partial operand at a time.
+        linear=tuple((i,) for i in range(len(inputs))),
+    )
+
+
+def _reduce(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    names, dims = letters(operands[0][0]), set(attrs["dims"])
+    kept: list[DimTerm] = [
+        () if i in dims else dim
+        for i, dim in enumerate(names)
+        if attrs["keep_dims"] or i not in dims
+    ]
+    gone = [name for i in sorted(dims) for name in names[i]]
+    kind = REDUCED_BY.get(attrs["fn"])
+    return Rule(
+        (names,),
+        (tuple(kept),),
+        reduced=tuple((name, kind) for name in gone) if kind else (),  # type: ignore[misc]
+        whole=() if kind else tuple(gone),
+        linear=((0,),) if attrs["fn"] == "sum" else (),
+    )
+
+
+def _arg_reduce(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    names, dim = letters(operands[0][0]), attrs["dim"]
+    middle: TensorTerm = ((),) if attrs["keep_dims"] else ()
+    return Rule((names,), ((*names[:dim], *middle, *names[dim + 1 :]),), whole=names[dim])
+
+
+def _cumulative(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    names = letters(operands[0][0])
+    linear = ((0,),) if attrs["fn"] == "sum" else ()
+    return Rule((names,), (names,), whole=names[attrs["dim"]], linear=linear)
+
+
+def _sort(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    names = letters(operands[0][0])
+    return Rule((names,), (names, names), whole=names[attrs["dim"]])
+
+
+def _top_k(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    names, dim = letters(operands[0][0]), attrs["dim"]
+    kept = (*names[:dim], (), *names[dim + 1 :])
+    return Rule((names,), (kept, kept), whole=names[dim])
+
+
+def _take(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    (table, _), (indices, _), dim = operands[0], operands[1], attrs["dim"]
+    names = letters((*table, *indices))
+    rows, columns = names[: len(table)], names[len(table) :]
+    return Rule(
+        ((*rows[:dim], (), *rows[dim + 1 :]), columns),
+        ((*rows[:dim], *columns, *rows[dim + 1 :]),),
+        linear=((0,),),
+        monotone=((0,),),
+    )
+
+
+def _gather(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    (x, _), (index, _), dim = operands[0], operands[1], attrs["dim"]
+    # Where the index is shorter than x, its shard would meet another part of x.
+    free = [i for i in range(len(x)) if i != dim and x[i] == index[i]]
+    names = letters(index)
+    names = tuple(name if i == dim or i in free else () for i, name in enumerate(names))
+    source = tuple(name if i in free else () for i, name in enumerate(names))
+    return Rule((source, names), (names,), linear=((0,),), monotone=((0,),))
+
+
+def _scatter(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    (x, _), (index, _), (source, _) = operands[:3]
+    dim = attrs["dim"]
+    names = tuple(
+        name if i != dim and x[i] == index[i] == source[i] else ()
+        for i, name in enumerate(letters(x))
+    )
+    linear = ((0, 2),) if attrs["fn"] in ("set", "sum") else ()
+    return Rule((names, names, names), (names,), linear=linear)
+
+
+def _constant(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    names = letters(results[0][0])
+    splat = len(attrs["value"]) == 1
+    return Rule((), (names,), whole=() if splat else tuple(chain(*names)))
+
+
+def _iota(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    names = letters(results[0][0])
+    return Rule((), (names,), whole=names[attrs["dim"]])
+
+
+def _opaque(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    """Replicate: nothing is known of the op, or (random) each element depends on its global place."""
+    shapes = [shape for shape, _ in (*operands, *results)]
+    names = letters(tuple(chain(*shapes)))
+    terms: list[TensorTerm] = []
+    for shape in shapes:
+        terms.append(names[: len(shape)])
+        names = names[len(shape) :]
+    whole = tuple(chain(*chain(*terms)))
+    return Rule(tuple(terms[: len(operands)]), tuple(terms[len(operands) :]), whole=whole)
+
+
+RULES: Mapping[str, RuleFunction] = {
+    "flow.pointwise": _pointwise,
+    "flow.constant": _constant,
+    "flow.iota": _iota,
+    "flow.contract": _contract,
+    "flow.reduce": _reduce,
+    "flow.arg_reduce": _arg_reduce,
+    "flow.cumulative": _cumulative,
+    "flow.reshape": reshape_rule,
+    "flow.transpose": transpose_rule,
+    "flow.broadcast": broadcast_rule,
+    "flow.slice": slice_rule,
+    "flow.concat": concat_rule,
+    "flow.pad": pad_rule,
+    "flow.take": _take,
+    "flow.gather": _gather,
+    "flow.scatter": _scatter,
+    "flow.convolution": convolution_rule,
+    "flow.pool": pool_rule,
+    "flow.sort": _sort,
+    "flow.top_k": _top_k,
+    "flow.random": _opaque,
+    "flow.attention": attention_rule,
+    "flow.extern": _opaque,
+}

@@ -1,0 +1,178 @@
+"""The pipeline: which passes run, in which order, and what checks them.
+
+``default_pipeline`` reads from top to bottom; everything else here runs passes and verifies their work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+from xdsl.utils.exceptions import VerifyException
+
+from irc.dialects.placement import Mesh
+from irc.dialects.text import context
+from irc.errors import InternalError, IrcError
+from irc.plugin import find_pass
+from irc.program import Program
+
+if TYPE_CHECKING:
+    import torch
+
+VerifyEach: TypeAlias = Literal["ir", "exec"] | None
+OnStage: TypeAlias = Callable[[str, ModuleOp], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose.
+
+    Attributes:
+        mesh: named axes; the empty mesh is one device.
+        target: what kernels are mapped for: ``cpu``, ``sm_80``, ``sm_90``.
+        cluster: a preset's name or a TOML file; prices communication and compute.
+        sizes: numbers for named sizes.
+        passes: names of plug-in passes to run, each where its ``after`` says.
+        pins: placements that the user fixes, by glob on argument names.
+        verify_each: verify the IR after each pass, or run it before and after and compare.
+    """
+
+    mesh: Mesh = field(default_factory=lambda: Mesh(()))
+    target: str = "cpu"
+    cluster: str = "this-host"
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    passes: tuple[str, ...] = ()
+    pins: str = ""
+    verify_each: VerifyEach = None
+
+
+def default_pipeline(options: Options) -> list[ModulePass]:
+    """Return the passes from captured flow to ordered kernels, in order.
+
+    Each line is one decision (ARCHITECTURE section 9); nothing after a line makes it again.
+    """
+    distributed = options.mesh.num_ranks > 1
+    pipeline: list[tuple[str, dict[str, object]]] = []
+    if options.sizes:
+        text = ",".join(f"{name}={size}" for name, size in options.sizes.items())
+        pipeline.append(("bind-sizes", {"sizes": text}))
+    pipeline.append(("canonicalize", {}))
+    if distributed:
+        choices = {"mesh": str(options.mesh), "cluster": options.cluster, "pins": options.pins}
+        pipeline.append(("auto-shard", {k: v for k, v in choices.items() if v}))
+        pipeline.append(("lower-boxing", {}))
+    pipeline.append(("fuse", {}))
+    pipeline.append(("map-tasks", {"target": options.target}))
+    if distributed:
+        pipeline.append(("order", {}))
+    passes = [find_pass(name)(**given) for name, given in pipeline]
+    for name in options.passes:
+        _insert(passes, find_pass(name)())
+    return passes
+
+
+def _insert(passes: list[ModulePass], plugin: ModulePass) -> None:
+    """Put a plug-in's pass where it says: after a named pass, else last of its level."""
+    after = getattr(plugin, "after", None)
+    levels = [getattr(p, "level", "") for p in passes]
+    if after is not None:
+        places = [i for i, p in enumerate(passes) if p.name == after]
+        if not places:
+            raise IrcError(
+                "pass-unknown",
+                f"pass '{plugin.name}' goes after '{after}', which this pipeline does not run",
+                because=f"it runs {', '.join(p.name for p in passes)}",
+            )
+    else:
+        level = getattr(plugin, "level", "flow")
+        places = [i for i, found in enumerate(levels) if found == level] or [len(passes) - 1]
+    passes.insert(places[-1] + 1, plugin)
+
+
+def run_passes(
+    module: ModuleOp,
+    passes: Sequence[ModulePass],
+    *,
+    verify_each: VerifyEach = None,
+    on_stage: OnStage | None = None,
+) -> None:
+    """Run passes in place.
+
+    Args:
+        module: the program; changed.
+        passes: what runs, in order.
+        verify_each: ``ir`` verifies after each pass; ``exec`` also runs the program before and after
+            on the same random inputs and compares.
+        on_stage: called after each pass with its name and the module.
+
+    Raises:
+        IrcError: from a pass; ``check-failed`` where ``exec`` finds other numbers.
+        InternalError: a pass broke the IR.
+    """
+    ctx = context()
+    for each in passes:
+        before = _execution(module) if verify_each == "exec" else None
+        each.apply(ctx, module)
+        if verify_each is not None:
+            _verify(module, each, ctx)
+        if before is not None:
+            before.compare(module, each.name)
+        if on_stage is not None:
+            on_stage(each.name, module)
+
+
+def _verify(module: ModuleOp, after: ModulePass, _ctx: Context) -> None:
+    try:
+        module.verify()
+    except VerifyException as error:
+        raise InternalError(f"pass {after.name} broke the program: {error}") from error
+
+
+def _execution(module: ModuleOp) -> Execution:
+    from irc.interpret.levels import execute, random_inputs
+
+    inputs = random_inputs(module)
+    return Execution(inputs, execute(module, inputs))
+
+
+@dataclass
+class Execution:
+    """A program's inputs and outputs before a pass, to hold against those after it."""
+
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+
+    def compare(self, module: ModuleOp, name: str) -> None:
+        """Run the program as it is now and compare.
+
+        Raises:
+            IrcError: ``check-failed`` naming the pass and the output.
+        """
+        from irc.interpret.levels import difference, execute
+
+        for index, (was, now) in enumerate(
+            zip(self.outputs, execute(module, self.inputs), strict=True)
+        ):
+            error = difference(now, was)
+            if error > 1e-9:
+                raise IrcError(
+                    "check-failed",
+                    f"pass {name} changed output {index}: relative error {error:.1e} in float64",
+                    help=f"report it with the program before the pass: irc opt -p {name}",
+                )
+
+
+def lower(program: Program, options: Options, on_stage: OnStage | None = None) -> None:
+    """Run the whole pipeline on a program, in place."""
+    if on_stage is not None:
+        on_stage("capture", program.module)
+    run_passes(
+        program.module,
+        default_pipeline(options),
+        verify_each=options.verify_each,
+        on_stage=on_stage,
+    )

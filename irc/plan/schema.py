@@ -1,0 +1,342 @@
+"""What a plan holds: buffers, kernels, and the actions that every rank runs in this order.
+
+One plan serves all ranks: shapes are those of one rank, and where ranks differ (their slice of a
+weight, their position on a mesh axis) the executor works it out from the mesh. ``plan.json`` is
+these classes, field by field; a field that has its default is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, Literal, TypeAlias
+
+from irc.dialects.placement import AxisPlacement, B, Mesh, Partial, Placement, Split
+from irc.dialects.types import ITEM_BYTES
+from irc.plan import json_text
+from irc.plan.json_text import corrupt
+
+FORMAT = 1
+"""The version of the files; a reader takes this one only."""
+
+ALIGNMENT = 64
+"""Arena offsets are multiples of a cache line, which is also the widest vector."""
+
+Storage: TypeAlias = Literal["arena", "input", "weight", "output", "alias"]
+
+
+@dataclass(frozen=True)
+class AxisCut:
+    """How one mesh axis holds a tensor, as JSON says it (kind S, B or P)."""
+
+    axis: str
+    kind: Literal["S", "B", "P"]
+    dim: int = 0
+    order: int = 0
+    reduction: Literal["sum", "max", "min"] = "sum"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory with a shape.
+
+    Attributes:
+        dtype: irc's short name.
+        shape: sizes on one rank.
+        storage: who owns the memory. ``arena``: the plan, at ``offset``; ``input``, ``weight``: the
+            caller; ``output``: allocated for each call; ``alias``: the buffer ``root``.
+        offset: bytes into the arena or into ``root``.
+        root: for an alias, the buffer (itself no alias) whose memory it shows.
+        strides: in elements; None where row-major without gaps.
+        name: the user's name of an argument or result.
+        role: parameter, buffer, constant, state, seed, input or output.
+        placement: of an argument: which slice of the whole tensor a rank holds.
+        source: id of the op that makes the value, ``n40/b3#0`` (path, result index).
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    storage: Storage
+    offset: int = 0
+    root: int | None = None
+    strides: tuple[int, ...] | None = None
+    name: str = ""
+    role: str = ""
+    placement: tuple[AxisCut, ...] = ()
+    source: str = ""
+
+    @property
+    def dense_strides(self) -> tuple[int, ...]:
+        """The strides, also where they are the row-major ones."""
+        return row_major(self.shape) if self.strides is None else self.strides
+
+    @property
+    def is_contiguous(self) -> bool:
+        """True where elements lie row-major without gaps."""
+        return self.strides is None
+
+    @property
+    def num_elements(self) -> int:
+        """The product of the sizes."""
+        return prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        if 0 in self.shape:
+            return 0
+        pairs = zip(self.dense_strides, self.shape, strict=True)
+        return (sum(s * (n - 1) for s, n in pairs) + 1) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class KernelArg:
+    """What a kernel expects of one buffer."""
+
+    elements: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel: its symbol and its arguments, the first ``num_inputs`` read, others written."""
+
+    name: str
+    args: tuple[KernelArg, ...]
+    num_inputs: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch: the kernel's index, a buffer for each argument."""
+
+    kernel: int
+    args: tuple[int, ...]
+    id: str = ""
+    loc: str = "unknown"
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A segment: launches that one native call runs in order."""
+
+    kind: Literal["kernels"]
+    calls: tuple[Call, ...]
+    stream: str = "compute"
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted time, where every launch has one."""
+        known = [call.seconds for call in self.calls]
+        return None if None in known else sum(filter(None, known), 0.0)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A flow op that torch runs, or ``comm.local_chunk`` and ``comm.rank_index``."""
+
+    kind: Literal["library"]
+    op: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    id: str = ""
+    loc: str = "unknown"
+    seconds: float | None = None
+    stream: str = "compute"
+
+
+@dataclass(frozen=True)
+class Start:
+    """A collective begins; its buffers are its own until the wait.
+
+    ``scratch`` holds packed data: to send, then to receive, each only where the op needs it.
+    """
+
+    kind: Literal["start"]
+    op: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    stream: str
+    send: int | None = None
+    receive: int | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    id: str = ""
+    loc: str = "unknown"
+    seconds: float | None = None
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The buffers that are in use until the wait."""
+        scratch = tuple(b for b in (self.send, self.receive) if b is not None)
+        return (*self.inputs, *self.outputs, *scratch)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The collective that action ``start`` began has ended; its output can be read."""
+
+    kind: Literal["wait"]
+    start: int
+    id: str = ""
+    loc: str = "unknown"
+    stream: str = "compute"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy a buffer: into an output that is a view of something else, or into a state."""
+
+    kind: Literal["copy"]
+    source: int
+    target: int
+    id: str = ""
+    loc: str = "unknown"
+    seconds: float | None = None
+    stream: str = "compute"
+
+
+Action: TypeAlias = Kernels | Library | Start | Wait | Copy
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every rank runs.
+
+    Attributes:
+        inputs, weights, outputs: buffers in the order of arguments and results.
+        ranges: for each input, the integers it may hold (first, last), where it is an index.
+        arena_bytes: how much a call leases; never below ``arena_lower_bytes``, the most that is
+            alive at one time.
+        predicted_s: seconds of one call by the cost model.
+    """
+
+    mesh: str
+    backend: str
+    buffers: tuple[Buffer, ...]
+    kernels: tuple[Kernel, ...]
+    actions: tuple[Action, ...]
+    inputs: tuple[int, ...]
+    weights: tuple[int, ...]
+    outputs: tuple[int, ...]
+    arena_bytes: int
+    arena_lower_bytes: int = 0
+    ranges: tuple[tuple[int, int] | None, ...] = ()
+    predicted_s: float | None = None
+    format: int = FORMAT
+
+    @cached_property
+    def device_mesh(self) -> Mesh:
+        """The mesh as an object."""
+        return Mesh.parse(self.mesh)
+
+    @cached_property
+    def bases(self) -> tuple[int, ...]:
+        """The buffers that have a pointer of their own: base 1, 2, ...; base 0 is the arena."""
+        own = ("input", "weight", "output")
+        return tuple(i for i, buffer in enumerate(self.buffers) if buffer.storage in own)
+
+    @cached_property
+    def addresses(self) -> tuple[tuple[int, int], ...]:
+        """For each buffer, the base that it lies in and its bytes from there."""
+        base = {buffer: k for k, buffer in enumerate(self.bases, 1)}
+        found: list[tuple[int, int]] = []
+        for index, buffer in enumerate(self.buffers):
+            if buffer.storage == "alias" and buffer.root is not None:
+                start = found[buffer.root]
+                found.append((start[0], start[1] + buffer.offset))
+            else:
+                found.append((base.get(index, 0), buffer.offset))
+        return tuple(found)
+
+    def root(self, index: int) -> int:
+        """Return the buffer that owns the memory of a buffer."""
+        root = self.buffers[index].root
+        return index if root is None else root
+
+    def states(self) -> list[int]:
+        """Return the weights that a call writes."""
+        return [a.target for a in self.actions if isinstance(a, Copy) and a.target in self.weights]
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a dense row-major tensor.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def cut(placement: Placement | None) -> tuple[AxisCut, ...]:
+    """Write a placement as plan.json has it; replicated is the empty tuple."""
+    if placement is None or placement.is_replicated:
+        return ()
+    found: list[AxisCut] = []
+    for axis, placed in placement.axes:
+        match placed:
+            case Split(dim, order):
+                found.append(AxisCut(axis, "S", dim, order))
+            case Partial(reduction):
+                found.append(AxisCut(axis, "P", reduction=reduction))
+            case _:
+                found.append(AxisCut(axis, "B"))
+    return tuple(found)
+
+
+def placement_of(buffer: Buffer) -> Placement:
+    """Read a placement back.
+
+    Raises:
+        ValueError: where the splits do not make one.
+    """
+    kinds: dict[str, AxisPlacement] = {}
+    for part in buffer.placement:
+        placed = {"S": Split(part.dim, part.order), "B": B, "P": Partial(part.reduction)}
+        kinds[part.axis] = placed[part.kind]
+    return Placement(tuple(kinds.items()))
+
+
+def to_json(plan: Plan) -> str:
+    """Print a plan; equal plans print equally."""
+    return json_text.dump({"format": plan.format, **json_text.encode(plan)})
+
+
+def from_json(text: str | bytes, where: str = "plan.json") -> Plan:
+    """Read a plan, strictly; irc.plan.verify says whether it makes sense.
+
+    Raises:
+        IrcError: ``plan-version`` or ``plan-corrupt``.
+    """
+    data = json_text.parse(text, where)
+    if not isinstance(data, dict):
+        raise corrupt("expected an object", where)
+    check_format(data.get("format"), where)  # pyright: ignore[reportUnknownMemberType]
+    return json_text.decode(Plan, data, where)
+
+
+def check_format(version: object, where: str) -> None:
+    """Refuse a file of another format.
+
+    Raises:
+        IrcError: ``plan-version``; ``plan-corrupt`` where there is none.
+    """
+    from irc.errors import IrcError
+
+    if type(version) is not int:
+        raise corrupt("the format version is missing", where)
+    if version != FORMAT:
+        raise IrcError(
+            "plan-version",
+            f"the plan has format {version}; this irc reads format {FORMAT}",
+            where=where,
+            help="compile the model again with this irc",
+        )

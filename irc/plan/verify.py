@@ -1,0 +1,283 @@
+"""What must hold of a plan before anyone runs it.
+
+A plan comes from a file, and an executor follows its numbers into memory: so every buffer must lie
+inside what owns it, kernels must be given as much as they touch, and, replayed over the actions, no
+read may find bytes that something else has written since (a *stale* buffer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from irc.dialects.flow import OP_BY_NAME
+from irc.dialects.types import ITEM_BYTES
+from irc.plan.json_text import corrupt
+from irc.plan.packing import scratch_sizes
+from irc.plan.schema import (
+    ALIGNMENT,
+    Buffer,
+    Call,
+    Copy,
+    Kernels,
+    Library,
+    Plan,
+    Start,
+    Wait,
+    placement_of,
+)
+
+LIBRARY_OPS = frozenset(OP_BY_NAME) - {"flow.fusion", "flow.yield"} | {
+    "comm.local_chunk",
+    "comm.rank_index",
+}
+COLLECTIVES = frozenset(
+    {"comm.all_reduce", "comm.all_gather", "comm.reduce_scatter", "comm.all_to_all"}
+)
+MAX_ELEMENTS = 1 << 48
+
+
+def verify_plan(plan: Plan, where: str = "plan.json") -> None:
+    """Check everything that the executor relies on.
+
+    Raises:
+        IrcError: ``plan-corrupt``, naming the buffer or action.
+    """
+    try:
+        mesh = plan.device_mesh
+    except ValueError as error:
+        raise corrupt(f"the mesh cannot be read: {error}", where) from None
+    for index, buffer in enumerate(plan.buffers):
+        if problem := _buffer_problem(plan, index, buffer):
+            raise corrupt(f"buffer {index}: {problem}", where)
+    if problem := _boundary_problem(plan):
+        raise corrupt(problem, where)
+    replay = _Replay(plan, dict(mesh.axes), set(plan.root(i) for i in (*plan.inputs, *plan.weights)))
+    for index, action in enumerate(plan.actions):
+        try:
+            replay.step(index, action)
+        except (_Problem, IndexError, KeyError, TypeError, ValueError) as problem:
+            raise corrupt(f"action {index}: {problem}", where) from None
+    if problem := replay.unfinished():
+        raise corrupt(problem, where)
+
+
+class _Problem(Exception):
+    """What is wrong with an action."""
+
+
+def _buffer_problem(plan: Plan, index: int, buffer: Buffer) -> str | None:
+    if buffer.dtype not in ITEM_BYTES:
+        return f"unknown dtype {buffer.dtype!r}"
+    if any(size < 0 for size in buffer.shape) or buffer.num_elements > MAX_ELEMENTS:
+        return f"impossible shape {list(buffer.shape)}"
+    if len(buffer.dense_strides) != len(buffer.shape) or any(s < 0 for s in buffer.dense_strides):
+        return f"strides {list(buffer.dense_strides)} do not fit shape {list(buffer.shape)}"
+    if buffer.offset < 0 or buffer.offset % ITEM_BYTES[buffer.dtype]:
+        return f"offset {buffer.offset} is not a place for {buffer.dtype}"
+    if buffer.placement:
+        try:
+            names = placement_of(buffer).names
+        except ValueError as error:
+            return str(error)
+        if names != plan.device_mesh.names:
+            return f"placed on axes {names} of a mesh with {plan.device_mesh.names}"
+    if buffer.storage == "alias":
+        return _alias_problem(plan, index, buffer)
+    if buffer.root is not None or buffer.strides is not None:
+        return "only an alias has a root or strides"
+    if buffer.storage == "arena":
+        if buffer.offset % ALIGNMENT:
+            return f"offset {buffer.offset} is not aligned to {ALIGNMENT}"
+        if buffer.offset + buffer.size_bytes > plan.arena_bytes:
+            return f"ends at {buffer.offset + buffer.size_bytes} of {plan.arena_bytes} arena bytes"
+    elif buffer.offset:
+        return f"{buffer.storage} memory starts at 0"
+    return None
+
+
+def _alias_problem(plan: Plan, index: int, buffer: Buffer) -> str | None:
+    # An alias follows its root, so that one pass over the buffers resolves all addresses.
+    if buffer.root is None or not 0 <= buffer.root < index:
+        return f"an alias of buffer {buffer.root}"
+    root = plan.buffers[buffer.root]
+    if root.storage == "alias":
+        return "an alias of an alias"
+    end = buffer.offset + buffer.size_bytes
+    if end > root.size_bytes:
+        return f"shows bytes up to {end} of the {root.size_bytes} of buffer {buffer.root}"
+    return None
+
+
+def _boundary_problem(plan: Plan) -> str | None:
+    count = len(plan.buffers)
+    for name, indices, storage in (
+        ("inputs", plan.inputs, "input"),
+        ("weights", plan.weights, "weight"),
+        ("outputs", plan.outputs, "output"),
+    ):
+        for index in indices:
+            if not 0 <= index < count:
+                return f"{name} name buffer {index} of {count}"
+            if plan.buffers[plan.root(index)].storage != storage:
+                return f"{name} name buffer {index}, whose memory is no {storage}"
+        if storage != "output" and len(set(indices)) != len(indices):
+            return f"{name} name a buffer twice"
+    if len(plan.ranges) not in (0, len(plan.inputs)):
+        return f"{len(plan.ranges)} ranges for {len(plan.inputs)} inputs"
+    if not 0 <= plan.arena_lower_bytes <= plan.arena_bytes:
+        return f"an arena of {plan.arena_bytes} bytes below {plan.arena_lower_bytes}"
+    owned = {"input": plan.inputs, "weight": plan.weights}
+    for index, buffer in enumerate(plan.buffers):
+        if buffer.storage in owned and index not in owned[buffer.storage]:
+            return f"buffer {index} is an {buffer.storage} that nobody gives"
+    return None
+
+
+@dataclass
+class _Replay:
+    """Which buffer's bytes are valid, action by action."""
+
+    plan: Plan
+    axes: dict[str, int]
+    valid: set[int]
+    arena: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    busy: dict[int, Start] = field(default_factory=dict[int, Start])
+
+    def step(self, index: int, action: object) -> None:
+        match action:
+            case Kernels():
+                for call in action.calls:
+                    self._call(call)
+            case Library():
+                if action.op not in LIBRARY_OPS:
+                    raise _Problem(f"no library op {action.op!r}")
+                if action.op.startswith("comm.") and action.attrs["axis"] not in self.axes:
+                    raise _Problem(f"no mesh axis {action.attrs['axis']!r}")
+                self._run(action.inputs, action.outputs)
+            case Copy():
+                self._check_copy(action)
+                self._run((action.source,), (action.target,))
+            case Start():
+                self._start(index, action)
+            case Wait():
+                start = self.busy.pop(action.start, None)
+                if start is None:
+                    raise _Problem(f"waits for action {action.start}, which is not in flight")
+                self.valid.update(self.plan.root(b) for b in start.outputs)
+            case _:
+                raise _Problem("not an action")
+
+    def unfinished(self) -> str | None:
+        if self.busy:
+            return f"action {min(self.busy)} is never waited for"
+        for index in self.plan.outputs:
+            if self.plan.root(index) not in self.valid:
+                return f"output buffer {index} is never written"
+        return None
+
+    def _call(self, call: Call) -> None:
+        kernel = self.plan.kernels[_natural(call.kernel)]
+        if len(call.args) != len(kernel.args):
+            raise _Problem(f"{kernel.name} takes {len(kernel.args)} buffers, not {len(call.args)}")
+        for want, index in zip(kernel.args, call.args, strict=True):
+            buffer = self.plan.buffers[_natural(index)]
+            if not buffer.is_contiguous:
+                raise _Problem(f"{kernel.name} is given buffer {index}, which has gaps")
+            if (buffer.num_elements, buffer.dtype) != (want.elements, want.dtype):
+                raise _Problem(
+                    f"{kernel.name} takes {want.elements} {want.dtype}, "
+                    f"buffer {index} has {buffer.num_elements} {buffer.dtype}"
+                )
+        count = kernel.num_inputs
+        self._run(call.args[: _natural(count)], call.args[count:])
+
+    def _check_copy(self, copy: Copy) -> None:
+        source = self.plan.buffers[_natural(copy.source)]
+        target = self.plan.buffers[_natural(copy.target)]
+        if (source.shape, source.dtype) != (target.shape, target.dtype):
+            raise _Problem(f"copies {source.shape} {source.dtype} to {target.shape} {target.dtype}")
+
+    def _start(self, index: int, start: Start) -> None:
+        if start.op not in COLLECTIVES or len(start.inputs) != 1 or len(start.outputs) != 1:
+            raise _Problem(f"no collective {start.op!r} of these buffers")
+        size = self.axes[start.attrs["axis"]]
+        source = self.plan.buffers[_natural(start.inputs[0])]
+        target = self.plan.buffers[_natural(start.outputs[0])]
+        expected = _collective_shape(start, source.shape, size)
+        if (expected, source.dtype) != (target.shape, target.dtype):
+            raise _Problem(f"{start.op} gives {expected}, not {target.shape}")
+        scratch = scratch_sizes(start.op, start.attrs, source.shape, target.shape, size)
+        for wanted, given in zip(scratch, (start.send, start.receive), strict=True):
+            found = None if given is None else self.plan.buffers[_natural(given)]
+            if (found.shape if found else None) != wanted or (found and found.dtype != source.dtype):
+                raise _Problem(f"{start.op} needs scratch {wanted}")
+            if found and not (found.storage == "arena"):
+                raise _Problem(f"{start.op} has scratch outside the arena")
+        scratch_used = [b for b in (start.send, start.receive) if b is not None]
+        self._run(start.inputs, (*start.outputs, *scratch_used))
+        # Until the wait nobody may read them.
+        self.valid.difference_update(self.plan.root(b) for b in start.outputs)
+        self.busy[index] = start
+
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        plan = self.plan
+        for index in (*inputs, *outputs):
+            if not 0 <= index < len(plan.buffers):
+                raise _Problem(f"names buffer {index} of {len(plan.buffers)}")
+        roots = [plan.root(index) for index in inputs]
+        for index, root in zip(inputs, roots, strict=True):
+            if root not in self.valid:
+                raise _Problem(f"reads buffer {index}, which holds no value now")
+        for index in outputs:
+            self._write(index, roots)
+
+    def _write(self, index: int, reading: Sequence[int]) -> None:
+        plan = self.plan
+        buffer = plan.buffers[index]
+        if buffer.storage == "alias":
+            raise _Problem(f"writes buffer {index}, which is a view")
+        if buffer.storage == "input":
+            raise _Problem(f"writes buffer {index}, which is the caller's")
+        if index in reading:
+            raise _Problem(f"writes buffer {index}, which it reads")
+        if buffer.storage == "arena" and buffer.size_bytes:
+            low, high = buffer.offset, buffer.offset + buffer.size_bytes
+            in_flight = {plan.root(b) for start in self.busy.values() for b in start.held}
+            for other, (start, end) in list(self.arena.items()):
+                if other != index and start < high and low < end:
+                    if other in in_flight or other in reading:
+                        raise _Problem(f"writes buffer {index} over buffer {other}, which is in use")
+                    del self.arena[other]
+                    self.valid.discard(other)
+            if index in in_flight:
+                raise _Problem(f"writes buffer {index}, which a collective uses")
+            self.arena[index] = (low, high)
+        self.valid.add(index)
+
+
+def _natural(index: int) -> int:
+    if index < 0:
+        raise _Problem(f"index {index} is negative")
+    return index
+
+
+def _collective_shape(start: Start, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Return the result's shape, by the op's rule; chunks are even."""
+    grown = list(shape)
+    attrs = start.attrs
+    if (divided := {"comm.reduce_scatter": "dim", "comm.all_to_all": "split_dim"}.get(start.op)) :
+        if grown[_natural(attrs[divided])] % size:
+            raise _Problem(f"{start.op} divides {grown[attrs[divided]]} by {size}")
+        grown[attrs[divided]] //= size
+    if (joined := {"comm.all_gather": "dim", "comm.all_to_all": "concat_dim"}.get(start.op)) :
+        grown[_natural(attrs[joined])] *= size
+    if start.op in ("comm.all_reduce", "comm.reduce_scatter") and attrs["fn"] not in (
+        "sum",
+        "max",
+        "min",
+    ):
+        raise _Problem(f"{start.op} reduces by sum, max or min, not {attrs['fn']!r}")
+    return tuple(grown)
+
+
