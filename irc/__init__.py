@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from irc.api import compile as compile
+    from irc.api import export_plan as export_plan
     from irc.api import load as load
+    from irc.api import original as original
     from irc.frontends.torch.capture import capture as capture
 
 __version__ = "0.1.0"
@@ -17,10 +19,12 @@ __version__ = "0.1.0"
 _LAZY = {
     "capture": "irc.frontends.torch.capture",
     "compile": "irc.api",
+    "export_plan": "irc.api",
     "load": "irc.api",
+    "original": "irc.api",
 }
 
-__all__ = ["__version__", "capture", "compile", "load"]
+__all__ = ["__version__", "capture", "compile", "export_plan", "load", "original"]
 
 
 def __getattr__(name: str) -> object:

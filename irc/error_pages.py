@@ -87,6 +87,15 @@ PAGES = (
         fix="pip install 'irc-compiler[triton]'",
     ),
     ErrorPage(
+        code="dtensor-placement",
+        title="a placement of another system has no equal in irc",
+        exit_code=2,
+        what="A DTensor or OneFlow placement says what S(dim), B and P(sum|max|min) cannot.",
+        why="Averages, products and masked partial values need an operation before they are read.",
+        example="Partial('avg')",
+        fix="Replicate(), Shard(0), or Partial('sum')",
+    ),
+    ErrorPage(
         code="file-missing",
         title="a file does not exist or cannot be read",
         exit_code=2,
@@ -94,6 +103,15 @@ PAGES = (
         why="There is nothing to compile.",
         example="irc compile modle.onnx -o plan",
         fix="irc compile model.onnx -o plan",
+    ),
+    ErrorPage(
+        code="fusion-illegal",
+        title="a flow.fusion is not one kernel",
+        exit_code=2,
+        what="The ops inside a `flow.fusion` do not fit one loop nest, or are library ops.",
+        why="A fusion is one kernel: its reductions share their dims, its results share the others.",
+        example="a flow.fusion that reduces dim 0 of one value and dim 1 of another",
+        fix="split it in two, or leave grouping to pass fuse",
     ),
     ErrorPage(
         code="input-mismatch",
@@ -175,6 +193,15 @@ PAGES = (
         why="Placements refer to the axes by name.",
         example="--mesh 2x4",
         fix="--mesh data=2,tensor=4",
+    ),
+    ErrorPage(
+        code="no-signature",
+        title="the placements around an operation fit none of its signatures",
+        exit_code=2,
+        what="Ranks that hold the operands so cannot compute the results so without communication.",
+        why="Each operation states which splits it allows; another one would give wrong numbers.",
+        example="flow.reduce of the split dim 0, with a result that is B",
+        fix="make the result P(sum), and put an sbp.boxing to B behind it",
     ),
     ErrorPage(
         code="not-onnx",
@@ -310,6 +337,15 @@ PAGES = (
         why="The message names the constraints in conflict and, if there is one, a larger budget.",
         example="a memory budget below one shard of the weights",
         fix="raise the budget, enlarge the mesh, or drop a pin that the message names",
+    ),
+    ErrorPage(
+        code="size-unbound",
+        title="a named size has no number",
+        exit_code=2,
+        what="A tensor of the program has a size that is still a name.",
+        why="Sharding, kernels and memory are planned for numbers.",
+        example="irc opt model.mlir -p 'bind-sizes{sizes=B=4}'   (the program also names S)",
+        fix="irc opt model.mlir -p 'bind-sizes{sizes=\"B=4,S=16\"}'",
     ),
     ErrorPage(
         code="target-unknown",

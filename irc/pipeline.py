@@ -33,7 +33,8 @@ class Options:
 
     Attributes:
         mesh: named axes; the empty mesh is one device.
-        target: what kernels are mapped for: ``cpu``, ``sm_80``, ``sm_90``.
+        backend: what writes the kernels: ``cpu``, ``triton``, ``cuda`` or a plug-in's.
+        target: what kernels are mapped for (``cpu``, ``sm_90``); by default the backend's first.
         cluster: a preset's name or a TOML file; prices communication and compute.
         sizes: numbers for named sizes.
         passes: names of plug-in passes to run, each where its ``after`` says.
@@ -42,7 +43,8 @@ class Options:
     """
 
     mesh: Mesh = field(default_factory=lambda: Mesh(()))
-    target: str = "cpu"
+    backend: str = "cpu"
+    target: str = ""
     cluster: str = "this-host"
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     passes: tuple[str, ...] = ()
@@ -66,7 +68,8 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         pipeline.append(("auto-shard", {k: v for k, v in choices.items() if v}))
         pipeline.append(("lower-boxing", {}))
     pipeline.append(("fuse", {}))
-    pipeline.append(("map-tasks", {"target": options.target}))
+    target = options.target or find_backend(options.backend).targets[0]
+    pipeline.append(("map-tasks", {"target": target}))
     if distributed:
         pipeline.append(("order", {}))
     passes = [find_pass(name)(**given) for name, given in pipeline]
@@ -175,4 +178,39 @@ def lower(program: Program, options: Options, on_stage: OnStage | None = None) -
         default_pipeline(options),
         verify_each=options.verify_each,
         on_stage=on_stage,
+    )
+
+
+def make_plan(program: Program, options: Options, *, keep_ir: bool = True) -> LoadedPlan:
+    """Compile a program to a plan in memory.
+
+    Args:
+        program: as a frontend gives it; its module is changed.
+        options: what the user chose.
+        keep_ir: also keep the text after every pass, which ``irc check`` reads.
+    """
+    import torch
+
+    backend = find_backend(options.backend)
+    texts: dict[str, str] = {}
+
+    def keep(name: str, module: ModuleOp) -> None:
+        texts[f"{len(texts):02}-{name}.mlir"] = dump(module)
+
+    ranges = input_ranges(program.module)
+    lower(program, options, keep if keep_ir else None)
+    kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
+    plan = build_plan(
+        program.module,
+        backend=options.backend,
+        seconds=kernel_seconds(program.module, options),
+        ranges=ranges,
+    )
+    plan = replace(plan, predicted_s=predicted_seconds(plan))
+    return bundle(
+        plan,
+        ir=texts,
+        kernels=backend.emit_plan_sources(kernels),
+        extra=launch_files(plan) if keep_ir else {},
+        torch_version=torch.__version__,
     )

@@ -6,4 +6,6 @@ pass imports one module.
 
 from collections.abc import Mapping
 
-BUILTIN: Mapping[str, str] = {}
+BUILTIN: Mapping[str, str] = {
+    "map-tasks": "irc.passes.map_tasks:MapTasksPass",
+}

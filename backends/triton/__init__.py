@@ -1,1 +1,50 @@
-"""Kernels as Triton source, one function each."""
+"""Kernels as Triton source, one stand-alone file each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from irc.backends.triton.build import compile_for, load
+
+if TYPE_CHECKING:
+    from irc.dialects.task import KernelOp
+
+__all__ = ["TritonBackend", "compile_for", "emit", "emit_plan_sources", "load"]
+
+
+def emit(kernel: KernelOp) -> str:
+    """Return the Python file of a kernel.
+
+    Raises:
+        IrcError: ``op-unsupported``, with everything that Triton cannot express.
+    """
+    from irc.backends.triton.file import emit_form
+    from irc.kernels.form import read
+
+    return emit_form(read(kernel))
+
+
+def emit_plan_sources(kernels: Sequence[KernelOp]) -> dict[str, str]:
+    """Return the files of a plan's ``kernels/`` folder."""
+    from irc.kernels.source import identifier
+
+    return {f"{identifier(k.sym_name.data)}.py": emit(k) for k in kernels}
+
+
+@dataclass(frozen=True)
+class TritonBackend:
+    """Triton for NVIDIA GPUs."""
+
+    name: str = "triton"
+    targets: tuple[str, ...] = ("sm_90", "sm_80", "sm_100")
+    extension: str = ".py"
+
+    def emit(self, kernel: KernelOp) -> str:
+        """Return the Python file of a kernel."""
+        return emit(kernel)
+
+    def emit_plan_sources(self, kernels: Sequence[KernelOp]) -> dict[str, str]:
+        """Return the files of a plan's ``kernels/`` folder."""
+        return emit_plan_sources(kernels)

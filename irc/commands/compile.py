@@ -2,6 +2,8 @@
 
 import argparse
 
+from irc.errors import IrcError
+
 HELP = "compile an ONNX model into a plan"
 
 
@@ -17,6 +19,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cluster", metavar="NAME|FILE", help="the machines the plan is for")
     parser.add_argument(
+        "--size",
+        metavar="NAME=N",
+        action="append",
+        default=[],
+        help="a number for a named size of the model; may be given again",
+    )
+    parser.add_argument(
+        "--pass",
+        metavar="NAME",
+        dest="passes",
+        action="append",
+        default=[],
+        help="run a plug-in's pass, where it says it goes; may be given again",
+    )
+    parser.add_argument("--pins", metavar="TEXT", default="", help="placements to keep")
+    parser.add_argument(
         "--force", action="store_true", help="replace a plan that is in the folder already"
     )
 
@@ -31,7 +49,22 @@ def run(args: argparse.Namespace) -> int:
         mesh=args.mesh,
         backend=args.backend,
         cluster=args.cluster,
+        sizes=_sizes(args.size),
+        passes=args.passes,
+        pins=args.pins,
         force=args.force,
     )
     print(summary)
     return 0
+
+
+def _sizes(texts: list[str]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not (name and number.isascii() and number.isdigit()):
+            raise IrcError(
+                "option-value", f"cannot read --size '{text}'", help="write it as --size batch=1"
+            )
+        sizes[name] = int(number)
+    return sizes

@@ -5,22 +5,28 @@ from __future__ import annotations
 from math import prod
 from typing import Protocol
 
-from xdsl.ir import Operation
+from xdsl.ir import Attribute, Block
 
-from irc.cluster.topology import Cluster, Collective
+from irc.cluster.topology import COLLECTIVES, Cluster, Collective
 from irc.cost.collectives import collective_s
 from irc.cost.roofline import roofline_s
-from irc.cost.work import local_work
+from irc.dialects.comm import CollectiveOp
+from irc.dialects.flow import FlowOp
 from irc.dialects.placement import Mesh, Placement
-from irc.dialects.types import ITEM_BYTES
+from irc.dialects.types import ITEM_BYTES, TensorType
+from irc.ops.work import VIEWS, bytes_moved, flops, local_bytes, local_flops
 from irc.sharding.boxing import Boxing, LocalShape, Step
-from irc.sharding.signatures import NdSignature
+from irc.sharding.local import build_local, local_type
+from irc.sharding.signatures import RULE, NdSignature
+
+VIEW_PART = 1e-3
+"""A view moves nothing, but among free choices a solver takes any: this part of its bytes is charged."""
 
 
 class CostModel(Protocol):
     """What a cost model answers; all times are seconds that one rank takes."""
 
-    def op_seconds(self, op: Operation, signature: NdSignature) -> float: ...
+    def op_seconds(self, op: FlowOp, signature: NdSignature) -> float: ...
 
     def boxing_seconds(
         self, shape: LocalShape, dtype: str, source: Placement, target: Placement
@@ -43,16 +49,44 @@ class ClusterCost:
         self.boxing = Boxing(mesh, self)
         self._links = {axis: self.cluster.axis_link(mesh, axis) for axis in mesh.names}
 
-    def op_seconds(self, op: Operation, signature: NdSignature) -> float:
+    def op_seconds(self, op: FlowOp, signature: NdSignature) -> float:
         """Return the time of one op's local program, its own collectives included."""
-        total = 0.0
-        for work in local_work(op, signature, self.mesh):
-            total += roofline_s(
-                self.cluster.device, flops=work.flops, num_bytes=work.num_bytes, dtype=work.dtype
+        if op.name in VIEWS:
+            placed = zip(op.outputs, signature.results, strict=True)
+            held = sum(_num_bytes(local_type(v.type, p, self.mesh)) for v, p in placed)
+            return VIEW_PART * held / self.cluster.device.bytes_per_s
+        if set(signature.strategy) <= {RULE}:
+            return self._seconds(
+                op, local_flops(op, signature, self.mesh), local_bytes(op, signature, self.mesh)
             )
-            if work.collective is not None and work.axis is not None:
-                total += self.collective_seconds(work.collective, work.payload_bytes, work.axis)
-        return total
+        program: list[FlowOp] = []
+        inputs = Block(
+            arg_types=[
+                local_type(value.type, placement, self.mesh)
+                for value, placement in zip(op.inputs, signature.operands, strict=True)
+            ]
+        )
+        build_local(op, signature, self.mesh, inputs.args, program.append)
+        return sum(map(self.local_seconds, program))
+
+    def local_seconds(self, op: FlowOp) -> float:
+        """Return the time of one op of level spmd, whose tensors are what one rank holds."""
+        if isinstance(op, CollectiveOp):
+            kind = next(c for c in COLLECTIVES if op.name == f"comm.{c}")
+            held = max(_num_bytes(op.inputs[0].type), _num_bytes(op.result_tensor))
+            return self.collective_seconds(kind, held, op.axis.data)
+        if op.name in VIEWS:
+            held = sum(_num_bytes(value.type) for value in op.outputs)
+            return VIEW_PART * held / self.cluster.device.bytes_per_s
+        if op.name.startswith("comm."):
+            return 0.0
+        return self._seconds(op, flops(op), bytes_moved(op))
+
+    def _seconds(self, op: FlowOp, num_flops: float, num_bytes: float) -> float:
+        device = self.cluster.device
+        kinds = [v.type for v in (*op.outputs, *op.inputs) if isinstance(v.type, TensorType)]
+        dtype = kinds[0].dtype if kinds else "f32"
+        return roofline_s(device, flops=num_flops, num_bytes=num_bytes, dtype=dtype)
 
     def collective_seconds(self, kind: Collective, num_bytes: float, axis: str) -> float:
         """Return the time of one collective; see `irc.cost.collectives` for what the bytes are."""
@@ -82,3 +116,10 @@ class ClusterCost:
 
     def _copy_s(self, num_bytes: float) -> float:
         return roofline_s(self.cluster.device, flops=0.0, num_bytes=2 * num_bytes, dtype="f32")
+
+
+def _num_bytes(kind: Attribute) -> int:
+    """Return the bytes of a tensor type; an opaque value has none that count."""
+    if not isinstance(kind, TensorType):
+        return 0
+    return prod(kind.static_shape()) * ITEM_BYTES[kind.dtype]

@@ -109,16 +109,24 @@ class Trace:
     def term(self, value: SSAValue) -> Term:
         """Return a value as a term; one in memory is loaded, once."""
         if (stored := self.stored(value)) is not None:
-            dims = tuple(tuple(Axis(n) for n, _ in dim) for dim in stored[1].dims)
-            strides = tuple(s for dim in stored[1].dims for _, s in dim)
-            axes = tuple(axis for dim in dims for axis in dim)
-            node = self.node(
-                "load", tensor(value).dtype, axes, stored=stored, attrs={"strides": strides}, source=value
-            )
-            self.values[value] = Term(node, dims)
+            self.values[value] = self.load(value, stored)
         found = self.values[value]
         assert isinstance(found, Term)
         return found
+
+    def load(self, value: SSAValue, stored: Stored) -> Term:
+        """Load a value over new axes."""
+        dims = tuple(tuple(Axis(n) for n, _ in dim) for dim in stored[1].dims)
+        strides = tuple(s for dim in stored[1].dims for _, s in dim)
+        node = self.node(
+            "load",
+            tensor(value).dtype,
+            tuple(axis for dim in dims for axis in dim),
+            stored=stored,
+            attrs={"strides": strides},
+            source=value,
+        )
+        return Term(node, dims)
 
     def walk(self, op: FlowOp) -> None:
         """Add one op."""
@@ -197,7 +205,11 @@ class Trace:
 
     def _contract(self, op: FlowOp) -> Term:
         spec, result = parse_spec(op.plain["spec"])
-        operands, dtype = [self.term(value) for value in op.inputs], tensor(op.outputs[0]).dtype
+        dtype = tensor(op.outputs[0]).dtype
+        # A value that is also read elsewhere (x of x x^T, a residual) is read over other axes there.
+        operands = [
+            self.term(v) if (s := self.stored(v)) is None else self.load(v, s) for v in op.inputs
+        ]
         by_letter: dict[str, Axes] = {}
         for letters, term in zip(spec, operands, strict=True):
             for letter, axes in zip(letters, term.dims, strict=True):

@@ -46,14 +46,18 @@ def strategies_of(op: FlowOp) -> list[Strategy]:
     return make(op.plain, *op_signatures(op)) if make else []
 
 
-def _masked_rows(
-    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
-) -> list[Strategy]:
+def _masked(name: str) -> StrategyFunction:
     """Split the table along the indexed dim: each rank gives its own rows and zeros elsewhere."""
-    (table, dtype), dim = operands[0], attrs["dim"]
-    if dtype == "i1" or table[dim] == 1:
-        return []
-    return [Strategy("masked-rows", (Split(dim), B), (Partial("sum"),), table[dim])]
+
+    def strategies(
+        attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
+    ) -> list[Strategy]:
+        (table, dtype), dim = operands[0], attrs["dim"]
+        if dtype == "i1" or table[dim] == 1:
+            return []
+        return [Strategy(name, (Split(dim), B), (Partial("sum"),), table[dim])]
+
+    return strategies
 
 
 def _offset_iota(
@@ -65,7 +69,7 @@ def _offset_iota(
 
 
 STRATEGIES: Mapping[str, StrategyFunction] = {
-    "flow.take": _masked_rows,
-    "flow.gather": _masked_rows,
+    "flow.take": _masked("masked-take"),
+    "flow.gather": _masked("masked-gather"),
     "flow.iota": _offset_iota,
 }

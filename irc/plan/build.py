@@ -1,8 +1,8 @@
 """plan-memory: from a program of level task to a plan.
 
 Calls of blocks are inlined (their kernels stay shared), consecutive launches become one segment,
-views become aliases, every other value gets a buffer. A buffer lives from the action that writes it to
-the last that reads it; what a collective uses lives until its wait. Outputs are fresh allocations.
+views become aliases, every other value gets a buffer. A buffer lives from the action that writes
+it to the last that reads it; what a collective uses lives until its wait. Outputs are fresh.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ from irc.plan.schema import (
     Library,
     Plan,
     Start,
+    Step,
     Wait,
     cut,
     row_major,
+    touched,
 )
 
 Seconds: TypeAlias = Callable[[Operation], float | None]
 """Predicted time of one launch, library op or collective."""
 
 MAX_CALL_DEPTH = 32
-CALLER_ROLES = ("input",)
+CALLER_ROLES = ("input", "value")
 
 
 def build_plan(
@@ -52,7 +54,6 @@ def build_plan(
     *,
     backend: str = "cpu",
     seconds: Seconds | None = None,
-    ranges: Mapping[str, tuple[int, int]] | None = None,
     predicted_s: float | None = None,
 ) -> Plan:
     """Turn a module of level task into a plan.
@@ -61,7 +62,6 @@ def build_plan(
         module: its entry is ``@forward``; all sizes are numbers.
         backend: what the kernels are compiled by.
         seconds: predicts the time of an op; kept with its action for the simulator.
-        ranges: for integer inputs by name, the first and last value that makes sense.
         predicted_s: seconds of a whole call, by the cost model.
     """
     flat = _Flattener(module, seconds or (lambda _: None))
@@ -69,7 +69,6 @@ def build_plan(
     buffers = _place(flat.buffers, flat.steps)
     arena = max((b.offset + b.size_bytes for b in buffers if b.storage == "arena"), default=0)
     lower = lower_bound_bytes([i for _, i in _intervals(flat.buffers, flat.steps)])
-    known = ranges or {}
     plan = Plan(
         mesh=flat.mesh,
         backend=backend,
@@ -81,16 +80,11 @@ def build_plan(
         outputs=tuple(flat.outputs),
         arena_bytes=-(-arena // 64) * 64,
         arena_lower_bytes=lower,
-        ranges=tuple(known.get(flat.buffers[i].name) for i in flat.inputs),
         predicted_s=predicted_s,
     )
     if plan.arena_bytes < lower:
         raise InternalError(f"an arena of {plan.arena_bytes} bytes is below the bound of {lower}")
     return plan
-
-
-Step: TypeAlias = Call | Library | Start | Wait | Copy
-"""An action before launches are grouped; ``Wait.start`` counts steps."""
 
 
 class _Flattener:
@@ -343,23 +337,6 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return 0 in shape or all(
         n == 1 or s == d for n, s, d in zip(shape, strides, row_major(shape), strict=True)
     )
-
-
-def touched(step: Step, steps: Sequence[Step]) -> tuple[int, ...]:
-    """Return the buffers that must be alive at a step."""
-    match step:
-        case Call():
-            return step.args
-        case Library():
-            return (*step.inputs, *step.outputs)
-        case Start():
-            return step.held
-        case Wait():
-            start = steps[step.start]
-            assert isinstance(start, Start)
-            return start.held
-        case Copy():
-            return (step.source, step.target)
 
 
 def _intervals(buffers: Sequence[Buffer], steps: Sequence[Step]) -> list[tuple[int, Interval]]:

@@ -48,7 +48,7 @@ def parse(text: str | bytes, where: str) -> Any:
 
 def _check_depth(text: str, where: str) -> None:
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', text)
-    if re.search(r"\d{%d}" % (MAX_DIGITS + 1), bare):
+    if re.search(rf"\d{{{MAX_DIGITS + 1}}}", bare):
         raise corrupt(f"a number of over {MAX_DIGITS} digits", where)
     depth = 0
     for bracket in re.findall(r"[\[{}\]]", bare):

@@ -101,7 +101,7 @@ class KernelArg:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel: its symbol and its arguments, the first ``num_inputs`` read, others written."""
+    """A kernel: its symbol and arguments, the first ``num_inputs`` read, others written."""
 
     name: str
     args: tuple[KernelArg, ...]
@@ -200,6 +200,27 @@ class Copy:
 
 
 Action: TypeAlias = Kernels | Library | Start | Wait | Copy
+Step: TypeAlias = Call | Library | Start | Wait | Copy
+"""An action, with launches not yet grouped."""
+
+
+def touched(step: Action | Step, steps: Sequence[Action | Step]) -> tuple[int, ...]:
+    """Return the buffers that must be alive at a step; a wait's ``start`` counts in ``steps``."""
+    match step:
+        case Kernels():
+            return tuple(arg for call in step.calls for arg in call.args)
+        case Call():
+            return step.args
+        case Library():
+            return (*step.inputs, *step.outputs)
+        case Start():
+            return step.held
+        case Wait():
+            start = steps[step.start]
+            assert isinstance(start, Start)
+            return start.held
+        case Copy():
+            return (step.source, step.target)
 
 
 @dataclass(frozen=True)
@@ -208,7 +229,6 @@ class Plan:
 
     Attributes:
         inputs, weights, outputs: buffers in the order of arguments and results.
-        ranges: for each input, the integers it may hold (first, last), where it is an index.
         arena_bytes: how much a call leases; never below ``arena_lower_bytes``, the most that is
             alive at one time.
         predicted_s: seconds of one call by the cost model.
@@ -224,7 +244,6 @@ class Plan:
     outputs: tuple[int, ...]
     arena_bytes: int
     arena_lower_bytes: int = 0
-    ranges: tuple[tuple[int, int] | None, ...] = ()
     predicted_s: float | None = None
     format: int = FORMAT
 

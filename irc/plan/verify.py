@@ -52,17 +52,17 @@ def verify_plan(plan: Plan, where: str = "plan.json") -> None:
             raise corrupt(f"buffer {index}: {problem}", where)
     if problem := _boundary_problem(plan):
         raise corrupt(problem, where)
-    replay = _Replay(plan, dict(mesh.axes), set(plan.root(i) for i in (*plan.inputs, *plan.weights)))
+    replay = _Replay(plan, dict(mesh.axes), {plan.root(i) for i in (*plan.inputs, *plan.weights)})
     for index, action in enumerate(plan.actions):
         try:
             replay.step(index, action)
-        except (_Problem, IndexError, KeyError, TypeError, ValueError) as problem:
+        except (_ProblemError, IndexError, KeyError, TypeError, ValueError) as problem:
             raise corrupt(f"action {index}: {problem}", where) from None
     if problem := replay.unfinished():
         raise corrupt(problem, where)
 
 
-class _Problem(Exception):
+class _ProblemError(Exception):
     """What is wrong with an action."""
 
 
@@ -123,8 +123,6 @@ def _boundary_problem(plan: Plan) -> str | None:
                 return f"{name} name buffer {index}, whose memory is no {storage}"
         if storage != "output" and len(set(indices)) != len(indices):
             return f"{name} name a buffer twice"
-    if len(plan.ranges) not in (0, len(plan.inputs)):
-        return f"{len(plan.ranges)} ranges for {len(plan.inputs)} inputs"
     if not 0 <= plan.arena_lower_bytes <= plan.arena_bytes:
         return f"an arena of {plan.arena_bytes} bytes below {plan.arena_lower_bytes}"
     owned = {"input": plan.inputs, "weight": plan.weights}
@@ -151,9 +149,9 @@ class _Replay:
                     self._call(call)
             case Library():
                 if action.op not in LIBRARY_OPS:
-                    raise _Problem(f"no library op {action.op!r}")
+                    raise _ProblemError(f"no library op {action.op!r}")
                 if action.op.startswith("comm.") and action.attrs["axis"] not in self.axes:
-                    raise _Problem(f"no mesh axis {action.attrs['axis']!r}")
+                    raise _ProblemError(f"no mesh axis {action.attrs['axis']!r}")
                 self._run(action.inputs, action.outputs)
             case Copy():
                 self._check_copy(action)
@@ -163,10 +161,10 @@ class _Replay:
             case Wait():
                 start = self.busy.pop(action.start, None)
                 if start is None:
-                    raise _Problem(f"waits for action {action.start}, which is not in flight")
+                    raise _ProblemError(f"waits for action {action.start}, which is not in flight")
                 self.valid.update(self.plan.root(b) for b in start.outputs)
             case _:
-                raise _Problem("not an action")
+                raise _ProblemError("not an action")
 
     def unfinished(self) -> str | None:
         if self.busy:
@@ -179,13 +177,15 @@ class _Replay:
     def _call(self, call: Call) -> None:
         kernel = self.plan.kernels[_natural(call.kernel)]
         if len(call.args) != len(kernel.args):
-            raise _Problem(f"{kernel.name} takes {len(kernel.args)} buffers, not {len(call.args)}")
+            raise _ProblemError(
+                f"{kernel.name} takes {len(kernel.args)} buffers, not {len(call.args)}"
+            )
         for want, index in zip(kernel.args, call.args, strict=True):
             buffer = self.plan.buffers[_natural(index)]
             if not buffer.is_contiguous:
-                raise _Problem(f"{kernel.name} is given buffer {index}, which has gaps")
+                raise _ProblemError(f"{kernel.name} is given buffer {index}, which has gaps")
             if (buffer.num_elements, buffer.dtype) != (want.elements, want.dtype):
-                raise _Problem(
+                raise _ProblemError(
                     f"{kernel.name} takes {want.elements} {want.dtype}, "
                     f"buffer {index} has {buffer.num_elements} {buffer.dtype}"
                 )
@@ -196,24 +196,28 @@ class _Replay:
         source = self.plan.buffers[_natural(copy.source)]
         target = self.plan.buffers[_natural(copy.target)]
         if (source.shape, source.dtype) != (target.shape, target.dtype):
-            raise _Problem(f"copies {source.shape} {source.dtype} to {target.shape} {target.dtype}")
+            raise _ProblemError(
+                f"copies {source.shape} {source.dtype} to {target.shape} {target.dtype}"
+            )
 
     def _start(self, index: int, start: Start) -> None:
         if start.op not in COLLECTIVES or len(start.inputs) != 1 or len(start.outputs) != 1:
-            raise _Problem(f"no collective {start.op!r} of these buffers")
+            raise _ProblemError(f"no collective {start.op!r} of these buffers")
         size = self.axes[start.attrs["axis"]]
         source = self.plan.buffers[_natural(start.inputs[0])]
         target = self.plan.buffers[_natural(start.outputs[0])]
         expected = _collective_shape(start, source.shape, size)
         if (expected, source.dtype) != (target.shape, target.dtype):
-            raise _Problem(f"{start.op} gives {expected}, not {target.shape}")
+            raise _ProblemError(f"{start.op} gives {expected}, not {target.shape}")
         scratch = scratch_sizes(start.op, start.attrs, source.shape, target.shape, size)
         for wanted, given in zip(scratch, (start.send, start.receive), strict=True):
             found = None if given is None else self.plan.buffers[_natural(given)]
-            if (found.shape if found else None) != wanted or (found and found.dtype != source.dtype):
-                raise _Problem(f"{start.op} needs scratch {wanted}")
+            if (found.shape if found else None) != wanted or (
+                found and found.dtype != source.dtype
+            ):
+                raise _ProblemError(f"{start.op} needs scratch {wanted}")
             if found and not (found.storage == "arena"):
-                raise _Problem(f"{start.op} has scratch outside the arena")
+                raise _ProblemError(f"{start.op} has scratch outside the arena")
         scratch_used = [b for b in (start.send, start.receive) if b is not None]
         self._run(start.inputs, (*start.outputs, *scratch_used))
         # Until the wait nobody may read them.
@@ -224,11 +228,11 @@ class _Replay:
         plan = self.plan
         for index in (*inputs, *outputs):
             if not 0 <= index < len(plan.buffers):
-                raise _Problem(f"names buffer {index} of {len(plan.buffers)}")
+                raise _ProblemError(f"names buffer {index} of {len(plan.buffers)}")
         roots = [plan.root(index) for index in inputs]
         for index, root in zip(inputs, roots, strict=True):
             if root not in self.valid:
-                raise _Problem(f"reads buffer {index}, which holds no value now")
+                raise _ProblemError(f"reads buffer {index}, which holds no value now")
         for index in outputs:
             self._write(index, roots)
 
@@ -236,29 +240,31 @@ class _Replay:
         plan = self.plan
         buffer = plan.buffers[index]
         if buffer.storage == "alias":
-            raise _Problem(f"writes buffer {index}, which is a view")
+            raise _ProblemError(f"writes buffer {index}, which is a view")
         if buffer.storage == "input":
-            raise _Problem(f"writes buffer {index}, which is the caller's")
+            raise _ProblemError(f"writes buffer {index}, which is the caller's")
         if index in reading:
-            raise _Problem(f"writes buffer {index}, which it reads")
+            raise _ProblemError(f"writes buffer {index}, which it reads")
         if buffer.storage == "arena" and buffer.size_bytes:
             low, high = buffer.offset, buffer.offset + buffer.size_bytes
             in_flight = {plan.root(b) for start in self.busy.values() for b in start.held}
             for other, (start, end) in list(self.arena.items()):
                 if other != index and start < high and low < end:
                     if other in in_flight or other in reading:
-                        raise _Problem(f"writes buffer {index} over buffer {other}, which is in use")
+                        raise _ProblemError(
+                            f"writes buffer {index} over buffer {other}, which is in use"
+                        )
                     del self.arena[other]
                     self.valid.discard(other)
             if index in in_flight:
-                raise _Problem(f"writes buffer {index}, which a collective uses")
+                raise _ProblemError(f"writes buffer {index}, which a collective uses")
             self.arena[index] = (low, high)
         self.valid.add(index)
 
 
 def _natural(index: int) -> int:
     if index < 0:
-        raise _Problem(f"index {index} is negative")
+        raise _ProblemError(f"index {index} is negative")
     return index
 
 
@@ -266,18 +272,16 @@ def _collective_shape(start: Start, shape: tuple[int, ...], size: int) -> tuple[
     """Return the result's shape, by the op's rule; chunks are even."""
     grown = list(shape)
     attrs = start.attrs
-    if (divided := {"comm.reduce_scatter": "dim", "comm.all_to_all": "split_dim"}.get(start.op)) :
+    if divided := {"comm.reduce_scatter": "dim", "comm.all_to_all": "split_dim"}.get(start.op):
         if grown[_natural(attrs[divided])] % size:
-            raise _Problem(f"{start.op} divides {grown[attrs[divided]]} by {size}")
+            raise _ProblemError(f"{start.op} divides {grown[attrs[divided]]} by {size}")
         grown[attrs[divided]] //= size
-    if (joined := {"comm.all_gather": "dim", "comm.all_to_all": "concat_dim"}.get(start.op)) :
+    if joined := {"comm.all_gather": "dim", "comm.all_to_all": "concat_dim"}.get(start.op):
         grown[_natural(attrs[joined])] *= size
     if start.op in ("comm.all_reduce", "comm.reduce_scatter") and attrs["fn"] not in (
         "sum",
         "max",
         "min",
     ):
-        raise _Problem(f"{start.op} reduces by sum, max or min, not {attrs['fn']!r}")
+        raise _ProblemError(f"{start.op} reduces by sum, max or min, not {attrs['fn']!r}")
     return tuple(grown)
-
-

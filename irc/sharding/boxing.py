@@ -16,7 +16,7 @@ inner blocks, is not mistaken for a free slice of the outer axis (OneFlow's tabl
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol, TypeAlias
@@ -155,6 +155,10 @@ class Boxing:
             InternalError: where there is none (``target`` is partial, ``source`` otherwise).
         """
         return 0.0 if source == target else self._search(shape, dtype, source).cost(target)
+
+    def reachable(self, shape: LocalShape, dtype: str, source: Placement) -> Mapping[Placement, float]:
+        """Return the seconds to every placement that there is a path to."""
+        return self._search(shape, dtype, source).best
 
     def reaches(self, shape: LocalShape, dtype: str, source: Placement, target: Placement) -> bool:
         """Return whether there is a path."""

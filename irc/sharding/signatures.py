@@ -168,6 +168,9 @@ def signatures(
         limit: keep so many; the first to go are those with partial operands on many axes.
     """
     choices = axis_signatures(op)
+    if not mesh.axes:
+        alone = Placement(())
+        return [NdSignature((alone,) * len(op.inputs), (alone,) * len(op.outputs), (), ())]
     per_axis = [choices if size > 1 else choices[:1] for _, size in mesh.axes]
     combined = [c for c in cartesian(*per_axis) if _divides(c, mesh, uneven)]
     found = [s for c in combined if (s := combine(c, mesh)) is not None]
@@ -180,8 +183,6 @@ def combine(chosen: Sequence[Signature], mesh: Mesh) -> NdSignature | None:
     """Nest one signature for each mesh axis; None where a tensor would mix kinds of partial."""
     operands = [_placed(mesh, column) for column in zip(*(s.operands for s in chosen), strict=True)]
     results = [_placed(mesh, column) for column in zip(*(s.results for s in chosen), strict=True)]
-    if not mesh.axes:
-        return None
     if any(_mixes(placement) for placement in (*operands, *results)):
         return None
     return NdSignature(
@@ -236,6 +237,8 @@ def find_signature(
     whole = Placement.replicated(mesh.names)
     given = [p or whole for p in operands]
     made = [p or whole for p in results]
+    if not mesh.axes:
+        return NdSignature(tuple(given), tuple(made), (), ())
     choices = axis_signatures(op)
     chosen: list[Signature] = []
     for axis in mesh.names:
@@ -245,6 +248,8 @@ def find_signature(
             return None
         chosen.append(found)
     if any(map(_mixes, (*given, *made))) or not _one_order(chosen, mesh, (*given, *made)):
+        return None
+    if not _divides(chosen, mesh, uneven=True):
         return None
     return NdSignature(
         tuple(given), tuple(made), tuple(s.strategy for s in chosen), tuple(s.split for s in chosen)

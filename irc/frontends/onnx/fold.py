@@ -31,11 +31,13 @@ Fold: TypeAlias = Callable[[Node, list[Array]], "Array | list[Array]"]
 def fold(node: Node) -> list[Value] | None:
     """Return the results of a node as known values, or None where it must be computed."""
     rule = FOLD.get(node.kind)
-    if rule is None or not node.inputs or node.has_subgraph:
+    if rule is None or not node.inputs:
         return None
     given: list[Array] = []
     for value in node.inputs:
         if value is None or value.known is None or not small(value.shape, value.dtype):
+            return None
+        if value.role == "parameter" and value.known.size > 1:
             return None
         given.append(value.known)
     try:
@@ -75,8 +77,6 @@ def result_dtype(node: Node) -> str:
             return "i1"
         case "Where":
             return node.dtype(1)
-        case "ConstantOfShape":
-            return node.operand(0).dtype  # replaced by the rule's own array
         case _:
             return node.dtype()
 

@@ -93,7 +93,8 @@ class Node:
     proto: onnx.NodeProto
     inputs: list[Value | None]
     version: int
-    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    attributes: dict[str, Any]
+    scope: Any = None
 
     @property
     def kind(self) -> str:

@@ -52,16 +52,20 @@ class Lowering:
         b: where flow ops go.
         results: the stated types; ``shape`` and ``dtype`` are those of the first.
         read: per result, whether anything reads it.
-        seed: gives the argument that random numbers start from.
+        random: gives the seed of this call, and a number that no other random op has.
     """
 
     def __init__(
-        self, b: FlowBuilder, results: Sequence[TensorType], read: Sequence[bool], seed: Callable[[], SSAValue]
+        self,
+        b: FlowBuilder,
+        results: Sequence[TensorType],
+        read: Sequence[bool],
+        random: Callable[[], tuple[SSAValue, int]],
     ) -> None:
         self.b = b
         self.results = results
         self.read = read
-        self.seed = seed
+        self.random = random
 
     @property
     def shape(self) -> tuple[Dim, ...]:

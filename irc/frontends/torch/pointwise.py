@@ -115,12 +115,6 @@ def logical_not(t: Lowering, self: SSAValue) -> SSAValue:
     return t.b.pointwise("logical_not", t.value(self, "i1"))
 
 
-@lowers("isnan", "isinf", "isfinite")
-def classify(t: Lowering, self: SSAValue) -> SSAValue:
-    """Rows of their own follow; integers are always finite."""
-    return t.decline()
-
-
 @lowers("square")
 def square(t: Lowering, self: SSAValue) -> SSAValue:
     """Return ``self * self``."""
@@ -172,16 +166,19 @@ def masked_fill(t: Lowering, self: SSAValue, mask: SSAValue, value: Operand) -> 
     return t.b.pointwise("where", mask, t.value(value, t.dtype), self)
 
 
-@lowers("clamp", "clip", "hardtanh")
-def clamp(t: Lowering, self: SSAValue, min: Operand | None = None, max: Operand | None = None, **bounds: Any) -> SSAValue:  # noqa: A002 - ATen's names
+@lowers("clamp", "clip")
+def clamp(t: Lowering, self: SSAValue, min: Operand | None = None, max: Operand | None = None) -> SSAValue:  # noqa: A002 - ATen's names
     """Bound from below, then from above; NaN stays."""
-    if "hardtanh" in bounds:
-        t.decline()
-    low, high = bounds.get("min_val", min), bounds.get("max_val", max)
-    value: Operand = t.value(self, t.dtype)
-    value = value if low is None else t.pointwise("maximum", value, low)
-    value = value if high is None else t.pointwise("minimum", value, high)
+    value: Operand = self
+    value = value if min is None else t.pointwise("maximum", value, min)
+    value = value if max is None else t.pointwise("minimum", value, max)
     return t.value(value, t.dtype)
+
+
+@lowers("hardtanh")
+def hardtanh(t: Lowering, self: SSAValue, min_val: float = -1, max_val: float = 1) -> SSAValue:
+    """Bound from both sides."""
+    return clamp(t, self, min_val, max_val)
 
 
 @lowers("clamp_min")
@@ -263,12 +260,6 @@ def mish(t: Lowering, self: SSAValue) -> SSAValue:
     return t.pointwise("mul", self, t.pointwise("tanh", softplus(t, self)))
 
 
-@lowers("erfc")
-def erfc(t: Lowering, self: SSAValue) -> SSAValue:
-    """Left to the library: ``1 - erf(x)`` loses all digits of the tail."""
-    return t.decline()
-
-
 @lowers("lerp")
 def lerp(t: Lowering, self: SSAValue, end: SSAValue, weight: Operand) -> SSAValue:
     """Return ``self + weight * (end - self)``."""
@@ -311,23 +302,21 @@ def _negative_side(t: Lowering, x: SSAValue, left: SSAValue) -> SSAValue:
     return t.b.pointwise("where", t.b.pointwise("gt", x, t.value(0, t.dtype)), x, left)
 
 
-def _is_nan(t: Lowering, self: SSAValue) -> SSAValue:
-    return _of_floats(t, "is_nan", self)
+@lowers("isnan")
+def isnan(t: Lowering, self: SSAValue) -> SSAValue:
+    """Return where the value is NaN."""
+    return t.b.pointwise("is_nan", self) if is_float(tensor(self).dtype) else t.full(False)
 
 
-def _is_inf(t: Lowering, self: SSAValue) -> SSAValue:
-    return _of_floats(t, "is_inf", self)
+@lowers("isinf")
+def isinf(t: Lowering, self: SSAValue) -> SSAValue:
+    """Return where the value is infinite."""
+    return t.b.pointwise("is_inf", self) if is_float(tensor(self).dtype) else t.full(False)
 
 
-def _is_finite(t: Lowering, self: SSAValue) -> SSAValue:
-    # NaN and the infinities are what differs from itself after subtraction of itself.
+@lowers("isfinite")
+def isfinite(t: Lowering, self: SSAValue) -> SSAValue:
+    """Return where ``x - x`` is zero: it is NaN for infinities and NaN alone."""
     if not is_float(tensor(self).dtype):
         return t.full(True)
     return t.b.pointwise("eq", t.b.pointwise("sub", self, self), t.value(0, tensor(self).dtype))
-
-
-def _of_floats(t: Lowering, fn: str, self: SSAValue) -> SSAValue:
-    return t.b.pointwise(fn, self) if is_float(tensor(self).dtype) else t.full(False)
-
-
-TABLE.update(isnan=_is_nan, isinf=_is_inf, isfinite=_is_finite)

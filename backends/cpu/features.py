@@ -1,0 +1,60 @@
+"""What the CPU can do, as far as generated code depends on it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+
+@dataclass(frozen=True)
+class Features:
+    """The instruction set that kernels are written for.
+
+    Kernels stay correct on any CPU, since LLVM splits vectors that the machine does not have; only
+    their shape (lanes, register tile, masked or scalar tails) follows from this.
+
+    Attributes:
+        vector_bytes: the width of a vector register.
+        masked: tails are masked vectors (AVX-512), not scalar loops.
+        fma: fused multiply-add is one instruction.
+        half: float16 converts in hardware.
+        cpu: the processor name for LLVM.
+        flags: the feature string for LLVM.
+    """
+
+    vector_bytes: int
+    masked: bool
+    fma: bool
+    half: bool
+    cpu: str
+    flags: str = ""
+
+    @property
+    def float_lanes(self) -> int:
+        """How many float32 fit in a register."""
+        return self.vector_bytes // 4
+
+    @property
+    def registers(self) -> int:
+        """How many vector registers there are."""
+        return 32 if self.masked or not self.cpu.startswith("x86-64") else 16
+
+
+AVX512 = Features(64, masked=True, fma=True, half=True, cpu="x86-64-v4")
+AVX2 = Features(32, masked=False, fma=True, half=True, cpu="x86-64-v3")
+BASELINE = Features(16, masked=False, fma=False, half=False, cpu="x86-64")
+
+
+@functools.cache
+def host() -> Features:
+    """Return the features of this machine."""
+    flags = llvm.get_host_cpu_features()
+    cpu, text = llvm.get_host_cpu_name(), flags.flatten()
+    if all(flags.get(f) for f in ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c")):
+        return Features(64, masked=True, fma=True, half=True, cpu=cpu, flags=text)
+    if flags.get("avx2") and flags.get("fma") and flags.get("f16c"):
+        return Features(32, masked=False, fma=True, half=True, cpu=cpu, flags=text)
+    neon = bool(flags.get("neon"))
+    return Features(16, masked=False, fma=neon, half=neon, cpu=cpu, flags=text)

@@ -1,0 +1,117 @@
+"""The file around a Triton kernel: header, helpers, kernel, launch and a main that runs it."""
+
+from __future__ import annotations
+
+from math import prod
+
+from irc.backends.triton.block import buffer_name, check_supported
+from irc.backends.triton.functions import helpers_in
+from irc.backends.triton.matmul import Matmul
+from irc.backends.triton.rows import Rows
+from irc.kernels.form import Form
+from irc.kernels.source import Source, identifier, quoted, wrapped
+
+TORCH: dict[str, str] = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64",
+    "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "i1": "bool",
+}  # fmt: skip
+
+MAIN = '''
+
+def launch(*buffers):
+    """Run the kernel on contiguous tensors: its inputs, then its outputs."""
+    if GRID[0]:
+        {name}[GRID](*buffers, **OPTIONS)
+
+
+def main():
+    """Run on random inputs and print a sum of each output."""
+    torch.manual_seed(0)
+    buffers = []
+    for name, size, dtype, high in BUFFERS:
+        if dtype.is_floating_point:
+            buffers.append(torch.randn(size).to(DEVICE, dtype))
+        else:
+            buffers.append(torch.randint(0, high, (size,)).to(DEVICE, dtype))
+    launch(*buffers)
+    for (name, *_), buffer in zip(BUFFERS[NUM_INPUTS:], buffers[NUM_INPUTS:]):
+        print(name, buffer.double().sum().item())
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def emit_form(form: Form) -> str:
+    """Return the file of a kernel."""
+    check_supported(form)
+    template = Matmul(form) if form.template == "matmul" else Rows(form)
+    name = identifier(form.name)
+    body = Source()
+    body.line("@triton.jit")
+    names = ", ".join(buffer_name(form, i) for i in range(len(form.buffers)))
+    with body.block(f"def {name}({names}):"):
+        template.emit(body)
+    text = str(body)
+    return (
+        _header(form, template)
+        + helpers_in(text)
+        + "\n\n"
+        + text
+        + _tables(form, template)
+        + MAIN.replace("{name}", name)
+    )
+
+
+def _header(form: Form, template: Rows | Matmul) -> str:
+    kind = "rows" if isinstance(template, Rows) else "matmul"
+    head = Source()
+    head.line(f'"""A {kind} kernel that irc made; run this file to try it on random inputs."""\n')
+    head.line(f"# space: {_sizes(form.parallel)} tasks, {_sizes(form.reduced)} reduced")
+    head.line(f"# mapping: {form.mapping}")
+    head.line(f"# launched as: {template.mapping}")
+    head.line(f"# from: {quoted(form.loc)}")
+    for line in wrapped([quoted(source) for source in form.sources]):
+        head.line(f"# fuses: {line}")
+    head.line("\nimport os\n")
+    head.line("import torch\nimport triton\nimport triton.language as tl")
+    head.line("from triton.language.extra import libdevice\n")
+    return str(head)
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    return " x ".join(map(str, sizes)) or "1"
+
+
+def _tables(form: Form, template: Rows | Matmul) -> str:
+    stages = template.num_stages if isinstance(template, Matmul) else 1
+    tables = Source()
+    tables.line(f"\n\nGRID = ({prod(template.grid)},)")
+    # Contraction of a*b + c into one rounding is allowed inside tl.dot only.
+    tables.line(
+        f'OPTIONS = {{"num_warps": {template.num_warps}, "num_stages": {stages}, "enable_fp_fusion": False}}'
+    )
+    tables.line(f"NUM_INPUTS = {form.num_inputs}")
+    tables.line('DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"')
+    with tables.block("BUFFERS = (", ")"):
+        for index, buffer in enumerate(form.buffers):
+            name, high = buffer_name(form, index), bound(form, index)
+            tables.line(f'("{name}", {buffer.size}, torch.{TORCH[buffer.dtype]}, {high}),')
+    return str(tables)
+
+
+def bound(form: Form, index: int) -> int:
+    """Return an exclusive bound for random integers in a buffer: those used as indices stay inside."""
+    limit = 2 if form.buffers[index].dtype == "i1" else 100
+    loads = [s for s in form.steps if s.kind == "load"]
+    read = {s.result for s in loads if s.place.buffer == index}
+    for load in loads:
+        place, size = load.place, form.buffers[load.place.buffer].size
+        reach = place.offset + sum(
+            max(s, 0) * (n - 1) for s, n in zip(place.strides, form.sizes, strict=True)
+        )
+        for operand, stride in zip(load.operands, place.index_strides, strict=True):
+            if read & form.behind([operand], lambda s: True) and stride > 0:
+                limit = min(limit, max(1, (size - 1 - reach) // stride + 1))
+    return limit

@@ -1,0 +1,285 @@
+"""The pointwise functions in Triton: one expression each, for floats, integers and truth values.
+
+``{0}``, ``{1}``, ``{2}`` are operands (names, never expressions), ``{T}`` is the type of the result.
+Half types are held as float32 here, so a row for floats is for float32 and float64.
+
+Error of float32 functions, in ulp: exp and sigmoid 2 + |x| (the exponent is rounded once before
+``ex2``), exp2 and rsqrt 2, sinh to atanh and pow up to 5, all other functions of ``libdevice`` at most 2
+(CUDA C++ Programming Guide, "Mathematical Functions"); arithmetic, division and sqrt are correctly rounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
+INTEGERS = frozenset({"i64", "i32", "i16", "i8", "u8"})
+
+TYPES: Mapping[str, str] = {
+    "f64": "tl.float64", "f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16",
+    "i64": "tl.int64", "i32": "tl.int32", "i16": "tl.int16", "i8": "tl.int8",
+    "u8": "tl.uint8", "i1": "tl.int1",
+}  # fmt: skip
+SIGNATURES: Mapping[str, str] = {
+    "f64": "*fp64", "f32": "*fp32", "f16": "*fp16", "bf16": "*bf16",
+    "i64": "*i64", "i32": "*i32", "i16": "*i16", "i8": "*i8", "u8": "*u8", "i1": "*i1",
+}  # fmt: skip
+
+# fmt: off
+COMPARE: Mapping[str, str] = {
+    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}",
+    "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
+}
+LOGIC: Mapping[str, str] = {
+    "logical_and": "({0} != 0) & ({1} != 0)",
+    "logical_or":  "({0} != 0) | ({1} != 0)",
+    "logical_xor": "({0} != 0) ^ ({1} != 0)",
+    "logical_not": "{0} == 0",
+}
+BITS: Mapping[str, str] = {
+    "bit_and": "{0} & {1}", "bit_or": "{0} | {1}", "bit_xor": "{0} ^ {1}",
+}
+ANY: Mapping[str, str] = {
+    **COMPARE, **LOGIC,
+    "where": "tl.where({0}, {1}, {2})",
+    "copy":  "{0}",
+}
+FLOAT: Mapping[str, str] = {
+    **ANY,
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}",
+    "div":        "tl.div_rn({0}, {1})",
+    "floor_div":  "_floor_div({0}, {1})",
+    "trunc_div":  "libdevice.trunc(tl.div_rn({0}, {1}))",
+    "remainder":  "_remainder({0}, {1})",
+    "fmod":       "libdevice.fmod({0}, {1})",
+    "pow":        "libdevice.pow({0}, {1})",
+    "maximum":    "_maximum({0}, {1})",
+    "minimum":    "_minimum({0}, {1})",
+    "atan2":      "libdevice.atan2({0}, {1})",
+    "neg":        "-{0}",
+    "abs":        "tl.abs({0})",
+    "sign":       "({0} > 0).to({T}) - ({0} < 0).to({T})",
+    "reciprocal": "tl.div_rn(1.0, {0})",
+    "exp":        "tl.exp({0})",
+    "exp2":       "tl.exp2({0})",
+    "expm1":      "libdevice.expm1({0})",
+    "log":        "tl.log({0})",
+    "log2":       "libdevice.log2({0})",
+    "log10":      "libdevice.log10({0})",
+    "log1p":      "libdevice.log1p({0})",
+    "sqrt":       "tl.sqrt_rn({0})",
+    "rsqrt":      "tl.rsqrt({0})",
+    "sin":        "tl.sin({0})",
+    "cos":        "tl.cos({0})",
+    "tan":        "libdevice.tan({0})",
+    "asin":       "libdevice.asin({0})",
+    "acos":       "libdevice.acos({0})",
+    "atan":       "libdevice.atan({0})",
+    "sinh":       "libdevice.sinh({0})",
+    "cosh":       "libdevice.cosh({0})",
+    "tanh":       "libdevice.tanh({0})",
+    "asinh":      "libdevice.asinh({0})",
+    "acosh":      "libdevice.acosh({0})",
+    "atanh":      "libdevice.atanh({0})",
+    "erf":        "tl.erf({0})",
+    "relu":       "tl.where({0} <= 0, 0.0, {0})",
+    "sigmoid":    "_sigmoid({0})",
+    "silu":       "{0} * _sigmoid({0})",
+    "gelu":       "{0} * 0.5 * (1.0 + tl.erf({0} * 0.7071067811865476))",
+    "gelu_tanh":  "_gelu_tanh({0})",
+    "floor":      "tl.floor({0})",
+    "ceil":       "tl.ceil({0})",
+    "round":      "libdevice.rint({0})",
+    "trunc":      "libdevice.trunc({0})",
+    "is_nan":     "{0} != {0}",
+    "is_inf":     'tl.abs({0}) == float("inf")',
+}
+INTEGER: Mapping[str, str] = {
+    **ANY, **BITS,
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}",
+    "floor_div":   "_floor_div_int({0}, {1})",
+    "trunc_div":   "{0} // {1}",
+    "remainder":   "_remainder_int({0}, {1})",
+    "fmod":        "{0} % {1}",
+    "pow":         "_pow_int({0}, {1})",
+    "maximum":     "tl.where({0} > {1}, {0}, {1})",
+    "minimum":     "tl.where({0} < {1}, {0}, {1})",
+    "neg":         "-{0}",
+    "abs":         "tl.where({0} < 0, -{0}, {0})",
+    "sign":        "(({0} > 0).to(tl.int8) - ({0} < 0).to(tl.int8)).to({T})",
+    "relu":        "tl.where({0} > 0, {0}, 0).to({T})",
+    "floor": "{0}", "ceil": "{0}", "round": "{0}", "trunc": "{0}",
+    "is_nan":      "{0} != {0}",
+    "is_inf":      "{0} != {0}",
+    "bit_not":     "~{0}",
+    "shift_left":  "{0} << {1}",
+    "shift_right": "{0} >> {1}",
+}
+BOOL: Mapping[str, str] = {
+    **{fn: text for fn, text in ANY.items() if fn not in COMPARE}, **BITS,
+    "eq": "({0} ^ {1}) == 0", "ne": "{0} ^ {1}",
+    "lt": "({0} == 0) & {1}", "le": "({0} == 0) | {1}",
+    "gt": "{0} & ({1} == 0)", "ge": "{0} | ({1} == 0)",
+    "add": "{0} | {1}", "mul": "{0} & {1}",
+    "maximum": "{0} | {1}", "minimum": "{0} & {1}",
+    "sign": "{0}", "bit_not": "{0} == 0", "abs": "{0}", "relu": "{0}",
+}
+DOUBLE: Mapping[str, str] = {
+    # div_rn and sqrt_rn are for float32 alone; the plain ones are exact in float64.
+    "div":        "{0} / {1}",
+    "trunc_div":  "libdevice.trunc({0} / {1})",
+    "reciprocal": "1.0 / {0}",
+    "sqrt":       "tl.sqrt({0})",
+    "floor_div":  "_floor_div_f64({0}, {1})",
+    "sigmoid":    "1.0 / (1.0 + tl.exp(-{0}))",
+    "silu":       "{0} / (1.0 + tl.exp(-{0}))",
+    "gelu_tanh":  "_gelu_tanh_f64({0})",
+}
+# fmt: on
+
+
+def expression(fn: str, operand: str, result: str) -> str | None:
+    """Return the template of a function of operands of one dtype, or None where Triton has none.
+
+    Args:
+        fn: the function; ``cast`` gives the conversion from ``operand`` to ``result``.
+        operand: the dtype of the operands (of ``where``: of its branches).
+        result: the dtype of the result.
+    """
+    if operand not in TYPES or result not in TYPES:
+        return None
+    if fn == "cast":
+        return _cast(operand, result)
+    if operand == "i1":
+        return BOOL.get(fn)
+    if operand in INTEGERS:
+        return INTEGER.get(fn)
+    return DOUBLE.get(fn) if operand == "f64" and fn in DOUBLE else FLOAT.get(fn)
+
+
+def _cast(operand: str, result: str) -> str:
+    if operand == result and result not in ("f16", "bf16"):
+        return "{0}"
+    if result == "i1":
+        return "{0} != 0"
+    if result in ("f16", "bf16"):
+        # Rounded now, held in float32 after.
+        return f"{{0}}.to({TYPES[result]}).to(tl.float32)"
+    return f"{{0}}.to({TYPES[result]})"
+
+
+def held(dtype: str) -> str:
+    """Return the dtype in which values are computed: float32 for half types."""
+    return "f32" if dtype in ("f16", "bf16") else dtype
+
+
+HELPERS: Mapping[str, str] = {
+    "_maximum": """
+@triton.jit
+def _maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_minimum": """
+@triton.jit
+def _minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_max_int": """
+@triton.jit
+def _max_int(a, b):
+    return tl.where(a > b, a, b)
+""",
+    "_min_int": """
+@triton.jit
+def _min_int(a, b):
+    return tl.where(a < b, a, b)
+""",
+    "_product": """
+@triton.jit
+def _product(a, b):
+    return a * b
+""",
+    "_sigmoid": """
+@triton.jit
+def _sigmoid(x):
+    return tl.div_rn(1.0, 1.0 + tl.exp(-x))
+""",
+    "_gelu_tanh": """
+@triton.jit
+def _gelu_tanh(x):
+    # x / 2 * (1 + tanh(u)) is x * sigmoid(2 u).
+    return x * _sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+""",
+    "_gelu_tanh_f64": """
+@triton.jit
+def _gelu_tanh_f64(x):
+    return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+""",
+    "_remainder": """
+@triton.jit
+def _remainder(a, b):
+    rest = libdevice.fmod(a, b)
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+""",
+    "_floor_div": """
+@triton.jit
+def _floor_div(a, b):
+    rest = libdevice.fmod(a, b)
+    quotient = tl.div_rn(a - rest, b)
+    quotient = tl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1.0, quotient)
+    whole = tl.floor(quotient)
+    whole = tl.where(quotient - whole > 0.5, whole + 1.0, whole)
+    return tl.where(b == 0, tl.div_rn(a, b), whole)
+""",
+    "_floor_div_f64": """
+@triton.jit
+def _floor_div_f64(a, b):
+    rest = libdevice.fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = tl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1.0, quotient)
+    whole = tl.floor(quotient)
+    whole = tl.where(quotient - whole > 0.5, whole + 1.0, whole)
+    return tl.where(b == 0, a / b, whole)
+""",
+    "_floor_div_int": """
+@triton.jit
+def _floor_div_int(a, b):
+    quotient = a // b
+    return quotient - (((a % b) != 0) & ((a < 0) != (b < 0))).to(quotient.dtype)
+""",
+    "_remainder_int": """
+@triton.jit
+def _remainder_int(a, b):
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+""",
+    "_pow_int": """
+@triton.jit
+def _pow_int(a, b):
+    result = (a == a).to(a.dtype) + b * 0
+    power = a + b * 0
+    rest = b + a * 0
+    for _ in range(63):
+        result = tl.where((rest > 0) & ((rest & 1) != 0), result * power, result)
+        power = power * power
+        rest = rest >> 1
+    # A negative exponent: 1 and -1 have an inverse, all else rounds to 0.
+    odd = (b & 1) != 0
+    inverse = tl.where(a == 1, 1, tl.where(a == -1, tl.where(odd, -1, 1), 0)).to(a.dtype)
+    return tl.where(b < 0, inverse, result)
+""",
+}
+
+
+def helpers_in(text: str) -> str:
+    """Return the definitions of the helper functions that a text uses, in order."""
+    wanted: set[str] = set()
+    queue = [text]
+    while queue:
+        for name in set(re.findall(r"\b_[a-z]\w*", queue.pop())):
+            if name in HELPERS and name not in wanted:
+                wanted.add(name)
+                queue.append(HELPERS[name])
+    # A helper stands before the first that uses it: `_sigmoid` is in the table before its users.
+    return "\n".join(body for name, body in HELPERS.items() if name in wanted)

@@ -1,0 +1,103 @@
+"""Seconds of the ops that a plan runs: launches, library ops, collectives, on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
+
+from irc.cluster.load import find_cluster
+from irc.cluster.topology import Collective
+from irc.cost.model import ClusterCost
+from irc.cost.roofline import roofline_s
+from irc.dialects.comm import CollectiveOp, LocalChunkOp, RankIndexOp
+from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.placement import Mesh
+from irc.dialects.task import BufferType, KernelContractOp, KernelOp, KernelPointwiseOp, LaunchOp, ViewOp
+from irc.dialects.types import ITEM_BYTES, TensorType
+from irc.ops.pointwise import POINTWISE
+from irc.ops.rule import RuleError
+from irc.ops.work import bytes_moved, flops
+
+COLLECTIVES: Mapping[str, Collective] = {
+    "comm.all_reduce": "all_reduce",
+    "comm.all_gather": "all_gather",
+    "comm.reduce_scatter": "reduce_scatter",
+    "comm.all_to_all": "all_to_all",
+}
+
+
+class ActionCost:
+    """Prices ops of level task; call it with one.
+
+    Args:
+        module: level task: launches look up their kernels in it.
+        cluster: preset or file.
+        mesh: the mesh of the plan.
+    """
+
+    def __init__(self, module: ModuleOp, cluster: str, mesh: Mesh) -> None:
+        self._model = ClusterCost(find_cluster(cluster), mesh)
+        self._kernels = {
+            op.sym_name.data: self._kernel_s(op)
+            for op in module.body.block.ops
+            if isinstance(op, KernelOp)
+        }
+
+    def __call__(self, op: Operation) -> float | None:
+        """Return the seconds of an op, or None for one that the model does not know."""
+        match op:
+            case LaunchOp():
+                return self._kernels[op.kernel_name]
+            case ViewOp() | RankIndexOp():
+                return 0.0
+            case CollectiveOp():
+                return self._collective_s(op)
+            case LocalChunkOp():
+                return self._roofline_s(0, 2 * _bytes(tensor(op.outputs[0])), "f32")
+            case FlowOp():
+                return self._library_s(op)
+            case _:
+                return None
+
+    def _roofline_s(self, operations: float, num_bytes: float, dtype: str) -> float:
+        device = self._model.cluster.device
+        return roofline_s(device, flops=operations, num_bytes=num_bytes, dtype=dtype)
+
+    def _kernel_s(self, kernel: KernelOp) -> float:
+        buffers = [a.type for a in kernel.args if isinstance(a.type, BufferType)]
+        return self._roofline_s(
+            kernel_flops(kernel),
+            sum(b.num_elements * ITEM_BYTES[b.dtype] for b in buffers),
+            buffers[-1].dtype,
+        )
+
+    def _collective_s(self, op: CollectiveOp) -> float:
+        held = max(_bytes(tensor(op.inputs[0])), _bytes(op.result_tensor))
+        return self._model.collective_seconds(COLLECTIVES[op.name], held, op.axis.data)
+
+    def _library_s(self, op: FlowOp) -> float | None:
+        if not all(isinstance(v.type, TensorType) for v in (*op.inputs, *op.outputs)):
+            return None
+        try:
+            return self._roofline_s(flops(op), bytes_moved(op), tensor(op.outputs[0]).dtype)
+        except (RuleError, KeyError):
+            return None
+
+
+def kernel_flops(kernel: KernelOp) -> int:
+    """Return the arithmetic of a kernel: two per point of a contraction, the table's elsewhere."""
+    full, tasks = prod(kernel.space_extents), prod(kernel.space_extents[: kernel.num_parallel])
+    total = 0
+    for op in kernel.body.block.ops:
+        if isinstance(op, KernelContractOp):
+            total += 2 * full
+        elif isinstance(op, KernelPointwiseOp):
+            total += POINTWISE[op.fn.data].flops * (full if op.value.is_full else tasks)
+    return total
+
+
+def _bytes(kind: TensorType) -> int:
+    return prod(kind.static_shape()) * ITEM_BYTES[kind.dtype]

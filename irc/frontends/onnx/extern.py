@@ -1,0 +1,143 @@
+"""Nodes that run as library ops: `flow.extern` with a target in `irc.ops.onnx_library`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import ExternOp
+from irc.dialects.size import Dim
+from irc.dialects.types import TensorType
+from irc.frontends.onnx.elementwise import Converter
+from irc.frontends.onnx.node import Node, Unsupported, check_axis, static
+
+ACTIVATIONS = frozenset({
+    "Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh",
+    "HardSigmoid", "Elu", "Softsign", "Softplus",
+})  # fmt: skip
+
+
+def extern(
+    node: Node,
+    shapes: Sequence[Sequence[Dim]],
+    *,
+    dtypes: Sequence[str] | None = None,
+    target: str | None = None,
+    **options: Any,
+) -> list[SSAValue]:
+    """Append a library op of the node's operands; absent optional operands are null in its JSON."""
+    operands: list[SSAValue] = []
+    positions: list[dict[str, int] | None] = []
+    for index in range(len(node.inputs)):
+        if node.has(index):
+            positions.append({"operand": len(operands)})
+            operands.append(node[index])
+        else:
+            positions.append(None)
+    names = dtypes or [node.dtype()] * len(shapes)
+    results = [TensorType.of(shape, dtype) for shape, dtype in zip(shapes, names, strict=True)]
+    plain = {key: list(v) if isinstance(v, tuple) else v for key, v in options.items()}
+    return node.b.ops(
+        ExternOp, operands, results=results,
+        target=f"onnx::{target or node.kind}",
+        arguments=json.dumps([positions, plain], sort_keys=True),
+    )  # fmt: skip
+
+
+def convert_recurrent(node: Node) -> list[SSAValue]:
+    """RNN, GRU and LSTM."""
+    layout, direction = node.attr("layout", 0), node.attr("direction", "forward")
+    steps, batch = node.shape()[:2] if not layout else (node.shape()[1], node.shape()[0])
+    directions = node.shape(1)[0]
+    hidden = node.attr("hidden_size") or static(node.shape(2)[2:])[0]
+    default = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+    activations = node.attr("activations") or default[node.kind] * (2 if direction == "bidirectional" else 1)
+    known = {name.lower(): name for name in ACTIVATIONS}
+    if unknown := [a for a in activations if a.lower() not in known]:
+        raise Unsupported(f"activation {unknown[0]!r}")
+    if layout:
+        last = (batch, directions, hidden)
+        every = (batch, steps, directions, hidden)
+    else:
+        last = (directions, batch, hidden)
+        every = (steps, directions, batch, hidden)
+    shapes = [every, last] + ([last] if node.kind == "LSTM" else [])
+    return extern(
+        node, shapes, direction=direction, layout=layout, hidden=hidden,
+        activations=[known[a.lower()] for a in activations],
+        alpha=list(node.attr("activation_alpha") or []), beta=list(node.attr("activation_beta") or []),
+        clip=node.attr("clip"), input_forget=node.attr("input_forget", 0),
+        linear_before_reset=node.attr("linear_before_reset", 0),
+    )  # fmt: skip
+
+
+def convert_non_zero(node: Node) -> list[SSAValue]:
+    """NonZero: how many there are is known only when it runs, so the size has a name of its own."""
+    count = node.owner.sizes.dim("", f"nonzero_{node.owner.fresh()}")
+    return extern(node, [(node.ndim(), count)], dtypes=["i64"])
+
+
+def convert_grid_sample(node: Node) -> list[SSAValue]:
+    """GridSample of 4-D or 5-D tensors."""
+    if node.ndim() not in (4, 5):
+        raise Unsupported(f"a grid over {node.ndim()} dims")
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(m := node.attr("mode", "linear"), m)
+    if mode == "cubic" and node.ndim() == 5:
+        raise Unsupported("cubic interpolation of volumes")
+    shape = (*node.shape()[:2], *node.shape(1)[1:-1])
+    return extern(
+        node, [shape], mode=mode, padding=node.attr("padding_mode", "zeros"),
+        align=node.attr("align_corners", 0),
+    )  # fmt: skip
+
+
+def convert_det(node: Node) -> list[SSAValue]:
+    """Determinants of the last two dims."""
+    return extern(node, [node.shape()[:-2]])
+
+
+def convert_col2im(node: Node) -> list[SSAValue]:
+    """Col2Im of images."""
+    image, block = node.ints(1), node.ints(2)
+    if len(image) != 2:
+        raise Unsupported(f"Col2Im of {len(image)} dims")
+    channels = static(node.shape()[1:2])[0] // (block[0] * block[1])
+    pads = node.attr("pads") or [0] * 4
+    node.inputs = node.inputs[:1]
+    return extern(
+        node, [(node.shape()[0], channels, *image)], image=image, block=block, pads=list(pads),
+        strides=list(node.attr("strides") or [1, 1]), dilations=list(node.attr("dilations") or [1, 1]),
+    )  # fmt: skip
+
+
+def convert_dft(node: Node) -> list[SSAValue]:
+    """DFT along one axis, of real or complex numbers (pairs in the last dim)."""
+    axis = int(node.number(2, -2)) if node.version >= 20 else node.attr("axis", 1)
+    axis = check_axis(axis, node.ndim())
+    length = int(node.number(1)) if node.has(1) else None
+    onesided, inverse = node.attr("onesided", 0), node.attr("inverse", 0)
+    if onesided and inverse:
+        raise Unsupported("a one-sided inverse transform")
+    shape = list(node.shape())
+    if length is not None:
+        shape[axis] = length
+    if onesided:
+        shape[axis] = static([shape[axis]])[0] // 2 + 1
+    shape[-1] = 2
+    node.inputs = node.inputs[:1]
+    return extern(node, [shape], axis=axis, length=length, onesided=onesided, inverse=inverse)
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "Col2Im": convert_col2im,
+    "DFT": convert_dft,
+    "Det": convert_det,
+    "GRU": convert_recurrent,
+    "GridSample": convert_grid_sample,
+    "LSTM": convert_recurrent,
+    "NonZero": convert_non_zero,
+    "RNN": convert_recurrent,
+}

@@ -1,0 +1,339 @@
+"""From a checked ONNX graph to a flow program: one walk over the nodes, one converter per op type.
+
+A node whose operands are all known shapes and constants is folded (`fold`); otherwise its converter
+(`table`) appends flow ops. A node that cannot be converted is noted, and what depends on it is
+passed over in silence, so that one look reports everything.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import onnx
+from onnx import helper
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
+from xdsl.ir import Block, SSAValue
+from xdsl.utils.exceptions import VerifyException
+
+from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
+from irc.dialects.flow import ConcatOp, FlowOp
+from irc.dialects.size import Dim, symbol, terms_of
+from irc.dialects.types import TensorType
+from irc.errors import ErrorCollector, IrcError, printable
+from irc.frontends.onnx.evaluate import evaluate
+from irc.frontends.onnx.external import Array, dtype_of, to_array, to_torch
+from irc.frontends.onnx.fold import fold
+from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, Value, size_names
+from irc.frontends.onnx.read import DOMAINS, Source
+from irc.frontends.onnx.sizes import SizeTable
+from irc.ops.infer import ShapeError
+from irc.program import Program
+
+if TYPE_CHECKING:
+    import torch
+
+LITERAL = 64
+MAX_ELEMENTS = 1 << 40
+MAX_OPS = 500_000
+
+Scope = ChainMap[str, "Value | None"]
+"""Values by name; None for what a node that could not be converted would have given."""
+
+
+class Importer:
+    """Builds one program.
+
+    Args:
+        source: the model, with functions expanded.
+        sizes: numbers for named sizes.
+    """
+
+    def __init__(self, source: Source, sizes: Mapping[str, int] | None) -> None:
+        self.source = source
+        self.sizes = SizeTable(sizes)
+        self.block = Block()
+        self.b = FlowBuilder(self.block)
+        self.errors = ErrorCollector()
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._arg_attrs: list[DictionaryAttr] = []
+        self._fresh = 0
+        self._opset = next(o.version for o in source.model.opset_import if o.domain in DOMAINS)
+
+    def run(self) -> Program:
+        """Convert the main graph.
+
+        Raises:
+            IrcError: with everything that is wrong.
+        """
+        graph = self.source.model.graph
+        scope: Scope = ChainMap()
+        stored = {tensor.name for tensor in graph.initializer}
+        for given in graph.input:
+            if given.name not in stored:
+                scope[given.name] = self._input(given)
+        self.sizes.check_used()
+        self.convert(graph, scope, "node")
+        results = self._outputs(graph, scope)
+        self.errors.check()
+        sweep(self.block)
+        attrs = [argument_attrs("output", printable(out.name)) for out in graph.output]
+        func = finish_function(
+            "forward", self.block, results, arg_attrs=self._arg_attrs, res_attrs=attrs
+        )
+        program = Program(ModuleOp([func]), self.tensors, printable(self.source.name))
+        program.module.verify()
+        return program
+
+    def convert(self, graph: onnx.GraphProto, scope: Scope, place: str) -> None:
+        """Convert the initializers and nodes of a graph into the current block."""
+        for tensor in graph.initializer:
+            scope[tensor.name] = self._stored(tensor)
+        for index, proto in enumerate(graph.node):
+            self._node(proto, scope, f"{place} {index}")
+
+    def _node(self, proto: onnx.NodeProto, scope: Scope, place: str) -> None:
+        name = f" '{proto.name}'" if proto.name else ""
+        outer = self.b.loc
+        self.b.loc = printable(f"{self.source.name}:{place}{name} ({proto.op_type})").replace("\n", " ")
+        for result in proto.output:
+            scope[result] = None
+        try:
+            operands = [self._lookup(scope, given) if given else None for given in proto.input]
+            if not any(given and value is None for given, value in zip(proto.input, operands, strict=True)):
+                found = self._convert_one(proto, operands, scope)
+                for result, value in zip(proto.output, found, strict=False):
+                    scope[result] = value
+        except IrcError as error:
+            where = error.where or self.b.loc
+            self.errors.add(IrcError(error.code, error.message, where, error.because, error.help))
+        except NeedsSize as error:
+            self.errors.add(self._unbound(error.names, f"{proto.op_type} needs sizes as numbers"))
+        except Unsupported as error:
+            self.errors.add(
+                IrcError("op-unsupported", f"{proto.op_type}: {error}", self.b.loc, help=error.help)
+            )
+        except (ShapeError, VerifyException) as error:
+            self.errors.add(self._misfit(proto, operands, error))
+        finally:
+            self.b.loc = outer
+
+    def _convert_one(
+        self, proto: onnx.NodeProto, operands: list[Value | None], scope: Scope
+    ) -> Sequence[Value]:
+        from irc.frontends.onnx.table import CONVERTERS
+
+        attributes = {a.name: _attribute(a) for a in proto.attribute}
+        node = Node(self, proto, operands, self._opset, attributes, scope)
+        if (values := fold(node)) is not None:
+            return values
+        if proto.domain not in DOMAINS or proto.op_type not in CONVERTERS:
+            domain = "" if proto.domain in DOMAINS else f" of domain '{proto.domain}'"
+            raise IrcError(
+                "op-unsupported",
+                f"no converter for op '{proto.op_type}'{domain}",
+                help="export the model without it, or give it a function body in the model",
+            )
+        found = CONVERTERS[proto.op_type](node)
+        results = list(found) if isinstance(found, list | tuple) else [found]
+        values = [r if isinstance(r, Value) else Value.of(r) for r in results]
+        for value in values:
+            self.check_volume(value.shape)
+            value.loc = value.loc or self.b.loc
+        return values
+
+    def _lookup(self, scope: Scope, name: str) -> Value | None:
+        if name not in scope:
+            raise IrcError("onnx-invalid", f"value '{name}' is read before it is made")
+        return scope[name]
+
+    # -- values
+
+    def ssa(self, value: Value) -> SSAValue:
+        """Return a value as SSA: known numbers become a literal or an argument."""
+        if value.ssa is None:
+            assert value.known is not None
+            here, self.b.loc = self.b.loc, value.loc or self.b.loc
+            if value.known.dtype == object:
+                value.ssa = self._sizes(value.known, value.dtype)
+            else:
+                value.ssa = self._literal(value, value.known)
+            self.b.loc = here
+        return value.ssa
+
+    def fresh(self) -> int:
+        """Return a number that no earlier call gave."""
+        self._fresh += 1
+        return self._fresh
+
+    def _literal(self, value: Value, array: Array) -> SSAValue:
+        flat = array.reshape(-1)
+        # Float vectors differ between layers that are otherwise alike: as arguments, the layers
+        # stay one block. Numbers that shape the program are literals.
+        weight = value.role == "parameter" and value.dtype[0] in "fb" and flat.size > 1
+        if value.dtype[0] != "c" and flat.size and not weight:
+            if flat.size <= LITERAL:
+                return self.b.constant(flat.tolist(), value.shape, value.dtype)
+            if flat.strides == (0,) or (flat == flat[0]).all():
+                return self.b.constant(flat[:1].tolist(), value.shape, value.dtype)
+        return self.argument(value.role, value.name or "constant", array, value.dtype)
+
+    def argument(self, role: str, name: str, array: Array, dtype: str) -> SSAValue:
+        """Add an argument that holds these numbers."""
+        name, count = printable(name), 0
+        unique = name
+        while unique in self.tensors:
+            count += 1
+            unique = f"{name}.{count}"
+        self.tensors[unique] = to_torch(array)
+        return self._argument(TensorType.of(array.shape, dtype), role, unique)
+
+    def _argument(self, kind: TensorType, role: str, name: str) -> SSAValue:
+        self._arg_attrs.append(argument_attrs(role, name))
+        return self.block.insert_arg(kind, len(self.block.args))
+
+    def _sizes(self, array: Array, dtype: str) -> SSAValue:
+        parts = [self.b.reshape(self.size(dim, dtype), (1,)) for dim in array.reshape(-1).tolist()]
+        joined = parts[0] if len(parts) == 1 else self.b.op(ConcatOp, parts, dim=0)
+        return self.b.reshape(joined, array.shape)
+
+    def size(self, dim: Dim, dtype: str) -> SSAValue:
+        """Return a size as a scalar value; a named one is counted, as the sum of that many ones."""
+        if isinstance(dim, int):
+            return self.b.scalar(dim, dtype)
+        total: SSAValue | None = None
+        for monomial, coefficient in terms_of(dim):
+            names = [symbol(name) for name, power in monomial for _ in range(power)]
+            ones = self.b.constant([coefficient], names, "i64")
+            term = self.b.reduce("sum", ones, range(len(names)), keep_dims=False) if names else ones
+            total = term if total is None else self.b.pointwise("add", total, term)
+        assert total is not None
+        return self.b.cast(total, dtype)
+
+    def constant(self, array: Array, role: str = "constant", name: str = "constant") -> SSAValue:
+        """Return computed numbers (indices, interpolation weights) as a value."""
+        return self.ssa(Value.of_array(array, role=role, name=name))
+
+    def evaluate(self, value: Value) -> Array | None:
+        """Compute a value that no input reaches, or return None."""
+        if value.ssa is None or value.ssa.owner is None:
+            return None
+        by_argument = {
+            arg: self.tensors[attrs.data["name"].data]  # type: ignore[union-attr]
+            for arg, attrs in zip(self.block.args, self._arg_attrs, strict=True)
+            if attrs.data["name"].data in self.tensors  # type: ignore[union-attr]
+        }
+        found = evaluate(value.ssa, by_argument)
+        return None if found is None else found.numpy()
+
+    # -- boundary
+
+    def _input(self, given: onnx.ValueInfoProto) -> Value | None:
+        where = printable(f"{self.source.name}: input '{given.name}'")
+        try:
+            if not given.type.HasField("tensor_type") or not given.type.tensor_type.HasField("shape"):
+                raise IrcError("op-unsupported", "an input that is not a tensor of known ndim")
+            tensor = given.type.tensor_type
+            dtype = dtype_of(tensor.elem_type)
+            shape = [self._input_dim(given.name, i, d) for i, d in enumerate(tensor.shape.dim)]
+            self.check_volume(shape)
+        except IrcError as error:
+            self.errors.add(IrcError(error.code, error.message, where, error.because, error.help))
+            return None
+        kind = TensorType.of(shape, dtype)
+        ssa = self._argument(kind, "input", printable(given.name))
+        return Value(tuple(shape), dtype, ssa=ssa)
+
+    def _input_dim(self, name: str, index: int, dim: onnx.TensorShapeProto.Dimension) -> Dim:
+        if dim.HasField("dim_value") and dim.dim_value > 0:
+            return int(dim.dim_value)
+        if dim.HasField("dim_value") and dim.dim_value == 0 and self.source.model.ir_version > 10:
+            return 0
+        found = self.sizes.dim(dim.dim_param, f"{name}_{index}")
+        if isinstance(found, int) and found < 0:
+            raise IrcError("onnx-invalid", f"size {index} is {found}: '{dim.dim_param}'")
+        return found
+
+    def _stored(self, tensor: onnx.TensorProto) -> Value | None:
+        try:
+            array = to_array(tensor, self.source)
+        except IrcError as error:
+            name = printable(f"{self.source.name}: tensor '{tensor.name}'")
+            self.errors.add(IrcError(error.code, error.message, name, error.because, error.help))
+            return None
+        return Value.of_array(array, role="parameter", name=tensor.name)
+
+    def _outputs(self, graph: onnx.GraphProto, scope: Scope) -> list[SSAValue]:
+        results: list[SSAValue] = []
+        for output in graph.output:
+            self.b.loc = printable(f"{self.source.name}: output '{output.name}'")
+            if output.name not in scope:
+                self.errors.add(
+                    IrcError("onnx-invalid", f"output '{output.name}' is never made", self.b.loc)
+                )
+            elif (value := scope[output.name]) is not None:
+                results.append(self.ssa(value))
+        return results
+
+    # -- checks
+
+    def check_volume(self, shape: Sequence[Dim]) -> None:
+        """Refuse tensors that no machine holds, before anything tries.
+
+        Raises:
+            Unsupported: with the number of elements.
+        """
+        count = prod(dim for dim in shape if isinstance(dim, int))
+        if count > MAX_ELEMENTS:
+            raise Unsupported(f"a tensor of {count} elements")
+
+    def check_growth(self, count: int) -> None:
+        """Refuse programs that grow without end (loops in loops).
+
+        Raises:
+            Unsupported: past the limit.
+        """
+        if count > MAX_OPS:
+            raise Unsupported(f"unrolling gives over {MAX_OPS} nodes")
+
+    def _unbound(self, names: frozenset[str], message: str) -> IrcError:
+        known = self.sizes.names(names)
+        return IrcError(
+            "size-unbound",
+            f"{message}: {', '.join(known)}",
+            self.b.loc,
+            help="give it a number: " + " ".join(f"--size {printable(name)}=1" for name in known),
+        )
+
+    def _misfit(
+        self, proto: onnx.NodeProto, operands: Sequence[Value | None], error: Exception
+    ) -> IrcError:
+        names = frozenset[str]().union(*(size_names(v.shape) for v in operands if v is not None))
+        if names:
+            return self._unbound(names, f"{proto.op_type} does not fit its operands ({error}) unless these sizes agree")
+        shapes = ", ".join("?" if v is None else f"[{', '.join(map(str, v.shape))}] {v.dtype}" for v in operands)
+        return IrcError(
+            "onnx-invalid", f"{proto.op_type} does not fit its operands: {error}", self.b.loc,
+            because=f"its operands are {shapes}",
+        )  # fmt: skip
+
+
+def sweep(block: Block) -> None:
+    """Erase ops that nothing reads; an import leaves some where it looked at constants."""
+    for op in reversed(list(block.ops)):
+        if isinstance(op, FlowOp) and not any(result.uses for result in op.results):
+            op.detach()
+            op.erase()
+
+
+def _attribute(attribute: onnx.AttributeProto) -> Any:
+    value = helper.get_attribute_value(attribute)
+    match value:
+        case bytes():
+            return value.decode("utf-8", "replace")
+        case list() if value and isinstance(value[0], bytes):
+            return [item.decode("utf-8", "replace") for item in value]
+        case _:
+            return value

@@ -1,0 +1,233 @@
+"""Resize in flow: every mode is, along each dim, a fixed weighting of a few source elements.
+
+Nearest takes one element, linear two, cubic four: as many `take`s with constant indices, weighted
+and added. Antialiasing weighs all elements: a contraction with a constant matrix. So a resized
+tensor shards like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import ContractOp, TakeOp, tensor
+from irc.dialects.size import Size
+from irc.dialects.types import is_float
+from irc.frontends.onnx.elementwise import Converter, scalar
+from irc.frontends.onnx.external import NUMPY, Array
+from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, static
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How one dim is resized: sizes, scale, and the part of it for ``tf_crop_and_resize``."""
+
+    size: int
+    result: int
+    scale: float
+    start: float = 0.0
+    end: float = 1.0
+
+
+def convert_resize(node: Node) -> SSAValue:
+    """Resize each dim whose scale is not 1 in turn."""
+    mode = node.attr("mode", "nearest")
+    if mode not in ("nearest", "linear", "cubic"):
+        raise Unsupported(f"mode {mode!r}")
+    transform = node.attr("coordinate_transformation_mode", "half_pixel")
+    if node.kind == "Upsample" or node.version < 11:
+        transform = "asymmetric"
+    x, outside = node[0], None
+    for dim, axis in resized_axes(node).items():
+        places = coordinates(axis, transform)
+        if axis.size == axis.result and np.array_equal(places, np.arange(axis.size)):
+            continue
+        x = resize_dim(node, x, dim, axis, places, mode)
+        if transform == "tf_crop_and_resize":
+            wrong = (places < 0) | (places > axis.size - 1)
+            shape = [axis.result if i == dim else 1 for i in range(tensor(x).ndim)]
+            mask = node.owner.constant(wrong.reshape(shape))
+            outside = mask if outside is None else node.b.pointwise("logical_or", outside, mask)
+    if outside is not None:
+        value = scalar(node, node.attr("extrapolation_value", 0.0), x)
+        x = node.b.pointwise("where", outside, value, x)
+    return x
+
+
+def resized_axes(node: Node) -> Mapping[int, Axis]:
+    """Read scales or sizes, for all dims or for those in ``axes``."""
+    ndim = node.ndim()
+    axes = [a + ndim if a < 0 else a for a in node.attr("axes") or range(ndim)]
+    sizes, scales = _targets(node)
+    found: dict[int, Axis] = {}
+    policy = node.attr("keep_aspect_ratio_policy", "stretch")
+    if sizes is not None and policy != "stretch":
+        ratios = [s / d for s, d in zip(sizes, static([node.shape()[a] for a in axes]), strict=True)]
+        ratio = min(ratios) if policy == "not_larger" else max(ratios)
+        scales = [ratio] * len(axes)
+        sizes = [int(ratio * d + 0.5) for d in static([node.shape()[a] for a in axes])]
+    roi = node.numbers(1).reshape(-1).tolist() if _has_region(node) else []
+    for i, dim in enumerate(axes):
+        size = node.shape()[dim]
+        if isinstance(size, Size):
+            if (scales and scales[i] == 1) or (sizes and sizes[i] == size):
+                continue
+            raise NeedsSize(size.names())
+        region = (roi[i], roi[i + len(axes)]) if roi else (0.0, 1.0)
+        if sizes is not None:
+            target = sizes[i]
+            (result,) = static([target])
+            scale = scales[i] if scales else result / size
+        else:
+            assert scales is not None
+            scale = scales[i]
+            result = int(np.floor(size * (region[1] - region[0]) * scale + 1e-9))
+        found[dim] = Axis(size, result, scale, *region)
+    return found
+
+
+def _has_region(node: Node) -> bool:
+    return node.attr("coordinate_transformation_mode") == "tf_crop_and_resize" and node.has(1)
+
+
+def _targets(node: Node) -> tuple[list | None, list | None]:
+    if node.kind == "Upsample" and node.attr("scales"):
+        return None, [float(s) for s in node.attr("scales")]
+    where = 1 if node.version < 11 or node.kind == "Upsample" else 2
+    if node.has(3) and where == 2 and node.operand(3).shape != (0,):
+        return node.dims(3), None
+    return None, [float(s) for s in node.numbers(where).reshape(-1).tolist()]
+
+
+def coordinates(axis: Axis, transform: str) -> Array:
+    """Return where in the source each element of the result lies."""
+    i = np.arange(axis.result, dtype=np.float64)
+    whole = axis.size * axis.scale
+    match transform:
+        case "asymmetric":
+            return i / axis.scale
+        case "half_pixel":
+            return (i + 0.5) / axis.scale - 0.5
+        case "pytorch_half_pixel":
+            return (i + 0.5) / axis.scale - 0.5 if axis.result > 1 else i * 0
+        case "align_corners":
+            return i * ((axis.size - 1) / (axis.result - 1)) if axis.result > 1 else i * 0
+        case "half_pixel_symmetric":
+            adjusted = axis.size / 2 * (1 - axis.result / whole)
+            return adjusted + (i + 0.5) / axis.scale - 0.5
+        case "tf_half_pixel_for_nn":
+            return (i + 0.5) / axis.scale
+        case "tf_crop_and_resize":
+            first = axis.start * (axis.size - 1)
+            if axis.result == 1:
+                return 0.5 * (axis.start + axis.end) * (axis.size - 1) + i * 0
+            return first + i * (axis.end - axis.start) * (axis.size - 1) / (axis.result - 1)
+        case _:
+            raise Unsupported(f"coordinates {transform!r}")
+
+
+def resize_dim(
+    node: Node, x: SSAValue, dim: int, axis: Axis, places: Array, mode: str
+) -> SSAValue:
+    """Resize one dim."""
+    if mode == "nearest":
+        index = nearest(places, node.attr("nearest_mode", "round_prefer_floor"))
+        if node.kind == "Upsample" or node.version < 11:
+            index = np.floor(places)
+        index = index.clip(0, axis.size - 1).astype(np.int64)
+        return node.b.op(TakeOp, [x, node.owner.constant(index)], dim=dim)
+    if not is_float(tensor(x).dtype):
+        raise Unsupported(f"mode {mode!r} of {tensor(x).dtype}")
+    exclude = bool(node.attr("exclude_outside", 0))
+    a = float(node.attr("cubic_coeff_a", -0.75))
+    shrink = min(axis.scale, 1.0) if node.attr("antialias", 0) else 1.0
+    if shrink < 1.0:
+        matrix = antialiased(axis, places, mode, a, shrink, exclude)
+        return multiply(node, x, dim, matrix)
+    taps, weights = interpolation(places, axis.size, mode, a, exclude)
+    return add_taps(node, x, dim, taps, weights)
+
+
+def nearest(places: Array, how: str) -> Array:
+    """Round source coordinates to elements."""
+    match how:
+        case "round_prefer_floor":
+            return np.ceil(places - 0.5)
+        case "round_prefer_ceil":
+            return np.floor(places + 0.5)
+        case "floor":
+            return np.floor(places)
+        case "ceil":
+            return np.ceil(places)
+        case _:
+            raise Unsupported(f"nearest_mode {how!r}")
+
+
+def kernel(distance: Array, mode: str, a: float) -> Array:
+    """Return the weight of an element at a distance: a triangle, or Keys's cubic (1981)."""
+    d = abs(distance)
+    if mode == "linear":
+        return np.maximum(0, 1 - d)
+    near = (a + 2) * d**3 - (a + 3) * d**2 + 1
+    far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+
+
+def interpolation(
+    places: Array, size: int, mode: str, a: float, exclude: bool
+) -> tuple[Array, Array]:
+    """Return the elements [taps, result] and weights that give each element of the result."""
+    reach = 1 if mode == "linear" else 2
+    base = np.floor(places)
+    taps = base + np.arange(1 - reach, reach + 1).reshape(-1, 1)
+    weights = kernel(taps - places, mode, a)
+    if exclude:
+        weights = np.where((taps < 0) | (taps >= size), 0, weights)
+        weights = weights / weights.sum(0)
+    return taps.clip(0, size - 1).astype(np.int64), weights
+
+
+def antialiased(
+    axis: Axis, places: Array, mode: str, a: float, shrink: float, exclude: bool
+) -> Array:
+    """Return the matrix [result, size] of a kernel that is stretched by ``1 / shrink``."""
+    reach = int(np.ceil((1 if mode == "linear" else 2) / shrink))
+    taps = np.floor(places) + np.arange(-reach, reach + 2).reshape(-1, 1)
+    weights = kernel((taps - places) * shrink, mode, a)
+    if exclude:
+        weights = np.where((taps < 0) | (taps >= axis.size), 0, weights)
+    weights = weights / weights.sum(0)
+    matrix = np.zeros((axis.result, axis.size))
+    rows = np.broadcast_to(np.arange(axis.result), taps.shape)
+    np.add.at(matrix, (rows, taps.clip(0, axis.size - 1).astype(np.int64)), weights)
+    return matrix
+
+
+def multiply(node: Node, x: SSAValue, dim: int, matrix: Array) -> SSAValue:
+    """Contract a dim with a constant matrix [result, size]."""
+    letters = "abcdefgh"[: tensor(x).ndim]
+    weights = node.owner.constant(matrix.astype(NUMPY[tensor(x).dtype]))
+    spec = f"{letters},z{letters[dim]}->{letters.replace(letters[dim], 'z')}"
+    return node.b.op(ContractOp, [x, weights], spec=spec)
+
+
+def add_taps(node: Node, x: SSAValue, dim: int, taps: Array, weights: Array) -> SSAValue:
+    """Add up taken elements, each weighted."""
+    b, total = node.b, None
+    kind = tensor(x)
+    shape = [taps.shape[1] if i == dim else 1 for i in range(kind.ndim)]
+    for index, weight in zip(taps, weights, strict=True):
+        if not weight.any():
+            continue
+        part = b.op(TakeOp, [x, node.owner.constant(index)], dim=dim)
+        factor = node.owner.constant(weight.astype(NUMPY[kind.dtype]).reshape(shape))
+        part = b.pointwise("mul", part, factor)
+        total = part if total is None else b.pointwise("add", total, part)
+    assert total is not None
+    return total
+
+
+CONVERTERS: Mapping[str, Converter] = {"Resize": convert_resize, "Upsample": convert_resize}

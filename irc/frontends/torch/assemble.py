@@ -1,0 +1,184 @@
+"""A program from a functional graph: arguments with roles and names, blocks, results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, SSAValue
+
+from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
+from irc.dialects.types import TensorType, is_float
+from irc.frontends.torch.locations import location
+from irc.frontends.torch.lowering import Lowering
+from irc.frontends.torch.outline import Region, regions
+from irc.frontends.torch.sizes import SizeError, SizeNames
+from irc.frontends.torch.translate import Scope, Translation
+from irc.errors import IrcError
+from irc.ops.library import dtype_names
+from irc.program import Program
+
+LITERAL = 64
+"""Constants of more elements are arguments."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a placeholder of the graph is: role, original name, and its value unless it is an input."""
+
+    role: str
+    name: str
+    tensor: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an output of the graph is: role (output or state) and name."""
+
+    role: str
+    name: str
+
+
+@dataclass
+class Assembly:
+    """A program, and what was left to libraries."""
+
+    program: Program
+    externs: Counter[str] = field(default_factory=Counter[str])
+
+
+def assemble(
+    module: GraphModule,
+    arguments: Mapping[Node, Argument],
+    results: Sequence[tuple[Any, Result]],
+    names: SizeNames,
+    *,
+    source: str,
+    outline: bool = True,
+) -> Assembly:
+    """Translate a functional graph.
+
+    Args:
+        module: the graph; its placeholders that are tensors are the keys of ``arguments``.
+        arguments: per placeholder its meaning; those of one name become one argument.
+        results: per result the node (or number) and its meaning, in the order of the entry's results.
+        names: the user's names of dynamic sizes.
+        source: what the program is made from, for reports.
+        outline: make functions of repeated layers.
+
+    Raises:
+        IrcError: all causes at once.
+    """
+    return _Assembler(module, names).run(arguments, results, source, outline)
+
+
+class _Assembler:
+    def __init__(self, module: GraphModule, names: SizeNames) -> None:
+        self.module = module
+        self.block = Block()
+        self.shared = Translation(names, self._seed)
+        self.scope = Scope(self.shared, FlowBuilder(self.block), module)
+        self.arguments: dict[str, tuple[Argument, SSAValue]] = {}
+        self.functions: list[FuncOp] = []
+        self.blocks: dict[str, str] = {}
+
+    def run(
+        self, arguments: Mapping[Node, Argument], results: Sequence[tuple[Any, Result]], source: str, outline: bool
+    ) -> Assembly:
+        for node, argument in arguments.items():
+            if argument.role == "input" or node.users:
+                self._argument(node, argument)
+        self._constants()
+        self._body(outline)
+        values = [self._result(value) for value, _ in results]
+        self.shared.errors.check()
+        entry = finish_function(
+            "forward",
+            self.block,
+            values,
+            arg_attrs=[argument_attrs(a.role, a.name) for a, _ in self.arguments.values()],
+            res_attrs=[argument_attrs(result.role, result.name) for _, result in results],
+        )
+        tensors = {a.name: a.tensor for a, _ in self.arguments.values() if a.tensor is not None}
+        return Assembly(Program(ModuleOp([*self.functions, entry]), tensors, source), self.shared.externs)
+
+    def _argument(self, node: Node, argument: Argument) -> None:
+        if argument.name not in self.arguments:
+            try:
+                kind = self.shared.kind(node.meta["val"])
+            except (IrcError, SizeError) as error:
+                self.shared.errors.add(IrcError("capture-failed", f"'{argument.name}': {error}"))
+                kind = TensorType.of([1] * node.meta["val"].ndim)
+            value = self.block.insert_arg(kind, len(self.block.args))
+            self.arguments[argument.name] = argument, value
+        self.scope.values[node] = self.arguments[argument.name][1]
+
+    def _seed(self) -> SSAValue:
+        if "seed" not in self.arguments:
+            value = self.block.insert_arg(TensorType.of((), "i64"), len(self.block.args))
+            seed = Argument("seed", "seed", torch.zeros((), dtype=torch.int64))
+            self.arguments["seed"] = seed, value
+        return self.arguments["seed"][1]
+
+    def _constants(self) -> None:
+        for node in self.module.graph.nodes:
+            if node.op != "get_attr" or not node.users:
+                continue
+            value = self.module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            if isinstance(value, torch.Tensor):
+                self.scope.b.loc = location(node)
+                self.scope.values[node] = self.constant(str(node.target), value)
+
+    def constant(self, name: str, value: torch.Tensor) -> SSAValue:
+        """Return a tensor as a literal, or as an argument where it is large."""
+        dtype, kind = dtype_names()[value.dtype], self.shared.kind(value)
+        if value.numel() <= LITERAL and value.device.type != "meta" and dtype not in ("c64", "c128"):
+            values = value.detach().flatten().tolist() or [0]
+            return self.scope.b.constant([float(v) if is_float(dtype) else int(v) for v in values], kind.shape, dtype)
+        self.arguments[name] = Argument("constant", name, value), self.block.insert_arg(kind, len(self.block.args))
+        return self.arguments[name][1]
+
+    def _body(self, outline: bool) -> None:
+        nodes = list(self.module.graph.nodes)
+        found = regions(nodes) if outline else []
+        position = 0
+        for region in found:
+            self.scope.run(nodes[position : region.start])
+            self._call(region, nodes[region.start : region.stop])
+            position = region.stop
+        self.scope.run(nodes[position:])
+
+    def _call(self, region: Region, nodes: Sequence[Node]) -> None:
+        inputs = [self.scope.values[node] for node in region.inputs]
+        if region.key not in self.blocks:
+            self.blocks[region.key] = f"block_{len(self.blocks)}"
+            self._block(self.blocks[region.key], region, nodes, inputs)
+        self.scope.b.loc = region.loc
+        kinds = [self.shared.kind(node.meta["val"]) for node in region.outputs]
+        values = self.scope.b.call(self.blocks[region.key], inputs, kinds)
+        self.scope.values.update(zip(region.outputs, values, strict=True))
+
+    def _block(self, name: str, region: Region, nodes: Sequence[Node], inputs: Sequence[SSAValue]) -> None:
+        block = Block(arg_types=[value.type for value in inputs])
+        prefix = f"b{name.rpartition('_')[2]}n"
+        scope = Scope(self.shared, FlowBuilder(block, prefix), self.module)
+        scope.values.update(zip(region.inputs, block.args, strict=True))
+        scope.run(nodes)
+        self.functions.append(finish_function(name, block, [scope.resolve(node) for node in region.outputs]))
+
+    def _result(self, value: Any) -> SSAValue:
+        found = self.scope.resolve(value)
+        if isinstance(found, SSAValue):
+            return found
+        if isinstance(found, bool | float):
+            return self.scope.b.scalar(found, "i1" if isinstance(found, bool) else "f64")
+        # A size that the module returns is computed where the program runs.
+        return Lowering(self.scope.b, [], [], self.shared.random).size_value(found)

@@ -1,0 +1,121 @@
+"""ATen's tensors from nothing: fills, ranges, random numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import RandomOp, tensor
+from irc.dialects.types import TensorType, is_float
+from irc.frontends.torch.lowering import TABLE, Lowering, Operand, lowers
+from irc.frontends.torch.shapes import iota
+
+ZEROS = ("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided",
+         "new_empty_strided", "empty_permuted", "zero")  # fmt: skip
+ONES = ("ones", "ones_like", "new_ones")
+
+
+def _zeros(t: Lowering, *shape: Any, **options: Any) -> SSAValue:
+    return t.full(0)
+
+
+def _ones(t: Lowering, *shape: Any, **options: Any) -> SSAValue:
+    return t.full(1)
+
+
+TABLE.update(dict.fromkeys(ZEROS, _zeros))
+TABLE.update(dict.fromkeys(ONES, _ones))
+
+
+@lowers("full", "full_like", "new_full")
+def full(t: Lowering, size: Any, fill_value: Operand, **options: Any) -> SSAValue:
+    """Fill with one number."""
+    return t.full(fill_value)
+
+
+@lowers("scalar_tensor")
+def scalar_tensor(t: Lowering, s: Operand, **options: Any) -> SSAValue:
+    """Make a tensor of a number."""
+    return t.full(s)
+
+
+@lowers("arange")
+def arange(t: Lowering, *bounds: Any, **options: Any) -> SSAValue:
+    """Return ``start + i * step``."""
+    start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
+    whole = isinstance(start, int) and isinstance(step, int) and t.dtype in ("f32", "f64")
+    index = iota(t, t.shape[0], "f64" if is_float(t.dtype) and not whole else t.dtype)
+    dtype = tensor(index).dtype
+    if step != 1:
+        index = t.b.pointwise("mul", index, t.value(step, dtype))
+    if start != 0:
+        index = t.b.pointwise("add", index, t.value(start, dtype))
+    return t.b.cast(index, t.dtype)
+
+
+@lowers("eye")
+def eye(t: Lowering, n: Any, m: Any = None, **options: Any) -> SSAValue:
+    """Return where row and column are equal."""
+    rows, columns = t.shape
+    same = t.b.pointwise("eq", t.b.reshape(iota(t, rows), (rows, 1)), iota(t, columns))
+    return t.b.cast(same, t.dtype)
+
+
+def random(t: Lowering, distribution: str, dtype: str | None = None) -> SSAValue:
+    """Draw numbers in the result's shape; each op has a stream of its own."""
+    kind = TensorType.of(t.shape, dtype or t.dtype)
+    seed, stream = t.random()
+    return t.b.op(RandomOp, [seed], result=kind, distribution=distribution, stream=stream)
+
+
+def _uniform(t: Lowering, *shape: Any, **options: Any) -> SSAValue:
+    return random(t, "uniform")
+
+
+def _normal(t: Lowering, *shape: Any, **options: Any) -> SSAValue:
+    return random(t, "normal")
+
+
+TABLE.update(dict.fromkeys(("rand", "rand_like"), _uniform))
+TABLE.update(dict.fromkeys(("randn", "randn_like"), _normal))
+
+
+@lowers("bernoulli.default")
+def bernoulli(t: Lowering, self: SSAValue, **options: Any) -> SSAValue:
+    """Return 1 with the probability that each element gives."""
+    return t.b.cast(t.b.pointwise("lt", random(t, "uniform", tensor(self).dtype), self), t.dtype)
+
+
+def kept(t: Lowering, p: float) -> SSAValue:
+    """Return a mask that is true with probability ``1 - p``."""
+    return t.b.pointwise("ge", random(t, "uniform", "f32"), t.value(p, "f32"))
+
+
+def dropped(t: Lowering, x: SSAValue, mask: SSAValue, p: float) -> SSAValue:
+    """Zero what is not in the mask, and scale the rest up."""
+    if p == 1:
+        return t.full(0)
+    bigger = t.pointwise("mul", x, 1 / (1 - p))
+    return t.b.pointwise("where", mask, bigger, t.value(0, t.dtype))
+
+
+@lowers("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+def dropout(t: Lowering, input: SSAValue, p: float, train: bool) -> SSAValue:  # noqa: A002 - ATen's name
+    """Drop elements while training; otherwise nothing."""
+    return t.decline() if train and p else input
+
+
+@lowers("dropout.default")
+def plain_dropout(t: Lowering, input: SSAValue, p: float, train: bool) -> SSAValue:  # noqa: A002 - ATen's name
+    """Drop elements while training; otherwise nothing."""
+    return dropped(t, input, kept(t, p), p) if train and p else input
+
+
+@lowers("native_dropout")
+def native_dropout(t: Lowering, input: SSAValue, p: float, train: bool | None) -> list[SSAValue]:  # noqa: A002
+    """Drop elements, and give the mask for backward."""
+    if not (train and p):
+        return [input, t.b.constant([True], t.shape, "i1")]
+    mask = kept(t, p)
+    return [dropped(t, input, mask, p), mask]

@@ -1,0 +1,171 @@
+"""ATen's lookups and writes by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import GatherOp, ScatterOp, TakeOp, tensor
+from irc.dialects.size import Dim, product
+from irc.frontends.torch.lowering import Lowering, Operand, broadcast_shapes, dim_of, lowers
+from irc.frontends.torch.shapes import iota, permuted
+
+REDUCTIONS = {"sum": "sum", "add": "sum", "prod": "prod", "multiply": "prod", "amax": "max", "amin": "min"}
+
+
+@lowers("embedding")
+def embedding(t: Lowering, weight: SSAValue, indices: SSAValue, *options: Any, **more: Any) -> SSAValue:
+    """Look rows up."""
+    return t.b.op(TakeOp, [weight, indices], dim=0)
+
+
+@lowers("index_select")
+def index_select(t: Lowering, self: SSAValue, dim: int, index: SSAValue) -> SSAValue:
+    """Take elements of a dim."""
+    if not tensor(self).ndim or tensor(index).ndim != 1:
+        t.decline()
+    return t.b.op(TakeOp, [self, index], dim=dim_of(dim, tensor(self).ndim))
+
+
+def from_front(t: Lowering, index: SSAValue, size: Dim) -> SSAValue:
+    """Count negative indices from the end."""
+    index = t.b.cast(index, "i64")
+    wrapped = t.b.pointwise("add", index, t.value(size, "i64"))
+    negative = t.b.pointwise("lt", index, t.value(0, "i64"))
+    return t.b.pointwise("where", negative, wrapped, index)
+
+
+@lowers("index.Tensor", "_unsafe_index.Tensor")
+def index(t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None]) -> SSAValue:
+    """Look up by several index tensors: one index into the dims that they cover, merged."""
+    dims = [dim for dim, i in enumerate(indices) if i is not None]
+    given = [i for i in indices if i is not None]
+    if any(tensor(i).dtype in ("i1", "u8") for i in given):
+        t.decline()
+    shape = tensor(self).shape
+    if dims != list(range(dims[0], dims[0] + len(dims))):
+        # Index tensors apart: their dims go to the front of the result (numpy's rule).
+        rest = [dim for dim in range(len(shape)) if dim not in dims]
+        self = permuted(t, self, [*dims, *rest])
+        shape, dims = tensor(self).shape, list(range(len(dims)))
+    flat: SSAValue | None = None
+    for dim, one in zip(dims, given, strict=True):
+        one = from_front(t, one, shape[dim])
+        if flat is not None:
+            one = t.b.pointwise("add", t.b.pointwise("mul", flat, t.value(shape[dim], "i64")), one)
+        flat = one
+    assert flat is not None
+    first, last = dims[0], dims[-1] + 1
+    merged = t.b.reshape(self, (*shape[:first], product(shape[first:last]), *shape[last:]))
+    return t.b.op(TakeOp, [merged, flat], dim=first)
+
+
+@lowers("gather")
+def gather(t: Lowering, self: SSAValue, dim: int, index: SSAValue, *, sparse_grad: bool = False) -> SSAValue:
+    """Look up along a dim, an index for each element."""
+    if not tensor(self).ndim or tensor(index).ndim != tensor(self).ndim:
+        t.decline()
+    return t.b.op(GatherOp, [self, index], dim=dim_of(dim, tensor(self).ndim))
+
+
+def scattered(t: Lowering, x: SSAValue, dim: int, index: SSAValue, source: Operand, fn: str) -> SSAValue:
+    """Write along a dim."""
+    kind = tensor(index)
+    if not tensor(x).ndim or kind.ndim != tensor(x).ndim:
+        t.decline()
+    if not isinstance(source, SSAValue):
+        source = t.b.broadcast(t.value(source, t.dtype), kind.shape)
+    inputs = [x, t.b.cast(index, "i64"), t.b.cast(source, t.dtype)]
+    return t.b.op(ScatterOp, inputs, dim=dim_of(dim, tensor(x).ndim), fn=fn)
+
+
+@lowers("scatter")
+def scatter(
+    t: Lowering, self: SSAValue, dim: int, index: SSAValue, src: Operand | None = None, *,
+    value: Operand | None = None, reduce: str | None = None,
+) -> SSAValue:  # fmt: skip
+    """Write along a dim, an index for each element."""
+    source = src if src is not None else value
+    assert source is not None
+    return scattered(t, self, dim, index, source, "set" if reduce is None else REDUCTIONS[reduce])
+
+
+@lowers("scatter_add")
+def scatter_add(t: Lowering, self: SSAValue, dim: int, index: SSAValue, src: SSAValue) -> SSAValue:
+    """Add along a dim."""
+    return scattered(t, self, dim, index, src, "sum")
+
+
+@lowers("scatter_reduce")
+def scatter_reduce(
+    t: Lowering, self: SSAValue, dim: int, index: SSAValue, src: SSAValue, reduce: str, *, include_self: bool = True
+) -> SSAValue:
+    """Reduce into a dim."""
+    if not include_self or reduce not in REDUCTIONS:
+        t.decline()
+    return scattered(t, self, dim, index, src, REDUCTIONS[reduce])
+
+
+def _along(t: Lowering, x: SSAValue, dim: int, index: SSAValue, source: SSAValue, fn: str) -> SSAValue:
+    """Write slices of a dim: each index holds for a whole slice."""
+    shape = tensor(x).shape
+    places = tensor(index).shape[0]
+    index = t.b.reshape(index, (*(1,) * dim, places, *(1,) * (len(shape) - dim - 1)))
+    wide = (*shape[:dim], places, *shape[dim + 1 :])
+    return scattered(t, x, dim, t.b.broadcast(index, wide), t.b.broadcast(source, wide), fn)
+
+
+@lowers("index_copy")
+def index_copy(t: Lowering, self: SSAValue, dim: int, index: SSAValue, source: SSAValue) -> SSAValue:
+    """Replace slices of a dim."""
+    return _along(t, self, dim_of(dim, tensor(self).ndim), index, source, "set")
+
+
+@lowers("index_add")
+def index_add(t: Lowering, self: SSAValue, dim: int, index: SSAValue, source: SSAValue, *, alpha: Any = 1) -> SSAValue:
+    """Add to slices of a dim."""
+    if alpha != 1:
+        t.decline()
+    return _along(t, self, dim_of(dim, tensor(self).ndim), index, source, "sum")
+
+
+@lowers("index_put", "_unsafe_index_put")
+def index_put(
+    t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None], values: SSAValue, accumulate: bool = False
+) -> SSAValue:
+    """Write by one vector of indices; other forms stay in the library."""
+    given = [(dim, i) for dim, i in enumerate(indices) if i is not None]
+    if len(given) != 1 or tensor(given[0][1]).ndim != 1 or tensor(given[0][1]).dtype in ("i1", "u8"):
+        t.decline()
+    dim, index = given[0]
+    shape = tensor(self).shape
+    front = from_front(t, index, shape[dim])
+    source = t.b.broadcast(
+        t.b.cast(values, t.dtype), (*shape[:dim], tensor(index).shape[0], *shape[dim + 1 :])
+    )
+    return _along(t, self, dim, front, source, "sum" if accumulate else "set")
+
+
+@lowers("one_hot")
+def one_hot(t: Lowering, self: SSAValue, num_classes: int = -1) -> SSAValue:
+    """Compare with each class."""
+    if num_classes < 0:
+        t.decline()
+    found = t.b.pointwise("eq", t.b.reshape(self, (*tensor(self).shape, 1)), iota(t, num_classes))
+    return t.b.cast(found, t.dtype)
+
+
+@lowers("take_along_dim")
+def take_along_dim(t: Lowering, self: SSAValue, indices: SSAValue, dim: int | None = None) -> SSAValue:
+    """Gather after broadcasting all dims but one."""
+    if dim is None:
+        t.decline()
+    dim = dim_of(dim, tensor(self).ndim)
+    mine, yours = list(tensor(self).shape), list(tensor(indices).shape)
+    size, places = mine[dim], yours[dim]
+    mine[dim] = yours[dim] = 1
+    wide = list(broadcast_shapes([tuple(mine), tuple(yours)]))
+    table = t.b.broadcast(self, [*wide[:dim], size, *wide[dim + 1 :]])
+    return t.b.op(GatherOp, [table, t.b.broadcast(indices, [*wide[:dim], places, *wide[dim + 1 :]])], dim=dim)

@@ -1,0 +1,171 @@
+"""ATen's matrix products and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_letters
+from typing import Any
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import AttentionOp, ContractOp, tensor
+from irc.dialects.size import Dim
+from irc.frontends.torch.lowering import Lowering, broadcast_shapes, dim_of, lowers, number
+from irc.frontends.torch.reductions import logsumexp
+
+
+def contract(t: Lowering, spec: str, *operands: SSAValue) -> SSAValue:
+    """Sum products in the stated dtype, which under autocast is not that of the operands."""
+    if t.dtype == "i1":
+        t.decline()
+    return t.b.op(ContractOp, [t.b.cast(x, t.dtype) for x in operands], spec=spec)
+
+
+def plus(t: Lowering, x: SSAValue, bias: SSAValue, alpha: Any = 1, beta: Any = 1) -> SSAValue:
+    """Return ``alpha * x + beta * bias``."""
+    x = x if alpha == 1 else t.pointwise("mul", x, alpha)
+    bias = bias if beta == 1 else t.pointwise("mul", bias, beta)
+    return t.pointwise("add", x, bias)
+
+
+@lowers("linear")
+def linear(t: Lowering, input: SSAValue, weight: SSAValue, bias: SSAValue | None = None) -> SSAValue:  # noqa: A002
+    """Multiply the last dim by a matrix [out, in]."""
+    lead = ascii_letters[: tensor(input).ndim - 1]
+    out = "Z" if tensor(weight).ndim == 2 else ""
+    y = contract(t, f"{lead}Y,{out}Y->{lead}{out}", input, weight)
+    return y if bias is None else t.pointwise("add", y, bias)
+
+
+@lowers("mm")
+def mm(t: Lowering, self: SSAValue, mat2: SSAValue) -> SSAValue:
+    """Multiply matrices."""
+    return contract(t, "mk,kn->mn", self, mat2)
+
+
+@lowers("bmm")
+def bmm(t: Lowering, self: SSAValue, mat2: SSAValue) -> SSAValue:
+    """Multiply batches of matrices."""
+    return contract(t, "bmk,bkn->bmn", self, mat2)
+
+
+@lowers("addmm")
+def addmm(t: Lowering, self: SSAValue, mat1: SSAValue, mat2: SSAValue, *, beta: Any = 1, alpha: Any = 1) -> SSAValue:
+    """Return ``beta * self + alpha * mat1 @ mat2``."""
+    return plus(t, contract(t, "mk,kn->mn", mat1, mat2), self, alpha, beta)
+
+
+@lowers("baddbmm")
+def baddbmm(t: Lowering, self: SSAValue, batch1: SSAValue, batch2: SSAValue, *, beta: Any = 1, alpha: Any = 1) -> SSAValue:
+    """Return ``beta * self + alpha * batch1 @ batch2``."""
+    return plus(t, contract(t, "bmk,bkn->bmn", batch1, batch2), self, alpha, beta)
+
+
+@lowers("mv")
+def mv(t: Lowering, self: SSAValue, vec: SSAValue) -> SSAValue:
+    """Multiply a matrix and a vector."""
+    return contract(t, "mk,k->m", self, vec)
+
+
+@lowers("dot", "vdot", "inner")
+def dot(t: Lowering, self: SSAValue, other: SSAValue) -> SSAValue:
+    """Multiply vectors."""
+    return contract(t, "k,k->", self, other) if tensor(self).ndim == tensor(other).ndim == 1 else t.decline()
+
+
+@lowers("outer", "ger")
+def outer(t: Lowering, self: SSAValue, vec2: SSAValue) -> SSAValue:
+    """Multiply each element by each."""
+    return t.pointwise("mul", t.b.reshape(self, (*tensor(self).shape, 1)), vec2)
+
+
+@lowers("matmul", "__matmul__")
+def matmul(t: Lowering, self: SSAValue, other: SSAValue) -> SSAValue:
+    """Multiply the last two dims; dims before them broadcast."""
+    left, right = tensor(self).shape, tensor(other).shape
+    m, n = ("m" if len(left) > 1 else ""), ("n" if len(right) > 1 else "")
+    lead = broadcast_shapes([left[:-2], right[:-2]])
+    letters = ascii_letters[26 : 26 + len(lead)]
+    self, mine = _without_ones(t, self, lead, letters)
+    other, yours = _without_ones(t, other, lead, letters)
+    used = [x for x in letters if x in mine or x in yours]
+    y = contract(t, f"{mine}{m}k,{yours}k{n}->{''.join(used)}{m}{n}", self, other)
+    return t.b.reshape(y, t.shape)
+
+
+def _without_ones(t: Lowering, x: SSAValue, lead: Sequence[Dim], letters: str) -> tuple[SSAValue, str]:
+    """Drop the leading dims of size 1, which another operand stretches."""
+    shape = tensor(x).shape
+    own = shape[:-2]
+    kept = [(d, letter) for d, letter in zip(own, letters[len(lead) - len(own) :], strict=True) if d != 1]
+    return t.b.reshape(x, (*(d for d, _ in kept), *shape[len(own) :])), "".join(x for _, x in kept)
+
+
+@lowers("einsum")
+def einsum(t: Lowering, equation: str, tensors: Sequence[SSAValue], *, path: Any = None) -> SSAValue:
+    """Contract pair by pair, from the left; diagonals and sums of one operand stay in the library."""
+    equation = equation.replace(" ", "")
+    left, arrow, result = equation.partition("->")
+    specs = left.split(",")
+    if not arrow:
+        letters = "".join(specs)
+        result = "".join(sorted(x for x in set(letters) if letters.count(x) == 1))
+    if "." in equation or any(len(set(s)) != len(s) for s in (*specs, result)) or len(specs) < 2:
+        t.decline()
+    sizes = [dict(zip(s, tensor(x).shape, strict=True)) for s, x in zip(specs, tensors, strict=True)]
+    if any(a[x] != b[x] for a in sizes for b in sizes for x in a.keys() & b.keys()):
+        t.decline()
+    value, spec = tensors[0], specs[0]
+    for i, (other, mine) in enumerate(zip(tensors[1:], specs[1:], strict=True), 2):
+        needed = {*result, *"".join(specs[i:])}
+        out = result if i == len(specs) else "".join(x for x in dict.fromkeys(spec + mine) if x in needed)
+        value, spec = contract(t, f"{spec},{mine}->{out}", value, other), out
+    return value
+
+
+@lowers("scaled_dot_product_attention")
+def attention(
+    t: Lowering, query: SSAValue, key: SSAValue, value: SSAValue, attn_mask: SSAValue | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> SSAValue:  # fmt: skip
+    """Keep attention whole; dropout inside it stays in the library."""
+    q, k = tensor(query).shape, tensor(key).shape
+    if dropout_p or len(q) < 3 or len(k) != len(q):
+        t.decline()
+    if not enable_gqa and q[:-2] != k[:-2]:
+        query, key, value = _same_batch(t, query, key, value)
+        q, k = tensor(query).shape, tensor(key).shape
+    if q[:-3] != k[:-3] or tensor(value).shape[:-2] != k[:-2]:
+        t.decline()
+    if isinstance(q[-3], int) and isinstance(k[-3], int) and q[-3] % k[-3]:
+        t.decline()
+    inputs = [t.b.cast(x, t.dtype) for x in (query, key, value)]
+    if attn_mask is not None:
+        inputs.append(attn_mask)
+    scale = number(q[-1]) ** -0.5 if scale is None else scale
+    return t.b.op(AttentionOp, inputs, is_causal=bool(is_causal), scale=float(scale))
+
+
+def _same_batch(t: Lowering, *operands: SSAValue) -> list[SSAValue]:
+    lead = broadcast_shapes([tensor(x).shape[:-2] for x in operands])
+    return [t.b.broadcast(x, (*lead, *tensor(x).shape[-2:])) for x in operands]
+
+
+@lowers("_scaled_dot_product_flash_attention_for_cpu")
+def flash_attention(
+    t: Lowering, query: SSAValue, key: SSAValue, value: SSAValue, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: SSAValue | None = None, scale: float | None = None,
+) -> list[SSAValue | None]:  # fmt: skip
+    """Keep attention whole; the log-sum-exp that backward reads is computed where it is read."""
+    y = attention(t, query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+    if not t.read[1]:
+        return [y, None]
+    if attn_mask is not None or is_causal or tensor(query).shape[:-2] != tensor(key).shape[:-2]:
+        t.decline()
+    scores = contract(t, "bhsd,bhtd->bhst", query, key)
+    dtype = t.results[1].dtype
+    wide = t.b.cast(scores, dtype)
+    factor = number(tensor(query).shape[-1]) ** -0.5 if scale is None else scale
+    scaled = t.b.pointwise("mul", wide, t.value(factor, dtype))
+    inner = Lowering(t.b, [t.results[1]], [True], t.random)
+    return [y, logsumexp(inner, scaled, dim_of(-1, 4))]

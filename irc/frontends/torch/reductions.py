@@ -1,0 +1,265 @@
+"""ATen's reductions, running sums, softmax, sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import math
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import ArgReduceOp, CumulativeOp, SortOp, TopKOp, tensor
+from irc.dialects.size import Dim
+from irc.dialects.types import is_float
+from irc.frontends.torch.lowering import TABLE, Lowering, count, dim_of, dims_of, lowers, number
+
+Dims = int | Sequence[int] | None
+
+
+def total(t: Lowering, x: SSAValue, dims: Sequence[int], keepdim: bool) -> SSAValue:
+    """Add up dims."""
+    return t.b.reduce("sum", x, dims, keep_dims=keepdim) if dims else x
+
+
+def mean_of(t: Lowering, x: SSAValue, dims: Sequence[int], keepdim: bool) -> SSAValue:
+    """Return the mean over dims, in the dtype of ``x``."""
+    dtype = tensor(x).dtype
+    return t.b.pointwise("div", total(t, x, dims, keepdim), t.value(count(tensor(x).shape, dims), dtype))
+
+
+def centred(t: Lowering, x: SSAValue, dims: Sequence[int]) -> tuple[SSAValue, SSAValue, SSAValue]:
+    """Return the mean and ``x - mean``, and the sum of its squares, with dims kept.
+
+    Two passes: ``mean(x*x) - mean(x)**2`` cancels where the mean is large against the spread.
+    """
+    mean = mean_of(t, x, dims, True)
+    off = t.b.pointwise("sub", x, mean)
+    return mean, off, total(t, t.b.pointwise("mul", off, off), dims, True)
+
+
+@lowers("sum")
+def sum_(t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> SSAValue:
+    """Add up; integers as int64."""
+    return total(t, t.b.cast(self, t.dtype), dims_of(dim, tensor(self).ndim), keepdim)
+
+
+@lowers("mean")
+def mean(t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> SSAValue:
+    """Add up and divide; half types in float32."""
+    wide = t.b.cast(self, t.accumulating(t.dtype))
+    return t.b.cast(mean_of(t, wide, dims_of(dim, tensor(self).ndim), keepdim), t.dtype)
+
+
+def _extreme(fn: str) -> Any:
+    def row(t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False) -> SSAValue:
+        dims = dims_of(dim, tensor(self).ndim)
+        if not dims:
+            return self
+        if tensor(self).dtype == "i1":
+            return t.b.reduce("any" if fn == "max" else "all", self, dims, keep_dims=keepdim)
+        return t.b.reduce(fn, self, dims, keep_dims=keepdim)
+
+    return row
+
+
+def _extreme_along(fn: str) -> Any:
+    def row(t: Lowering, self: SSAValue, dim: int, keepdim: bool = False) -> list[SSAValue | None]:
+        ndim = tensor(self).ndim
+        if not ndim or tensor(self).dtype == "i1":
+            t.decline()
+        dim = dim_of(dim, ndim)
+        index = t.b.op(ArgReduceOp, [self], fn=fn, dim=dim, keep_dims=keepdim) if t.read[1] else None
+        return [t.b.reduce(fn, self, [dim], keep_dims=keepdim), index]
+
+    return row
+
+
+def _arg_extreme(fn: str) -> Any:
+    def row(t: Lowering, self: SSAValue, dim: int | None = None, keepdim: bool = False) -> SSAValue:
+        kind = tensor(self)
+        if not kind.ndim or (dim is None and keepdim):
+            t.decline()
+        if dim is None:
+            self, dim = t.b.reshape(self, (count(kind.shape, range(kind.ndim)),)), 0
+        return t.b.op(ArgReduceOp, [self], fn=fn, dim=dim_of(dim, kind.ndim), keep_dims=keepdim)
+
+    return row
+
+
+def _logical_reduction(fn: str) -> Any:
+    def row(t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False) -> SSAValue:
+        dims = dims_of(dim, tensor(self).ndim)
+        mask = t.value(self, "i1")
+        return t.b.cast(t.b.reduce(fn, mask, dims, keep_dims=keepdim) if dims else mask, t.dtype)
+
+    return row
+
+
+TABLE.update({
+    "amax": _extreme("max"), "amin": _extreme("min"), "max.default": _extreme("max"),
+    "min.default": _extreme("min"), "max.dim": _extreme_along("max"), "min.dim": _extreme_along("min"),
+    "argmax": _arg_extreme("max"), "argmin": _arg_extreme("min"), "any": _logical_reduction("any"),
+    "all": _logical_reduction("all"),
+    "max.other": TABLE["maximum"], "min.other": TABLE["minimum"],
+})  # fmt: skip
+
+
+@lowers("prod")
+def prod(t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> SSAValue:
+    """Multiply."""
+    dims = dims_of(dim, tensor(self).ndim)
+    x = t.b.cast(self, t.dtype)
+    return t.b.reduce("prod", x, dims, keep_dims=keepdim) if dims else x
+
+
+def _variance(t: Lowering, x: SSAValue, dim: Dims, correction: float, keepdim: bool) -> tuple[SSAValue, SSAValue]:
+    dims = dims_of(dim, tensor(x).ndim)
+    size = number(count(tensor(x).shape, dims))
+    if not dims or size - correction <= 0 or not is_float(t.dtype):
+        t.decline()
+    mean, _, squares = centred(t, t.b.cast(x, t.accumulating(t.dtype)), dims)
+    spread = t.b.pointwise("div", squares, t.value(size - correction, tensor(squares).dtype))
+    return tuple(  # type: ignore[return-value]  # two of them
+        t.b.cast(value if keepdim else t.b.reshape(value, t.shape), t.dtype) for value in (spread, mean)
+    )
+
+
+def _correction(args: Sequence[Any], options: dict[str, Any]) -> tuple[Dims, float, bool]:
+    """Return (dim, correction, keepdim) of the overloads of var and std."""
+    if "correction" in options:
+        given = options["correction"]
+        return (args[0] if args else options.get("dim")), 1.0 if given is None else given, options.get("keepdim", False)
+    if args and isinstance(args[0], bool):
+        return None, float(args[0]), False
+    dim, unbiased, keepdim = (*args, *(None, True, False)[len(args) :])
+    return dim, float(unbiased), options.get("keepdim", keepdim)
+
+
+@lowers("var")
+def var(t: Lowering, self: SSAValue, *args: Any, **options: Any) -> SSAValue:
+    """Return the mean of the squared distances from the mean."""
+    return _variance(t, self, *_correction(args, options))[0]
+
+
+@lowers("std")
+def std(t: Lowering, self: SSAValue, *args: Any, **options: Any) -> SSAValue:
+    """Return the root of the variance."""
+    return t.pointwise("sqrt", _variance(t, self, *_correction(args, options))[0])
+
+
+@lowers("var_mean")
+def var_mean(t: Lowering, self: SSAValue, *args: Any, **options: Any) -> list[SSAValue]:
+    """Return variance and mean."""
+    return list(_variance(t, self, *_correction(args, options)))
+
+
+@lowers("linalg_vector_norm", "norm")
+def vector_norm(t: Lowering, self: SSAValue, ord: Any = 2, dim: Dims = None, keepdim: bool = False, **options: Any) -> SSAValue:  # noqa: A002 - ATen's name
+    """Return the 1-, 2- or maximum norm."""
+    dims = dims_of(dim, tensor(self).ndim)
+    ord = 2 if ord is None else ord  # noqa: A001
+    if not is_float(tensor(self).dtype) or not dims or ord not in (1, 2, math.inf):
+        t.decline()
+    x = t.b.cast(self, t.accumulating(t.dtype))
+    if ord == 2:
+        found = t.b.pointwise("sqrt", total(t, t.b.pointwise("mul", x, x), dims, keepdim))
+    else:
+        found = t.b.reduce("sum" if ord == 1 else "max", t.b.pointwise("abs", x), dims, keep_dims=keepdim)
+    return t.b.cast(found, t.dtype)
+
+
+def shifted(t: Lowering, x: SSAValue, dim: int) -> tuple[SSAValue, SSAValue]:
+    """Return ``x - max(x)`` and its exponential, which cannot overflow."""
+    off = t.b.pointwise("sub", x, t.b.reduce("max", x, [dim], keep_dims=True))
+    return off, t.b.pointwise("exp", off)
+
+
+@lowers("softmax", "_softmax", "_safe_softmax")
+def softmax(t: Lowering, self: SSAValue, dim: int, dtype: Any = None, **options: Any) -> SSAValue:
+    """Return ``exp(x - max) / sum``, in float32 for half types."""
+    if not t.shape:
+        t.decline()
+    dim = dim_of(dim, len(t.shape))
+    x = t.b.cast(self, t.accumulating(t.dtype))
+    _, powers = shifted(t, x, dim)
+    return t.b.cast(t.b.pointwise("div", powers, total(t, powers, [dim], True)), t.dtype)
+
+
+def log_softmax_of(t: Lowering, x: SSAValue, dim: int) -> SSAValue:
+    """Return ``x - max - log(sum(exp(x - max)))``."""
+    off, powers = shifted(t, x, dim)
+    return t.b.pointwise("sub", off, t.b.pointwise("log", total(t, powers, [dim], True)))
+
+
+@lowers("log_softmax", "_log_softmax")
+def log_softmax(t: Lowering, self: SSAValue, dim: int, dtype: Any = None, **options: Any) -> SSAValue:
+    """Return the logarithm of softmax."""
+    if not t.shape:
+        t.decline()
+    x = t.b.cast(self, t.accumulating(t.dtype))
+    return t.b.cast(log_softmax_of(t, x, dim_of(dim, len(t.shape))), t.dtype)
+
+
+@lowers("logsumexp")
+def logsumexp(t: Lowering, self: SSAValue, dim: Dims, keepdim: bool = False) -> SSAValue:
+    """Return ``log(sum(exp(x)))``, shifted by the largest."""
+    dims = dims_of(dim, tensor(self).ndim)
+    if not dims:
+        t.decline()
+    x = t.b.cast(self, t.accumulating(t.dtype))
+    top = t.b.reduce("max", x, dims, keep_dims=True)
+    # An infinite maximum would give inf - inf.
+    finite = t.b.pointwise("ne", t.b.pointwise("abs", top), t.value(math.inf, tensor(top).dtype))
+    top = t.b.pointwise("where", finite, top, t.value(0, tensor(top).dtype))
+    powers = t.b.pointwise("exp", t.b.pointwise("sub", x, top))
+    found = t.b.pointwise("add", t.b.pointwise("log", total(t, powers, dims, True)), top)
+    return t.b.cast(t.b.reshape(found, t.shape), t.dtype)
+
+
+def _running(fn: str) -> Any:
+    def row(t: Lowering, self: SSAValue, dim: int, *, dtype: Any = None) -> SSAValue:
+        if not t.shape:
+            t.decline()
+        x = t.b.cast(self, t.dtype)
+        dim = dim_of(dim, len(t.shape))
+        return t.b.op(CumulativeOp, [x], fn=fn, dim=dim, exclusive=False, reverse=False)
+
+    return row
+
+
+TABLE.update(cumsum=_running("sum"), cumprod=_running("prod"))
+
+
+def _sorted(t: Lowering, self: SSAValue, dim: int, descending: bool) -> list[SSAValue]:
+    if not tensor(self).ndim:
+        t.decline()
+    return t.b.ops(SortOp, [self], dim=dim_of(dim, tensor(self).ndim), descending=descending)
+
+
+@lowers("sort.default")
+def sort(t: Lowering, self: SSAValue, dim: int = -1, descending: bool = False) -> list[SSAValue]:
+    """Sort, stably."""
+    return _sorted(t, self, dim, descending)
+
+
+@lowers("sort.stable")
+def sort_stable(
+    t: Lowering, self: SSAValue, *, stable: bool | None, dim: int = -1, descending: bool = False
+) -> list[SSAValue]:
+    """Sort, stably."""
+    return _sorted(t, self, dim, descending)
+
+
+@lowers("argsort.default")
+def argsort(t: Lowering, self: SSAValue, dim: int = -1, descending: bool = False) -> SSAValue:
+    """Return the order that sorts."""
+    return _sorted(t, self, dim, descending)[1]
+
+
+@lowers("topk")
+def topk(t: Lowering, self: SSAValue, k: Dim, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[SSAValue]:  # noqa: A002 - ATen's name
+    """Return the k largest or smallest, in order."""
+    if not tensor(self).ndim:
+        t.decline()
+    return t.b.ops(TopKOp, [self], k=number(k), dim=dim_of(dim, tensor(self).ndim), largest=largest)

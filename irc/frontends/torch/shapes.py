@@ -1,0 +1,319 @@
+"""ATen's views, joins and copies: where elements go, not what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import ConcatOp, IotaOp, PadOp, SliceOp, TakeOp, TransposeOp, tensor
+from irc.dialects.size import Dim, Size, product
+from irc.dialects.types import TensorType
+from irc.frontends.torch.lowering import TABLE, Lowering, Operand, dim_of, lowers, number
+
+# fmt: off
+RESHAPES = (
+    "view.default", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten",
+    "view_as", "reshape_as", "_reshape_alias", "view_copy.default",
+)
+EXPANDS = ("expand", "expand_as", "broadcast_to", "expand_copy")
+COPIES = (
+    "clone", "contiguous", "detach", "alias", "lift_fresh_copy", "lift", "lift_fresh",
+    "detach_copy", "alias_copy", "positive",
+)
+CASTS = ("to", "_to_copy", "type_as")
+# fmt: on
+
+
+def _reshape(t: Lowering, self: SSAValue, *shape: Any, **options: Any) -> SSAValue:
+    return t.b.reshape(self, t.shape)
+
+
+def _expand(t: Lowering, self: SSAValue, *shape: Any, **options: Any) -> SSAValue:
+    return t.b.broadcast(self, t.shape)
+
+
+def _copy(t: Lowering, self: SSAValue, **options: Any) -> SSAValue:
+    return self
+
+
+def _cast(t: Lowering, self: SSAValue, *options: Any, **more: Any) -> SSAValue:
+    return t.b.cast(self, t.dtype)
+
+
+TABLE.update(dict.fromkeys(RESHAPES, _reshape))
+TABLE.update(dict.fromkeys(EXPANDS, _expand))
+TABLE.update(dict.fromkeys(COPIES, _copy))
+TABLE.update(dict.fromkeys(CASTS, _cast))
+
+
+def permuted(t: Lowering, x: SSAValue, perm: Sequence[int]) -> SSAValue:
+    """Transpose, unless the order stays."""
+    if list(perm) == list(range(len(perm))):
+        return x
+    return t.b.op(TransposeOp, [x], perm=tuple(perm))
+
+
+def sliced(t: Lowering, x: SSAValue, dim: int, start: Dim, stop: Dim, step: int = 1) -> SSAValue:
+    """Slice one dim; a dim of named size only from its front or as a whole."""
+    shape = tensor(x).shape
+    size = shape[dim]
+    if start == 0 and stop == size and step == 1:
+        return x
+    if isinstance(start, Size) or (stop != size and isinstance(stop, Size)):
+        t.decline()
+    if isinstance(size, Size) and (stop != size or step != 1):
+        t.decline()
+    last = -1 if stop == size else number(stop)
+    starts, stops, steps = [0] * len(shape), [-1] * len(shape), [1] * len(shape)
+    starts[dim], stops[dim], steps[dim] = number(start), last, step
+    return t.b.op(SliceOp, [x], starts=tuple(starts), stops=tuple(stops), steps=tuple(steps))
+
+
+def joined(t: Lowering, parts: Sequence[SSAValue], dim: int) -> SSAValue:
+    """Concatenate, unless there is one part."""
+    return parts[0] if len(parts) == 1 else t.b.op(ConcatOp, list(parts), dim=dim)
+
+
+def iota(t: Lowering, size: Dim, dtype: str = "i64") -> SSAValue:
+    """Return 0, 1, ... size - 1."""
+    return t.b.op(IotaOp, [], result=TensorType.of((size,), dtype), dim=0)
+
+
+@lowers("permute", "permute_copy")
+def permute(t: Lowering, self: SSAValue, dims: Sequence[int]) -> SSAValue:
+    """Reorder dims."""
+    return permuted(t, self, [dim_of(dim, len(dims)) for dim in dims])
+
+
+@lowers("transpose", "swapaxes", "swapdims", "transpose_copy")
+def transpose(t: Lowering, self: SSAValue, dim0: int, dim1: int) -> SSAValue:
+    """Swap two dims."""
+    perm = list(range(tensor(self).ndim))
+    if perm:
+        a, b = dim_of(dim0, len(perm)), dim_of(dim1, len(perm))
+        perm[a], perm[b] = perm[b], perm[a]
+    return permuted(t, self, perm)
+
+
+@lowers("t", "t_copy", "numpy_T", "mT")
+def matrix_transpose(t: Lowering, self: SSAValue) -> SSAValue:
+    """Swap the last two dims; a vector stays."""
+    return self if tensor(self).ndim < 2 else transpose(t, self, -2, -1)
+
+
+@lowers("movedim", "moveaxis")
+def movedim(t: Lowering, self: SSAValue, source: Any, destination: Any) -> SSAValue:
+    """Move dims, the others keep their order."""
+    ndim = tensor(self).ndim
+    sources = [source] if isinstance(source, int) else source
+    targets = [destination] if isinstance(destination, int) else destination
+    moved = {dim_of(to, ndim): dim_of(dim, ndim) for dim, to in zip(sources, targets, strict=True)}
+    rest = iter(dim for dim in range(ndim) if dim not in moved.values())
+    return permuted(t, self, [moved[i] if i in moved else next(rest) for i in range(ndim)])
+
+
+@lowers("slice", "slice_copy")
+def slice_(
+    t: Lowering, self: SSAValue, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
+) -> SSAValue:
+    """Slice one dim as Python does."""
+    dim = dim_of(dim, tensor(self).ndim)
+    size = tensor(self).shape[dim]
+    return sliced(t, self, dim, bound(start, size, 0), bound(end, size, size), step)
+
+
+def bound(index: Dim | None, size: Dim, default: Dim) -> Dim:
+    """Return a slice bound counted from the front and inside the dim."""
+    if index is None:
+        return default
+    if isinstance(index, Size):
+        return index
+    if isinstance(size, Size):
+        return size if index > 1 << 40 else index if index >= 0 else size + index
+    return max(0, min(size, index + size if index < 0 else index))
+
+
+@lowers("select", "select_copy")
+def select(t: Lowering, self: SSAValue, dim: int, index: Dim) -> SSAValue:
+    """Take one element of a dim, and drop the dim."""
+    dim = dim_of(dim, tensor(self).ndim)
+    size = tensor(self).shape[dim]
+    if isinstance(index, Size) or (index < 0 and isinstance(size, Size)):
+        t.decline()
+    start = index + number(size) if index < 0 else index
+    if isinstance(size, Size):
+        # The slice op takes named dims from the front only; an index takes any element.
+        return t.b.op(TakeOp, [self, t.b.scalar(start, "i64")], dim=dim)
+    return t.b.reshape(sliced(t, self, dim, start, start + 1), t.shape)
+
+
+@lowers("narrow")
+def narrow(t: Lowering, self: SSAValue, dim: int, start: Dim, length: Dim) -> SSAValue:
+    """Slice by start and length."""
+    dim = dim_of(dim, tensor(self).ndim)
+    first = bound(start, tensor(self).shape[dim], 0)
+    return sliced(t, self, dim, first, first + length)
+
+
+@lowers("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split", "split_copy", "split_with_sizes_copy")
+def split(t: Lowering, self: SSAValue, sizes: Any = None, dim: int = 0, **more: Any) -> list[SSAValue | None]:
+    """Cut a dim into the stated parts."""
+    dim = dim_of(dim, tensor(self).ndim)
+    parts: list[SSAValue | None] = []
+    start: Dim = 0
+    for kind, read in zip(t.results, t.read, strict=True):
+        stop = start + kind.shape[dim]
+        parts.append(sliced(t, self, dim, start, stop) if read else None)
+        start = stop
+    return parts
+
+
+@lowers("unbind", "unbind_copy")
+def unbind(t: Lowering, self: SSAValue, dim: int = 0) -> list[SSAValue | None]:
+    """Cut a dim into its elements."""
+    dim = dim_of(dim, tensor(self).ndim)
+    return [
+        t.b.reshape(sliced(t, self, dim, i, i + 1), kind.shape) if read else None
+        for i, (kind, read) in enumerate(zip(t.results, t.read, strict=True))
+    ]
+
+
+@lowers("cat", "concat", "concatenate")
+def cat(t: Lowering, tensors: Sequence[SSAValue], dim: int = 0) -> SSAValue:
+    """Join along a dim; empty vectors of one dim are left out, as torch does."""
+    ndim = len(t.shape)
+    parts = [t.b.cast(x, t.dtype) for x in tensors if tensor(x).shape != (0,) or ndim == 1]
+    return joined(t, parts, dim_of(dim, ndim))
+
+
+@lowers("stack")
+def stack(t: Lowering, tensors: Sequence[SSAValue], dim: int = 0) -> SSAValue:
+    """Join along a new dim."""
+    dim = dim_of(dim, len(t.shape))
+    one = (*t.shape[:dim], 1, *t.shape[dim + 1 :])
+    return joined(t, [t.b.reshape(t.b.cast(x, t.dtype), one) for x in tensors], dim)
+
+
+@lowers("repeat", "tile")
+def repeat(t: Lowering, self: SSAValue, repeats: Sequence[Dim]) -> SSAValue:
+    """Lay copies side by side: broadcast over new dims, then merge them."""
+    shape, repeats = tensor(self).shape, list(repeats)
+    repeats = [1] * (len(shape) - len(repeats)) + repeats
+    shape = (*(1,) * (len(repeats) - len(shape)), *shape)
+    ones = t.b.reshape(self, [d for size in shape for d in (1, size)])
+    wide = t.b.broadcast(ones, [d for r, size in zip(repeats, shape, strict=True) for d in (r, size)])
+    return t.b.reshape(wide, t.shape)
+
+
+@lowers("repeat_interleave.self_int")
+def repeat_interleave(t: Lowering, self: SSAValue, repeats: Dim, dim: int | None = None, **more: Any) -> SSAValue:
+    """Repeat each element of a dim."""
+    shape = tensor(self).shape
+    if dim is None:
+        self = t.b.reshape(self, (product(shape),))
+        shape, dim = tensor(self).shape, 0
+    dim = dim_of(dim, len(shape))
+    ones = t.b.reshape(self, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
+    return t.b.reshape(t.b.broadcast(ones, (*shape[: dim + 1], repeats, *shape[dim + 1 :])), t.shape)
+
+
+@lowers("flip")
+def flip(t: Lowering, self: SSAValue, dims: Sequence[int]) -> SSAValue:
+    """Reverse dims: take element ``size - 1 - i``."""
+    for dim in sorted({dim_of(d, len(t.shape)) for d in dims}):
+        size = t.shape[dim]
+        last = t.b.pointwise("sub", t.value(size, "i64"), t.value(1, "i64"))
+        self = t.b.op(TakeOp, [self, t.b.pointwise("sub", last, iota(t, size))], dim=dim)
+    return self
+
+
+@lowers("roll")
+def roll(t: Lowering, self: SSAValue, shifts: Sequence[int], dims: Sequence[int] = ()) -> SSAValue:
+    """Rotate dims: the tail comes first."""
+    if not dims:
+        flat = t.b.reshape(self, (product(t.shape),))
+        return t.b.reshape(_rolled(t, flat, 0, shifts[0]), t.shape)
+    for dim, shift in zip(dims, shifts, strict=True):
+        self = _rolled(t, self, dim_of(dim, len(t.shape)), shift)
+    return self
+
+
+def _rolled(t: Lowering, x: SSAValue, dim: int, shift: int) -> SSAValue:
+    size = number(tensor(x).shape[dim])
+    cut = (-shift) % size if size else 0
+    if cut == 0:
+        return x
+    return joined(t, [sliced(t, x, dim, cut, size), sliced(t, x, dim, 0, cut)], dim)
+
+
+@lowers("constant_pad_nd")
+def constant_pad(t: Lowering, self: SSAValue, pad: Sequence[Dim], value: float = 0) -> SSAValue:
+    """Pad dims from the last to the first with a number."""
+    ndim = tensor(self).ndim
+    low, high = [0] * ndim, [0] * ndim
+    for i in range(len(pad) // 2):
+        low[ndim - 1 - i], high[ndim - 1 - i] = number(pad[2 * i]), number(pad[2 * i + 1])
+    if not any((*low, *high)):
+        return self
+    return t.b.op(PadOp, [self], low=tuple(low), high=tuple(high), value=float(value))
+
+
+@lowers("pad")
+def pad_(t: Lowering, self: SSAValue, pad: Sequence[Dim], mode: str = "constant", value: float | None = None) -> SSAValue:
+    """Pad with a number; the other modes stay in the library."""
+    return constant_pad(t, self, pad, value or 0) if mode == "constant" else t.decline()
+
+
+def _triangle(fn: str) -> Any:
+    def row(t: Lowering, self: SSAValue, diagonal: int = 0) -> SSAValue:
+        rows, columns = t.shape[-2:]
+        i = t.b.reshape(iota(t, rows), (rows, 1))
+        offset = t.b.pointwise("add", i, t.value(diagonal, "i64"))
+        kept = t.b.pointwise(fn, iota(t, columns), offset)
+        return t.b.pointwise("where", kept, self, t.value(0, t.dtype))
+
+    return row
+
+
+TABLE.update(tril=_triangle("le"), triu=_triangle("ge"))
+
+
+@lowers("slice_scatter")
+def slice_scatter(
+    t: Lowering, self: SSAValue, src: SSAValue, dim: int = 0, start: Dim | None = None, end: Dim | None = None,
+    step: int = 1,
+) -> SSAValue:  # fmt: skip
+    """Replace a slice: what is before, the source, what is after."""
+    dim = dim_of(dim, len(t.shape))
+    size = t.shape[dim]
+    first, last = bound(start, size, 0), bound(end, size, size)
+    if step != 1 or isinstance(first, Size):
+        t.decline()
+    if first == 0 and last == size:
+        return t.b.cast(src, t.dtype)
+    before = [] if first == 0 else [sliced(t, self, dim, 0, first)]
+    after = [] if last == size else [sliced(t, self, dim, last, size)]
+    return joined(t, [*before, t.b.cast(src, t.dtype), *after], dim)
+
+
+@lowers("select_scatter")
+def select_scatter(t: Lowering, self: SSAValue, src: SSAValue, dim: int, index: int) -> SSAValue:
+    """Replace one element of a dim."""
+    dim = dim_of(dim, len(t.shape))
+    first = bound(index, t.shape[dim], 0)
+    one = t.b.reshape(src, (*t.shape[:dim], 1, *t.shape[dim + 1 :]))
+    return slice_scatter(t, self, one, dim, first, first + 1)
+
+
+@lowers("copy")
+def copy(t: Lowering, self: SSAValue, src: Operand, non_blocking: bool = False) -> SSAValue:
+    """Give the source the shape and dtype of the target."""
+    return t.full(src) if not isinstance(src, SSAValue) else t.b.broadcast(t.b.cast(src, t.dtype), t.shape)
+
+
+@lowers("fill")
+def fill(t: Lowering, self: SSAValue, value: Operand) -> SSAValue:
+    """Replace all elements."""
+    return t.full(value)

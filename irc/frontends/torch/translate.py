@@ -1,0 +1,202 @@
+"""Torch's functional graph to flow, node by node through the table."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from xdsl.ir import SSAValue
+
+from irc.dialects.builder import FlowBuilder
+from irc.dialects.flow import ExternOp, tensor
+from irc.dialects.types import TensorType
+from irc.errors import ErrorCollector, InternalError, IrcError
+from irc.frontends.torch import extern
+from irc.frontends.torch.locations import location
+from irc.frontends.torch.lowering import Declined, Lowering
+from irc.frontends.torch.sizes import SizeError, SizeNames
+from irc.frontends.torch.table import row_of
+from irc.ops.infer import ShapeError
+from irc.ops.library import dtype_names
+
+WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
+"""Higher-order ops that run a graph as it is, and how many arguments stand before the graph."""
+
+CHECKS = ("_assert", "sym_constrain_range")
+
+
+class Translation:
+    """What all functions of one program share: size names, random streams, errors, externs."""
+
+    def __init__(self, names: SizeNames, seed: Callable[[], SSAValue]) -> None:
+        self.names = names
+        self.errors = ErrorCollector()
+        self.externs: Counter[str] = Counter()
+        self._seed = seed
+        self._streams = 0
+
+    def random(self) -> tuple[SSAValue, int]:
+        """Return the seed and the number of a stream that nothing else draws from."""
+        self._streams += 1
+        return self._seed(), self._streams - 1
+
+    def kind(self, value: torch.Tensor) -> TensorType:
+        """Return the type of a fake tensor."""
+        if value.dtype not in dtype_names():
+            raise IrcError("op-unsupported", f"irc has no element type for {value.dtype}")
+        return TensorType.of([self.names.dim(size) for size in value.shape], dtype_names()[value.dtype])
+
+
+class Scope:
+    """The nodes of one function, and the values that they have become."""
+
+    def __init__(self, shared: Translation, b: FlowBuilder, module: GraphModule) -> None:
+        self.shared = shared
+        self.b = b
+        self.module = module
+        self.values: dict[Node, Any] = {}
+
+    def run(self, nodes: Iterable[Node]) -> None:
+        """Translate nodes in order; what cannot be is collected as an error, with its line."""
+        for node in nodes:
+            if node.op != "call_function" or node in self.values or not node.users:
+                continue
+            self.b.loc = location(node)
+            try:
+                self.values[node] = self._call(node)
+            except (IrcError, SizeError) as error:
+                self.shared.errors.add(_located(error, node, self.b.loc))
+                self.values[node] = self._stand_ins(node)
+
+    def resolve(self, value: Any) -> Any:
+        """Replace nodes by their values, in nested lists too."""
+        if isinstance(value, Node):
+            found = value.meta.get("val")
+            if isinstance(found, torch.SymInt):
+                return self.shared.names.dim(found)
+            if isinstance(found, torch.SymFloat | torch.SymBool):
+                raise SizeError(f"'{found}' is computed from dynamic sizes and is no whole number")
+            if isinstance(found, int | float | bool) and value not in self.values:
+                return found
+            return self.values[value]
+        if isinstance(value, list | tuple):
+            return [self.resolve(item) for item in value]
+        return value
+
+    def _call(self, node: Node) -> Any:
+        target = node.target
+        if target is operator.getitem:
+            return self._item(node)
+        if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
+            return None  # readers take it from the meta data
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._inline(node, target.name())
+        if not isinstance(target, torch._ops.OpOverload):
+            raise IrcError("capture-failed", f"the graph calls {target}, which is no tensor operation")
+        if target._schema.name.partition("::")[2].startswith(CHECKS):
+            return None
+        args = tuple(self.resolve(arg) for arg in node.args)
+        kwargs = {name: self.resolve(arg) for name, arg in node.kwargs.items()}
+        stated = node.meta["val"]
+        several = isinstance(stated, list | tuple)
+        fakes = list(stated) if several else [stated]
+        found = self._lowered(node, target, args, kwargs, fakes)
+        return found if several else found[0]
+
+    def _lowered(
+        self, node: Node, target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Any]
+    ) -> list[Any]:
+        read = _read(node, len(fakes))
+        row = row_of(target)
+        if row is not None and all(isinstance(fake, torch.Tensor) for fake in fakes):
+            types = [self.shared.kind(fake) for fake in fakes]
+            try:
+                found = row(Lowering(self.b, types, read, self.shared.random), *args, **kwargs)
+            except Declined:
+                pass
+            except (ShapeError, TypeError, KeyError, AssertionError) as error:
+                raise InternalError(f"the row of {target} fails on {node.format_node()}: {error}") from error
+            else:
+                results = found if isinstance(found, list) else [found]
+                return [self._checked(target, *pair) for pair in zip(results, types, strict=False)]
+        return self._extern(target, args, kwargs, fakes)
+
+    def _checked(self, target: object, value: SSAValue | None, stated: TensorType) -> SSAValue | None:
+        if value is None:
+            return None
+        value = self.b.cast(value, stated.dtype)
+        if tensor(value).shape != stated.shape:
+            raise InternalError(f"the row of {target} gives {tensor(value)}, torch {stated}")
+        return value
+
+    def _extern(
+        self, target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Any]
+    ) -> list[Any]:
+        if any(isinstance(fake, torch.SymInt | torch.SymFloat) for fake in fakes):
+            raise SizeError(f"{target} takes a number out of a tensor")
+        kinds = [self.shared.kind(fake) for fake in fakes if isinstance(fake, torch.Tensor)]
+        operands: list[SSAValue] = []
+        text = extern.arguments(args, kwargs, operands)
+        name = extern.target(target)
+        self.shared.externs[name] += 1
+        results = iter(self.b.ops(ExternOp, operands, results=kinds, target=name, arguments=text))
+        return [next(results) if isinstance(fake, torch.Tensor) else None for fake in fakes]
+
+    def _item(self, node: Node) -> Any:
+        source, index = node.args
+        assert isinstance(source, Node)
+        return self.values[source][index]
+
+    def _inline(self, node: Node, name: str) -> list[Any]:
+        if name not in WRAPPERS:
+            raise IrcError(
+                "capture-failed",
+                f"control flow '{name}' depends on tensor values",
+                help="use torch.where on both results",
+            )
+        body, *operands = node.args[WRAPPERS[name] :]
+        assert isinstance(body, Node)
+        graph_module = getattr(self.module, str(body.target))
+        inner = Scope(self.shared, self.b, graph_module)
+        placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        for placeholder, operand in zip(placeholders, operands, strict=True):
+            inner.values[placeholder] = self.resolve(operand)
+        inner.run(graph_module.graph.nodes)
+        (output,) = [n for n in graph_module.graph.nodes if n.op == "output"]
+        return [inner.resolve(value) for value in output.args[0]]
+
+    def _stand_ins(self, node: Node) -> Any:
+        """Return values of the right types, so that translation goes on and finds all errors."""
+        stated = node.meta.get("val")
+        fakes = stated if isinstance(stated, list | tuple) else [stated]
+        found: list[Any] = []
+        for fake in fakes:
+            try:
+                kind = self.shared.kind(fake) if isinstance(fake, torch.Tensor) else None
+            except (SizeError, IrcError):
+                kind = TensorType.of([1] * fake.ndim)
+            found.append(None if kind is None else self.b.constant([0], kind.shape, kind.dtype))
+        return found if isinstance(stated, list | tuple) else found[0]
+
+
+def _read(node: Node, count: int) -> Sequence[bool]:
+    items = {user.args[1] for user in node.users if user.target is operator.getitem}
+    whole = any(user.target is not operator.getitem for user in node.users)
+    return [whole or index in items for index in range(count)]
+
+
+def _located(error: Exception, node: Node, where: str) -> IrcError:
+    if isinstance(error, IrcError):
+        return IrcError(error.code, f"{node.target}: {error.message}", where, error.because, error.help)
+    return IrcError(
+        "capture-failed",
+        f"{node.target}: {error}",
+        where,
+        help="write it with fixed sizes, such as torch.where instead of a boolean index",
+    )
+
+

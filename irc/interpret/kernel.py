@@ -1,0 +1,149 @@
+"""A kernel's body on many tasks at once: full values are [tasks, reduced points], row values [tasks, 1]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.task import KernelBodyOp, KernelOp, ValueType
+from irc.errors import InternalError
+from irc.ops import library
+
+if TYPE_CHECKING:
+    import torch
+
+
+def run_body(
+    kernel: KernelOp,
+    tasks: torch.Tensor,
+    buffers: Sequence[torch.Tensor],
+    counts: Sequence[torch.Tensor],
+    dtype: torch.dtype | None,
+) -> None:
+    """Run the body for some tasks.
+
+    Args:
+        kernel: whose body runs.
+        tasks: [tasks, parallel dims]; those outside the space are masked.
+        buffers: flat, inputs then outputs.
+        counts: one per output; counts the stores to each element.
+        dtype: floats compute in it; None means their own, half types in float32.
+    """
+    import torch
+
+    space, parallel = kernel.space_extents, kernel.num_parallel
+    tasks = tasks[(tasks < torch.tensor(space[:parallel])).all(1)]
+    if not len(tasks):
+        return
+    points = torch.zeros((1, 0), dtype=torch.int64)
+    if space[parallel:]:
+        points = torch.cartesian_prod(*[torch.arange(n) for n in space[parallel:]])
+        points = points.reshape(-1, len(space) - parallel)
+    state = _State(kernel, tasks, points, buffers, counts, dtype)
+    for op in kernel.body.block.ops:
+        assert isinstance(op, KernelBodyOp)
+        state.run(op)
+
+
+class _State:
+    """Values of the body, by SSA value."""
+
+    def __init__(
+        self,
+        kernel: KernelOp,
+        tasks: torch.Tensor,
+        points: torch.Tensor,
+        buffers: Sequence[torch.Tensor],
+        counts: Sequence[torch.Tensor],
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.kernel, self.tasks, self.points, self.dtype = kernel, tasks, points, dtype
+        self.buffers = dict(zip(kernel.args, buffers, strict=True))
+        self.counts = dict(zip(kernel.args[kernel.num_inputs.value.data :], counts, strict=True))
+        self.values: dict[SSAValue, torch.Tensor] = {}
+
+    def compute_dtype(self, name: str) -> torch.dtype:
+        """The dtype in which a kernel holds a value."""
+        import torch
+
+        stated = library.dtypes()[name]
+        if not stated.is_floating_point:
+            return stated
+        return self.dtype or (torch.float32 if stated.itemsize == 2 else stated)
+
+    def run(self, op: KernelBodyOp) -> None:
+        """Run one op."""
+        if op.name == "task.store":
+            self._store(op)
+            return
+        kind = op.outputs[0].type
+        assert isinstance(kind, ValueType)
+        found = getattr(self, op.name.replace("task.", "_"))(op, kind)
+        self.values[op.outputs[0]] = found.to(self.compute_dtype(kind.dtype))
+
+    def address(self, op: KernelBodyOp, *, full: bool) -> torch.Tensor:
+        """[tasks, points or 1] of element numbers."""
+        import torch
+
+        attrs, parallel = op.plain, self.kernel.num_parallel
+        outer = torch.tensor(attrs["strides"][:parallel])
+        rows = (self.tasks * outer).sum(1, keepdim=True) + attrs["offset"]
+        if not full:
+            return rows
+        inner = torch.tensor(attrs["strides"][parallel:], dtype=torch.int64)
+        return rows + (self.points * inner).sum(1)[None, :]
+
+    def _load(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
+        address, attrs = self.address(op, full=kind.is_full), op.plain
+        for index, stride in zip(op.inputs[1:], attrs.get("index_strides", ()), strict=True):
+            address = address + self.values[index].to(address.dtype) * stride
+        return self._read(op.inputs[0], address)
+
+    def _read(self, buffer: SSAValue, address: torch.Tensor) -> torch.Tensor:
+        found = self.buffers[buffer]
+        if address.numel() and not 0 <= int(address.min()) <= int(address.max()) < found.numel():
+            raise InternalError(
+                f"kernel @{self.kernel.sym_name.data} reads elements {int(address.min())}.."
+                f"{int(address.max())} of a buffer of {found.numel()}"
+            )
+        return found[address]
+
+    def _constant(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
+        import torch
+
+        return torch.tensor(op.plain["value"], dtype=self.compute_dtype(kind.dtype))[None, :]
+
+    def _index(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
+        dim, parallel = op.plain["dim"], self.kernel.num_parallel
+        if dim < parallel:
+            return self.tasks[:, dim : dim + 1]
+        return self.points[:, dim - parallel][None, :]
+
+    def _pointwise(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
+        given = [self.values[value] for value in op.inputs]
+        if op.plain["fn"] == "cast" and self.dtype is None:
+            # A cast is a rounding point, also to a half type that is then held in float32.
+            return given[0].to(library.dtypes()[kind.dtype])
+        return library.run("flow.pointwise", op.plain, given, [((), kind.dtype)])[0]
+
+    def _reduce(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
+        value = self.values[op.inputs[0]].expand(len(self.tasks), len(self.points))
+        attrs = {"fn": op.plain["fn"], "dims": (1,), "keep_dims": True}
+        return library.run("flow.reduce", attrs, [value], [((), kind.dtype)])[0]
+
+    def _contract(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
+        a, b = (self.values[value] for value in op.inputs)
+        return (a * b).sum(1, keepdim=True)
+
+    def _store(self, op: KernelBodyOp) -> None:
+        import torch
+
+        value, buffer = self.values[op.inputs[0]], op.inputs[1]
+        kind = op.inputs[0].type
+        assert isinstance(kind, ValueType)
+        address = self.address(op, full=kind.is_full)
+        self.buffers[buffer][address] = value.to(self.buffers[buffer].dtype).expand(address.shape)
+        ones = torch.ones(address.numel(), dtype=torch.int32)
+        self.counts[buffer].index_add_(0, address.reshape(-1), ones)

@@ -1,0 +1,120 @@
+"""From axes to loops: put them in order, and join neighbours that every access walks as one.
+
+Fewer loops mean longer ones: a bias add over ``[8, 16, 768]`` has two loops, not three, and a kernel
+that touches only contiguous memory has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from irc.kernels.axes import Axis
+from irc.kernels.nest import Access, Nest
+from irc.kernels.trace import GroupError, Node, leaf_set
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Joined axes: ``inner`` carries the strides, ``size`` counts all points."""
+
+    size: int
+    inner: Axis | None
+
+    def stride(self, access: Access) -> int:
+        """Return how far an access moves from one point to the next."""
+        return 0 if self.inner is None else access.strides.get(self.inner, 0)
+
+
+UNIT = Loop(1, None)
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The loops of a kernel: parallel ones (at least one), then reduced ones."""
+
+    parallel: tuple[Loop, ...]
+    reduced: tuple[Loop, ...]
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """The iteration space."""
+        return tuple(loop.size for loop in (*self.parallel, *self.reduced))
+
+    def strides(self, access: Access, *, full: bool = True) -> tuple[int, ...]:
+        """Return one stride per loop."""
+        loops = (*self.parallel, *self.reduced)
+        kept = len(loops) if full else len(self.parallel)
+        return tuple(loop.stride(access) if i < kept else 0 for i, loop in enumerate(loops))
+
+
+def join(axes: Sequence[Axis], accesses: Sequence[Access]) -> list[Loop]:
+    """Join neighbouring axes where each access steps evenly over both."""
+    loops: list[Loop] = []
+    for axis in axes:
+        outer, loop = loops[-1] if loops else None, Loop(axis.size, axis)
+        if outer is not None and all(
+            outer.stride(a) == loop.stride(a) * axis.size for a in accesses
+        ):
+            loops[-1] = Loop(outer.size * axis.size, axis)
+        else:
+            loops.append(loop)
+    return loops
+
+
+def loops_of(nest: Nest) -> Loops:
+    """Order and join the axes of a nest.
+
+    Raises:
+        GroupError: where a matmul's reduced axes do not join; ``copies`` names the operands to copy.
+    """
+    accesses = [*nest.accesses.values(), *(store for _, _, store in nest.outputs)]
+    reduced = join(nest.reduced, accesses)
+    if nest.template == "matmul":
+        if len(reduced) > 1:
+            raise GroupError("reduced dims that lie apart in memory", _copies(nest))
+        return Loops(tuple(_matmul_loops(nest, accesses)), tuple(reduced))
+    return Loops(tuple(join(nest.tasks, accesses) or [UNIT]), tuple(reduced))
+
+
+def contract_operands(nest: Nest) -> tuple[Node, Node]:
+    """Return (a, b) of a matmul, b being the operand that the output's last dim belongs to."""
+    a, b = next(node for node in nest.nodes if node.kind == "contract").operands
+    last = nest.tasks[-1] if nest.tasks else None
+    if last is not None and nest.accesses[a].strides.get(last, 0):
+        if not nest.accesses[b].strides.get(last, 0):
+            return b, a
+    return a, b
+
+
+def _matmul_loops(nest: Nest, accesses: Sequence[Access]) -> list[Loop]:
+    """Batch loops, then m (in a alone), then n (in b alone)."""
+    a, b = contract_operands(nest)
+    in_a, in_b = (nest.accesses[node].strides for node in (a, b))
+    only_a = [x for x in nest.tasks if in_a.get(x, 0) and not in_b.get(x, 0)]
+    only_b = [x for x in nest.tasks if in_b.get(x, 0) and not in_a.get(x, 0)]
+    batch = join([x for x in nest.tasks if x not in only_a and x not in only_b], accesses)
+    rows, columns = join(only_a, accesses) or [UNIT], join(only_b, accesses) or [UNIT]
+    # Loops of m or n that do not join become batch loops: the longest m and the last n stay.
+    m = max(rows, key=lambda loop: loop.size)
+    n = columns[-1]
+    batch += [loop for loop in rows if loop is not m] + [loop for loop in columns if loop is not n]
+    return [*batch, m, n]
+
+
+def _copies(nest: Nest) -> list[tuple[object, tuple[int, ...]]]:
+    """Operands whose reduced dims do not join, with the order of dims in which a copy would."""
+    position = {axis: i for i, axis in enumerate(nest.reduced)}
+    copies: list[tuple[object, tuple[int, ...]]] = []
+    for node in contract_operands(nest):
+        if len(join(nest.reduced, [nest.accesses[node]])) == 1:
+            continue
+        assert node.stored is not None and node.source is not None
+        axes, places = iter(node.axes), list[int]()
+        for dim in node.stored[1].dims:
+            own = [leaf_set((next(axes),)) for _ in dim]
+            found = [position[x] for part in own for x in part if x in position]
+            places.append(min(found, default=-1))
+        order = sorted(range(len(places)), key=lambda d: (places[d], d))
+        copies.append((node.source, tuple(order)))
+    return copies

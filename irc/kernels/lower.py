@@ -1,0 +1,186 @@
+"""From a nest to a ``task.kernel``: buffers, loads, body, stores, mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Block, SSAValue
+
+from irc.dialects.flow import tensor
+from irc.dialects.task import (
+    BufferType,
+    IndexOp,
+    KernelBodyOp,
+    KernelConstantOp,
+    KernelContractOp,
+    KernelOp,
+    KernelPointwiseOp,
+    KernelReduceOp,
+    LoadOp,
+    StoreOp,
+    ValueType,
+)
+from irc.dialects.types import is_float
+from irc.kernels.loops import Loops, contract_operands, loops_of
+from irc.kernels.nest import Nest
+from irc.kernels.schedule import schedule
+from irc.kernels.trace import Node, shape_of
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A kernel and what its launch gives it.
+
+    Attributes:
+        kernel: not yet in a module.
+        operands: the contiguous tensors behind its input buffers.
+    """
+
+    kernel: KernelOp
+    operands: tuple[SSAValue, ...]
+
+
+def lower(nest: Nest, *, name: str, target: str, loc: str, sources: Sequence[str]) -> Lowered:
+    """Build the kernel of a nest.
+
+    Args:
+        nest: from :func:`irc.kernels.nest.nest_of`.
+        name: the kernel's symbol.
+        target: what the mapping is chosen for: ``cpu``, ``sm_80``, ``sm_90``.
+        loc: the user's source line.
+        sources: ids of the flow ops that the kernel computes.
+
+    Raises:
+        GroupError: where the operands of a matmul must be copied first.
+    """
+    body = _Body(nest, loops_of(nest))
+    for node in body.order():
+        body.emit(node)
+    for index, (_, node, _) in enumerate(nest.outputs):
+        body.store(node, index)
+    space, parallel = body.loops.space, len(body.loops.parallel)
+    chosen = schedule(nest.template, space, parallel, target)
+    kernel = KernelOp.make(
+        name,
+        body.block,
+        template=nest.template,
+        space=space,
+        parallel=parallel,
+        num_inputs=len(body.operands),
+        mapping=chosen.mapping,
+        tile=chosen.tile,
+        sources=sources,
+        loc=loc,
+    )
+    return Lowered(kernel, tuple(body.operands))
+
+
+class _Body:
+    """The block of a kernel while it is written."""
+
+    def __init__(self, nest: Nest, loops: Loops) -> None:
+        self.nest, self.loops = nest, loops
+        loads = [node for node in self.order() if node.kind == "load"]
+        self.operands = list(dict.fromkeys(n.stored[0] for n in loads if n.stored))
+        sizes = [
+            next(n.stored[1].size for n in loads if n.stored and n.stored[0] is root)
+            for root in self.operands
+        ]
+        inputs = [
+            BufferType.of(n, tensor(v).dtype) for n, v in zip(sizes, self.operands, strict=True)
+        ]
+        outputs = [BufferType.of(_count(v), tensor(v).dtype) for v, _, _ in nest.outputs]
+        self.block = Block(arg_types=[*inputs, *outputs])
+        self.buffers = dict(zip(self.operands, self.block.args, strict=False))
+        self.values: dict[Node, SSAValue] = {}
+
+    def order(self) -> list[Node]:
+        """The nodes as they are computed; a matmul starts with its operands a, b."""
+        if self.nest.template != "matmul":
+            return list(self.nest.nodes)
+        contract = next(node for node in self.nest.nodes if node.kind == "contract")
+        first = [*contract_operands(self.nest), contract]
+        return first + [node for node in self.nest.nodes if node not in first]
+
+    def add(
+        self, op: type[KernelBodyOp], inputs: Sequence[SSAValue], dtype: str, node: Node, **attrs: object
+    ) -> SSAValue:
+        """Append an op that gives a value."""
+        kind = ValueType.of(dtype, full=node in self.nest.full)
+        made = op.make(inputs, [kind], loc=node.loc, id=node.id, **attrs)
+        self.block.add_op(made)
+        return made.outputs[0]
+
+    def emit(self, node: Node) -> None:
+        """Append the ops of one node."""
+        given = [self.values[operand] for operand in node.operands]
+        match node.kind:
+            case "load":
+                value = self._load(node, given)
+            case "constant":
+                value = self._constant(node, node.attrs["value"], node.dtype)
+            case "index":
+                value = self._index(node)
+            case "pointwise":
+                value = self.add(KernelPointwiseOp, given, node.dtype, node, fn=node.attrs["fn"])
+            case "reduce":
+                value = self.add(KernelReduceOp, given, node.dtype, node, fn=node.attrs["fn"])
+            case "contract":
+                a, b = contract_operands(self.nest)
+                given = [self.values[a], self.values[b]]
+                value = self.add(KernelContractOp, given, node.dtype, node)
+        self.values[node] = value
+
+    def _load(self, node: Node, index: Sequence[SSAValue]) -> SSAValue:
+        assert node.stored is not None
+        access = self.nest.accesses[node]
+        return self.add(
+            LoadOp,
+            [self.buffers[node.stored[0]], *index],
+            node.dtype,
+            node,
+            offset=access.offset,
+            strides=self.loops.strides(access, full=node in self.nest.full),
+            index_strides=(node.attrs["index_stride"],) if index else None,
+        )
+
+    def _constant(self, node: Node, value: float, dtype: str) -> SSAValue:
+        literal = float(value) if is_float(dtype) else int(value)
+        return self.add(KernelConstantOp, [], dtype, node, value=(literal,))
+
+    def _index(self, node: Node) -> SSAValue:
+        """The sum of stride times position over the loops that the index follows."""
+        total: SSAValue | None = None
+        for dim, stride in enumerate(self.loops.strides(self.nest.accesses[node])):
+            if stride == 0:
+                continue
+            term = self.add(IndexOp, [], "i64", node, dim=dim)
+            if stride != 1:
+                factor = self._constant(node, stride, "i64")
+                term = self.add(KernelPointwiseOp, [term, factor], "i64", node, fn="mul")
+            if total is not None:
+                term = self.add(KernelPointwiseOp, [total, term], "i64", node, fn="add")
+            total = term
+        return total if total is not None else self._constant(node, 0, "i64")
+
+    def store(self, node: Node, output: int) -> None:
+        """Append the store of an output."""
+        value, _, access = self.nest.outputs[output]
+        op = StoreOp.make(
+            [self.values[node], self.block.args[len(self.operands) + output]],
+            [],
+            loc=node.loc,
+            offset=access.offset,
+            strides=self.loops.strides(access, full=node in self.nest.full),
+        )
+        op.attributes["loc"] = StringAttr(node.loc)
+        self.block.add_op(op)
+
+
+def _count(value: SSAValue) -> int:
+    total = 1
+    for size in shape_of(value):
+        total *= size
+    return total

@@ -1,0 +1,59 @@
+"""Readable names and identity of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.task import KernelBodyOp, KernelOp
+from irc.kernels.nest import Nest
+
+MAX_WORDS = 3
+
+
+def hint(nest: Nest) -> str:
+    """Say in a word or a few what a kernel does.
+
+    A matmul is named with what follows it (``matmul_add_gelu``), a chain with reductions by what it is
+    (``softmax``, ``norm``) or what it reduces by, another by its functions.
+    """
+    functions = [str(n.attrs["fn"]) for n in nest.nodes if n.kind in ("pointwise", "reduce")]
+    reductions = [str(n.attrs["fn"]) for n in nest.nodes if n.kind == "reduce"]
+    gathers = any(node.kind == "load" and node.operands for node in nest.nodes)
+    if nest.template == "matmul":
+        words = ["matmul", *_distinct(functions)]
+    elif reductions and "rsqrt" in functions:
+        words = ["norm"]
+    elif reductions == ["max", "sum"] and "exp" in functions:
+        words = ["softmax"]
+    elif reductions:
+        words = [*_distinct([f for f in functions if f not in reductions])[:2]]
+        words += [f"reduce_{fn}" for fn in _distinct(reductions)]
+    elif gathers:
+        words = ["take", *_distinct(functions)]
+    else:
+        words = _distinct(functions) or (["copy"] if nest.accesses else ["fill"])
+    return "_".join(words[: MAX_WORDS + 1])
+
+
+def _distinct(words: Sequence[str]) -> list[str]:
+    return [word for word in dict.fromkeys(words) if word not in ("cast", "copy")][:MAX_WORDS]
+
+
+def identity(kernel: KernelOp) -> str:
+    """Return a text that two kernels share where they compute the same: no name, no source lines."""
+    number: dict[SSAValue, int] = {arg: i for i, arg in enumerate(kernel.args)}
+    lines = [
+        f"{kernel.template.data} {kernel.space_extents} {kernel.num_parallel} {kernel.num_inputs}",
+        f"{kernel.task_mapping} {sorted(kernel.tile_sizes.items())}",
+        ", ".join(str(arg.type) for arg in kernel.args),
+    ]
+    for op in kernel.body.block.ops:
+        assert isinstance(op, KernelBodyOp)
+        operands = [number[value] for value in op.inputs]
+        lines.append(f"{op.name} {operands} {sorted(op.plain.items())}")
+        for value in op.outputs:
+            number[value] = len(number)
+            lines.append(str(value.type))
+    return "\n".join(lines)

@@ -1,0 +1,148 @@
+"""The mapping and the tile of a kernel, by target: small closed rules, no search.
+
+A tuner may replace the choice later; whatever it writes is checked by the same verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, TypeAlias
+
+from irc.dialects.mapping import TaskMapping, repeat, spatial
+
+Template: TypeAlias = Literal["rows", "matmul"]
+
+TARGETS = ("cpu", "sm_80", "sm_90")
+
+CPU_CHUNKS = 32
+"""Chunks of a large kernel: enough for 32 threads, and for an even split over a few."""
+CPU_CHUNK_POINTS = 8192
+"""Points below which a chunk costs more to hand out than to compute (about 2 us)."""
+LINE = 16
+"""Float32 elements of a cache line: chunks of contiguous output do not share one."""
+GPU_POINTS = 1024
+"""Points of one program of a GPU kernel."""
+GPU_REDUCED = 4096
+"""The longest reduced block that one GPU program holds at once; a longer one loops."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a kernel is divided: the mapping, and the tile sizes that go with it."""
+
+    mapping: TaskMapping
+    tile: Mapping[str, int]
+
+
+def schedule(template: Template, space: Sequence[int], parallel: int, target: str) -> Schedule:
+    """Choose the mapping and tile of a kernel.
+
+    >>> str(schedule("rows", (1000, 768), 1, "cpu").mapping)
+    'spatial(32) * repeat(32)'
+    >>> str(schedule("matmul", (64, 2304, 768), 2, "cpu").mapping)
+    'spatial(1, 36) * repeat(64, 64)'
+    """
+    tasks = [max(size, 1) for size in space[:parallel]]
+    inner = max(prod(space[parallel:]), 1)
+    match template, target:
+        case "matmul", "cpu":
+            return _cpu_matmul(tasks, inner)
+        case "matmul", _:
+            return _gpu_matmul(tasks, inner, target)
+        case "rows", "cpu":
+            return _cpu_rows(tasks, inner, reduces=parallel < len(space))
+        case _:
+            return _gpu_rows(tasks, inner, reduces=parallel < len(space))
+
+
+def _cpu_rows(tasks: Sequence[int], inner: int, *, reduces: bool) -> Schedule:
+    """Chunks over the outer loops, the same for any number of threads."""
+    points = prod(tasks) * inner
+    wanted = min(CPU_CHUNKS, max(1, points // CPU_CHUNK_POINTS))
+    grid: list[int] = []
+    for position, size in enumerate(tasks):
+        chunk = -(-size // min(size, wanted))
+        if position == len(tasks) - 1 and not reduces and chunk > LINE:
+            chunk = -(-chunk // LINE) * LINE
+        grid.append(-(-size // chunk))
+        wanted = -(-wanted // grid[-1])
+    return _tiled(grid, [-(-size // n) for size, n in zip(tasks, grid, strict=True)], {})
+
+
+def _cpu_matmul(tasks: Sequence[int], k: int) -> Schedule:
+    """Tiles near 96 x 64: 16 times six rows of registers, four lines of columns.
+
+    A short m takes all of it; where few tiles are left, the tile halves along n so that there is work
+    for a few cores.
+    """
+    *batch, m, n = tasks
+    block_m = m if m <= 96 else _even(m, 96)
+    block_n = n if n <= 64 else 64
+    if prod(batch) * -(-m // block_m) * -(-n // block_n) < 8 and m * n * k > 1 << 18:
+        block_m = m if m <= 48 else _even(m, 48)
+        block_n = n if n <= 32 else 32
+    return _matmul(tasks, {"block_m": block_m, "block_n": block_n, "block_k": min(k, 512)})
+
+
+def _even(size: int, most: int) -> int:
+    """Split into equal blocks of at most ``most``, rounded up to six rows.
+
+    >>> _even(100, 96), _even(1024, 96)
+    (54, 96)
+    """
+    block = -(-size // -(-size // most))
+    return min(most, -(-block // 6) * 6)
+
+
+def _gpu_matmul(tasks: Sequence[int], k: int, target: str) -> Schedule:
+    """Tiles of tensor-core shape; small ones where the grid would leave multiprocessors idle."""
+    *batch, m, n = tasks
+    multiprocessors = 132 if target == "sm_90" else 108
+    block_m = 128 if m > 64 else 64
+    block_n = 128 if n > 64 else 64
+    if prod(batch) * -(-m // block_m) * -(-n // block_n) < multiprocessors:
+        block_m, block_n = 64, 64
+    tile = {
+        "block_m": block_m,
+        "block_n": block_n,
+        "block_k": 64 if k >= 512 and block_m == block_n == 128 else 32,
+        "num_warps": 8 if block_m * block_n >= 128 * 128 else 4,
+        "num_stages": 4 if target == "sm_90" else 3,
+    }
+    return _matmul(tasks, tile)
+
+
+def _gpu_rows(tasks: Sequence[int], inner: int, *, reduces: bool) -> Schedule:
+    """Whole rows in registers, several short ones to a program; else a run of the last loop."""
+    block_r = min(_power_of_two(inner), GPU_REDUCED)
+    wanted = max(1, GPU_POINTS // block_r) if reduces else GPU_POINTS
+    tile = [1] * (len(tasks) - 1) + [min(wanted, _power_of_two(tasks[-1]))]
+    points = tile[-1] * block_r
+    sizes = {"num_warps": 8 if points >= 2048 else 4, "num_stages": 1}
+    if reduces:
+        sizes["block_r"] = block_r
+    return _tiled([-(-size // t) for size, t in zip(tasks, tile, strict=True)], tile, sizes)
+
+
+def _matmul(tasks: Sequence[int], tile: Mapping[str, int]) -> Schedule:
+    *batch, m, n = tasks
+    block_m, block_n = tile["block_m"], tile["block_n"]
+    grid = [*batch, -(-m // block_m), -(-n // block_n)]
+    return _tiled(grid, [*[1] * len(batch), block_m, block_n], tile)
+
+
+def _tiled(grid: Sequence[int], tile: Sequence[int], sizes: Mapping[str, int]) -> Schedule:
+    """The grid as workers, the tile as the tasks of one; both atoms stay, also where they are 1."""
+    mapping = TaskMapping((*spatial(*grid).atoms, *repeat(*tile).atoms))
+    return Schedule(mapping, sizes)
+
+
+def _power_of_two(size: int) -> int:
+    """Round up.
+
+    >>> _power_of_two(768)
+    1024
+    """
+    return 1 << max(size - 1, 0).bit_length()

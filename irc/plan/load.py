@@ -1,0 +1,129 @@
+"""Reading a plan: from its folder, or from bytes that another rank sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from irc.errors import IrcError
+from irc.plan import files, json_text
+from irc.plan.files import MANIFEST, PLAN
+from irc.plan.json_text import corrupt
+from irc.plan.schema import Plan, from_json
+from irc.plan.verify import verify_plan
+
+MAX_HEADER_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class LoadedPlan:
+    """A verified plan and its files.
+
+    Attributes:
+        plan: the content of plan.json.
+        texts: content of each file of the manifest, by name.
+        manifest: the manifest as it was read.
+        folder: where the plan lies, None for one that was received.
+    """
+
+    plan: Plan
+    texts: Mapping[str, bytes]
+    manifest: bytes
+    folder: Path | None = None
+
+    @cached_property
+    def hash(self) -> str:
+        """What ranks compare before they start."""
+        return files.plan_hash(self.manifest)
+
+    def kernel_sources(self, suffix: str = ".ll") -> dict[str, str]:
+        """Return the source of each kernel by its name, in the order of the plan."""
+        found: dict[str, str] = {}
+        for kernel in self.plan.kernels:
+            name = f"kernels/{kernel.name}{suffix}"
+            if name not in self.texts:
+                raise corrupt(f"the plan has no file {name}")
+            found[kernel.name] = self.texts[name].decode("utf-8", "replace")
+        return found
+
+    def ir(self) -> dict[str, str]:
+        """Return the text of each level by file name, the first being the whole model."""
+        return {
+            name: text.decode("utf-8", "replace")
+            for name, text in sorted(self.texts.items())
+            if name.startswith("ir/")
+        }
+
+
+def load_plan(folder: str | Path) -> LoadedPlan:
+    """Read and verify a plan folder.
+
+    Raises:
+        IrcError: ``plan-missing``, ``plan-version`` or ``plan-corrupt``.
+    """
+    place = Path(folder)
+    if not (place / MANIFEST).is_file():
+        raise IrcError(
+            "plan-missing",
+            f"no plan in '{folder}': it has no {MANIFEST}",
+            help="irc compile MODEL.onnx -o PLAN writes one",
+        )
+    manifest = files.read_file(place, MANIFEST, json_text.MAX_BYTES)
+    listed = files.parse_manifest(manifest, str(place / MANIFEST))
+    texts = {name: files.read_file(place, name) for name in listed.files}
+    return from_files(manifest, texts, place)
+
+
+def from_files(
+    manifest: bytes, texts: Mapping[str, bytes], folder: Path | None = None
+) -> LoadedPlan:
+    """Verify files against their manifest, and the plan itself.
+
+    Raises:
+        IrcError: ``plan-version`` or ``plan-corrupt``.
+    """
+    listed = files.parse_manifest(manifest, MANIFEST)
+    if set(texts) != set(listed.files):
+        raise corrupt(f"files differ from the manifest: {sorted(set(texts) ^ set(listed.files))}")
+    for name, entry in listed.files.items():
+        files.check_digest(name, texts[name], entry)
+    plan = from_json(texts[PLAN])
+    verify_plan(plan)
+    if plan.mesh != listed.mesh:
+        raise corrupt(f"the plan is for mesh '{plan.mesh}', its manifest says '{listed.mesh}'")
+    return LoadedPlan(plan, texts, manifest, folder)
+
+
+def pack(plan: LoadedPlan) -> bytes:
+    """Write all files of a plan, without weights, into one string of bytes, to be sent."""
+    names = [MANIFEST, *sorted(plan.texts)]
+    parts = [plan.manifest, *(plan.texts[name] for name in names[1:])]
+    header = json_text.dump([[n, len(p)] for n, p in zip(names, parts, strict=True)]).encode()
+    return len(header).to_bytes(8, "little") + header + b"".join(parts)
+
+
+def unpack(data: bytes) -> LoadedPlan:
+    """Read what :func:`pack` wrote.
+
+    Raises:
+        IrcError: ``plan-corrupt`` or ``plan-version``.
+    """
+    size = int.from_bytes(data[:8], "little")
+    if size > min(MAX_HEADER_BYTES, len(data)):
+        raise corrupt("a plan that was sent has no header")
+    header = json_text.parse(data[8 : 8 + size], "header")
+    sizes: tuple[tuple[str, int], ...] = json_text.decode(
+        tuple[tuple[str, int], ...], header, "header"
+    )
+    texts: dict[str, bytes] = {}
+    start = 8 + size
+    for name, length in sizes:
+        if length < 0 or start + length > len(data) or name in texts:
+            raise corrupt("a plan that was sent is cut off")
+        texts[name] = data[start : start + length]
+        start += length
+    if start != len(data) or MANIFEST not in texts:
+        raise corrupt("a plan that was sent has other files than its header says")
+    return from_files(texts.pop(MANIFEST), texts)

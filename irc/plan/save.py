@@ -1,0 +1,134 @@
+"""Writing a plan folder: all of it, or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from irc.errors import IrcError
+from irc.plan import files
+from irc.plan.files import MANIFEST, PLAN, REFERENCES, WEIGHTS
+from irc.plan.load import LoadedPlan, from_files
+from irc.plan.schema import Plan, to_json
+from irc.plan.weights import Reference, references_text, write_safetensors
+
+
+def make_plan(
+    plan: Plan,
+    *,
+    ir: Mapping[str, str] | None = None,
+    kernels: Mapping[str, str] | None = None,
+    extra: Mapping[str, str] | None = None,
+    torch_version: str = "",
+) -> LoadedPlan:
+    """Put a plan together in memory; what a single process runs, saves, or sends to its peers.
+
+    Args:
+        plan: the actions.
+        ir: text after each pass by file name, ``00-capture.mlir``, the whole model first.
+        kernels: source of each kernel by file name, ``k0.ll``.
+        extra: other files by name, ``launch/torchrun.sh``.
+        torch_version: for the manifest.
+    """
+    texts = {PLAN: to_json(plan)}
+    texts |= {f"ir/{name}": text for name, text in (ir or {}).items()}
+    texts |= {f"kernels/{name}": text for name, text in (kernels or {}).items()}
+    texts |= extra or {}
+    content = {name: text.encode() for name, text in sorted(texts.items())}
+    manifest = files.make_manifest(content, plan.mesh, torch_version)
+    return from_files(files.manifest_text(manifest).encode(), content)
+
+
+def save_plan(
+    folder: str | Path,
+    plan: LoadedPlan,
+    *,
+    tensors: Mapping[str, Any] | None = None,
+    references: Mapping[str, Reference] | None = None,
+    force: bool = False,
+) -> str:
+    """Write a plan and its weights into a new folder, and return the plan's hash.
+
+    Everything is written beside the folder and moved there by one rename.
+
+    Args:
+        folder: where to.
+        plan: what :func:`make_plan` gave.
+        tensors: weights to write (torch tensors), whole, by argument name.
+        references: weights that stay in a file of the user's, by argument name.
+        force: replace a plan that is there already.
+
+    Raises:
+        IrcError: ``output-exists``, or ``option-value`` where the place cannot be written.
+    """
+    target = Path(folder).absolute()
+    check_target(target, force=force)
+    try:
+        with _published(target) as place:
+            for name, content in (*plan.texts.items(), (MANIFEST, plan.manifest)):
+                (place / name).parent.mkdir(exist_ok=True)
+                (place / name).write_bytes(content)
+            if tensors:
+                write_safetensors(place / WEIGHTS, tensors)
+            if references:
+                (place / REFERENCES).write_text(references_text(references), encoding="utf-8")
+    except OSError as error:
+        raise IrcError(
+            "option-value", f"cannot write the plan to '{folder}': {error.strerror}"
+        ) from error
+    return plan.hash
+
+
+def check_target(target: Path, *, force: bool = False) -> None:
+    """Refuse a place that holds something: call it before the long work, too.
+
+    Raises:
+        IrcError: ``output-exists``.
+    """
+    if not target.exists() and not target.is_symlink():
+        return
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    is_plan = (target / MANIFEST).is_file()
+    if force and is_plan:
+        return
+    raise IrcError(
+        "output-exists",
+        f"'{target.name}' exists already" + ("" if is_plan else " and is not a plan"),
+        where=str(target),
+        because="--force replaces plans only, not folders of something else" if force else (),
+        help="choose another folder"
+        if force or not is_plan
+        else "choose another folder, or --force",
+    )
+
+
+@contextmanager
+def _published(target: Path) -> Iterator[Path]:
+    """Give a folder to fill; on success it becomes the target, on failure nothing is left."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    old = place.with_name(place.name + ".old")
+    try:
+        yield place
+        # mkdtemp's folder is for its owner only; a plan is as public as other new files.
+        mask = os.umask(0)
+        os.umask(mask)
+        place.chmod(0o777 & ~mask)
+        if target.is_dir() and any(target.iterdir()):
+            target.rename(old)
+        try:
+            place.rename(target)
+        except BaseException:
+            if old.exists():
+                old.rename(target)
+            raise
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

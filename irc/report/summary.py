@@ -1,0 +1,78 @@
+"""What ``irc compile`` prints: the plan in ten lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from math import prod
+from typing import Protocol
+
+from irc.dialects.types import ITEM_BYTES
+from irc.plan.load import LoadedPlan
+from irc.plan.schema import Kernels, Library, Plan, Start
+
+VIEW_FREE = ("comm.local_chunk", "comm.rank_index")
+
+
+class Source(Protocol):
+    """Where the program came from."""
+
+    source: str
+
+
+def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
+    """Describe a plan.
+
+    Args:
+        loaded: the plan.
+        cluster: the name of the machines that it was priced for.
+        program: says what was compiled.
+    """
+    plan = loaded.plan
+    ranks = plan.device_mesh.num_ranks
+    launches = [call for a in plan.actions if isinstance(a, Kernels) for call in a.calls]
+    segments = sum(isinstance(a, Kernels) for a in plan.actions)
+    lines = [
+        ("program", program.source),
+        ("mesh", f"{plan.mesh or 'one device'} ({ranks} rank{'s' * (ranks > 1)}), priced for {cluster}"),
+        ("kernels", f"{len(plan.kernels)} for {plan.backend}, {len(launches)} launches in {segments} segments"),
+        ("library", _counted(a.op for a in plan.actions if isinstance(a, Library) and a.op not in VIEW_FREE)),
+        ("fall-back", _counted(externs(plan)) + " (replicated: no sharding rule)" * bool(externs(plan))),
+        ("collectives", _collectives(plan)),
+        ("weights", f"{_megabytes(weight_bytes(plan))} a rank"),
+        ("arena", f"{_megabytes(plan.arena_bytes)} a rank (at least {_megabytes(plan.arena_lower_bytes)})"),
+        ("predicted", "unknown" if plan.predicted_s is None else f"{plan.predicted_s * 1e3:.3f} ms a call"),
+        ("hash", loaded.hash[:16]),
+    ]
+    return "\n".join(f"{name:<12}{text}" for name, text in lines)
+
+
+def externs(plan: Plan) -> list[str]:
+    """Return the targets of ops that run as they are, one per action."""
+    return [
+        str(a.attrs["target"])
+        for a in plan.actions
+        if isinstance(a, Library) and a.op == "flow.extern"
+    ]
+
+
+def weight_bytes(plan: Plan) -> int:
+    """Return the bytes of weights that one rank holds."""
+    held = [plan.buffers[i] for i in plan.weights]
+    return sum(prod(b.shape) * ITEM_BYTES[b.dtype] for b in held)
+
+
+def _collectives(plan: Plan) -> str:
+    starts = [a for a in plan.actions if isinstance(a, Start)]
+    sent = sum(plan.buffers[a.inputs[0]].size_bytes for a in starts)
+    names = _counted(f"{a.op.removeprefix('comm.')}[{a.attrs['axis']}]" for a in starts)
+    return names + (f", {_megabytes(sent)} in all" if starts else "")
+
+
+def _counted(names: Iterable[str]) -> str:
+    counts = Counter(names)
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.2f} MiB"

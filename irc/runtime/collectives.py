@@ -1,0 +1,180 @@
+"""Collectives of a plan on torch.distributed: started asynchronously, waited for later.
+
+A library moves equal contiguous chunks along the first dim. Other dims go through the scratch
+buffers that the plan has for them: packed before, unpacked after the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+from irc.plan.schema import Start
+
+Finish: TypeAlias = Callable[[], None]
+"""Waits for a collective and unpacks its result."""
+
+REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+NOT_REDUCED = (torch.int16,)
+"""Dtypes that gloo does not reduce."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of one collective; scratch is None where none is needed."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+    send: torch.Tensor | None = None
+    receive: torch.Tensor | None = None
+
+
+class Communicator(Protocol):
+    """Starts collectives for one rank."""
+
+    def start(self, action: Start, operands: Operands) -> Finish:
+        """Begin; the caller keeps the operands alive and calls the result once."""
+        ...
+
+
+class NoPeers:
+    """The communicator of a mesh of one rank: the value is there already."""
+
+    def start(self, action: Start, operands: Operands) -> Finish:
+        """Copy."""
+        operands.target.copy_(operands.source.reshape(operands.target.shape))
+        return _nothing
+
+
+def _nothing() -> None: ...
+
+
+@dataclass
+class TorchCommunicator:
+    """Collectives over process groups, one per mesh axis, made in the same order on all ranks.
+
+    Build it with :meth:`of` after ``init_process_group``, on every rank.
+    """
+
+    groups: Mapping[str, tuple[Any, int]]
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+
+    @staticmethod
+    def of(mesh: Mesh, rank: int) -> TorchCommunicator:
+        """Make the groups of a mesh that covers all processes."""
+        groups: dict[str, tuple[Any, int]] = {}
+        for axis, size in mesh.axes:
+            if size == mesh.num_ranks:
+                groups[axis] = (dist.group.WORLD, size)
+                continue
+            if size == 1:
+                groups[axis] = (None, 1)
+                continue
+            for ranks in mesh.groups(axis):
+                made = dist.new_group(ranks)
+                if rank in ranks:
+                    groups[axis] = (made, size)
+        return TorchCommunicator(groups)
+
+    def start(self, action: Start, operands: Operands) -> Finish:
+        """Pack if needed, start, and return what waits and unpacks."""
+        group, size = self.groups[action.attrs["axis"]]
+        if size == 1:
+            return NoPeers().start(action, operands)
+        return STARTS[action.op](group, size, action.attrs, operands)
+
+
+def _all_reduce(group: Any, _size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
+    given.target.copy_(given.source)
+    work = dist.all_reduce(
+        given.target, op=_reduction(attrs, given.target), group=group, async_op=True
+    )
+    return work.wait
+
+
+def _all_gather(group: Any, _size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
+    landing = given.target if given.receive is None else given.receive
+    work = _gather(_bytes(landing), _bytes(given.source), group=group, async_op=True)
+    return _unpacking(work, given, attrs["dim"])
+
+
+def _reduce_scatter(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
+    source = _packed(given, attrs["dim"], size)
+    work = _scatter(
+        given.target.view(-1),
+        source.reshape(-1),
+        op=_reduction(attrs, source),
+        group=group,
+        async_op=True,
+    )
+    return work.wait
+
+
+def _all_to_all(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
+    source = _packed(given, attrs["split_dim"], size)
+    landing = given.target if given.receive is None else given.receive
+    work = dist.all_to_all_single(_bytes(landing), _bytes(source), group=group, async_op=True)
+    return _unpacking(work, given, attrs["concat_dim"])
+
+
+STARTS: Mapping[str, Callable[[Any, int, Mapping[str, Any], Operands], Finish]] = {
+    "comm.all_reduce": _all_reduce,
+    "comm.all_gather": _all_gather,
+    "comm.reduce_scatter": _reduce_scatter,
+    "comm.all_to_all": _all_to_all,
+}
+
+# torch 2.13 renamed both; the old names warn there, the new ones are missing before.
+_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    # What only moves, moves as bytes: gloo knows few dtypes.
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _reduction(attrs: Mapping[str, Any], tensor: torch.Tensor) -> Any:
+    if tensor.dtype in NOT_REDUCED:
+        raise IrcError("op-unsupported", f"gloo does not reduce {tensor.dtype}")
+    return REDUCTIONS[attrs["fn"]]
+
+
+def _packed(given: Operands, dim: int, size: int) -> torch.Tensor:
+    """Return the source with its chunks along ``dim`` one after another."""
+    if given.send is None:
+        return given.source
+    pack(given.send, given.source, dim, size)
+    return given.send
+
+
+def _unpacking(work: Any, given: Operands, dim: int) -> Finish:
+    if given.receive is None:
+        return work.wait
+    receive = given.receive
+
+    def finish() -> None:
+        work.wait()
+        unpack(given.target, receive, dim)
+
+    return finish
+
+
+def pack(send: torch.Tensor, source: torch.Tensor, dim: int, size: int) -> None:
+    """Copy chunk r of ``source`` along ``dim`` to ``send[r]``."""
+    shape: Sequence[int] = source.shape
+    split = source.reshape(*shape[:dim], size, shape[dim] // size, *shape[dim + 1 :])
+    send.copy_(split.movedim(dim, 0))
+
+
+def unpack(target: torch.Tensor, receive: torch.Tensor, dim: int) -> None:
+    """Join ``receive[0], receive[1], ...`` along ``dim``."""
+    size, *chunk = receive.shape
+    split = target.view(*chunk[:dim], size, *chunk[dim:])
+    split.copy_(receive.movedim(0, dim))

@@ -1,0 +1,277 @@
+"""The executor: runs a plan's actions on one rank.
+
+All decisions are made before the first call: kernels compiled, tensors over the arena built, one
+closure per action. A call binds the inputs, allocates the outputs, and runs the closures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from irc.errors import IrcError
+from irc.ops import library
+from irc.ops.library import dtypes
+from irc.plan.load import LoadedPlan
+from irc.plan.schema import Action, Copy, Kernels, Library, Plan, Start, Wait, placement_of
+from irc.plan.weights import local_slices
+from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
+from irc.runtime.frame import Frame, new_frame, view_of
+from irc.runtime.segments import LoadSegments, Segment, load_segments, segment_calls
+
+Run: TypeAlias = Callable[[], None]
+
+
+class Executor:
+    """Runs a plan on one rank; call it with the inputs, whole, in the order of the plan.
+
+    Args:
+        loaded: the plan.
+        tensors: this rank's weights by name (:mod:`irc.runtime.weights` slices whole ones). A
+            contiguous one is used in place: what changes it is seen by the next call, and states
+            are written back into it.
+        rank: position on the mesh.
+        communicator: starts collectives; none is needed on one device.
+        load: compiles the kernels; by default the plan's backend does.
+        num_threads: for kernels; by default what torch uses.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedPlan,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        rank: int = 0,
+        communicator: Communicator | None = None,
+        load: LoadSegments = load_segments,
+        num_threads: int | None = None,
+    ) -> None:
+        plan = loaded.plan
+        if communicator is None and plan.device_mesh.num_ranks > 1:
+            raise IrcError(
+                "world-size",
+                f"the plan is for {plan.device_mesh.num_ranks} ranks ({plan.mesh}), here is one",
+                help="run it with: irc run PLAN, or torchrun",
+            )
+        self.plan = plan
+        self.rank = rank
+        self._communicator = communicator or NoPeers()
+        self._weights = _local_weights(plan, tensors)
+        calls = segment_calls(plan)
+        threads = num_threads or torch.get_num_threads()
+        self._segments: Sequence[Segment] = load(loaded, calls, threads)
+        self._inputs = [_Input(plan, index, rank) for index in plan.inputs]
+        self._outputs = _Outputs(plan)
+        self._seeds = [self._weights[i] for i in plan.weights if plan.buffers[i].role == "seed"]
+        self._frames: deque[tuple[Frame, list[Run]]] = deque()
+        only_kernels = all(isinstance(action, Kernels) for action in plan.actions)
+        self._only_kernels = only_kernels
+        # Ranks must start collectives in one order, so calls of several threads take turns.
+        distributed = plan.device_mesh.num_ranks > 1
+        self._turn = threading.Lock() if distributed else contextlib.nullcontext()
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run once and return the outputs, whole.
+
+        Raises:
+            IrcError: ``input-mismatch``.
+        """
+        if len(inputs) != len(self._inputs):
+            raise IrcError(
+                "input-mismatch", f"the plan takes {len(self._inputs)} inputs, not {len(inputs)}"
+            )
+        with self._turn:
+            return self._run(inputs)
+
+    def _run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        try:
+            frame, steps = self._frames.pop()
+        except IndexError:
+            frame, steps = self._new_frame()
+        # Held until the end: kernels know only the addresses.
+        given = [spec(tensor) for spec, tensor in zip(self._inputs, inputs, strict=True)]
+        table = frame.table
+        for spec, tensor in zip(self._inputs, given, strict=True):
+            table[spec.base] = tensor.data_ptr()
+        fresh = self._outputs.allocate()
+        for base, tensor in zip(self._outputs.bases, fresh, strict=True):
+            table[base] = tensor.data_ptr()
+        if self._only_kernels:
+            for step in steps:
+                step()
+        else:
+            with torch.no_grad():
+                frame.bind(self._owners(given, fresh))
+                for step in steps:
+                    step()
+                for seed in self._seeds:
+                    seed.add_(1)
+        # Only after success: what failed may still be written to by a collective in flight.
+        self._frames.append((frame, steps))
+        return self._outputs.show(fresh)
+
+    def _owners(
+        self, given: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
+        return dict(zip((*self.plan.inputs, *self._outputs.roots), (*given, *fresh), strict=True))
+
+    def _new_frame(self) -> tuple[Frame, list[Run]]:
+        frame = new_frame(self.plan, self._weights)
+        segments = iter(self._segments)
+        pending: dict[int, Finish] = {}
+        return frame, [
+            self._step(index, action, frame, segments, pending)
+            for index, action in enumerate(self.plan.actions)
+        ]
+
+    def _step(
+        self, index: int, action: Action, frame: Frame, segments: Any, pending: dict[int, Finish]
+    ) -> Run:
+        """Return what runs an action on a frame."""
+        t: list[Any] = frame.tensors
+        match action:
+            case Kernels():
+                run, address = next(segments).run, frame.address
+                return lambda: run(address)
+            case Library():
+                return self._library(action, t)
+            case Copy(source=source, target=target):
+                return lambda: t[target].copy_(t[source])
+            case Start():
+                source, target = action.inputs[0], action.outputs[0]
+                send, receive = action.send, action.receive
+                start = self._communicator.start
+
+                def begin() -> None:
+                    pending[index] = start(
+                        action,
+                        Operands(
+                            t[source],
+                            t[target],
+                            None if send is None else t[send],
+                            None if receive is None else t[receive],
+                        ),
+                    )
+
+                return begin
+            case Wait(start=started):
+                return lambda: pending.pop(started)()
+
+    def _library(self, action: Library, t: list[Any]) -> Run:
+        plan, inputs, outputs = self.plan, action.inputs, action.outputs
+        if action.op in POSITIONAL:
+            place = plan.device_mesh.coordinates(self.rank)[action.attrs["axis"]]
+            size = plan.device_mesh.size(action.attrs["axis"])
+            run = POSITIONAL[action.op]
+            return lambda: run(action.attrs, place, size, [t[i] for i in inputs], t[outputs[0]])
+        results = [(plan.buffers[i].shape, plan.buffers[i].dtype) for i in outputs]
+
+        def call() -> None:
+            found = library.run(action.op, action.attrs, [t[i] for i in inputs], results)
+            for index, value in zip(outputs, found, strict=True):
+                t[index].copy_(value)
+
+        return call
+
+
+def rank_index(
+    _attrs: Mapping[str, Any],
+    place: int,
+    _size: int,
+    _inputs: Sequence[torch.Tensor],
+    out: torch.Tensor,
+) -> None:
+    """Write the rank's position on the axis."""
+    out.fill_(place)
+
+
+def local_chunk(
+    attrs: Mapping[str, Any],
+    place: int,
+    size: int,
+    inputs: Sequence[torch.Tensor],
+    out: torch.Tensor,
+) -> None:
+    """Copy the rank's chunk along a dim."""
+    chunk = inputs[0].shape[attrs["dim"]] // size
+    out.copy_(inputs[0].narrow(attrs["dim"], place * chunk, chunk))
+
+
+POSITIONAL = {"comm.rank_index": rank_index, "comm.local_chunk": local_chunk}
+"""Library ops that depend on where the rank is."""
+
+
+class _Input:
+    """Checks one input and gives the part of it that this rank reads, contiguous."""
+
+    def __init__(self, plan: Plan, index: int, rank: int) -> None:
+        buffer, mesh = plan.buffers[index], plan.device_mesh
+        shape = list(buffer.shape)
+        placement = placement_of(buffer)
+        for dim in range(len(shape)):
+            for axis in placement.split_axes(dim):
+                shape[dim] *= mesh.size(axis)
+        self.shape = torch.Size(shape)
+        self.dtype = dtypes()[buffer.dtype]
+        self.base = plan.bases.index(index) + 1
+        self.name = buffer.name
+        self._slices = None
+        if placement.axes:
+            self._slices = local_slices(placement, mesh, rank, tuple(shape))
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape != self.shape or tensor.dtype is not self.dtype or not tensor.is_cpu:
+            raise IrcError(
+                "input-mismatch",
+                f"input '{self.name}' is {list(tensor.shape)} {tensor.dtype} on {tensor.device}; "
+                f"the plan takes {list(self.shape)} {self.dtype} on cpu",
+                help="compile again for this shape and dtype",
+            )
+        if self._slices is not None:
+            tensor = tensor[self._slices]
+        return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+class _Outputs:
+    """Allocates the memory of the outputs, and shows the outputs in it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.roots = [i for i, b in enumerate(plan.buffers) if b.storage == "output"]
+        self.bases = [plan.bases.index(i) + 1 for i in self.roots]
+        owned = [plan.buffers[i] for i in self.roots]
+        self._fresh = [(b.shape, dtypes()[b.dtype]) for b in owned]
+        position = {root: k for k, root in enumerate(self.roots)}
+        self._shown = [(position[plan.root(i)], plan.buffers[i]) for i in plan.outputs]
+        self._plain = [k for k, _ in self._shown] == list(range(len(self.roots))) and all(
+            buffer.storage == "output" for _, buffer in self._shown
+        )
+
+    def allocate(self) -> list[torch.Tensor]:
+        return [torch.empty(shape, dtype=dtype) for shape, dtype in self._fresh]
+
+    def show(self, fresh: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if self._plain:
+            return tuple(fresh)
+        return tuple(view_of(fresh[k], buffer) for k, buffer in self._shown)
+
+
+def _local_weights(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+    found: dict[int, torch.Tensor] = {}
+    for index in plan.weights:
+        buffer = plan.buffers[index]
+        if buffer.name not in tensors:
+            raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
+        tensor = tensors[buffer.name].detach()
+        if tuple(tensor.shape) != buffer.shape or tensor.dtype != dtypes()[buffer.dtype]:
+            raise IrcError(
+                "input-mismatch",
+                f"weight '{buffer.name}' is {list(tensor.shape)} {tensor.dtype} on this rank; "
+                f"the plan takes {list(buffer.shape)} {dtypes()[buffer.dtype]}",
+            )
+        found[index] = tensor if tensor.is_contiguous() else tensor.contiguous()
+    return found

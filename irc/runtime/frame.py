@@ -1,0 +1,101 @@
+"""The memory of one call: an arena, a base table, and tensors that show the plan's buffers.
+
+Frames are leased: two threads that call one executor at the same time get different ones. (Foreign
+calls release Python's lock; two threads on one arena are wrong most of the time.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from irc.dialects.types import ITEM_BYTES
+from irc.ops.library import dtypes
+from irc.plan.schema import ALIGNMENT, Buffer, Kernels, Plan, touched
+
+
+@dataclass
+class Frame:
+    """Memory of one call.
+
+    Attributes:
+        arena: at least the plan's arena, aligned.
+        table: base pointers, the arena first.
+        tensors: for each buffer that torch touches, the tensor that shows it; those in the arena
+            and in weights stay, those in inputs and outputs are bound for each call.
+    """
+
+    arena: torch.Tensor
+    table: ctypes.Array[ctypes.c_int64]
+    tensors: list[torch.Tensor | None]
+    bound: list[tuple[int, int, Buffer]] = field(default_factory=list[tuple[int, int, Buffer]])
+
+    @property
+    def address(self) -> int:
+        """The address of the base table."""
+        return ctypes.addressof(self.table)
+
+    def bind(self, given: Mapping[int, torch.Tensor] | Sequence[torch.Tensor | None]) -> None:
+        """Show inputs and outputs of this call, and views of them, to torch."""
+        for index, root, buffer in self.bound:
+            owner = given[root]
+            assert owner is not None
+            self.tensors[index] = view_of(owner, buffer)
+
+
+def view_of(owner: torch.Tensor, buffer: Buffer) -> torch.Tensor:
+    """Return an alias of a tensor, or the tensor itself."""
+    if buffer.storage != "alias":
+        return owner
+    start = owner.storage_offset() + buffer.offset // ITEM_BYTES[buffer.dtype]
+    return owner.as_strided(buffer.shape, buffer.dense_strides, start)
+
+
+def arena_view(arena: torch.Tensor, buffer: Buffer, offset: int) -> torch.Tensor:
+    """Return the tensor at an offset of the arena."""
+    dtype = dtypes()[buffer.dtype]
+    # An empty tensor may lie at the very end, where nothing can be sliced off and viewed.
+    if buffer.size_bytes == 0:
+        return torch.empty(buffer.shape, dtype=dtype)
+    part = arena[offset : offset + buffer.size_bytes].view(dtype)
+    return part.as_strided(buffer.shape, buffer.dense_strides, part.storage_offset())
+
+
+def new_arena(num_bytes: int) -> torch.Tensor:
+    """Allocate an arena whose first byte is aligned."""
+    raw = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+    return raw[-raw.data_ptr() % ALIGNMENT :][:num_bytes]
+
+
+def new_frame(plan: Plan, weights: Mapping[int, torch.Tensor]) -> Frame:
+    """Allocate a frame; ``weights`` are this rank's, by buffer."""
+    arena = new_arena(plan.arena_bytes)
+    table = (ctypes.c_int64 * (1 + len(plan.bases)))()
+    table[0] = arena.data_ptr()
+    for base, index in enumerate(plan.bases, 1):
+        if index in weights:
+            table[base] = weights[index].data_ptr()
+    frame = Frame(arena, table, [None] * len(plan.buffers))
+    for index in sorted(_shown(plan)):
+        buffer, root = plan.buffers[index], plan.root(index)
+        owner = plan.buffers[root]
+        if owner.storage == "arena":
+            frame.tensors[index] = arena_view(arena, buffer, plan.addresses[index][1])
+        elif owner.storage == "weight":
+            frame.tensors[index] = view_of(weights[root], buffer)
+        else:
+            frame.bound.append((index, root, buffer))
+    return frame
+
+
+def _shown(plan: Plan) -> set[int]:
+    """Return the buffers that some action touches through torch."""
+    return {
+        index
+        for action in plan.actions
+        if not isinstance(action, Kernels)
+        for index in touched(action, plan.actions)
+    }

@@ -1,0 +1,130 @@
+"""A rank's weights: from the plan's folder, or from whole tensors in memory; its slices only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from irc.errors import IrcError
+from irc.ops.library import dtypes
+from irc.plan import files, json_text
+from irc.plan.files import REFERENCES, WEIGHTS
+from irc.plan.json_text import corrupt
+from irc.plan.load import LoadedPlan
+from irc.plan.schema import Buffer, Plan, placement_of
+from irc.plan.weights import Reference, local_slices, parse_references
+
+
+def slice_weights(
+    plan: Plan, tensors: Mapping[str, torch.Tensor], rank: int
+) -> dict[str, torch.Tensor]:
+    """Return the parts of whole tensors that a rank holds; a whole one is not copied."""
+    found: dict[str, torch.Tensor] = {}
+    for index in plan.weights:
+        buffer = plan.buffers[index]
+        if buffer.name not in tensors:
+            raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
+        whole = tensors[buffer.name]
+        found[buffer.name] = whole[_slices(plan, buffer, rank, tuple(whole.shape))]
+    return found
+
+
+def load_weights(loaded: LoadedPlan, rank: int | None) -> dict[str, torch.Tensor]:
+    """Read a rank's slices of the weights that the plan's folder holds or refers to.
+
+    Args:
+        loaded: a plan with a folder.
+        rank: whose slices; None reads them whole.
+
+    Raises:
+        IrcError: ``plan-corrupt``: a weight is missing, or is not what the plan takes.
+    """
+    plan, folder = loaded.plan, loaded.folder
+    if folder is None:
+        raise IrcError("input-mismatch", "a plan that was received has no weights of its own")
+    references: dict[str, Reference] = {}
+    if (folder / REFERENCES).exists():
+        text = files.read_file(folder, REFERENCES, json_text.MAX_BYTES)
+        references = parse_references(text, str(folder / REFERENCES))
+    opened: dict[Path, Any] = {}
+    found: dict[str, torch.Tensor] = {}
+    for index in plan.weights:
+        buffer = plan.buffers[index]
+        reference = references.get(buffer.name, Reference(WEIGHTS, buffer.name))
+        path = folder / reference.file
+        try:
+            found[buffer.name] = _read(plan, buffer, reference, path, rank, opened)
+        except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
+            raise corrupt(f"weight '{buffer.name}' cannot be read: {error}", str(path)) from None
+    return found
+
+
+def _read(
+    plan: Plan,
+    buffer: Buffer,
+    reference: Reference,
+    path: Path,
+    rank: int | None,
+    opened: dict[Path, Any],
+) -> torch.Tensor:
+    if not path.is_file():
+        raise OSError("no such file")
+    if reference.tensor:
+        if path not in opened:
+            opened[path] = safe_open(path, framework="pt")
+        view = opened[path].get_slice(reference.tensor)
+        shape: tuple[int, ...] = tuple(view.get_shape())
+        # A scalar has no slice to take.
+        if not shape:
+            part = opened[path].get_tensor(reference.tensor)
+        else:
+            part = view[_slices(plan, buffer, rank, shape)]
+    else:
+        shape = reference.shape
+        part = _mapped(path, reference)[_slices(plan, buffer, rank, shape)].clone()
+    expected = dtypes()[buffer.dtype]
+    if part.dtype != expected:
+        raise ValueError(f"it is {part.dtype}, the plan takes {expected}")
+    return part
+
+
+def _mapped(path: Path, reference: Reference) -> torch.Tensor:
+    if reference.dtype not in dtypes():
+        raise ValueError(f"unknown dtype {reference.dtype!r}")
+    dtype = dtypes()[reference.dtype]
+    size = prod(reference.shape) * dtype.itemsize
+    if min((*reference.shape, reference.offset)) < 0 or (
+        reference.offset + size > path.stat().st_size
+    ):
+        raise ValueError(f"bytes {reference.offset}..{reference.offset + size} are not in the file")
+    if size == 0:
+        return torch.empty(reference.shape, dtype=dtype)
+    whole = torch.from_file(
+        str(path), shared=False, size=reference.offset + size, dtype=torch.uint8
+    )
+    part = whole[reference.offset :]
+    # An odd offset cannot be viewed as a wider dtype.
+    aligned = part if reference.offset % dtype.itemsize == 0 else part.clone()
+    return aligned.view(dtype).reshape(reference.shape)
+
+
+def _slices(
+    plan: Plan, buffer: Buffer, rank: int | None, whole: tuple[int, ...]
+) -> tuple[slice, ...]:
+    """Return a rank's part of a whole tensor, checked against what the plan takes."""
+    if len(whole) != len(buffer.shape):
+        raise ValueError(f"it has {len(whole)} dims, the plan takes {len(buffer.shape)}")
+    if rank is None:
+        return tuple(slice(0, size) for size in whole)
+    parts = local_slices(placement_of(buffer), plan.device_mesh, rank, whole)
+    local = tuple(part.stop - part.start for part in parts)
+    if local != buffer.shape:
+        raise ValueError(
+            f"a rank's part of {list(whole)} is {list(local)}, the plan takes {list(buffer.shape)}"
+        )
+    return parts

@@ -1,0 +1,98 @@
+"""What the user fixes: placements of entry arguments, by glob on their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
+from xdsl.parser import AttrParser
+from xdsl.utils.exceptions import ParseError
+
+from irc.dialects.builder import arguments, entry
+from irc.dialects.flow import tensor
+from irc.dialects.placement import Mesh, Placement
+from irc.dialects.types import PlacementAttr, parse_placement
+from irc.errors import IrcError, did_you_mean
+from irc.sharding.boxing import even_shape
+
+
+def parse_pins(text: str) -> dict[str, Placement]:
+    """Read ``GLOB = [axis = S(0), ...]; GLOB = ...``.
+
+    >>> {glob: str(placement) for glob, placement in parse_pins("*.weight = [tensor = S(1)]").items()}
+    {'*.weight': '[tensor = S(1)]'}
+
+    Raises:
+        IrcError: ``placement-syntax``.
+    """
+    pins: dict[str, Placement] = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        glob, _, placement = part.partition("=")
+        try:
+            parser = AttrParser(Context(), placement.strip(), "<pins>")
+            pins[glob.strip()] = parse_placement(parser)
+        except (ParseError, ValueError) as error:
+            because = str(error).strip().splitlines()[-1] if str(error).strip() else "it ends early"
+            raise IrcError(
+                "placement-syntax",
+                f"cannot read the pin '{part}'",
+                because=because,
+                help="write it as: NAME = [data = S(0), tensor = B]",
+            ) from None
+    return pins
+
+
+def module_pins(module: ModuleOp) -> dict[str, Placement]:
+    """Return the pins that the module's attribute ``irc.pins`` holds."""
+    attr = module.attributes.get("irc.pins")
+    if not isinstance(attr, DictionaryAttr):
+        return {}
+    return {k: v.data for k, v in attr.data.items() if isinstance(v, PlacementAttr)}
+
+
+def resolve_pins(module: ModuleOp, mesh: Mesh, pins: Mapping[str, Placement]) -> dict[str, Placement]:
+    """Return the placement of each pinned argument; of several globs the last that matches holds.
+
+    Raises:
+        IrcError: a glob matches nothing, or its placement does not fit the mesh or the argument.
+    """
+    shapes = {name: tensor(value).static_shape() for _, name, value in arguments(entry(module))}
+    found: dict[str, Placement] = {}
+    for glob, placement in pins.items():
+        names = [name for name in shapes if fnmatchcase(name, glob)]
+        if not names:
+            raise IrcError(
+                "input-mismatch", f"pin '{glob}' names no argument", help=did_you_mean(glob, shapes)
+            )
+        _check_mesh(glob, placement, mesh)
+        for name in names:
+            _check_shape(name, shapes[name], placement, mesh)
+            found[name] = placement
+    return found
+
+
+def _check_mesh(glob: str, placement: Placement, mesh: Mesh) -> None:
+    if placement.names != mesh.names:
+        raise IrcError(
+            "mesh-mismatch",
+            f"pin '{glob}' places on axes {', '.join(placement.names)}; the mesh is {mesh}",
+            help=f"say something about each of: {', '.join(mesh.names)}",
+        )
+    if partial := placement.partial_axes():
+        raise IrcError(
+            "placement-syntax",
+            f"pin '{glob}' makes an argument partial on {', '.join(partial)}",
+            because="what a rank loads is a slice, or the whole",
+            help="use S(dim) or B",
+        )
+
+
+def _check_shape(name: str, shape: Sequence[int], placement: Placement, mesh: Mesh) -> None:
+    if even_shape(tuple(shape), placement, mesh) is None:
+        raise IrcError(
+            "mesh-axis-indivisible",
+            f"argument '{name}' of shape {list(shape)} does not split evenly as {placement} on {mesh}",
+            help="split another dim, or choose an axis size that divides this one",
+        )

@@ -1,0 +1,323 @@
+"""Kernels written by hand, and what they mean: each point of the space in torch, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Block, SSAValue
+
+from irc.dialects.flow import to_python
+from irc.dialects.mapping import compose, repeat, spatial
+from irc.dialects.task import (
+    BufferType,
+    IndexOp,
+    KernelConstantOp,
+    KernelContractOp,
+    KernelOp,
+    KernelPointwiseOp,
+    KernelReduceOp,
+    LoadOp,
+    StoreOp,
+    ValueType,
+)
+from irc.ops.library import dtypes, run
+from irc.ops.pointwise import POINTWISE
+
+
+class Builder:
+    """Builds one kernel; all inputs come before all outputs."""
+
+    def __init__(
+        self,
+        name: str,
+        space: Sequence[int],
+        parallel: int,
+        tile: Sequence[int] = (),
+        template: str = "rows",
+        **options: int,
+    ) -> None:
+        self.name, self.space, self.parallel = name, tuple(space), parallel
+        self.tile = tuple(tile) or (1,) * parallel
+        self.template, self.options = template, options
+        self.block = Block()
+        self.num_inputs = 0
+
+    def input(self, size: int, dtype: str) -> SSAValue:
+        self.num_inputs += 1
+        return self.output(size, dtype)
+
+    def output(self, size: int, dtype: str) -> SSAValue:
+        return self.block.insert_arg(BufferType.of(size, dtype), len(self.block.args))
+
+    def load(
+        self, buffer: SSAValue, strides: Sequence[int], *indices: SSAValue, offset: int = 0,
+        index_strides: Sequence[int] | None = None, dtype: str | None = None,
+    ) -> SSAValue:  # fmt: skip
+        full = self._spans(strides) or any(v.type.is_full for v in indices)
+        return self._add(
+            LoadOp, [buffer, *indices], dtype or buffer.type.dtype, full, offset=offset,
+            strides=tuple(strides), index_strides=tuple(index_strides) if index_strides else None,
+        )  # fmt: skip
+
+    def store(self, value: SSAValue, buffer: SSAValue, strides: Sequence[int], offset: int = 0) -> None:
+        op = StoreOp.make([value, buffer], [], offset=offset, strides=tuple(strides))
+        self.block.add_op(op)
+
+    def constant(self, value: float | int, dtype: str) -> SSAValue:
+        number = float(value) if dtype in ("f64", "f32", "f16", "bf16") else int(value)
+        return self._add(KernelConstantOp, [], dtype, False, value=(number,))
+
+    def index(self, dim: int) -> SSAValue:
+        return self._add(IndexOp, [], "i64", dim >= self.parallel, dim=dim)
+
+    def fn(self, fn: str, *operands: SSAValue, dtype: str | None = None) -> SSAValue:
+        if dtype is None:
+            dtype = "i1" if POINTWISE[fn].result == "bool" else operands[-1].type.dtype
+        full = any(v.type.is_full for v in operands)
+        return self._add(KernelPointwiseOp, operands, dtype, full, fn=fn)
+
+    def reduce(self, fn: str, value: SSAValue) -> SSAValue:
+        return self._add(KernelReduceOp, [value], value.type.dtype, False, fn=fn)
+
+    def contract(self, a: SSAValue, b: SSAValue, dtype: str = "f32") -> SSAValue:
+        return self._add(KernelContractOp, [a, b], dtype, False)
+
+    def kernel(self, **kwargs: Any) -> KernelOp:
+        sizes = self.space[: self.parallel]
+        grid = [-(-n // t) or 1 for n, t in zip(sizes, self.tile, strict=True)]
+        found = KernelOp.make(
+            self.name, self.block, template=self.template, space=self.space, parallel=self.parallel,
+            num_inputs=self.num_inputs, mapping=compose(spatial(*grid), repeat(*self.tile)),
+            tile=self.options, **kwargs,
+        )  # fmt: skip
+        found.verify()
+        return found
+
+    def _spans(self, strides: Sequence[int]) -> bool:
+        return any(strides[self.parallel :]) or self.parallel == len(self.space)
+
+    def _add(self, cls: Any, operands: Sequence[SSAValue], dtype: str, full: bool, **attrs: Any) -> SSAValue:
+        op = cls.make(operands, [ValueType.of(dtype, full=full)], **attrs)
+        self.block.add_op(op)
+        return op.outputs[0]
+
+
+def meaning(kernel: KernelOp, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the outputs of a kernel: float buffers as float64 (not rounded), others exact."""
+    space, parallel = kernel.space_extents, kernel.num_parallel
+    buffers = [widen(x) for x in inputs]
+    for arg in kernel.args[len(inputs) :]:
+        kind = dtypes()[arg.type.dtype]
+        fill = torch.nan if kind.is_floating_point else 0
+        kind = torch.float64 if kind.is_floating_point else kind
+        buffers.append(torch.full((arg.type.num_elements,), fill, dtype=kind))
+    slots = {arg: i for i, arg in enumerate(kernel.args)}
+    values: dict[SSAValue, torch.Tensor] = {}
+    for op in kernel.body.block.ops:
+        found = _meaning(op, space, parallel, values, slots, buffers)
+        if op.outputs:
+            values[op.outputs[0]] = found
+    return buffers[len(inputs) :]
+
+
+def _meaning(op, space, parallel, values, slots, buffers):
+    plain = {k: to_python(v) for k, v in op.properties.items()}
+    rest = len(space) - parallel
+    match op.name:
+        case "task.load":
+            at = positions(plain, space)
+            for index, stride in zip(op.inputs[1:], plain.get("index_strides", ()), strict=True):
+                at = at + values[index] * stride
+            found = buffers[slots[op.inputs[0]]][at]
+            return found if op.outputs[0].type.is_full or not rest else _row(found, rest)
+        case "task.store":
+            at = positions(plain, space)
+            if rest and not op.inputs[0].type.is_full:
+                at = _row(at, rest)
+            target = buffers[slots[op.inputs[1]]]
+            target[at] = values[op.inputs[0]].expand(at.shape).to(target.dtype)
+        case "task.constant":
+            value = torch.tensor(plain["value"][0], dtype=dtypes()[op.outputs[0].type.dtype])
+            return widen(value).reshape((1,) * len(space))
+        case "task.index":
+            shape = [n if d == plain["dim"] else 1 for d, n in enumerate(space)]
+            return torch.arange(space[plain["dim"]]).reshape(shape)
+        case "task.pointwise":
+            result = op.outputs[0].type.dtype
+            return run("flow.pointwise", {"fn": plain["fn"]}, [values[v] for v in op.inputs], [((), result)])[0]
+        case "task.reduce":
+            value = values[op.inputs[0]].expand(space)
+            dims = tuple(range(parallel, len(space)))
+            attrs = {"fn": plain["fn"], "dims": dims, "keep_dims": True}
+            return run("flow.reduce", attrs, [value], [((), "f64")])[0]
+        case "task.contract":
+            a, b = (values[v].expand(space) for v in op.inputs)
+            return (a * b).sum(tuple(range(parallel, len(space))), keepdim=True)
+
+
+def _row(tensor, rest):
+    for dim in range(tensor.ndim - rest, tensor.ndim):
+        tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def positions(plain, space):
+    at = torch.full((1,) * len(space) or (), plain["offset"], dtype=torch.int64)
+    for dim, (size, stride) in enumerate(zip(space, plain["strides"], strict=True)):
+        shape = [size if d == dim else 1 for d in range(len(space))]
+        at = at + (torch.arange(size) * stride).reshape(shape)
+    return at.expand(space)
+
+
+def widen(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def inputs_for(kernel: KernelOp, bound: Callable[[int], int], seed: int = 0) -> list[torch.Tensor]:
+    """Return random inputs; ``bound`` gives the exclusive bound of integers in a buffer."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for i, arg in enumerate(kernel.args[: kernel.num_inputs.value.data]):
+        size, dtype = arg.type.num_elements, dtypes()[arg.type.dtype]
+        if dtype.is_floating_point:
+            found.append(torch.randn(size, generator=generator, dtype=torch.float64).to(dtype))
+        else:
+            found.append(torch.randint(0, bound(i), (size,), generator=generator).to(dtype))
+    return found
+
+
+def softmax(rows=13, columns=77, dtype="f32", tile=4, name="softmax") -> KernelOp:
+    b = Builder(name, (rows, columns), 1, (tile,))
+    x, y = b.input(rows * columns, dtype), b.output(rows * columns, dtype)
+    v = b.load(x, (columns, 1))
+    e = b.fn("exp", b.fn("sub", v, b.reduce("max", v)))
+    b.store(b.fn("div", e, b.reduce("sum", e)), y, (columns, 1))
+    return b.kernel(sources=['n1"\n__global__ void bad() {} \\', "n2"], loc="gpt.py:12 # */ \\")
+
+
+def layer_norm(rows=7, columns=100, dtype="f32", tile=2, name="layer_norm") -> KernelOp:
+    b = Builder(name, (rows, columns), 1, (tile,))
+    x, w, r = b.input(rows * columns, dtype), b.input(columns, dtype), b.input(rows * columns, dtype)
+    y, mean_out = b.output(rows * columns, dtype), b.output(rows, "f32")
+    v = b.fn("add", b.load(x, (columns, 1)), b.load(r, (columns, 1)))
+    n = b.constant(columns, dtype)
+    mean = b.fn("div", b.reduce("sum", v), n)
+    d = b.fn("sub", v, mean)
+    var = b.fn("div", b.reduce("sum", b.fn("mul", d, d)), n)
+    scale = b.fn("rsqrt", b.fn("add", var, b.constant(1e-5, dtype)))
+    b.store(b.fn("mul", b.fn("mul", d, scale), b.load(w, (0, 1))), y, (columns, 1))
+    b.store(b.fn("cast", mean, dtype="f32"), mean_out, (1, 0))
+    return b.kernel()
+
+
+def gelu_bias(rows=9, columns=33, dtype="f32", tile=(4, 64)) -> KernelOp:
+    b = Builder("gelu_bias", (rows, columns), 2, tile)
+    x, w, y = b.input(rows * columns, dtype), b.input(columns, dtype), b.output(rows * columns, dtype)
+    v = b.fn("gelu", b.fn("add", b.load(x, (columns, 1)), b.load(w, (0, 1))))
+    b.store(v, y, (columns, 1))
+    return b.kernel()
+
+
+def flat_add(size=1000, dtype="f32", tile=256) -> KernelOp:
+    b = Builder("flat_add", (size // 10, 10), 2, (max(1, tile // 10), 10))
+    x, z, y = b.input(size, dtype), b.input(size, dtype), b.output(size, dtype)
+    b.store(b.fn("add", b.load(x, (10, 1)), b.load(z, (10, 1))), y, (10, 1))
+    return b.kernel()
+
+
+def embedding(tokens=11, width=20, vocab=31, dtype="f32") -> KernelOp:
+    b = Builder("embedding", (tokens, width), 2, (2, 32))
+    table, ids = b.input(vocab * width, dtype), b.input(tokens, "i64")
+    position, y = b.input(tokens * width, dtype), b.output(tokens * width, dtype)
+    at = b.load(ids, (1, 0))
+    v = b.load(table, (0, 1), at, index_strides=(width,))
+    b.store(b.fn("add", v, b.load(position, (width, 1))), y, (width, 1))
+    return b.kernel()
+
+
+def transposed_copy(batch=2, rows=37, columns=21, dtype="f32", tile=(1, 16, 16)) -> KernelOp:
+    b = Builder("transposed_copy", (batch, columns, rows), 3, tile)
+    x, y = b.input(batch * rows * columns, dtype), b.output(batch * rows * columns, dtype)
+    v = b.load(x, (rows * columns, 1, columns))
+    b.store(v, y, (rows * columns, rows, 1))
+    return b.kernel()
+
+
+def iota(size=45) -> KernelOp:
+    b = Builder("iota", (size, 3), 2, (16, 3))
+    y = b.output(size * 3, "i64")
+    b.store(b.fn("add", b.fn("mul", b.index(0), b.constant(5, "i64")), b.index(1)), y, (3, 1))
+    return b.kernel()
+
+
+def causal_any(rows=6, columns=50) -> KernelOp:
+    """Reductions of truth values and integers over two reduced dims, with a position mask."""
+    b = Builder("causal_any", (rows, 5, columns // 5), 1, (2,))
+    x = b.input(rows * columns, "i32")
+    flags, most, total = b.output(rows, "i1"), b.output(rows, "i32"), b.output(rows, "i64")
+    v = b.load(x, (columns, 1, 5))
+    early = b.fn("le", b.index(2), b.index(0))
+    big = b.fn("logical_and", b.fn("gt", v, b.constant(95, "i32")), early)
+    b.store(b.reduce("any", big), flags, (1, 0, 0))
+    b.store(b.reduce("max", b.fn("neg", v)), most, (1, 0, 0))
+    b.store(b.reduce("sum", b.fn("cast", v, dtype="i64")), total, (1, 0, 0))
+    return b.kernel()
+
+
+def column_sums(rows=70, columns=19, tile=8) -> KernelOp:
+    """Reduce over the outer dim: tasks are contiguous, columns are not."""
+    b = Builder("column_sums", (columns, rows), 1, (tile,))
+    x, y = b.input(rows * columns, "f32"), b.output(columns, "f32")
+    least = b.output(columns, "f32")
+    v = b.load(x, (1, columns))
+    b.store(b.reduce("sum", v), y, (1, 0))
+    b.store(b.reduce("min", b.fn("abs", v)), least, (1, 0))
+    return b.kernel()
+
+
+def whole_product(size=23) -> KernelOp:
+    """No tasks at all: one program."""
+    b = Builder("whole_product", (size,), 0)
+    x, y = b.input(size, "f32"), b.output(1, "f32")
+    b.store(b.reduce("prod", b.load(x, (1,))), y, (0,))
+    return b.kernel()
+
+
+def matmul(
+    m=37, n=53, k=29, batch=(), dtype="f32", transposed=False, epilogue=True, name="matmul", **tile: int
+) -> KernelOp:
+    """A batched matmul with bias, gelu and residual; the weight may be stored transposed."""
+    tile = {"block_m": 32, "block_n": 32, "block_k": 16, **tile}
+    count = len(batch)
+    ones = (1,) * count
+    b = Builder(
+        name, (*batch, m, n, k), count + 2, (*ones, tile["block_m"], tile["block_n"]), "matmul", **tile
+    )
+    total = 1
+    lead_a, lead_b, lead_c = [], [], []
+    for size in reversed(batch):
+        lead_a.insert(0, total * m * k)
+        lead_b.insert(0, total * n * k)
+        lead_c.insert(0, total * m * n)
+        total *= size
+    a, w = b.input(total * m * k, dtype), b.input(total * n * k, dtype)
+    bias, residual = b.input(n, dtype), b.input(total * m * n, dtype)
+    y = b.output(total * m * n, dtype)
+    left = b.load(a, (*lead_a, k, 0, 1))
+    right = b.load(w, (*lead_b, 0, k, 1) if transposed else (*lead_b, 0, 1, n))
+    v = b.contract(left, right, dtype)
+    if epilogue:
+        v = b.fn("gelu", b.fn("add", v, b.load(bias, (*[0] * count, 0, 1, 0))))
+        v = b.fn("add", v, b.load(residual, (*lead_c, n, 1, 0)))
+    b.store(v, y, (*lead_c, n, 1, 0))
+    return b.kernel()
+
+
+def noted(kernel: KernelOp, note: str) -> KernelOp:
+    """Give every op of the body an id."""
+    for op in kernel.body.block.ops:
+        op.attributes["id"] = StringAttr(note)
+    return kernel

@@ -1,0 +1,269 @@
+"""Plan folders: all or nothing when written; read exactly as written, or refused by name."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from irc.errors import IrcError
+from irc.plan import json_text
+from irc.plan.build import build_plan
+from irc.plan.load import LoadedPlan, load_plan, pack, unpack
+from irc.plan.save import check_target, make_plan, save_plan
+from irc.plan.schema import from_json, to_json
+from irc.plan.verify import verify_plan
+from tests.plan.programs import mlp, sharded
+
+
+@pytest.fixture
+def made() -> LoadedPlan:
+    plan = build_plan(mlp())
+    kernels = {f"{kernel.name}.ll": f"; {kernel.name}\n" for kernel in plan.kernels}
+    return make_plan(plan, ir={"00-capture.mlir": "builtin.module {}\n"}, kernels=kernels)
+
+
+@pytest.fixture
+def folder(made: LoadedPlan, tmp_path: Path) -> Path:
+    save_plan(tmp_path / "plan", made, tensors={"up.weight": torch.ones(6, 9)})
+    return tmp_path / "plan"
+
+
+def test_what_is_saved_is_loaded(made: LoadedPlan, folder: Path) -> None:
+    loaded = load_plan(folder)
+    assert (loaded.plan, loaded.texts, loaded.hash) == (made.plan, made.texts, made.hash)
+    assert list(loaded.ir()) == ["ir/00-capture.mlir"]
+    assert loaded.kernel_sources()["relu_5x9"] == "; relu_5x9\n"
+
+
+def test_the_hash_does_not_depend_on_weights_or_place(made: LoadedPlan, tmp_path: Path) -> None:
+    one = save_plan(tmp_path / "one", made, tensors={"up.weight": torch.ones(6, 9)})
+    two = save_plan(tmp_path / "two", made, tensors={"up.weight": torch.zeros(6, 9)})
+    assert one == two == load_plan(tmp_path / "two").hash
+    assert str(tmp_path).encode() not in b"".join([*made.texts.values(), made.manifest])
+    other = make_plan(made.plan, ir={"00-capture.mlir": "// other\n"})
+    assert other.hash != one
+
+
+def test_a_plan_packs_into_bytes(made: LoadedPlan) -> None:
+    data = pack(made)
+    assert unpack(data).hash == made.hash
+    for broken in (data[:-1], data + b"x", data[:5], b"", b"\xff" * 64):
+        with pytest.raises(IrcError, match="plan-corrupt"):
+            unpack(broken)
+
+
+def test_an_existing_folder_is_kept(made: LoadedPlan, folder: Path) -> None:
+    before = (folder / "manifest.json").read_bytes()
+    with pytest.raises(IrcError, match="output-exists"):
+        save_plan(folder, made)
+    assert (folder / "manifest.json").read_bytes() == before
+    other = make_plan(made.plan)
+    save_plan(folder, other, force=True)
+    assert load_plan(folder).hash == other.hash
+    assert not (folder / "ir").exists()
+    assert [p.name for p in folder.parent.iterdir()] == ["plan"]
+
+
+def test_force_does_not_delete_what_is_no_plan(made: LoadedPlan, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_text("cat")
+    with pytest.raises(IrcError, match="not folders of something else"):
+        save_plan(tmp_path / "photos", made, force=True)
+    assert (tmp_path / "photos" / "cat.jpg").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(IrcError, match="output-exists"):
+        check_target(tmp_path / "file", force=True)
+
+
+def test_a_failure_leaves_nothing_behind(
+    made: LoadedPlan, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "write_bytes", _disk_full)
+    with pytest.raises(IrcError, match="No space left"):
+        save_plan(folder.parent / "new", made)
+    with pytest.raises(IrcError, match="No space left"):
+        save_plan(folder, make_plan(made.plan), force=True)
+    assert [p.name for p in folder.parent.iterdir()] == ["plan"]
+    monkeypatch.undo()
+    assert load_plan(folder).hash == made.hash
+
+
+def _disk_full(*_: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def test_an_unsupported_weight_leaves_nothing_behind(made: LoadedPlan, tmp_path: Path) -> None:
+    with pytest.raises(IrcError, match="complex128"):
+        save_plan(tmp_path / "plan", made, tensors={"w": torch.ones(2, dtype=torch.complex128)})
+    assert not list(tmp_path.iterdir())
+
+
+def edit(path: Path, change: Callable[[str], str]) -> None:
+    path.write_text(change(path.read_text()))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "plan cut off": (lambda f: edit(f / "plan.json", lambda t: t[:-20]), "plan.json has"),
+    "a number changed": (
+        lambda f: edit(f / "plan.json", lambda t: t.replace("5", "6")),
+        "content of plan.json",
+    ),
+    "kernel changed": (lambda f: edit(f / "kernels/relu_5x9.ll", str.upper), "relu_5x9.ll"),
+    "kernel missing": (lambda f: (f / "kernels/relu_5x9.ll").unlink(), "No such file"),
+    "manifest cut off": (lambda f: edit(f / "manifest.json", lambda t: t[:-9]), "not valid JSON"),
+    "manifest empty": (lambda f: edit(f / "manifest.json", lambda _: ""), "not valid JSON"),
+    "manifest is a list": (lambda f: edit(f / "manifest.json", lambda _: "[]"), "expected an obj"),
+    "manifest is binary": (lambda f: (f / "manifest.json").write_bytes(b"\xff\0"), "not valid"),
+    "no format": (lambda f: edit(f / "manifest.json", lambda t: t.replace("format", "f")), "vers"),
+    "other format": (
+        lambda f: edit(f / "manifest.json", lambda t: t.replace('"format": 1', '"format": 99')),
+        "plan-version",
+    ),
+    "path leads out": (
+        lambda f: edit(f / "manifest.json", lambda t: t.replace("ir/00", "ir/../../00")),
+        "not the name of a file",
+    ),
+    "absolute path": (
+        lambda f: edit(f / "manifest.json", lambda t: t.replace("ir/00-capture.mlir", "/etc/x")),
+        "not the name of a file",
+    ),
+    "a link": (lambda f: relink(f / "plan.json"), "cannot be read"),
+    "a linked folder": (lambda f: relink(f / "ir"), "is a link"),
+    "a pipe": (lambda f: pipe(f / "plan.json"), "not a regular file"),
+    "equal keys": (
+        lambda f: edit(f / "manifest.json", lambda t: t.replace("{", '{"mesh": "",', 1)),
+        "given twice",
+    ),
+    "unknown key": (
+        lambda f: edit(f / "manifest.json", lambda t: t.replace("{", '{"extra": 1,', 1)),
+        "unknown key 'extra'",
+    ),
+    "other mesh": (
+        lambda f: edit(f / "manifest.json", lambda t: t.replace('"mesh": ""', '"mesh": "a=2"')),
+        "for mesh ''",
+    ),
+}
+
+
+def relink(path: Path) -> None:
+    path.rename(path.parent / "moved")
+    path.symlink_to(path.parent / "moved")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_found_and_named(folder: Path, kind: str) -> None:
+    damage, expected = DAMAGE[kind]
+    damage(folder)
+    with pytest.raises(IrcError, match=re.escape(expected)) as caught:
+        load_plan(folder)
+    assert caught.value.code in ("plan-corrupt", "plan-version")
+    assert caught.value.exit_code == 2
+    assert len(str(caught.value).splitlines()) < 15
+
+
+def test_no_plan(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(IrcError, match="plan-missing"):
+            load_plan(place)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "nested over"),
+        ('{"a": NaN}', "NaN"),
+        ('{"a": Infinity}', "Infinity"),
+        ('{"a": ' + "9" * 5000 + "}", "digits"),
+        ("{", "not valid JSON"),
+        ('{"a": "\\ud800' + "[" * 40 + '"}', ""),
+    ],
+)
+def test_json_limits(text: str, expected: str) -> None:
+    if not expected:
+        json_text.parse(text, "t")
+        return
+    with pytest.raises(IrcError, match=expected):
+        json_text.parse(text, "t")
+
+
+def changed(**edits: str) -> str:
+    """The JSON of a sound plan with one of its values replaced, by the path ``buffers.3.offset``."""
+    data = json.loads(to_json(build_plan(sharded())))
+    for path, value in edits.items():
+        *outer, last = path.split("__")
+        place = data
+        for step in outer:
+            place = place[int(step) if step.isdigit() else step]
+        place[int(last) if last.isdigit() else last] = json.loads(value)
+    return json.dumps(data)
+
+
+def indices(kind: str) -> int:
+    actions = build_plan(sharded()).actions
+    return next(i for i, action in enumerate(actions) if action.kind == kind)
+
+
+KERNELS, START, WAIT = (indices(kind) for kind in ("kernels", "start", "wait"))
+WRONG = [
+    ({"mesh": '"data=0"'}, "the mesh cannot be read"),
+    ({"mesh": "4"}, "expected str"),
+    ({"buffers__0__dtype": '"f31"'}, "unknown dtype"),
+    ({"buffers__0__shape": "[-8, 6]"}, "impossible shape"),
+    ({"buffers__0__shape": "[1e3]"}, "expected int"),
+    ({"buffers__0__shape": "[true]"}, "expected int"),
+    ({"buffers__0__storage": '"disk"'}, "expected one of"),
+    ({"buffers__3__offset": "1"}, "not a place for f32"),
+    ({"buffers__3__offset": "4"}, "not aligned"),
+    ({"buffers__3__offset": "6400000"}, "of"),
+    ({"buffers__3__storage": '"alias"'}, "an alias of buffer None"),
+    ({"buffers__1__placement__0__axis": '"rows"'}, "placed on axes"),
+    ({"inputs": "[99]"}, "inputs name buffer 99"),
+    ({"inputs": "[1]"}, "no input"),
+    ({"inputs": "[]"}, "that nobody gives"),
+    ({"arena_bytes": "64"}, "ends at"),
+    ({f"actions__{KERNELS}__calls__0__kernel": "77"}, f"action {KERNELS}"),
+    ({f"actions__{KERNELS}__calls__0__kernel": "-1"}, "is negative"),
+    ({f"actions__{KERNELS}__calls__0__args__0": "99"}, f"action {KERNELS}"),
+    ({f"actions__{KERNELS}__calls__0__args__0": "2"}, "takes 24 f32"),
+    ({"kernels__0__args__0__elements": "1000"}, "takes 1000 f32"),
+    ({f"actions__{START}__op": '"comm.send"'}, "no collective"),
+    ({f"actions__{START}__attrs__axis": '"rows"'}, f"action {START}"),
+    ({f"actions__{START}__attrs__fn": '"xor"'}, "reduces by sum"),
+    ({f"actions__{WAIT}__start": "0"}, "not in flight"),
+    ({f"actions__{WAIT}__kind": '"sleep"'}, "unknown kind"),
+    ({"actions": "[]"}, "never written"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edits", "expected"), WRONG, ids=lambda v: str(v)[:40])
+def test_an_edited_plan_is_verified(edits: dict[str, str], expected: str) -> None:
+    with pytest.raises(IrcError, match="plan-corrupt") as caught:
+        verify_plan(from_json(changed(**edits)))
+    assert expected in caught.value.message + caught.value.where
+
+
+def test_a_stale_buffer_is_found() -> None:
+    """Put any two arena buffers of a plan in one place: if they are alive together, it is refused."""
+    plan = build_plan(mlp())
+    arena = [i for i, b in enumerate(plan.buffers) if b.storage == "arena"]
+    refused = 0
+    for i in arena:
+        for j in arena:
+            text = json.loads(to_json(plan))
+            text["buffers"][i]["offset"] = plan.buffers[j].offset
+            text["arena_bytes"] *= 2
+            try:
+                verify_plan(from_json(json.dumps(text)))
+            except IrcError as error:
+                refused += 1
+                assert "which holds no value now" in str(error) or "in use" in str(error)  # noqa: PT017
+    assert 0 < refused < len(arena) ** 2

@@ -1,0 +1,326 @@
+"""The property behind all sharding: shards through the local program, joined, are the whole op.
+
+Every op kind, several instances each, every generated signature, compared in float64 on every
+replica. Planted bugs, among them the classic ones, show that it can fail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from irc.dialects import flow
+from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.placement import B, Broadcast, Mesh, Partial, Placement, Split
+from irc.dialects.types import TensorType
+from irc.interpret.flow import run_op
+from irc.interpret.sharded import run_ranks
+from irc.ops.infer import infer
+from irc.ops.library import dtypes
+from irc.ops.rule import DimTerm, Rule, parse_rule
+from irc.ops.rules import RULES
+from irc.sharding import signatures as signatures_module
+from irc.sharding.shards import combine, shard
+from irc.sharding.signatures import NdSignature, find_signature, signatures
+from xdsl.ir import Block
+
+
+@dataclass(frozen=True)
+class Case:
+    """One instance of an op: operand shapes with dtypes, stated results, attributes."""
+
+    op: type[FlowOp]
+    operands: tuple[tuple[tuple[int, ...], str], ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    results: tuple[tuple[tuple[int, ...], str], ...] | None = None
+    below: int = 0
+    """Upper bound of integer operands: the size of what they index."""
+
+    def build(self) -> FlowOp:
+        block = Block(arg_types=[TensorType.of(*operand) for operand in self.operands])
+        results = self.results or infer(self.op.name, self.attrs, self.operands)
+        made = self.op.make(
+            list(block.args), [TensorType.of(*r) for r in results], loc="t.py:1", id="n0", **self.attrs
+        )
+        block.add_op(made)
+        made.verify()
+        return made
+
+    def inputs(self, seed: int = 0) -> list[torch.Tensor]:
+        rng = torch.Generator().manual_seed(seed)
+        made: list[torch.Tensor] = []
+        for shape, dtype in self.operands:
+            if dtype[0] in "fb":
+                made.append(torch.randn(shape, generator=rng, dtype=torch.float64))
+            elif dtype[0] == "c":
+                made.append(torch.randn(shape, generator=rng, dtype=torch.complex128))
+            else:
+                top = 2 if dtype == "i1" else self.below or 7
+                made.append(torch.randint(0, top, shape, generator=rng).to(dtypes()[dtype]))
+        return made
+
+
+def f(*shapes: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], str], ...]:
+    return tuple((shape, "f32") for shape in shapes)
+
+
+def window(**changed: Any) -> dict[str, Any]:
+    return {"strides": (1, 1), "low": (1, 1), "high": (1, 1), "dilations": (1, 1), **changed}
+
+
+def cases(n: int, m: int) -> list[Case]:
+    """Instances of every op whose split dims have sizes made of ``n`` and ``m``."""
+    point, reduce = flow.PointwiseOp, flow.ReduceOp
+    i64 = "i64"
+    sliced = {"starts": (0, 1, 0), "stops": (-1, 3, n), "steps": (1, 2, 1)}
+    pool = {"window": (2, 2), "strides": (2, 2), "low": (0, 0), "high": (0, 0), "dilations": (1, 1)}
+    found = [
+        *(Case(point, f((n, m)), {"fn": fn}) for fn in ("neg", "relu", "exp", "gelu", "copy", "sqrt", "floor")),
+        *(Case(point, f((n, m), (m,)), {"fn": fn}) for fn in ("add", "sub", "mul", "div", "maximum", "lt")),
+        *(Case(point, f((n, 1, m), (m, 1)), {"fn": fn}) for fn in ("add", "mul", "div")),
+        *(Case(point, f((), (n, m)), {"fn": fn}) for fn in ("add", "mul", "div", "pow")),
+        Case(point, (((n, m), i64), ((m,), i64)), {"fn": "add"}),
+        Case(point, (((n, 1), "i1"), ((n, m), "f32"), ((m,), "f32")), {"fn": "where"}),
+        Case(point, f((n, m)), {"fn": "cast"}, (((n, m), "f64"),)),
+        Case(point, f((n, m)), {"fn": "cast"}, (((n, m), "i64"),)),
+        Case(flow.ConstantOp, (), {"value": (2.5,)}, (((n, m), "f32"),)),
+        Case(flow.ConstantOp, (), {"value": (1.0, 2.0, 3.0, 4.0)}, (((4,), "f32"),)),
+        Case(flow.IotaOp, (), {"dim": 0}, (((n,), i64),)),
+        Case(flow.IotaOp, (), {"dim": 1}, (((m, n), "f32"),)),
+        Case(flow.ContractOp, f((n, m), (m, 2 * n)), {"spec": "mk,kn->mn"}),
+        Case(flow.ContractOp, f((2, n, m), (2, n, m)), {"spec": "bmk,bnk->bnm"}),
+        Case(flow.ContractOp, f((n, m), (m,), (n,)), {"spec": "ab,b,a->"}),
+        Case(flow.ContractOp, (((n, m), "c64"), ((m,), "c64")), {"spec": "ab,b->a"}),
+        *(
+            Case(reduce, f((n, m, 3)), {"fn": fn, "dims": dims, "keep_dims": keep})
+            for fn in ("sum", "max", "min", "prod")
+            for dims, keep in (((1,), True), ((0, 1), False), ((0, 1, 2), False))
+        ),
+        *(
+            Case(reduce, (((n, m), "i1"),), {"fn": fn, "dims": (1,), "keep_dims": False})
+            for fn in ("any", "all")
+        ),
+        Case(flow.ArgReduceOp, f((n, m)), {"fn": "max", "dim": 1, "keep_dims": False}),
+        Case(flow.ArgReduceOp, f((n, m)), {"fn": "min", "dim": 0, "keep_dims": True}),
+        *(
+            Case(flow.CumulativeOp, f((n, m)), {"fn": fn, "dim": 1, "exclusive": False, "reverse": r})
+            for fn, r in (("sum", False), ("sum", True), ("prod", False), ("max", False))
+        ),
+        Case(flow.ReshapeOp, f((n, 3 * m)), {}, f((n, 3, m))),
+        Case(flow.ReshapeOp, f((n, m, 3)), {}, f((n * m, 3))),
+        Case(flow.ReshapeOp, f((2 * n, 1, 6, m)), {}, f((n, 4, 3 * m))),
+        Case(flow.ReshapeOp, f((n, 3, 4, m)), {}, f((n, 2, 6, m))),
+        Case(flow.ReshapeOp, f((n * m,)), {}, f((m, n))),
+        Case(flow.TransposeOp, f((n, 3, m)), {"perm": (2, 0, 1)}),
+        Case(flow.BroadcastOp, f((n, 1)), {}, f((2, n, m))),
+        Case(flow.SliceOp, f((n, 4, n)), sliced),
+        *(
+            Case(flow.PadOp, f((n, m)), {"low": (0, low), "high": (0, high), "value": value})
+            for low, high, value in ((1, 2, 0.0), (1, 0, 3.0), (-1, 0, 3.0))
+        ),
+        Case(flow.ConcatOp, f((n, 2, m), (n, 3, m), (n, 1, m)), {"dim": 1}),
+        Case(flow.TakeOp, (((n, m), "f32"), ((m, 2), i64)), {"dim": 0}, below=n),
+        Case(flow.TakeOp, (((2, n, m), "f32"), ((m,), "i32")), {"dim": 1}, below=n),
+        Case(flow.GatherOp, (((n, m), "f32"), ((n, 3), i64)), {"dim": 1}, below=m),
+        Case(flow.GatherOp, (((n, m), "f32"), ((2, m), i64)), {"dim": 0}, below=n),
+        Case(flow.GatherOp, (((2 * n, m), "f32"), ((n, m), i64)), {"dim": 1}, below=m),
+        Case(flow.ScatterOp, (((n, m), "f32"), ((n, 3), i64), ((n, 3), "f32")), {"dim": 1, "fn": "sum"}, below=m),
+        Case(flow.ScatterOp, (((n, m), "f32"), ((n, 1), i64), ((n, 1), "f32")), {"dim": 1, "fn": "set"}, below=m),
+        Case(flow.ScatterOp, (((m, n), "f32"), ((2, n), i64), ((2, n), "f32")), {"dim": 0, "fn": "max"}, below=m),
+        Case(flow.ConvolutionOp, f((n, m, 5, 4), (2 * m, m, 3, 3), (2 * m,)), window(groups=1)),
+        Case(flow.ConvolutionOp, f((n, m, 5, 4), (2 * m, m, 3, 3)), window(groups=1, strides=(2, 1))),
+        Case(flow.ConvolutionOp, f((2, 2 * m, 5, 4), (3 * m, 2, 3, 3), (3 * m,)), window(groups=m)),
+        Case(flow.ConvolutionOp, f((2, n, 5, 4), (n, 1, 3, 3)), window(groups=n)),
+        Case(flow.PoolOp, f((n, m, 4, 6)), {**pool, "fn": "max", "count_padding": False}, f((n, m, 2, 3))),
+        Case(flow.PoolOp, f((n, m, 4, 6)), {**pool, "fn": "avg", "count_padding": True}, f((n, m, 2, 3))),
+        Case(flow.SortOp, f((n, m)), {"dim": 1, "descending": True}),
+        Case(flow.TopKOp, f((n, m)), {"k": 2, "dim": 0, "largest": True}),
+        Case(flow.RandomOp, (((), i64),), {"distribution": "normal", "stream": 3}, f((n, m))),
+        *(
+            Case(
+                flow.AttentionOp,
+                f((2, heads, n, 3), (2, groups, m, 3), (2, groups, m, 5), *masks),
+                {"is_causal": causal, "scale": 0.5},
+            )
+            for heads, groups, causal, masks in (
+                (2 * m, m, False, ()),
+                (n, n, True, ()),
+                (n, 1, False, ((1, n, n, m),)),
+                (m, m, False, ((n, 1),)),
+            )
+        ),
+        Case(flow.AttentionOp, f((n, 3), (m, 3), (m, 3)), {"is_causal": False, "scale": 1.0}),
+        Case(
+            flow.ExternOp,
+            f((n, m)),
+            {"target": "aten::tril", "arguments": '[[{"operand": 0}], {}]'},
+            f((n, m)),
+        ),
+        Case(
+            flow.ExternOp,
+            f((n, m)),
+            {"target": "aten::softmax.int", "arguments": '[[{"operand": 0}, -1], {}]', "rule": "(a b) -> (a b) whole(b)"},
+            f((n, m)),
+        ),
+    ]  # fmt: skip
+    return [case for case in found if case.operands or case.results]
+
+
+def replicas(placement: Placement, mesh: Mesh) -> Iterator[dict[str, int]]:
+    """Every choice of which copy to believe."""
+    axes = [axis for axis, placed in placement.axes if isinstance(placed, Broadcast)]
+    for place in product(*(range(mesh.size(axis)) for axis in axes)):
+        yield dict(zip(axes, place, strict=True))
+
+
+def partial_value(value: torch.Tensor, placement: Placement, mesh: Mesh) -> list[torch.Tensor]:
+    """Shards whose partial values are partial in earnest: no rank holds the whole, or zeros."""
+    parts = shard(value, placement, mesh)
+    for axis in placement.partial_axes():
+        for group in mesh.groups(axis):
+            noise = torch.zeros_like(parts[group[0]])
+            for index, rank in enumerate(group[1:], 1):
+                place = index * torch.ones_like(parts[rank])
+                if placement[axis] == Partial("sum"):
+                    parts[rank] = parts[rank] + place
+                    noise = noise + place
+                elif placement[axis] == Partial("max"):
+                    parts[rank] = parts[rank] - place
+                else:
+                    parts[rank] = parts[rank] + place
+            parts[group[0]] = parts[group[0]] - noise
+    return parts
+
+
+def holds(
+    case: Case, op: FlowOp, signature: NdSignature, mesh: Mesh, whole: Sequence[torch.Tensor]
+) -> bool:
+    """True where the shards compute the whole op, on every replica."""
+    expected = run_op(op, whole, dtype=torch.float64)
+    held = [partial_value(v, p, mesh) for v, p in zip(whole, signature.operands, strict=True)]
+    results = run_ranks(op, signature, mesh, held, dtype=torch.float64)
+    for value, parts, placement in zip(expected, results, signature.results, strict=True):
+        for replica in replicas(placement, mesh):
+            found = combine(parts, placement, mesh, tuple(value.shape), replica)
+            if value.dtype.is_floating_point or value.dtype.is_complex:
+                if not torch.allclose(found, value, rtol=1e-9, atol=1e-9, equal_nan=True):
+                    return False
+            elif not torch.equal(found, value):
+                return False
+    return True
+
+
+def check_all(instances: Sequence[Case], mesh: Mesh, *, uneven: bool) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for case in instances:
+        op, whole = case.build(), case.inputs()
+        for signature in signatures(op, mesh, uneven=uneven):
+            assert holds(case, op, signature, mesh, whole), f"{op}\n{signature}"
+            counted[op.name] += 1
+    return counted
+
+
+MESHES = ["data=2", "data=3", "data=2,tensor=2", "data=3,tensor=2"]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_even_shards_compute_the_op(mesh: str) -> None:
+    counted = check_all(cases(12, 6), Mesh.parse(mesh), uneven=False)
+    print(f"{mesh}: {counted.total()} signatures of {len(counted)} ops")
+    assert set(counted) == set(RULES)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_uneven_shards_compute_the_op(mesh: str) -> None:
+    counted = check_all(cases(7, 5), Mesh.parse(mesh), uneven=True)
+    print(f"{mesh}: {counted.total()} uneven signatures of {len(counted)} ops")
+    assert set(counted) == set(RULES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sizes", "uneven"), [((16, 8), False), ((9, 5), True)])
+def test_shards_on_three_axes_compute_the_op(sizes: tuple[int, int], uneven: bool) -> None:
+    counted = check_all(cases(*sizes), Mesh.parse("pod=2,data=2,tensor=2"), uneven=uneven)
+    print(f"three axes: {counted.total()} signatures of {len(counted)} ops")
+    assert set(counted) == set(RULES)
+
+
+def attrs(**given: Any) -> dict[str, Any]:
+    return given
+
+
+N, M = 12, 6
+WRONG: list[tuple[str, Case, str]] = [
+    ("bias added to a partial sum", Case(flow.PointwiseOp, f((N, M), (M,)), attrs(fn="add")), "(a b, b) -> (a b) linear(0)"),
+    ("function of a partial sum", Case(flow.PointwiseOp, f((N, M)), attrs(fn="relu")), "(a b) -> (a b) linear(0)"),
+    ("product of two partial sums", Case(flow.PointwiseOp, f((N, M), (M,)), attrs(fn="mul")), "(a b, b) -> (a b) linear(0 1)"),
+    ("falling function of a maximum", Case(flow.PointwiseOp, f((N, M)), attrs(fn="neg")), "(a b) -> (a b) monotone(0)"),
+    ("running sum split", Case(flow.CumulativeOp, f((N, M)), attrs(fn="sum", dim=1, exclusive=False, reverse=False)), "(a b) -> (a b)"),
+    ("sort split", Case(flow.SortOp, f((N, M)), attrs(dim=1, descending=False)), "(a b) -> (a b, a b)"),
+    ("maximum summed", Case(flow.ReduceOp, f((N, M)), attrs(fn="max", dims=(1,), keep_dims=False)), "(a b) -> (a) sum(b)"),
+    ("pad with ones added", Case(flow.PadOp, f((N, M)), attrs(low=(0, 1), high=(0, 0), value=1.0)), "(a 1) -> (a 1) linear(0)"),
+    ("bias added by every rank", Case(flow.ConvolutionOp, f((2, M, 5, 4), (4, M, 3, 3), (4,)), window(groups=1)),
+     "(n c 1 1, o c k0 k1, o) -> (n o y0 y1) sum(c k0 k1) whole(k0 k1 y0 y1)"),
+    ("causal rows split", Case(flow.AttentionOp, f((2, N, 4), (2, N, 4), (2, N, 4)), attrs(is_causal=True, scale=1.0)),
+     "(g s d, g t d, g t e) -> (g s e) sum(t d) whole(t d e)"),
+    ("query heads of other groups", Case(flow.AttentionOp, f((N, 5, 4), (M, 5, 4), (M, 5, 4)), attrs(is_causal=False, scale=1.0)),
+     "([r g] s d, g t d, g t e) -> ([r g] s e) sum(t d) whole(t d e s) size(g=6)"),
+    ("softmax split", Case(flow.ExternOp, f((N, M)), attrs(target="aten::softmax.int", arguments='[[{"operand": 0}, -1], {}]'), f((N, M))),
+     "(a b) -> (a b)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "rule"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
+def test_a_wrong_rule_is_caught(case: Case, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all([case], Mesh.parse("data=2"), uneven=False)
+    monkeypatch.setitem(RULES, case.op.name, lambda *_: parse_rule(rule))  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match=case.op.name):
+        check_all([case], Mesh.parse("data=2"), uneven=False)
+
+
+def test_a_split_of_the_minor_factor_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(flow.ReshapeOp, f((N, 3 * M)), {}, f((N, 3, M)))
+    check_all([case], Mesh.parse("data=2"), uneven=False)
+
+    def anywhere(term: tuple[DimTerm, ...], factor: str, otherwise: Any) -> Any:
+        return next((Split(i) for i, dim in enumerate(term) if factor in dim), otherwise)
+
+    monkeypatch.setattr(Rule, "splittable", lambda rule: rule.factors)
+    monkeypatch.setattr(signatures_module, "_on", anywhere)
+    with pytest.raises(AssertionError, match=r"flow\.reshape"):
+        check_all([case], Mesh.parse("data=2"), uneven=False)
+
+
+def test_a_swapped_order_of_application_is_caught() -> None:
+    mesh = Mesh.parse("data=2,tensor=2")
+    case = Case(flow.PointwiseOp, f((N, M)), {"fn": "exp"})
+    op, whole = case.build(), case.inputs()
+    right = next(s for s in signatures(op, mesh) if len(s.operands[0].split_axes(0)) == 2)
+    assert holds(case, op, right, mesh, whole)
+    swapped = Placement((("data", Split(0, 1)), ("tensor", Split(0))))
+    wrong = replace(right, results=(swapped,))
+    assert not holds(case, op, wrong, mesh, whole)
+    assert find_signature(op, mesh, wrong.operands, wrong.results) is None
+    both = replace(right, operands=(swapped,), results=(swapped,))
+    assert find_signature(op, mesh, both.operands, both.results) == both
+    assert holds(case, op, both, mesh, whole)
+
+
+def test_a_masked_take_with_axes_in_the_wrong_order_is_caught() -> None:
+    mesh = Mesh.parse("data=3,tensor=2")
+    case = Case(flow.TakeOp, (((N, M), "f32"), ((4,), "i64")), {"dim": 0}, below=N)
+    op, whole = case.build(), case.inputs()
+    right = next(s for s in signatures(op, mesh) if len(s.operands[0].split_axes(0)) == 2)
+    assert right.strategy == ("masked-take", "masked-take")
+    assert holds(case, op, right, mesh, whole)
+    held = shard(whole[0], right.operands[0], mesh)
+    held[1], held[2] = held[2], held[1]
+    indices = shard(whole[1], right.operands[1], mesh)
+    (parts,) = run_ranks(op, right, mesh, [held, indices], dtype=torch.float64)
+    found = combine(parts, right.results[0], mesh, tensor(op.outputs[0]).static_shape())
+    assert not torch.allclose(found, run_op(op, whole)[0])
