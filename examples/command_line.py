@@ -37,7 +37,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         write_mlp(Path(folder, "mlp.onnx"))
         for command in (
-            "compile mlp.onnx -o plan --mesh data=2,tensor=2 --cluster 8xh100",
+            "compile mlp.onnx -o plan --mesh data=2,tensor=2 --cluster 8xH100",
             "run plan",
             "check plan",
             "launch plan --format torchrun",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from xdsl.context import Context
@@ -14,14 +14,22 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import VerifyException
 
+from irc.cost.actions import ActionCost
 from irc.dialects.placement import Mesh
-from irc.dialects.text import context
+from irc.dialects.task import KernelOp
+from irc.dialects.text import context, dump
 from irc.errors import InternalError, IrcError
-from irc.plugin import find_pass
+from irc.plan.build import build_plan
+from irc.plan.load import LoadedPlan
+from irc.plan.save import make_plan as bundle
+from irc.plugin import find_backend, find_pass
 from irc.program import Program
+from irc.simulate.plan import predicted_seconds
 
 if TYPE_CHECKING:
     import torch
+
+    from irc.runtime.executor import Executor
 
 VerifyEach: TypeAlias = Literal["ir", "exec"] | None
 OnStage: TypeAlias = Callable[[str, ModuleOp], None]
@@ -197,20 +205,26 @@ def make_plan(program: Program, options: Options, *, keep_ir: bool = True) -> Lo
     def keep(name: str, module: ModuleOp) -> None:
         texts[f"{len(texts):02}-{name}.mlir"] = dump(module)
 
-    ranges = input_ranges(program.module)
     lower(program, options, keep if keep_ir else None)
     kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
-    plan = build_plan(
-        program.module,
-        backend=options.backend,
-        seconds=kernel_seconds(program.module, options),
-        ranges=ranges,
-    )
+    cost = ActionCost(program.module, options.cluster, options.mesh)
+    plan = build_plan(program.module, backend=options.backend, seconds=cost)
     plan = replace(plan, predicted_s=predicted_seconds(plan))
     return bundle(
         plan,
         ir=texts,
         kernels=backend.emit_plan_sources(kernels),
-        extra=launch_files(plan) if keep_ir else {},
         torch_version=torch.__version__,
     )
+
+
+def compile_program(program: Program, options: Options | None = None) -> Executor:
+    """Compile a program for this machine; call the result with the inputs in order.
+
+    Args:
+        program: as a frontend gives it; its module is changed, its tensors are used in place.
+        options: for one device; the defaults are the CPU's.
+    """
+    from irc.runtime.executor import Executor
+
+    return Executor(make_plan(program, options or Options(), keep_ir=False), program.tensors)

@@ -18,7 +18,10 @@ from irc.errors import InternalError, IrcError, did_you_mean
 if TYPE_CHECKING:
     from xdsl.passes import ModulePass
 
+    from irc.backends import Backend
+
 GROUP = "irc.passes"
+BACKEND_GROUP = "irc.backends"
 LEVELS = ("flow", "flow+sbp", "spmd", "task", "plan")
 
 
@@ -71,6 +74,34 @@ def find_pass(name: str) -> "type[ModulePass]":
             help=f"uninstall {owners[-1]}, or rename the pass in it",
         )
     return _load(found[0])
+
+
+def find_backend(name: str) -> "Backend":
+    """Import a backend by its name and make one.
+
+    Raises:
+        IrcError: No package provides it (``backend-unknown``), or it does not import
+            (``plugin-broken``).
+    """
+    from irc.backends import BUILTIN
+
+    if name in BUILTIN:
+        return EntryPoint(name, BUILTIN[name], BACKEND_GROUP).load()()
+    plugins = {entry.name: entry for entry in entry_points(group=BACKEND_GROUP)}
+    if name not in plugins:
+        raise IrcError(
+            "backend-unknown", f"no backend '{name}'", help=did_you_mean(name, [*BUILTIN, *plugins])
+        )
+    try:
+        return plugins[name].load()()
+    except (Exception, SystemExit) as error:
+        # A plug-in runs code of others on import; whatever it raises is about the plug-in.
+        raise IrcError(
+            "plugin-broken",
+            f"backend '{name}' does not load",
+            where=plugins[name].value,
+            because=f"{type(error).__name__}: {error}",
+        ) from error
 
 
 def parse_passes(text: str) -> "tuple[ModulePass, ...]":

@@ -49,16 +49,16 @@ class MapTasksPass(ModulePass):
     }
     task.kernel @k0_add {template = "rows", space = array<i64: 6, 4>, parallel = 2, num_inputs = 2,
         mapping = #task.map<spatial(1, 1) * repeat(6, 4)>, tile = {}, sources = ["n1"],
-        loc = "m.py:4"} {
-    ^0(%0: !task.buffer<24, f32>, %1: !task.buffer<4, f32>, %2: !task.buffer<24, f32>):
+        loc = "m.py:4"} : {
+    ^bb0(%0: !task.buffer<24, f32>, %1: !task.buffer<4, f32>, %2: !task.buffer<24, f32>):
       %3 = task.load(%0) {offset = 0, strides = array<i64: 1, 6>, loc = "m.py:4", id = "n1"}
-          : (!task.buffer<24, f32>) -> !task.value<f32, full>
+          : (!task.buffer<24, f32>) -> !task.value<f32, row>
       %4 = task.load(%1) {offset = 0, strides = array<i64: 0, 1>, loc = "m.py:4", id = "n1"}
-          : (!task.buffer<4, f32>) -> !task.value<f32, full>
+          : (!task.buffer<4, f32>) -> !task.value<f32, row>
       %5 = task.pointwise(%3, %4) {fn = "add", loc = "m.py:4", id = "n1"}
-          : (!task.value<f32, full>, !task.value<f32, full>) -> !task.value<f32, full>
+          : (!task.value<f32, row>, !task.value<f32, row>) -> !task.value<f32, row>
       task.store(%5, %2) {offset = 0, strides = array<i64: 4, 1>, loc = "m.py:4"}
-          : (!task.value<f32, full>, !task.buffer<24, f32>) -> ()
+          : (!task.value<f32, row>, !task.buffer<24, f32>) -> ()
     }
     ```
 

@@ -29,7 +29,7 @@ NORMAL_TAIL = (
 # erf by N. Juffa: a polynomial near 0, 1 - exp(polynomial) beyond 475/512.
 ERF_NEAR = (1.28379166e-1, -3.76125336e-1, 1.12819925e-1, -2.67681349e-2, 4.99119423e-3,
             -5.96761703e-4)  # fmt: skip
-ERF_FAR = (-1.0, -1.28717512e-1, -6.34846687e-1, -1.06777877e-1, 2.42546219e-2, -3.88396438e-3,
+ERF_FAR = (-1.28717512e-1, -6.34846687e-1, -1.06777877e-1, 2.42546219e-2, -3.88396438e-3,
            3.83197126e-4, -1.72853470e-5)  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def erf(b: Builder, x: Operand) -> Operand:
     t, square = absolute(b, x), b.binary("fmul", x, x)
     near = b.fma(horner(b, square, ERF_NEAR), x, x)
     u = at_most(b, t, 4.0)
-    grown = exp(b, b.binary("fmul", horner(b, u, ERF_FAR), u))
+    grown = exp(b, b.fma(horner(b, u, ERF_FAR), u, b.emit(u.type, f"fneg {u}")))
     far = b.binary("fsub", constant(x.type, 1.0), grown)
     far = b.intrinsic("copysign", far, x)
     return b.select(b.compare("fcmp ogt", t, constant(t.type, 0.927734375)), far, near)

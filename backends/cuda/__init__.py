@@ -1,1 +1,50 @@
 """Kernels as CUDA C++ source, one file each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from irc.backends.cuda.build import compile_for, load
+
+if TYPE_CHECKING:
+    from irc.dialects.task import KernelOp
+
+__all__ = ["CudaBackend", "compile_for", "emit", "emit_plan_sources", "load"]
+
+
+def emit(kernel: KernelOp) -> str:
+    """Return the .cu file of a kernel.
+
+    Raises:
+        IrcError: ``op-unsupported``, with everything that CUDA C++ cannot express here.
+    """
+    from irc.backends.cuda.file import emit_form
+    from irc.kernels.form import read
+
+    return emit_form(read(kernel))
+
+
+def emit_plan_sources(kernels: Sequence[KernelOp]) -> dict[str, str]:
+    """Return the files of a plan's ``kernels/`` folder."""
+    from irc.kernels.source import identifier
+
+    return {f"{identifier(k.sym_name.data)}.cu": emit(k) for k in kernels}
+
+
+@dataclass(frozen=True)
+class CudaBackend:
+    """CUDA C++ for NVIDIA GPUs."""
+
+    name: str = "cuda"
+    targets: tuple[str, ...] = ("sm_90", "sm_80", "sm_100")
+    extension: str = ".cu"
+
+    def emit(self, kernel: KernelOp) -> str:
+        """Return the .cu file of a kernel."""
+        return emit(kernel)
+
+    def emit_plan_sources(self, kernels: Sequence[KernelOp]) -> dict[str, str]:
+        """Return the files of a plan's ``kernels/`` folder."""
+        return emit_plan_sources(kernels)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from irc.backends.triton.functions import TYPES, expression, held
-from irc.errors import ErrorCollector, InternalError, IrcError
+from irc.backends.triton.functions import TYPES, expression
+from irc.errors import InternalError
+from irc.kernels.arithmetic import held, rounded
 from irc.kernels.form import Form, Step
 from irc.kernels.source import Source, quoted
+from irc.kernels.support import template_of
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Block:
                 is_block |= value.is_block
         if place.offset or not terms:
             terms.append(str(place.offset))
-        name = buffer_name(self.form, place.buffer)
+        name = self.form.buffer_name(place.buffer)
         return f"{name} + {' + '.join(terms)}", frozenset(axes), is_block
 
     def _load(self, step: Step) -> None:
@@ -144,7 +146,7 @@ class Block:
         self.define(step, text, axes, is_block=bool(axes))
 
     def _pointwise(self, step: Step) -> None:
-        template = template_of(step)
+        template = template_of(step, expression)
         assert template is not None, "check_supported has run"
         operands = [self.values[v] for v in step.operands]
         text = template.format(*[v.name for v in operands], T=TYPES[held(step.dtype)])
@@ -152,55 +154,11 @@ class Block:
         self.define(step, text, axes, is_block=any(v.is_block for v in operands))
 
 
-def template_of(step: Step) -> str | None:
-    """Return the expression of a pointwise step."""
-    operand = step.operand_dtypes[1 if step.fn == "where" else 0]
-    return expression(step.fn, operand, step.dtype)
-
-
-def check_supported(form: Form) -> None:
-    """Find everything in a kernel that Triton cannot express.
-
-    Raises:
-        IrcError: ``op-unsupported``, all of them together.
-    """
-    errors = ErrorCollector()
-    for number, buffer in enumerate(form.buffers):
-        if buffer.dtype not in TYPES:
-            errors.add(unsupported(form, f"buffer {number} of {buffer.dtype}"))
-    for step in form.steps:
-        if step.kind == "pointwise" and template_of(step) is None:
-            kinds = ", ".join(step.operand_dtypes)
-            errors.add(unsupported(form, f"{step.fn} on {kinds} giving {step.dtype}"))
-        elif step.kind != "store" and step.dtype not in TYPES:
-            errors.add(unsupported(form, f"task.{step.kind} of {step.dtype}"))
-        elif form.template == "matmul" and step.kind == "reduce":
-            errors.add(unsupported(form, "task.reduce beside a contraction"))
-    errors.check()
-
-
-def unsupported(form: Form, what: str, backend: str = "Triton") -> IrcError:
-    """Return the error for something that a backend cannot express."""
-    return IrcError(
-        "op-unsupported",
-        f"the {backend} backend has no {what}",
-        where=f"kernel @{form.name}, {form.loc}",
-        because=f"it comes from {', '.join(form.sources) or 'an op without an id'}",
-        help="use the backend that has it (cpu has all), or cast before the operation",
-    )
-
-
-def buffer_name(form: Form, index: int) -> str:
-    """Return the argument name of a buffer: inputs x0, x1, ..., outputs y0, y1, ..."""
-    inputs = form.num_inputs
-    return f"x{index}" if index < inputs else f"y{index - inputs}"
-
-
 def literal(value: float | int, dtype: str) -> str:
     """Return a constant, rounded to its dtype, as Triton reads it.
 
     >>> literal(0.1, "f16"), literal(float("-inf"), "f32"), literal(3.0, "i32")
-    ('0.0999755859375', 'float("-inf")', '3')
+    ('0.099975586', 'float("-inf")', '3')
     """
     if dtype == "i1":
         return str(int(bool(value)))
@@ -209,27 +167,11 @@ def literal(value: float | int, dtype: str) -> str:
     number = rounded(float(value), dtype)
     if number != number or number in (float("inf"), float("-inf")):
         return f'float("{number}")'
-    return repr(number)
-
-
-def rounded(value: float, dtype: str) -> float:
-    """Round to a float dtype, to nearest even."""
+    if dtype == "f64":
+        return repr(number)
     import numpy as np
 
-    with np.errstate(over="ignore"):
-        match dtype:
-            case "f16":
-                return float(np.float16(value))
-            case "bf16":
-                bits = int(np.float32(value).view(np.uint32))
-                if value != value:
-                    return value
-                bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
-                return float(np.uint32(bits).view(np.float32))
-            case "f32":
-                return float(np.float32(value))
-            case _:
-                return value
+    return str(np.float32(number))
 
 
 def _times(text: str, stride: int) -> str:

@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any
 
 from irc.backends import KernelReport
-from irc.backends.triton.block import buffer_name
 from irc.backends.triton.file import emit_form
 from irc.backends.triton.functions import SIGNATURES
 from irc.dialects.task import KernelOp
@@ -37,7 +36,7 @@ def compile_for(kernel: KernelOp, arch: int) -> KernelReport:
         path.write_text(emit_form(form), encoding="utf-8")
         module = import_file(path)
         function = getattr(module, identifier(form.name))
-        names = [buffer_name(form, i) for i in range(len(form.buffers))]
+        names = [form.buffer_name(i) for i in range(len(form.buffers))]
         source = triton.compiler.ASTSource(
             fn=function,
             signature={n: SIGNATURES[b.dtype] for n, b in zip(names, form.buffers, strict=True)},

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import prod
 
-from irc.backends.triton.block import buffer_name, check_supported
-from irc.backends.triton.functions import helpers_in
+from irc.backends.triton.functions import TYPES, expression, helpers_in
 from irc.backends.triton.matmul import Matmul
 from irc.backends.triton.rows import Rows
-from irc.kernels.form import Form
+from irc.kernels.form import Form, integer_bound
 from irc.kernels.source import Source, identifier, quoted, wrapped
+from irc.kernels.support import check_supported
 
 TORCH: dict[str, str] = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64",
@@ -45,12 +45,12 @@ if __name__ == "__main__":
 
 def emit_form(form: Form) -> str:
     """Return the file of a kernel."""
-    check_supported(form)
+    check_supported(form, "Triton", TYPES, expression)
     template = Matmul(form) if form.template == "matmul" else Rows(form)
     name = identifier(form.name)
     body = Source()
     body.line("@triton.jit")
-    names = ", ".join(buffer_name(form, i) for i in range(len(form.buffers)))
+    names = ", ".join(form.buffer_name(i) for i in range(len(form.buffers)))
     with body.block(f"def {name}({names}):"):
         template.emit(body)
     text = str(body)
@@ -96,22 +96,6 @@ def _tables(form: Form, template: Rows | Matmul) -> str:
     tables.line('DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"')
     with tables.block("BUFFERS = (", ")"):
         for index, buffer in enumerate(form.buffers):
-            name, high = buffer_name(form, index), bound(form, index)
+            name, high = form.buffer_name(index), integer_bound(form, index)
             tables.line(f'("{name}", {buffer.size}, torch.{TORCH[buffer.dtype]}, {high}),')
     return str(tables)
-
-
-def bound(form: Form, index: int) -> int:
-    """Return an exclusive bound for random integers in a buffer: those used as indices stay inside."""
-    limit = 2 if form.buffers[index].dtype == "i1" else 100
-    loads = [s for s in form.steps if s.kind == "load"]
-    read = {s.result for s in loads if s.place.buffer == index}
-    for load in loads:
-        place, size = load.place, form.buffers[load.place.buffer].size
-        reach = place.offset + sum(
-            max(s, 0) * (n - 1) for s, n in zip(place.strides, form.sizes, strict=True)
-        )
-        for operand, stride in zip(load.operands, place.index_strides, strict=True):
-            if read & form.behind([operand], lambda s: True) and stride > 0:
-                limit = min(limit, max(1, (size - 1 - reach) // stride + 1))
-    return limit

@@ -13,8 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
-INTEGERS = frozenset({"i64", "i32", "i16", "i8", "u8"})
+from irc.kernels.arithmetic import INTEGERS
 
 TYPES: Mapping[str, str] = {
     "f64": "tl.float64", "f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16",
@@ -123,7 +122,7 @@ BOOL: Mapping[str, str] = {
     "gt": "{0} & ({1} == 0)", "ge": "{0} | ({1} == 0)",
     "add": "{0} | {1}", "mul": "{0} & {1}",
     "maximum": "{0} | {1}", "minimum": "{0} & {1}",
-    "sign": "{0}", "bit_not": "{0} == 0", "abs": "{0}", "relu": "{0}",
+    "sign": "{0}", "bit_not": "{0} == 0",
 }
 DOUBLE: Mapping[str, str] = {
     # div_rn and sqrt_rn are for float32 alone; the plain ones are exact in float64.
@@ -153,6 +152,8 @@ def expression(fn: str, operand: str, result: str) -> str | None:
         return _cast(operand, result)
     if operand == "i1":
         return BOOL.get(fn)
+    if operand == "u8" and fn == "pow":
+        return "_pow_natural({0}, {1})"
     if operand in INTEGERS:
         return INTEGER.get(fn)
     return DOUBLE.get(fn) if operand == "f64" and fn in DOUBLE else FLOAT.get(fn)
@@ -167,11 +168,6 @@ def _cast(operand: str, result: str) -> str:
         # Rounded now, held in float32 after.
         return f"{{0}}.to({TYPES[result]}).to(tl.float32)"
     return f"{{0}}.to({TYPES[result]})"
-
-
-def held(dtype: str) -> str:
-    """Return the dtype in which values are computed: float32 for half types."""
-    return "f32" if dtype in ("f16", "bf16") else dtype
 
 
 HELPERS: Mapping[str, str] = {
@@ -254,9 +250,9 @@ def _remainder_int(a, b):
     rest = a % b
     return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
 """,
-    "_pow_int": """
+    "_pow_natural": """
 @triton.jit
-def _pow_int(a, b):
+def _pow_natural(a, b):
     result = (a == a).to(a.dtype) + b * 0
     power = a + b * 0
     rest = b + a * 0
@@ -264,10 +260,15 @@ def _pow_int(a, b):
         result = tl.where((rest > 0) & ((rest & 1) != 0), result * power, result)
         power = power * power
         rest = rest >> 1
+    return result
+""",
+    "_pow_int": """
+@triton.jit
+def _pow_int(a, b):
     # A negative exponent: 1 and -1 have an inverse, all else rounds to 0.
     odd = (b & 1) != 0
     inverse = tl.where(a == 1, 1, tl.where(a == -1, tl.where(odd, -1, 1), 0)).to(a.dtype)
-    return tl.where(b < 0, inverse, result)
+    return tl.where(b < 0, inverse, _pow_natural(a, b))
 """,
 }
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from irc.backends.triton.block import Block, Coordinate
-from irc.backends.triton.functions import FLOATS, TYPES, held
-from irc.backends.triton.rows import power_of_two
+from irc.backends.triton.block import Block, Coordinate, Value
+from irc.backends.triton.functions import TYPES
+from irc.kernels.arithmetic import FLOATS, contraction, held, power_of_two
 from irc.kernels.form import Form, Step
 from irc.kernels.source import Source
 
@@ -58,7 +58,7 @@ class Matmul:
         if mask_n:
             source.line(f"mn = jn < {self.n}")
         for step in self.contracts:
-            kind = TYPES[accumulator(step)]
+            kind = TYPES[contraction(step)]
             source.line(f"v{step.result} = tl.zeros([{self.block_m}, {self.block_n}], {kind})")
         self._loop(source, mask_m, mask_n)
         coordinates = {
@@ -69,12 +69,13 @@ class Matmul:
         block = Block(self.form, source, coordinates, {0: mask_m, 1: mask_n}, 2)
         for step in self.contracts:
             name = f"v{step.result}"
-            if TYPES[held(step.dtype)] != TYPES[accumulator(step)]:
+            if held(step.dtype) != contraction(step):
                 source.line(f"{name} = {name}.to({TYPES[held(step.dtype)]})")
+            block.values[step.result] = Value(name, frozenset({0, 1}), is_block=True)
         for step in self.form.steps:
             if step.kind == "contract":
-                block.define(step, f"v{step.result}", frozenset({0, 1}), is_block=True)
-            elif not step.full:
+                continue
+            if not step.full:
                 block.emit([step])
 
     def _place(self, source: Source) -> None:
@@ -153,37 +154,29 @@ class Matmul:
 
     def _operand(self, source: Source, block: Block, step: Step, side: int) -> str:
         """Return an operand of tl.dot: masked where computed, of the storage dtype, of full shape."""
-        number, dtype = step.operands[side], step.operand_dtypes[side]
-        maker, name = self.form.makers[number], block.values[number].name
-        if maker.kind != "load":
-            # What was loaded as 0 beyond the tail need not be 0 after a function.
-            mask = block.mask(block.values[number].axes)
-            text = f"tl.where({mask}, {name}, 0.0)" if mask and self.is_float else name
-            source.line(f"{name} = {text}")
+        number, dtype, prefix = step.operands[side], step.operand_dtypes[side], block.prefix
+        maker, value = self.form.makers[number], block.values[number]
+        name, mask = value.name, block.mask({0, 1})
         shape = [self.block_m, self.block_k] if side == 0 else [self.block_k, self.block_n]
-        if block.values[number].axes != frozenset({0, 1}):
+        if value.axes != frozenset({0, 1}):
             name = f"tl.broadcast_to({name}, {shape})"
+        if mask and (maker.kind != "load" or value.axes != frozenset({0, 1})):
+            # What was loaded as 0 beyond the tail need not be 0 here.
+            source.line(f"{prefix}{number}_masked = tl.where({mask}, {name}, 0)")
+            name = f"{prefix}{number}_masked"
         return f"{name}.to({TYPES[dtype]})" if held(dtype) != dtype else name
 
     def _product(self, step: Step, a: str, b: str) -> str:
         if not self.is_float:
-            kind = TYPES[accumulator(step)]
+            kind = TYPES[contraction(step)]
             return (
                 f"v{step.result} + tl.sum(({a}).to({kind})[:, :, None] * ({b}).to({kind})[None, :, :], 1)"
             )
         precision = "tf32" if self.form.options.get("tf32") else "ieee"
-        kind = TYPES[accumulator(step)]
+        kind = TYPES[contraction(step)]
         return (
             f'tl.dot({a}, {b}, v{step.result}, input_precision="{precision}", out_dtype={kind})'
         )
-
-
-def accumulator(step: Step) -> str:
-    """Return the dtype that a contraction accumulates in."""
-    dtype = step.operand_dtypes[0]
-    if dtype in FLOATS:
-        return "f64" if dtype == "f64" else "f32"
-    return "i64"
 
 
 def _extent(wanted: int, size: int, limit: int) -> int:

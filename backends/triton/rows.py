@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from math import prod
 
 from irc.backends.triton.block import Block, Coordinate, literal
-from irc.backends.triton.functions import INTEGERS, TYPES, held
+from irc.backends.triton.functions import TYPES
+from irc.kernels.arithmetic import INTEGERS, accumulator, held, neutral, power_of_two
 from irc.kernels.form import Form, Step
 from irc.kernels.source import Source
 
 MAX_COLUMNS = 8192
 LOOP_COLUMNS = 2048
 MAX_ELEMENTS = 16384
-
-LEAST = {"i64": -(2**63), "i32": -(2**31), "i16": -(2**15), "i8": -128, "u8": 0}
-MOST = {"i64": 2**63 - 1, "i32": 2**31 - 1, "i16": 2**15 - 1, "i8": 127, "u8": 255}
+LEAST_ELEMENTS = 1024
+SQUARE = 32
 
 
 class Rows:
@@ -29,9 +29,10 @@ class Rows:
     def __init__(self, form: Form) -> None:
         self.form = form
         columns = power_of_two(form.num_columns)
+        most = form.options.get("block_r", MAX_COLUMNS)
         self.has_columns = form.num_parallel < len(form.sizes)
-        self.is_looped = columns > MAX_COLUMNS
-        self.columns = LOOP_COLUMNS if self.is_looped else columns
+        self.is_looped = columns > most
+        self.columns = min(LOOP_COLUMNS, most) if self.is_looped else columns
         self.tile = self._tile()
         self.grid = tuple(-(-n // t) for n, t in zip(form.parallel, self.tile, strict=True))
         self.axes = [d for d, t in enumerate(self.tile) if t > 1]
@@ -45,19 +46,40 @@ class Rows:
 
     @property
     def num_warps(self) -> int:
-        """As the kernel says, else 32 elements a thread at most."""
-        elements = prod(self.tile) * self.columns
-        return self.form.options.get("num_warps") or max(1, min(16, elements // 512))
+        """As the kernel says, but no warp without four elements a thread."""
+        most = max(1, min(16, prod(self.tile) * self.columns // 128))
+        return min(most, self.form.options.get("num_warps") or max(1, most // 4))
 
     def _tile(self) -> tuple[int, ...]:
         tile = [
             power_of_two(min(t, n)) for t, n in zip(self.form.tile, self.form.parallel, strict=True)
         ]
-        # A mapping made for another machine may ask for more than fits in registers.
-        while prod(tile) * self.columns > MAX_ELEMENTS and max(tile) > 1:
+        limit = 2 * LOOP_COLUMNS if self.is_looped else MAX_ELEMENTS
+        # A mapping made for another machine may ask for more than fits in registers ...
+        while tile and prod(tile) * self.columns > limit and max(tile) > 1:
             widest = tile.index(max(tile))
             tile[widest] //= 2
+        if self.has_columns:
+            return tuple(tile)
+        # ... and one for several short dims for less than occupies a program.
+        crossed = [d for d in self._fast_dims() if d < len(tile) - 1]
+        if crossed:
+            tile = [1] * len(tile)
+            tile[crossed[-1]] = min(SQUARE, power_of_two(self.form.parallel[crossed[-1]]))
+        while prod(tile) < LEAST_ELEMENTS:
+            room = [d for d, n in enumerate(self.form.parallel) if tile[d] < n]
+            if not room:
+                break
+            tile[room[-1]] *= 2
         return tuple(tile)
+
+    def _fast_dims(self) -> set[int]:
+        """The dims along which some access walks memory in order: two in a transposition."""
+        return {
+            d
+            for step in self.form.steps if step.access and step.access.strides[-1:] > (0,)
+            for d, stride in enumerate(step.access.strides) if stride == 1
+        }  # fmt: skip
 
     def emit(self, source: Source) -> None:
         """Append the body of the kernel function."""
@@ -77,22 +99,22 @@ class Rows:
     def _parallel(self, source: Source) -> tuple[dict[int, Coordinate], dict[int, str | None]]:
         coordinates: dict[int, Coordinate] = {}
         masks: dict[int, str | None] = {}
-        rest = "tl.program_id(0)" + (".to(tl.int64)" if self.form.is_wide else "")
         places = [d for d, count in enumerate(self.grid) if count > 1]
-        if len(places) > 1:
-            source.line(f"pid = {rest}")
-            rest = "pid"
+        if places:
+            wide = ".to(tl.int64)" if self.form.is_wide else ""
+            source.line(f"pid = tl.program_id(0){wide}")
         for dim, (size, tile, count) in enumerate(
             zip(self.form.parallel, self.tile, self.grid, strict=True)
         ):
             inner = prod(self.grid[dim + 1 :])
-            place = rest if inner == 1 else f"{rest} // {inner}"
-            if dim != (places or [dim])[0]:
-                place = f"{place} % {count}"
-            text = "0" if count == 1 else place
+            text = "0"
+            if count > 1:
+                text = "pid" if inner == 1 else f"pid // {inner}"
+                text = text if dim == places[0] else f"{text} % {count}"
             if tile > 1:
                 line = f"tl.arange(0, {tile})"
-                text = line if count == 1 else f"({text}) * {tile} + {line}"
+                start = text if text == "pid" else f"({text})"
+                text = line if count == 1 else f"{start} * {tile} + {line}"
                 text = self._spread(text, self.axes.index(dim))
             source.line(f"i{dim} = {text}")
             axis = self.axes.index(dim) if tile > 1 else None
@@ -111,8 +133,9 @@ class Rows:
         start: str,
     ) -> None:
         axis, total = self.rank - 1, self.form.num_columns
-        line = self._spread(f"{start}tl.arange(0, {self.columns})", axis)
-        source.line(f"c = {line}" + (".to(tl.int64)" if self.form.is_wide else ""))
+        wide = ".to(tl.int64)" if self.form.is_wide else ""
+        line = self._spread(f"{start}tl.arange(0, {self.columns}){wide}", axis)
+        source.line(f"c = {line}")
         masks[axis] = None if total % self.columns == 0 and total else "mc"
         if masks[axis]:
             source.line(f"mc = c < {total}")
@@ -121,7 +144,7 @@ class Rows:
             dim, inner = self.form.num_parallel + number, prod(reduced[number + 1 :])
             text = "c" if inner == 1 else f"c // {inner}"
             if number:
-                text = f"({text}) % {size}"
+                text = f"{text} % {size}"
             if text != "c":
                 source.line(f"c{number} = {text}")
                 text = f"c{number}"
@@ -131,13 +154,14 @@ class Rows:
         if self.rank == 1:
             return text
         index = ", ".join(":" if a == axis else "None" for a in range(self.rank))
-        return f"({text})[{index}]"
+        single = text.startswith("tl.arange(") and " " not in text.split(")")[-1]
+        return f"{text}[{index}]" if single else f"({text})[{index}]"
 
     def _reduce(self, block: Block, step: Step) -> None:
         value, axis = block.values[step.operands[0]], self.rank - 1
         text = self._operand(step, value.name)
         if (mask := block.masks[axis]) is not None:
-            text = f"tl.where({mask}, {text}, {neutral(step)})"
+            text = f"tl.where({mask}, {text}, {padding(step)})"
         elif axis not in value.axes:
             text = f"tl.broadcast_to({text}, {self._shape(value.axes)})"
         self._finish(block, step, text, value.axes - {axis})
@@ -184,11 +208,10 @@ class Rows:
         again = form.behind(wanted, lambda s: s.result not in per_row)
         shape = str([*[self.tile[d] for d in self.axes], self.columns])
         for step in reduces:
-            source.line(f"acc{step.result} = tl.zeros({shape}, {TYPES[accumulator(step)]}) + {neutral(step)}")
-        start = "tl.cast(start, tl.int64) + " if form.is_wide else "start + "
+            source.line(f"acc{step.result} = tl.zeros({shape}, {TYPES[accumulator(step)]}) + {padding(step)}")
         with source.block(f"for start in range(0, {form.num_columns}, {self.columns}):"):
             coordinates, masks = dict(rows.coordinates), dict(rows.masks)
-            self._columns(source, coordinates, masks, start)
+            self._columns(source, coordinates, masks, "start + ")
             block = Block(form, source, coordinates, masks, self.rank)
             block.values.update(rows.values)
             block.emit(s for s in form.steps if s.result in again)
@@ -196,7 +219,7 @@ class Rows:
                 name = f"acc{step.result}"
                 text = self._operand(step, block.values[step.operands[0]].name)
                 if mask := masks[self.rank - 1]:
-                    text = f"tl.where({mask}, {text}, {neutral(step)})"
+                    text = f"tl.where({mask}, {text}, {padding(step)})"
                 source.line(f"{name} = {joined(step, name, text)}")
             block.emit(stores)
         everywhere = frozenset(range(self.rank - 1))
@@ -204,19 +227,11 @@ class Rows:
             self._finish(rows, step, f"acc{step.result}", everywhere)
 
 
-def accumulator(step: Step) -> str:
-    """Return the dtype in which a reduction runs."""
-    return "i32" if step.fn in ("any", "all") or step.dtype == "i1" else held(step.dtype)
-
-
-def neutral(step: Step) -> str:
-    """Return the neutral element of a reduction."""
+def padding(step: Step) -> str:
+    """Return the neutral element of a reduction, typed where a plain literal would not be."""
     kind = accumulator(step)
-    least, most = LEAST.get(kind, float("-inf")), MOST.get(kind, float("inf"))
-    value = {"sum": 0, "prod": 1, "max": least, "min": most, "any": 0, "all": 1}[step.fn]
-    if step.operand_dtypes[0] == "i1":
-        value = {"max": 0, "min": 1}.get(step.fn, value)
-    return f"tl.full((), {literal(value, kind)}, {TYPES[kind]})"
+    text = literal(neutral(step), kind)
+    return text if kind in ("f32", "i32") else f"tl.full((), {text}, {TYPES[kind]})"
 
 
 def joined(step: Step, left: str, right: str) -> str:
@@ -250,11 +265,3 @@ def combined(step: Step, text: str, axis: int, *, keep: bool) -> str:
         return f"{found} != 0"
     return f"{found}.to({TYPES[held(step.dtype)]})" if integer else found
 
-
-def power_of_two(number: int) -> int:
-    """Return the least power of two that is not below a number.
-
-    >>> [power_of_two(n) for n in (0, 1, 3, 64)]
-    [1, 1, 4, 64]
-    """
-    return 1 << max(0, number - 1).bit_length()

@@ -12,11 +12,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nproc", metavar="N", type=int, help="processes to start (default: the ranks of the plan)"
     )
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="of random inputs (default: 0)"
+    )
+    parser.add_argument(
+        "--no-compare", action="store_true", help="do not compare with the model run eagerly"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the plan, and print what it reports."""
+    """Run the plan, print what it reports, and return 1 where its numbers are wrong."""
     from irc.runtime.launch import run_plan
 
-    print(run_plan(args.plan, inputs=args.inputs, nproc=args.nproc))
-    return 0
+    report = run_plan(
+        args.plan,
+        inputs=args.inputs,
+        nproc=args.nproc,
+        compare=not args.no_compare,
+        seed=args.seed,
+    )
+    print(report)
+    return report.exit_code

@@ -7,12 +7,16 @@ message and not in exhausted memory (limits: bracket depth, digits of one number
 from __future__ import annotations
 
 import re
+import struct
+import struct
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin, ModuleOp
 from xdsl.dialects.func import Func
 from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
+from xdsl.utils.mlir_lexer import MLIRTokenKind
+from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from irc.dialects.comm import Comm
 from irc.dialects.flow import Flow
@@ -23,6 +27,18 @@ from irc.errors import IrcError
 MAX_DEPTH = 200
 MAX_DIGITS = 40
 MAX_BYTES = 256 << 20
+
+
+class _Parser(Parser):
+    """xDSL's parser, which also reads the infinities and NaN that its printer writes (0x7ff0...)."""
+
+    def parse_optional_float(self, *, allow_negative: bool = True) -> float | None:
+        token = self._current_token
+        if token.kind is MLIRTokenKind.INTEGER_LIT and token.text.startswith(("0x", "0X")):
+            self._consume_token(MLIRTokenKind.INTEGER_LIT)
+            (value,) = struct.unpack("<d", int(token.text, 16).to_bytes(8, "little"))
+            return float(value)
+        return super().parse_optional_float(allow_negative=allow_negative)
 
 
 def context() -> Context:
@@ -41,15 +57,27 @@ def load(text: str, name: str = "<text>") -> ModuleOp:
     """
     check_limits(text, name)
     try:
-        module = Parser(context(), text, name).parse_module()
+        module = IrParser(context(), text, name).parse_module()
         module.verify()
     except ParseError as error:
         raise IrcError("ir-syntax", f"{name} does not parse: {error}") from None
-    except (VerifyException, ValueError) as error:
+    except (VerifyException, ValueError, OverflowError) as error:
         raise IrcError("ir-invalid", f"{name} is not valid: {error}") from None
     except RecursionError:
         raise IrcError("ir-too-large", f"{name} is nested too deeply") from None
     return module
+
+
+class IrParser(Parser):
+    """xDSL's parser, which prints infinities and NaN in arrays by their bits but does not read them."""
+
+    def parse_optional_float(self, *, allow_negative: bool = True) -> float | None:
+        token = self._current_token
+        if token.kind is MLIRTokenKind.INTEGER_LIT and len(token.text) == 18 and token.text[1] == "x":
+            self._consume_token()
+            (value,) = struct.unpack(">d", bytes.fromhex(token.text[2:]))
+            return value
+        return super().parse_optional_float(allow_negative=allow_negative)
 
 
 def dump(module: ModuleOp) -> str:

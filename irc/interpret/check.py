@@ -9,19 +9,13 @@ where its error exceeds eager's own by more than reordered float32 arithmetic ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation
-
-from irc.dialects.flow import FlowOp, loc_of, tensor
-from irc.dialects.text import load
-from irc.dialects.types import TensorType
+from irc.dialects.placement import Placement
 from irc.errors import IrcError
-from irc.interpret.levels import level_of, mesh_of, random_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -37,12 +31,25 @@ FLOOR = 4e-6
 
 @dataclass(frozen=True)
 class Value:
-    """One value of a stage: whole, with what a report says about it."""
+    """One value of a stage, with what a report says about it.
 
-    whole: torch.Tensor
+    Attributes:
+        wholes: the logical tensor; more than one where replicas are held, one for each.
+        op: the op's name.
+        loc: the user's source line.
+        placement: how the mesh holds it, None on one device.
+    """
+
+    wholes: tuple[torch.Tensor, ...]
     op: str
     loc: str
-    placement: str
+    placement: Placement | None
+
+    def error(self, reference: Value) -> float:
+        """Return the largest error of any replica, relative to the reference's magnitude."""
+        from irc.interpret.levels import difference
+
+        return max(difference(whole, reference.wholes[0]) for whole in self.wholes)
 
 
 @dataclass(frozen=True)
@@ -83,11 +90,13 @@ def check_plan(folder: str, inputs: str | None = None) -> str:
     from irc.interpret.stages import plan_stages
 
     eager, reference, stages = plan_stages(Path(folder), inputs)
-    allowed = {key: tolerance(eager[key].whole, value.whole) for key, value in reference.items()}
+    allowed = {
+        key: max(FLOOR, SLACK * eager[key].error(value)) for key, value in reference.items()
+    }
     lines = [f"{'stage':<16}{'values':>8}{'largest error':>15}"]
     for name, run in stages.items():
         found = run()
-        errors = dict(_errors(found, reference))
+        errors = {k: v.error(reference[k]) for k, v in found.items() if k in reference}
         worst = max(errors.values(), default=0.0)
         lines.append(f"{name:<16}{len(errors):>8}{worst:>15.1e}")
         fault = first_fault(name, found, errors, allowed)
@@ -101,13 +110,6 @@ def check_plan(folder: str, inputs: str | None = None) -> str:
     return "\n".join([*lines, "every stage agrees with eager"])
 
 
-def tolerance(eager: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the relative error that a value may have."""
-    from irc.interpret.levels import difference
-
-    return max(FLOOR, SLACK * difference(eager, reference))
-
-
 def first_fault(
     stage: str,
     found: Mapping[Key, Value],
@@ -116,17 +118,6 @@ def first_fault(
 ) -> Fault | None:
     """Return the first value in the stage's own order that is wrong, or None."""
     for key, value in found.items():
-        # Errors of operands add up along the program: the bound of a value is its predecessors' too.
         if key in errors and errors[key] > allowed[key]:
             return Fault(stage, key, value, errors[key], allowed[key])
     return None
-
-
-def _errors(
-    found: Mapping[Key, Value], reference: Mapping[Key, Value]
-) -> Iterator[tuple[Key, float]]:
-    from irc.interpret.levels import difference
-
-    for key, value in found.items():
-        if key in reference:
-            yield key, difference(value.whole, reference[key].whole)

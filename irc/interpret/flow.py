@@ -88,8 +88,13 @@ def run_op(
     ]
     found = library.run(op.name, op.plain, operands, results)
     if dtype is not None:
-        found = [t.to(dtype) if t.is_floating_point() else t for t in found]
-    return found
+        return [t.to(dtype) if t.is_floating_point() else t for t in found]
+    # The library leaves float64 as it is, for runs in float64; here a cast is as the op states.
+    stated = library.dtypes()
+    return [
+        t.to(stated[name]) if t.is_floating_point() else t
+        for t, (_, name) in zip(found, results, strict=True)
+    ]
 
 
 def _run_fusion(

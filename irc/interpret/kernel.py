@@ -113,7 +113,8 @@ class _State:
     def _constant(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
         import torch
 
-        return torch.tensor(op.plain["value"], dtype=self.compute_dtype(kind.dtype))[None, :]
+        # A literal is a value of its dtype, also where the kernel computes in a wider one.
+        return torch.tensor(op.plain["value"], dtype=library.dtypes()[kind.dtype])[None, :]
 
     def _index(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
         dim, parallel = op.plain["dim"], self.kernel.num_parallel

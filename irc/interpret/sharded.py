@@ -63,7 +63,9 @@ def run_sharded(
     found = run.function(func, shards, "")
     kinds = [tensor(value) for value in _returned(func)]
     return [
-        combine(parts, kind.placement or Placement.replicated(mesh.names), mesh, kind.static_shape())
+        combine(
+            parts, kind.placement or Placement.replicated(mesh.names), mesh, kind.static_shape()
+        )
         for parts, kind in zip(found, kinds, strict=True)
     ]
 
@@ -113,9 +115,7 @@ class _Run:
 
 
 def _no_signature(op: FlowOp) -> IrcError:
-    placements = [
-        ", ".join(str(_placement(v)) for v in side) for side in (op.inputs, op.outputs)
-    ]
+    placements = [", ".join(str(_placement(v)) for v in side) for side in (op.inputs, op.outputs)]
     return IrcError(
         "no-signature",
         f"no rank can compute {op.name} ({id_of(op)}) as ({placements[0]}) -> ({placements[1]})",
@@ -148,7 +148,9 @@ def run_ranks(
         coordinates = mesh.coordinates(rank)
         program = shared or _program(op, signature, mesh, coordinates)
         held = [parts[rank] for parts in operands]
-        for parts, value in zip(results, _run_local(*program, held, coordinates, dtype), strict=True):
+        for parts, value in zip(
+            results, _run_local(*program, held, coordinates, dtype), strict=True
+        ):
             parts.append(value)
     return results
 

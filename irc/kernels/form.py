@@ -109,6 +109,10 @@ class Form:
         """Sizes of the reduced dims."""
         return self.sizes[self.num_parallel :]
 
+    def buffer_name(self, index: int) -> str:
+        """Return the argument name of a buffer: inputs x0, x1, ..., outputs y0, y1, ..."""
+        return f"x{index}" if index < self.num_inputs else f"y{index - self.num_inputs}"
+
     @property
     def num_columns(self) -> int:
         """Points of the reduced dims."""
@@ -304,3 +308,17 @@ def _buffer(kind: object) -> BufferType:
     return kind
 
 
+def integer_bound(form: Form, index: int) -> int:
+    """Return an exclusive bound for random integers in a buffer: those used as indices stay inside."""
+    limit = 2 if form.buffers[index].dtype == "i1" else 100
+    loads = [s for s in form.steps if s.kind == "load"]
+    read = {s.result for s in loads if s.place.buffer == index}
+    for load in loads:
+        place, size = load.place, form.buffers[load.place.buffer].size
+        reach = place.offset + sum(
+            max(s, 0) * (n - 1) for s, n in zip(place.strides, form.sizes, strict=True)
+        )
+        for operand, stride in zip(load.operands, place.index_strides, strict=True):
+            if read & form.behind([operand], lambda s: True) and stride > 0:
+                limit = min(limit, max(1, (size - 1 - reach) // stride + 1))
+    return limit

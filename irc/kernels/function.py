@@ -25,7 +25,16 @@ from irc.errors import IrcError
 from irc.kernels.lower import Lowered, lower
 from irc.kernels.names import hint, identity
 from irc.kernels.nest import nest_of
-from irc.kernels.trace import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, GroupError, Stored, shape_of
+from irc.kernels.trace import (
+    COMPUTE_OPS,
+    FREE_OPS,
+    SHAPE_OPS,
+    GroupError,
+    Stored,
+    has_kernel,
+    require_static,
+    shape_of,
+)
 from irc.kernels.view import View, contiguous_strides
 
 MAX_COPIES = 4
@@ -82,6 +91,7 @@ def map_function(func: FuncOp, table: KernelTable) -> None:
     """Rewrite one function in place."""
     if func.is_declaration:
         return
+    require_static(func)
     mapper = _Mapper(table)
     for op in list(func.body.block.ops):
         mapper.rewrite(op)
@@ -107,9 +117,9 @@ class _Mapper:
             self._fusion(op)
         elif isinstance(op, FlowOp) and op.name in SHAPE_OPS:
             self._shape_op(op)
-        elif isinstance(op, ConstantOp):
+        elif isinstance(op, ConstantOp) and has_kernel(op):
             self.gone.append(op)  # a kernel holds its own; others get it where they first read it
-        elif isinstance(op, FlowOp) and op.name in COMPUTE_OPS | FREE_OPS:
+        elif isinstance(op, FlowOp) and op.name in COMPUTE_OPS | FREE_OPS and has_kernel(op):
             self._lone(op)
         else:
             strided = isinstance(op, FlowOp) and op.name.startswith("flow.")
@@ -119,7 +129,7 @@ class _Mapper:
     def stored(self, value: SSAValue) -> Stored:
         """Return the contiguous tensor that holds a value, and where in it."""
         if value not in self.views:
-            if isinstance(op := value.owner, ConstantOp):
+            if isinstance(op := value.owner, ConstantOp) and has_kernel(op):
                 self._launch([op], [value], {}, op)
             else:
                 self.views[value] = (value, View.contiguous(shape_of(value)))
@@ -140,7 +150,7 @@ class _Mapper:
         literals = [
             v.owner for v in dict.fromkeys(op.inputs)
             if isinstance(op, PointwiseOp) and isinstance(v.owner, ConstantOp)
-            and len(v.owner.plain["value"]) == 1
+            and has_kernel(v.owner) and len(v.owner.plain["value"]) == 1
         ]  # fmt: skip
         (result,) = self._launch([*literals, op], [op.outputs[0]], {}, op)
         op.outputs[0].replace_all_uses_with(result)

@@ -82,7 +82,7 @@ def nest_of(
     nodes = _live(walk, terms)
     reduced = _reduced(walk, nodes)
     tasks = _tasks(terms, nodes, frozenset(reduced))
-    full = _full(nodes, frozenset(reduced))
+    full = _full(nodes, terms, frozenset(reduced))
     contracts = [node for node in nodes if node.kind == "contract"]
     _check_reductions(nodes, full, frozenset(tasks), frozenset(reduced))
     stores = tuple(
@@ -154,26 +154,44 @@ def _tasks(
     return tasks
 
 
-def _full(nodes: Sequence[Node], reduced: frozenset[Axis]) -> frozenset[Node]:
-    """The nodes that vary along the reduced axes."""
-    forced = {o for n in nodes if n.kind in ("reduce", "contract") for o in n.operands}
+def _full(
+    nodes: Sequence[Node], terms: Sequence[Term], reduced: frozenset[Axis]
+) -> frozenset[Node]:
+    """The nodes that have a value for each point of the reduced axes.
+
+    A load that steps by 0 along them (a broadcast view) has one value for each task, unless what is reduced
+    or stored along them has no other source.
+    """
+    wanted = [o for n in nodes if n.kind in ("reduce", "contract") for o in n.operands]
+    wanted += [t.node for t in terms if reduced & leaf_set(sum(t.dims, ()))]
+    full = _varying(nodes, reduced, frozenset())
+    pending, forced = [node for node in wanted if node not in full], set[Node]()
+    while pending:
+        node = pending.pop()
+        if node.kind == "pointwise":
+            pending.extend(node.operands)
+        elif node.kind == "load" and reduced & leaf_set(node.axes):
+            forced.add(node)
+    return _varying(nodes, reduced, frozenset(forced)) if forced else full
+
+
+def _varying(
+    nodes: Sequence[Node], reduced: frozenset[Axis], forced: frozenset[Node]
+) -> frozenset[Node]:
     full: set[Node] = set()
     for node in nodes:
         match node.kind:
             case "load":
                 strides = _access(node).strides
-                varies = any(strides.get(axis, 0) for axis in reduced)
-                varies = varies or any(operand in full for operand in node.operands)
-                if varies or (node in forced and reduced & leaf_set(node.axes)):
-                    full.add(node)
+                varies = node in forced or any(strides.get(axis, 0) for axis in reduced)
             case "index":
-                if reduced & leaf_set(node.axes):
-                    full.add(node)
+                varies = bool(reduced & leaf_set(node.axes))
+            case "reduce" | "contract" | "constant":
+                continue
             case "pointwise":
-                if any(operand in full for operand in node.operands):
-                    full.add(node)
-            case _:
-                pass
+                varies = False
+        if varies or any(operand in full for operand in node.operands):
+            full.add(node)
     return frozenset(full)
 
 
@@ -202,6 +220,8 @@ def _store(
     flat = leaves(sum(term.dims, ()))
     if not set(flat) >= set(tasks):
         raise GroupError("an output that lacks a dim of the tasks")
+    if not {*tasks, *reduced} >= set(flat):
+        raise GroupError("outputs over different dims")
     spans = set(flat) & set(reduced)
     if spans and spans != set(reduced):
         raise GroupError("an output that has a part of the reduced dims")

@@ -61,14 +61,15 @@ def _cpu_rows(tasks: Sequence[int], inner: int, *, reduces: bool) -> Schedule:
     """Chunks over the outer loops, the same for any number of threads."""
     points = prod(tasks) * inner
     wanted = min(CPU_CHUNKS, max(1, points // CPU_CHUNK_POINTS))
-    grid: list[int] = []
+    grid, tile = list[int](), list[int]()
     for position, size in enumerate(tasks):
         chunk = -(-size // min(size, wanted))
         if position == len(tasks) - 1 and not reduces and chunk > LINE:
             chunk = -(-chunk // LINE) * LINE
+        tile.append(chunk)
         grid.append(-(-size // chunk))
         wanted = -(-wanted // grid[-1])
-    return _tiled(grid, [-(-size // n) for size, n in zip(tasks, grid, strict=True)], {})
+    return _tiled(grid, tile, {})
 
 
 def _cpu_matmul(tasks: Sequence[int], k: int) -> Schedule:

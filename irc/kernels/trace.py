@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
-from irc.dialects.types import is_float
+from irc.dialects.size import Size
+from irc.dialects.types import TensorType, is_float
+from irc.errors import IrcError
 from irc.kernels.axes import Axes, Axis, axes_of, leaves, unify
 from irc.kernels.view import View, contiguous_strides
 from irc.ops.infer import parse_spec
@@ -73,6 +76,38 @@ class Term:
 
     node: Node
     dims: Dims
+
+
+def has_kernel(op: Operation) -> bool:
+    """True for an op that kernels can hold: one of theirs, on real numbers, with something to do."""
+    values = (*op.operands, *op.results)
+    if op.name not in KERNEL_OPS or not all(isinstance(v.type, TensorType) for v in values):
+        return False
+    if any(tensor(v).dtype.startswith("c") or 0 in tensor(v).shape for v in values):
+        return False
+    if op.name == "flow.gather" and isinstance(op, FlowOp):
+        # A gather from a part of its table would need the table cut first.
+        table, index = (shape_of(value) for value in op.inputs)
+        return all(n == m or d == op.plain["dim"] for d, (n, m) in enumerate(zip(table, index, strict=True)))
+    return True
+
+
+def require_static(func: FuncOp) -> None:
+    """Refuse a function that still has named sizes.
+
+    Raises:
+        IrcError: ``size-unbound``, naming them.
+    """
+    values = [v for op in func.walk() for v in op.results] + list(func.body.block.args)
+    dims = [d for v in values if isinstance(v.type, TensorType) for d in v.type.shape]
+    names = sorted({name for dim in dims if isinstance(dim, Size) for name in dim.names()})
+    if names:
+        raise IrcError(
+            "size-unbound",
+            f"@{func.sym_name.data} has sizes without a number: {', '.join(names)}",
+            because="kernels are made for numbers",
+            help=f"run bind-sizes first: bind-sizes{{sizes=\"{','.join(f'{n}=8' for n in names)}\"}}",
+        )
 
 
 def shape_of(value: SSAValue) -> tuple[int, ...]:
@@ -155,6 +190,8 @@ class Trace:
                 self._unify(sum(term.dims, ()), sum(dims, ()), "reshape")
                 return Term(term.node, dims)
             case _:
+                if term.node.kind == "constant":
+                    return Term(term.node, tuple(axes_of(n) for n in shape))
                 raise GroupError("a slice of a value that the kernel computes")
 
     def _pointwise(self, op: FlowOp) -> Term:
@@ -289,12 +326,6 @@ class Trace:
 
     def _gather(self, op: FlowOp) -> Term:
         at, index = op.plain["dim"], self.term(op.inputs[1])
-        if any(
-            n != m
-            for d, (n, m) in enumerate(zip(shape_of(op.inputs[0]), shape_of(op.inputs[1]), strict=True))
-            if d != at
-        ):
-            raise GroupError("a gather that reads a part of its table")
         node, dims = self._gathered(op, at, index.node)
         for d, axes in enumerate(dims):
             if d != at:

@@ -105,9 +105,7 @@ class Rule:
         terms = (*self.operands, *self.results)
         return any(len(dim) > 1 and dim[0] == factor for term in terms for dim in term)
 
-    def factor_sizes(
-        self, operands: Sequence[Shape], results: Sequence[Shape]
-    ) -> dict[str, Dim]:
+    def factor_sizes(self, operands: Sequence[Shape], results: Sequence[Shape]) -> dict[str, Dim]:
         """Return the size of each factor, from the shapes and the rule's own ``sizes``.
 
         Raises:
@@ -122,7 +120,9 @@ class Rule:
         for term, size in dims:
             _solve(term, size, found)
         if unknown := [name for name in self.factors if name not in found]:
-            raise RuleError(f"the size of factor '{unknown[0]}' is unknown: say size({unknown[0]}=..)")
+            raise RuleError(
+                f"the size of factor '{unknown[0]}' is unknown: say size({unknown[0]}=..)"
+            )
         return found
 
     def __str__(self) -> str:
@@ -150,7 +150,8 @@ def _paired(
     for index, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
         if len(term) != len(shape):
             raise RuleError(
-                f"{what} {index} has {len(shape)} dims, its rule ({show_tensor(term)}) has {len(term)}"
+                f"{what} {index} has {len(shape)} dims, but {len(term)} in its rule, "
+                f"({show_tensor(term)})"
             )
         yield from zip(term, shape, strict=True)
 
@@ -223,9 +224,11 @@ def _parser() -> Any:
 
 def _build(tree: Any) -> Rule:
     operands, results, *clauses = tree.children
-    fields: dict[str, list[Any]] = {key: [] for key in ("reduced", "whole", "linear", "monotone", "sizes")}
+    fields: dict[str, list[Any]] = {
+        key: [] for key in ("reduced", "whole", "linear", "monotone", "sizes")
+    }
     for clause in clauses:
-        tokens = [child for child in clause.children]
+        tokens = list(clause.children)
         match str(clause.data):
             case "reduced":
                 kind = cast("Reduction", str(tokens[0]))

@@ -23,7 +23,7 @@ from irc.ops.rules_layout import (
     slice_rule,
     transpose_rule,
 )
-from irc.ops.rules_naming import align, letters
+from irc.ops.rules_naming import align, dim_of, letters
 from irc.ops.rules_window import attention_rule, convolution_rule, pool_rule
 
 if TYPE_CHECKING:
@@ -39,8 +39,14 @@ WIDER: Mapping[str, tuple[str, ...]] = {
 }
 """Casts that lose nothing, so that a sum of casts is the cast of the sum."""
 
-REDUCED_BY: Mapping[str, str] = {"sum": "sum", "max": "max", "min": "min", "any": "max", "all": "min"}
-"""How the ranks' results combine, where a reduction's own dim is split; any and all are on bools."""
+REDUCED_BY: Mapping[str, str] = {
+    "sum": "sum",
+    "max": "max",
+    "min": "min",
+    "any": "max",
+    "all": "min",
+}
+"""How the ranks' results combine where a reduced dim is split; any and all are on bools."""
 
 
 def rule_of(op: FlowOp) -> Rule:
@@ -110,7 +116,7 @@ def _contract(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Sig
 
 
 def _reduce(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    names, dims = letters(operands[0][0]), set(attrs["dims"])
+    names, dims = letters(operands[0][0]), set[int](attrs["dims"])
     kept: list[DimTerm] = [
         () if i in dims else dim
         for i, dim in enumerate(names)
@@ -128,7 +134,7 @@ def _reduce(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signa
 
 
 def _arg_reduce(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    names, dim = letters(operands[0][0]), attrs["dim"]
+    names, dim = letters(operands[0][0]), dim_of(attrs)
     middle: TensorTerm = ((),) if attrs["keep_dims"] else ()
     return Rule((names,), ((*names[:dim], *middle, *names[dim + 1 :]),), whole=names[dim])
 
@@ -136,22 +142,22 @@ def _arg_reduce(attrs: Attrs, operands: Sequence[Signature], results: Sequence[S
 def _cumulative(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     names = letters(operands[0][0])
     linear = ((0,),) if attrs["fn"] == "sum" else ()
-    return Rule((names,), (names,), whole=names[attrs["dim"]], linear=linear)
+    return Rule((names,), (names,), whole=names[dim_of(attrs)], linear=linear)
 
 
 def _sort(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     names = letters(operands[0][0])
-    return Rule((names,), (names, names), whole=names[attrs["dim"]])
+    return Rule((names,), (names, names), whole=names[dim_of(attrs)])
 
 
 def _top_k(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    names, dim = letters(operands[0][0]), attrs["dim"]
+    names, dim = letters(operands[0][0]), dim_of(attrs)
     kept = (*names[:dim], (), *names[dim + 1 :])
     return Rule((names,), (kept, kept), whole=names[dim])
 
 
 def _take(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    (table, _), (indices, _), dim = operands[0], operands[1], attrs["dim"]
+    (table, _), (indices, _), dim = operands[0], operands[1], dim_of(attrs)
     names = letters((*table, *indices))
     rows, columns = names[: len(table)], names[len(table) :]
     return Rule(
@@ -163,7 +169,7 @@ def _take(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signatu
 
 
 def _gather(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    (x, _), (index, _), dim = operands[0], operands[1], attrs["dim"]
+    (x, _), (index, _), dim = operands[0], operands[1], dim_of(attrs)
     # Where the index is shorter than x, its shard would meet another part of x.
     free = [i for i in range(len(x)) if i != dim and x[i] == index[i]]
     names = letters(index)
@@ -174,7 +180,7 @@ def _gather(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signa
 
 def _scatter(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     (x, _), (index, _), (source, _) = operands[:3]
-    dim = attrs["dim"]
+    dim = dim_of(attrs)
     names = tuple(
         name if i != dim and x[i] == index[i] == source[i] else ()
         for i, name in enumerate(letters(x))
@@ -191,11 +197,11 @@ def _constant(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Sig
 
 def _iota(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     names = letters(results[0][0])
-    return Rule((), (names,), whole=names[attrs["dim"]])
+    return Rule((), (names,), whole=names[dim_of(attrs)])
 
 
 def _opaque(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    """Replicate: nothing is known of the op, or (random) each element depends on its global place."""
+    """Replicate: nothing is known of the op, or its elements depend on their global place."""
     shapes = [shape for shape, _ in (*operands, *results)]
     names = letters(tuple(chain(*shapes)))
     terms: list[TensorTerm] = []

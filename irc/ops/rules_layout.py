@@ -13,7 +13,7 @@ from irc.dialects.size import Dim, divide
 from irc.dialects.types import Shape
 from irc.ops.infer import Attrs, Signature
 from irc.ops.rule import Rule, TensorTerm
-from irc.ops.rules_naming import align, letters
+from irc.ops.rules_naming import align, dim_of, letters
 
 ALONE = ((0,),)
 
@@ -97,7 +97,11 @@ def factorise(source: Shape, target: Shape) -> tuple[Factored, Factored]:
 
 
 def _advance(
-    source: Shape, target: Shape, left: Factored, right: Factored, state: tuple[Dim, Dim, int, int, int]
+    source: Shape,
+    target: Shape,
+    left: Factored,
+    right: Factored,
+    state: tuple[Dim, Dim, int, int, int],
 ) -> tuple[Dim, Dim, int, int, int]:
     """Take one more dim on the side that has passed fewer elements."""
     x, y, i, j, key = state
@@ -124,14 +128,19 @@ def _quotient(dim: Dim, by: Dim) -> Dim:
     return found
 
 
-def transpose_rule(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+def transpose_rule(
+    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
+) -> Rule:
     """Rule of a transpose: the same factors in another order."""
     names = letters(operands[0][0])
-    result = tuple(names[dim] for dim in attrs["perm"])
+    perm: tuple[int, ...] = attrs["perm"]
+    result = tuple(names[dim] for dim in perm)
     return Rule((names,), (result,), linear=ALONE, monotone=ALONE)
 
 
-def broadcast_rule(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+def broadcast_rule(
+    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
+) -> Rule:
     """Rule of a broadcast: new and stretched dims are factors of the result alone."""
     shape = results[0][0]
     names = letters(shape)
@@ -158,13 +167,17 @@ def pad_rule(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Sign
             letters(operands[0][0]), attrs["low"], attrs["high"], strict=True
         )
     )
-    linear = ALONE if attrs["value"] == 0 or max(map(max, attrs["low"], attrs["high"]), default=0) <= 0 else ()
+    linear = (
+        ALONE
+        if attrs["value"] == 0 or max(map(max, attrs["low"], attrs["high"]), default=0) <= 0
+        else ()
+    )
     return Rule((names,), (names,), linear=linear, monotone=ALONE)
 
 
 def concat_rule(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     """Rule of a concatenation: all dims but the joined one; all operands are partial together."""
-    joined = attrs["dim"]
+    joined = dim_of(attrs)
     names = tuple(() if i == joined else n for i, n in enumerate(letters(results[0][0])))
     together = (tuple(range(len(operands))),)
     return Rule((names,) * len(operands), (names,), linear=together, monotone=together)

@@ -1,11 +1,18 @@
-"""Names of the factors in a rule: one letter for each dim, and how broadcast operands share them."""
+"""Names of the factors in a rule: a letter for each dim, which broadcast operands share."""
 
 from __future__ import annotations
 
 from string import ascii_lowercase
 
 from irc.dialects.types import Shape
+from irc.ops.infer import Attrs
 from irc.ops.rule import TensorTerm
+
+
+def dim_of(attrs: Attrs) -> int:
+    """Return the dim that an op works along."""
+    dim: int = attrs["dim"]
+    return dim
 
 
 def letters(shape: Shape) -> TensorTerm:

@@ -80,10 +80,13 @@ def attention_rule(
     full = (*q_lead, ("s",), ("t",))
     if len(operands) == 4:
         shape = operands[3][0]
-        sizes = (*q[:-1], k[-2])
+        sizes = (*q[:-1], *k[-2:-1])
         skipped = len(sizes) - len(shape)
         terms.append(
-            tuple(full[skipped + i] if size == sizes[skipped + i] else () for i, size in enumerate(shape))
+            tuple(
+                full[skipped + i] if size == sizes[skipped + i] else ()
+                for i, size in enumerate(shape)
+            )
         )
     size = (("g", groups),) if isinstance(groups, int) and len(made) == 2 else ()
     return Rule(

@@ -13,6 +13,7 @@ from irc.dialects.placement import AxisPlacement, B, Partial, Split
 from irc.dialects.size import Dim
 from irc.ops.infer import Attrs, Signature
 from irc.ops.rules import op_signatures
+from irc.ops.rules_naming import dim_of
 
 if TYPE_CHECKING:
     from irc.dialects.flow import FlowOp
@@ -52,7 +53,7 @@ def _masked(name: str) -> StrategyFunction:
     def strategies(
         attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
     ) -> list[Strategy]:
-        (table, dtype), dim = operands[0], attrs["dim"]
+        (table, dtype), dim = operands[0], dim_of(attrs)
         if dtype == "i1" or table[dim] == 1:
             return []
         return [Strategy(name, (Split(dim), B), (Partial("sum"),), table[dim])]
@@ -64,12 +65,30 @@ def _offset_iota(
     attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
 ) -> list[Strategy]:
     """Split the counted dim: each rank counts from where its shard starts."""
-    (shape, _), dim = results[0], attrs["dim"]
+    (shape, _), dim = results[0], dim_of(attrs)
     return [] if shape[dim] == 1 else [Strategy("offset-iota", (), (Split(dim),), shape[dim])]
+
+
+def _causal_rows(
+    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
+) -> list[Strategy]:
+    """Split the rows of q under a causal mask: a rank masks by the logical number of its rows."""
+    q = operands[0][0]
+    rows = len(q) - 2
+    placed: list[AxisPlacement] = [Split(rows), B, B]
+    for shape, dtype in operands[3:]:
+        if dtype != "i1":
+            return []
+        of_rows = len(shape) >= 2 and shape[-2] == q[rows]
+        placed.append(Split(len(shape) - 2) if of_rows else B)
+    if not attrs["is_causal"] or q[rows] == 1:
+        return []
+    return [Strategy("causal-rows", tuple(placed), (Split(rows),), q[rows])]
 
 
 STRATEGIES: Mapping[str, StrategyFunction] = {
     "flow.take": _masked("masked-take"),
     "flow.gather": _masked("masked-gather"),
     "flow.iota": _offset_iota,
+    "flow.attention": _causal_rows,
 }

@@ -1,4 +1,4 @@
-"""How much an op computes and moves, from its rule: what the roofline divides by the machine's speed.
+"""How much an op computes and moves, from its rule: what a roofline divides by the speeds.
 
 The iteration space is the product of the rule's factors; a split divides its factor's size, so one
 formula for each op gives the work of the whole op and of one rank.
@@ -99,7 +99,9 @@ def _bytes(name: str, reads: Sequence[int], writes: Sequence[int]) -> int:
 
 def _size(signature: Signature) -> int:
     shape, dtype = signature
-    return prod(static({str(i): n for i, n in enumerate(shape)}).values()) * ITEM_BYTES.get(dtype, 0)
+    return prod(static({str(i): n for i, n in enumerate(shape)}).values()) * ITEM_BYTES.get(
+        dtype, 0
+    )
 
 
 def _local_size(signature: Signature, placement: Placement, mesh: Mesh) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
@@ -54,6 +54,7 @@ def build_plan(
     *,
     backend: str = "cpu",
     seconds: Seconds | None = None,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
     predicted_s: float | None = None,
 ) -> Plan:
     """Turn a module of level task into a plan.
@@ -62,6 +63,8 @@ def build_plan(
         module: its entry is ``@forward``; all sizes are numbers.
         backend: what the kernels are compiled by.
         seconds: predicts the time of an op; kept with its action for the simulator.
+        ranges: for integer inputs by name, the first and last value that makes sense
+            (:func:`irc.plan.ranges.input_ranges`).
         predicted_s: seconds of a whole call, by the cost model.
     """
     flat = _Flattener(module, seconds or (lambda _: None))
@@ -69,6 +72,7 @@ def build_plan(
     buffers = _place(flat.buffers, flat.steps)
     arena = max((b.offset + b.size_bytes for b in buffers if b.storage == "arena"), default=0)
     lower = lower_bound_bytes([i for _, i in _intervals(flat.buffers, flat.steps)])
+    known = ranges or {}
     plan = Plan(
         mesh=flat.mesh,
         backend=backend,
@@ -80,6 +84,7 @@ def build_plan(
         outputs=tuple(flat.outputs),
         arena_bytes=-(-arena // 64) * 64,
         arena_lower_bytes=lower,
+        ranges=tuple(known.get(flat.buffers[i].name) for i in flat.inputs) if known else (),
         predicted_s=predicted_s,
     )
     if plan.arena_bytes < lower:
@@ -160,15 +165,16 @@ class _Flattener:
             case ViewOp():
                 return [self._view(op, operands[0], name)]
             case LaunchOp():
-                return self._launch(op, operands, name)
+                return self._launch(op, operands, path)
             case CollectiveOp():
                 return [self._start(op, operands, name)]
             case WaitOp():
-                step = Wait("wait", self._pending[operands[0]], name, loc_of(op))
-                self.steps.append(step)
+                (value,) = operands
+                self.steps.append(Wait("wait", self._pending[value], name, loc_of(op)))
+                self.buffers[value] = replace(self.buffers[value], source=f"{name}#0")
                 return operands
             case FlowOp():
-                return self._library(op, operands, name)
+                return self._library(op, operands, path)
             case _:
                 raise InternalError(f"{op.name} has no place in a program of level task")
 
@@ -176,8 +182,13 @@ class _Flattener:
         shape, dtype = _signature(value)
         return self._new(Buffer(dtype, shape, "arena", source=source))
 
-    def _results(self, op: Operation, name: str) -> list[int]:
-        return [self._value(value, f"{name}#{i}") for i, value in enumerate(op.results)]
+    def _results(self, op: Operation, path: str) -> list[int]:
+        # A launch computes several ops of level flow; each of its results says which.
+        flow = op.attributes.get("results") if isinstance(op, LaunchOp) else None
+        ids = [f"{id_of(op)}#{i}" for i in range(len(op.results))]
+        if isinstance(flow, ArrayAttr):
+            ids = [f"{name.data}#0" for name in flow if isinstance(name, StringAttr)]
+        return [self._value(v, path + own) for v, own in zip(op.results, ids, strict=True)]
 
     def _view(self, op: ViewOp, source: int, name: str) -> int:
         shape, dtype = _signature(op.outputs[0])
@@ -199,13 +210,13 @@ class _Flattener:
             )
         )
 
-    def _launch(self, op: LaunchOp, operands: list[int], name: str) -> list[int]:
-        made = self._results(op, name)
+    def _launch(self, op: LaunchOp, operands: list[int], path: str) -> list[int]:
+        made = self._results(op, path)
         self.steps.append(
             Call(
                 self._kernel(op.kernel_name),
                 (*operands, *made),
-                name,
+                path + id_of(op),
                 loc_of(op),
                 self.seconds(op),
             )
@@ -223,8 +234,8 @@ class _Flattener:
             self.kernels.append(Kernel(symbol, tuple(args), kernel.num_inputs.value.data))
         return self._kernel_index[symbol]
 
-    def _library(self, op: FlowOp, operands: list[int], name: str) -> list[int]:
-        made = self._results(op, name)
+    def _library(self, op: FlowOp, operands: list[int], path: str) -> list[int]:
+        made = self._results(op, path)
         self.steps.append(
             Library(
                 "library",
@@ -232,7 +243,7 @@ class _Flattener:
                 tuple(operands),
                 tuple(made),
                 _without_placements(op.plain),
-                name,
+                path + id_of(op),
                 loc_of(op),
                 # Positions on the mesh cost nothing; the cost model knows flow ops only.
                 None if isinstance(op, RankIndexOp | LocalChunkOp) else self.seconds(op),

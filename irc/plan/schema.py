@@ -229,6 +229,8 @@ class Plan:
 
     Attributes:
         inputs, weights, outputs: buffers in the order of arguments and results.
+        ranges: for each input that is an index, the first and last integer that it may be;
+            empty where no input is one.
         arena_bytes: how much a call leases; never below ``arena_lower_bytes``, the most that is
             alive at one time.
         predicted_s: seconds of one call by the cost model.
@@ -244,6 +246,7 @@ class Plan:
     outputs: tuple[int, ...]
     arena_bytes: int
     arena_lower_bytes: int = 0
+    ranges: tuple[tuple[int, int] | None, ...] = ()
     predicted_s: float | None = None
     format: int = FORMAT
 

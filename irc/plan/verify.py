@@ -123,6 +123,10 @@ def _boundary_problem(plan: Plan) -> str | None:
                 return f"{name} name buffer {index}, whose memory is no {storage}"
         if storage != "output" and len(set(indices)) != len(indices):
             return f"{name} name a buffer twice"
+    if len(plan.ranges) not in (0, len(plan.inputs)):
+        return f"{len(plan.ranges)} ranges for {len(plan.inputs)} inputs"
+    if any(r is not None and r[0] > r[1] for r in plan.ranges):
+        return "a range that is empty"
     if not 0 <= plan.arena_lower_bytes <= plan.arena_bytes:
         return f"an arena of {plan.arena_bytes} bytes below {plan.arena_lower_bytes}"
     owned = {"input": plan.inputs, "weight": plan.weights}

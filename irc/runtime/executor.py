@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -61,7 +62,7 @@ class Executor:
         self.plan = plan
         self.rank = rank
         self._communicator = communicator or NoPeers()
-        self._weights = _local_weights(plan, tensors)
+        self._weights = local_weights(plan, tensors)
         calls = segment_calls(plan)
         threads = num_threads or torch.get_num_threads()
         self._segments: Sequence[Segment] = load(loaded, calls, threads)
@@ -206,23 +207,32 @@ POSITIONAL = {"comm.rank_index": rank_index, "comm.local_chunk": local_chunk}
 """Library ops that depend on where the rank is."""
 
 
+def whole_shape(plan: Plan, index: int) -> tuple[int, ...]:
+    """Return the shape of an argument before it is split over the mesh."""
+    buffer, mesh = plan.buffers[index], plan.device_mesh
+    shape, placement = list(buffer.shape), placement_of(buffer)
+    for dim in range(len(shape)):
+        for axis in placement.split_axes(dim):
+            shape[dim] *= mesh.size(axis)
+    return tuple(shape)
+
+
+def input_part(plan: Plan, index: int, rank: int, whole: torch.Tensor) -> torch.Tensor:
+    """Return the part of a whole input that a rank reads."""
+    placement = placement_of(plan.buffers[index])
+    return whole[local_slices(placement, plan.device_mesh, rank, tuple(whole.shape))]
+
+
 class _Input:
     """Checks one input and gives the part of it that this rank reads, contiguous."""
 
     def __init__(self, plan: Plan, index: int, rank: int) -> None:
-        buffer, mesh = plan.buffers[index], plan.device_mesh
-        shape = list(buffer.shape)
-        placement = placement_of(buffer)
-        for dim in range(len(shape)):
-            for axis in placement.split_axes(dim):
-                shape[dim] *= mesh.size(axis)
-        self.shape = torch.Size(shape)
+        buffer = plan.buffers[index]
+        self.shape = torch.Size(whole_shape(plan, index))
         self.dtype = dtypes()[buffer.dtype]
         self.base = plan.bases.index(index) + 1
         self.name = buffer.name
-        self._slices = None
-        if placement.axes:
-            self._slices = local_slices(placement, mesh, rank, tuple(shape))
+        self._part = partial(input_part, plan, index, rank) if buffer.placement else None
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.shape != self.shape or tensor.dtype is not self.dtype or not tensor.is_cpu:
@@ -232,8 +242,8 @@ class _Input:
                 f"the plan takes {list(self.shape)} {self.dtype} on cpu",
                 help="compile again for this shape and dtype",
             )
-        if self._slices is not None:
-            tensor = tensor[self._slices]
+        if self._part is not None:
+            tensor = self._part(tensor)
         return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
@@ -260,7 +270,8 @@ class _Outputs:
         return tuple(view_of(fresh[k], buffer) for k, buffer in self._shown)
 
 
-def _local_weights(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+def local_weights(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Check a rank's weights against the plan and return them by buffer, contiguous."""
     found: dict[int, torch.Tensor] = {}
     for index in plan.weights:
         buffer = plan.buffers[index]

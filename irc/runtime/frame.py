@@ -70,8 +70,14 @@ def new_arena(num_bytes: int) -> torch.Tensor:
     return raw[-raw.data_ptr() % ALIGNMENT :][:num_bytes]
 
 
-def new_frame(plan: Plan, weights: Mapping[int, torch.Tensor]) -> Frame:
-    """Allocate a frame; ``weights`` are this rank's, by buffer."""
+def new_frame(plan: Plan, weights: Mapping[int, torch.Tensor], *, show_all: bool = False) -> Frame:
+    """Allocate a frame.
+
+    Args:
+        plan: what runs in it.
+        weights: this rank's, by buffer.
+        show_all: make tensors of all buffers, not only of those that torch touches.
+    """
     arena = new_arena(plan.arena_bytes)
     table = (ctypes.c_int64 * (1 + len(plan.bases)))()
     table[0] = arena.data_ptr()
@@ -79,7 +85,7 @@ def new_frame(plan: Plan, weights: Mapping[int, torch.Tensor]) -> Frame:
         if index in weights:
             table[base] = weights[index].data_ptr()
     frame = Frame(arena, table, [None] * len(plan.buffers))
-    for index in sorted(_shown(plan)):
+    for index in range(len(plan.buffers)) if show_all else sorted(_shown(plan)):
         buffer, root = plan.buffers[index], plan.root(index)
         owner = plan.buffers[root]
         if owner.storage == "arena":

@@ -70,4 +70,6 @@ def load_segments(
         )
     # Backends stand above the runtime: it knows their names, as the register of backends does.
     backend = import_module(f"irc.backends.{name}")
-    return backend.load_segments(loaded, segments, num_threads)
+    texts = list(loaded.kernel_sources().values())
+    # The first compiles all kernels in one module; the others find them compiled.
+    return [backend.load_segment(texts, calls, num_threads) for calls in segments]

@@ -8,7 +8,7 @@ A placement changes one mesh axis at a time, by a collective over that axis or b
     P    -> B      all_reduce
     P    -> S(d)   reduce_scatter   the axis becomes the last that is applied to d
 
-Nothing makes a partial value: those come from ops alone. The path is found by Dijkstra's algorithm on the
+Nothing makes a partial value: those come from ops alone. The cheapest path is found on the
 bytes that a rank holds before and after each step, so that ``(B, S0) -> (S0, S0)``, which moves the
 inner blocks, is not mistaken for a free slice of the outer axis (OneFlow's table has that error).
 """
@@ -16,10 +16,14 @@ inner blocks, is not mistaken for a free slice of the outer axis (OneFlow's tabl
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from irc.dialects.placement import AxisPlacement, B, Mesh, Partial, Placement, Reduction, Split
 from irc.errors import InternalError
@@ -49,6 +53,10 @@ class Step:
     split_dim: int | None = None
     concat_dim: int | None = None
     reduction: Reduction | None = None
+
+
+Priced: TypeAlias = tuple[Step, float]
+"""A transition and its seconds."""
 
 
 class StepPrices(Protocol):
@@ -120,6 +128,11 @@ def _append(placement: Placement, axis: str, dim: int) -> Placement:
     return _with(placement, axis, Split(dim, len(placement.split_axes(dim))))
 
 
+def step_between(source: Placement, target: Placement, ndim: int) -> Step | None:
+    """Return the transition that leads from one placement to the other, if one does."""
+    return next((step for step in _steps_from(source, ndim) if step.result == target), None)
+
+
 class Boxing:
     """Paths and prices on one mesh, remembered by shape and dtype.
 
@@ -131,22 +144,24 @@ class Boxing:
     def __init__(self, mesh: Mesh, prices: StepPrices) -> None:
         self.mesh = mesh
         self._prices = prices
-        self._steps: dict[tuple[LocalShape, str, Placement], tuple[tuple[Step, float], ...]] = {}
-        self._searches: dict[tuple[LocalShape, str, Placement], _Search] = {}
+        self._tables: dict[tuple[LocalShape, str], _Table] = {}
 
-    def steps(self, shape: LocalShape, dtype: str, source: Placement) -> tuple[tuple[Step, float], ...]:
+    def steps(self, shape: LocalShape, dtype: str, source: Placement) -> Sequence[Priced]:
         """Return the even transitions out of a placement with their seconds."""
-        key = (shape, dtype, source)
-        if key not in self._steps:
-            before = even_shape(shape, source, self.mesh)
-            if before is None:
-                raise InternalError(f"{source} does not divide {shape} evenly on mesh {self.mesh}")
-            self._steps[key] = tuple(
-                (step, self._prices.step_seconds(step, before, after, dtype))
-                for step in _steps_from(source, len(shape))
-                if (after := even_shape(shape, step.result, self.mesh)) is not None
-            )
-        return self._steps[key]
+        table = self._table(shape, dtype)
+        return table.steps[table.index(source)]
+
+    def direct_steps(self, shape: LocalShape, dtype: str, source: Placement) -> Sequence[Priced]:
+        """Return the transitions that no way around is cheaper than (one is, where an op is emulated)."""
+        table = self._table(shape, dtype)
+        row = table.index(source)
+        reach = table.distances[row]
+        # The sum of a path rounds otherwise than the price of a step.
+        return [
+            (step, seconds)
+            for step, seconds in table.steps[row]
+            if seconds <= reach[table.index(step.result)] * (1 + 1e-12)
+        ]
 
     def seconds(self, shape: LocalShape, dtype: str, source: Placement, target: Placement) -> float:
         """Return the seconds of the cheapest path.
@@ -154,69 +169,115 @@ class Boxing:
         Raises:
             InternalError: where there is none (``target`` is partial, ``source`` otherwise).
         """
-        return 0.0 if source == target else self._search(shape, dtype, source).cost(target)
-
-    def reachable(self, shape: LocalShape, dtype: str, source: Placement) -> Mapping[Placement, float]:
-        """Return the seconds to every placement that there is a path to."""
-        return self._search(shape, dtype, source).best
+        found = float(self.matrix(shape, dtype, [source], [target])[0, 0])
+        if found == float("inf"):
+            raise InternalError(f"there is no boxing from {source} to {target}")
+        return found
 
     def reaches(self, shape: LocalShape, dtype: str, source: Placement, target: Placement) -> bool:
         """Return whether there is a path."""
-        return source == target or target in self._search(shape, dtype, source).best
+        return float(self.matrix(shape, dtype, [source], [target])[0, 0]) < float("inf")
+
+    def matrix(
+        self, shape: LocalShape, dtype: str, sources: Sequence[Placement], targets: Sequence[Placement]
+    ) -> NDArray[np.float64]:
+        """Return the seconds from each source (rows) to each target; infinity where there is no path."""
+        table = self._table(shape, dtype)
+        rows, columns = [table.index(p) for p in sources], [table.index(p) for p in targets]
+        return table.distances[np.ix_(rows, columns)]
 
     def path(
         self, shape: LocalShape, dtype: str, source: Placement, target: Placement
     ) -> tuple[Step, ...]:
         """Return the steps of the cheapest path; the fewest steps among equally cheap ones."""
-        if source == target:
-            return ()
-        search = self._search(shape, dtype, source)
-        search.cost(target)
-        steps: list[Step] = []
-        while target != source:
-            step, target = search.came[target]
-            steps.append(step)
-        return tuple(reversed(steps))
+        self.seconds(shape, dtype, source, target)
+        return self._table(shape, dtype).path(source, target)
 
-    def _search(self, shape: LocalShape, dtype: str, source: Placement) -> _Search:
-        key = (shape, dtype, source)
-        if key not in self._searches:
-            self._searches[key] = self._dijkstra(shape, dtype, source)
-        return self._searches[key]
+    def _table(self, shape: LocalShape, dtype: str) -> _Table:
+        key = (shape, dtype)
+        if key not in self._tables:
+            self._tables[key] = _Table(self.mesh, self._prices, shape, dtype)
+        return self._tables[key]
 
-    def _dijkstra(self, shape: LocalShape, dtype: str, source: Placement) -> _Search:
-        search = _Search(source, {source: 0.0}, {})
-        done: set[Placement] = set()
-        # The last part of an entry numbers the pushes, so that ties never compare placements.
+
+class _Table:
+    """All placements of one shape that can arise, their transitions, and all distances."""
+
+    def __init__(self, mesh: Mesh, prices: StepPrices, shape: LocalShape, dtype: str) -> None:
+        self._mesh, self._prices, self._shape, self._dtype = mesh, prices, shape, dtype
+        self._place: dict[Placement, int] = {}
+        self.placements: list[Placement] = []
+        self.steps: list[list[Priced]] = []
+        self._distances: NDArray[np.float64] | None = None
+        # From a sum over all axes every placement can be reached but those of other reductions.
+        self.index(Placement(tuple((axis, Partial("sum")) for axis in mesh.names)))
+
+    def index(self, placement: Placement) -> int:
+        """Return the row of a placement, after adding all that it leads to."""
+        if placement not in self._place:
+            stack = [placement]
+            self._add(placement)
+            while stack:
+                for step, _ in self.steps[self._place[stack.pop()]]:
+                    if step.result not in self._place:
+                        self._add(step.result)
+                        stack.append(step.result)
+        return self._place[placement]
+
+    def _add(self, placement: Placement) -> None:
+        before = even_shape(self._shape, placement, self._mesh)
+        if before is None:
+            raise InternalError(f"{placement} does not divide {self._shape} evenly on {self._mesh}")
+        self._place[placement] = len(self.placements)
+        self.placements.append(placement)
+        self.steps.append(
+            [
+                (step, self._prices.step_seconds(step, before, after, self._dtype))
+                for step in _steps_from(placement, len(self._shape))
+                if (after := even_shape(self._shape, step.result, self._mesh)) is not None
+            ]
+        )
+        self._distances = None
+
+    @property
+    def distances(self) -> NDArray[np.float64]:
+        """All distances, by Floyd and Warshall's algorithm: one outer sum for each placement between."""
+        if self._distances is None:
+            size = len(self.placements)
+            d = np.full((size, size), np.inf)
+            for here, steps in enumerate(self.steps):
+                d[here, here] = 0.0
+                for step, seconds in steps:
+                    there = self._place[step.result]
+                    d[here, there] = min(d[here, there], seconds)
+            for between in range(size):
+                np.minimum(d, d[:, between, None] + d[None, between, :], out=d)
+            self._distances = d
+        return self._distances
+
+    def path(self, source: Placement, target: Placement) -> tuple[Step, ...]:
+        """Return the cheapest path by Dijkstra's algorithm; (cost, steps) orders the queue."""
+        best: dict[Placement, tuple[float, int]] = {source: (0.0, 0)}
+        came: dict[Placement, tuple[Step, Placement]] = {}
+        # The number of the push comes before the placement, so that ties never compare placements.
         queue: list[tuple[float, int, int, Placement]] = [(0.0, 0, 0, source)]
-        pushed = 0
-        while queue:
+        done: set[Placement] = set()
+        pushes = count(1)
+        while queue and target not in done:
             cost, length, _, here = heapq.heappop(queue)
             if here in done:
                 continue
             done.add(here)
-            for step, seconds in self.steps(shape, dtype, here):
-                there, total = step.result, cost + seconds
-                if there not in search.best or total < search.best[there]:
-                    search.best[there] = total
-                    search.came[there] = (step, here)
-                    pushed += 1
-                    heapq.heappush(queue, (total, length + 1, pushed, there))
-        return search
-
-
-@dataclass(frozen=True)
-class _Search:
-    """All that is reachable from one placement."""
-
-    source: Placement
-    best: dict[Placement, float]
-    came: dict[Placement, tuple[Step, Placement]]
-
-    def cost(self, target: Placement) -> float:
-        if target not in self.best:
-            raise InternalError(f"there is no boxing from {self.source} to {target}")
-        return self.best[target]
+            for step, seconds in self.steps[self.index(here)]:
+                total = (cost + seconds, length + 1)
+                if step.result not in best or total < best[step.result]:
+                    best[step.result], came[step.result] = total, (step, here)
+                    heapq.heappush(queue, (*total, next(pushes), step.result))
+        steps: list[Step] = []
+        while target != source:
+            step, target = came[target]
+            steps.append(step)
+        return tuple(reversed(steps))
 
 
 @lru_cache(maxsize=4096)

@@ -37,7 +37,9 @@ def _write(placement: Placement, mesh: Mesh, axis: str, placed: AxisPlacement) -
             right = mesh.names[mesh.names.index(axis) + 1 :]
             before = placement.split_axes(dim)[:order]
             factor = prod(mesh.size(name) for name in before if name in right)
-            return f"Shard({dim})" if factor == 1 else f"_StridedShard({dim}, split_factor={factor})"
+            return (
+                f"Shard({dim})" if factor == 1 else f"_StridedShard({dim}, split_factor={factor})"
+            )
 
 
 def from_dtensor(placements: Sequence[Any], mesh: Mesh, *, ndim: int) -> Placement:
@@ -81,12 +83,13 @@ def _orders(read: Mapping[str, tuple[AxisPlacement, int]], mesh: Mesh) -> dict[s
             continue
         sequence = sequences.setdefault(placed.dim, [])
         after = next(
-            (k for k in range(len(sequence) + 1) if prod(map(mesh.size, sequence[:k])) == factor), None
+            (k for k in range(len(sequence) + 1) if prod(map(mesh.size, sequence[:k])) == factor),
+            None,
         )
         if after is None:
             raise _refused(
                 f"_StridedShard({placed.dim}, split_factor={factor}) on mesh axis '{axis}'",
-                "the split factor is the product of the sizes of axes to the right that apply before",
+                "a split factor multiplies the sizes of the axes to the right that apply before",
             )
         sequence.insert(after, axis)
     return {axis: i for sequence in sequences.values() for i, axis in enumerate(sequence)}
@@ -101,7 +104,9 @@ def _read(given: Any, axis: str, ndim: int) -> tuple[AxisPlacement, int]:
         case "Shard" | "_StridedShard":
             dim = int(fields["dim"])
             if not -ndim <= dim < ndim:
-                raise _refused(f"{kind}({dim}) of a tensor with {ndim} dims", "name a dim that exists")
+                raise _refused(
+                    f"{kind}({dim}) of a tensor with {ndim} dims", "name a dim that exists"
+                )
             return Split(dim % ndim), int(fields.get("split_factor", 1))
         case "Partial" if fields.get("reduce_op", "sum") in ("sum", "max", "min"):
             return Partial(fields.get("reduce_op", "sum")), 1
@@ -129,7 +134,9 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
     for index, part in enumerate(filter(None, (p.strip() for p in inside.split(",")))):
         name, equals, value = part.partition("=")
         try:
-            fields[name if equals else names[index]] = ast.literal_eval((value if equals else part).strip())
+            fields[name if equals else names[index]] = ast.literal_eval(
+                (value if equals else part).strip()
+            )
         except (ValueError, SyntaxError, IndexError):
             raise _refused(repr(text), "write Replicate(), Shard(0) or Partial('sum')") from None
     return kind, fields

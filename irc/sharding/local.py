@@ -1,8 +1,8 @@
 """Local programs: what one rank computes of an op under a signature.
 
-By a rule, a rank computes the same op on its shards; only the local result types differ, and the few
-attributes that speak of sizes. A strategy has a program of its own. Interpreters and lower-boxing
-both build these through one callback, so what is tested is what runs.
+By a rule, a rank computes the same op on its shards; only the local result types differ, and the
+few attributes that speak of sizes. A strategy has a program of its own. Interpreters and
+lower-boxing both build these through one callback, so what is tested is what runs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from xdsl.ir import Attribute, SSAValue
 
 from irc.dialects.comm import RankIndexOp
 from irc.dialects.flow import (
+    AttentionOp,
     ConstantOp,
     FlowOp,
+    IotaOp,
     PointwiseOp,
     ReshapeOp,
     id_of,
@@ -27,6 +29,7 @@ from irc.dialects.flow import (
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import PlacementAttr, TensorType, is_float
 from irc.ops.infer import Attrs, broadcast_shapes
+from irc.ops.rules_naming import dim_of
 from irc.sharding.shards import dim_range, local_shape
 from irc.sharding.signatures import RULE, NdSignature
 
@@ -119,9 +122,7 @@ class Local:
         (value,) = self._before(cls.make(inputs, [result], **attrs))
         return value
 
-    def last(
-        self, cls: type[FlowOp], inputs: Sequence[SSAValue], **attrs: Any
-    ) -> list[SSAValue]:
+    def last(self, cls: type[FlowOp], inputs: Sequence[SSAValue], **attrs: Any) -> list[SSAValue]:
         """Emit the op that gives the results."""
         return self._last(cls.make(inputs, self.result_types(), **attrs))
 
@@ -171,7 +172,7 @@ class Local:
 def _masked(local: Local) -> list[SSAValue]:
     """Look up the rows that the rank holds; the others read row 0 and are replaced by zeros."""
     table, indices = local.inputs
-    dim, placed = local.op.plain["dim"], local.signature.operands[0]
+    dim, placed = dim_of(local.op.plain), local.signature.operands[0]
     kind = tensor(indices)
     start = local.offset(tensor(local.op.inputs[0]), placed, dim, kind.dtype)
     held = local.scalar(tensor(table).static_shape()[dim], kind.dtype)
@@ -183,30 +184,45 @@ def _masked(local: Local) -> list[SSAValue]:
     after = (1,) * (tensor(table).ndim - dim - 1)
     if local.op.name == "flow.take" and after:
         mine = local.before(ReshapeOp, [mine], TensorType.of((*kind.shape, *after), "i1"))
-    return local.last(
-        PointwiseOp, [mine, found, local.scalar(0, tensor(found).dtype)], fn="where"
-    )
+    return local.last(PointwiseOp, [mine, found, local.scalar(0, tensor(found).dtype)], fn="where")
 
 
 def _offset_iota(local: Local) -> list[SSAValue]:
     """Count from where the rank's shard starts."""
     result = tensor(local.op.outputs[0])
     (count,) = local.same([], last=False)
-    start = local.offset(result, local.signature.results[0], local.op.plain["dim"], result.dtype)
+    start = local.offset(result, local.signature.results[0], dim_of(local.op.plain), result.dtype)
     return local.last(PointwiseOp, [count, start], fn="add")
+
+
+def _causal_rows(local: Local) -> list[SSAValue]:
+    """Mask out columns after each row, counted where the row stands in the logical tensor."""
+    q, k, v, *mask = local.inputs
+    dim = tensor(q).ndim - 2
+    kind = TensorType.of((tensor(q).shape[dim], tensor(k).shape[dim]), "i64")
+    start = local.offset(tensor(local.op.inputs[0]), local.signature.operands[0], dim, "i64")
+    rows = local.pointwise("add", local.before(IotaOp, [], kind, dim=0), start)
+    keep = local.pointwise("ge", rows, local.before(IotaOp, [], kind, dim=1), dtype="i1")
+    for given in mask:
+        keep = local.pointwise("logical_and", given, keep)
+    scale: float = local.op.plain["scale"]
+    return local.last(AttentionOp, [q, k, v, keep], is_causal=False, scale=scale)
 
 
 PROGRAMS: Mapping[str, Callable[[Local], list[SSAValue]]] = {
     "masked-take": _masked,
     "masked-gather": _masked,
     "offset-iota": _offset_iota,
+    "causal-rows": _causal_rows,
 }
 
 
 def _slice_attributes(op: FlowOp, shapes: Sequence[tuple[int, ...]]) -> Attrs:
     """Dims taken whole are whole on the shard too, whatever its size."""
     plain, logical = op.plain, tensor(op.inputs[0]).static_shape()
-    stops = (-1 if stop == size else stop for stop, size in zip(plain["stops"], logical, strict=True))
+    stops = (
+        -1 if stop == size else stop for stop, size in zip(plain["stops"], logical, strict=True)
+    )
     return {"stops": tuple(stops)}
 
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
-from xdsl.parser import AttrParser
+from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError
 
 from irc.dialects.builder import arguments, entry
@@ -31,8 +31,10 @@ def parse_pins(text: str) -> dict[str, Placement]:
     for part in filter(None, (p.strip() for p in text.split(";"))):
         glob, _, placement = part.partition("=")
         try:
-            parser = AttrParser(Context(), placement.strip(), "<pins>")
+            parser = Parser(Context(), placement.strip(), "<pins>")
             pins[glob.strip()] = parse_placement(parser)
+            if rest := parser.parse_optional_identifier():
+                raise ValueError(f"'{rest}' follows the placement")
         except (ParseError, ValueError) as error:
             because = str(error).strip().splitlines()[-1] if str(error).strip() else "it ends early"
             raise IrcError(

@@ -105,11 +105,10 @@ def _runner_up(
 
 
 def _paths(net: Net, choice: Sequence[int], boxing: Boxing) -> float:
+    """Return what boxing costs if no reader shares a step."""
     source = net.source.placements[choice[net.source.node]]
-    reach = boxing.reachable(net.shape, net.dtype, source)
-    return sum(
-        reach.get(sink.placements[choice[sink.node]], float("inf")) for sink in net.sinks
-    )
+    targets = [sink.placements[choice[sink.node]] for sink in net.sinks]
+    return float(boxing.matrix(net.shape, net.dtype, [source], targets).sum())
 
 
 def _short(value: float) -> float:

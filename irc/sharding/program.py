@@ -17,13 +17,13 @@ transition leads, there is no column. A node limit bounds the search, never a cl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from irc.dialects.placement import Placement
 from irc.errors import InternalError
-from irc.sharding.boxing import Boxing
+from irc.sharding.boxing import Boxing, Priced
 from irc.sharding.problem import Net, Port, Problem
 from irc.sharding.trees import Trees
 
@@ -59,21 +59,18 @@ class Infeasible(Exception):  # noqa: N818 - what the solver says, not a fault
     """No choice satisfies all constraints."""
 
 
-def solve(
-    problem: Problem, boxing: Boxing, *, node_limit: int = 10_000, minimise_bytes: bool = False
-) -> Solution:
+def solve(problem: Problem, boxing: Boxing, *, node_limit: int = 10_000) -> Solution:
     """Find the cheapest choice.
 
     Args:
         problem: Nodes and nets; nodes have one option at least.
         boxing: Transitions and their prices.
         node_limit: Branch-and-bound nodes; the gap that is left is reported.
-        minimise_bytes: Look for the least memory instead of the least time.
 
     Raises:
         Infeasible: where constraints contradict each other.
     """
-    columns = _Columns(problem, boxing, minimise_bytes=minimise_bytes)
+    columns = _Columns(problem, boxing)
     values, bound, num_nodes = _run(columns, node_limit)
     choice = tuple(
         max(range(len(node.seconds)), key=lambda o: values[start + o])
@@ -91,7 +88,6 @@ class _Columns:
 
     problem: Problem
     boxing: Boxing
-    minimise_bytes: bool = False
     cost: list[float] = field(default_factory=list[float])
     upper: list[float] = field(default_factory=list[float])
     first: list[int] = field(default_factory=list[int])
@@ -103,9 +99,7 @@ class _Columns:
     def __post_init__(self) -> None:
         for node in self.problem.nodes:
             self.first.append(len(self.cost))
-            bytes_of = node.num_bytes or (0,) * len(node.seconds)
-            costs = bytes_of if self.minimise_bytes else [s * node.count * MICRO for s in node.seconds]
-            chosen = [self._column(cost, upper=1.0) for cost in costs]
+            chosen = [self._column(s * node.count * MICRO, upper=1.0) for s in node.seconds]
             self._row(((c, 1.0) for c in chosen), 1.0, 1.0)
         self.num_binaries = len(self.cost)
         for net in self.problem.nets:
@@ -133,7 +127,7 @@ class _Columns:
 
     def _add_net(self, net: Net) -> None:
         transitions = _transitions(net, self.boxing)
-        scale = 0.0 if self.minimise_bytes else net.count * MICRO
+        scale = net.count * MICRO
         shared = len(net.sinks) > 1
         paid = [self._column(cost * scale, _infinity()) for _, _, cost in transitions] if shared else []
         for sink in net.sinks:
@@ -179,20 +173,14 @@ def _transitions(net: Net, boxing: Boxing) -> list[tuple[Placement, Placement, f
     targets = {p for sink in net.sinks for p in sink.placements}
     if targets == set(sources) and len(targets) == 1:
         return []
-    forward: dict[Placement, None] = {}
+    found: dict[Placement, Sequence[Priced]] = {}
     stack = list(sources)
     while stack:
         here = stack.pop()
-        if here not in forward:
-            forward[here] = None
-            stack += [step.result for step, _ in boxing.steps(net.shape, net.dtype, here)]
-    return [
-        (here, step.result, seconds)
-        for here in forward
-        for step, seconds in boxing.steps(net.shape, net.dtype, here)
-        # One step may cost more than a way around it: an emulated all-to-all does.
-        if seconds <= boxing.seconds(net.shape, net.dtype, here, step.result) * (1 + 1e-12)
-    ]
+        if here not in found:
+            found[here] = boxing.direct_steps(net.shape, net.dtype, here)
+            stack += [step.result for step, _ in found[here]]
+    return [(here, step.result, s) for here, steps in found.items() for step, s in steps]
 
 
 def _run(columns: _Columns, node_limit: int) -> tuple[list[float], float, int]:

@@ -55,6 +55,5 @@ def _distances(value: SSAValue, placed: Sequence[Placement], boxing: Boxing) -> 
     distinct = list(dict.fromkeys(placed))
     place = {placement: i for i, placement in enumerate(distinct)}
     index = np.array([place[placement] for placement in placed])
-    reached = [boxing.reachable(shape, dtype, a) for a in distinct]
-    table = np.array([[row.get(b, np.inf) for b in distinct] for row in reached])
+    table = boxing.matrix(shape, dtype, distinct, distinct)
     return table[np.ix_(index, index)]

@@ -82,15 +82,14 @@ def local_shape(
         ValueError: without coordinates, where ranks' shards differ in shape.
     """
     if coordinates is not None:
-        return tuple(
-            dim_range(n, i, placement, mesh, coordinates)[1] for i, n in enumerate(shape)
-        )
+        return tuple(dim_range(n, i, placement, mesh, coordinates)[1] for i, n in enumerate(shape))
     for dim, size in enumerate(shape):
         axes = placement.split_axes(dim)
         lengths = set(chunk_lengths(size, [mesh.size(axis) for axis in axes]))
         if len(lengths) > 1:
             raise ValueError(
-                f"dim {dim} of size {size} does not split evenly over {' and '.join(axes)} of {mesh}"
+                f"dim {dim} of size {size} does not split evenly over "
+                f"{' and '.join(axes)} of {mesh}"
             )
     return local_shape(shape, placement, mesh, mesh.coordinates(0))
 
@@ -129,7 +128,7 @@ def combine(
     Raises:
         ValueError: where a part has not the shape of its shard, or kinds of partial mix.
     """
-    kinds = {p.reduction for p in placement if isinstance(p, Partial)}
+    kinds: set[Reduction] = {p.reduction for p in placement if isinstance(p, Partial)}
     if len(kinds) > 1:
         raise ValueError(f"{placement} mixes partial values: their order would matter")
     whole = _zeros(parts[0], tuple(shape))
@@ -165,9 +164,9 @@ def _reduce(kinds: set[Reduction], a: Array, b: Array) -> Array:
     (kind,) = kinds
     if kind == "sum":
         return a + b
-    if isinstance(a, np.ndarray | np.generic):
-        return np.maximum(a, b) if kind == "max" else np.minimum(a, b)
-    return a.maximum(b) if kind == "max" else a.minimum(b)
+    if hasattr(a, "maximum"):
+        return a.maximum(b) if kind == "max" else a.minimum(b)
+    return np.maximum(a, b) if kind == "max" else np.minimum(a, b)
 
 
 def _zeros(like: Array, shape: Sequence[int]) -> Array:

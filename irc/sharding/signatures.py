@@ -91,7 +91,9 @@ def axis_signatures(op: FlowOp) -> list[Signature]:
     sizes = static(rule.factor_sizes(*shapes))
     dtypes = [dtype for _, dtype in operands], [dtype for _, dtype in results]
     found = [_replicated(rule)]
-    found += [_split(rule, name, sizes[name], op.name) for name in rule.splittable() if sizes[name] > 1]
+    found += [
+        _split(rule, name, sizes[name], op.name) for name in rule.splittable() if sizes[name] > 1
+    ]
     found += [_passing(rule, group, Partial("sum")) for group in rule.linear]
     found += [
         _passing(rule, group, kind)
@@ -227,13 +229,18 @@ def match_signature(op: FlowOp, mesh: Mesh) -> NdSignature | None:
     Each axis must be a signature of the op, and axes that split one dim must apply in the same
     order in every tensor: data inside tensor is another shard than tensor inside data.
     """
-    return find_signature(op, mesh, *(list(map(_placement, side)) for side in (op.inputs, op.outputs)))
+    return find_signature(
+        op, mesh, *(list(map(_placement, side)) for side in (op.inputs, op.outputs))
+    )
 
 
 def find_signature(
-    op: FlowOp, mesh: Mesh, operands: Sequence[Placement | None], results: Sequence[Placement | None]
+    op: FlowOp,
+    mesh: Mesh,
+    operands: Sequence[Placement | None],
+    results: Sequence[Placement | None],
 ) -> NdSignature | None:
-    """Return the signature with these placements, or None; a placement of None is that of an opaque."""
+    """Return the signature with these placements, or None; None is that of an opaque."""
     whole = Placement.replicated(mesh.names)
     given = [p or whole for p in operands]
     made = [p or whole for p in results]

@@ -5,30 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import ModuleOp, StringAttr
-from xdsl.dialects.func import CallOp, FuncOp
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp
+from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from irc.dialects.builder import functions
-from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
+from irc.dialects.flow import id_of, loc_of, tensor
 from irc.dialects.placement import Placement
 from irc.dialects.sbp import BoxingOp
-from irc.dialects.types import TensorType
+from irc.dialects.types import PlacementAttr, TensorType
 from irc.errors import InternalError
+from irc.sharding.boxing import Boxing
 from irc.sharding.graph import Graph
 from irc.sharding.problem import Choice, Port
 from irc.sharding.trees import Trees
 
 
-def write_placements(module: ModuleOp, graph: Graph, choice: Choice, trees: Trees) -> None:
+def write_placements(
+    module: ModuleOp, graph: Graph, choice: Choice, trees: Trees, boxing: Boxing
+) -> None:
     """Place every value of every function and insert the boxings, each as late as its first reader.
+
+    A boxing of several steps has them in ``via``, the placements between, so that later passes need no
+    prices to do what was priced.
 
     Args:
         module: what the graph was made from; changed.
         graph: the problem.
         choice: the option of each node.
         trees: the boxings of a value for all its readers.
+        boxing: the steps of one boxing.
     """
     for func in functions(module).values():
         block = func.body.block
@@ -38,8 +44,9 @@ def write_placements(module: ModuleOp, graph: Graph, choice: Choice, trees: Tree
         wanted = {
             (op, i): _at(graph.reads[op, i], choice) for op in ops for i in range(len(op.operands))
         }
-        _Boxings(values, wanted, trees).insert(ops)
-        _retype(values)
+        boxings = _Boxings(values, wanted, trees, boxing)
+        boxings.insert(ops)
+        boxings.retype()
         func.update_function_type()
 
 
@@ -54,6 +61,7 @@ class _Boxings:
     values: Mapping[SSAValue, Placement]
     wanted: Mapping[tuple[Operation, int], Placement]
     trees: Trees
+    boxing: Boxing
 
     def __post_init__(self) -> None:
         self._made: dict[tuple[SSAValue, Placement], SSAValue] = {}
@@ -85,28 +93,41 @@ class _Boxings:
         key = (value, placement)
         if key not in self._made:
             parent = self._parents[value][placement]
-            self._made[key] = self._box(self._under(value, parent, reader), placement, value, reader)
+            self._under(value, parent, reader)
+            self._made[key] = self._box(value, parent, placement, reader)
         return self._made[key]
 
     def _box(
-        self, before: SSAValue, placement: Placement, value: SSAValue, reader: Operation
+        self, value: SSAValue, parent: Placement, placement: Placement, reader: Operation
     ) -> SSAValue:
+        before = self._made.get((value, parent), value)
         number = sum(1 for made, _ in self._made if made is value)
-        owner = value.owner
-        if isinstance(owner, FlowOp | CallOp):
-            name, loc = f"{id_of(owner)}.{value.index}" if len(owner.results) > 1 else id_of(owner), loc_of(owner)
-        else:
-            assert isinstance(value, BlockArgument)
-            name, loc = f"arg{value.index}", loc_of(reader)
-        kind = tensor(value).with_placement(placement)
-        op = BoxingOp.make([before], [kind], loc=loc, id=f"{name}.box{number}")
+        name, loc = _origin(value, reader)
+        kind = tensor(value)
+        op = BoxingOp.make(
+            [before], [kind.with_placement(placement)], loc=loc, id=f"{name}.box{number}"
+        )
+        path = self.boxing.path(kind.static_shape(), kind.dtype, parent, placement)
+        if len(path) > 1:
+            op.attributes["via"] = ArrayAttr([PlacementAttr(step.result) for step in path[:-1]])
         Rewriter.insert_op(op, InsertPoint.before(reader))
         return op.outputs[0]
 
+    def retype(self) -> None:
+        """Write the placements into the types of what the function had before."""
+        for value, placement in self.values.items():
+            if isinstance(value.type, TensorType):
+                Rewriter.replace_value_with_new_type(value, value.type.with_placement(placement))
 
-def _retype(values: Mapping[SSAValue, Placement]) -> None:
-    for value, placement in values.items():
-        if isinstance(value.type, TensorType):
-            Rewriter.replace_value_with_new_type(value, value.type.with_placement(placement))
+
+def _origin(value: SSAValue, reader: Operation) -> tuple[str, str]:
+    """Return the id and the source line that a boxing of a value has."""
+    if isinstance(value, BlockArgument):
+        return f"arg{value.index}", loc_of(reader)
+    assert isinstance(value, OpResult)
+    suffix = f".{value.index}" if len(value.op.results) > 1 else ""
+    return id_of(value.op) + suffix, loc_of(value.op)
+
+
 
 

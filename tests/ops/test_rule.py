@@ -1,3 +1,5 @@
+"""The rule datatype and its notation."""
+
 from __future__ import annotations
 
 import subprocess
@@ -6,6 +8,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from irc.dialects.size import symbol
 from irc.errors import IrcError
 from irc.ops.rule import Rule, RuleError, parse_rule, static
@@ -52,7 +55,9 @@ dims = st.lists(st.sampled_from("abcdefg"), unique=True, max_size=5)
 
 
 @given(st.lists(dims, max_size=3), dims, st.data())
-def test_any_rule_parses_back(operands: list[list[str]], result: list[str], data: st.DataObject) -> None:
+def test_any_rule_parses_back(
+    operands: list[list[str]], result: list[str], data: st.DataObject
+) -> None:
     lost = sorted({name for term in operands for name in term} - set(result))
     kinds = [data.draw(st.sampled_from(["sum", "max", "min", "whole"])) for _ in lost]
     rule = Rule(

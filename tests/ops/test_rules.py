@@ -1,3 +1,6 @@
+# ruff: noqa: E501 - one row of a table is one line
+"""The rule of every op, as text, and the factors of reshapes by definition."""
+
 from __future__ import annotations
 
 from itertools import product
@@ -7,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xdsl.ir import Block
+
 from irc.dialects import flow
 from irc.dialects.flow import FlowOp
 from irc.dialects.size import symbol
@@ -15,7 +20,6 @@ from irc.errors import IrcError
 from irc.ops.infer import infer
 from irc.ops.rules import RULES, rule_of
 from irc.ops.rules_layout import factorise
-from xdsl.ir import Block
 
 i64, f32 = "i64", "f32"
 
@@ -112,7 +116,14 @@ def test_every_planned_op_has_a_rule() -> None:
 
 
 def test_a_stated_rule_must_fit_the_shapes() -> None:
-    op = build(flow.ExternOp, (4, 6), result=(5,), target="aten::x", arguments="[]", rule="(a b)->(a) sum(b)")
+    op = build(
+        flow.ExternOp,
+        (4, 6),
+        result=(5,),
+        target="aten::x",
+        arguments="[]",
+        rule="(a b)->(a) sum(b)",
+    )
     with pytest.raises(IrcError, match="does not fit aten::x") as caught:
         rule_of(op)
     assert caught.value.because == ("factor 'a' is 4 and 5",)
@@ -125,7 +136,9 @@ def test_named_sizes_keep_their_factors() -> None:
     assert rule.factor_sizes([(b, s, 12)], [(b * s, 3, 4)])["b"] == s
 
 
-def place(flat: int, shape: tuple[int, ...], sizes: list[list[tuple[int, Any, bool]]]) -> dict[int, int]:
+def place(
+    flat: int, shape: tuple[int, ...], sizes: list[list[tuple[int, Any, bool]]]
+) -> dict[int, int]:
     """Return the value of each factor at a flat index: the definition, digit by digit."""
     found: dict[int, int] = {}
     for size, dim in zip(reversed(shape), reversed(sizes), strict=True):

@@ -1,15 +1,18 @@
+"""Placements to DTensor's and back, against torch's own shards."""
+
 from __future__ import annotations
 
 from itertools import permutations, product
 
 import pytest
+from torch.distributed.tensor import Partial as TorchPartial
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
 from irc.dialects.placement import AxisPlacement, B, Mesh, Partial, Placement, Split
 from irc.errors import IrcError
 from irc.sharding.dtensor import from_dtensor, to_dtensor, to_oneflow
 from irc.sharding.shards import slices
-from torch.distributed.tensor import Partial as TorchPartial
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
 MESH = Mesh.parse("data=2,tensor=4")
 
@@ -18,11 +21,15 @@ MESH = Mesh.parse("data=2,tensor=4")
 def test_every_order_of_application_comes_back(mesh: str) -> None:
     named = Mesh.parse(mesh)
     for order in permutations(range(3)):
-        placement = Placement(tuple((n, Split(0, o)) for n, o in zip(named.names, order, strict=True)))
+        placement = Placement(
+            tuple((n, Split(0, o)) for n, o in zip(named.names, order, strict=True))
+        )
         assert from_dtensor(to_dtensor(placement, named), named, ndim=1) == placement
 
 
-@pytest.mark.parametrize("placed", list(product([B, Split(1), Partial(), Partial("max")], repeat=2)))
+@pytest.mark.parametrize(
+    "placed", list(product([B, Split(1), Partial(), Partial("max")], repeat=2))
+)
 def test_every_placement_comes_back(placed: tuple[AxisPlacement, ...]) -> None:
     placement = Placement.in_mesh_order(tuple(zip(MESH.names, placed, strict=True)))
     assert from_dtensor(to_dtensor(placement, MESH), MESH, ndim=2) == placement

@@ -1,3 +1,5 @@
+"""Index sets, against torch's chunks and DTensor's shards."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -7,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from irc.dialects.placement import AxisPlacement, B, Mesh, Partial, Placement, Split
 from irc.sharding.shards import chunk_lengths, combine, local_shape, shard, slices
 
@@ -46,7 +49,9 @@ def test_shards_join_to_the_array(case: tuple[Any, Placement, Mesh]) -> None:
 def test_a_shard_has_the_shape_of_its_place(case: tuple[Any, Placement, Mesh]) -> None:
     array, placement, mesh = case
     for rank, part in enumerate(shard(array, placement, mesh)):
-        assert local_shape(array.shape, placement, mesh, mesh.coordinates(rank)) == tuple(part.shape)
+        assert local_shape(array.shape, placement, mesh, mesh.coordinates(rank)) == tuple(
+            part.shape
+        )
 
 
 @pytest.mark.parametrize("parts", range(1, 9))
@@ -110,5 +115,7 @@ def test_partial_kinds_do_not_mix() -> None:
 def test_one_shape_for_all_ranks_needs_even_shards() -> None:
     placement = Placement.of(data=Split(0), tensor=Split(0))
     assert local_shape((8, 3), placement, MESH) == (2, 3)
-    with pytest.raises(ValueError, match="dim 0 of size 6 does not split evenly over data and tensor"):
+    with pytest.raises(
+        ValueError, match="dim 0 of size 6 does not split evenly over data and tensor"
+    ):
         local_shape((6, 3), placement, MESH)

@@ -1,1 +1,5 @@
-"""From an ONNX file to flow."""
+"""From ONNX files to flow programs: :func:`load_onnx`."""
+
+from irc.frontends.onnx.load import load_onnx
+
+__all__ = ["load_onnx"]

@@ -10,17 +10,15 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import ConcatOp
 from irc.frontends.onnx.elementwise import Converter
-from irc.frontends.onnx.node import Node, Unsupported, Value, check_axis, static
+from irc.frontends.onnx.node import Blocked, Node, Unsupported, Value, check_axis, static
 from irc.frontends.onnx.shapes import cut
 
 MAX_TRIPS = 1024
 
 
-class Blocked(Unsupported):
-    """Something inside a subgraph was noted already; what depends on it is passed over."""
-
-
-def run_graph(node: Node, graph: onnx.GraphProto, given: Sequence[Value], place: str) -> list[Value]:
+def run_graph(
+    node: Node, graph: onnx.GraphProto, given: Sequence[Value], place: str
+) -> list[Value]:
     """Convert a subgraph into the current block, in a scope inside the node's own."""
     owner = node.owner
     owner.check_growth(len(graph.node))
@@ -79,7 +77,9 @@ def convert_loop(node: Node) -> list[Value]:
     trips = known_scalar(node, node.inputs[0])
     if node.inputs[0] is not None and trips is None:
         raise Unsupported("a loop whose trip count depends on inputs or named sizes", _loops())
-    going = 1 if len(node.inputs) < 2 or node.inputs[1] is None else known_scalar(node, node.inputs[1])
+    going = (
+        1 if len(node.inputs) < 2 or node.inputs[1] is None else known_scalar(node, node.inputs[1])
+    )
     carried = [node.operand(i) for i in range(2, len(node.inputs))]
     columns: list[list[SSAValue]] = [[] for _ in range(len(body.output) - 1 - len(carried))]
     trip = 0

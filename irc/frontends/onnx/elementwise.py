@@ -202,7 +202,9 @@ def convert_shrink(node: Node) -> SSAValue:
     x, b = node[0], node.b
     bias, bound = node.attr("bias", 0.0), node.attr("lambd", 0.5)
     above = b.pointwise("gt", x, scalar(node, bound, x))
-    high = b.pointwise("where", above, b.pointwise("sub", x, scalar(node, bias, x)), scalar(node, 0, x))
+    high = b.pointwise(
+        "where", above, b.pointwise("sub", x, scalar(node, bias, x)), scalar(node, 0, x)
+    )
     below = b.pointwise("lt", x, scalar(node, -bound, x))
     return b.pointwise("where", below, b.pointwise("add", x, scalar(node, bias, x)), high)
 
@@ -211,7 +213,9 @@ def hard_sigmoid(node: Node, x: SSAValue, alpha: float, beta: float) -> SSAValue
     """``clip(alpha x + beta, 0, 1)``."""
     b = node.b
     line = b.pointwise("add", b.pointwise("mul", x, scalar(node, alpha, x)), scalar(node, beta, x))
-    return b.pointwise("minimum", b.pointwise("maximum", line, scalar(node, 0, x)), scalar(node, 1, x))
+    return b.pointwise(
+        "minimum", b.pointwise("maximum", line, scalar(node, 0, x)), scalar(node, 1, x)
+    )
 
 
 def convert_hard_swish(node: Node) -> SSAValue:
@@ -280,4 +284,3 @@ CONVERTERS: Mapping[str, Converter] = {
     "ThresholdedRelu": convert_thresholded_relu,
     "Where": convert_where,
 }
-

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 MAX_ELEMENTS = 1 << 24
 
 
-def evaluate(
-    value: SSAValue, known: Mapping[SSAValue, torch.Tensor]
-) -> torch.Tensor | None:
+def evaluate(value: SSAValue, known: Mapping[SSAValue, torch.Tensor]) -> torch.Tensor | None:
     """Compute a value from arguments of known content; None where an input reaches it.
 
     Values of over 2**24 elements are not computed: constants that shape a program are small.

@@ -54,7 +54,9 @@ def convert_recurrent(node: Node) -> list[SSAValue]:
     directions = node.shape(1)[0]
     hidden = node.attr("hidden_size") or static(node.shape(2)[2:])[0]
     default = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
-    activations = node.attr("activations") or default[node.kind] * (2 if direction == "bidirectional" else 1)
+    activations = node.attr("activations") or default[node.kind] * (
+        2 if direction == "bidirectional" else 1
+    )
     known = {name.lower(): name for name in ACTIVATIONS}
     if unknown := [a for a in activations if a.lower() not in known]:
         raise Unsupported(f"activation {unknown[0]!r}")

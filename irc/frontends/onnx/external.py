@@ -114,7 +114,9 @@ def _external(tensor: TensorProto, source: Source, shape: tuple[int, ...], dtype
         wanted = prod(shape) * dtype.itemsize
         length = _number(entries.get("length", str(wanted)), source, tensor, "length")
         if length != wanted:
-            raise _invalid(source, tensor, f"it states {length} bytes of external data, not {wanted}")
+            raise _invalid(
+                source, tensor, f"it states {length} bytes of external data, not {wanted}"
+            )
         if offset + length > size:
             raise _refused(
                 source, tensor.name, location,
@@ -139,7 +141,13 @@ def open_inside(location: str, source: Source, name: str) -> int:
     if source.folder is None or source.real_folder is None:
         raise _refused(source, name, location, "the model was given without a folder")
     path = PurePosixPath(location)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in location or "\0" in location:
+    if (
+        not path.parts
+        or path.is_absolute()
+        or ".." in path.parts
+        or "\\" in location
+        or "\0" in location
+    ):
         raise _refused(source, name, location, "it is not a path inside the model's folder")
     target = source.folder.joinpath(*path.parts)
     folder, parts = source.folder.resolve(), path.parts
@@ -151,13 +159,21 @@ def open_inside(location: str, source: Source, name: str) -> int:
     try:
         descriptor = _walk(folder, parts)
     except FileNotFoundError:
-        raise IrcError("file-missing", f"external data '{target}' does not exist", where=name) from None
+        raise IrcError(
+            "file-missing", f"external data '{target}' does not exist", where=name
+        ) from None
     except OSError as error:
-        raise _refused(source, name, location, f"{error.strerror or error}; links are not followed") from None
+        raise _refused(
+            source, name, location, f"{error.strerror or error}; links are not followed"
+        ) from None
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         os.close(descriptor)
-        kind = "it has more than one name (a hard link)" if stat.S_ISREG(found.st_mode) else "not a regular file"
+        kind = (
+            "it has more than one name (a hard link)"
+            if stat.S_ISREG(found.st_mode)
+            else "not a regular file"
+        )
         raise _refused(source, name, location, kind)
     return descriptor
 
@@ -183,7 +199,9 @@ def _number(text: str, source: Source, tensor: TensorProto, key: str) -> int:
 
 
 def _invalid(source: Source, tensor: TensorProto, reason: str) -> IrcError:
-    return IrcError("onnx-invalid", f"tensor '{tensor.name}' is damaged: {reason}", where=source.name)
+    return IrcError(
+        "onnx-invalid", f"tensor '{tensor.name}' is damaged: {reason}", where=source.name
+    )
 
 
 def _refused(source: Source, name: str, location: str, reason: str) -> IrcError:

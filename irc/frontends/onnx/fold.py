@@ -62,7 +62,7 @@ def plain(array: Array, dtype: str) -> Value:
     """Wrap folded numbers; object arrays without names become plain ones."""
     array = np.asarray(array)
     if array.dtype == object and not any(isinstance(x, Size) for x in array.reshape(-1).tolist()):
-        array = array.astype(np.float64)if dtype[0] == "f" else array.astype(np.int64)
+        array = array.astype(np.float64) if dtype[0] == "f" else array.astype(np.int64)
     if array.dtype != object:
         array = array.astype(NUMPY[dtype], copy=False)
     return Value.of_array(array, dtype)
@@ -81,9 +81,7 @@ def result_dtype(node: Node) -> str:
             return node.dtype()
 
 
-def _each(
-    on_sizes: Callable[[Any, Any], Any], on_numbers: Callable[[Any, Any], Any]
-) -> Fold:
+def _each(on_sizes: Callable[[Any, Any], Any], on_numbers: Callable[[Any, Any], Any]) -> Fold:
     def rule(node: Node, given: list[Array]) -> Array:
         total = given[0]
         for other in given[1:]:

@@ -7,7 +7,7 @@ passed over in silence, so that one look reports everything.
 
 from __future__ import annotations
 
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,15 @@ from xdsl.ir import Block, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
-from irc.dialects.flow import ConcatOp, FlowOp
-from irc.dialects.size import Dim, symbol, terms_of
+from irc.dialects.flow import ConcatOp
+from irc.dialects.size import Dim, Size, symbol, terms_of
 from irc.dialects.types import TensorType
 from irc.errors import ErrorCollector, IrcError, printable
 from irc.frontends.onnx.evaluate import evaluate
-from irc.frontends.onnx.external import Array, dtype_of, to_array, to_torch
+from irc.frontends.onnx.external import NUMPY_NAMES, Array, dtype_of, to_array, to_torch
 from irc.frontends.onnx.fold import fold
-from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, Value, size_names
+from irc.frontends.onnx.node import Blocked, NeedsSize, Node, Unsupported, Value, size_names
+from irc.frontends.onnx.prepare import nodes
 from irc.frontends.onnx.read import DOMAINS, Source
 from irc.frontends.onnx.sizes import SizeTable
 from irc.ops.infer import ShapeError
@@ -49,10 +50,17 @@ class Importer:
     Args:
         source: the model, with functions expanded.
         sizes: numbers for named sizes.
+        constants: the values of inputs that are the same in every call.
     """
 
-    def __init__(self, source: Source, sizes: Mapping[str, int] | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        sizes: Mapping[str, int] | None = None,
+        constants: Mapping[str, Array] | None = None,
+    ) -> None:
         self.source = source
+        self._frozen = dict(constants or {})
         self.sizes = SizeTable(sizes)
         self.block = Block()
         self.b = FlowBuilder(self.block)
@@ -60,6 +68,11 @@ class Importer:
         self.tensors: dict[str, torch.Tensor] = {}
         self._arg_attrs: list[DictionaryAttr] = []
         self._fresh = 0
+        self._unrolled = 0
+        self._content: dict[SSAValue, torch.Tensor] = {}
+        graph = source.model.graph
+        self.readers = Counter(name for node in nodes(graph) for name in node.input)
+        self.readers.update(output.name for output in graph.output)
         self._opset = next(o.version for o in source.model.opset_import if o.domain in DOMAINS)
 
     def run(self) -> Program:
@@ -74,11 +87,11 @@ class Importer:
         for given in graph.input:
             if given.name not in stored:
                 scope[given.name] = self._input(given)
-        self.sizes.check_used()
         self.convert(graph, scope, "node")
+        self.sizes.check_used()
         results = self._outputs(graph, scope)
         self.errors.check()
-        sweep(self.block)
+        self._sweep(results)
         attrs = [argument_attrs("output", printable(out.name)) for out in graph.output]
         func = finish_function(
             "forward", self.block, results, arg_attrs=self._arg_attrs, res_attrs=attrs
@@ -97,12 +110,16 @@ class Importer:
     def _node(self, proto: onnx.NodeProto, scope: Scope, place: str) -> None:
         name = f" '{proto.name}'" if proto.name else ""
         outer = self.b.loc
-        self.b.loc = printable(f"{self.source.name}:{place}{name} ({proto.op_type})").replace("\n", " ")
+        self.b.loc = printable(f"{self.source.name}:{place}{name} ({proto.op_type})").replace(
+            "\n", " "
+        )
         for result in proto.output:
             scope[result] = None
         try:
             operands = [self._lookup(scope, given) if given else None for given in proto.input]
-            if not any(given and value is None for given, value in zip(proto.input, operands, strict=True)):
+            if not any(
+                given and value is None for given, value in zip(proto.input, operands, strict=True)
+            ):
                 found = self._convert_one(proto, operands, scope)
                 for result, value in zip(proto.output, found, strict=False):
                     scope[result] = value
@@ -111,6 +128,8 @@ class Importer:
             self.errors.add(IrcError(error.code, error.message, where, error.because, error.help))
         except NeedsSize as error:
             self.errors.add(self._unbound(error.names, f"{proto.op_type} needs sizes as numbers"))
+        except Blocked:
+            pass
         except Unsupported as error:
             self.errors.add(
                 IrcError("op-unsupported", f"{proto.op_type}: {error}", self.b.loc, help=error.help)
@@ -188,7 +207,9 @@ class Importer:
             count += 1
             unique = f"{name}.{count}"
         self.tensors[unique] = to_torch(array)
-        return self._argument(TensorType.of(array.shape, dtype), role, unique)
+        ssa = self._argument(TensorType.of(array.shape, dtype), role, unique)
+        self._content[ssa] = self.tensors[unique]
+        return ssa
 
     def _argument(self, kind: TensorType, role: str, name: str) -> SSAValue:
         self._arg_attrs.append(argument_attrs(role, name))
@@ -216,24 +237,46 @@ class Importer:
         """Return computed numbers (indices, interpolation weights) as a value."""
         return self.ssa(Value.of_array(array, role=role, name=name))
 
+    def array(self, tensor: onnx.TensorProto) -> Array:
+        """Return the numbers of a tensor that an attribute holds."""
+        return to_array(tensor, self.source)
+
     def evaluate(self, value: Value) -> Array | None:
         """Compute a value that no input reaches, or return None."""
-        if value.ssa is None or value.ssa.owner is None:
+        if value.ssa is None:
             return None
-        by_argument = {
-            arg: self.tensors[attrs.data["name"].data]  # type: ignore[union-attr]
-            for arg, attrs in zip(self.block.args, self._arg_attrs, strict=True)
-            if attrs.data["name"].data in self.tensors  # type: ignore[union-attr]
-        }
-        found = evaluate(value.ssa, by_argument)
+        found = evaluate(value.ssa, self._content)
         return None if found is None else found.numpy()
+
+    def content(self, value: SSAValue) -> tuple[Array, str] | None:
+        """Return the numbers and name of an argument that holds weights."""
+        if value not in self._content:
+            return None
+        attrs = self._arg_attrs[self.block.args.index(value)]
+        return self._content[value].numpy(), attrs.data["name"].data
+
+    def _sweep(self, results: Sequence[SSAValue]) -> None:
+        """Drop ops and weights that nothing reads: constants that were looked at, or folded."""
+        kept = set(results)
+        for op in reversed(list(self.block.ops)):
+            if not any(result.uses or result in kept for result in op.results):
+                op.detach()
+                op.erase()
+        for index in reversed(range(len(self.block.args))):
+            argument = self.block.args[index]
+            if argument in self._content and not argument.uses and argument not in kept:
+                name = self._arg_attrs.pop(index).data["name"]
+                del self.tensors[name.data]
+                self.block.erase_arg(argument)
 
     # -- boundary
 
     def _input(self, given: onnx.ValueInfoProto) -> Value | None:
         where = printable(f"{self.source.name}: input '{given.name}'")
         try:
-            if not given.type.HasField("tensor_type") or not given.type.tensor_type.HasField("shape"):
+            if not given.type.HasField("tensor_type") or not given.type.tensor_type.HasField(
+                "shape"
+            ):
                 raise IrcError("op-unsupported", "an input that is not a tensor of known ndim")
             tensor = given.type.tensor_type
             dtype = dtype_of(tensor.elem_type)
@@ -242,15 +285,29 @@ class Importer:
         except IrcError as error:
             self.errors.add(IrcError(error.code, error.message, where, error.because, error.help))
             return None
+        if given.name in self._frozen:
+            return self._freeze(given.name, shape, dtype)
         kind = TensorType.of(shape, dtype)
         ssa = self._argument(kind, "input", printable(given.name))
         return Value(tuple(shape), dtype, ssa=ssa)
 
+    def _freeze(self, name: str, shape: Sequence[Dim], dtype: str) -> Value:
+        array = self._frozen[name]
+        fits = len(array.shape) == len(shape) and all(
+            isinstance(dim, Size) or dim == size
+            for dim, size in zip(shape, array.shape, strict=True)
+        )
+        if NUMPY_NAMES.get(array.dtype) != dtype or not fits:
+            raise IrcError(
+                "input-mismatch",
+                f"the constant for input '{name}' is {list(array.shape)} {array.dtype}, "
+                f"not [{', '.join(map(str, shape))}] {dtype}",
+            )
+        return Value.of_array(array, dtype, name=name)
+
     def _input_dim(self, name: str, index: int, dim: onnx.TensorShapeProto.Dimension) -> Dim:
-        if dim.HasField("dim_value") and dim.dim_value > 0:
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
             return int(dim.dim_value)
-        if dim.HasField("dim_value") and dim.dim_value == 0 and self.source.model.ir_version > 10:
-            return 0
         found = self.sizes.dim(dim.dim_param, f"{name}_{index}")
         if isinstance(found, int) and found < 0:
             raise IrcError("onnx-invalid", f"size {index} is {found}: '{dim.dim_param}'")
@@ -290,12 +347,13 @@ class Importer:
             raise Unsupported(f"a tensor of {count} elements")
 
     def check_growth(self, count: int) -> None:
-        """Refuse programs that grow without end (loops in loops).
+        """Count nodes of unrolled bodies, and refuse programs that grow without end.
 
         Raises:
             Unsupported: past the limit.
         """
-        if count > MAX_OPS:
+        self._unrolled += count
+        if self._unrolled > MAX_OPS:
             raise Unsupported(f"unrolling gives over {MAX_OPS} nodes")
 
     def _unbound(self, names: frozenset[str], message: str) -> IrcError:
@@ -312,20 +370,17 @@ class Importer:
     ) -> IrcError:
         names = frozenset[str]().union(*(size_names(v.shape) for v in operands if v is not None))
         if names:
-            return self._unbound(names, f"{proto.op_type} does not fit its operands ({error}) unless these sizes agree")
-        shapes = ", ".join("?" if v is None else f"[{', '.join(map(str, v.shape))}] {v.dtype}" for v in operands)
+            return self._unbound(
+                names,
+                f"{proto.op_type} does not fit its operands ({error}) unless these sizes agree",
+            )
+        shapes = ", ".join(
+            "?" if v is None else f"[{', '.join(map(str, v.shape))}] {v.dtype}" for v in operands
+        )
         return IrcError(
             "onnx-invalid", f"{proto.op_type} does not fit its operands: {error}", self.b.loc,
             because=f"its operands are {shapes}",
         )  # fmt: skip
-
-
-def sweep(block: Block) -> None:
-    """Erase ops that nothing reads; an import leaves some where it looked at constants."""
-    for op in reversed(list(block.ops)):
-        if isinstance(op, FlowOp) and not any(result.uses for result in op.results):
-            op.detach()
-            op.erase()
 
 
 def _attribute(attribute: onnx.AttributeProto) -> Any:

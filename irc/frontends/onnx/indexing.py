@@ -223,7 +223,11 @@ def convert_constant_of_shape(node: Node) -> Value | SSAValue:
     given = node.attr("value")
     value = np.zeros(1, np.float32) if given is None else node.owner.array(given)
     dtype = Value.of_array(value).dtype
-    if all(isinstance(d, int) for d in shape) and (count := product(shape)) and isinstance(count, int):
+    if (
+        all(isinstance(d, int) for d in shape)
+        and (count := product(shape))
+        and isinstance(count, int)
+    ):
         if count <= MAX_INTEGERS:
             return Value.of_array(np.full([int(str(d)) for d in shape], value.reshape(-1)[0]))
     return node.b.constant(value.reshape(-1)[:1].tolist(), shape, dtype)
@@ -234,7 +238,9 @@ def convert_reverse_sequence(node: Node) -> SSAValue:
     b, shape = node.b, node.shape()
     time, batch = int(node.attr("time_axis", 0)), int(node.attr("batch_axis", 1))
     places = iota(node, [d if i == time else 1 for i, d in enumerate(shape)], time)
-    lengths = b.reshape(b.cast(node[1], "i64"), [d if i == batch else 1 for i, d in enumerate(shape)])
+    lengths = b.reshape(
+        b.cast(node[1], "i64"), [d if i == batch else 1 for i, d in enumerate(shape)]
+    )
     last = b.pointwise("sub", lengths, b.scalar(1, "i64"))
     turned = b.pointwise("sub", last, places)
     index = b.pointwise("where", b.pointwise("lt", places, lengths), turned, places)

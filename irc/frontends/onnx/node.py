@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -26,6 +26,10 @@ class Unsupported(Exception):  # noqa: N818 - what the node is, not an error of 
     def __init__(self, reason: str, help: str = "") -> None:  # noqa: A002 - as in IrcError
         super().__init__(reason)
         self.help = help
+
+
+class Blocked(Unsupported):
+    """Something inside a subgraph was noted already; what depends on it is passed over."""
 
 
 class NeedsSize(Exception):  # noqa: N818
@@ -169,7 +173,9 @@ class Node:
 
     def dims(self, index: int) -> list[Dim]:
         """Return a constant operand as a list of sizes, which may be named."""
-        return [d if isinstance(d, Size) else int(d) for d in self.known(index).reshape(-1).tolist()]
+        return [
+            d if isinstance(d, Size) else int(d) for d in self.known(index).reshape(-1).tolist()
+        ]
 
     def ints(self, index: int) -> list[int]:
         """Return a constant operand as a list of integers."""
@@ -190,7 +196,7 @@ class Node:
         return check_axis(int(self.attr(name, default)), ndim)
 
     def axes(self, index: int, *, ndim: int | None = None) -> list[int] | None:
-        """Return axes from the attribute (older opsets) or an operand; None where neither is given."""
+        """Return axes from the attribute (older opsets) or an operand, if there are any."""
         ndim = self.ndim() if ndim is None else ndim
         given = self.attr("axes")
         if given is None:

@@ -87,15 +87,22 @@ def convert_einsum(node: Node) -> SSAValue:
     if len(terms) != len(operands):
         raise Unsupported(f"equation '{text}' does not fit {len(operands)} operands")
     free = [letter for letter in ascii_letters if letter not in text]
-    ndims = [tensor(v).ndim - len(t.replace("...", "")) for t, v in zip(terms, operands, strict=True)]
+    ndims = [
+        tensor(v).ndim - len(t.replace("...", "")) for t, v in zip(terms, operands, strict=True)
+    ]
     longest = max((n for t, n in zip(terms, ndims, strict=True) if "..." in t), default=0)
     dots = "".join(free[:longest])
-    terms = [t.replace("...", dots[len(dots) - n :] if n else "") for t, n in zip(terms, ndims, strict=True)]
+    terms = [
+        t.replace("...", dots[len(dots) - n :] if n else "")
+        for t, n in zip(terms, ndims, strict=True)
+    ]
     if not arrow:
         names = "".join(terms)
         result = dots + "".join(sorted(c for c in set(names) - set(dots) if names.count(c) == 1))
     result = result.replace("...", dots)
-    pairs = [squeeze_ones(node, t, v, terms, operands) for t, v in zip(terms, operands, strict=True)]
+    pairs = [
+        squeeze_ones(node, t, v, terms, operands) for t, v in zip(terms, operands, strict=True)
+    ]
     for i, (term, value) in enumerate(pairs):
         while repeated := next((c for c in term if term.count(c) > 1), None):
             term, value = diagonal(node, term, value, repeated)

@@ -38,7 +38,9 @@ def spread(node: Node, value: SSAValue) -> SSAValue:
     return node.b.reshape(wide, shape)
 
 
-def quantize(node: Node, x: SSAValue, scale: SSAValue, zero: SSAValue | None, dtype: str) -> SSAValue:
+def quantize(
+    node: Node, x: SSAValue, scale: SSAValue, zero: SSAValue | None, dtype: str
+) -> SSAValue:
     """``clip(round(x / scale) + zero)``; rounding is to even."""
     if dtype not in RANGES:
         raise Unsupported(f"quantizing to {dtype}")

@@ -76,22 +76,27 @@ REDUCTIONS: Mapping[str, Callable[[Node, SSAValue, Sequence[int], bool], SSAValu
 }
 
 
+EXTREMES: Mapping[str, float] = {
+    "ReduceLogSumExp": float("-inf"),
+    "ReduceMax": float("-inf"),
+    "ReduceMin": float("inf"),
+}
+"""What these give for no elements."""
+
+
 def convert_reduce(node: Node) -> SSAValue | Value:
     """Axes are an attribute, from opset 13 or 18 an operand; none means all, unless declined."""
     axes = node.axes(1)
     if not axes:
-        if node.attr("noop_with_empty_axes", 0):
-            # The function's elementwise part still applies: a sum of squares of nothing but itself.
-            axes = []
-        else:
-            axes = list(range(node.ndim()))
+        # A reduction over nothing still squares, or takes the absolute.
+        axes = [] if node.attr("noop_with_empty_axes", 0) else list(range(node.ndim()))
     x, keep = node[0], bool(node.attr("keepdims", 1))
     if tensor(x).dtype == "i1":
         fn = {"ReduceMax": "any", "ReduceMin": "all"}.get(node.kind)
         if fn is None:
             raise Unsupported("a reduction of booleans")
         return node.b.reduce(fn, x, axes, keep_dims=keep)
-    if 0 in [node.shape()[a] for a in axes] and node.kind in ("ReduceMax", "ReduceMin"):
+    if 0 in [node.shape()[a] for a in axes] and node.kind in EXTREMES:
         return _empty_extreme(node, axes, keep)
     return REDUCTIONS[node.kind](node, x, axes, keep)
 
@@ -100,8 +105,7 @@ def _empty_extreme(node: Node, axes: Sequence[int], keep: bool) -> SSAValue:
     if not is_float(node.dtype()):
         raise Unsupported("the extreme of no integers")
     shape = [1 if i in axes else d for i, d in enumerate(node.shape()) if keep or i not in axes]
-    bound = float("-inf") if node.kind == "ReduceMax" else float("inf")
-    return node.b.constant([bound], shape, node.dtype())
+    return node.b.constant([EXTREMES[node.kind]], shape, node.dtype())
 
 
 def convert_arg(node: Node) -> SSAValue:
@@ -153,7 +157,9 @@ def convert_softmax(node: Node) -> SSAValue:
 
 def _hardmax(node: Node, dims: Sequence[int]) -> SSAValue:
     b, x, shape = node.b, node[0], node.shape()
-    flat = b.reshape(x, [*shape[: dims[0]], product(shape[d] for d in dims), *shape[dims[-1] + 1 :]])
+    flat = b.reshape(
+        x, [*shape[: dims[0]], product(shape[d] for d in dims), *shape[dims[-1] + 1 :]]
+    )
     dim = dims[0]
     best = b.op(ArgReduceOp, [flat], fn="max", dim=dim, keep_dims=True)
     from irc.frontends.onnx.shapes import iota
@@ -162,7 +168,9 @@ def _hardmax(node: Node, dims: Sequence[int]) -> SSAValue:
     return b.reshape(b.cast(b.pointwise("eq", places, best), node.dtype()), shape)
 
 
-def moments(node: Node, x: SSAValue, dims: Sequence[int], epsilon: float) -> tuple[SSAValue, SSAValue, SSAValue]:
+def moments(
+    node: Node, x: SSAValue, dims: Sequence[int], epsilon: float
+) -> tuple[SSAValue, SSAValue, SSAValue]:
     """Return the mean, ``1 / sqrt(variance + epsilon)``, and the normalised x."""
     b = node.b
     center = mean(node, x, dims, keep_dims=True)
@@ -175,23 +183,6 @@ def moments(node: Node, x: SSAValue, dims: Sequence[int], epsilon: float) -> tup
 def channels(node: Node, vector: SSAValue, ndim: int) -> SSAValue:
     """Reshape ``[C]`` to ``[C, 1, ..]``, so that it broadcasts against ``[N, C, ..]``."""
     return node.b.reshape(vector, [tensor(vector).shape[0], *[1] * (ndim - 2)])
-
-
-def convert_batch_norm(node: Node) -> SSAValue:
-    """BatchNormalization with stored statistics: one multiplication and one addition a channel."""
-    if node.attr("training_mode", 0) or len([o for o in node.proto.output if o]) > 1:
-        raise Unsupported("batch normalization in training mode", "export the model for inference")
-    b = node.b
-    x = node[0]
-    kind = tensor(x).dtype
-    work = "f32" if kind in ("f16", "bf16") else kind
-    weight, bias, center, variance = (b.cast(node[i], work) for i in range(1, 5))
-    raised = b.pointwise("add", variance, scalar(node, node.attr("epsilon", 1e-5), variance))
-    scale = b.pointwise("mul", weight, b.pointwise("rsqrt", raised))
-    shift = b.pointwise("sub", bias, b.pointwise("mul", center, scale))
-    ndim = max(node.ndim(), 2)
-    scaled = b.pointwise("mul", widen(node, x), channels(node, scale, ndim))
-    return b.cast(b.pointwise("add", scaled, channels(node, shift, ndim)), kind)
 
 
 def convert_layer_norm(node: Node) -> list[SSAValue]:
@@ -213,7 +204,9 @@ def convert_rms_norm(node: Node) -> SSAValue:
     dims = range(node.axis(-1), node.ndim())
     work = x if node.dtype() == "f64" else b.cast(x, dtype_of(int(node.attr("stash_type", 1))))
     square = mean(node, b.pointwise("mul", work, work), dims, keep_dims=True)
-    scale = b.pointwise("rsqrt", b.pointwise("add", square, scalar(node, node.attr("epsilon", 1e-5), work)))
+    scale = b.pointwise(
+        "rsqrt", b.pointwise("add", square, scalar(node, node.attr("epsilon", 1e-5), work))
+    )
     normal = b.cast(b.pointwise("mul", work, scale), node.dtype())
     return b.pointwise("mul", normal, node[1])
 
@@ -245,6 +238,16 @@ def convert_group_norm(node: Node) -> SSAValue:
     if node.version < 21:
         return b.reshape(scale_channels(node, normal, node[1], node[2]), shape)
     return scale_channels(node, b.reshape(normal, shape), node[1], node[2])
+
+
+def convert_mean_variance(node: Node) -> SSAValue:
+    """``(x - mean) / (deviation + 1e-9)`` over the axes."""
+    b, x = node.b, node[0]
+    dims = [check_axis(int(a), node.ndim()) for a in node.attr("axes") or (0, 2, 3)]
+    apart = b.pointwise("sub", x, mean(node, x, dims, keep_dims=True))
+    variance = mean(node, b.pointwise("mul", apart, apart), dims, keep_dims=True)
+    deviation = b.pointwise("add", b.pointwise("sqrt", variance), scalar(node, 1e-9, x))
+    return b.pointwise("div", apart, deviation)
 
 
 def convert_lp_norm(node: Node) -> SSAValue:
@@ -289,7 +292,6 @@ CONVERTERS: Mapping[str, Converter] = {
     **dict.fromkeys(REDUCTIONS, convert_reduce),
     "ArgMax": convert_arg,
     "ArgMin": convert_arg,
-    "BatchNormalization": convert_batch_norm,
     "CumProd": convert_cumulative,
     "CumSum": convert_cumulative,
     "GlobalAveragePool": lambda node: mean(node, node[0], spatial(node), keep_dims=True),
@@ -302,6 +304,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "LayerNormalization": convert_layer_norm,
     "LogSoftmax": convert_softmax,
     "LpNormalization": convert_lp_norm,
+    "MeanVarianceNormalization": convert_mean_variance,
     "RMSNormalization": convert_rms_norm,
     "Softmax": convert_softmax,
 }

@@ -65,7 +65,9 @@ def resized_axes(node: Node) -> Mapping[int, Axis]:
     found: dict[int, Axis] = {}
     policy = node.attr("keep_aspect_ratio_policy", "stretch")
     if sizes is not None and policy != "stretch":
-        ratios = [s / d for s, d in zip(sizes, static([node.shape()[a] for a in axes]), strict=True)]
+        ratios = [
+            s / d for s, d in zip(sizes, static([node.shape()[a] for a in axes]), strict=True)
+        ]
         ratio = min(ratios) if policy == "not_larger" else max(ratios)
         scales = [ratio] * len(axes)
         sizes = [int(ratio * d + 0.5) for d in static([node.shape()[a] for a in axes])]
@@ -129,9 +131,7 @@ def coordinates(axis: Axis, transform: str) -> Array:
             raise Unsupported(f"coordinates {transform!r}")
 
 
-def resize_dim(
-    node: Node, x: SSAValue, dim: int, axis: Axis, places: Array, mode: str
-) -> SSAValue:
+def resize_dim(node: Node, x: SSAValue, dim: int, axis: Axis, places: Array, mode: str) -> SSAValue:
     """Resize one dim."""
     if mode == "nearest":
         index = nearest(places, node.attr("nearest_mode", "round_prefer_floor"))

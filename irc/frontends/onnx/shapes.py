@@ -153,9 +153,7 @@ def convert_split(node: Node) -> list[SSAValue]:
     if sum(parts) != size or min(parts) < 0 or len(parts) != count:
         raise IrcError("onnx-invalid", f"parts {list(parts)} do not add up to size {size}")
     ends = np.cumsum(parts).tolist()
-    return [
-        cut(node, node[0], dim, end - part, end) for end, part in zip(ends, parts, strict=True)
-    ]
+    return [cut(node, node[0], dim, end - part, end) for end, part in zip(ends, parts, strict=True)]
 
 
 def convert_slice(node: Node) -> SSAValue:
@@ -181,7 +179,9 @@ def slice_dim(node: Node, x: SSAValue, dim: int, start: Dim, stop: Dim, step: in
     size = tensor(x).shape[dim]
     if isinstance(size, int) and isinstance(start, int) and isinstance(stop, int):
         # Bounds past the front mean the front; slice() takes them as they are.
-        first, last, step = slice(start, None if step < 0 and stop < -size else stop, step).indices(size)
+        first, last, step = slice(start, None if step < 0 and stop < -size else stop, step).indices(
+            size
+        )
         count = len(range(first, last, step))
         if step < 0:
             return steps_of(node, x, dim, first, count, step)
@@ -287,8 +287,13 @@ def convert_space_to_depth(node: Node) -> SSAValue:
     (n, c, h, w), k = node.shape(), int(node.attr("blocksize"))
     high, wide = divide(h, k), divide(w, k)
     if high is None or wide is None:
-        raise NeedsSize(size_names([h, w])) if size_names([h, w]) else Unsupported(f"blocks of {k} in [{h}, {w}]")
-    x = transpose(node, node.b.reshape(node[0], [n, c, high, k, wide, k]), [0, 3, 5, 1, 2, 4])
+        raise (
+            NeedsSize(size_names([h, w]))
+            if size_names([h, w])
+            else Unsupported(f"blocks of {k} in [{h}, {w}]")
+        )
+    perm = [0, 3, 5, 1, 2, 4] if node.attr("mode", "DCR") == "DCR" else [0, 1, 3, 5, 2, 4]
+    x = transpose(node, node.b.reshape(node[0], [n, c, high, k, wide, k]), perm)
     return node.b.reshape(x, [n, c * k * k, high, wide])
 
 

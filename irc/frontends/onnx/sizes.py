@@ -14,7 +14,9 @@ from irc.errors import IrcError, did_you_mean
 
 MAX_TEXT = 200
 MAX_TERMS = 64
-TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]{1,12})|(?P<name>[A-Za-z_][A-Za-z0-9_.]{0,63})|(?P<sign>[-+*()]))")
+TOKEN = re.compile(
+    r"\s*(?:(?P<number>[0-9]{1,12})|(?P<name>[A-Za-z_][A-Za-z0-9_.]{0,63})|(?P<sign>[-+*()]))"
+)
 
 
 class SizeTable:
@@ -49,9 +51,9 @@ class SizeTable:
     @property
     def bound(self) -> dict[str, int]:
         """The given numbers by symbol."""
-        return {sym: self._given[name] for name, sym in self._names.items() if name in self._given} | {
-            sym: self._given[sym] for sym in self._names.values() if sym in self._given
-        }
+        return {
+            sym: self._given[name] for name, sym in self._names.items() if name in self._given
+        } | {sym: self._given[sym] for sym in self._names.values() if sym in self._given}
 
     def names(self, found: frozenset[str]) -> list[str]:
         """Return the names by which the user knows these symbols."""

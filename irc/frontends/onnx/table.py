@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from irc.frontends.onnx import (
+    batch_norm,
     control,
     elementwise,
     extern,
@@ -22,6 +23,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **elementwise.CONVERTERS,
     **products.CONVERTERS,
     **reductions.CONVERTERS,
+    **batch_norm.CONVERTERS,
     **windows.CONVERTERS,
     **shapes.CONVERTERS,
     **indexing.CONVERTERS,

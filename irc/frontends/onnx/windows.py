@@ -49,7 +49,10 @@ def convert_max_pool(node: Node) -> list[SSAValue] | SSAValue:
     static(node.shape()[2:])
     shape: Sequence[Dim] = [*node.shape()[:2], *sizes]
     order = node.attr("storage_order", 0)
-    return extern(node, [shape, shape], dtypes=[node.dtype(), "i64"], **attrs, storage_order=order)
+    return extern(
+        node, [shape, shape], dtypes=[node.dtype(), "i64"], **attrs, storage_order=order,
+        result=list(sizes),
+    )  # fmt: skip
 
 
 def convert_average_pool(node: Node) -> SSAValue:
@@ -65,7 +68,9 @@ def convert_lp_pool(node: Node) -> SSAValue:
     count = 1
     for k in node.attr("kernel_shape"):
         count *= int(k)
-    return b.pointwise("pow", b.pointwise("mul", means, scalar(node, count, x)), scalar(node, 1 / p, x))
+    return b.pointwise(
+        "pow", b.pointwise("mul", means, scalar(node, count, x)), scalar(node, 1 / p, x)
+    )
 
 
 def convert_max_unpool(node: Node) -> SSAValue:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
+from torch.fx.proxy import TracerBase
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 TORCH = str(Path(torch.__file__).parent)
+OURS = str(Path(__file__).parent)
 LIBRARIES = (TORCH, "/transformers/", "/site-packages/")
 
 
@@ -56,3 +61,28 @@ def shown(path: str) -> str:
     if absolute.is_relative_to(Path.cwd()):
         return str(absolute.relative_to(Path.cwd()))
     return "/".join(absolute.parts[-2:]) if absolute.is_absolute() else path
+
+
+@contextmanager
+def user_frames() -> Iterator[None]:
+    """Make torch keep every frame of the traced code.
+
+    By itself it keeps those of functions named ``forward``: a line in a helper, or in a plain
+    function, would be lost.
+    """
+
+    def keep(self: TracerBase, summary: traceback.StackSummary) -> traceback.StackSummary:
+        inner: list[traceback.FrameSummary] = []
+        for frame in reversed(summary):
+            if frame.filename.startswith(OURS):
+                break
+            if not frame.filename.startswith(TORCH):
+                inner.append(frame)
+        return traceback.StackSummary.from_list(inner[::-1])
+
+    hook: Any = "_filter_traceback_frames"
+    if not hasattr(TracerBase, hook):
+        yield
+        return
+    with mock.patch.object(TracerBase, hook, keep):
+        yield

@@ -16,7 +16,7 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import tensor
-from irc.dialects.size import Dim, Size, product, terms_of
+from irc.dialects.size import Dim, Size, product, symbol, terms_of
 from irc.dialects.types import TensorType, is_float
 from irc.ops.infer import broadcast_shapes
 from irc.ops.library import dtype_names, dtypes
@@ -93,7 +93,7 @@ class Lowering:
         """Return a size as a number at run time: ones in that shape, added up."""
         total: SSAValue | None = None
         for monomial, coefficient in terms_of(size):
-            shape = [Size((((name, 1),), 1),),) for name, power in monomial for _ in range(power)]
+            shape = [symbol(name) for name, power in monomial for _ in range(power)]
             part = self.b.scalar(coefficient, "i64")
             if shape:
                 ones = self.b.broadcast(part, shape)

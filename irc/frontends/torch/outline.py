@@ -24,7 +24,8 @@ MIN_OPS = 4
 """Smaller blocks cost more as calls than they save."""
 
 NUMBERED = re.compile(r"(?:^|\.)\d+$")
-RANDOM = ("dropout", "rand", "bernoulli")
+RANDOM = ("aten.dropout", "aten.native_dropout", "aten.rand", "aten.bernoulli")
+"""Random ops take the seed of the entry and a stream of their own: a block that draws is not shared."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _region(nodes: Sequence[Node], index: dict[Node, int], start: int, stop: int
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             continue
-        if any(word in str(node.target) for word in RANDOM) or "wrap_with" in str(node.target):
+        if _draws(node) or isinstance(node.target, torch._ops.HigherOrderOperator):
             return None
         line = [str(node.target), _form(node.args, inputs, local), _form(node.kwargs, inputs, local), _type(value)]
         local[node] = len(local)
@@ -112,6 +113,11 @@ def _region(nodes: Sequence[Node], index: dict[Node, int], start: int, stop: int
     key = json.dumps([lines, taken, [local[node] for node in outputs]])
     first = next(node for node in nodes[start:stop] if node in local)
     return Region(start, stop, tuple(inputs), tuple(outputs), key, location(first))
+
+
+def _draws(node: Node) -> bool:
+    name = str(node.target)
+    return name.startswith(RANDOM) and not ("dropout" in name and node.args[2:] == (False,))
 
 
 def _form(value: Any, inputs: dict[Node, int], local: dict[Node, int]) -> Any:

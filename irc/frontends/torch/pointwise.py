@@ -23,6 +23,7 @@ UNARY = {
 BINARY = {
     "mul": "mul", "multiply": "mul", "floor_divide": "floor_div", "remainder": "remainder",
     "fmod": "fmod", "pow": "pow", "maximum": "maximum", "minimum": "minimum", "atan2": "atan2",
+    "max.other": "maximum", "min.other": "minimum",
     "bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor",
     "__and__": "bit_and", "__or__": "bit_or", "__xor__": "bit_xor",
     "__lshift__": "shift_left", "__rshift__": "shift_right",

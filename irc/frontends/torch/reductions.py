@@ -101,7 +101,6 @@ TABLE.update({
     "min.default": _extreme("min"), "max.dim": _extreme_along("max"), "min.dim": _extreme_along("min"),
     "argmax": _arg_extreme("max"), "argmin": _arg_extreme("min"), "any": _logical_reduction("any"),
     "all": _logical_reduction("all"),
-    "max.other": TABLE["maximum"], "min.other": TABLE["minimum"],
 })  # fmt: skip
 
 

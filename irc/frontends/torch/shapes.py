@@ -121,7 +121,10 @@ def slice_(
     """Slice one dim as Python does."""
     dim = dim_of(dim, tensor(self).ndim)
     size = tensor(self).shape[dim]
-    return sliced(t, self, dim, bound(start, size, 0), bound(end, size, size), step)
+    first, last = bound(start, size, 0), bound(end, size, size)
+    if isinstance(first, int) and isinstance(last, int):
+        last = max(first, last)
+    return sliced(t, self, dim, first, last, step)
 
 
 def bound(index: Dim | None, size: Dim, default: Dim) -> Dim:
@@ -317,3 +320,18 @@ def copy(t: Lowering, self: SSAValue, src: Operand, non_blocking: bool = False) 
 def fill(t: Lowering, self: SSAValue, value: Operand) -> SSAValue:
     """Replace all elements."""
     return t.full(value)
+
+
+@lowers("diff")
+def diff(
+    t: Lowering, self: SSAValue, n: int = 1, dim: int = -1, prepend: SSAValue | None = None, append: SSAValue | None = None
+) -> SSAValue:
+    """Return the difference of neighbours."""
+    dim = dim_of(dim, len(t.shape))
+    ends = [end for end in (prepend, self, append) if end is not None]
+    whole = joined(t, [t.b.cast(end, tensor(self).dtype) for end in ends], dim)
+    size = tensor(whole).shape[dim]
+    if n != 1 or isinstance(size, Size):
+        t.decline()
+    after, before = sliced(t, whole, dim, 1, size), sliced(t, whole, dim, 0, size - 1)
+    return t.b.pointwise("ne" if t.dtype == "i1" else "sub", after, before)

@@ -69,14 +69,19 @@ def _register_cache(cls: type) -> None:
 
 def _register_pair(cls: type) -> None:
     def flatten(cache: Any) -> tuple[list[Any], Any]:
-        return [cache.self_attention_cache, cache.cross_attention_cache], None
+        parts = [cache.self_attention_cache, cache.cross_attention_cache]
+        return parts, tuple(sorted(cache.is_updated.items()))
 
-    def unflatten(parts: Sequence[Any], _: Any) -> Any:
-        return cls(*parts)
+    def unflatten(parts: Sequence[Any], updated: Any) -> Any:
+        cache = cls.__new__(cls)
+        cache.self_attention_cache, cache.cross_attention_cache = parts
+        cache.is_updated = dict(updated)
+        return cache
 
     def flatten_with_keys(cache: Any) -> tuple[list[Any], Any]:
         names = ("self_attention_cache", "cross_attention_cache")
-        return [(pytree.MappingKey(k), v) for k, v in zip(names, flatten(cache)[0], strict=True)], None
+        parts, updated = flatten(cache)
+        return [(pytree.MappingKey(k), v) for k, v in zip(names, parts, strict=True)], updated
 
     pytree.register_pytree_node(
         cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__name__}",

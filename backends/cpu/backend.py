@@ -1,0 +1,43 @@
+"""The CPU backend as the pipeline and the executor see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from irc.backends.cpu.emit import emit, info_of
+from irc.backends.cpu.jit import compile_texts
+from irc.backends.cpu.segment import KernelCall, Segment
+from irc.plan.load import LoadedPlan
+from irc.runtime.segments import SegmentCall
+
+if TYPE_CHECKING:
+    from irc.dialects.task import KernelOp
+
+
+class CpuBackend:
+    """Kernels as LLVM IR for the machine that compiles the plan."""
+
+    name = "cpu"
+    targets = ("cpu",)
+    extension = ".ll"
+
+    def emit(self, kernel: KernelOp) -> str:
+        """Return the LLVM IR of a kernel."""
+        return emit(kernel)
+
+    def emit_plan_sources(self, kernels: Sequence[KernelOp]) -> dict[str, str]:
+        """Return one file per kernel."""
+        return {f"{kernel.sym_name.data}.ll": emit(kernel) for kernel in kernels}
+
+
+def load_segments(
+    loaded: LoadedPlan, segments: Sequence[Sequence[SegmentCall]], num_threads: int
+) -> list[Segment]:
+    """Compile a plan's kernels, all in one module, and bind the calls of each segment."""
+    texts = [loaded.texts[f"kernels/{k.name}.ll"].decode() for k in loaded.plan.kernels]
+    infos, addresses = [info_of(text) for text in texts], compile_texts(texts)
+    return [
+        Segment(infos, addresses, [KernelCall(c.kernel, c.args) for c in calls], num_threads)
+        for calls in segments
+    ]

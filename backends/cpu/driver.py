@@ -1,0 +1,109 @@
+"""The native loop over a segment's calls, compiled once per process.
+
+It never changes with the program, so it is written out; the OpenMP runtime's addresses are filled in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+
+from irc.backends.cpu import openmp
+from irc.backends.cpu.jit import compile_module
+
+MAX_ARGS = 128
+
+
+@functools.cache
+def driver(*, pool: bool) -> Callable[[int, int, int, int, object, int], None]:
+    """Return the native function; without ``pool`` it must be called with one thread."""
+    parallel, number, size = openmp.functions() if pool else (0, 0, 0)
+    text = _DRIVER.format(most=MAX_ARGS, parallel=parallel, number=number, size=size)
+    return _SIGNATURE(compile_module(text, "irc_driver"))
+
+
+# A call is (function, number of arguments, parallel?, then base and offset of each argument).
+_DRIVER = """
+define void @irc_driver(ptr %words, i64 %count, ptr %table, i64 %threads, ptr %scratch, i64 %stride) {{
+entry:
+  %args = alloca [{most} x ptr], align 64
+  %work = alloca [4 x i64], align 16
+  br label %calls
+calls:
+  %i = phi i64 [ 0, %entry ], [ %i1, %called ]
+  %at = phi ptr [ %words, %entry ], [ %at1, %called ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %one, label %done
+one:
+  %function = load ptr, ptr %at
+  %pn = getelementptr i64, ptr %at, i64 1
+  %n = load i64, ptr %pn
+  %pp = getelementptr i64, ptr %at, i64 2
+  %par = load i64, ptr %pp
+  %first = getelementptr i64, ptr %at, i64 3
+  br label %fill
+fill:
+  %a = phi i64 [ 0, %one ], [ %a1, %arg ]
+  %at1 = phi ptr [ %first, %one ], [ %next, %arg ]
+  %unfilled = icmp slt i64 %a, %n
+  br i1 %unfilled, label %arg, label %ready
+arg:
+  %base = load i64, ptr %at1
+  %poff = getelementptr i64, ptr %at1, i64 1
+  %off = load i64, ptr %poff
+  %next = getelementptr i64, ptr %at1, i64 2
+  %pbase = getelementptr ptr, ptr %table, i64 %base
+  %pointer = load ptr, ptr %pbase
+  %moved = getelementptr i8, ptr %pointer, i64 %off
+  %slot = getelementptr ptr, ptr %args, i64 %a
+  store ptr %moved, ptr %slot
+  %a1 = add i64 %a, 1
+  br label %fill
+ready:
+  %several = icmp sgt i64 %threads, 1
+  %wanted = icmp ne i64 %par, 0
+  %region = and i1 %several, %wanted
+  br i1 %region, label %team, label %alone
+alone:
+  call void %function(ptr %args, i64 0, i64 1, ptr %scratch)
+  br label %called
+team:
+  store ptr %function, ptr %work
+  %w1 = getelementptr i64, ptr %work, i64 1
+  store ptr %args, ptr %w1
+  %w2 = getelementptr i64, ptr %work, i64 2
+  store ptr %scratch, ptr %w2
+  %w3 = getelementptr i64, ptr %work, i64 3
+  store i64 %stride, ptr %w3
+  %t32 = trunc i64 %threads to i32
+  call void inttoptr (i64 {parallel} to ptr)(ptr @irc_member, ptr %work, i32 %t32, i32 0)
+  br label %called
+called:
+  %i1 = add i64 %i, 1
+  br label %calls
+done:
+  ret void
+}}
+define internal void @irc_member(ptr %work) {{
+  %function = load ptr, ptr %work
+  %w1 = getelementptr i64, ptr %work, i64 1
+  %args = load ptr, ptr %w1
+  %w2 = getelementptr i64, ptr %work, i64 2
+  %scratch = load ptr, ptr %w2
+  %w3 = getelementptr i64, ptr %work, i64 3
+  %stride = load i64, ptr %w3
+  %thread32 = call i32 inttoptr (i64 {number} to ptr)()
+  %threads32 = call i32 inttoptr (i64 {size} to ptr)()
+  %thread = sext i32 %thread32 to i64
+  %threads = sext i32 %threads32 to i64
+  %skip = mul i64 %thread, %stride
+  %own = getelementptr i8, ptr %scratch, i64 %skip
+  call void %function(ptr %args, i64 %thread, i64 %threads, ptr %own)
+  ret void
+}}
+"""
+_SIGNATURE = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,
+    ctypes.c_int64,
+)  # fmt: skip

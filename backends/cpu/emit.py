@@ -1,0 +1,95 @@
+"""LLVM IR text of a kernel: what a plan keeps as ``kernels/NAME.ll``.
+
+The first line is a comment with JSON: everything that a caller of the function needs to know. The
+function is ``void NAME(ptr args, i64 thread, i64 threads, ptr scratch)``: it does the share of one
+thread, given an array of pointers to the kernel's buffers and scratch memory of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+
+from irc.backends.cpu.builder import Builder, Operand
+from irc.backends.cpu.features import Features, host
+from irc.backends.cpu.nest import Nest, analyse, read, simplify
+from irc.backends.cpu.rows import RowsWriter
+from irc.backends.cpu.schedule import make_schedule
+from irc.backends.cpu.steps import buffer_pointers
+from irc.dialects.task import KernelOp
+from irc.errors import InternalError, IrcError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.$-]*")
+_PREFIX = "; irc-kernel "
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """What a caller needs to know of a kernel.
+
+    Attributes:
+        name: the function.
+        num_args: how many buffers it takes.
+        scratch_bytes: scratch memory for each thread.
+        parallel: whether several threads pay.
+        template: which emitter wrote it.
+    """
+
+    name: str
+    num_args: int
+    scratch_bytes: int
+    parallel: bool
+    template: str
+
+
+def emit(kernel: KernelOp, features: Features | None = None) -> str:
+    """Return the text of a kernel, for this machine unless told otherwise."""
+    features = features or host()
+    b = Builder(fma=features.fma, half=features.half)
+    count = len(kernel.args)
+    buffers = buffer_pointers(b, count)
+    scratch, parallel, template = _write(b, kernel, features, buffers)
+    b.do("ret void")
+    name = kernel.sym_name.data
+    if not _NAME.fullmatch(name):
+        raise InternalError(f"kernel name {name!r} is no identifier")
+    info = KernelInfo(name, count, scratch, parallel, template)
+    body = b.function(f'define void @"{name}"(ptr %args, i64 %thread, i64 %threads, ptr %scratch)')
+    return "\n".join([_PREFIX + json.dumps(asdict(info)), body, *b.functions.values(), ""])
+
+
+def _write(
+    b: Builder, kernel: KernelOp, features: Features, buffers: dict[int, Operand]
+) -> tuple[int, bool, str]:
+    workers = kernel.task_mapping.num_workers
+    return write_rows(b, read(kernel), workers, features, buffers)
+
+
+def write_rows(
+    b: Builder, nest: Nest, workers: int, features: Features, buffers: dict[int, Operand]
+) -> tuple[int, bool, str]:
+    """Write a kernel by the rows template; returns scratch bytes, parallel, the template's name."""
+    nest = simplify(nest)
+    facts = analyse(nest)
+    schedule = make_schedule(nest, facts, workers, features)
+    RowsWriter(b, nest, facts, schedule, buffers).write()
+    return schedule.scratch_bytes, schedule.parallel, "rows"
+
+
+def info_of(text: str) -> KernelInfo:
+    """Read a kernel's description from its text.
+
+    Raises:
+        IrcError: ``kernel-invalid`` where the first line is not what :func:`emit` writes.
+    """
+    first = text.partition("\n")[0]
+    try:
+        info = KernelInfo(**json.loads(first.removeprefix(_PREFIX)))
+    except (ValueError, TypeError):
+        raise IrcError(
+            "kernel-invalid", "a kernel file of the plan does not begin with its description"
+        ) from None
+    if not _NAME.fullmatch(info.name):
+        raise IrcError("kernel-invalid", f"{info.name!r} is no name of a kernel function")
+    return info

@@ -1,0 +1,99 @@
+"""Kernel texts to machine code in this process, with llvmlite; what was compiled is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+
+import llvmlite.binding as llvm
+
+from irc.backends.cpu.emit import info_of
+from irc.backends.cpu.features import Features, host
+from irc.errors import IrcError
+
+_lock = threading.Lock()
+_addresses: dict[tuple[str, Features], int] = {}
+_engines: list[llvm.ExecutionEngine] = []
+_initialised = False
+
+
+def compile_texts(texts: Sequence[str], features: Features | None = None) -> list[int]:
+    """Return the address of each kernel's function; those not known yet are compiled together."""
+    features = features or host()
+    keys = [(hashlib.sha256(text.encode()).hexdigest()[:32], features) for text in texts]
+    with _lock:
+        fresh = {
+            key: text for key, text in zip(keys, texts, strict=True) if key not in _addresses
+        }
+        if fresh:
+            _addresses.update(_compile(fresh, features))
+        return [_addresses[key] for key in keys]
+
+
+def _compile(
+    texts: dict[tuple[str, Features], str], features: Features
+) -> dict[tuple[str, Features], int]:
+    machine = _target_machine(features)
+    module: llvm.ModuleRef | None = None
+    for (digest, _), text in texts.items():
+        part = _parse(text, f"irc_{digest}")
+        if module is None:
+            module = part
+        else:
+            module.link_in(part)
+    assert module is not None
+    engine = _finish(module, machine)
+    return {key: engine.get_function_address(f"irc_{key[0]}") for key in texts}
+
+
+def compile_module(text: str, symbol: str) -> int:
+    """Compile text of our own and return the address of one of its functions."""
+    with _lock:
+        machine = _target_machine(host())
+        return _finish(llvm.parse_assembly(text), machine).get_function_address(symbol)
+
+
+def _finish(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> llvm.ExecutionEngine:
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    _optimise(module, machine)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _engines.append(engine)
+    return engine
+
+
+def _parse(text: str, symbol: str) -> llvm.ModuleRef:
+    """Parse one kernel and give its function a name of its own in the process."""
+    info = info_of(text)
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+        module.get_function(info.name).name = symbol
+    except (RuntimeError, NameError) as error:
+        raise IrcError(
+            "kernel-invalid", f"the code of kernel '{info.name}' is not valid LLVM IR: {error}"
+        ) from None
+    return module
+
+
+def _target_machine(features: Features) -> llvm.TargetMachine:
+    global _initialised  # noqa: PLW0603 - LLVM's own global state
+    if not _initialised:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        _initialised = True
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=features.cpu, features=features.flags, opt=3, codemodel="jitdefault", jit=True
+    )
+
+
+def _optimise(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    # Vectors are explicit, so LLVM's own vectorizers would only cost time.
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_interleaving = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)

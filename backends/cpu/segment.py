@@ -1,0 +1,111 @@
+"""A run of kernel calls made by one native call.
+
+A driver, compiled once per process, walks a table of calls; so a segment costs compile time only for
+its distinct kernels. The table is read-only; scratch memory is leased per run: segments may be run by
+several Python threads at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from irc.backends.cpu import openmp
+from irc.backends.cpu.driver import MAX_ARGS, driver
+from irc.backends.cpu.emit import KernelInfo, emit, info_of
+from irc.backends.cpu.features import Features
+from irc.backends.cpu.jit import compile_texts
+from irc.dialects.task import KernelOp
+from irc.errors import InternalError
+
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One launch: the kernel's number and, per argument, the base pointer's number and a byte offset."""
+
+    kernel: int
+    args: tuple[tuple[int, int], ...]
+
+
+class Segment:
+    """Compiled kernel calls; :meth:`run` makes all of them in order."""
+
+    def __init__(
+        self,
+        infos: Sequence[KernelInfo],
+        addresses: Sequence[int],
+        calls: Sequence[KernelCall],
+        num_threads: int,
+    ) -> None:
+        used = [infos[call.kernel] for call in calls]
+        self.num_threads = num_threads if any(info.parallel for info in used) else 1
+        self.stride = _round_up(max((info.scratch_bytes for info in used), default=0))
+        if self.stride:
+            self.stride += 128  # threads' scratch must not fall on the same cache sets
+        words: list[int] = []
+        for call in calls:
+            info = infos[call.kernel]
+            if len(call.args) != info.num_args:
+                raise InternalError(
+                    f"kernel {info.name} takes {info.num_args} buffers, not {len(call.args)}"
+                )
+            words += [addresses[call.kernel], len(call.args), int(info.parallel)]
+            words += [word for arg in call.args for word in arg]
+        self._table = (ctypes.c_int64 * (len(words) + 1))(*words)
+        self._most = max((len(call.args) for call in calls), default=0)
+        self._count, self._words = len(calls), ctypes.addressof(self._table)
+        self._workspaces: list[ctypes.Array[ctypes.c_char]] = []
+        self._driver = driver(pool=self.num_threads > 1)
+        if self._most > MAX_ARGS:
+            raise InternalError(f"a kernel of {self._most} buffers; at most {MAX_ARGS} are passed")
+
+    def run(self, table: int) -> None:
+        """Run all calls; ``table`` is the address of the array of base pointers."""
+        workspaces = self._workspaces
+        # pop and append are atomic: two threads never hold one workspace.
+        try:
+            workspace = workspaces.pop()
+        except IndexError:
+            workspace = self._allocate()
+        threads = 1 if openmp._forked else self.num_threads  # noqa: SLF001 - a call costs 50 ns
+        self._driver(self._words, self._count, table, threads, workspace, self.stride)
+        workspaces.append(workspace)
+
+    def run_pointers(self, pointers: Sequence[int]) -> None:
+        """Run all calls on base pointers given as integers."""
+        array = (ctypes.c_void_p * len(pointers))(*pointers)
+        self.run(ctypes.addressof(array))
+
+    def _allocate(self) -> ctypes.Array[ctypes.c_char]:
+        size = self.stride * self.num_threads
+        raw = ctypes.create_string_buffer(size + PAGE)
+        start = -ctypes.addressof(raw) % PAGE
+        return (ctypes.c_char * size).from_buffer(raw, start)
+
+
+def _round_up(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def compile_segment(
+    kernels: Sequence[KernelOp],
+    calls: Sequence[KernelCall],
+    num_threads: int,
+    features: Features | None = None,
+) -> Segment:
+    """Write and compile kernels, and bind their calls."""
+    return load_segment([emit(kernel, features) for kernel in kernels], calls, num_threads, features)
+
+
+def load_segment(
+    texts: Sequence[str],
+    calls: Sequence[KernelCall],
+    num_threads: int,
+    features: Features | None = None,
+) -> Segment:
+    """Compile kernel texts, as :func:`emit` wrote them, and bind their calls."""
+    infos = [info_of(text) for text in texts]
+    return Segment(infos, compile_texts(texts, features), calls, num_threads)

@@ -1,0 +1,205 @@
+"""The pointwise functions in CUDA C++: one expression each, for floats, integers and truth values.
+
+``{0}``, ``{1}``, ``{2}`` are operands (names or literals), ``{T}`` the C type of the result, ``{U}`` its
+unsigned twin, in which integers wrap, and ``{f}`` the suffix of float32 functions and literals. Half types are held
+as float. Error of float32 functions: at most 2 ulp, except sinh, cosh, asinh, acosh, tan, pow and atan2 up to
+4 (CUDA C++ Programming Guide, "Mathematical Functions"); arithmetic, division, sqrt are correctly rounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from irc.kernels.arithmetic import INTEGERS
+
+TYPES: Mapping[str, str] = {
+    "f64": "double", "f32": "float", "f16": "__half", "bf16": "__nv_bfloat16", "i64": "long long",
+    "i32": "int", "i16": "short", "i8": "signed char", "u8": "unsigned char", "i1": "bool",
+}  # fmt: skip
+BYTES: Mapping[str, int] = {
+    "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "i1": 1,
+}  # fmt: skip
+
+# fmt: off
+ANY: Mapping[str, str] = {
+    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}",
+    "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
+    "logical_and": "{0} != 0 && {1} != 0",
+    "logical_or":  "{0} != 0 || {1} != 0",
+    "logical_xor": "({0} != 0) != ({1} != 0)",
+    "logical_not": "{0} == 0",
+    "where": "{0} ? {1} : {2}",
+    "copy":  "{0}",
+    "maximum": "irc_max({0}, {1})",
+    "minimum": "irc_min({0}, {1})",
+    "sign":  "({T})(({0} > 0) - ({0} < 0))",
+}
+FLOAT: Mapping[str, str] = {
+    **ANY,
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
+    "floor_div":  "irc_floor_div({0}, {1})",
+    "trunc_div":  "trunc{f}({0} / {1})",
+    "remainder":  "irc_remainder({0}, {1})",
+    "fmod":       "fmod{f}({0}, {1})",
+    "pow":        "pow{f}({0}, {1})",
+    "atan2":      "atan2{f}({0}, {1})",
+    "neg":        "-{0}",
+    "abs":        "fabs{f}({0})",
+    "reciprocal": "1.0{f} / {0}",
+    **{fn: f"{fn}{{f}}({{0}})" for fn in (
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin",
+        "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "floor", "ceil", "trunc",
+    )},
+    "round":      "rint{f}({0})",
+    "rsqrt":      "rsqrt{f}({0})",
+    "relu":       "{0} <= 0 ? 0 : {0}",
+    "sigmoid":    "irc_sigmoid({0})",
+    "silu":       "{0} * irc_sigmoid({0})",
+    "gelu":       "{0} * 0.5{f} * (1.0{f} + erf{f}({0} * 0.7071067811865476{f}))",
+    "gelu_tanh":  "{0} * irc_sigmoid(1.5957691216057308{f} * ({0} + 0.044715{f} * {0} * {0} * {0}))",
+    "is_nan":     "{0} != {0}",
+    "is_inf":     "fabs{f}({0}) == INFINITY",
+}
+INTEGER: Mapping[str, str] = {
+    **ANY,
+    **{fn: f"({{T}})(({{U}}){{0}} {sign} ({{U}}){{1}})" for fn, sign in (("add", "+"), ("sub", "-"), ("mul", "*"))},
+    "floor_div":   "irc_floor_div({0}, {1})",
+    "trunc_div":   "({T})({0} / {1})",
+    "remainder":   "irc_remainder({0}, {1})",
+    "fmod":        "({T})({0} % {1})",
+    "pow":         "irc_pow({0}, {1})",
+    "neg":         "({T})(0 - ({U}){0})",
+    "abs":         "({T})({0} < 0 ? 0 - ({U}){0} : ({U}){0})",
+    "relu":        "{0} > 0 ? {0} : ({T})0",
+    "floor": "{0}", "ceil": "{0}", "round": "{0}", "trunc": "{0}",
+    "is_nan":      "false",
+    "is_inf":      "false",
+    "bit_and": "({T})({0} & {1})", "bit_or": "({T})({0} | {1})", "bit_xor": "({T})({0} ^ {1})",
+    "bit_not":     "({T})~{0}",
+    "shift_left":  "({T})(({U}){0} << {1})",
+    "shift_right": "({T})({0} >> {1})",
+}
+BOOL: Mapping[str, str] = {
+    **ANY,
+    "add": "{0} || {1}", "mul": "{0} && {1}",
+    "maximum": "{0} || {1}", "minimum": "{0} && {1}",
+    "bit_and": "{0} && {1}", "bit_or": "{0} || {1}", "bit_xor": "{0} != {1}",
+    "bit_not": "!{0}", "sign": "{0}",
+}
+# fmt: on
+
+
+def expression(fn: str, operand: str, result: str) -> str | None:
+    """Return the template of a function of operands of one dtype, or None where there is none."""
+    if operand not in TYPES or result not in TYPES:
+        return None
+    if fn == "cast":
+        return _cast(operand, result)
+    if operand == "i1":
+        return BOOL.get(fn)
+    return (INTEGER if operand in INTEGERS else FLOAT).get(fn)
+
+
+def _cast(operand: str, result: str) -> str:
+    if operand == result and result not in ("f16", "bf16"):
+        return "{0}"
+    if result == "i1":
+        return "{0} != 0"
+    if result in ("f16", "bf16"):
+        # Rounded now, held in float after.
+        return f"irc_float(irc_round<{TYPES[result]}>({{0}}))"
+    return "({T}){0}"
+
+
+def unsigned(dtype: str) -> str:
+    """Return the C type in which an integer type wraps; narrow ones are cut off afterwards."""
+    return "unsigned long long" if dtype == "i64" else "unsigned"
+
+
+HELPERS: Mapping[str, str] = {
+    "irc_max": """
+// The larger one; NaN if either is.
+template <typename T> __device__ inline T irc_max(T a, T b) { return a > b || a != a ? a : b; }
+""",
+    "irc_min": """
+// The smaller one; NaN if either is.
+template <typename T> __device__ inline T irc_min(T a, T b) { return a < b || a != a ? a : b; }
+""",
+    "irc_sigmoid": """
+__device__ inline float irc_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ inline double irc_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+""",
+    "irc_remainder": """
+// Of the sign of the divisor.
+__device__ inline float irc_remainder(float a, float b) {
+  const float rest = fmodf(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+__device__ inline double irc_remainder(double a, double b) {
+  const double rest = fmod(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+template <typename T> __device__ inline T irc_remainder(T a, T b) {
+  const T rest = a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+""",
+    "irc_floor_div": """
+template <typename T> __device__ inline T irc_floor_div(T a, T b) {
+  return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+__device__ inline double irc_floor_div(double a, double b) {
+  const double rest = fmod(a, b);
+  const double quotient = (a - rest) / b - (rest != 0 && (rest < 0) != (b < 0));
+  const double whole = floor(quotient);
+  return b == 0 ? a / b : quotient - whole > 0.5 ? whole + 1 : whole;
+}
+__device__ inline float irc_floor_div(float a, float b) {
+  const float rest = fmodf(a, b);
+  const float quotient = (a - rest) / b - (rest != 0 && (rest < 0) != (b < 0));
+  const float whole = floorf(quotient);
+  return b == 0 ? a / b : quotient - whole > 0.5f ? whole + 1 : whole;
+}
+""",
+    "irc_pow": """
+// A negative exponent: 1 and -1 have an inverse, all else rounds to 0.
+template <typename T> __device__ inline T irc_pow(T a, T b) {
+  if (b < 0) return a == 1 ? 1 : a == T(-1) ? (b % 2 ? -1 : 1) : 0;
+  unsigned long long result = 1, power = a;
+  for (; b > 0; b >>= 1) {
+    if (b & 1) result *= power;
+    power *= power;
+  }
+  return (T)result;
+}
+""",
+    "irc_float": """
+__device__ inline float irc_float(__half x) { return __half2float(x); }
+__device__ inline float irc_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+""",
+    "irc_round": """
+template <typename T> __device__ inline T irc_round(double x);
+template <> __device__ inline __half irc_round<__half>(double x) { return __double2half(x); }
+template <> __device__ inline __nv_bfloat16 irc_round<__nv_bfloat16>(double x) {
+  return __double2bfloat16(x);
+}
+template <typename T> __device__ inline T irc_round(float x);
+template <> __device__ inline __half irc_round<__half>(float x) { return __float2half_rn(x); }
+template <> __device__ inline __nv_bfloat16 irc_round<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <typename T> __device__ inline T irc_round(long long x) { return irc_round<T>((double)x); }
+template <typename T> __device__ inline T irc_round(int x) { return irc_round<T>((double)x); }
+template <typename T> __device__ inline T irc_round(bool x) { return irc_round<T>((float)x); }
+""",
+    "Vector": """
+template <typename T, int N> struct alignas(sizeof(T) * N) Vector { T at[N]; };
+""",
+}
+
+
+def helpers_in(text: str) -> str:
+    """Return the definitions of the helper functions that a text uses, in order."""
+    wanted = {name for name in re.findall(r"\b(?:irc_[a-z_]+|Vector)\b", text) if name in HELPERS}
+    return "".join(body for name, body in HELPERS.items() if name in wanted)

@@ -1,0 +1,210 @@
+"""Template ``rows``: a group of threads computes a task, its columns dealt out in turn.
+
+Short rows take part of a warp or a warp, long ones a block. Each level of reductions is one loop over the
+columns of a thread; full values that a later level needs stay in registers where there are few
+columns a thread, and are computed again where there are many. Partial results meet by warp shuffles and,
+across warps, in shared memory. Where tasks and not columns are adjacent in memory, threads of a
+warp take adjacent tasks, and partial results meet in shared memory alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from irc.backends.cuda.functions import TYPES
+from irc.backends.cuda.scalar import Scalar, accumulator_type, decode, joined, padding
+from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
+from irc.kernels.arithmetic import held, power_of_two
+from irc.kernels.form import Form, Step
+from irc.kernels.source import Source
+
+WARP = 32
+MAX_LANES = 512
+LEAST_THREADS = 128
+# Columns a thread up to which full values stay in registers, and registers they may take.
+KEPT_COLUMNS = 16
+KEPT_REGISTERS = 64
+
+
+class Rows:
+    """The launch of a rows kernel, and its code."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.tasks, self.columns = prod(form.parallel), form.num_columns
+        self.by_task = self._tasks_adjacent()
+        self.lanes, self.rows = self._shape()
+        self.threads = self.lanes * self.rows
+        self.blocks = -(-self.tasks // self.rows)
+        self.turns = -(-self.columns // self.lanes)
+        self.kept = self._kept()
+
+    @property
+    def mapping(self) -> TaskMapping:
+        """Blocks, threads and what a thread does, over tasks by columns (``by_task``: the reverse)."""
+        blocks, turns = max(1, self.blocks), max(1, self.turns)
+        if self.by_task:
+            return compose(
+                spatial(1, blocks), repeat(turns, 1), spatial(self.lanes, self.rows)
+            )
+        return compose(spatial(blocks, 1), repeat(1, turns), spatial(self.rows, self.lanes))
+
+    def emit(self, source: Source) -> None:
+        """Append the body of the kernel function."""
+        rows = self._place(source)
+        for level in range(self.form.num_levels):
+            rows.emit(
+                s for s in self.form.steps
+                if s.level == level and not s.full and s.kind in ("load", "constant", "index", "pointwise")
+            )  # fmt: skip
+            stores = [s for s in self.form.steps if s.kind == "store" and s.level == level]
+            per_row = [s for s in stores if not s.full]
+            if per_row:
+                with source.block("if (live && lane == 0) {", "}"):
+                    rows.emit(per_row)
+            reduces = [s for s in self.form.steps if s.kind == "reduce" and s.level == level]
+            full = [s for s in stores if s.full]
+            if reduces or full:
+                self._loop(source, rows, level, reduces, full)
+            for step in reduces:
+                self._meet(source, rows, step)
+
+    def _place(self, source: Source) -> Scalar:
+        kind = "const long long" if self.form.is_wide else "const int"
+        tid = "threadIdx.x"
+        lane, row = f"{tid} % {self.lanes}", f"{tid} / {self.lanes}"
+        if self.by_task:
+            lane, row = f"{tid} / {self.rows}", f"{tid} % {self.rows}"
+        source.line(f"const int lane = {lane};")
+        source.line(f"const int row = {row};")
+        source.line(f"{kind} place = ({kind.removeprefix('const ')})blockIdx.x * {self.rows} + row;")
+        # Threads beyond the last task compute it again, and meet the others at barriers.
+        source.line(f"const bool live = place < {self.tasks};")
+        source.line(f"{kind} task = live ? place : {self.tasks} - 1;")
+        names = {f"i{d}": n for d, n in enumerate(self.form.parallel)}
+        decode(source, "task", names, kind)
+        for value in sorted(self.kept):
+            dtype = TYPES[held(self.form.makers[value].dtype)]
+            source.line(f"{dtype} v{value}[{self.turns}];")
+        return Scalar(self.form, source, {d: f"i{d}" for d in range(self.form.num_parallel)})
+
+    def _loop(
+        self,
+        source: Source,
+        rows: Scalar,
+        level: int,
+        reduces: Sequence[Step],
+        stores: Sequence[Step],
+    ) -> None:
+        for step in reduces:
+            source.line(f"{accumulator_type(step)} v{step.result} = {padding(step)};")
+        wanted = [v for s in (*reduces, *stores) for v in s.operands]
+        needed = self.form.behind(
+            wanted,
+            lambda s: s.full and not (s.result in self.kept and s.level < level),
+        )
+        with self._columns(source):
+            self._column_indices(source)
+            point = self._point(source, rows)
+            point.emit(s for s in self.form.steps if s.result in needed)
+            for step in reduces:
+                name, value = f"v{step.result}", point.values[step.operands[0]]
+                kind = accumulator_type(step)
+                source.line(f"{name} = {joined(step, name, f'({kind}){value}')};")
+            if stores:
+                with source.block("if (live) {", "}"):
+                    point.emit(stores)
+
+    def _columns(self, source: Source):  # noqa: ANN202 - a context manager
+        """Open the loop over the columns of a thread."""
+        if self.kept:
+            source.line("#pragma unroll")
+            head = f"for (int j = 0; j < {self.turns}; ++j)"
+            guard = "" if self.columns % self.lanes == 0 else f" if (const int c = lane + j * {self.lanes}; c < {self.columns})"
+            if guard:
+                return source.block(f"{head}{guard} {{", "}")
+            return source.block(f"{head} {{\n  const int c = lane + j * {self.lanes};", "}")
+        kind = "long long" if self.form.is_wide else "int"
+        return source.block(
+            f"for ({kind} c = lane; c < {self.columns}; c += {self.lanes}) {{", "}"
+        )
+
+    def _column_indices(self, source: Source) -> None:
+        names = {f"c{n}": size for n, size in enumerate(self.form.reduced)}
+        kind = "const long long" if self.form.is_wide else "const int"
+        decode(source, "c", names, kind)
+
+    def _point(self, source: Source, rows: Scalar) -> Scalar:
+        first = self.form.num_parallel
+        columns = {first + n: f"c{n}" for n in range(len(self.form.reduced))}
+        point = Scalar(self.form, source, {**rows.coordinates, **columns}, rows.values)
+        point.kept = {value: f"v{value}[j]" for value in self.kept}
+        point.values.update(point.kept)
+        return point
+
+    def _meet(self, source: Source, rows: Scalar, step: Step) -> None:
+        """Combine the partial results of the threads of a task; all of them get the result."""
+        name, kind = f"v{step.result}", accumulator_type(step)
+        if self.by_task:
+            self._meet_in_memory(source, step, "lane", self.lanes)
+        elif self.lanes > 1:
+            half = min(self.lanes, WARP) // 2
+            with source.block(f"for (int distance = {half}; distance > 0; distance /= 2) {{", "}"):
+                source.line(
+                    f"const {kind} other = __shfl_xor_sync(0xffffffffu, {name}, distance);"
+                )
+                source.line(f"{name} = {joined(step, name, 'other')};")
+            if self.lanes > WARP:
+                self._meet_in_memory(source, step, f"lane / {WARP}", self.lanes // WARP)
+        result = TYPES[held(step.dtype)]
+        if result != kind:
+            test = " != 0" if step.dtype == "i1" else ""
+            source.line(f"const {result} w{step.result} = ({result})({name}{test});")
+            name = f"w{step.result}"
+        rows.values[step.result] = name
+
+    def _meet_in_memory(self, source: Source, step: Step, part: str, parts: int) -> None:
+        name, kind = f"v{step.result}", accumulator_type(step)
+        if parts == 1:
+            return
+        source.line(f"__shared__ {kind} s{step.result}[{self.rows}][{parts + (parts > 1)}];")
+        guard = "" if self.by_task else f"if (lane % {WARP} == 0) "
+        source.line(f"{guard}s{step.result}[row][{part}] = {name};")
+        source.line("__syncthreads();")
+        source.line(f"{name} = s{step.result}[row][0];")
+        with source.block(f"for (int part = 1; part < {parts}; ++part) {{", "}"):
+            source.line(f"{name} = {joined(step, name, f's{step.result}[row][part]')};")
+
+    def _tasks_adjacent(self) -> bool:
+        """Return whether accesses walk memory along the last task dim and not along the columns."""
+        last, column = self.form.num_parallel - 1, len(self.form.sizes) - 1
+        loads = [s.place.strides for s in self.form.steps if s.kind == "load" and s.full]
+        if last < 0 or any(s[column] == 1 for s in loads):
+            return False
+        return any(s[last] == 1 for s in loads)
+
+    def _shape(self) -> tuple[int, int]:
+        """Return threads a task and tasks a block."""
+        columns = power_of_two(self.columns)
+        if self.by_task:
+            lanes = min(8, columns)
+            return lanes, min(WARP, power_of_two(self.tasks))
+        lanes = min(columns, WARP)
+        while lanes < MAX_LANES and columns // lanes > KEPT_COLUMNS // 2:
+            lanes *= 2
+        wanted = power_of_two(prod(self.form.tile))
+        rows = max(min(wanted, 256 // lanes), LEAST_THREADS // lanes, 1)
+        return lanes, rows
+
+    def _kept(self) -> frozenset[int]:
+        """Return the full values that stay in registers for a later level."""
+        if self.turns > KEPT_COLUMNS or self.columns == 0:
+            return frozenset()
+        later: set[int] = set()
+        for step in self.form.steps:
+            for value in step.operands:
+                maker = self.form.makers[value]
+                if maker.full and maker.level < step.level and maker.kind not in ("constant", "index"):
+                    later.add(value)
+        return frozenset(later) if len(later) * self.turns <= KEPT_REGISTERS else frozenset()

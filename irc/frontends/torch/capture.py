@@ -1,0 +1,238 @@
+"""Capture: a PyTorch module or function, called once with examples, becomes a program."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from irc.frontends.torch.assemble import Argument, Assembly, Result, assemble
+from irc.frontends.torch.export import as_module, export, shape_specs
+from irc.frontends.torch.failures import explained
+from irc.frontends.torch.guards import Guards
+from irc.frontends.torch.sizes import SizeNames, named_symbols
+from irc.frontends.torch.structure import argument_names, output_names, register_known
+from irc.program import Program
+
+ROLES = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
+
+
+@dataclass(frozen=True)
+class Output:
+    """One leaf of what the module returns: a result of the program, or a constant.
+
+    Attributes:
+        position: index among the results of role output; None for a constant.
+        constant: the value of a leaf that does not depend on tensors.
+        number: true where the module returns a Python number, not a tensor.
+    """
+
+    position: int | None
+    constant: Any = None
+    number: bool = False
+
+
+@dataclass
+class Captured:
+    """A program and how to call it like the module that it was made from.
+
+    Attributes:
+        program: the IR and its tensors.
+        guards: what the program is specialised on.
+        in_spec: structure of ``(args, kwargs)``.
+        tensor_leaves: which flattened leaves are the program's inputs, in order.
+        out_spec: structure of the module's return value.
+        outputs: where each leaf of it comes from.
+        states: names of the results of role state, in order: buffers, or inputs that are written to.
+        mutated_inputs: among these, state name -> index of the input that is copied back to.
+        externs: how often each library op without flow form is called.
+    """
+
+    program: Program
+    guards: Guards
+    in_spec: pytree.TreeSpec
+    tensor_leaves: tuple[int, ...]
+    out_spec: pytree.TreeSpec
+    outputs: tuple[Output, ...]
+    states: tuple[str, ...] = ()
+    mutated_inputs: dict[str, int] = field(default_factory=dict[str, int])
+    externs: Counter[str] = field(default_factory=Counter[str])
+
+    def flatten(self, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> list[torch.Tensor]:
+        """Return the program's inputs, in order."""
+        leaves = pytree.tree_leaves((tuple(args), self.guards.ordered(kwargs or {})))
+        return [leaves[i] for i in self.tensor_leaves]
+
+    def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
+        """Return what the module would return, given the program's results of role output."""
+        leaves = [_leaf(output, results) for output in self.outputs]
+        return pytree.tree_unflatten(leaves, self.out_spec)
+
+
+def _leaf(output: Output, results: Sequence[torch.Tensor]) -> Any:
+    if output.position is None:
+        return output.constant
+    return results[output.position].item() if output.number else results[output.position]
+
+
+def capture(
+    module_or_function: nn.Module | Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    device: str = "cpu",
+    outline: bool = True,
+) -> Captured:
+    """Trace a module or function and return it as a program.
+
+    Args:
+        module_or_function: what to capture; neither it nor its buffers change.
+        args: example positional arguments.
+        kwargs: example keyword arguments.
+        dynamic_shapes: per argument which dims are named sizes: ``{"x": {0: "B"}}``, with names or
+            ``torch.export.Dim``; other sizes are fixed.
+        device: where the program's constants are put.
+        outline: make functions of repeated layers.
+
+    Raises:
+        IrcError: ``capture-failed`` or ``op-unsupported``, all causes at once.
+    """
+    register_known()
+    module, args, kwargs = as_module(module_or_function), tuple(args), dict(kwargs or {})
+    args, kwargs = _placed(module, args, kwargs)
+    guards = Guards.of(module, args, kwargs, dynamic_shapes)
+    with explained(module_or_function):
+        spec, leaf_specs = shape_specs(module.forward, args, kwargs, dynamic_shapes)
+        exported = export(module, args, kwargs, spec)
+    leaf_names = argument_names(module.forward, args, kwargs)
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensor_leaves = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+    reader = _Reader(exported, module, device)
+    arguments = reader.arguments([leaf_names[i] for i in tensor_leaves])
+    inputs = [node for node, argument in arguments.items() if argument.role == "input"]
+    sizes = named_symbols([n.meta["val"] for n in inputs], [leaf_specs[i] for i in tensor_leaves])
+    outputs, results = reader.results()
+    assembly = assemble(
+        exported.graph_module, arguments, results, SizeNames(sizes), source=_source(module_or_function), outline=outline
+    )
+    return _captured(assembly, guards, exported, tensor_leaves, outputs, results, arguments)
+
+
+def _captured(
+    assembly: Assembly, guards: Guards, exported: ExportedProgram, tensor_leaves: tuple[int, ...],
+    outputs: list[Output], results: list[tuple[Any, Result]], arguments: dict[Node, Argument],
+) -> Captured:  # fmt: skip
+    spec = exported.call_spec
+    states = tuple(result.name for _, result in results if result.role == "state")
+    inputs = [a.name for a in arguments.values() if a.role == "input"]
+    mutated = {name: inputs.index(name) for name in states if name in inputs}
+    assert spec.in_spec is not None and spec.out_spec is not None
+    return Captured(
+        assembly.program, guards, spec.in_spec, tensor_leaves, spec.out_spec, tuple(outputs), states, mutated,
+        assembly.externs,
+    )  # fmt: skip
+
+
+class _Reader:
+    """Reads the signature of an exported program."""
+
+    def __init__(self, exported: ExportedProgram, module: nn.Module, device: str) -> None:
+        self.exported = exported
+        self.module = module
+        self.device = device
+        self.nodes = {node.name: node for node in exported.graph.nodes}
+        first: dict[int, str] = {}
+        for name, value in (*_named(module.named_parameters), *_named(module.named_buffers)):
+            first.setdefault(id(value), name)
+        self.first = first
+        self.inputs: dict[str, str] = {}
+        self.tensors = dict((*_named(module.named_parameters), *_named(module.named_buffers)))
+
+    def arguments(self, input_names: list[str]) -> dict[Node, Argument]:
+        """Say what each placeholder that is a tensor means; tied weights share the first name."""
+        names = iter(input_names)
+        found: dict[Node, Argument] = {}
+        for spec in self.exported.graph_signature.input_specs:
+            if not isinstance(spec.arg, TensorArgument):
+                continue
+            node = self.nodes[spec.arg.name]
+            if spec.kind is InputKind.USER_INPUT:
+                self.inputs[spec.arg.name] = name = next(names)
+                found[node] = Argument("input", name)
+            else:
+                found[node] = self._held(ROLES[spec.kind], str(spec.target))
+        return found
+
+    def _held(self, role: str, target: str) -> Argument:
+        value = self.tensors.get(target)
+        if value is None:
+            value = self.exported.constants.get(target, self.exported.state_dict.get(target))
+            name = target
+        else:
+            name = self.first[id(value)]
+        assert isinstance(value, torch.Tensor), target
+        return Argument(role, name, value.detach())
+
+    def results(self) -> tuple[list[Output], list[tuple[Any, Result]]]:
+        """Return the leaves that the module returns, and the results of the entry: outputs, then states."""
+        leaves: list[Output] = []
+        values: list[tuple[Any, bool]] = []
+        states: list[tuple[Any, Result]] = []
+        for spec, value in zip(self.exported.graph_signature.output_specs, self._returned(), strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                self._output(spec.arg, value, leaves, values)
+            elif spec.kind is OutputKind.BUFFER_MUTATION:
+                target = str(spec.target)
+                held = self.tensors.get(target)
+                states.append((value, Result("state", target if held is None else self.first[id(held)])))
+            elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+                states.append((value, Result("state", self.inputs[str(spec.target)])))
+        # Caches flatten by what is a tensor, so the leaves have to be tensors.
+        tree = pytree.tree_unflatten([torch.empty(0)] * len(leaves), self.exported.call_spec.out_spec)
+        names = [n for n, leaf in zip(output_names(tree), leaves, strict=True) if leaf.position is not None]
+        outputs = [(value, Result("output", name)) for (value, _), name in zip(values, names, strict=True)]
+        return leaves, [*outputs, *states]
+
+    def _returned(self) -> list[Any]:
+        (output,) = (node for node in self.exported.graph.nodes if node.op == "output")
+        return list(output.args[0])
+
+    def _output(self, arg: Any, value: Any, leaves: list[Output], values: list[tuple[Any, bool]]) -> None:
+        if not isinstance(value, Node):
+            leaves.append(Output(None, constant=getattr(arg, "value", value)))
+            return
+        number = not isinstance(arg, TensorArgument)
+        leaves.append(Output(len(values), number=number))
+        values.append((value, number))
+
+
+def _named(walk: Callable[..., Any]) -> list[tuple[str, torch.Tensor]]:
+    return list(walk(remove_duplicate=False))
+
+
+def _placed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Move examples to the meta device for a module that is on it."""
+    held = next((p for p in (*module.parameters(), *module.buffers())), None)
+    if held is None or held.device.type != "meta":
+        return args, kwargs
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))
+
+
+def _source(target: nn.Module | Callable[..., Any]) -> str:
+    named = type(target) if isinstance(target, nn.Module) else target
+    try:
+        file = inspect.getsourcefile(named)
+    except TypeError:
+        file = None
+    name = getattr(named, "__name__", type(target).__name__)
+    return f"{file.rpartition('/')[2]}:{name}" if file else name

@@ -1,0 +1,141 @@
+"""torch.export, and what of it irc needs: a functional graph in ops that the table knows."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from irc.frontends.torch.locations import user_frames
+from irc.frontends.torch.table import row_of
+
+NEEDS_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
+"""Ops that move their running statistics, though their schema does not say so."""
+
+
+def as_module(target: nn.Module | Callable[..., Any]) -> nn.Module:
+    """Return a module that calls ``target``."""
+    if isinstance(target, nn.Module):
+        return target
+    module = nn.Module()
+    # An attribute of the instance, so that torch reads the names of the function's own arguments.
+    module.forward = target  # type: ignore[method-assign]
+    return module
+
+
+def export(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    """Trace a module once, and make the graph functional where it is not.
+
+    The graph that torch.export gives keeps attention, linear, norms and the like whole, and the table
+    has rows for them. Tracing it again, to make it functional or to decompose it, doubles the time, so
+    that happens only where an op writes to its operands or has no row but a decomposition.
+    """
+    with warnings.catch_warnings(), torch.no_grad(), user_frames():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        settled(program.graph_module)
+        if all(_is_plain(node.target, node.args) for node in _calls(program.graph_module)):
+            return program
+        return program.run_decompositions(decompositions())
+
+
+def _calls(module: GraphModule) -> Iterator[torch.fx.Node]:
+    for child in module.modules():
+        if isinstance(child, GraphModule):
+            yield from (node for node in child.graph.nodes if node.op == "call_function")
+
+
+def settled(module: GraphModule) -> None:
+    """Drop in-place detaches, which change no values (torch.tensor in traced code makes them)."""
+    for node in list(_calls(module)):
+        if node.target is torch.ops.aten.detach_.default:
+            node.replace_all_uses_with(node.args[0])
+            node.graph.erase_node(node)
+
+
+def _is_plain(target: Any, args: tuple[Any, ...]) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    if target._schema.is_mutable or _moves_statistics(target, args):
+        return False
+    return row_of(target) is not None or not _decomposes(target)
+
+
+def _moves_statistics(target: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
+    return target._schema.name in NEEDS_STATISTICS and args[3] is not None and bool(args[5])
+
+
+@cache
+def _decomposes(target: torch._ops.OpOverload) -> bool:
+    name = target._schema.name
+    if not name.startswith("aten::") or name.startswith("aten::_assert"):
+        return False
+    return target._can_decompose() or target in torch._decomp.core_aten_decompositions()
+
+
+def decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+    """Return how to take apart the ops that have no row."""
+    table = torch.export.default_decompositions()
+    for op in list(table):
+        whole = isinstance(op, torch._ops.OpOverload) and row_of(op) is not None
+        if whole and op._schema.name not in NEEDS_STATISTICS:
+            del table[op]
+    return table
+
+
+def shape_specs(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any
+) -> tuple[Any, list[Any]]:
+    """Return dynamic shapes as torch.export takes them, and per leaf of the arguments.
+
+    Args:
+        forward: what takes the arguments, for their names.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        given: None, or per argument name what its dims are: names, ``torch.export.Dim``, None.
+    """
+    if given is None:
+        return None, [None] * len(pytree.tree_leaves((args, kwargs)))
+    made: dict[str, Any] = {}
+
+    def dim(spec: Any) -> Any:
+        return made.setdefault(spec, Dim(spec)) if isinstance(spec, str) else spec
+
+    given = pytree.tree_map(dim, given)
+    if isinstance(given, Mapping):
+        bound = inspect.signature(forward).bind(*args, **kwargs)
+        variable = next((p.name for p in inspect.signature(forward).parameters.values() if p.kind is p.VAR_KEYWORD), "")
+        extra = {name: given.get(name) for name in bound.arguments.get(variable, {})}
+        spec = {name: extra if name == variable else given.get(name) for name in bound.arguments}
+        per_argument = {**{k: v for k, v in spec.items() if k != variable}, **extra}
+    else:
+        spec = given
+        per_argument = dict(zip([*range(len(args)), *kwargs], given, strict=True))
+    leaves: list[Any] = []
+    for value, one in zip((*args, *kwargs.values()), per_argument.values(), strict=True):
+        leaves += _per_leaf(value, one)
+    return spec, leaves
+
+
+def _per_leaf(value: Any, spec: Any) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        return [spec]
+    children = pytree.tree_leaves(value, is_leaf=lambda x: x is not value)
+    if len(children) == 1 and children[0] is value:
+        return [None]
+    parts: Sequence[Any]
+    if isinstance(spec, Mapping):
+        parts = [spec.get(key) for key in value] if isinstance(value, Mapping) else [*spec.values()]
+    else:
+        parts = [None] * len(children) if spec is None else [*spec]
+    return [leaf for child, part in zip(children, parts, strict=True) for leaf in _per_leaf(child, part)]

@@ -1,0 +1,70 @@
+"""Why a capture failed, in the user's terms: every cause that torch can name, each with its line."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from irc.errors import ErrorCollector, IrcError
+from irc.frontends.torch.locations import FRAME, of_frames
+
+HELP = {
+    "control": "write both results and choose with torch.where, or move the decision out of the module",
+    "shape": "give the sizes that vary the same name in dynamic_shapes, or leave them fixed",
+    "type": "take and return tensors, numbers, and lists, tuples, dicts or dataclasses of them",
+    "other": "mend the line, or leave that part of the module out of the compiled function",
+}
+
+
+@contextmanager
+def explained(target: Callable[..., Any]) -> Iterator[None]:
+    """Turn what torch raises while it traces into ``capture-failed``."""
+    try:
+        yield
+    except IrcError:
+        raise
+    except Exception as error:  # torch.export raises whatever the module's own code raises
+        collector = ErrorCollector()
+        for cause in causes(error, target):
+            collector.add(cause)
+        collector.check()
+
+
+def causes(error: BaseException, target: Callable[..., Any]) -> list[IrcError]:
+    """Return one error per cause: each violated constraint by itself, else the error as it is."""
+    text = str(error)
+    where = of_error(error)
+    violated = re.findall(r"^ *-? *(Not all values of .*|You marked .*|.*violated.*)$", text, re.MULTILINE)
+    if type(error).__name__ in ("ConstraintViolationError", "UserError") and violated:
+        return [_failed(f"dynamic shapes: {line.strip()}", where, "shape") for line in dict.fromkeys(violated)]
+    if _is_control(error, text):
+        return [_failed("the module's Python code depends on the values of a tensor", where, "control", _first(text))]
+    if "not a known type" in text or "pytree" in text or "unsupported input type" in text.lower():
+        return [_failed("the module takes or returns an object that is no tensor", where, "type", _first(text))]
+    return [_failed(f"{type(error).__name__}: {_first(text)}", where, "other")]
+
+
+def _is_control(error: BaseException, text: str) -> bool:
+    names = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
+    return type(error).__name__ in names or "data-dependent" in text
+
+
+def _failed(message: str, where: str, kind: str, because: str = "") -> IrcError:
+    return IrcError("capture-failed", message, where, because, HELP[kind])
+
+
+def _first(text: str) -> str:
+    return text.strip().split("\n\n")[0].strip()
+
+
+def of_error(error: BaseException) -> str:
+    """Return the user's line of an error: torch's own note of it, else the innermost frame."""
+    noted = re.findall(r"user code:\s*((?:.*\n)*)", str(error), re.IGNORECASE) or [""]
+    if frames := FRAME.findall(noted[0]):
+        return of_frames(frames)
+    frames = [(f.filename, str(f.lineno), f.name) for f in traceback.extract_tb(error.__traceback__)]
+    inside = [frame for frame in frames if "irc/frontends/torch" not in frame[0]]
+    return of_frames(inside)

@@ -1,0 +1,194 @@
+"""What a compiled module was specialised on, checked before each call in a few microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import starmap
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from irc.frontends.torch.export import shape_specs
+from irc.frontends.torch.sizes import dims_of
+from irc.frontends.torch.structure import argument_names
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What is expected of one leaf of the arguments; ``shape`` has names where sizes are dynamic."""
+
+    name: str
+    shape: tuple[int | str, ...] = ()
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+    requires_grad: bool = False
+    value: Any = None
+
+    def reason(self, given: Any, sizes: dict[str, int]) -> str | None:
+        """Say how a leaf differs, or None; ``sizes`` collects the named ones."""
+        if self.dtype is None:
+            return None if type(given) is type(self.value) and given == self.value else (
+                f"'{self.name}' is {given!r}, compiled for {self.value!r}"
+            )  # fmt: skip
+        if not isinstance(given, torch.Tensor):
+            return f"'{self.name}' is {type(given).__name__}, compiled for a tensor"
+        if given.dtype is not self.dtype:
+            return f"'{self.name}' has dtype {given.dtype}, compiled for {self.dtype}"
+        if given.device != self.device:
+            return f"'{self.name}' is on {given.device}, compiled for {self.device}"
+        if given.requires_grad is not self.requires_grad:
+            return f"'{self.name}' has requires_grad={given.requires_grad}, compiled for {self.requires_grad}"
+        shape = tuple(given.shape)
+        if shape == self.shape or self._fits(shape, sizes):
+            return None
+        return f"'{self.name}' has shape {list(shape)}, compiled for [{', '.join(map(str, self.shape))}]"
+
+    def _fits(self, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:
+        return len(shape) == len(self.shape) and all(
+            sizes.setdefault(want, size) == size if isinstance(want, str) else want == size
+            for size, want in zip(shape, self.shape, strict=True)
+        )
+
+
+@dataclass
+class Guards:
+    """The conditions under which a program stands for the module; build with :meth:`of`."""
+
+    spec: pytree.TreeSpec
+    keywords: tuple[str, ...]
+    leaves: tuple[Leaf, ...]
+    grad: bool
+    autocast: tuple[bool, Any]
+    slots: tuple[tuple[dict[str, Any], str], ...]
+    slot_names: tuple[str, ...]
+    values: tuple[Any, ...]
+    held_slots: tuple[tuple[dict[str, Any], str], ...]
+    held_names: tuple[str, ...]
+    held: tuple[Any, ...]
+    flat: bool
+    versions: tuple[int, ...]
+
+    @staticmethod
+    def of(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], dynamic_shapes: Any = None) -> Guards:
+        """Note the state of a module, of the interpreter and of the arguments at capture."""
+        attributes = list(_attributes(module))
+        tensors = list(_tensors(module))
+        leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
+        names = argument_names(module.forward, args, kwargs)
+        _, specs = shape_specs(module.forward, tuple(args), kwargs, dynamic_shapes)
+        held = tuple(slots[key] for _, slots, key in tensors)
+        return Guards(
+            spec=spec,
+            keywords=tuple(kwargs),
+            leaves=tuple(map(_leaf, names, leaves, specs)),
+            grad=torch.is_grad_enabled(),
+            autocast=_autocast(),
+            slots=tuple((slots, key) for _, slots, key in attributes),
+            slot_names=tuple(name for name, _, _ in attributes),
+            values=tuple(slots[key] for _, slots, key in attributes),
+            held_slots=tuple((slots, key) for _, slots, key in tensors),
+            held_names=tuple(name for name, _, _ in tensors),
+            held=held,
+            flat=not kwargs and all(isinstance(arg, torch.Tensor) for arg in args),
+            versions=tuple(value._version for value in held if not value.is_inference()),
+        )
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> str | None:
+        """Return None where the program may run, else the first reason why not."""
+        if torch.is_grad_enabled() is not self.grad:
+            return f"gradients are {_on(not self.grad)}, compiled with them {_on(self.grad)}"
+        if _autocast() != self.autocast:
+            return f"autocast is {_autocast()}, compiled with {self.autocast}"
+        if tuple(starmap(dict.get, self.slots)) != self.values:
+            return self._attribute()
+        if not all(map(is_, starmap(dict.get, self.held_slots), self.held)):
+            return self._tensor()
+        return self._arguments(args, kwargs or {})
+
+    def weights_changed(self) -> bool:
+        """True where a parameter or buffer was written to since capture (or since :meth:`note_weights`)."""
+        return self.versions != tuple(value._version for value in self.held if not value.is_inference())
+
+    def note_weights(self) -> None:
+        """Take the parameters and buffers as they are now for unchanged."""
+        self.versions = tuple(value._version for value in self.held if not value.is_inference())
+
+    def ordered(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return keyword arguments in the order of capture."""
+        if tuple(kwargs) == self.keywords or set(kwargs) != set(self.keywords):
+            return dict(kwargs)
+        return {name: kwargs[name] for name in self.keywords}
+
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        given: Sequence[Any] = args
+        # Tensors alone need no flattening, which costs more than all the rest.
+        if not (self.flat and not kwargs and len(args) == len(self.leaves)):
+            given, spec = pytree.tree_flatten((tuple(args), self.ordered(kwargs)))
+            if spec != self.spec:
+                return f"the arguments have structure {spec}, compiled for {self.spec}"
+        sizes: dict[str, int] = {}
+        for leaf, value in zip(self.leaves, given, strict=True):
+            if (reason := leaf.reason(value, sizes)) is not None:
+                return reason
+        return None
+
+    def _attribute(self) -> str:
+        for name, (slots, key), old in zip(self.slot_names, self.slots, self.values, strict=True):
+            if slots.get(key) != old:
+                return f"'{name}' is {slots.get(key)!r}, compiled for {old!r}"
+        return "an attribute of the module changed"
+
+    def _tensor(self) -> str:
+        for name, (slots, key), old in zip(self.held_names, self.held_slots, self.held, strict=True):
+            if slots.get(key) is not old:
+                return f"parameter or buffer '{name}' is another tensor than at compile time"
+        return "a parameter or buffer is another tensor than at compile time"
+
+
+def _leaf(name: str, value: Any, spec: Any) -> Leaf:
+    if not isinstance(value, torch.Tensor):
+        return Leaf(name, value=value)
+    shape: list[int | str] = list(value.shape)
+    for index, dim in dims_of(spec):
+        if dim is not None and not isinstance(dim, int):
+            # A dim without a name varies by itself.
+            shape[index] = getattr(dim, "__name__", None) or f"{name}.{index}"
+    return Leaf(name, tuple(shape), value.dtype, value.device, value.requires_grad)
+
+
+def _attributes(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
+    """Return the plain attributes that traced code can read; of torch's own modules the training flag."""
+    found: list[tuple[str, dict[str, Any], str]] = []
+    for path, child in module.named_modules():
+        own = type(child).__module__.startswith("torch.")
+        for key, value in vars(child).items():
+            wanted = key == "training" or (not own and not key.startswith("_"))
+            if wanted and isinstance(value, bool | int | float | str | None):
+                found.append((f"{path}.{key}" if path else key, vars(child), key))
+    return found
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
+    found: list[tuple[str, dict[str, Any], str]] = []
+    for path, child in module.named_modules():
+        for slots in (child._parameters, child._buffers):
+            for key, value in slots.items():
+                if value is not None:
+                    found.append((f"{path}.{key}" if path else key, slots, key))
+    return found
+
+
+def _autocast() -> tuple[bool, Any]:
+    if not torch.is_autocast_enabled("cpu"):
+        return False, None
+    return True, torch.get_autocast_dtype("cpu")
+
+
+def _on(flag: bool) -> str:
+    return "on" if flag else "off"
+
+

@@ -1,0 +1,107 @@
+"""Collectives over virtual ranks: from what every rank holds to what every rank holds after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from xdsl.ir import Operation
+
+from irc.dialects.flow import FlowOp
+from irc.dialects.placement import Mesh
+from irc.errors import InternalError
+
+if TYPE_CHECKING:
+    import torch
+
+Ranks: TypeAlias = "list[torch.Tensor]"
+Group: TypeAlias = "Callable[[Mapping[str, Any], list[torch.Tensor]], list[torch.Tensor]]"
+"""From attributes and the parts of one group to the results of the group, both in group order."""
+
+
+def run_collective(op: Operation, operands: Sequence[Ranks], mesh: Mesh) -> Ranks:
+    """Run a ``comm`` op on all ranks.
+
+    Args:
+        op: a collective's start, ``comm.local_chunk`` or ``comm.rank_index``.
+        operands: what each rank holds of each operand.
+        mesh: the mesh.
+
+    Raises:
+        InternalError: where ranks do not fit: an axis that the mesh lacks, sizes that do not divide.
+    """
+    import torch
+
+    assert isinstance(op, FlowOp), op.name
+    attrs = op.plain
+    if attrs["axis"] not in mesh.names:
+        raise InternalError(f"{op.name} runs over axis '{attrs['axis']}', which mesh {mesh} lacks")
+    results: list[Any] = [None] * mesh.num_ranks
+    for group in mesh.groups(attrs["axis"]):
+        if op.name == "comm.rank_index":
+            made = [torch.tensor(index) for index in range(len(group))]
+        else:
+            made = COLLECTIVES[op.name](attrs, [operands[0][rank] for rank in group])
+        for rank, value in zip(group, made, strict=True):
+            results[rank] = value
+    return results
+
+
+def _reduced(attrs: Mapping[str, Any], parts: Ranks) -> torch.Tensor:
+    match attrs["fn"]:
+        case "sum":
+            return reduce(lambda a, b: a + b, parts)
+        case "max":
+            return reduce(lambda a, b: a.maximum(b), parts)
+        case "min":
+            return reduce(lambda a, b: a.minimum(b), parts)
+        case other:
+            raise InternalError(f"a collective reduces by sum, max or min, not {other}")
+
+
+def _chunks(value: torch.Tensor, count: int, dim: int) -> Ranks:
+    if value.shape[dim] % count:
+        raise InternalError(f"dim {dim} of {tuple(value.shape)} does not divide by {count} ranks")
+    return [part.clone() for part in value.chunk(count, dim)]
+
+
+def _all_reduce(attrs: Mapping[str, Any], parts: Ranks) -> Ranks:
+    whole = _reduced(attrs, parts)
+    return [whole.clone() for _ in parts]
+
+
+def _all_gather(attrs: Mapping[str, Any], parts: Ranks) -> Ranks:
+    import torch
+
+    whole = torch.cat(parts, attrs["dim"])
+    return [whole.clone() for _ in parts]
+
+
+def _reduce_scatter(attrs: Mapping[str, Any], parts: Ranks) -> Ranks:
+    return _chunks(_reduced(attrs, parts), len(parts), attrs["dim"])
+
+
+def _all_to_all(attrs: Mapping[str, Any], parts: Ranks) -> Ranks:
+    import torch
+
+    sent = [_chunks(part, len(parts), attrs["split_dim"]) for part in parts]
+    return [
+        torch.cat([chunks[receiver] for chunks in sent], attrs["concat_dim"])
+        for receiver in range(len(parts))
+    ]
+
+
+def _local_chunk(attrs: Mapping[str, Any], parts: Ranks) -> Ranks:
+    return [
+        _chunks(part, len(parts), attrs["dim"])[index] for index, part in enumerate(parts)
+    ]
+
+
+COLLECTIVES: Mapping[str, Group] = {
+    "comm.all_reduce": _all_reduce,
+    "comm.all_gather": _all_gather,
+    "comm.reduce_scatter": _reduce_scatter,
+    "comm.all_to_all": _all_to_all,
+    "comm.local_chunk": _local_chunk,
+}

@@ -1,0 +1,154 @@
+"""The stages of a plan folder as ``irc check`` runs them: each gives its values by op id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
+
+from irc.dialects.builder import arguments, entry
+from irc.dialects.flow import id_of, loc_of
+from irc.dialects.placement import Broadcast, Mesh, Placement, Split
+from irc.dialects.task import KernelOp
+from irc.dialects.text import load
+from irc.errors import IrcError
+from irc.interpret.check import Key, Stages, Value
+from irc.interpret.flow import run_function
+from irc.interpret.levels import level_of, mesh_of, random_inputs
+from irc.interpret.plan import run_plan_ranks
+from irc.interpret.sharded import run_sharded
+from irc.interpret.spmd import run_spmd
+from irc.interpret.task import result_id
+from irc.plan.load import LoadedPlan, load_plan
+from irc.runtime.inputs import inputs_for
+from irc.runtime.weights import load_weights
+from irc.sharding.shards import combine
+
+Values = dict[Key, Value]
+
+
+def plan_stages(folder: Path, inputs: str | None) -> tuple[Values, Values, Stages]:
+    """Load a plan and prepare its stages.
+
+    Returns:
+        Captured flow in float32 (which is eager), the same in float64 (the reference), and for
+        each pass, in order, what runs the program after it; last, ``plan-memory`` on the plan.
+    """
+    loaded = load_plan(folder)
+    modules = {
+        Path(name).stem.split("-", 1)[1]: load(loaded.texts[name].decode(), name)
+        for name in sorted(loaded.texts)
+        if name.startswith("ir/")
+    }
+    if "capture" not in modules:
+        raise IrcError("plan-missing", f"'{folder}' holds no IR: it was saved without")
+    captured = modules.pop("capture")
+    weights = load_weights(loaded, None)
+    names = [loaded.plan.buffers[i].name for i in loaded.plan.inputs]
+    chosen = dict(zip(names, inputs_for(loaded, inputs, 0), strict=True))
+    tensors = random_inputs(captured, given={**weights, **chosen})
+    eager = run_flow(captured, tensors, None)
+    reference = run_flow(captured, tensors, torch.float64)
+    stages = {name: partial(run_stage, module, tensors) for name, module in modules.items()}
+    stages["plan-memory"] = partial(_run_plan, loaded, list(modules.values())[-1], captured, tensors)
+    return eager, reference, stages
+
+
+def run_stage(module: ModuleOp, inputs: Sequence[torch.Tensor]) -> Values:
+    """Run a program of any level in float32 and return its values by op id."""
+    level, mesh, found = level_of(module), mesh_of(module), dict[Key, Value]()
+    if level == "flow":
+        return run_flow(module, inputs, None)
+    if level == "flow+sbp":
+
+        def joined(key: str, index: int, whole: torch.Tensor, op: Operation) -> None:
+            placed = getattr(op.results[index].type, "placement", None)
+            found[key, index] = Value((whole.clone(),), op.name, loc_of(op), placed)
+
+        run_sharded(module, inputs, mesh, trace=joined)
+        return found
+
+    def by_rank(
+        key: str, index: int, parts: list[torch.Tensor], op: Operation, placed: Placement | None
+    ) -> None:
+        path, made = key.removesuffix(id_of(op)), result_id(op, index)
+        where = placed or Placement.replicated(mesh.names)
+        number = 0 if made != id_of(op) or op.name == "task.launch" else index
+        found[path + made, number] = Value(
+            wholes(parts, where, mesh), op.name, loc_of(op), placed
+        )
+
+    run_spmd(module, inputs, mesh, trace=by_rank)
+    return found
+
+
+def run_flow(
+    module: ModuleOp, inputs: Sequence[torch.Tensor], dtype: torch.dtype | None
+) -> Values:
+    """Run a program of level flow and return its values by op id."""
+    found: Values = {}
+
+    def keep(key: str, index: int, whole: torch.Tensor, op: Operation) -> None:
+        found[key, index] = Value((whole.clone(),), op.name, loc_of(op), None)
+
+    run_function(module, inputs, dtype=dtype, trace=keep)
+    return found
+
+
+def wholes(
+    parts: Sequence[torch.Tensor], placement: Placement, mesh: Mesh
+) -> tuple[torch.Tensor, ...]:
+    """Join the shards once for each replica that the mesh holds, so that none goes unread."""
+    shape = list(parts[0].shape)
+    for axis, placed in placement.axes:
+        if isinstance(placed, Split):
+            shape[placed.dim] *= mesh.size(axis)
+    copies: list[dict[str, int]] = [{}]
+    for axis, placed in placement.axes:
+        if isinstance(placed, Broadcast):
+            copies = [{**c, axis: i} for c in copies for i in range(mesh.size(axis))]
+    return tuple(combine(parts, placement, mesh, shape, replica) for replica in copies)
+
+
+def _run_plan(
+    loaded: LoadedPlan, last: ModuleOp, captured: ModuleOp, inputs: Sequence[torch.Tensor]
+) -> Values:
+    plan, mesh, found = loaded.plan, loaded.plan.device_mesh, dict[Key, Value]()
+    by_name = {name: t for (_, name, _), t in zip(arguments(entry(captured)), inputs, strict=True)}
+    kernels = {
+        op.sym_name.data: op for op in last.body.block.ops if isinstance(op, KernelOp)
+    }
+    said = _placements(last)
+
+    def keep(key: str, index: int, parts: list[torch.Tensor]) -> None:
+        op, placed = said.get(key.rpartition("/")[2], (None, None))
+        where = placed or Placement.replicated(mesh.names)
+        copied = [part.clone() for part in parts]
+        found[key, index] = Value(
+            wholes(copied, where, mesh),
+            "plan action" if op is None else op.name,
+            "unknown" if op is None else loc_of(op),
+            placed,
+        )
+
+    names = [plan.buffers[i].name for i in plan.inputs]
+    run_plan_ranks(plan, kernels, [by_name[n] for n in names], by_name, trace=keep)
+    return found
+
+
+def _placements(module: ModuleOp) -> Mapping[str, tuple[Operation, Placement | None]]:
+    """Return the op and placement of each value of level task, by flow id."""
+    from irc.interpret.spmd import placement_of
+
+    found: dict[str, tuple[Operation, Placement | None]] = {}
+    for op in module.walk():
+        if isinstance(op.parent_op(), KernelOp):
+            continue
+        for index in range(len(op.results)):
+            if name := result_id(op, index):
+                found[name] = (op, placement_of(op, index))
+    return found

@@ -1,0 +1,56 @@
+"""What a backend lacks, found before it emits anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import TypeAlias
+
+from irc.errors import ErrorCollector, IrcError
+from irc.kernels.form import Form, Step
+
+Expression: TypeAlias = Callable[[str, str, str], str | None]
+"""Function, operand dtype and result dtype to a template, or None where there is none."""
+
+
+def template_of(step: Step, expression: Expression) -> str | None:
+    """Return the template of a pointwise step."""
+    operand = step.operand_dtypes[1 if step.fn == "where" else 0]
+    return expression(step.fn, operand, step.dtype)
+
+
+def check_supported(
+    form: Form, backend: str, types: Container[str], expression: Expression
+) -> None:
+    """Find everything in a kernel that a backend cannot express.
+
+    Raises:
+        IrcError: ``op-unsupported``, all of them together.
+    """
+    missing = [
+        f"buffer {number} of {buffer.dtype}"
+        for number, buffer in enumerate(form.buffers)
+        if buffer.dtype not in types
+    ]
+    for step in form.steps:
+        if step.kind == "pointwise" and template_of(step, expression) is None:
+            missing.append(f"{step.fn} on {', '.join(step.operand_dtypes)} giving {step.dtype}")
+        elif step.kind != "store" and step.dtype not in types:
+            missing.append(f"task.{step.kind} of {step.dtype}")
+        elif step.kind == "reduce" and form.template == "matmul":
+            missing.append("task.reduce beside a contraction")
+        elif step.kind == "contract" and form.template != "matmul":
+            missing.append(f"task.contract in the template {form.template}")
+    errors = ErrorCollector()
+    for what in missing:
+        errors.add(_error(form, backend, what))
+    errors.check()
+
+
+def _error(form: Form, backend: str, what: str) -> IrcError:
+    return IrcError(
+        "op-unsupported",
+        f"the {backend} backend has no {what}",
+        where=f"kernel @{form.name}, {form.loc}",
+        because=f"it comes from {', '.join(form.sources) or 'an op without an id'}",
+        help="use a backend that has it, or cast before the operation",
+    )

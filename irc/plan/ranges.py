@@ -1,0 +1,57 @@
+"""Which integers an input may hold: an index must lie inside the table that it indexes.
+
+Random inputs for a trial run need this; nothing else does. Read off level flow: from each integer
+input forward through ops that keep its values, to the index operand of take, gather or scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import CallOp, FuncOp
+from xdsl.ir import SSAValue
+
+from irc.dialects.builder import arguments, entry, functions
+from irc.dialects.flow import FlowOp, FusionOp, tensor
+from irc.dialects.types import TensorType
+
+KEEPING = frozenset({
+    "flow.reshape", "flow.transpose", "flow.slice", "flow.concat", "flow.broadcast", "sbp.boxing",
+})  # fmt: skip
+INDEXING = frozenset({"flow.take", "flow.gather", "flow.scatter"})
+"""Ops whose operand 0 is indexed along ``dim`` by operand 1."""
+
+
+def input_ranges(module: ModuleOp) -> dict[str, tuple[int, int]]:
+    """Return, for each input used as an index, the first and last value that is safe everywhere."""
+    found: dict[str, tuple[int, int]] = {}
+    known = functions(module)
+    for role, name, value in arguments(entry(module)):
+        if role != "input" or not isinstance(value.type, TensorType):
+            continue
+        if not value.type.dtype.startswith(("i", "u")):
+            continue
+        sizes = list(_table_sizes(value, known, set()))
+        if sizes:
+            found[name] = (0, max(min(sizes) - 1, 0))
+    return found
+
+
+def _table_sizes(value: SSAValue, known: dict[str, FuncOp], seen: set[SSAValue]) -> Iterator[int]:
+    if value in seen:
+        return
+    seen.add(value)
+    for use in value.uses:
+        op = use.operation
+        if isinstance(op, CallOp):
+            callee = known[op.callee.string_value()]
+            yield from _table_sizes(callee.body.block.args[use.index], known, seen)
+        elif isinstance(op, FusionOp):
+            yield from _table_sizes(op.body.block.args[use.index], known, seen)
+        elif isinstance(op, FlowOp) and op.name in INDEXING and use.index == 1:
+            size = tensor(op.inputs[0]).shape[op.plain["dim"]]
+            if isinstance(size, int):
+                yield size
+        elif op.name in KEEPING or (isinstance(op, FlowOp) and op.plain.get("fn") == "cast"):
+            yield from _table_sizes(op.results[0], known, seen)

@@ -1,0 +1,84 @@
+"""Holding a plan's outputs against eager: the captured model, run by the interpreter of flow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from irc.dialects.builder import arguments, entry, results
+from irc.dialects.text import load
+from irc.interpret.flow import run_function
+from irc.interpret.levels import difference
+from irc.plan.load import LoadedPlan
+
+TOLERANCE = 1e-4
+"""Relative to the largest magnitude of an output."""
+
+HALF_SLACK = 4.0
+"""How many times eager's own error a plan may have, where eager is itself worse than that."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a plan's outputs are from the model.
+
+    Attributes:
+        max_abs: largest difference from eager in the model's dtypes.
+        relative: largest difference from eager in float64, relative to an output's magnitude.
+        eager_relative: the same of eager in the model's dtypes: what rounding alone does.
+    """
+
+    max_abs: float
+    relative: float
+    eager_relative: float
+
+    @property
+    def ok(self) -> bool:
+        """True where the difference is rounding."""
+        return self.relative <= max(TOLERANCE, HALF_SLACK * self.eager_relative)
+
+
+def compare(
+    loaded: LoadedPlan,
+    weights: Mapping[str, torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+) -> Comparison | None:
+    """Compare outputs with eager in the model's dtypes and in float64; None without the model's IR.
+
+    Args:
+        loaded: the plan; its first IR file is the captured model.
+        weights: whole, by name, as they were before the run.
+        inputs: whole, in the plan's order.
+        outputs: of the plan.
+    """
+    texts = loaded.ir()
+    if not texts:
+        return None
+    name, text = next(iter(texts.items()))
+    module = load(text, name)
+    plan = loaded.plan
+    given = dict(weights)
+    given |= {plan.buffers[i].name: x for i, x in zip(plan.inputs, inputs, strict=True)}
+    ordered = [given[argument] for _, argument, _ in arguments(entry(module))]
+    roles = [role for role, _ in results(entry(module))]
+    with torch.no_grad():
+        eager = _outputs(run_function(module, ordered), roles)
+        exact = _outputs(run_function(module, ordered, dtype=torch.float64), roles)
+    return Comparison(
+        max((_max_abs(a, b) for a, b in zip(outputs, eager, strict=True)), default=0.0),
+        max((difference(a, b) for a, b in zip(outputs, exact, strict=True)), default=0.0),
+        max((difference(a, b) for a, b in zip(eager, exact, strict=True)), default=0.0),
+    )
+
+
+def _outputs(found: Sequence[torch.Tensor], roles: Sequence[str]) -> list[torch.Tensor]:
+    return [value for value, role in zip(found, roles, strict=True) if role != "state"]
+
+
+def _max_abs(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.numel() == 0:
+        return 0.0
+    return float((a.to(torch.float64) - b.to(torch.float64)).abs().nan_to_num(0.0).max())

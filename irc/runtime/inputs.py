@@ -1,0 +1,86 @@
+"""Inputs of a trial run: from a file, or drawn from a seed, the same on every rank."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from irc.dialects.types import is_float
+from irc.errors import IrcError, did_you_mean
+from irc.ops.library import dtypes
+from irc.plan.load import LoadedPlan
+from irc.plan.schema import Plan
+from irc.runtime.executor import whole_shape
+
+
+def inputs_for(loaded: LoadedPlan, file: str | None, seed: int) -> list[torch.Tensor]:
+    """Return whole inputs in the order of the plan.
+
+    Raises:
+        IrcError: ``file-missing`` or ``input-mismatch``.
+    """
+    return random_inputs(loaded.plan, seed) if file is None else read_inputs(loaded, file)
+
+
+def random_inputs(plan: Plan, seed: int) -> list[torch.Tensor]:
+    """Draw inputs; integers that index a table stay inside it, others are 0 or 1."""
+    generator = torch.Generator().manual_seed(seed)
+    ranges = plan.ranges or (None,) * len(plan.inputs)
+    found: list[torch.Tensor] = []
+    for index, bounds in zip(plan.inputs, ranges, strict=True):
+        dtype, shape = plan.buffers[index].dtype, whole_shape(plan, index)
+        if is_float(dtype):
+            drawn = torch.randn(shape, generator=generator)
+        else:
+            low, high = bounds or (0, 1)
+            drawn = torch.randint(low, high + 1, shape, generator=generator)
+        found.append(drawn.to(dtypes()[dtype]))
+    return found
+
+
+def read_inputs(loaded: LoadedPlan, file: str) -> list[torch.Tensor]:
+    """Read an ``.npz`` file that has the inputs by name.
+
+    Raises:
+        IrcError: ``file-missing``, or ``input-mismatch`` where it has others.
+    """
+    import numpy as np
+
+    if not Path(file).is_file():
+        raise IrcError("file-missing", f"no file '{file}'")
+    try:
+        with np.load(file, allow_pickle=False) as data:
+            arrays = {name: torch.from_numpy(np.array(data[name])) for name in data.files}
+    except (ValueError, TypeError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise IrcError(
+            "input-mismatch", f"'{file}' is not an .npz file of arrays: {error}"
+        ) from None
+    return choose_inputs(loaded, arrays)
+
+
+def choose_inputs(loaded: LoadedPlan, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Put named inputs into the plan's order; floats take the plan's dtype (npz has no bfloat16).
+
+    Raises:
+        IrcError: ``input-mismatch`` for a name that is missing or unknown.
+    """
+    buffers = [loaded.plan.buffers[i] for i in loaded.plan.inputs]
+    names = [buffer.name for buffer in buffers]
+    for name in given:
+        if name not in names:
+            raise IrcError(
+                "input-mismatch", f"the plan has no input '{name}'", help=did_you_mean(name, names)
+            )
+    found: list[torch.Tensor] = []
+    for buffer in buffers:
+        if buffer.name not in given:
+            raise IrcError("input-mismatch", f"input '{buffer.name}' is missing")
+        tensor = given[buffer.name]
+        wanted = dtypes()[buffer.dtype]
+        if tensor.is_floating_point() and wanted.is_floating_point:
+            tensor = tensor.to(wanted)
+        found.append(tensor)
+    return found

@@ -1,0 +1,177 @@
+"""Starting a run on this machine: in this process, or as one process per rank under torchrun.
+
+Processes of one run meet through a file in a private folder and talk over the loopback interface,
+so nothing listens on the network. However the run ends, none of its processes is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from irc.error_pages import REGISTRY
+from irc.errors import IrcError
+from irc.plan.load import load_plan
+from irc.runtime.processes import STORE_VARIABLE, check_world, threads_per_process
+from irc.runtime.report import RunReport
+
+WORKER = "irc.runtime.worker"
+GRACE_S = 10.0
+"""How long processes that are told to end have, before they are killed."""
+
+
+def run_plan(
+    plan: str | Path,
+    *,
+    inputs: str | None = None,
+    nproc: int | None = None,
+    compare: bool = True,
+    seed: int = 0,
+    worker: str = WORKER,
+) -> RunReport:
+    """Run a plan on this machine and report.
+
+    Args:
+        plan: the folder.
+        inputs: an ``.npz`` file; random ones by default.
+        nproc: the number of processes; must be that of the plan.
+        compare: hold the outputs against the model run eagerly.
+        seed: of random inputs.
+        worker: the module that each process runs.
+
+    Raises:
+        IrcError: what a rank reported, or ``run-failed`` where one ended without a word.
+    """
+    loaded = load_plan(plan)
+    ranks = loaded.plan.device_mesh.num_ranks
+    check_world(loaded.plan.device_mesh, ranks if nproc is None else nproc)
+    words = [str(Path(plan).absolute()), f"--seed={seed}"]
+    words += ["--compare"] if compare else []
+    words += [f"--inputs={Path(inputs).absolute()}"] if inputs is not None else []
+    if ranks == 1 and worker == WORKER:
+        return _run_here(words)
+    with tempfile.TemporaryDirectory(prefix="irc-run-") as folder:
+        return _run_processes(words, ranks, Path(folder), worker)
+
+
+def _run_here(words: Sequence[str]) -> RunReport:
+    from irc.runtime.worker import parser, run_rank
+
+    # A launcher's variables are about another run.
+    with _without("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        report = run_rank(parser().parse_args(words))
+    assert report is not None
+    return report
+
+
+@contextlib.contextmanager
+def _without(*names: str) -> Iterator[None]:
+    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+def torchrun_command(ranks: int, folder: Path, worker: str, words: Sequence[str]) -> list[str]:
+    """Return the command that starts the ranks of one machine; they meet in ``folder``."""
+    return [
+        sys.executable,
+        *("-m", "torch.distributed.run"),
+        *("--nnodes", "1", "--nproc-per-node", str(ranks)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(folder / "rendezvous")),
+        *("--rdzv-conf", "store_type=file", "--rdzv-id", uuid.uuid4().hex),
+        *("--local-addr", "127.0.0.1", "--max-restarts", "0", "--monitor-interval", "0.1"),
+        *("-m", worker, *words),
+    ]
+
+
+def worker_environment(folder: Path, ranks: int) -> dict[str, str]:
+    """Return the environment of the processes of a run on this machine."""
+    from irc.runtime.worker import REPORT_VARIABLE
+
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads_per_process(ranks)),
+        "GLOO_SOCKET_IFNAME": loopback,
+        # torchrun logs each process's end as an error of its own; `irc run` says it once.
+        "LOGLEVEL": "CRITICAL",
+        STORE_VARIABLE: str(folder / "store"),
+        REPORT_VARIABLE: str(folder),
+    }
+
+
+def _run_processes(words: Sequence[str], ranks: int, folder: Path, worker: str) -> RunReport:
+    command = torchrun_command(ranks, folder, worker, words)
+    log = folder / "log.txt"
+    with log.open("wb") as output, _interrupted_by(signal.SIGTERM):
+        status = _supervise(command, worker_environment(folder, ranks), output.fileno())
+    report = folder / "report.json"
+    if report.exists():
+        return RunReport.from_json(report.read_text(encoding="utf-8"))
+    raise _reported_error(folder, log, status)
+
+
+def _supervise(command: Sequence[str], environment: Mapping[str, str], output: int) -> int:
+    # A session of its own, so that Ctrl-C comes to us first and the end is orderly.
+    process = subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            # torchrun ends its workers on SIGTERM; they also end by themselves without it.
+            process.terminate()
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextlib.contextmanager
+def _interrupted_by(number: signal.Signals) -> Iterator[None]:
+    """Let a signal end the block as Ctrl-C does, so that what it started is ended too."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _reported_error(folder: Path, log: Path, status: int) -> IrcError:
+    """Return the error of the lowest rank that reported one."""
+    for path in sorted(folder.glob("error-*.json"), key=lambda p: int(p.stem.split("-")[1])):
+        code, message, where, because, advice = json.loads(path.read_text(encoding="utf-8"))
+        if code in REGISTRY:
+            return IrcError(code, message, where, because, advice)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return IrcError(
+        "run-failed",
+        f"a process of the run ended early (status {status})",
+        because=["the last it printed:", *lines[-8:]] if lines else "it printed nothing",
+        help="status -9 means that it was killed, probably for want of memory",
+    )

@@ -1,0 +1,148 @@
+"""The processes of a run: joining them, agreeing on the plan, sending it.
+
+Nothing is pickled: what ranks tell each other are tensors of bytes and numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+
+STORE_VARIABLE = "IRC_STORE"
+"""A file by which processes of one machine meet; without it, MASTER_ADDR and MASTER_PORT do."""
+
+JOIN_TIMEOUT_S = 60
+DIGEST_BYTES = 32
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def threads_per_process(local_ranks: int) -> int:
+    """Return the threads of one of several processes that share this machine.
+
+    >>> threads_per_process(10**6)
+    1
+    """
+    return max(1, num_cores() // max(local_ranks, 1))
+
+
+def check_world(mesh: Mesh, world: int) -> None:
+    """Refuse another number of processes than the plan's.
+
+    Raises:
+        IrcError: ``world-size``.
+    """
+    if world != mesh.num_ranks:
+        raise IrcError(
+            "world-size",
+            f"the plan is for {mesh.num_ranks} ranks ({mesh or 'one device'}), "
+            f"and {world} were started",
+            help=f"start {mesh.num_ranks} processes, or compile for {world} ranks",
+        )
+
+
+def place_of(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return rank and number of processes from what a launcher sets; alone without it.
+
+    Raises:
+        IrcError: ``world-size`` where they make no sense.
+    """
+    texts = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
+    if not all(text.isascii() and text.isdigit() for text in texts) or int(texts[0]) >= int(
+        texts[1]
+    ):
+        raise IrcError("world-size", f"RANK={texts[0]} and WORLD_SIZE={texts[1]} make no sense")
+    return int(texts[0]), int(texts[1])
+
+
+@contextmanager
+def joined(rank: int, world: int) -> Iterator[None]:
+    """Join the processes of a run, and leave them at the end."""
+    timeout = timedelta(seconds=JOIN_TIMEOUT_S)
+    path = os.environ.get(STORE_VARIABLE)
+    store = dist.FileStore(path, world) if path else None
+    dist.init_process_group("gloo", rank=rank, world_size=world, store=store, timeout=timeout)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def agree(digest: str | None) -> None:
+    """Compare plans before anything runs; every rank calls it, with None if it has no plan.
+
+    Raises:
+        IrcError: ``plan-hash-mismatch`` on every rank, naming the ranks and what they hold.
+    """
+    mine = bytes(DIGEST_BYTES) if digest is None else bytes.fromhex(digest)
+    own = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, own)
+    holders: dict[bytes, list[int]] = {}
+    for rank, row in enumerate(rows):
+        holders.setdefault(bytes(row.tolist()), []).append(rank)
+    if len(holders) == 1:
+        return
+    raise IrcError(
+        "plan-hash-mismatch",
+        "the ranks hold different plans",
+        because=[
+            f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: "
+            + (f"plan {held.hex()[:16]}" if any(held) else "no plan that can be read")
+            for held, ranks in holders.items()
+        ],
+        help="copy the same folder to every host",
+    )
+
+
+def share_plan(plan: bytes | None) -> bytes:
+    """Send the plan of rank 0 to all; every rank calls it, and gets what rank 0 gave.
+
+    Args:
+        plan: on rank 0, what :func:`irc.plan.load.pack` made; elsewhere it is ignored.
+    """
+    first = dist.get_rank() == 0
+    assert plan is not None or not first, "rank 0 shares a plan"
+    length = torch.tensor([len(plan) if plan is not None and first else 0])
+    dist.broadcast(length, 0)
+    data = torch.empty(int(length), dtype=torch.uint8)
+    if plan is not None and first:
+        data = torch.frombuffer(bytearray(plan), dtype=torch.uint8)
+    dist.broadcast(data, 0)
+    return data.numpy().tobytes()
+
+
+def gather_seconds(seconds: float) -> list[float]:
+    """Return a number of every rank, in rank order, on every rank."""
+    own = torch.tensor([seconds], dtype=torch.float64)
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, own)
+    return [float(row) for row in rows]
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it is gone, so that none is left behind."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(143)
+
+    threading.Thread(target=watch, daemon=True, name="irc-parent-watch").start()

@@ -1,0 +1,80 @@
+"""What a run reports: who ran, how long, and whether the numbers are right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from irc.plan import json_text
+from irc.runtime.compare import Comparison
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """The outcome of a run; its text is a small table.
+
+    Attributes:
+        mesh: of the plan, empty for one device.
+        threads: of each process.
+        seconds: of one call, by rank.
+        predicted_s: by the cost model.
+        comparison: with eager, where it was asked for and the plan has the model's IR.
+    """
+
+    mesh: str
+    threads: int
+    seconds: tuple[float, ...]
+    predicted_s: float | None = None
+    comparison: Comparison | None = None
+
+    @property
+    def ok(self) -> bool:
+        """False where the numbers are wrong."""
+        return self.comparison is None or self.comparison.ok
+
+    @property
+    def exit_code(self) -> int:
+        """The status for the shell."""
+        return 0 if self.ok else 1
+
+    def __str__(self) -> str:
+        ranks = len(self.seconds)
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        lines = [f"mesh       {self.mesh or 'one device'}"]
+        lines.append(f"ranks      {ranks}, {threads} each")
+        for rank, seconds in enumerate(self.seconds):
+            lines.append(f"rank {rank:<6}{show_seconds(seconds)}")
+        if self.predicted_s is not None:
+            slowest = max(self.seconds)
+            lines.append(
+                f"predicted  {show_seconds(self.predicted_s)} "
+                f"({self.predicted_s / slowest:.2f} of the slowest rank)"
+            )
+        if self.comparison is not None:
+            found = self.comparison
+            lines.append(
+                f"eager      max abs error {found.max_abs:.1e}, relative {found.relative:.1e} "
+                f"(eager's own {found.eager_relative:.1e})"
+            )
+            lines.append("OK" if found.ok else "FAIL")
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """Print for another process."""
+        return json_text.dump(json_text.encode(self))
+
+    @staticmethod
+    def from_json(text: str) -> RunReport:
+        """Read what :meth:`to_json` wrote."""
+        return json_text.decode(RunReport, json_text.parse(text, "report"), "report")
+
+
+def show_seconds(seconds: float) -> str:
+    """Print a time with a fitting unit.
+
+    >>> show_seconds(0.00123)
+    '1.23 ms'
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"

@@ -1,0 +1,169 @@
+"""One process of a run: what torchrun starts, ``python -m irc.runtime.worker PLAN``.
+
+All ranks compare the hash of their plan before anything else; then each loads its slices of the
+weights, runs, and rank 0 reports. An error is printed by the rank that has it, without a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from irc.errors import IrcError
+from irc.plan.load import LoadedPlan, load_plan
+from irc.runtime.collectives import TorchCommunicator
+from irc.runtime.compare import compare
+from irc.runtime.executor import Executor
+from irc.runtime.inputs import inputs_for
+from irc.runtime.processes import (
+    agree,
+    check_world,
+    end_with_parent,
+    gather_seconds,
+    joined,
+    place_of,
+    threads_per_process,
+)
+from irc.runtime.report import RunReport
+from irc.runtime.segments import LoadSegments, load_segments
+from irc.runtime.weights import load_weights
+
+REPORT_VARIABLE = "IRC_REPORT"
+"""A folder for reports and errors, where `irc run` reads them."""
+
+TIMED_CALLS = 5
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of a worker."""
+    made = argparse.ArgumentParser(prog="irc.runtime.worker", description="Run one rank of a plan.")
+    made.add_argument("plan", metavar="PLAN", help="the folder of the plan")
+    made.add_argument("--inputs", metavar="F.npz", help="the inputs (default: random ones)")
+    made.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+    made.add_argument("--compare", action="store_true", help="compare with the model run eagerly")
+    made.add_argument("--save", metavar="F.safetensors", help="write the outputs (rank 0)")
+    return made
+
+
+def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> RunReport | None:
+    """Run this process's rank; rank 0 returns the report.
+
+    Raises:
+        IrcError: the plan, the processes or the inputs do not fit.
+    """
+    rank, world = place_of(os.environ)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    torch.set_num_threads(threads_per_process(local))
+    if world == 1:
+        loaded = load_plan(args.plan)
+        check_world(loaded.plan.device_mesh, world)
+        return _report(args, loaded, *_timed(args, loaded, rank, None, load))
+    loaded, problem = _try_load(args.plan)
+    # Before joining: with another number of processes, some would wait for ever.
+    if loaded is not None:
+        check_world(loaded.plan.device_mesh, world)
+    with joined(rank, world):
+        try:
+            agree(None if loaded is None else loaded.hash)
+        except IrcError:
+            if problem is None:
+                raise
+        if loaded is None:
+            raise problem or AssertionError("no plan and no problem")
+        communicator = TorchCommunicator.of(loaded.plan.device_mesh, rank)
+        inputs, outputs, seconds = _timed(args, loaded, rank, communicator, load)
+        all_seconds = gather_seconds(seconds[0])
+    # The comparison takes its time: nobody waits for it.
+    return _report(args, loaded, inputs, outputs, all_seconds) if rank == 0 else None
+
+
+def _try_load(folder: str) -> tuple[LoadedPlan | None, IrcError | None]:
+    try:
+        return load_plan(folder), None
+    except IrcError as error:
+        return None, error
+
+
+def _timed(
+    args: argparse.Namespace,
+    loaded: LoadedPlan,
+    rank: int,
+    communicator: TorchCommunicator | None,
+    load: LoadSegments,
+) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...], list[float]]:
+    """Return inputs, the outputs of the first call, and the seconds of a later one."""
+    inputs = inputs_for(loaded, args.inputs, args.seed)
+    run = Executor(
+        loaded, load_weights(loaded, rank), rank=rank, communicator=communicator, load=load
+    )
+    outputs = run(*inputs)
+    best = math.inf
+    for _ in range(TIMED_CALLS):
+        start = time.perf_counter()
+        run(*inputs)
+        best = min(best, time.perf_counter() - start)
+    return inputs, outputs, [best]
+
+
+def _report(
+    args: argparse.Namespace,
+    loaded: LoadedPlan,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    seconds: Sequence[float],
+) -> RunReport:
+    if args.save:
+        from irc.plan.weights import write_safetensors
+
+        named = [loaded.plan.buffers[i].name for i in loaded.plan.outputs]
+        write_safetensors(Path(args.save), dict(zip(named, outputs, strict=True)))
+    found = None
+    if args.compare:
+        found = compare(loaded, load_weights(loaded, None), inputs, outputs)
+    plan = loaded.plan
+    return RunReport(plan.mesh, torch.get_num_threads(), tuple(seconds), plan.predicted_s, found)
+
+
+def main(argv: Sequence[str] | None = None, load: LoadSegments = load_segments) -> int:
+    """Run a rank and return the exit status."""
+    args = parser().parse_args(argv)
+    end_with_parent()
+    folder = os.environ.get(REPORT_VARIABLE)
+    try:
+        report = record(run_rank)(args, load)
+    except IrcError as error:
+        _tell(error, folder)
+        return error.exit_code
+    if report is None:
+        return 0
+    if folder:
+        Path(folder, "report.json").write_text(report.to_json(), encoding="utf-8")
+    else:
+        print(report)
+    return report.exit_code
+
+
+def _tell(error: IrcError, folder: str | None) -> None:
+    rank = os.environ.get("RANK", "0")
+    if not folder:
+        print(f"[rank {rank}] {error.render()}", file=sys.stderr)
+        return
+    parts = [error.code, error.message, error.where, list(error.because), error.help]
+    place = Path(folder, f"error-{rank}.json")
+    # A reader must never see half of it.
+    temporary = place.with_suffix(".part")
+    temporary.write_text(json.dumps(parts), encoding="utf-8")
+    temporary.rename(place)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

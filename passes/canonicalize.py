@@ -1,0 +1,359 @@
+"""Pass ``canonicalize``: the same program with less in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, cast
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from irc.dialects.flow import (
+    BroadcastOp,
+    ConstantOp,
+    FlowOp,
+    PointwiseOp,
+    ReshapeOp,
+    TransposeOp,
+    carry,
+    tensor,
+)
+from irc.dialects.types import TensorType, is_float
+from irc.ops.fold import fold_pointwise, fold_shape
+from irc.ops.infer import broadcast_shapes
+
+Rewrite: TypeAlias = FlowOp | SSAValue | None
+"""A new op, a value that is there already, or nothing to do."""
+
+EXACT_CASTS: Mapping[str, frozenset[str]] = {
+    "f16": frozenset({"f32", "f64"}),
+    "bf16": frozenset({"f32", "f64"}),
+    "f32": frozenset({"f64"}),
+    "i1": frozenset({"u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"}),
+    "i8": frozenset({"i16", "i32", "i64", "f16", "f32", "f64"}),
+    "u8": frozenset({"i16", "i32", "i64", "f16", "f32", "f64"}),
+    "i16": frozenset({"i32", "i64", "f32", "f64"}),
+    "i32": frozenset({"i64", "f64"}),
+}
+"""The casts that lose nothing, from a dtype to others."""
+
+
+@dataclass(frozen=True)
+class CanonicalizePass(ModulePass):
+    """Fold literals, drop ops that change nothing and results that nobody reads, share equal ops.
+
+    Captured programs are full of such ops (casts to the dtype that is there, reshapes of reshapes,
+    masks made of literals); each would cost a kernel, and hide a fusion.
+
+    Before:
+
+    ```mlir
+    func.func @forward(%x: !flow.tensor<[8, 4], f32>) -> !flow.tensor<[4, 8], f32> {
+      %0 = flow.constant() {value = array<f64: 1.0>, loc = "m.py:2", id = "n0"}
+          : () -> !flow.tensor<[], f32>
+      %1 = flow.pointwise(%x, %0) {fn = "mul", loc = "m.py:2", id = "n1"}
+          : (!flow.tensor<[8, 4], f32>, !flow.tensor<[], f32>) -> !flow.tensor<[8, 4], f32>
+      %2 = flow.reshape(%1) {loc = "m.py:3", id = "n2"}
+          : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[2, 16], f32>
+      %3 = flow.reshape(%2) {loc = "m.py:4", id = "n3"}
+          : (!flow.tensor<[2, 16], f32>) -> !flow.tensor<[4, 8], f32>
+      func.return %3 : !flow.tensor<[4, 8], f32>
+    }
+    ```
+
+    After:
+
+    ```mlir
+    func.func @forward(%x: !flow.tensor<[8, 4], f32>) -> !flow.tensor<[4, 8], f32> {
+      %0 = flow.reshape(%x) {loc = "m.py:4", id = "n3"}
+          : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[4, 8], f32>
+      func.return %0 : !flow.tensor<[4, 8], f32>
+    }
+    ```
+
+    It declines where a bit could change: ``x + 0`` of floats stays (it turns -0 into 0), ``x * 0`` stays
+    (NaN), ``exp`` of a literal stays. The arguments and results of functions never change.
+    """
+
+    name = "canonicalize"
+    level: ClassVar[str] = "flow"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for func in op.body.block.ops:
+            if isinstance(func, FuncOp) and not func.is_declaration:
+                simplify(func.body.block)
+
+
+def simplify(block: Block) -> None:
+    """Simplify a block in one walk: operands are simple before their readers are met."""
+    seen: dict[Any, FlowOp] = {}
+    for op in list(block.ops):
+        if not isinstance(op, FlowOp) or not op.name.startswith("flow."):
+            continue
+        simple = _rewritten(op)
+        if simple is not None and simple.name not in ("flow.extern", "flow.fusion"):
+            twin = seen.setdefault(_identity(simple), simple)
+            if twin is not simple:
+                _replace(simple, list(twin.outputs))
+    for op in reversed(list(block.ops)):
+        if isinstance(op, FlowOp) and op.name.startswith("flow.") and op.outputs:
+            if not any(value.first_use for value in op.outputs):
+                op.detach()
+                op.erase()
+
+
+def _rewritten(op: FlowOp) -> FlowOp | None:
+    """Apply identities to an op until none holds; None where an older value took its place."""
+    while True:
+        found = next((f for f in (i(op) for i in IDENTITIES.get(op.name, ())) if f is not None), None)
+        if found is None:
+            return op
+        if isinstance(found, SSAValue):
+            _replace(op, [found])
+            return None
+        carry(found, op)
+        for key, attr in op.attributes.items():
+            found.attributes.setdefault(key, attr)
+        assert op.parent is not None
+        op.parent.insert_op_before(found, op)
+        _replace(op, list(found.outputs))
+        op = found
+
+
+def _replace(op: Operation, values: Sequence[SSAValue]) -> None:
+    for old, new in zip(op.results, values, strict=True):
+        old.replace_all_uses_with(new)
+    op.detach()
+    op.erase()
+
+
+def _identity(op: FlowOp) -> tuple[Any, ...]:
+    properties = tuple(sorted(op.properties.items(), key=lambda item: item[0]))
+    return op.name, properties, tuple(op.inputs), tuple(v.type for v in op.outputs)
+
+
+# Identities. Each takes an op and returns what equals it, or None.
+
+
+def same_type(op: FlowOp) -> Rewrite:
+    """``reshape(x, shape of x)``, ``broadcast(x, shape of x)``, ``cast(x, dtype of x)`` are ``x``."""
+    return op.inputs[0] if op.inputs[0].type == op.outputs[0].type else None
+
+
+def transpose_in_order(op: FlowOp) -> Rewrite:
+    """``transpose(x, (0, 1, ...))`` is ``x``."""
+    perm = op.plain["perm"]
+    return op.inputs[0] if perm == tuple(range(len(perm))) else None
+
+
+def slice_of_all(op: FlowOp) -> Rewrite:
+    """``x[0:n:1]`` in all dims is ``x``."""
+    attrs = op.plain
+    untouched = not any(attrs["starts"]) and all(step == 1 for step in attrs["steps"])
+    return op.inputs[0] if untouched and op.inputs[0].type == op.outputs[0].type else None
+
+
+def reshape_of_reshape(op: FlowOp) -> Rewrite:
+    """``reshape(reshape(x, s), t)`` is ``reshape(x, t)``."""
+    inner = op.inputs[0].owner
+    if isinstance(inner, ReshapeOp) and not _placed(op):
+        return ReshapeOp.make(inner.inputs, [op.outputs[0].type])
+    return None
+
+
+def transpose_of_transpose(op: FlowOp) -> Rewrite:
+    """``transpose(transpose(x, p), q)`` is ``transpose(x, p[q])``."""
+    inner = op.inputs[0].owner
+    if not isinstance(inner, TransposeOp):
+        return None
+    perm = tuple(inner.plain["perm"][i] for i in op.plain["perm"])
+    return TransposeOp.make(inner.inputs, [op.outputs[0].type], perm=perm)
+
+
+def broadcast_of_broadcast(op: FlowOp) -> Rewrite:
+    """``broadcast(broadcast(x, s), t)`` is ``broadcast(x, t)``."""
+    inner = op.inputs[0].owner
+    if isinstance(inner, BroadcastOp) and not _placed(op):
+        return BroadcastOp.make(inner.inputs, [op.outputs[0].type])
+    return None
+
+
+def cast_of_exact_cast(op: FlowOp) -> Rewrite:
+    """``cast(cast(x, wide), t)`` is ``cast(x, t)`` where ``wide`` holds all values of ``x``."""
+    inner = op.inputs[0].owner
+    if not (_is(op, "cast") and isinstance(inner, PointwiseOp) and _is(inner, "cast")):
+        return None
+    if tensor(inner.outputs[0]).dtype not in EXACT_CASTS.get(tensor(inner.inputs[0]).dtype, ()):
+        return None
+    # To a half type through f32 a value is rounded once either way; through f64 likewise.
+    return PointwiseOp.make(inner.inputs, [op.outputs[0].type], fn="cast")
+
+
+def function_of_neutral(op: FlowOp) -> Rewrite:
+    """``x * 1``, ``x / 1``, ``x - 0``, ``x + -0.0`` and, of integers, ``x + 0`` are ``x``."""
+    if len(op.inputs) != 2:
+        return None
+    fn, (left, right) = op.plain["fn"], op.inputs
+    if right.type and _is_neutral(fn, _literal(right), tensor(left).dtype):
+        return left if left.type == op.outputs[0].type else None
+    if fn in ("add", "mul") and _is_neutral(fn, _literal(left), tensor(right).dtype):
+        return right if right.type == op.outputs[0].type else None
+    return None
+
+
+def square(op: FlowOp) -> Rewrite:
+    """``x ** 2`` is ``x * x``, ``x ** 1`` is ``x`` (as torch computes them)."""
+    if not _is(op, "pow"):
+        return None
+    base, power = op.inputs[0], _literal(op.inputs[1])
+    if base.type != op.outputs[0].type:
+        return None
+    if power == 2:
+        return PointwiseOp.make([base, base], [base.type], fn="mul")
+    return base if power == 1 else None
+
+
+def copy_of_value(op: FlowOp) -> Rewrite:
+    """``copy(x)`` is ``x``: values do not change."""
+    return op.inputs[0] if _is(op, "copy") and op.inputs[0].type == op.outputs[0].type else None
+
+
+def negative_of_negative(op: FlowOp) -> Rewrite:
+    """``-(-x)`` is ``x``."""
+    inner = op.inputs[0].owner
+    both = _is(op, "neg") and isinstance(inner, PointwiseOp) and _is(inner, "neg")
+    return inner.inputs[0] if both and isinstance(inner, PointwiseOp) else None
+
+
+def function_of_broadcast(op: FlowOp) -> Rewrite:
+    """``f(broadcast(x), y)`` is ``f(x, y)`` where the other operands stretch ``x`` as far."""
+    if len(op.inputs) < 2 or _placed(op):
+        return None
+    shape, inputs = tensor(op.outputs[0]).shape, list(op.inputs)
+    for index, value in enumerate(inputs):
+        if isinstance(value.owner, BroadcastOp):
+            source = value.owner.inputs[0]
+            shapes = [tensor(source if i == index else v).shape for i, v in enumerate(inputs)]
+            if broadcast_shapes(shapes) == shape:
+                inputs[index] = source
+    if inputs == list(op.inputs):
+        return None
+    return PointwiseOp.make(inputs, [op.outputs[0].type], fn=op.plain["fn"])
+
+
+def choice_by_literal(op: FlowOp) -> Rewrite:
+    """``where(True, x, y)`` is ``x``, ``where(False, x, y)`` is ``y``."""
+    if not _is(op, "where") or (condition := _literal(op.inputs[0])) is None:
+        return None
+    chosen = op.inputs[1] if condition else op.inputs[2]
+    return chosen if chosen.type == op.outputs[0].type else None
+
+
+def function_of_literals(op: FlowOp) -> Rewrite:
+    """``f(literals)`` is a literal, where ``f`` is exact (:mod:`irc.ops.fold`)."""
+    if not all(isinstance(value.owner, ConstantOp) for value in op.inputs):
+        return None
+    shapes = [_static(value) for value in (*op.inputs, *op.outputs)]
+    literals = [v.owner.plain["value"] for v in op.inputs if isinstance(v.owner, ConstantOp)]
+    if any(shape is None for shape in shapes) and any(len(v) > 1 for v in literals):
+        return None
+    operands = [
+        (values, shape or (), tensor(v).dtype)
+        for values, shape, v in zip(literals, shapes, op.inputs, strict=False)
+    ]
+    dtype = tensor(op.outputs[0]).dtype
+    return _constant(op, fold_pointwise(op.plain["fn"], operands, shapes[-1] or (), dtype))
+
+
+def view_of_literal(op: FlowOp) -> Rewrite:
+    """A reshape, transpose, broadcast or slice of a literal is a literal."""
+    inner, old, new = op.inputs[0].owner, _static(op.inputs[0]), _static(op.outputs[0])
+    if not isinstance(inner, ConstantOp):
+        return None
+    values = inner.plain["value"]
+    if len(values) > 1 and (old is None or new is None):
+        return None
+    return _constant(op, fold_shape(op.name, op.plain, values, old or (), new or ()))
+
+
+def reduction_of_nothing(op: FlowOp) -> Rewrite:
+    """A reduction over dims of size 1 is a reshape (``any`` and ``all`` only of booleans)."""
+    source, result = tensor(op.inputs[0]), tensor(op.outputs[0])
+    if source.dtype != result.dtype or any(source.shape[d] != 1 for d in op.plain["dims"]):
+        return None
+    if _placed(op):
+        return None
+    return op.inputs[0] if source == result else ReshapeOp.make(op.inputs, [result])
+
+
+def concat_of_one(op: FlowOp) -> Rewrite:
+    """``concat(x)`` is ``x``."""
+    return op.inputs[0] if len(op.inputs) == 1 else None
+
+
+def pad_of_nothing(op: FlowOp) -> Rewrite:
+    """``pad(x, 0, 0)`` is ``x``."""
+    return None if any((*op.plain["low"], *op.plain["high"])) else op.inputs[0]
+
+
+Identity: TypeAlias = Callable[[FlowOp], Rewrite]
+IDENTITIES: Mapping[str, tuple[Identity, ...]] = {
+    "flow.pointwise": (
+        function_of_literals, copy_of_value, square, function_of_neutral, cast_of_exact_cast,
+        negative_of_negative, choice_by_literal, function_of_broadcast,
+        lambda op: same_type(op) if _is(op, "cast") else None,
+    ),
+    "flow.reshape": (same_type, view_of_literal, reshape_of_reshape),
+    "flow.transpose": (transpose_in_order, view_of_literal, transpose_of_transpose),
+    "flow.broadcast": (same_type, view_of_literal, broadcast_of_broadcast),
+    "flow.slice": (slice_of_all, view_of_literal),
+    "flow.reduce": (reduction_of_nothing,),
+    "flow.concat": (concat_of_one,),
+    "flow.pad": (pad_of_nothing,),
+}  # fmt: skip
+
+
+def _is(op: FlowOp, fn: str) -> bool:
+    return op.plain["fn"] == fn
+
+
+def _placed(op: FlowOp) -> bool:
+    """True on level flow+sbp, where a shorter way may need other placements."""
+    return any(tensor(v).placement is not None for v in (*op.inputs, *op.outputs))
+
+
+def _literal(value: SSAValue) -> float | int | None:
+    """The one number that all elements of a value are."""
+    if isinstance(value.owner, ConstantOp) and len(values := value.owner.plain["value"]) == 1:
+        return cast("float | int", values[0])
+    return None
+
+
+def _is_neutral(fn: str, literal: float | None, dtype: str) -> bool:
+    if literal is None:
+        return False
+    if fn == "mul" or (fn == "div" and is_float(dtype)):
+        return literal == 1 and dtype != "i1"
+    zero = literal == 0 and dtype != "i1"
+    if fn == "sub":
+        return zero and not str(literal).startswith("-")
+    return fn == "add" and zero and (not is_float(dtype) or str(literal).startswith("-"))
+
+
+def _static(value: SSAValue) -> tuple[int, ...] | None:
+    shape = tensor(value).shape
+    known = tuple(dim for dim in shape if isinstance(dim, int))
+    return known if len(known) == len(shape) else None
+
+
+def _constant(op: FlowOp, values: tuple[float | int, ...] | None) -> Rewrite:
+    if values is None:
+        return None
+    kind: Attribute = op.outputs[0].type
+    assert isinstance(kind, TensorType)
+    numbers = tuple(float(v) if is_float(kind.dtype) else int(v) for v in values)
+    return ConstantOp.make([], [kind], value=numbers)

@@ -1,0 +1,168 @@
+"""Pass ``fuse``: ops that belong in one kernel become one ``flow.fusion``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from irc.dialects.flow import FlowOp, FusionOp, YieldOp, id_of, loc_of
+from irc.kernels.groups import Grouping, describe
+from irc.kernels.trace import FREE_OPS, SHAPE_OPS, has_kernel, require_static
+from irc.kernels.units import Unit, in_order
+
+
+@dataclass(frozen=True)
+class FusePass(ModulePass):
+    """Group ops into kernels: row passes (softmax, layer norm) and matmuls with what follows them.
+
+    An intermediate that stays inside a kernel is never written to memory and read back, which is what
+    pointwise ops and reductions spend their time on.
+
+    Before:
+
+    ```mlir
+    func.func @forward(%x: !flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 4], f32> {
+      %0 = flow.pointwise(%x) {fn = "exp", loc = "m.py:3", id = "n0"}
+          : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 4], f32>
+      %1 = flow.reduce(%0) {fn = "sum", dims = array<i64: 1>, keep_dims = true, loc = "m.py:4", id = "n1"}
+          : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 1], f32>
+      %2 = flow.pointwise(%0, %1) {fn = "div", loc = "m.py:5", id = "n2"}
+          : (!flow.tensor<[8, 4], f32>, !flow.tensor<[8, 1], f32>) -> !flow.tensor<[8, 4], f32>
+      func.return %2 : !flow.tensor<[8, 4], f32>
+    }
+    ```
+
+    After:
+
+    ```mlir
+    func.func @forward(%x: !flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 4], f32> {
+      %0 = flow.fusion(%x) {kind = "rows", loc = "m.py:5", id = "n2",
+          why = "3 ops in one pass over rows, 1 reductions: 320 bytes less to move"}
+          : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 4], f32> {
+      ^bb0(%1: !flow.tensor<[8, 4], f32>):
+        %2 = flow.pointwise(%1) {fn = "exp", loc = "m.py:3", id = "n0"}
+            : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 4], f32>
+        %3 = flow.reduce(%2) {fn = "sum", dims = array<i64: 1>, keep_dims = true, loc = "m.py:4", id = "n1"}
+            : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 1], f32>
+        %4 = flow.pointwise(%2, %3) {fn = "div", loc = "m.py:5", id = "n2"}
+            : (!flow.tensor<[8, 4], f32>, !flow.tensor<[8, 1], f32>) -> !flow.tensor<[8, 4], f32>
+        flow.yield(%4) : (!flow.tensor<[8, 4], f32>) -> ()
+      }
+      func.return %0 : !flow.tensor<[8, 4], f32>
+    }
+    ```
+
+    It declines where a group would be no single loop nest (reductions over different dims, a cycle
+    through a library op or a collective), where a costly function would be computed again for each point
+    of a dim that it lacks, and where few rows would leave cores idle. Every other compute op becomes
+    a fusion of one; attribute ``why`` says what was won.
+    """
+
+    name = "fuse"
+    level: ClassVar[str] = "spmd"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for func in [f for f in op.body.block.ops if isinstance(f, FuncOp) and not f.is_declaration]:
+            require_static(func)
+            _drop_dead(func.body.block)
+            _Rebuild(func.body.block).run()
+
+
+def _drop_dead(block: Block) -> None:
+    for op in reversed(list(block.ops)):
+        if isinstance(op, FlowOp) and op.name.startswith("flow.") and op.outputs:
+            if not any(value.first_use for value in op.outputs):
+                op.detach()
+                op.erase()
+
+
+class _Rebuild:
+    """Writes the ops of a block anew, unit by unit; shape ops and literals stand where first read."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.grouping = Grouping(block)
+        self.done: dict[SSAValue, SSAValue] = {arg: arg for arg in block.args}
+
+    def run(self) -> None:
+        """Rewrite the block in place."""
+        old = list(self.block.ops)
+        units = in_order(self.grouping.units, self.grouping.position)
+        for op in old:
+            op.detach()
+        for unit in units:
+            if unit.kind == "library":
+                self._keep(unit.ops[0])
+            else:
+                self._fuse(unit)
+        self._keep(old[-1])
+        kept = set(self.block.ops)
+        for op in reversed([op for op in old if op not in kept]):
+            op.erase()
+
+    def _keep(self, op: Operation) -> None:
+        for index, value in enumerate(op.operands):
+            op.operands[index] = self._value(value)
+        self.block.add_op(op)
+        self.done.update((value, value) for value in op.results)
+
+    def _value(self, value: SSAValue) -> SSAValue:
+        """Return what stands for an old value, writing shape ops and literals that it needs."""
+        if value not in self.done:
+            op = value.owner
+            assert isinstance(op, FlowOp) and op.name in SHAPE_OPS | FREE_OPS, op
+            if op.name in FREE_OPS and has_kernel(op):
+                self._write([op], [value], "rows")
+            else:
+                self._keep_shape(op)
+        return self.done[value]
+
+    def _keep_shape(self, op: FlowOp) -> None:
+        made = op.clone({v: self._value(v) for v in op.inputs})
+        self.block.add_op(made)
+        self.done[op.outputs[0]] = made.results[0]
+
+    def _fuse(self, unit: Unit) -> None:
+        ops = self.grouping.members(unit.ops)
+        self._write(ops, self.grouping.outputs(ops), unit.kind)
+
+    def _write(self, ops: list[FlowOp], outputs: list[SSAValue], kind: str) -> None:
+        made = {value for op in ops for value in op.outputs}
+        outside = list(dict.fromkeys(v for op in ops for v in op.inputs if v not in made))
+        block = Block(arg_types=[value.type for value in outside])
+        values: dict[SSAValue, SSAValue] = dict(zip(outside, block.args, strict=True))
+        for op in ops:
+            block.add_op(op.clone(values))
+        block.add_op(YieldOp(operands=[[values[v] for v in outputs]], result_types=[[]]))
+        last = next(op for op in reversed(ops) if op.outputs[0] in outputs)
+        fusion = FusionOp.build_fusion(
+            [self._value(value) for value in outside],
+            [value.type for value in outputs],
+            block,
+            kind=kind,
+            loc=loc_of(last),
+            id=",".join(id_of(v.owner) for v in outputs if isinstance(v.owner, Operation)),
+        )
+        fusion.attributes["why"] = StringAttr(describe(kind, ops, outputs))
+        placed = [_placement(value) for value in outputs]
+        if all(p is not None for p in placed):
+            fusion.attributes["sbp"] = ArrayAttr([p for p in placed if p is not None])
+        self.block.add_op(fusion)
+        self.done.update(zip(outputs, fusion.outputs, strict=True))
+
+
+def _placement(value: SSAValue) -> Attribute | None:
+    """The placement that lower-boxing noted for a value."""
+    op = value.owner
+    noted = op.attributes.get("sbp") if isinstance(op, Operation) else None
+    if not isinstance(noted, ArrayAttr) or not isinstance(op, Operation):
+        return None
+    return noted.data[list(op.results).index(value)]
+
+

@@ -1,0 +1,198 @@
+"""Pass ``order``: in which order a rank issues its ops, so that communication overlaps."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import ClassVar, TypeAlias
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.func import CallOp
+from xdsl.ir import Block, Operation
+from xdsl.passes import ModulePass
+
+from irc.dialects.builder import functions
+from irc.dialects.comm import CollectiveOp, WaitOp
+from irc.dialects.placement import Mesh
+
+Seconds: TypeAlias = Callable[[Operation], float]
+
+
+@dataclass(frozen=True)
+class OrderPass(ModulePass):
+    """Start collectives as early, and wait for them as late, as the data allows.
+
+    Lower-boxing puts each wait behind its start, where nothing overlaps. This is list scheduling
+    (Graham 1969) on two machines, compute and the links of each mesh axis: whenever the compute
+    stream is free, begin every collective whose operand exists, else run the earliest op that can
+    run, else wait for the collective that ends first. Ops that are equally good keep their order,
+    so the result depends on the text alone and is the same on every rank.
+
+    Before:
+    ```mlir
+    func.func @forward(%a: !flow.tensor<[4], f32>, %b: !flow.tensor<[4], f32>)
+        -> (!flow.tensor<[4], f32>, !flow.tensor<[4], f32>) {
+      %0 = comm.all_reduce(%a) {axis = "data", fn = "sum", id = "n0", loc = "m.py:1"}
+          : (!flow.tensor<[4], f32>) -> !comm.pending<!flow.tensor<[4], f32>>
+      %1 = comm.wait(%0) {id = "n0", loc = "m.py:1"}
+          : (!comm.pending<!flow.tensor<[4], f32>>) -> !flow.tensor<[4], f32>
+      %2, %3 = flow.sort(%1) {dim = 0 : i64, descending = false, id = "n1", loc = "m.py:2"}
+          : (!flow.tensor<[4], f32>) -> (!flow.tensor<[4], f32>, !flow.tensor<[4], i64>)
+      %4, %5 = flow.sort(%b) {dim = 0 : i64, descending = true, id = "n2", loc = "m.py:3"}
+          : (!flow.tensor<[4], f32>) -> (!flow.tensor<[4], f32>, !flow.tensor<[4], i64>)
+      func.return %2, %4 : !flow.tensor<[4], f32>, !flow.tensor<[4], f32>
+    }
+    ```
+
+    After:
+    ```mlir
+    func.func @forward(%a: !flow.tensor<[4], f32>, %b: !flow.tensor<[4], f32>)
+        -> (!flow.tensor<[4], f32>, !flow.tensor<[4], f32>) {
+      %0 = comm.all_reduce(%a) {axis = "data", fn = "sum", id = "n0", loc = "m.py:1"}
+          : (!flow.tensor<[4], f32>) -> !comm.pending<!flow.tensor<[4], f32>>
+      %4, %5 = flow.sort(%b) {dim = 0 : i64, descending = true, id = "n2", loc = "m.py:3"}
+          : (!flow.tensor<[4], f32>) -> (!flow.tensor<[4], f32>, !flow.tensor<[4], i64>)
+      %1 = comm.wait(%0) {id = "n0", loc = "m.py:1"}
+          : (!comm.pending<!flow.tensor<[4], f32>>) -> !flow.tensor<[4], f32>
+      %2, %3 = flow.sort(%1) {dim = 0 : i64, descending = false, id = "n1", loc = "m.py:2"}
+          : (!flow.tensor<[4], f32>) -> (!flow.tensor<[4], f32>, !flow.tensor<[4], i64>)
+      func.return %2, %4 : !flow.tensor<[4], f32>, !flow.tensor<[4], f32>
+    }
+    ```
+
+    Each function is ordered by itself: nothing moves over a call. At most ``in_flight`` collectives
+    are pending at a time, because each holds its buffers: without a limit, the gathers of all
+    weights would start at once.
+
+    Attributes:
+        cluster: prices ops, so that a wait comes as soon as its collective has ended; without one
+            a collective is taken to last for ever, and every op that can run goes before the wait.
+        in_flight: how many collectives may be pending at a time.
+    """
+
+    name = "order"
+    level: ClassVar[str] = "task"
+
+    cluster: str = ""
+    in_flight: int = 4
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        seconds = self._seconds(op)
+        for func in functions(op).values():
+            if func.body.blocks:
+                reorder(func.body.block, scheduled(func.body.block, seconds, self.in_flight))
+
+    def _seconds(self, module: ModuleOp) -> Seconds:
+        if not self.cluster:
+            return lambda op: inf if isinstance(op, CollectiveOp) else 0.0
+        from irc.cost.actions import ActionCost
+
+        mesh = module.attributes.get("irc.mesh")
+        price = ActionCost(
+            module, self.cluster, Mesh.parse(mesh.data if isinstance(mesh, StringAttr) else "")
+        )
+        blocks: dict[str, float] = {}
+        known = functions(module)
+
+        def seconds(op: Operation) -> float:
+            if not isinstance(op, CallOp):
+                return price(op) or 0.0
+            name = op.callee.string_value()
+            if name not in blocks:
+                blocks[name] = sum(map(seconds, known[name].body.block.ops))
+            return blocks[name]
+
+        return seconds
+
+
+def reorder(block: Block, order: Sequence[Operation]) -> None:
+    """Put the ops of a block, all but its terminator, into an order."""
+    last = block.last_op
+    assert last is not None
+    for op in order:
+        op.detach()
+        block.insert_op_before(op, last)
+
+
+def scheduled(block: Block, seconds: Seconds, in_flight: int) -> list[Operation]:
+    """Return the ops of a block, all but its terminator, in the order of the schedule.
+
+    O(n log n) in the number of ops and uses.
+    """
+    ops = [op for op in block.ops if op is not block.last_op]
+    return _ListSchedule(ops, seconds, max(in_flight, 1)).run()
+
+
+@dataclass
+class _ListSchedule:
+    ops: list[Operation]
+    seconds: Seconds
+    in_flight: int
+    clock: float = 0.0
+    order: list[Operation] = field(default_factory=list[Operation])
+    starts: list[int] = field(default_factory=list[int])
+    computes: list[int] = field(default_factory=list[int])
+    waits: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    link_free: dict[str, float] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        # A wait stands where its first reader stood: there it matters.
+        self.position = {op: i for i, op in enumerate(self.ops)}
+        self.ends: dict[Operation, float] = {}
+        self.missing = {
+            op: len({v.owner for v in op.operands if v.owner in self.position}) for op in self.ops
+        }
+        for op in self.ops:
+            if not self.missing[op]:
+                self._ready(op)
+
+    def run(self) -> list[Operation]:
+        while len(self.order) < len(self.ops):
+            if self.starts and len(self.waits) < self.in_flight:
+                self._issue(self.ops[heapq.heappop(self.starts)])
+            elif self.waits and self.waits[0][0] <= self.clock:
+                self._wait()
+            elif self.computes:
+                self._issue(self.ops[heapq.heappop(self.computes)])
+            else:
+                self._wait()
+        return self.order
+
+    def _ready(self, op: Operation) -> None:
+        if isinstance(op, WaitOp):
+            pending = op.inputs[0].owner
+            end = self.ends[pending] if isinstance(pending, Operation) else 0.0
+            heapq.heappush(self.waits, (end, self._first_reader(op)))
+        else:
+            queue = self.starts if isinstance(op, CollectiveOp) else self.computes
+            heapq.heappush(queue, self.position[op])
+
+    def _first_reader(self, op: WaitOp) -> int:
+        own = self.position[op]
+        readers = [self.position.get(use.operation, len(self.ops)) for use in op.outputs[0].uses]
+        # Positions are distinct and a wait comes first in its own text: both order it totally.
+        return min(readers, default=len(self.ops)) * (len(self.ops) + 1) + own
+
+    def _wait(self) -> None:
+        end, key = heapq.heappop(self.waits)
+        # A collective of unknown length (inf) ends when it is waited for: time goes on from here.
+        self.clock = max(self.clock, end) if end < inf else self.clock
+        self._issue(self.ops[key % (len(self.ops) + 1)])
+
+    def _issue(self, op: Operation) -> None:
+        self.order.append(op)
+        cost = self.seconds(op)
+        if isinstance(op, CollectiveOp):
+            axis = op.axis.data
+            begin = max(self.clock, self.link_free.get(axis, 0.0))
+            self.ends[op] = self.link_free[axis] = begin + cost
+        elif not isinstance(op, WaitOp):
+            self.clock += cost
+        for reader in dict.fromkeys(use.operation for r in op.results for use in r.uses):
+            if reader in self.missing:
+                self.missing[reader] -= 1
+                if not self.missing[reader]:
+                    self._ready(reader)

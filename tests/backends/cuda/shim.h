@@ -1,0 +1,142 @@
+// Runs CUDA kernels on a CPU: one fiber per thread, which changes hands at barriers only, in an order
+// that the test chooses. A result that depends on the order, or NaN from poisoned shared memory, shows a
+// missing barrier; a barrier that not all threads reach is an error.
+#pragma once
+#include <ucontext.h>
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __launch_bounds__(n)
+#define __shared__ static __attribute__((section("irc_shared")))
+#define IRC_LAUNCH(kernel, blocks, threads, stream, ...) \
+  shim::run(blocks, threads, [=] { kernel(__VA_ARGS__); })
+
+using cudaStream_t = void*;
+constexpr int cudaErrorMisalignedAddress = 716;
+struct Index { int x; };
+static Index threadIdx, blockIdx, blockDim, gridDim;
+extern "C" __attribute__((weak, visibility("hidden"))) char __start_irc_shared[], __stop_irc_shared[];
+
+namespace shim {
+enum State { READY, AT_WARP, AT_BLOCK, DONE };
+struct Fiber { ucontext_t context; State state; std::unique_ptr<char[]> stack; };
+static std::vector<Fiber> fibers;
+static std::function<void()> body;
+static ucontext_t scheduler;
+static int current, order, error;
+static unsigned seed;
+alignas(16) static char slots[1024][16];
+
+static void wait(State state) {
+  fibers[current].state = state;
+  swapcontext(&fibers[current].context, &scheduler);
+}
+static void enter() { body(); wait(DONE); }
+
+static bool release(int first, int last, State state) {
+  for (int t = first; t < last; ++t) if (fibers[t].state != state) return false;
+  for (int t = first; t < last; ++t) fibers[t].state = READY;
+  return true;
+}
+static void run_block(int threads) {
+  if (__start_irc_shared) memset(__start_irc_shared, 0xff, __stop_irc_shared - __start_irc_shared);
+  for (int t = 0; t < threads; ++t) {
+    Fiber& f = fibers[t];
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack.get(), f.context.uc_stack.ss_size = 1 << 18;
+    f.state = READY;
+    makecontext(&f.context, enter, 0);
+  }
+  std::vector<int> turn(threads);
+  for (int t = 0; t < threads; ++t) turn[t] = order == 1 ? threads - 1 - t : t;
+  for (bool progress = true; progress;) {
+    progress = false;
+    if (order == 2)
+      for (int t = threads - 1; t > 0; --t) std::swap(turn[t], turn[(seed = seed * 1664525 + 1013904223) % (t + 1)]);
+    for (int t : turn) {
+      if (fibers[t].state != READY) continue;
+      current = t, threadIdx.x = t, progress = true;
+      swapcontext(&scheduler, &fibers[t].context);
+    }
+    for (int w = 0; w < threads; w += 32) progress |= release(w, std::min(w + 32, threads), AT_WARP);
+    progress |= release(0, threads, AT_BLOCK);
+  }
+  for (int t = 0; t < threads; ++t) if (fibers[t].state != DONE) error = 999;
+}
+template <typename F> static void run(int blocks, int threads, F call) {
+  body = call, error = 0, seed = 1, blockDim.x = threads, gridDim.x = blocks;
+  while ((int)fibers.size() < threads) fibers.push_back({{}, DONE, std::make_unique<char[]>(1 << 18)});
+  for (blockIdx.x = 0; blockIdx.x < blocks && !error; ++blockIdx.x) run_block(threads);
+}
+}  // namespace shim
+extern "C" void shim_order(int order) { shim::order = order; }
+static int cudaGetLastError() { return shim::error; }
+static void __syncthreads() { shim::wait(shim::AT_BLOCK); }
+static void __syncwarp() { shim::wait(shim::AT_WARP); }
+template <typename T> static T __shfl_xor_sync(unsigned, T value, int distance) {
+  memcpy(shim::slots[shim::current], &value, sizeof(T));
+  __syncwarp();
+  memcpy(&value, shim::slots[shim::current ^ distance], sizeof(T));
+  __syncwarp();
+  return value;
+}
+
+struct __half { _Float16 value = 0; };
+struct __nv_bfloat16 { uint16_t bits = 0; };
+static float __half2float(__half x) { return x.value; }
+static __half __float2half_rn(float x) { return {(_Float16)x}; }
+static __half __double2half(double x) { return {(_Float16)x}; }
+static float __bfloat162float(__nv_bfloat16 x) {
+  uint32_t bits = (uint32_t)x.bits << 16;
+  float found;
+  memcpy(&found, &bits, 4);
+  return found;
+}
+static __nv_bfloat16 __float2bfloat16_rn(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  if (x != x) return {0x7fff};
+  return {(uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+static __nv_bfloat16 __double2bfloat16(double x) { return __float2bfloat16_rn((float)x); }
+static float as_float(__half x) { return __half2float(x); }
+static float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+static float rsqrtf(float x) { return 1 / std::sqrt(x); }
+static double rsqrt(double x) { return 1 / std::sqrt(x); }
+
+// Every lane holds a whole fragment, but stores only its part, so that readers need a barrier.
+namespace nvcuda::wmma {
+struct accumulator; struct matrix_a; struct matrix_b;
+struct row_major {}; struct col_major {};
+enum Order { mem_row_major };
+template <typename Use, int M, int N, int K, typename T, typename Layout = void> struct fragment { float at[16][16]; };
+template <typename F> void fill_fragment(F& f, float value) { for (auto& row : f.at) for (float& x : row) x = value; }
+template <typename Use, typename T, typename Layout>
+void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout>& f, const T* from, int line) {
+  if ((uintptr_t)from % 32 || line * sizeof(T) % 16) shim::error = 716;
+  __syncwarp();
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < 16; ++j)
+      f.at[i][j] = as_float(from[std::is_same_v<Layout, row_major> ? i * line + j : j * line + i]);
+}
+template <typename D, typename A, typename B> void mma_sync(D& d, const A& a, const B& b, const D& c) {
+  __syncwarp();
+  D found = c;
+  for (int i = 0; i < 16; ++i)
+    for (int k = 0; k < 16; ++k)
+      for (int j = 0; j < 16; ++j) found.at[i][j] += a.at[i][k] * b.at[k][j];
+  d = found;
+}
+template <typename F> void store_matrix_sync(float* to, const F& f, int line, Order) {
+  if ((uintptr_t)to % 32) shim::error = 716;
+  __syncwarp();
+  for (int e = shim::current % 32; e < 256; e += 32) to[e / 16 * line + e % 16] = f.at[e / 16][e % 16];
+}
+}  // namespace nvcuda::wmma

@@ -1,0 +1,132 @@
+"""The integer program against trying everything."""
+
+import random
+from itertools import product
+from math import prod
+
+import pytest
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, SSAValue
+
+from irc.cluster.presets import PRESETS
+from irc.cost.model import ClusterCost
+from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
+from irc.dialects.flow import ContractOp, TransposeOp, tensor
+from irc.dialects.placement import B, Mesh, Placement
+from irc.dialects.types import TensorType
+from irc.sharding import graph as graphs
+from irc.sharding.graph import Graph, Wishes
+from irc.sharding.problem import Net, Node, Port, Problem
+from irc.sharding.program import Infeasible, solve
+from irc.sharding.trees import Trees
+
+MOST = 6000
+"""Choices that are tried one by one."""
+
+
+def random_module(seed: int) -> ModuleOp:
+    """Two to five ops on matrices of sizes that divide, divide once, or do not."""
+    draw = random.Random(seed)
+    rows, size = draw.choice([4, 6, 96]), draw.choice([3, 96, 192])
+    kinds = [TensorType.of((rows, size)), TensorType.of((size, size)), TensorType.of((size,))]
+    block = Block(arg_types=kinds)
+    b = FlowBuilder(block)
+    values: list[SSAValue] = [block.args[0]]
+    for _ in range(draw.randint(2, 4)):
+        x = draw.choice(values[-2:])
+        match draw.choice(["contract", "relu", "square", "bias", "add", "gram", "sum"]):
+            case "contract":
+                values.append(b.op(ContractOp, [x, block.args[1]], spec="mk,kn->mn"))
+            case "square":
+                values.append(b.pointwise("mul", x, x))
+            case "bias":
+                values.append(b.pointwise("add", x, block.args[2]))
+            case "add":
+                values.append(b.pointwise("add", x, draw.choice(values)))
+            case "gram":
+                g = b.op(ContractOp, [x, b.op(TransposeOp, [x], perm=(1, 0))], spec="mk,kn->mn")
+                values.append(b.op(ContractOp, [g, x], spec="mk,kn->mn"))
+            case "sum":
+                values.append(b.pointwise("sub", x, b.reduce("sum", x, [0], keep_dims=True)))
+            case _:
+                values.append(b.pointwise("relu", x))
+    assert tensor(values[-1]).shape == (rows, size)
+    names = [argument_attrs("input", "x"), argument_attrs("parameter", "w"), argument_attrs("parameter", "b")]
+    out = argument_attrs("output", "y")
+    module = ModuleOp([finish_function("forward", block, [values[-1]], arg_attrs=names, res_attrs=[out])])
+    module.verify()
+    return module
+
+
+def small_enough(problem: Problem) -> bool:
+    return 1 < prod(len(node.seconds) for node in problem.nodes) <= MOST
+
+
+def best_of_all(problem: Problem, cost: ClusterCost) -> float:
+    trees = Trees(cost.boxing)
+    options = [range(len(node.seconds)) for node in problem.nodes]
+    found = (problem.seconds(choice, trees) for choice in product(*options))
+    return min(seconds for seconds in found if seconds is not None)
+
+
+def test_the_optimum_is_the_best_of_all_choices() -> None:
+    """Also of those that pruning drops: the choices are those of a graph that keeps everything."""
+    tried = 0
+    for seed in range(120):
+        mesh = Mesh.parse("a=2" if seed % 3 else "a=2,b=2")
+        cost = ClusterCost(PRESETS["demo-gpus"], mesh)
+        module = random_module(seed)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(graphs, "undominated", lambda op, found, *rest: list(range(len(found))))
+            full = Graph(module, cost, Wishes()).problem
+        if not small_enough(full):
+            continue
+        tried += 1
+        solution = solve(Graph(module, cost, Wishes()).problem, cost.boxing)
+        assert solution.seconds == pytest.approx(best_of_all(full, cost), rel=1e-6), f"seed {seed}"
+        assert solution.gap < 1e-6
+        if tried == 30:
+            return
+    raise AssertionError(f"only {tried} programs were small enough")
+
+
+@pytest.mark.parametrize("part", [1.0, 0.6, 0.3])
+def test_the_optimum_under_a_budget(part: float) -> None:
+    mesh = Mesh.parse("a=4")
+    cost = ClusterCost(PRESETS["demo-gpus"], mesh)
+    for seed in range(12):
+        module = random_module(seed)
+        whole = Graph(module, cost, Wishes(memory_bytes=10**9)).problem
+        most = sum(max(node.num_bytes, default=0) for node in whole.nodes)
+        problem = Graph(module, cost, Wishes(memory_bytes=int(part * most))).problem
+        least = sum(min(node.num_bytes, default=0) for node in problem.nodes)
+        if not small_enough(problem) or least > part * most:
+            continue
+        solution = solve(problem, cost.boxing)
+        assert problem.num_bytes(solution.choice) <= part * most
+        assert solution.seconds == pytest.approx(best_of_all(problem, cost), rel=1e-6)
+
+
+def test_the_same_problem_has_the_same_solution() -> None:
+    def once() -> tuple[int, ...]:
+        cost = ClusterCost(PRESETS["8xH100"], Mesh.parse("a=2,b=2"))
+        return solve(Graph(random_module(5), cost, Wishes()).problem, cost.boxing).choice
+
+    assert once() == once()
+
+
+def test_contradictions_are_infeasible() -> None:
+    cost = ClusterCost(PRESETS["demo-gpus"], Mesh.parse("a=2"))
+    problem = Problem([Node("w", (0.0, 0.0), num_bytes=(8, 4))], memory_bytes=3)
+    with pytest.raises(Infeasible):
+        solve(problem, cost.boxing)
+
+
+def test_nets_that_join_the_same_ports_are_one() -> None:
+    whole = Placement.of(a=B)
+    port = Port(0, (whole,))
+    problem = Problem([Node("n", (1.0,))])
+    for count in (1, 2):
+        problem.add_net(Net((4,), "f32", port, (port, port), count))
+    problem.merge_nets()
+    assert problem.nets == [Net((4,), "f32", port, (port,), 3)]

@@ -1,0 +1,176 @@
+"""The event engine: hand examples, published schedules, bounds that no simulation may break."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from irc.errors import InternalError
+from irc.simulate.engine import SimAction, simulate
+from irc.simulate.trace import chrome_trace
+
+
+def test_a_stream_is_in_order_and_waits_for_dependencies() -> None:
+    actions = [
+        SimAction("a", "s", 2.0),
+        SimAction("b", "t", 1.0, after=(0,)),
+        SimAction("c", "t", 5.0),
+        SimAction("d", "s", 1.0),
+    ]
+    found = simulate(actions)
+    assert found.starts == (0.0, 2.0, 3.0, 2.0)
+    assert found.ends == (2.0, 3.0, 8.0, 3.0)
+    assert found.seconds == 8.0
+
+
+def test_processor_sharing() -> None:
+    """Two cores: three equal jobs take 1.5 times as long; a job alone takes its own time."""
+    jobs = [SimAction(f"j{i}", f"s{i}", 2.0, resource="cores") for i in range(3)]
+    assert simulate(jobs, {"cores": 2}).ends == (3.0, 3.0, 3.0)
+    assert simulate(jobs[:1], {"cores": 2}).ends == (2.0,)
+    short = SimAction("short", "t", 1.0, resource="cores")
+    # On one core both run at half speed until the short one ends at 2; the rest takes 1 more.
+    assert simulate([jobs[0], short], {"cores": 1}).ends == (3.0, 2.0)
+
+
+def test_memory_is_counted_from_start_to_free() -> None:
+    actions = [
+        SimAction("a", "s", 1.0, allocates=(("m", 4.0),)),
+        SimAction("b", "s", 1.0, allocates=(("m", 2.0),), frees=(("m", 4.0),)),
+        SimAction("c", "s", 1.0, allocates=(("m", 3.0),), frees=(("m", 5.0),)),
+    ]
+    assert simulate(actions).peak == {"m": 6.0}
+
+
+def test_a_deadlock_is_a_bug_of_ours_and_is_named() -> None:
+    actions = [SimAction("a", "s", 1.0, after=(1,)), SimAction("b", "s", 1.0)]
+    with pytest.raises(InternalError, match="2 actions wait for each other: a, b"):
+        simulate(actions)
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from("stu"),
+        st.floats(0, 10),
+        st.lists(st.integers(1, 5), max_size=3),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+def built(raw: Sequence[tuple[str, float, list[int], bool]]) -> list[SimAction]:
+    return [
+        SimAction(str(i), stream, seconds, tuple(i - back for back in backs if i >= back),
+                  "cores" if shares else None)
+        for i, (stream, seconds, backs, shares) in enumerate(raw)
+    ]  # fmt: skip
+
+
+def longest_path(actions: Sequence[SimAction]) -> float:
+    ends: list[float] = []
+    last: dict[str, float] = {}
+    for action in actions:
+        begin = max([last.get(action.stream, 0.0), *(ends[i] for i in action.after)])
+        ends.append(begin + action.seconds)
+        last[action.stream] = ends[-1]
+    return max(ends)
+
+
+@given(ACTIONS, st.sampled_from([1.0, 2.0, 3.5]))
+@settings(max_examples=200, deadline=None)
+def test_bounds(raw: Sequence[tuple[str, float, list[int], bool]], cores: float) -> None:
+    actions = built(raw)
+    alone = simulate(actions)
+    assert alone.seconds == pytest.approx(longest_path(actions))
+    shared = simulate(actions, {"cores": cores})
+    work = sum(a.seconds for a in actions if a.resource)
+    assert shared.seconds >= max(alone.seconds, work / cores) * (1 - 1e-9)
+    assert shared.seconds <= sum(a.seconds for a in actions) * (1 + 1e-9)
+    for action, start, end in zip(actions, shared.starts, shared.ends, strict=True):
+        assert end - start >= action.seconds * (1 - 1e-9) - 1e-9
+        assert all(shared.ends[i] <= start for i in action.after)
+    for stream in "stu":
+        own = [i for i, a in enumerate(actions) if a.stream == stream]
+        for i, j in pairwise(own):
+            assert shared.ends[i] <= shared.starts[j]
+
+
+# --------------------------------------------------------------- pipeline schedules (golden table)
+
+
+def gpipe(stage: int, p: int, m: int) -> list[tuple[str, int]]:
+    return [("F", i) for i in range(m)] + [("BW", i) for i in range(m)]
+
+
+def one_f_one_b(stage: int, p: int, m: int) -> list[tuple[str, int]]:
+    fill = min(p - 1 - stage, m)
+    order = [("F", i) for i in range(fill)]
+    for i in range(m - fill):
+        order += [("F", fill + i), ("BW", i)]
+    return order + [("BW", i) for i in range(m - fill, m)]
+
+
+def zb_h1(stage: int, p: int, m: int) -> list[tuple[str, int]]:
+    """1F1B with W delayed by ``stage`` micro-batches."""
+    order: list[tuple[str, int]] = []
+    for kind, i in one_f_one_b(stage, p, m):
+        order.append((kind[0], i))
+        if kind == "BW" and i >= stage:
+            order.append(("W", i - stage))
+    return order + [("W", i) for i in range(m - stage, m)]
+
+
+def pipeline(schedule, p: int, m: int) -> list[SimAction]:
+    """F goes down the stages, B (or BW, both halves in one) up; activations live from F to B."""
+    index: dict[tuple[int, str, int], int] = {}
+    for stage in range(p):
+        for kind, i in schedule(stage, p, m):
+            index[stage, kind, i] = len(index)
+    found = []
+    for stage, kind, i in index:
+        after = {
+            "F": [(stage - 1, "F", i)],
+            "B": [(stage, "F", i), (stage + 1, "B", i)],
+            "BW": [(stage, "F", i), (stage + 1, "BW", i)],
+            "W": [(stage, "B", i)],
+        }[kind]  # fmt: skip
+        memory = ((str(stage), 1.0),)
+        found.append(
+            SimAction(
+                f"{stage}{kind}{i}", str(stage), float(len(kind)),
+                tuple(index[key] for key in after if key in index),
+                allocates=memory if kind == "F" else (), frees=memory if kind[0] == "B" else (),
+            )
+        )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "p", "m", "seconds", "peak"),
+    [
+        (gpipe, 4, 8, 33, 8), (gpipe, 8, 16, 69, 16), (gpipe, 8, 32, 117, 32),
+        (one_f_one_b, 4, 8, 33, 4), (one_f_one_b, 8, 16, 69, 8), (one_f_one_b, 8, 32, 117, 8),
+        (zb_h1, 4, 8, 27, 4), (zb_h1, 8, 16, 55, 8), (zb_h1, 8, 32, 103, 8),
+    ],
+)  # fmt: skip
+def test_published_schedules(schedule, p: int, m: int, seconds: float, peak: float) -> None:
+    """F = B = W = 1, no communication (GPipe, PTD-P, Zero Bubble)."""
+    found = simulate(pipeline(schedule, p, m))
+    assert found.seconds == seconds
+    assert max(found.peak.values()) == peak
+
+
+def test_chrome_trace_has_one_thread_per_stream() -> None:
+    actions = pipeline(one_f_one_b, 3, 4)
+    events = json.loads(chrome_trace(actions, simulate(actions)))["traceEvents"]
+    bars = [e for e in events if e["ph"] == "X"]
+    assert len(bars) == len(actions)
+    for tid in range(3):
+        own = sorted((e["ts"], e["dur"]) for e in bars if e["tid"] == tid)
+        assert all(a + d <= b + 1e-9 for (a, d), (b, _) in pairwise(own))
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["0", "1", "2"]
