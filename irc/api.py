@@ -54,9 +54,7 @@ def compile(
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
     """
-    options = Options(
-        mesh=parse_mesh(mesh), cluster=cluster, passes=tuple(passes), pins=pins
-    )
+    options = Options(mesh=parse_mesh(mesh), cluster=cluster, passes=tuple(passes), pins=pins)
     if target is None:
         return partial(_compile, options=options, disable=disable)
     return _compile(target, options=options, disable=disable)

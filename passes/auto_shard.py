@@ -28,22 +28,23 @@ from irc.sharding.write import write_placements
 class AutoShardPass(ModulePass):
     """Choose a placement for every value, and box where a producer and a reader differ.
 
-    Each op has signatures: how its operands and results may lie so that every rank computes its part from
-    what it holds. The cheapest combination, local work and boxing together, is the optimum of an integer
-    program (`irc.sharding.program`). A block that is called many times is planned once and priced as often
-    as it runs; two readers that want one placement share its boxing.
+    Each op has signatures: how its operands and results may lie so that every rank computes its
+    part from what it holds. The cheapest combination, local work and boxing together, is the
+    optimum of an integer program (`irc.sharding.program`). A block that is called many times is
+    planned once and priced as often as it runs; two readers that want one placement share its
+    boxing.
 
-    Options: ``mesh`` names the axes; ``cluster`` is a preset or a TOML file; ``inputs`` is ``replicated``
-    (each rank is given the whole inputs) or ``any``; ``pins`` fixes arguments, as in
+    Options: ``mesh`` names the axes; ``cluster`` is a preset or a TOML file; ``inputs`` is
+    ``replicated`` (each rank is given the whole inputs) or ``any``; ``pins`` fixes arguments, as in
     ``*.weight = [tensor = S(1)]; x = [tensor = B]``; ``memory_bytes`` bounds what a device holds of
     parameters, buffers and constants, which may then be stored in smaller parts than they are used.
 
-    Results of the entry are whole on each rank, a state lies as its buffer. A pass before it has bound the
-    named sizes. It writes ``irc.mesh``, and unless ``report=false``, in ``irc.plan_cost`` the objective, the
-    bound that proves it, and each op's runner-up.
+    Results of the entry are whole on each rank, a state lies as its buffer. A pass before it has
+    bound the named sizes. It writes ``irc.mesh``, and unless ``report=false``, in ``irc.plan_cost``
+    the objective, the bound that proves it, and each op's runner-up.
 
-    Here the columns of the first weight and the rows of the second are split, and nothing moves between
-    (Megatron's pairing, arXiv:1909.08053); the sum that is left takes one all-reduce.
+    Here the columns of the first weight and the rows of the second are split, and nothing moves
+    between (Megatron's pairing, arXiv:1909.08053); the sum that is left takes one all-reduce.
 
     Run: auto-shard{mesh="tensor=2" cluster=demo-gpus report=false}
 
@@ -54,11 +55,13 @@ class AutoShardPass(ModulePass):
         %down: !flow.tensor<[384, 96], f32> {role = "parameter", name = "down"})
         -> !flow.tensor<[3, 96], f32> {
       %h = flow.contract(%x, %up) {spec = "bk,kn->bn", loc = "m.py:1", id = "n0"}
-          : (!flow.tensor<[3, 96], f32>, !flow.tensor<[96, 384], f32>) -> !flow.tensor<[3, 384], f32>
+          : (!flow.tensor<[3, 96], f32>, !flow.tensor<[96, 384], f32>)
+          -> !flow.tensor<[3, 384], f32>
       %a = flow.pointwise(%h) {fn = "relu", loc = "m.py:2", id = "n1"}
           : (!flow.tensor<[3, 384], f32>) -> !flow.tensor<[3, 384], f32>
       %y = flow.contract(%a, %down) {spec = "bn,nk->bk", loc = "m.py:3", id = "n2"}
-          : (!flow.tensor<[3, 384], f32>, !flow.tensor<[384, 96], f32>) -> !flow.tensor<[3, 96], f32>
+          : (!flow.tensor<[3, 384], f32>, !flow.tensor<[384, 96], f32>)
+          -> !flow.tensor<[3, 96], f32>
       func.return %y : !flow.tensor<[3, 96], f32>
     }
     ```
@@ -71,15 +74,19 @@ class AutoShardPass(ModulePass):
         %down: !flow.tensor<[384, 96], f32, [tensor = S(0)]> {role = "parameter", name = "down"})
         -> !flow.tensor<[3, 96], f32, [tensor = B]> {
       %h = flow.contract(%x, %up) {spec = "bk,kn->bn", loc = "m.py:1", id = "n0"}
-          : (!flow.tensor<[3, 96], f32, [tensor = B]>, !flow.tensor<[96, 384], f32, [tensor = S(1)]>)
+          : (!flow.tensor<[3, 96], f32, [tensor = B]>,
+             !flow.tensor<[96, 384], f32, [tensor = S(1)]>)
           -> !flow.tensor<[3, 384], f32, [tensor = S(1)]>
       %a = flow.pointwise(%h) {fn = "relu", loc = "m.py:2", id = "n1"}
-          : (!flow.tensor<[3, 384], f32, [tensor = S(1)]>) -> !flow.tensor<[3, 384], f32, [tensor = S(1)]>
+          : (!flow.tensor<[3, 384], f32, [tensor = S(1)]>)
+          -> !flow.tensor<[3, 384], f32, [tensor = S(1)]>
       %y = flow.contract(%a, %down) {spec = "bn,nk->bk", loc = "m.py:3", id = "n2"}
-          : (!flow.tensor<[3, 384], f32, [tensor = S(1)]>, !flow.tensor<[384, 96], f32, [tensor = S(0)]>)
+          : (!flow.tensor<[3, 384], f32, [tensor = S(1)]>,
+             !flow.tensor<[384, 96], f32, [tensor = S(0)]>)
           -> !flow.tensor<[3, 96], f32, [tensor = P(sum)]>
       %r = sbp.boxing(%y) {loc = "m.py:3", id = "n2.box0"}
-          : (!flow.tensor<[3, 96], f32, [tensor = P(sum)]>) -> !flow.tensor<[3, 96], f32, [tensor = B]>
+          : (!flow.tensor<[3, 96], f32, [tensor = P(sum)]>)
+          -> !flow.tensor<[3, 96], f32, [tensor = B]>
       func.return %r : !flow.tensor<[3, 96], f32, [tensor = B]>
     }
     }
@@ -108,7 +115,9 @@ class AutoShardPass(ModulePass):
         solution = solve(graph.problem, cost.boxing, node_limit=self.node_limit)
         trees = Trees(cost.boxing)
         # Before the types change: it says what the search saw.
-        report = plan_cost(graph, solution, self.cluster, cost.boxing, trees) if self.report else None
+        report = (
+            plan_cost(graph, solution, self.cluster, cost.boxing, trees) if self.report else None
+        )
         write_placements(op, graph, solution.choice, trees, cost.boxing)
         op.attributes["irc.mesh"] = StringAttr(str(mesh))
         if report is not None:

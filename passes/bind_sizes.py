@@ -43,7 +43,7 @@ class BindSizesPass(ModulePass):
     }
     ```
 
-    A name that the program has and ``sizes`` lacks is an error, and so is one that the program lacks.
+    A name that the program has and ``sizes`` lacks is an error, and so is one the program lacks.
     """
 
     name = "bind-sizes"

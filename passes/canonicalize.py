@@ -23,6 +23,7 @@ from irc.dialects.flow import (
     tensor,
 )
 from irc.dialects.types import TensorType, is_float
+from irc.kernels.holds import is_unread
 from irc.ops.fold import fold_pointwise, fold_shape
 from irc.ops.infer import broadcast_shapes
 
@@ -75,8 +76,8 @@ class CanonicalizePass(ModulePass):
     }
     ```
 
-    It declines where a bit could change: ``x + 0`` of floats stays (it turns -0 into 0), ``x * 0`` stays
-    (NaN), ``exp`` of a literal stays. The arguments and results of functions never change.
+    It declines where a bit could change: ``x + 0`` of floats stays (it turns -0 into 0), ``x * 0``
+    stays (NaN), ``exp`` of a literal stays. The arguments and results of functions never change.
     """
 
     name = "canonicalize"
@@ -100,16 +101,17 @@ def simplify(block: Block) -> None:
             if twin is not simple:
                 _replace(simple, list(twin.outputs))
     for op in reversed(list(block.ops)):
-        if isinstance(op, FlowOp) and op.name.startswith("flow.") and op.outputs:
-            if not any(value.first_use for value in op.outputs):
-                op.detach()
-                op.erase()
+        if is_unread(op):
+            op.detach()
+            op.erase()
 
 
 def _rewritten(op: FlowOp) -> FlowOp | None:
     """Apply identities to an op until none holds; None where an older value took its place."""
     while True:
-        found = next((f for f in (i(op) for i in IDENTITIES.get(op.name, ())) if f is not None), None)
+        found = next(
+            (f for f in (i(op) for i in IDENTITIES.get(op.name, ())) if f is not None), None
+        )
         if found is None:
             return op
         if isinstance(found, SSAValue):
@@ -140,7 +142,7 @@ def _identity(op: FlowOp) -> tuple[Any, ...]:
 
 
 def same_type(op: FlowOp) -> Rewrite:
-    """``reshape(x, shape of x)``, ``broadcast(x, shape of x)``, ``cast(x, dtype of x)`` are ``x``."""
+    """``reshape(x, x.shape)``, ``broadcast(x, x.shape)``, ``cast(x, x.dtype)`` are ``x``."""
     return op.inputs[0] if op.inputs[0].type == op.outputs[0].type else None
 
 
@@ -281,11 +283,15 @@ def view_of_literal(op: FlowOp) -> Rewrite:
 
 
 def reduction_of_nothing(op: FlowOp) -> Rewrite:
-    """A reduction over dims of size 1 is a reshape (``any`` and ``all`` only of booleans)."""
+    """A reduction over dims of size 1 is a reshape (``any`` and ``all`` only of booleans).
+
+    A sum of floats is not: it starts at 0, and 0 + -0 is 0.
+    """
     source, result = tensor(op.inputs[0]), tensor(op.outputs[0])
-    if source.dtype != result.dtype or any(source.shape[d] != 1 for d in op.plain["dims"]):
+    dims: tuple[int, ...] = op.plain["dims"]
+    if source.dtype != result.dtype or any(source.shape[d] != 1 for d in dims):
         return None
-    if _placed(op):
+    if _placed(op) or (op.plain["fn"] == "sum" and is_float(source.dtype)):
         return None
     return op.inputs[0] if source == result else ReshapeOp.make(op.inputs, [result])
 

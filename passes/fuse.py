@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
@@ -13,7 +13,7 @@ from xdsl.passes import ModulePass
 
 from irc.dialects.flow import FlowOp, FusionOp, YieldOp, id_of, loc_of
 from irc.kernels.groups import Grouping, describe
-from irc.kernels.trace import FREE_OPS, SHAPE_OPS, has_kernel, require_static
+from irc.kernels.holds import FREE_OPS, SHAPE_OPS, has_kernel, is_unread, require_static
 from irc.kernels.units import Unit, in_order
 
 
@@ -21,8 +21,8 @@ from irc.kernels.units import Unit, in_order
 class FusePass(ModulePass):
     """Group ops into kernels: row passes (softmax, layer norm) and matmuls with what follows them.
 
-    An intermediate that stays inside a kernel is never written to memory and read back, which is what
-    pointwise ops and reductions spend their time on.
+    An intermediate that stays inside a kernel is never written to memory and read back, which is
+    what pointwise ops and reductions spend their time on.
 
     Before:
 
@@ -30,8 +30,8 @@ class FusePass(ModulePass):
     func.func @forward(%x: !flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 4], f32> {
       %0 = flow.pointwise(%x) {fn = "exp", loc = "m.py:3", id = "n0"}
           : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 4], f32>
-      %1 = flow.reduce(%0) {fn = "sum", dims = array<i64: 1>, keep_dims = true, loc = "m.py:4", id = "n1"}
-          : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 1], f32>
+      %1 = flow.reduce(%0) {fn = "sum", dims = array<i64: 1>, keep_dims = true, loc = "m.py:4",
+          id = "n1"} : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 1], f32>
       %2 = flow.pointwise(%0, %1) {fn = "div", loc = "m.py:5", id = "n2"}
           : (!flow.tensor<[8, 4], f32>, !flow.tensor<[8, 1], f32>) -> !flow.tensor<[8, 4], f32>
       func.return %2 : !flow.tensor<[8, 4], f32>
@@ -48,8 +48,8 @@ class FusePass(ModulePass):
       ^bb0(%1: !flow.tensor<[8, 4], f32>):
         %2 = flow.pointwise(%1) {fn = "exp", loc = "m.py:3", id = "n0"}
             : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 4], f32>
-        %3 = flow.reduce(%2) {fn = "sum", dims = array<i64: 1>, keep_dims = true, loc = "m.py:4", id = "n1"}
-            : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 1], f32>
+        %3 = flow.reduce(%2) {fn = "sum", dims = array<i64: 1>, keep_dims = true, loc = "m.py:4",
+            id = "n1"} : (!flow.tensor<[8, 4], f32>) -> !flow.tensor<[8, 1], f32>
         %4 = flow.pointwise(%2, %3) {fn = "div", loc = "m.py:5", id = "n2"}
             : (!flow.tensor<[8, 4], f32>, !flow.tensor<[8, 1], f32>) -> !flow.tensor<[8, 4], f32>
         flow.yield(%4) : (!flow.tensor<[8, 4], f32>) -> ()
@@ -59,16 +59,18 @@ class FusePass(ModulePass):
     ```
 
     It declines where a group would be no single loop nest (reductions over different dims, a cycle
-    through a library op or a collective), where a costly function would be computed again for each point
-    of a dim that it lacks, and where few rows would leave cores idle. Every other compute op becomes
-    a fusion of one; attribute ``why`` says what was won.
+    through a library op or a collective), where a costly function would be computed again for each
+    point of a dim that it lacks, and where few rows would leave cores idle. Every other compute op
+    becomes a fusion of one; attribute ``why`` says what was won.
     """
 
     name = "fuse"
     level: ClassVar[str] = "spmd"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for func in [f for f in op.body.block.ops if isinstance(f, FuncOp) and not f.is_declaration]:
+        for func in [
+            f for f in op.body.block.ops if isinstance(f, FuncOp) and not f.is_declaration
+        ]:
             require_static(func)
             _drop_dead(func.body.block)
             _Rebuild(func.body.block).run()
@@ -76,14 +78,13 @@ class FusePass(ModulePass):
 
 def _drop_dead(block: Block) -> None:
     for op in reversed(list(block.ops)):
-        if isinstance(op, FlowOp) and op.name.startswith("flow.") and op.outputs:
-            if not any(value.first_use for value in op.outputs):
-                op.detach()
-                op.erase()
+        if is_unread(op):
+            op.detach()
+            op.erase()
 
 
 class _Rebuild:
-    """Writes the ops of a block anew, unit by unit; shape ops and literals stand where first read."""
+    """Writes a block anew, unit by unit; shape ops and literals stand where first read."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -160,9 +161,7 @@ class _Rebuild:
 def _placement(value: SSAValue) -> Attribute | None:
     """The placement that lower-boxing noted for a value."""
     op = value.owner
-    noted = op.attributes.get("sbp") if isinstance(op, Operation) else None
-    if not isinstance(noted, ArrayAttr) or not isinstance(op, Operation):
+    if not isinstance(op, Operation) or "sbp" not in op.attributes:
         return None
-    return noted.data[list(op.results).index(value)]
-
-
+    noted = cast("ArrayAttr[Attribute]", op.attributes["sbp"])
+    return next(a for a, result in zip(noted.data, op.results, strict=True) if result is value)

@@ -39,13 +39,15 @@ from irc.sharding.signatures import match_signature
 class LowerBoxingPass(ModulePass):
     """Write the one program that every rank runs: local shapes and explicit collectives.
 
-    A type loses its placement and gets the shape of a shard; an op becomes its local program under the
-    signature that its placements spell; a boxing becomes collectives, each a start and the wait right
-    behind it, and local chunks. Arguments and results keep their placement as attribute ``sbp``, so that a
-    rank knows what to load, and ops keep it, one for each result, so that ranks can be recombined.
+    A type loses its placement and gets the shape of a shard; an op becomes its local program under
+    the signature that its placements spell; a boxing becomes collectives, each a start and the wait
+    right behind it, and local chunks. Arguments and results keep their placement as attribute
+    ``sbp``, so that a rank knows what to load, and ops keep it, one for each result, so that ranks
+    can be recombined.
 
-    A boxing that says its steps in ``via`` takes those; another takes one step if one leads there, else the
-    cheapest path on ``cluster``. A module without ``irc.mesh`` is for one device and stays as it is.
+    A boxing that says its steps in ``via`` takes those; another takes one step if one leads there,
+    else the cheapest path on ``cluster``. A module without ``irc.mesh`` is for one device and stays
+    as it is.
 
     Before:
     ```mlir
@@ -58,7 +60,8 @@ class LowerBoxingPass(ModulePass):
           : (!flow.tensor<[4, 6], f32, [tensor = S(1)]>, !flow.tensor<[6, 8], f32, [tensor = S(0)]>)
           -> !flow.tensor<[4, 8], f32, [tensor = P(sum)]>
       %r = sbp.boxing(%y) {loc = "m.py:3", id = "n2.box0"}
-          : (!flow.tensor<[4, 8], f32, [tensor = P(sum)]>) -> !flow.tensor<[4, 8], f32, [tensor = B]>
+          : (!flow.tensor<[4, 8], f32, [tensor = P(sum)]>)
+          -> !flow.tensor<[4, 8], f32, [tensor = B]>
       func.return %r : !flow.tensor<[4, 8], f32, [tensor = B]>
     }
     }
@@ -188,8 +191,8 @@ class _Function:
         kind, target = tensor(op.inputs[0]), _placement(op.outputs[0])
         assert kind.placement is not None
         assert target is not None
-        via = op.attributes.get("via")
-        if not isinstance(via, ArrayAttr):
+        via = _via(op)
+        if via is None:
             shape = kind.static_shape()
             if not self._boxing.reaches(shape, kind.dtype, kind.placement, target):
                 raise _no_path(op, kind.placement, target)
@@ -198,13 +201,21 @@ class _Function:
             return path if direct is None else [direct]
         steps: list[Step] = []
         here = kind.placement
-        for there in (*(p.data for p in via if isinstance(p, PlacementAttr)), target):
+        for there in (*via, target):
             step = step_between(here, there, kind.ndim)
             if step is None:
                 raise _no_path(op, here, there)
             steps.append(step)
             here = there
         return steps
+
+
+def _via(op: BoxingOp) -> list[Placement] | None:
+    attr = op.attributes.get("via")
+    if not isinstance(attr, ArrayAttr):
+        return None
+    placed: Sequence[object] = tuple(attr)
+    return [p.data for p in placed if isinstance(p, PlacementAttr)]
 
 
 def _start(

@@ -19,9 +19,9 @@ from irc.kernels.schedule import TARGETS
 class MapTasksPass(ModulePass):
     """Turn fusions and lone compute ops into kernels, shape ops into views.
 
-    A kernel is a loop nest over flat buffers with a task mapping for the target. Transposes, slices,
-    broadcasts and reshapes cost nothing: kernels read through them by strides, libraries get a
-    ``task.view``. Equal kernels are one symbol. Library ops (convolution, attention, sort, ...) stay.
+    A kernel is a loop nest over flat buffers with a task mapping for the target. Transposes,
+    slices, broadcasts and reshapes cost nothing: kernels read through them by strides, libraries
+    get a ``task.view``. Equal kernels are one symbol. Library ops (convolution, sort, ...) stay.
 
     Run: map-tasks{target=cpu}
 

@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass
 
 from irc.backends.cpu.builder import Builder, Operand
 from irc.backends.cpu.features import Features, host
+from irc.backends.cpu.matmul import MatmulWriter
 from irc.backends.cpu.nest import Nest, analyse, read, simplify
+from irc.backends.cpu.product import make_tiling, recognise
 from irc.backends.cpu.rows import RowsWriter
 from irc.backends.cpu.schedule import make_schedule
 from irc.backends.cpu.steps import buffer_pointers
@@ -63,14 +65,20 @@ def _write(
     b: Builder, kernel: KernelOp, features: Features, buffers: dict[int, Operand]
 ) -> tuple[int, bool, str]:
     workers = kernel.task_mapping.num_workers
-    return write_rows(b, read(kernel), workers, features, buffers)
+    nest = simplify(read(kernel))
+    product = recognise(nest)
+    if product is None:
+        return write_rows(b, nest, workers, features, buffers)
+    tiling = make_tiling(product, features, workers)
+    writer = MatmulWriter(b, product, analyse(nest), tiling, features, buffers)
+    writer.write()
+    return writer.scratch_bytes, tiling.parallel, f"matmul {tiling.form}"
 
 
 def write_rows(
     b: Builder, nest: Nest, workers: int, features: Features, buffers: dict[int, Operand]
 ) -> tuple[int, bool, str]:
     """Write a kernel by the rows template; returns scratch bytes, parallel, the template's name."""
-    nest = simplify(nest)
     facts = analyse(nest)
     schedule = make_schedule(nest, facts, workers, features)
     RowsWriter(b, nest, facts, schedule, buffers).write()

@@ -95,5 +95,6 @@ def _optimise(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     options.loop_vectorization = False
     options.slp_vectorization = False
     options.loop_interleaving = False
+    options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)

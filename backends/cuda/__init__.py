@@ -28,9 +28,7 @@ def emit(kernel: KernelOp) -> str:
 
 def emit_plan_sources(kernels: Sequence[KernelOp]) -> dict[str, str]:
     """Return the files of a plan's ``kernels/`` folder."""
-    from irc.kernels.source import identifier
-
-    return {f"{identifier(k.sym_name.data)}.cu": emit(k) for k in kernels}
+    return {f"{k.sym_name.data}.cu": emit(k) for k in kernels}
 
 
 @dataclass(frozen=True)

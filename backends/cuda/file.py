@@ -15,7 +15,6 @@ PRELUDE = """
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <mma.h>
 #endif
 // How a host starts a kernel; an emulator may define it otherwise.
 #ifndef IRC_LAUNCH
@@ -45,7 +44,8 @@ def emit_form(form: Form) -> str:
     arguments = ", ".join(_argument(form, i) for i in range(len(form.buffers)))
     head = f'extern "C" __global__ void __launch_bounds__({template.threads})\n{name}({arguments}) {{'
     with body.block(head, "}"):
-        template.emit(body)
+        if template.blocks:
+            template.emit(body)
     text = str(body)
     return _header(form, template) + PRELUDE + helpers_in(text) + "\n" + text + _launcher(form, template, name)
 

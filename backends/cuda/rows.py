@@ -39,6 +39,7 @@ class Rows:
         self.blocks = -(-self.tasks // self.rows)
         self.turns = -(-self.columns // self.lanes)
         self.kept = self._kept()
+        self.available: set[int] = set()
 
     @property
     def mapping(self) -> TaskMapping:
@@ -99,10 +100,8 @@ class Rows:
     ) -> None:
         for step in reduces:
             source.line(f"{accumulator_type(step)} v{step.result} = {padding(step)};")
-        wanted = [v for s in (*reduces, *stores) for v in s.operands]
         needed = self.form.behind(
-            wanted,
-            lambda s: s.full and not (s.result in self.kept and s.level < level),
+            self._wanted(level), lambda s: s.full and s.result not in self.available
         )
         with self._columns(source):
             self._column_indices(source)
@@ -115,6 +114,7 @@ class Rows:
             if stores:
                 with source.block("if (live) {", "}"):
                     point.emit(stores)
+        self.available |= needed & self.kept
 
     def _columns(self, source: Source):  # noqa: ANN202 - a context manager
         """Open the loop over the columns of a thread."""
@@ -198,13 +198,27 @@ class Rows:
         return lanes, rows
 
     def _kept(self) -> frozenset[int]:
-        """Return the full values that stay in registers for a later level."""
+        """Return the full values that one loop computes and a later one reads, where they fit."""
         if self.turns > KEPT_COLUMNS or self.columns == 0:
             return frozenset()
-        later: set[int] = set()
-        for step in self.form.steps:
-            for value in step.operands:
-                maker = self.form.makers[value]
-                if maker.full and maker.level < step.level and maker.kind not in ("constant", "index"):
-                    later.add(value)
-        return frozenset(later) if len(later) * self.turns <= KEPT_REGISTERS else frozenset()
+        computed: set[int] = set()
+        read_again: set[int] = set()
+        for level in range(self.form.num_levels):
+            wanted = self._wanted(level)
+            needed = self.form.behind(wanted, lambda s: s.full and s.result not in computed)
+            read = {*wanted, *(v for n in needed for v in self.form.makers[n].operands)}
+            read_again |= {
+                v for v in read & computed if self.form.makers[v].kind not in ("constant", "index")
+            }
+            computed |= needed
+        fits = len(read_again) * self.turns <= KEPT_REGISTERS
+        return frozenset(read_again) if fits else frozenset()
+
+    def _wanted(self, level: int) -> list[int]:
+        """Return the full values that the loop of a level reduces or stores."""
+        return [
+            v
+            for s in self.form.steps
+            if s.level == level and (s.kind == "reduce" or (s.kind == "store" and s.full))
+            for v in s.operands
+        ]

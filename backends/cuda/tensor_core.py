@@ -1,8 +1,9 @@
-"""Matmul of half types on tensor cores, through the portable fragments of ``nvcuda::wmma``.
+"""Matmul of half types on tensor cores: ``ldmatrix`` and ``mma.sync`` of 16 x 8 x 16.
 
-A warp owns 16 x 16 fragments of float sums. Which lane holds which element of a fragment is the device's
-secret, so the epilogue passes each fragment through a square of shared memory and deals it out by a
-mapping of our own.
+The mapping goes down to lanes: of 16 x 8 sums, lane ``l`` holds rows ``l / 4`` and ``l / 4 + 8``, columns
+``l % 4 * 2`` and the next (PTX ISA, "Matrix Fragments for mma.m16n8k16"), which is
+``repeat(2, 1) * spatial(8, 4) * repeat(1, 2)``; so the epilogue runs in registers. Two tiles of each operand
+are in shared memory, one read while the next is written.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
 from irc.kernels.form import Form
 from irc.kernels.source import Source
 
-WARP, SIDE = 32, 16
+WARP = 32
+ROWS, COLUMNS, PRODUCTS = 16, 8, 16
 DEPTH = 32
-# Halves between rows of a tile: 16 bytes more than the tile, so that rows start in different banks.
+# Halves between rows of a tile: 16 bytes more than the tile, so that eight rows are in different banks.
 PAD = 8
 # Block of m by n: warps of m by n.
 WARPS = {(128, 128): (2, 4), (64, 64): (2, 2), (16, 64): (1, 4)}
@@ -33,9 +35,8 @@ class TensorCore:
         self.extents = self._extents()
         self.warps = WARPS[self.extents]
         self.threads = self.warps[0] * self.warps[1] * WARP
-        self.fragments = tuple(
-            e // (w * SIDE) for e, w in zip(self.extents, self.warps, strict=True)
-        )
+        self.m_count = self.extents[0] // (self.warps[0] * ROWS)
+        self.n_count = self.extents[1] // (self.warps[1] * COLUMNS)
         self.blocks = num_blocks(form, self.extents)
         a, b = self.contract.operands
         self.a = Operand(form, "a", a, self.m_dim, self.extents[0], DEPTH, self.threads, self.dtype)
@@ -49,35 +50,28 @@ class TensorCore:
 
     @property
     def mapping(self) -> TaskMapping:
-        """Blocks, warps, fragments of a warp, and how the epilogue deals out a fragment."""
+        """Blocks over m and n (of one batch), warps, instructions of a warp, registers and lanes."""
         m, n = self.form.sizes[self.m_dim], self.form.sizes[self.n_dim]
         return compose(
             spatial(max(1, -(-m // self.extents[0])), max(1, -(-n // self.extents[1]))),
             spatial(*self.warps),
-            repeat(*self.fragments),
-            repeat(SIDE * SIDE // WARP, 1),
-            spatial(WARP // SIDE, SIDE),
+            repeat(self.m_count, self.n_count),
+            repeat(2, 1),
+            spatial(8, 4),
+            repeat(1, 2),
         )
 
     def emit(self, source: Source) -> None:
         """Append the body of the kernel function."""
         batch = place_block(source, self.form, self.extents)
-        element, (m_count, n_count) = TYPES[self.dtype], self.fragments
         for operand in (self.a, self.b):
-            first, second = (
-                (operand.extent, DEPTH) if operand.k_fast else (DEPTH, operand.extent)
-            )
-            source.line(
-                f"alignas(32) __shared__ {element} {operand.letter}_tile[2][{first}][{second + PAD}];"
-            )
+            first, second = (operand.extent, DEPTH) if operand.k_fast else (DEPTH, operand.extent)
+            tile = f"{operand.letter}_tile[2][{first}][{second + PAD}]"
+            source.line(f"alignas(16) __shared__ {TYPES[self.dtype]} {tile};")
         source.line(f"const int warp = threadIdx.x / {WARP}, lane = threadIdx.x % {WARP};")
-        source.line(f"const int m_warp = warp / {self.warps[1]} * {m_count * SIDE};")
-        source.line(f"const int n_warp = warp % {self.warps[1]} * {n_count * SIDE};")
-        shape = f"{SIDE}, {SIDE}, {SIDE}"
-        source.line(
-            f"nvcuda::wmma::fragment<nvcuda::wmma::accumulator, {shape}, float> sum[{m_count}][{n_count}];"
-        )
-        self._each(source, "nvcuda::wmma::fill_fragment(sum[i][j], 0.0f);")
+        source.line(f"const int m_warp = warp / {self.warps[1]} * {self.m_count * ROWS};")
+        source.line(f"const int n_warp = warp % {self.warps[1]} * {self.n_count * COLUMNS};")
+        source.line(f"float sum[{self.m_count}][{self.n_count}][4] = {{}};")
         self.a.declare(source)
         self.b.declare(source)
         steps = -(-self.form.num_columns // DEPTH)
@@ -86,71 +80,60 @@ class TensorCore:
                 self.a.fetch(source, batch)
                 self.b.fetch(source, batch)
             with source.block("if (step > 0) {", "}"):
-                self._products(source, shape)
+                self._products(source)
             with source.block(f"if (step < {steps}) {{", "}"):
                 for operand in (self.a, self.b):
-                    operand.store(
-                        source, f"{operand.letter}_tile[step % 2]",
-                        k_major=not operand.k_fast, whole=operand.is_direct,
-                    )  # fmt: skip
+                    tile, by_k = f"{operand.letter}_tile[step % 2]", not operand.k_fast
+                    operand.store(source, tile, k_major=by_k, whole=operand.is_direct)
             source.line("__syncthreads();")
         self._epilogue(source, batch)
 
-    def _products(self, source: Source, shape: str) -> None:
-        element = TYPES[self.dtype]
+    def _products(self, source: Source) -> None:
+        # Of each 16 x 16 halves, lane l gives row l % 8 of tile l / 8; tiles in the order of registers.
+        low, high = "lane % 8 + lane / 8 % 2 * 8", "lane % 8 + lane / 16 * 8"
+        near, far = "lane / 8 % 2 * 8", "lane / 16 * 8"
         source.line("#pragma unroll")
-        with source.block(f"for (int k = 0; k < {DEPTH}; k += {SIDE}) {{", "}"):
-            for operand, count, matrix in zip((self.a, self.b), self.fragments, ("a", "b"), strict=True):
-                letter, warp = operand.letter, "m_warp" if matrix == "a" else "n_warp"
-                # matrix_b is k by n, so its rows are contiguous where n is.
-                rows = operand.k_fast == (matrix == "a")
-                layout = "row_major" if rows else "col_major"
-                source.line(
-                    f"nvcuda::wmma::fragment<nvcuda::wmma::matrix_{matrix}, {shape}, {element}, "
-                    f"nvcuda::wmma::{layout}> {letter}[{count}];"
-                )
-                line = (DEPTH if operand.k_fast else operand.extent) + PAD
-                at = f"[{warp} + i * {SIDE}][k]" if operand.k_fast else f"[k][{warp} + i * {SIDE}]"
-                source.line("#pragma unroll")
-                source.line(
-                    f"for (int i = 0; i < {count}; ++i) nvcuda::wmma::load_matrix_sync"
-                    f"({letter}[i], &{letter}_tile[(step - 1) % 2]{at}, {line});"
-                )
-            self._each(source, "nvcuda::wmma::mma_sync(sum[i][j], a[i], b[j], sum[i][j]);")
+        with source.block(f"for (int k = 0; k < {DEPTH}; k += {PRODUCTS}) {{", "}"):
+            # a: tiles go down m first, then along k.
+            row = f"[m_warp + i * {ROWS} + {low}][k + {far}]"
+            if not self.a.k_fast:
+                row = f"[k + {high}][m_warp + i * {ROWS} + {near}]"
+            self._load(source, self.a, self.m_count, row)
+            # b: tiles go along k first, then along n.
+            row = f"[n_warp + i * {2 * COLUMNS} + {high}][k + {near}]"
+            if not self.b.k_fast:
+                row = f"[k + {low}][n_warp + i * {2 * COLUMNS} + {far}]"
+            self._load(source, self.b, self.n_count // 2, row)
+            with self._each(source):
+                left, right = "sum[i][j], a[i]", "b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]"
+                source.line(f"irc_mma<{TYPES[self.dtype]}>({left}, {right});")
 
-    def _each(self, source: Source, text: str) -> None:
-        m_count, n_count = self.fragments
+    def _load(self, source: Source, operand: Operand, count: int, row: str) -> None:
+        letter = operand.letter
+        # A tile of a is m by k, one of b is n by k: memory that runs along k needs no transposition.
+        transposed = "false" if operand.k_fast else "true"
+        source.line(f"unsigned {letter}[{count}][4];")
         source.line("#pragma unroll")
-        with source.block(f"for (int i = 0; i < {m_count}; ++i) {{", "}"):
-            source.line("#pragma unroll")
-            source.line(f"for (int j = 0; j < {n_count}; ++j) {text}")
+        with source.block(f"for (int i = 0; i < {count}; ++i) {{", "}"):
+            place = f"&{letter}_tile[(step - 1) % 2]{row}"
+            source.line(f"irc_ldmatrix<{transposed}>({letter}[i], {place});")
+
+    def _each(self, source: Source):  # noqa: ANN202 - a context manager
+        source.line("#pragma unroll")
+        source.line(f"for (int i = 0; i < {self.m_count}; ++i)")
+        source.line("#pragma unroll")
+        return source.block(f"for (int j = 0; j < {self.n_count}; ++j) {{", "}")
 
     def _epilogue(self, source: Source, batch: dict[int, str]) -> None:
-        m_count, n_count = self.fragments
-        warps, line = self.warps[0] * self.warps[1], SIDE + 4
         kind = "const long long" if self.form.is_wide else "const int"
-        source.line(f"alignas(32) __shared__ float square[{warps}][{SIDE}][{line}];")
         sizes = self.form.sizes[self.m_dim], self.form.sizes[self.n_dim]
-        head = f"for (int i = 0; i < {m_count}; ++i)"
-        source.line("#pragma unroll")
-        with source.block(f"{head} {{", "}"):
+        with self._each(source):
             source.line("#pragma unroll")
-            with source.block(f"for (int j = 0; j < {n_count}; ++j) {{", "}"):
-                source.line(
-                    f"nvcuda::wmma::store_matrix_sync(&square[warp][0][0], sum[i][j], {line}, "
-                    "nvcuda::wmma::mem_row_major);"
-                )
-                source.line("__syncwarp();")
-                with source.block(
-                    f"for (int e = lane; e < {SIDE * SIDE}; e += {WARP}) {{", "}"
-                ):
-                    source.line(f"{kind} m = a_start + m_warp + i * {SIDE} + e / {SIDE};")
-                    source.line(f"{kind} n = b_start + n_warp + j * {SIDE} + e % {SIDE};")
-                    with source.block(f"if (m < {sizes[0]} && n < {sizes[1]}) {{", "}"):
-                        emit_epilogue(
-                            self.form, source, batch, f"square[warp][e / {SIDE}][e % {SIDE}]"
-                        )
-                source.line("__syncwarp();")
+            with source.block("for (int e = 0; e < 4; ++e) {", "}"):
+                source.line(f"{kind} m = a_start + m_warp + i * {ROWS} + e / 2 * 8 + lane / 4;")
+                source.line(f"{kind} n = b_start + n_warp + j * {COLUMNS} + lane % 4 * 2 + e % 2;")
+                with source.block(f"if (m < {sizes[0]} && n < {sizes[1]}) {{", "}"):
+                    emit_epilogue(self.form, source, batch, "sum[i][j][e]")
 
     def _extents(self) -> tuple[int, int]:
         m, n = self.form.sizes[self.m_dim], self.form.sizes[self.n_dim]

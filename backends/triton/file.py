@@ -52,7 +52,10 @@ def emit_form(form: Form) -> str:
     body.line("@triton.jit")
     names = ", ".join(form.buffer_name(i) for i in range(len(form.buffers)))
     with body.block(f"def {name}({names}):"):
-        template.emit(body)
+        if prod(template.grid):
+            template.emit(body)
+        else:
+            body.line("pass")
     text = str(body)
     return (
         _header(form, template)

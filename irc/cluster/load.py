@@ -43,9 +43,7 @@ def find_cluster(name: str) -> Cluster:
     if name in PRESETS:
         return PRESETS[name]
     if not name.endswith(".toml"):
-        raise IrcError(
-            "cluster-unknown", f"no cluster '{name}'", help=did_you_mean(name, PRESETS)
-        )
+        raise IrcError("cluster-unknown", f"no cluster '{name}'", help=did_you_mean(name, PRESETS))
     try:
         text = Path(name).read_text(encoding="utf-8")
     except OSError as error:
@@ -75,7 +73,9 @@ def parse_cluster(text: str, where: str = "<text>") -> Cluster:
 def _device(table: Table) -> Device:
     keys = {"name", "peak_tflops", "memory_gb", "memory_gb_per_s", "launch_us", "cores"}
     _only(table, keys)
-    peaks = {dtype: _positive("peak_tflops", tf) * 1e12 for dtype, tf in table["peak_tflops"].items()}
+    peaks = {
+        dtype: _positive("peak_tflops", tf) * 1e12 for dtype, tf in table["peak_tflops"].items()
+    }
     if "f32" not in peaks:
         raise KeyError("peak_tflops.f32")
     return Device(

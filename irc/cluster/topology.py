@@ -1,8 +1,8 @@
 """A cluster: equal devices, and the levels of links that join them.
 
-Level 0 joins the devices of a node, level 1 joins nodes, and so on; a level's ``devices`` says how many
-devices one group of that level holds. Ranks of a mesh are laid out row-major on the devices, so the
-last mesh axis runs over neighbouring devices and gets the fastest level.
+Level 0 joins the devices of a node, level 1 joins nodes, and so on; a level's ``devices`` says how
+many devices one group of that level holds. Ranks of a mesh are laid out row-major on the devices,
+so the last mesh axis runs over neighbouring devices and gets the fastest level.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Link:
         latency_s: time that one step of a collective takes beside its bytes.
         bytes_per_s: what a device sends over this level while all others send as well.
         launch_s: time that a collective takes whatever its size and its group.
-        emulated: collectives that the runtime does not have here: ``all_to_all`` is an all-gather and
+        emulated: collectives that the runtime does not have here: ``all_to_all`` is an all-gather
+        and
             a local chunk then, ``reduce_scatter`` an all-reduce and a local chunk.
     """
 
@@ -83,8 +84,8 @@ class AxisLink:
 class Cluster:
     """Equal devices joined by levels of links, innermost first.
 
-    Invariants (checked): a level holds a whole number of groups of the level below it, and the last one
-    holds all devices.
+    Invariants (checked): a level holds a whole number of groups of the level below it, and the last
+    one holds all devices.
     """
 
     name: str
@@ -118,7 +119,8 @@ class Cluster:
             if ranks > self.num_devices:
                 raise IrcError(
                     "mesh-mismatch",
-                    f"mesh {mesh} has {ranks} ranks; cluster '{self.name}' has {self.num_devices} devices",
+                    f"mesh {mesh} has {ranks} ranks; cluster '{self.name}' has"
+                    f" {self.num_devices} devices",
                     help="choose a smaller mesh or a larger cluster",
                 )
             return self
@@ -131,9 +133,10 @@ class Cluster:
     def axis_link(self, mesh: Mesh, axis: str) -> AxisLink:
         """Return what a collective over one mesh axis sees while all groups of the axis run it.
 
-        A ring through several nodes leaves and enters each node once, with all the ports of the node;
-        groups that pass through the same node share them. With g of the group's ranks in a node of n,
-        whose other ranks belong to groups that leave it as well, each group has ``g * bytes_per_s``.
+        A ring through several nodes leaves and enters each node once, with all the ports of the
+        node; groups that pass through the same node share them. With g of the group's ranks in a
+        node of n, whose other ranks belong to groups that leave it as well, each group has ``g *
+        bytes_per_s``.
 
         >>> from irc.cluster.presets import PRESETS
         >>> two_nodes = PRESETS["2x8xH100"]

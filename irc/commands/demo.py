@@ -1,63 +1,139 @@
-"""`irc demo`: a small model, compiled for four ranks, checked and run on this machine."""
+"""`irc demo`: a GPT and an ONNX file, each compiled for four processes, run and compared with eager."""
 
 import argparse
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-HELP = "compile, check and run a small model on four ranks of this machine"
+if TYPE_CHECKING:
+    import torch
+
+    from irc.runtime.report import RunReport
+
+HELP = "compile a GPT and an ONNX model for four processes, run them, compare with eager"
+
+CLUSTER = "8xH100"
+"""Prices the plans: the mesh is four GPUs of such a node, the processes are this machine's."""
 
 
-def add_arguments(_parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `irc demo`: it has none."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `irc demo`."""
+    parser.add_argument(
+        "--keep", metavar="DIR", help="keep the models' plans there (default: a temporary folder)"
+    )
 
 
-def run(_args: argparse.Namespace) -> int:
-    """Run the demonstration."""
-    run_demo()
-    return 0
+def run(args: argparse.Namespace) -> int:
+    """Run the demonstration; 1 where a number differs from eager's."""
+    if args.keep:
+        Path(args.keep).mkdir(parents=True, exist_ok=True)
+        return run_demo(Path(args.keep))
+    with TemporaryDirectory() as folder:
+        return run_demo(Path(folder))
 
 
-def run_demo() -> None:
-    """Show the way of a model through irc, with what each step prints."""
+def run_demo(folder: Path) -> int:
+    """Compile, run and compare both models; prints one table and returns the exit status."""
+    from irc.commands.demo_onnx import write_perceptron
+
+    rows: list[tuple[str, ...]] = []
+    model = folder / "perceptron.onnx"
+    write_perceptron(model)
+    wrong = 0
+    for name, mesh in (("gpt", "data=2,tensor=2"), ("gpt", "tensor=4"), (model.name, "data=2,tensor=2")):
+        plan = folder / f"plan-{name.partition('.')[0]}-{mesh.replace(',', '-').replace('=', '')}"
+        print(f"compiling {name} for {mesh} ...", flush=True)
+        start = time.perf_counter()
+        summary = _compile_gpt(plan, mesh) if name == "gpt" else _compile_file(model, plan, mesh)
+        seconds = time.perf_counter() - start
+        print(_indented(summary))
+        print(f"running {plan.name} with torchrun ...", flush=True)
+        inputs, expected = _gpt_eagerly() if name == "gpt" else _file_eagerly(model)
+        report, error = _run(plan, inputs, expected)
+        print(_indented(str(report)))
+        good = report.ok and error < 1e-4
+        wrong += not good
+        rows.append((name, mesh, str(len(report.seconds)), f"{seconds:.1f} s",
+                     f"{max(report.seconds) * 1e3:.1f} ms", f"{error:.1e}", "OK" if good else "FAIL"))  # fmt: skip
+    print()
+    heads = ("model", "mesh", "processes", "compile", "call", "error to eager", "")
+    for row in (heads, *rows):
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, (16, 16, 9, 8, 10, 14, 4), strict=True)))
+    return 1 if wrong else 0
+
+
+def text_bytes(batch: int, length: int) -> "torch.Tensor":
+    """Return [batch, length] bytes of real text: the pages of irc's errors."""
+    import torch
+
+    from irc.error_pages import PAGES
+
+    text = "\n".join(page.render() for page in PAGES).encode()
+    return torch.frombuffer(bytearray(text[: batch * length]), dtype=torch.uint8).long().reshape(
+        batch, length
+    )
+
+
+def _gpt() -> "tuple[torch.nn.Module, torch.Tensor]":
+    import torch
+
+    from irc.commands.demo_gpt import GPT
+
+    torch.manual_seed(0)
+    return GPT().eval(), text_bytes(4, GPT().config.block)
+
+
+def _compile_gpt(plan: Path, mesh: str) -> str:
+    from irc.api import export_plan
+
+    module, tokens = _gpt()
+    return export_plan(module, (tokens,), out=plan, mesh=mesh, cluster=CLUSTER, force=True)
+
+
+def _compile_file(model: Path, plan: Path, mesh: str) -> str:
     from irc.api import compile_file
-    from irc.interpret.check import check_plan
+
+    return compile_file(str(model), str(plan), mesh=mesh, cluster=CLUSTER, force=True)
+
+
+def _gpt_eagerly() -> "tuple[dict[str, torch.Tensor], torch.Tensor]":
+    """Return the inputs by name and what PyTorch makes of them."""
+    import torch
+
+    module, tokens = _gpt()
+    with torch.no_grad():
+        return {"tokens": tokens}, module(tokens)
+
+
+def _file_eagerly(model: Path) -> "tuple[dict[str, torch.Tensor], torch.Tensor]":
+    """The same for the ONNX file: its three ops, written out in PyTorch."""
+    import onnx
+    import torch
+    from onnx import numpy_helper
+
+    graph = onnx.load(str(model)).graph
+    weight = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in graph.initializer}
+    shape = [d.dim_value for d in graph.input[0].type.tensor_type.shape.dim]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    return {"x": x}, torch.relu(x @ weight["up"]) @ weight["down"]
+
+
+def _run(
+    plan: Path, inputs: "dict[str, torch.Tensor]", expected: "torch.Tensor"
+) -> "tuple[RunReport, float]":
+    """Run a plan and return its report and the error of its output relative to eager's magnitude."""
+    import numpy as np
+    from safetensors.torch import load_file
+
     from irc.runtime.launch import run_plan
 
-    with TemporaryDirectory() as folder:
-        model, plan = Path(folder, "mlp.onnx"), Path(folder, "plan")
-        _write_mlp(model)
-        print("$ irc compile mlp.onnx -o plan --mesh data=2,tensor=2")
-        print(compile_file(str(model), str(plan), mesh="data=2,tensor=2"))
-        print("$ irc check plan")
-        print(check_plan(str(plan)))
-        print("$ irc run plan")
-        print(run_plan(str(plan)))
+    given, found = plan.with_suffix(".npz"), plan.with_suffix(".safetensors")
+    np.savez(given, **{name: value.numpy() for name, value in inputs.items()})
+    report = run_plan(plan, inputs=str(given), outputs=str(found))
+    (output,) = load_file(found).values()
+    return report, float((output - expected).abs().max() / expected.abs().max())
 
 
-def _write_mlp(path: Path, *, batch: int = 16, width: int = 64, hidden: int = 256) -> None:
-    import numpy as np
-    import onnx
-    from onnx import helper, numpy_helper
-
-    random = np.random.default_rng(0)
-    shapes = {"up": (width, hidden), "down": (hidden, width)}
-    weights = [
-        numpy_helper.from_array(
-            (random.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32), name
-        )
-        for name, shape in shapes.items()
-    ]
-    tensor = (onnx.TensorProto.FLOAT, [batch, width])
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "up"], ["raised"]),
-            helper.make_node("Relu", ["raised"], ["active"]),
-            helper.make_node("MatMul", ["active", "down"], ["y"]),
-        ],
-        "mlp",
-        [helper.make_tensor_value_info("x", *tensor)],
-        [helper.make_tensor_value_info("y", *tensor)],
-        weights,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-    path.write_bytes(model.SerializeToString())
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -3,7 +3,7 @@
 import argparse
 
 HELP = "print the file that starts a plan with a launcher"
-FORMATS = ("torchrun", "slurm")
+FORMATS = ("torchrun", "slurm", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,11 +12,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=FORMATS, default="torchrun", help="the launcher (default: torchrun)"
     )
+    parser.add_argument(
+        "--nodes", metavar="N", type=int, default=1, help="machines that share the ranks"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the launch file."""
     from irc.backends.launch.target import render_launch
 
-    print(render_launch(args.plan, args.format), end="")
+    print(render_launch(args.plan, args.format, args.nodes), end="")
     return 0

@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", metavar="N", type=int, default=0, help="of random inputs (default: 0)"
     )
+    parser.add_argument("--outputs", metavar="F.safetensors", help="write the outputs there")
     parser.add_argument(
         "--no-compare", action="store_true", help="do not compare with the model run eagerly"
     )
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
         nproc=args.nproc,
         compare=not args.no_compare,
         seed=args.seed,
+        outputs=args.outputs,
     )
     print(report)
     return report.exit_code

@@ -15,7 +15,14 @@ from irc.cost.roofline import roofline_s
 from irc.dialects.comm import CollectiveOp, LocalChunkOp, RankIndexOp
 from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.placement import Mesh
-from irc.dialects.task import BufferType, KernelContractOp, KernelOp, KernelPointwiseOp, LaunchOp, ViewOp
+from irc.dialects.task import (
+    BufferType,
+    KernelContractOp,
+    KernelOp,
+    KernelPointwiseOp,
+    LaunchOp,
+    ViewOp,
+)
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.pointwise import POINTWISE
 from irc.ops.rule import RuleError

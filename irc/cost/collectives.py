@@ -1,9 +1,10 @@
 """Seconds of collectives on a ring: the alpha-beta model.
 
-``num_bytes`` is always what one rank holds where its buffer is full: the buffer of an all-reduce, the result
-of an all-gather, the operand of a reduce-scatter or an all-to-all. Each of p - 1 steps moves the p-th part
-of it (Patarasuk and Yuan 2009; Chan et al. 2007, section 4), so times are per rank, never traffic summed
-over ranks. All forms rise with the size: a model with dips makes a planner pad tensors.
+``num_bytes`` is always what one rank holds where its buffer is full: the buffer of an all-reduce,
+the result of an all-gather, the operand of a reduce-scatter or an all-to-all. Each of p - 1 steps
+moves the p-th part of it (Patarasuk and Yuan 2009; Chan et al. 2007, section 4), so times are per
+rank, never traffic summed over ranks. All forms rise with the size: a model with dips makes a
+planner pad tensors.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from irc.cluster.topology import AxisLink, Collective
 from irc.errors import InternalError
 
 
-def collective_s(kind: Collective, link: AxisLink, num_bytes: float, copy_bytes_per_s: float) -> float:
+def collective_s(
+    kind: Collective, link: AxisLink, num_bytes: float, copy_bytes_per_s: float
+) -> float:
     """Return the seconds of one collective, as the runtime runs it on this link.
 
-    A collective that the runtime lacks is priced as what it runs instead (its local chunk is a copy at
-    ``copy_bytes_per_s``).
+    A collective that the runtime lacks is priced as what it runs instead (its local chunk is a copy
+    at ``copy_bytes_per_s``).
     """
     if link.ranks == 1:
         return 0.0
@@ -54,7 +57,9 @@ def reduce_scatter_s(link: AxisLink, num_bytes: float) -> float:
 
 
 def all_reduce_s(link: AxisLink, num_bytes: float) -> float:
-    """Return the seconds to sum a buffer that each rank holds in full: reduce-scatter, then all-gather.
+    """Return the seconds to sum a buffer that each rank holds in full.
+
+    A reduce-scatter, then an all-gather:
 
     T = launch + 2 (p - 1) (alpha + beta n / p)
 

@@ -56,7 +56,9 @@ def _peak(func: FuncOp, known: Mapping[str, FuncOp], free: frozenset[SSAValue]) 
     """Return the most bytes that are live at one op; a value dies after its last reader."""
     ops = list(func.body.block.ops)
     last = _last_readers(ops)
-    live = {value for value in func.body.block.args if value not in free and value in last}
+    live: set[SSAValue] = {
+        value for value in func.body.block.args if value not in free and value in last
+    }
     held = sum(map(num_bytes, live))
     peak = held
     for index, op in enumerate(ops):

@@ -20,7 +20,8 @@ from irc.sharding.local import build_local, local_type
 from irc.sharding.signatures import RULE, NdSignature
 
 VIEW_PART = 1e-3
-"""A view moves nothing, but among free choices a solver takes any: this part of its bytes is charged."""
+"""A view moves nothing, but among free choices a solver takes any: this part of its bytes is
+charged."""
 
 
 class CostModel(Protocol):
@@ -72,7 +73,7 @@ class ClusterCost:
     def local_seconds(self, op: FlowOp) -> float:
         """Return the time of one op of level spmd, whose tensors are what one rank holds."""
         if isinstance(op, CollectiveOp):
-            kind = next(c for c in COLLECTIVES if op.name == f"comm.{c}")
+            kind: Collective = next(c for c in COLLECTIVES if op.name == f"comm.{c}")
             held = max(_num_bytes(op.inputs[0].type), _num_bytes(op.result_tensor))
             return self.collective_seconds(kind, held, op.axis.data)
         if op.name in VIEWS:

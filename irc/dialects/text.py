@@ -73,7 +73,11 @@ class IrParser(Parser):
 
     def parse_optional_float(self, *, allow_negative: bool = True) -> float | None:
         token = self._current_token
-        if token.kind is MLIRTokenKind.INTEGER_LIT and len(token.text) == 18 and token.text[1] == "x":
+        if (
+            token.kind is MLIRTokenKind.INTEGER_LIT
+            and len(token.text) == 18
+            and token.text[1] == "x"
+        ):
             self._consume_token()
             (value,) = struct.unpack(">d", bytes.fromhex(token.text[2:]))
             return value

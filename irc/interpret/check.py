@@ -90,9 +90,7 @@ def check_plan(folder: str, inputs: str | None = None) -> str:
     from irc.interpret.stages import plan_stages
 
     eager, reference, stages = plan_stages(Path(folder), inputs)
-    allowed = {
-        key: max(FLOOR, SLACK * eager[key].error(value)) for key, value in reference.items()
-    }
+    allowed = {key: max(FLOOR, SLACK * eager[key].error(value)) for key, value in reference.items()}
     lines = [f"{'stage':<16}{'values':>8}{'largest error':>15}"]
     for name, run in stages.items():
         found = run()

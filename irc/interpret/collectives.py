@@ -29,7 +29,8 @@ def run_collective(op: Operation, operands: Sequence[Ranks], mesh: Mesh) -> Rank
         mesh: the mesh.
 
     Raises:
-        InternalError: where ranks do not fit: an axis that the mesh lacks, sizes that do not divide.
+        InternalError: where ranks do not fit: an axis that the mesh lacks, sizes that do not
+        divide.
     """
     import torch
 
@@ -93,9 +94,7 @@ def _all_to_all(attrs: Mapping[str, Any], parts: Ranks) -> Ranks:
 
 
 def _local_chunk(attrs: Mapping[str, Any], parts: Ranks) -> Ranks:
-    return [
-        _chunks(part, len(parts), attrs["dim"])[index] for index, part in enumerate(parts)
-    ]
+    return [_chunks(part, len(parts), attrs["dim"])[index] for index, part in enumerate(parts)]
 
 
 COLLECTIVES: Mapping[str, Group] = {

@@ -1,9 +1,9 @@
-"""A kernel's body on many tasks at once: full values are [tasks, reduced points], row values [tasks, 1]."""
+"""A kernel's body on many tasks at once: full values are [tasks, points], row values [tasks, 1]."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from xdsl.ir import SSAValue
 
@@ -60,8 +60,10 @@ class _State:
         dtype: torch.dtype | None,
     ) -> None:
         self.kernel, self.tasks, self.points, self.dtype = kernel, tasks, points, dtype
-        self.buffers = dict(zip(kernel.args, buffers, strict=True))
-        self.counts = dict(zip(kernel.args[kernel.num_inputs.value.data :], counts, strict=True))
+        self.buffers: dict[SSAValue, torch.Tensor] = dict(zip(kernel.args, buffers, strict=True))
+        self.counts: dict[SSAValue, torch.Tensor] = dict(
+            zip(kernel.args[kernel.num_inputs.value.data :], counts, strict=True)
+        )
         self.values: dict[SSAValue, torch.Tensor] = {}
 
     def compute_dtype(self, name: str) -> torch.dtype:
@@ -78,6 +80,8 @@ class _State:
         if op.name == "task.store":
             self._store(op)
             return
+        if op.name == "task.load" and _feeds_contraction(op):
+            return  # read by distinct rows, in _rows
         kind = op.outputs[0].type
         assert isinstance(kind, ValueType)
         found = getattr(self, op.name.replace("task.", "_"))(op, kind)
@@ -92,8 +96,14 @@ class _State:
         rows = (self.tasks * outer).sum(1, keepdim=True) + attrs["offset"]
         if not full:
             return rows
-        inner = torch.tensor(attrs["strides"][parallel:], dtype=torch.int64)
-        return rows + (self.points * inner).sum(1)[None, :]
+        return rows + self._inner(op)
+
+    def _inner(self, op: KernelBodyOp) -> torch.Tensor:
+        """[1, points] of element numbers from the task's first."""
+        import torch
+
+        strides = op.plain["strides"][self.kernel.num_parallel :]
+        return (self.points * torch.tensor(strides, dtype=torch.int64)).sum(1)[None, :]
 
     def _load(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
         address, attrs = self.address(op, full=kind.is_full), op.plain
@@ -135,8 +145,31 @@ class _State:
         return library.run("flow.reduce", attrs, [value], [((), kind.dtype)])[0]
 
     def _contract(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
-        a, b = (self.values[value] for value in op.inputs)
-        return (a * b).sum(1, keepdim=True)
+        (a, of_a), (b, of_b) = (self._rows(value) for value in op.inputs)
+        if not a.dtype.is_floating_point:
+            return (a[of_a] * b[of_b]).sum(1, keepdim=True)
+        return (a @ b.T)[of_a, of_b][:, None]
+
+    def _rows(self, value: SSAValue) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the distinct rows of an operand, [rows, points], and the row of each task.
+
+        The tasks of a tile share rows: [tasks, points] would repeat each of them many times.
+        """
+        op = value.owner
+        if not (isinstance(op, KernelBodyOp) and _feeds_contraction(op)):
+            import torch
+
+            return self.values[value], torch.arange(len(self.tasks))
+        kind = op.outputs[0].type
+        assert isinstance(kind, ValueType)
+        import torch
+
+        starts, of_task = cast(
+            "tuple[torch.Tensor, torch.Tensor]",
+            torch.unique(self.address(op, full=False)[:, 0], return_inverse=True),
+        )
+        rows = self._read(op.inputs[0], starts[:, None] + self._inner(op))
+        return rows.to(self.compute_dtype(kind.dtype)), of_task
 
     def _store(self, op: KernelBodyOp) -> None:
         import torch
@@ -148,3 +181,14 @@ class _State:
         self.buffers[buffer][address] = value.to(self.buffers[buffer].dtype).expand(address.shape)
         ones = torch.ones(address.numel(), dtype=torch.int32)
         self.counts[buffer].index_add_(0, address.reshape(-1), ones)
+
+
+def _feeds_contraction(op: KernelBodyOp) -> bool:
+    """True for a load without indices that only contractions read."""
+    uses = list(op.outputs[0].uses)
+    return (
+        op.name == "task.load"
+        and len(op.inputs) == 1
+        and bool(uses)
+        and all(use.operation.name == "task.contract" for use in uses)
+    )

@@ -1,8 +1,8 @@
-"""The interpreter of level spmd, and of level task on a mesh: all ranks in one process, in lock step.
+"""The interpreter of level spmd, and of level task on a mesh: all ranks in one process.
 
-Every rank runs the same program, so one op is run on all ranks before the next; a collective sees what
-all ranks of its groups hold. A collective happens at its start: `wait` only hands the value on, and an op
-that used a buffer in between could not tell.
+Every rank runs the same program, so one op is run on all ranks before the next; a collective sees
+what all ranks of its groups hold. A collective happens at its start: `wait` only hands the value
+on, and an op that used a buffer in between could not tell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import entry, functions
 from irc.dialects.comm import WaitOp
-from irc.dialects.flow import FlowOp, id_of, tensor
+from irc.dialects.flow import FlowOp, id_of
 from irc.dialects.placement import Mesh, Placement, Split
 from irc.dialects.types import PlacementAttr, TensorType
 from irc.errors import InternalError
@@ -31,7 +31,8 @@ Ranks: TypeAlias = "list[torch.Tensor]"
 """What each rank holds of one value."""
 
 RankTrace: TypeAlias = Callable[[str, int, "list[torch.Tensor]", Operation, Placement | None], None]
-"""Called with path-qualified op id, result index, what each rank holds, the op, and its placement."""
+"""Called with path-qualified op id, result index, what each rank holds, the op, and its
+placement."""
 
 Launch: TypeAlias = "Callable[[Operation, list[torch.Tensor]], list[torch.Tensor]]"
 """Runs an op of level task for one rank."""
@@ -76,10 +77,10 @@ def run_spmd(
 def placement_of(op: Operation, index: int) -> Placement | None:
     """Return how the mesh holds a result, where the op says it in ``sbp``."""
     attr = op.attributes.get("sbp")
-    if not isinstance(attr, ArrayAttr) or index >= len(attr.data):
+    if not isinstance(attr, ArrayAttr):
         return None
-    placed = attr.data[index]
-    return placed.data if isinstance(placed, PlacementAttr) else None
+    placed = [p.data for p in attr if isinstance(p, PlacementAttr)]
+    return placed[index] if index < len(placed) else None
 
 
 class _Run:
@@ -129,7 +130,10 @@ class _Run:
             raise InternalError(f"{op.name} has no place below level flow+sbp")
         found = run_op(op, operands, dtype=self.dtype)
         for value, made in zip(op.outputs, found, strict=True):
-            if isinstance(value.type, TensorType) and tuple(made.shape) != value.type.static_shape():
+            if (
+                isinstance(value.type, TensorType)
+                and tuple(made.shape) != value.type.static_shape()
+            ):
                 raise InternalError(
                     f"{op.name} ({id_of(op)}) gives {tuple(made.shape)}; its type says {value.type}"
                 )
@@ -159,10 +163,8 @@ def _task_launch(module: ModuleOp, dtype: torch.dtype | None) -> Launch:
     return launch
 
 
-def _placements(
-    attrs: ArrayAttr[DictionaryAttr] | None, count: int, mesh: Mesh
-) -> list[Placement]:
-    """Return the placement of each argument or result; one that says nothing is whole everywhere."""
+def _placements(attrs: ArrayAttr[DictionaryAttr] | None, count: int, mesh: Mesh) -> list[Placement]:
+    """Return the placement of each argument or result; whole everywhere if not said."""
     whole = Placement.replicated(mesh.names)
     if attrs is None:
         return [whole] * count

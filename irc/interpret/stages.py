@@ -54,7 +54,9 @@ def plan_stages(folder: Path, inputs: str | None) -> tuple[Values, Values, Stage
     eager = run_flow(captured, tensors, None)
     reference = run_flow(captured, tensors, torch.float64)
     stages = {name: partial(run_stage, module, tensors) for name, module in modules.items()}
-    stages["plan-memory"] = partial(_run_plan, loaded, list(modules.values())[-1], captured, tensors)
+    stages["plan-memory"] = partial(
+        _run_plan, loaded, list(modules.values())[-1], captured, tensors
+    )
     return eager, reference, stages
 
 
@@ -78,17 +80,13 @@ def run_stage(module: ModuleOp, inputs: Sequence[torch.Tensor]) -> Values:
         path, made = key.removesuffix(id_of(op)), result_id(op, index)
         where = placed or Placement.replicated(mesh.names)
         number = 0 if made != id_of(op) or op.name == "task.launch" else index
-        found[path + made, number] = Value(
-            wholes(parts, where, mesh), op.name, loc_of(op), placed
-        )
+        found[path + made, number] = Value(wholes(parts, where, mesh), op.name, loc_of(op), placed)
 
     run_spmd(module, inputs, mesh, trace=by_rank)
     return found
 
 
-def run_flow(
-    module: ModuleOp, inputs: Sequence[torch.Tensor], dtype: torch.dtype | None
-) -> Values:
+def run_flow(module: ModuleOp, inputs: Sequence[torch.Tensor], dtype: torch.dtype | None) -> Values:
     """Run a program of level flow and return its values by op id."""
     found: Values = {}
 
@@ -119,9 +117,7 @@ def _run_plan(
 ) -> Values:
     plan, mesh, found = loaded.plan, loaded.plan.device_mesh, dict[Key, Value]()
     by_name = {name: t for (_, name, _), t in zip(arguments(entry(captured)), inputs, strict=True)}
-    kernels = {
-        op.sym_name.data: op for op in last.body.block.ops if isinstance(op, KernelOp)
-    }
+    kernels = {op.sym_name.data: op for op in last.body.block.ops if isinstance(op, KernelOp)}
     said = _placements(last)
 
     def keep(key: str, index: int, parts: list[torch.Tensor]) -> None:

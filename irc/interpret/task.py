@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
-from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
@@ -201,9 +201,7 @@ def result_id(op: Operation, index: int) -> str:
     """Return the flow id of a result: a launch lists one per result."""
     names = op.attributes.get("results")
     if isinstance(names, ArrayAttr):
-        name = names.data[index]
-        assert isinstance(name, StringAttr)
-        return name.data
+        return to_python(names)[index]
     return id_of(op)
 
 

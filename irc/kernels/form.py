@@ -154,7 +154,9 @@ def read(kernel: KernelOp) -> Form:
         num_parallel=kernel.num_parallel,
         tile=_tile(kernel),
         options=kernel.tile_sizes,
-        buffers=tuple(Buffer(_buffer(a.type).num_elements, _buffer(a.type).dtype) for a in kernel.args),
+        buffers=tuple(
+            Buffer(_buffer(a.type).num_elements, _buffer(a.type).dtype) for a in kernel.args
+        ),
         num_inputs=kernel.num_inputs.value.data,
         steps=tuple(_steps(kernel)),
         sources=() if kernel.sources is None else to_python(kernel.sources),
@@ -168,9 +170,7 @@ def read(kernel: KernelOp) -> Form:
 def drop_unit_dims(form: Form) -> Form:
     """Remove dims of size 1 (m and n of a matmul stay)."""
     first = form.num_parallel - form.protected
-    kept = [
-        d for d, n in enumerate(form.sizes) if n != 1 or first <= d < form.num_parallel
-    ]
+    kept = [d for d, n in enumerate(form.sizes) if n != 1 or first <= d < form.num_parallel]
     position = {d: i for i, d in enumerate(kept)}
     steps = [
         replace(s, kind="constant", literal=0, dim=-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import ArrayAttr, FlatSymbolRefAttr, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, StringAttr, SymbolRefAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -22,19 +22,18 @@ from irc.dialects.flow import (
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
-from irc.kernels.lower import Lowered, lower
-from irc.kernels.names import hint, identity
-from irc.kernels.nest import nest_of
-from irc.kernels.trace import (
+from irc.kernels.holds import (
     COMPUTE_OPS,
     FREE_OPS,
     SHAPE_OPS,
-    GroupError,
-    Stored,
     has_kernel,
     require_static,
     shape_of,
 )
+from irc.kernels.lower import Lowered, lower
+from irc.kernels.names import hint, identity
+from irc.kernels.nest import nest_of
+from irc.kernels.trace import GroupError, Stored
 from irc.kernels.view import View, contiguous_strides
 
 MAX_COPIES = 4
@@ -139,7 +138,7 @@ class _Mapper:
 
     def _fusion(self, op: FusionOp) -> None:
         block = op.body.block
-        arguments = dict(zip(block.args, op.inputs, strict=True))
+        arguments: dict[SSAValue, SSAValue] = dict(zip(block.args, op.inputs, strict=True))
         *ops, end = [each for each in block.ops if isinstance(each, FlowOp)]
         results = self._launch(ops, list(end.inputs), arguments, op)
         for old, new in zip(op.outputs, results, strict=True):
@@ -171,7 +170,8 @@ class _Mapper:
                 break
             except GroupError as error:
                 wanted = [(source.outside(value), order) for value, order in error.copies]
-                if not any([self._copy(value, order) for value, order in wanted]):
+                copied = [self._copy(value, order) for value, order in wanted]
+                if not any(copied):
                     raise _illegal(origin, str(error)) from error
         else:
             raise _illegal(origin, "it needs more copies than it has operands")
@@ -179,7 +179,7 @@ class _Mapper:
         launch = LaunchOp.make(
             made.operands,
             [v.type for v in outputs],
-            kernel=FlatSymbolRefAttr(made.kernel.sym_name.data),
+            kernel=SymbolRefAttr(made.kernel.sym_name.data),
         )
         carry(launch, origin)
         launch.attributes["results"] = ArrayAttr([StringAttr(name) for name in names])

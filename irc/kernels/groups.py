@@ -1,7 +1,8 @@
 """Which ops become one kernel: the decisions of pass ``fuse``.
 
-Ops are met in program order; each tries to join the units that make its operands. A union stands
-if it is acyclic, is one loop nest (:mod:`irc.kernels.nest` is the judge), and pays: see :meth:`Grouping.declined`.
+Ops are met in program order; each tries to join the units that make its operands. A union stands if
+it is acyclic, is one loop nest (:mod:`irc.kernels.nest` is the judge), and pays
+(:meth:`Grouping.declined`).
 """
 
 from __future__ import annotations
@@ -13,17 +14,9 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.flow import ContractOp, FlowOp, PointwiseOp, ReduceOp, tensor
 from irc.dialects.types import ITEM_BYTES
+from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, has_kernel, shape_of
 from irc.kernels.nest import Nest, nest_of
-from irc.kernels.trace import (
-    COMPUTE_OPS,
-    FREE_OPS,
-    SHAPE_OPS,
-    GroupError,
-    Stored,
-    has_kernel,
-    leaf_set,
-    shape_of,
-)
+from irc.kernels.trace import GroupError, Stored, leaf_set
 from irc.kernels.units import Unit, link, makes_cycle, merge
 from irc.kernels.view import View
 from irc.ops.pointwise import POINTWISE
@@ -106,14 +99,16 @@ class Grouping:
         return [op for op in ordered if isinstance(op, FlowOp)]
 
     def _is_inner(self, op: Operation, value: SSAValue, inside: set[Operation]) -> bool:
-        root = anchor(value)
-        if root.owner in inside:
+        source = anchor(value).owner
+        if source in inside:
             return True
-        if not is_literal(root) or not has_kernel(root.owner):
+        if not (
+            isinstance(source, FlowOp) and is_literal(source.outputs[0]) and has_kernel(source)
+        ):
             return False
         # A reduction of a literal varies along nothing; it reads the literal from memory.
         if op.name == "flow.pointwise":
-            return root.owner.name == "flow.constant" or not _is_sliced(value)
+            return source.name == "flow.constant" or not _is_sliced(value)
         return op.name == "flow.take" and op.operands[1] is value and not _is_sliced(value)
 
     def outputs(self, ops: Sequence[FlowOp]) -> list[SSAValue]:
@@ -180,7 +175,7 @@ class Grouping:
             yield [unit]
 
     def _continues(self, op: FlowOp, unit: Unit) -> bool:
-        """True where ``op`` alone reads a value of a matmul (a return may read it too: saved for later)."""
+        """True where ``op`` alone reads a matmul's value (a return may: it saves it for later)."""
         inside = set(unit.ops)
         for value in op.inputs:
             root = anchor(value)

@@ -1,13 +1,15 @@
 """From axes to loops: put them in order, and join neighbours that every access walks as one.
 
-Fewer loops mean longer ones: a bias add over ``[8, 16, 768]`` has two loops, not three, and a kernel
-that touches only contiguous memory has one.
+Fewer loops mean longer ones: a bias add over ``[8, 16, 768]`` has two loops, not three, and a
+kernel that touches only contiguous memory has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
 
 from irc.kernels.axes import Axis
 from irc.kernels.nest import Access, Nest
@@ -66,7 +68,7 @@ def loops_of(nest: Nest) -> Loops:
     """Order and join the axes of a nest.
 
     Raises:
-        GroupError: where a matmul's reduced axes do not join; ``copies`` names the operands to copy.
+        GroupError: where a matmul's reduced axes do not join; ``copies`` names operands to copy.
     """
     accesses = [*nest.accesses.values(), *(store for _, _, store in nest.outputs)]
     reduced = join(nest.reduced, accesses)
@@ -81,10 +83,9 @@ def contract_operands(nest: Nest) -> tuple[Node, Node]:
     """Return (a, b) of a matmul, b being the operand that the output's last dim belongs to."""
     a, b = next(node for node in nest.nodes if node.kind == "contract").operands
     last = nest.tasks[-1] if nest.tasks else None
-    if last is not None and nest.accesses[a].strides.get(last, 0):
-        if not nest.accesses[b].strides.get(last, 0):
-            return b, a
-    return a, b
+    if last is None or nest.accesses[b].strides.get(last, 0):
+        return a, b
+    return (b, a) if nest.accesses[a].strides.get(last, 0) else (a, b)
 
 
 def _matmul_loops(nest: Nest, accesses: Sequence[Access]) -> list[Loop]:
@@ -102,10 +103,10 @@ def _matmul_loops(nest: Nest, accesses: Sequence[Access]) -> list[Loop]:
     return [*batch, m, n]
 
 
-def _copies(nest: Nest) -> list[tuple[object, tuple[int, ...]]]:
+def _copies(nest: Nest) -> list[tuple[SSAValue, tuple[int, ...]]]:
     """Operands whose reduced dims do not join, with the order of dims in which a copy would."""
     position = {axis: i for i, axis in enumerate(nest.reduced)}
-    copies: list[tuple[object, tuple[int, ...]]] = []
+    copies: list[tuple[SSAValue, tuple[int, ...]]] = []
     for node in contract_operands(nest):
         if len(join(nest.reduced, [nest.accesses[node]])) == 1:
             continue

@@ -23,10 +23,11 @@ from irc.dialects.task import (
     ValueType,
 )
 from irc.dialects.types import is_float
+from irc.kernels.holds import shape_of
 from irc.kernels.loops import Loops, contract_operands, loops_of
 from irc.kernels.nest import Nest
 from irc.kernels.schedule import schedule
-from irc.kernels.trace import Node, shape_of
+from irc.kernels.trace import Node
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def lower(nest: Nest, *, name: str, target: str, loc: str, sources: Sequence[str
         parallel=parallel,
         num_inputs=len(body.operands),
         mapping=chosen.mapping,
-        tile=chosen.tile,
+        tile=dict(chosen.tile),
         sources=sources,
         loc=loc,
     )
@@ -105,7 +106,12 @@ class _Body:
         return first + [node for node in self.nest.nodes if node not in first]
 
     def add(
-        self, op: type[KernelBodyOp], inputs: Sequence[SSAValue], dtype: str, node: Node, **attrs: object
+        self,
+        op: type[KernelBodyOp],
+        inputs: Sequence[SSAValue],
+        dtype: str,
+        node: Node,
+        **attrs: object,
     ) -> SSAValue:
         """Append an op that gives a value."""
         kind = ValueType.of(dtype, full=node in self.nest.full)
@@ -167,7 +173,7 @@ class _Body:
 
     def store(self, node: Node, output: int) -> None:
         """Append the store of an output."""
-        value, _, access = self.nest.outputs[output]
+        access = self.nest.outputs[output][2]
         op = StoreOp.make(
             [self.values[node], self.block.args[len(self.operands) + output]],
             [],

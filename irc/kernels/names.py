@@ -15,8 +15,8 @@ MAX_WORDS = 3
 def hint(nest: Nest) -> str:
     """Say in a word or a few what a kernel does.
 
-    A matmul is named with what follows it (``matmul_add_gelu``), a chain with reductions by what it is
-    (``softmax``, ``norm``) or what it reduces by, another by its functions.
+    A matmul is named with what follows it (``matmul_add_gelu``), a chain with reductions by what
+    it is (``softmax``, ``norm``) or what it reduces by, another by its functions.
     """
     functions = [str(n.attrs["fn"]) for n in nest.nodes if n.kind in ("pointwise", "reduce")]
     reductions = [str(n.attrs["fn"]) for n in nest.nodes if n.kind == "reduce"]
@@ -42,7 +42,7 @@ def _distinct(words: Sequence[str]) -> list[str]:
 
 
 def identity(kernel: KernelOp) -> str:
-    """Return a text that two kernels share where they compute the same: no name, no source lines."""
+    """Return a text that equal kernels share: without names and source lines."""
     number: dict[SSAValue, int] = {arg: i for i, arg in enumerate(kernel.args)}
     lines = [
         f"{kernel.template.data} {kernel.space_extents} {kernel.num_parallel} {kernel.num_inputs}",

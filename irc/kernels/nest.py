@@ -1,8 +1,7 @@
 """The loops of a traced group: which axes are tasks, which are reduced, what each access strides.
 
-A nest is legal where one task space fits all: every reduction reduces the same axes, every output
-runs over all task axes, and nothing costly is computed again for each point of an axis that it does not
-depend on.
+A nest is legal where one task space fits all: every reduction reduces the same axes, every
+output runs over all task axes, and no reduction is computed again for each point of another axis.
 """
 
 from __future__ import annotations
@@ -16,7 +15,9 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import FlowOp
 from irc.kernels.axes import Axes, Axis, leaves
-from irc.kernels.trace import GroupError, Node, Stored, Term, Trace, leaf_set, shape_of, trace
+from irc.kernels.holds import shape_of
+from irc.kernels.rules import trace
+from irc.kernels.trace import GroupError, Node, Stored, Term, Trace, flat, leaf_set
 from irc.kernels.view import contiguous_strides
 
 Strides: TypeAlias = dict[Axis, int]
@@ -125,7 +126,7 @@ def _reduced(walk: Trace, nodes: Sequence[Node]) -> tuple[Axis, ...]:
 
 
 def _in_memory_order(axes: Sequence[Axis], node: Node) -> tuple[Axis, ...]:
-    """Order reduced axes by the strides of the last load below a reduction (a weight, in a matmul)."""
+    """Order reduced axes by the strides of the last load below a reduction: a matmul's weight."""
     while node.kind != "load" and node.operands:
         node = node.operands[-1]
     if node.kind != "load":
@@ -138,11 +139,11 @@ def _tasks(
     terms: Sequence[Term], nodes: Sequence[Node], reduced: frozenset[Axis]
 ) -> tuple[Axis, ...]:
     """The axes of the first largest output that are not reduced; no value may need another one."""
-    flat = [leaves(sum(term.dims, ())) for term in terms]
-    for axes in flat:
+    spans = [leaves(flat(term.dims)) for term in terms]
+    for axes in spans:
         if len(set(axes)) != len(axes):
             raise GroupError("a value that is read along a diagonal")
-    longest = max(flat, key=lambda axes: prod(a.size for a in axes))
+    longest = max(spans, key=lambda axes: prod(a.size for a in axes))
     tasks = tuple(axis for axis in longest if axis not in reduced)
     known = frozenset(tasks) | reduced
     for node in nodes:
@@ -159,11 +160,11 @@ def _full(
 ) -> frozenset[Node]:
     """The nodes that have a value for each point of the reduced axes.
 
-    A load that steps by 0 along them (a broadcast view) has one value for each task, unless what is reduced
-    or stored along them has no other source.
+    A load that steps by 0 along them (a broadcast view) has one value for each task, unless what is
+    reduced or stored along them has no other source.
     """
     wanted = [o for n in nodes if n.kind in ("reduce", "contract") for o in n.operands]
-    wanted += [t.node for t in terms if reduced & leaf_set(sum(t.dims, ()))]
+    wanted += [t.node for t in terms if reduced & leaf_set(flat(t.dims))]
     full = _varying(nodes, reduced, frozenset())
     pending, forced = [node for node in wanted if node not in full], set[Node]()
     while pending:
@@ -217,12 +218,12 @@ def _store(
     tasks: Sequence[Axis],
     reduced: Sequence[Axis],
 ) -> Access:
-    flat = leaves(sum(term.dims, ()))
-    if not set(flat) >= set(tasks):
+    own = leaves(flat(term.dims))
+    if not set(own) >= set(tasks):
         raise GroupError("an output that lacks a dim of the tasks")
-    if not {*tasks, *reduced} >= set(flat):
+    if not {*tasks, *reduced} >= set(own):
         raise GroupError("outputs over different dims")
-    spans = set(flat) & set(reduced)
+    spans = set(own) & set(reduced)
     if spans and spans != set(reduced):
         raise GroupError("an output that has a part of the reduced dims")
     if bool(spans) != (term.node in full):

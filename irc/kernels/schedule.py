@@ -75,8 +75,8 @@ def _cpu_rows(tasks: Sequence[int], inner: int, *, reduces: bool) -> Schedule:
 def _cpu_matmul(tasks: Sequence[int], k: int) -> Schedule:
     """Tiles near 96 x 64: 16 times six rows of registers, four lines of columns.
 
-    A short m takes all of it; where few tiles are left, the tile halves along n so that there is work
-    for a few cores.
+    A short m takes all of it; where few tiles are left, the tile halves so that there is work for
+    a few cores.
     """
     *batch, m, n = tasks
     block_m = m if m <= 96 else _even(m, 96)

@@ -2,8 +2,8 @@
 
 A unit is a group of ops that becomes one kernel, or one library op. Joining is illegal where a
 path leaves the unit and comes back: then neither end could run first. Every unit has a level above
-those of all units that it reads, so a search for such a path only visits units between two levels, and
-fusion stays near linear in the number of ops (Pearce and Kelly keep a topological order alike).
+those of all units that it reads, so a search for such a path only visits units between two levels,
+and fusion stays near linear in the number of ops (Pearce and Kelly keep a topological order alike).
 """
 
 from __future__ import annotations

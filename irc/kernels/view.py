@@ -1,8 +1,8 @@
 """Views: how a value lies in the memory of another, as sizes and strides.
 
 A dim of a view is a row-major list of factors ``(size, stride)``: merging two dims whose memory is
-not adjacent (the heads of attention back into one width) gives a dim of two factors. Kernels loop over
-factors, so they read such a dim without a copy; a library needs one stride a dim, and gets a
+not adjacent (the heads of attention back into one width) gives a dim of two factors. Kernels loop
+over factors, so they read such a dim without a copy; a library needs one stride a dim, and gets a
 copy where a dim has two.
 
 >>> heads = View.contiguous((2, 5, 3, 4)).transpose((0, 2, 1, 3))   # batch, heads, tokens, width
@@ -56,7 +56,7 @@ class View:
 
     @property
     def strides(self) -> tuple[int, ...] | None:
-        """One stride a dim, or None where a dim has several factors; a dim of size 1 has stride 0."""
+        """One stride a dim (0 for a dim of size 1), or None where a dim has several factors."""
         if any(len(dim) > 1 for dim in self.dims):
             return None
         return tuple(dim[0][1] if dim else 0 for dim in self.dims)
@@ -86,7 +86,7 @@ class View:
         return View(self.offset, dims, self.size)
 
     def reshape(self, shape: Sequence[int]) -> View | None:
-        """Regroup the factors row-major; None where a new dim would end inside an indivisible factor.
+        """Regroup the factors row-major; None where a new dim would end inside a prime one.
 
         >>> View.strided(0, (4, 6), (12, 1), 48).reshape((3, 8)) is None
         True
@@ -116,7 +116,7 @@ class View:
     def slice(
         self, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int]
     ) -> View | None:
-        """Take ``starts[i]:stops[i]:steps[i]`` of each dim; None where that cuts a dim of two factors."""
+        """Take ``starts[i]:stops[i]:steps[i]``; None where that cuts a dim of two factors."""
         offset, dims = self.offset, list[tuple[Factor, ...]]()
         for dim, size, start, stop, step in zip(
             self.dims, self.shape, starts, stops, steps, strict=True
@@ -134,7 +134,7 @@ class View:
         return View(offset, tuple(dims), self.size)
 
     def apply(self, name: str, attrs: dict[str, Any], shape: Sequence[int]) -> View | None:
-        """Apply a flow shape op (reshape, transpose, broadcast, slice) whose result has ``shape``."""
+        """Apply a shape op of flow (reshape, transpose, broadcast, slice), giving ``shape``."""
         match name:
             case "flow.reshape":
                 return self.reshape(shape)

@@ -1,7 +1,7 @@
 """Constant folding: the functions whose result is the same on every machine, bit for bit.
 
-Only IEEE-exact functions and integer ones are here. ``exp`` of a constant stays in the program, since
-torch's and a kernel's may differ in the last bit from any value that we would compute.
+Only IEEE-exact functions and integer ones are here. ``exp`` of a constant stays in the program,
+since torch's and a kernel's may differ in the last bit from any value that we would compute.
 """
 
 from __future__ import annotations

@@ -34,14 +34,34 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
     segments = sum(isinstance(a, Kernels) for a in plan.actions)
     lines = [
         ("program", program.source),
-        ("mesh", f"{plan.mesh or 'one device'} ({ranks} rank{'s' * (ranks > 1)}), priced for {cluster}"),
-        ("kernels", f"{len(plan.kernels)} for {plan.backend}, {len(launches)} launches in {segments} segments"),
-        ("library", _counted(a.op for a in plan.actions if isinstance(a, Library) and a.op not in VIEW_FREE)),
-        ("fall-back", _counted(externs(plan)) + " (replicated: no sharding rule)" * bool(externs(plan))),
+        (
+            "mesh",
+            f"{plan.mesh or 'one device'} ({ranks} rank{'s' * (ranks > 1)}), priced for {cluster}",
+        ),
+        (
+            "kernels",
+            f"{len(plan.kernels)} for {plan.backend}, {len(launches)} launches in {segments} segments",
+        ),
+        (
+            "library",
+            _counted(
+                a.op for a in plan.actions if isinstance(a, Library) and a.op not in VIEW_FREE
+            ),
+        ),
+        (
+            "fall-back",
+            _counted(externs(plan)) + " (replicated: no sharding rule)" * bool(externs(plan)),
+        ),
         ("collectives", _collectives(plan)),
         ("weights", f"{_megabytes(weight_bytes(plan))} a rank"),
-        ("arena", f"{_megabytes(plan.arena_bytes)} a rank (at least {_megabytes(plan.arena_lower_bytes)})"),
-        ("predicted", "unknown" if plan.predicted_s is None else f"{plan.predicted_s * 1e3:.3f} ms a call"),
+        (
+            "arena",
+            f"{_megabytes(plan.arena_bytes)} a rank (at least {_megabytes(plan.arena_lower_bytes)})",
+        ),
+        (
+            "predicted",
+            "unknown" if plan.predicted_s is None else f"{plan.predicted_s * 1e3:.3f} ms a call",
+        ),
         ("hash", loaded.hash[:16]),
     ]
     return "\n".join(f"{name:<12}{text}" for name, text in lines)

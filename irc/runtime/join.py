@@ -1,4 +1,4 @@
-"""``irc.compile(mesh=...)`` under torchrun: one rank compiles, the others receive the plan."""
+"""A program that runs under torchrun and compiles as it goes: one plan for all its processes."""
 
 from __future__ import annotations
 
@@ -13,40 +13,69 @@ from irc.errors import IrcError
 from irc.plan.load import LoadedPlan, pack, unpack
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
-from irc.runtime.processes import check_world, place_of, share_plan, threads_per_process
+from irc.runtime.processes import (
+    agree,
+    check_world,
+    place_of,
+    share_plan,
+    start_processes,
+    threads_per_process,
+)
+from irc.runtime.segments import LoadSegments, load_segments
 from irc.runtime.weights import slice_weights
 
 
 def join(
-    compile_plan: Callable[[], LoadedPlan], tensors: Mapping[str, torch.Tensor], mesh: Mesh
+    make: Callable[[], LoadedPlan],
+    tensors: Mapping[str, torch.Tensor],
+    mesh: Mesh,
+    *,
+    load: LoadSegments = load_segments,
 ) -> Executor:
-    """Return this rank's executor; every rank of the mesh calls it.
+    """Compile on rank 0, send the plan to all, and return this rank's executor.
+
+    Every process of the run calls it. The processes join here unless the program has joined them.
 
     Args:
-        compile_plan: makes the plan; called on rank 0 only.
-        tensors: whole weights by name; the rank keeps its slices.
-        mesh: must have as many ranks as there are processes.
+        make: compiles; runs on rank 0 only. Where it fails there, the other ranks fail too.
+        tensors: whole weights by name, of which this rank takes its slices.
+        mesh: over all processes.
+        load: compiles the kernels.
 
     Raises:
-        IrcError: ``world-size`` where the processes do not fit the mesh.
+        IrcError: ``world-size``; what ``make`` raises.
     """
+    rank, world = _place()
+    check_world(mesh, world)
     if not dist.is_initialized():
-        _, world = place_of(os.environ)
-        check_world(mesh, world)
-        dist.init_process_group("gloo")
-    check_world(mesh, dist.get_world_size())
-    if dist.get_backend() != "gloo":
-        raise IrcError(
-            "world-size",
-            f"the process group is of '{dist.get_backend()}'; plans for CPUs run on gloo",
-            help='call init_process_group("gloo"), or leave it to irc',
-        )
-    rank = dist.get_rank()
-    torch.set_num_threads(threads_per_process(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-    loaded = unpack(share_plan(pack(compile_plan()) if rank == 0 else None))
-    return Executor(
-        loaded,
-        slice_weights(loaded.plan, tensors, rank),
-        rank=rank,
-        communicator=TorchCommunicator.of(mesh, rank),
-    )
+        start_processes(rank, world)
+        torch.set_num_threads(threads_per_process(int(os.environ.get("LOCAL_WORLD_SIZE", world))))
+    plan = _shared(make, rank)
+    agree(plan.hash)
+    communicator = TorchCommunicator.of(mesh, rank)
+    own = slice_weights(plan.plan, tensors, rank)
+    return Executor(plan, own, rank=rank, communicator=communicator, load=load)
+
+
+def _place() -> tuple[int, int]:
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return place_of(os.environ)
+
+
+def _shared(make: Callable[[], LoadedPlan], rank: int) -> LoadedPlan:
+    if rank != 0:
+        data = share_plan(None)
+        if not data:
+            raise IrcError(
+                "run-failed", "rank 0 could not compile the plan", help="its own message says why"
+            )
+        return unpack(data)
+    try:
+        plan = make()
+    except BaseException:
+        # The others wait for a plan: an empty one tells them that there is none.
+        share_plan(b"")
+        raise
+    share_plan(pack(plan))
+    return plan

@@ -36,6 +36,7 @@ def run_plan(
     nproc: int | None = None,
     compare: bool = True,
     seed: int = 0,
+    outputs: str | None = None,
     worker: str = WORKER,
 ) -> RunReport:
     """Run a plan on this machine and report.
@@ -46,6 +47,7 @@ def run_plan(
         nproc: the number of processes; must be that of the plan.
         compare: hold the outputs against the model run eagerly.
         seed: of random inputs.
+        outputs: a ``.safetensors`` file for the outputs, by name.
         worker: the module that each process runs.
 
     Raises:
@@ -57,6 +59,7 @@ def run_plan(
     words = [str(Path(plan).absolute()), f"--seed={seed}"]
     words += ["--compare"] if compare else []
     words += [f"--inputs={Path(inputs).absolute()}"] if inputs is not None else []
+    words += [f"--save={Path(outputs).absolute()}"] if outputs is not None else []
     if ranks == 1 and worker == WORKER:
         return _run_here(words)
     with tempfile.TemporaryDirectory(prefix="irc-run-") as folder:
@@ -91,6 +94,7 @@ def torchrun_command(ranks: int, folder: Path, worker: str, words: Sequence[str]
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(folder / "rendezvous")),
         *("--rdzv-conf", "store_type=file", "--rdzv-id", uuid.uuid4().hex),
         *("--local-addr", "127.0.0.1", "--max-restarts", "0", "--monitor-interval", "0.1"),
+        *("--log-dir", str(folder / "logs")),
         *("-m", worker, *words),
     ]
 

@@ -71,13 +71,18 @@ def place_of(environment: Mapping[str, str]) -> tuple[int, int]:
     return int(texts[0]), int(texts[1])
 
 
-@contextmanager
-def joined(rank: int, world: int) -> Iterator[None]:
-    """Join the processes of a run, and leave them at the end."""
+def start_processes(rank: int, world: int) -> None:
+    """Join the processes of a run; all call it."""
     timeout = timedelta(seconds=JOIN_TIMEOUT_S)
     path = os.environ.get(STORE_VARIABLE)
     store = dist.FileStore(path, world) if path else None
     dist.init_process_group("gloo", rank=rank, world_size=world, store=store, timeout=timeout)
+
+
+@contextmanager
+def joined(rank: int, world: int) -> Iterator[None]:
+    """Join the processes of a run, and leave them at the end."""
+    start_processes(rank, world)
     try:
         yield
     finally:

@@ -94,9 +94,7 @@ def steps_from(placement: Placement, ndim: int) -> Iterator[Step]:
     for axis, placed in placement.axes:
         match placed:
             case Partial(reduction):
-                yield Step(
-                    "all_reduce", axis, _with(placement, axis, B), reduction=reduction
-                )
+                yield Step("all_reduce", axis, _with(placement, axis, B), reduction=reduction)
                 for dim in range(ndim):
                     yield Step(
                         "reduce_scatter",
@@ -152,7 +150,7 @@ class Boxing:
         return table.steps[table.index(source)]
 
     def direct_steps(self, shape: LocalShape, dtype: str, source: Placement) -> Sequence[Priced]:
-        """Return the transitions that no way around is cheaper than (one is, where an op is emulated)."""
+        """Return the transitions that no way around is cheaper than (as emulated ones are)."""
         table = self._table(shape, dtype)
         row = table.index(source)
         reach = table.distances[row]
@@ -179,9 +177,13 @@ class Boxing:
         return float(self.matrix(shape, dtype, [source], [target])[0, 0]) < float("inf")
 
     def matrix(
-        self, shape: LocalShape, dtype: str, sources: Sequence[Placement], targets: Sequence[Placement]
+        self,
+        shape: LocalShape,
+        dtype: str,
+        sources: Sequence[Placement],
+        targets: Sequence[Placement],
     ) -> NDArray[np.float64]:
-        """Return the seconds from each source (rows) to each target; infinity where there is no path."""
+        """Return the seconds from each source (rows) to each target; infinity: no path."""
         table = self._table(shape, dtype)
         rows, columns = [table.index(p) for p in sources], [table.index(p) for p in targets]
         return table.distances[np.ix_(rows, columns)]
@@ -234,14 +236,16 @@ class _Table:
             [
                 (step, self._prices.step_seconds(step, before, after, self._dtype))
                 for step in _steps_from(placement, len(self._shape))
-                if (after := even_shape(self._shape, step.result, self._mesh)) is not None
+                # An axis of one rank splits nothing: splits over it only multiply the placements.
+                if (step.split_dim is None or self._mesh.size(step.axis) > 1)
+                and (after := even_shape(self._shape, step.result, self._mesh)) is not None
             ]
         )
         self._distances = None
 
     @property
     def distances(self) -> NDArray[np.float64]:
-        """All distances, by Floyd and Warshall's algorithm: one outer sum for each placement between."""
+        """All distances, by Floyd and Warshall's algorithm."""
         if self._distances is None:
             size = len(self.placements)
             d = np.full((size, size), np.inf)

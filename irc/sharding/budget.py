@@ -11,9 +11,9 @@ SHOWN = 3
 def check_budget(problem: Problem) -> None:
     """Check that some choice holds the budget.
 
-    Arguments choose freely of each other, and every placement of one can be boxed to what a reader wants;
-    so the least memory is the sum of each argument's least, and the arguments whose options are all large
-    (pinned whole, or of sizes that no axis divides) are the conflict.
+    Arguments choose freely of each other, and every placement of one can be boxed to what a reader
+    wants; so the least memory is the sum of each argument's least, and the arguments whose options
+    are all large (pinned whole, or of sizes that no axis divides) are the conflict.
 
     Raises:
         IrcError: ``sharding-infeasible``, with the smallest budget that works.
@@ -27,11 +27,18 @@ def check_budget(problem: Problem) -> None:
         return
     stuck = sorted((n for n in held if len(n.num_bytes) == 1), key=_least, reverse=True)
     groups = [
-        f"group memory: memory_bytes={budget}; parameters, buffers and constants need {least} at least"
+        f"group memory: memory_bytes={budget}; "
+        f"parameters, buffers and constants need {least} at least"
     ]
-    groups += [f"group pin: {node.name} holds {_least(node)} bytes as it is pinned" for node in stuck[:SHOWN]]
+    groups += [
+        f"group pin: {node.name} holds {_least(node)} bytes as it is pinned"
+        for node in stuck[:SHOWN]
+    ]
     largest = sorted((n for n in held if n not in stuck), key=_least, reverse=True)
-    groups += [f"{node.name} needs {_least(node)} bytes, split as far as it goes" for node in largest[:SHOWN]]
+    groups += [
+        f"{node.name} needs {_least(node)} bytes, split as far as it goes"
+        for node in largest[:SHOWN]
+    ]
     raise IrcError(
         "sharding-infeasible",
         f"no sharding holds {budget} bytes on a device",

@@ -1,8 +1,9 @@
 """From a module to the planning problem: which values lie how, function by function.
 
-Blocks are solved once: the nodes of a function count as often as it is called, and its arguments and
-results are ports that all calls share. An argument with one reader takes the placement of that reader, and
-a result with no other reader that of its producer: boxing on the other side of the call is never dearer.
+Blocks are solved once: the nodes of a function count as often as it is called, and its arguments
+and results are ports that all calls share. An argument with one reader takes the placement of that
+reader, and a result with no other reader that of its producer: boxing on the other side of the call
+is never dearer.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ class Graph:
         else:
             self._add_block_results(end, name)
             self._add_block_arguments(func, name)
-        for value in (*func.body.block.args, *(r for op in func.body.block.ops for r in op.results)):
+        for value in (
+            *func.body.block.args,
+            *(r for op in func.body.block.ops for r in op.results),
+        ):
             self._add_net(value, self._counts[name])
 
     def _add_op(self, op: FlowOp, function: str) -> None:
@@ -272,7 +276,7 @@ def _callees_first(known: Mapping[str, FuncOp]) -> list[str]:
 
 
 def _uses(value: SSAValue) -> list[Use]:
-    """Return the uses in program order: xDSL keeps them in a set, whose order is no plan's business."""
+    """Return the uses in program order: xDSL's order is that of its edits."""
     found = list(value.uses)
     if len(found) < 2:
         return found

@@ -1,4 +1,4 @@
-"""Which values can be partial at all: a signature that waits for a partial value that never comes is dropped.
+"""Which values can be partial at all: signatures that wait for others are dropped.
 
 Boxing never makes a partial value, so a weight is none, nor is what pointwise functions of it give.
 """

@@ -12,7 +12,7 @@ from xdsl.utils.exceptions import ParseError
 
 from irc.dialects.builder import arguments, entry
 from irc.dialects.flow import tensor
-from irc.dialects.placement import Mesh, Placement
+from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import PlacementAttr, parse_placement
 from irc.errors import IrcError, did_you_mean
 from irc.sharding.boxing import even_shape
@@ -21,8 +21,8 @@ from irc.sharding.boxing import even_shape
 def parse_pins(text: str) -> dict[str, Placement]:
     """Read ``GLOB = [axis = S(0), ...]; GLOB = ...``.
 
-    >>> {glob: str(placement) for glob, placement in parse_pins("*.weight = [tensor = S(1)]").items()}
-    {'*.weight': '[tensor = S(1)]'}
+    >>> str(parse_pins("*.weight = [tensor = S(1)]")["*.weight"])
+    '[tensor = S(1)]'
 
     Raises:
         IrcError: ``placement-syntax``.
@@ -54,7 +54,9 @@ def module_pins(module: ModuleOp) -> dict[str, Placement]:
     return {k: v.data for k, v in attr.data.items() if isinstance(v, PlacementAttr)}
 
 
-def resolve_pins(module: ModuleOp, mesh: Mesh, pins: Mapping[str, Placement]) -> dict[str, Placement]:
+def resolve_pins(
+    module: ModuleOp, mesh: Mesh, pins: Mapping[str, Placement]
+) -> dict[str, Placement]:
     """Return the placement of each pinned argument; of several globs the last that matches holds.
 
     Raises:
@@ -71,8 +73,16 @@ def resolve_pins(module: ModuleOp, mesh: Mesh, pins: Mapping[str, Placement]) ->
         _check_mesh(glob, placement, mesh)
         for name in names:
             _check_shape(name, shapes[name], placement, mesh)
-            found[name] = placement
+            found[name] = _without_single(placement, mesh)
     return found
+
+
+def _without_single(placement: Placement, mesh: Mesh) -> Placement:
+    """Return the same shards with B on axes of one rank, as the search writes it."""
+    kept = [(axis, p if mesh.size(axis) > 1 else B) for axis, p in placement.axes]
+    order = sorted(kept, key=lambda item: item[1].order if isinstance(item[1], Split) else 0)
+    numbered = dict(Placement.in_mesh_order(tuple(order)).axes)
+    return Placement(tuple((axis, numbered[axis]) for axis in mesh.names))
 
 
 def _check_mesh(glob: str, placement: Placement, mesh: Mesh) -> None:
@@ -95,6 +105,7 @@ def _check_shape(name: str, shape: Sequence[int], placement: Placement, mesh: Me
     if even_shape(tuple(shape), placement, mesh) is None:
         raise IrcError(
             "mesh-axis-indivisible",
-            f"argument '{name}' of shape {list(shape)} does not split evenly as {placement} on {mesh}",
+            f"argument '{name}' of shape {list(shape)} does not split evenly as {placement}"
+            f" on {mesh}",
             help="split another dim, or choose an axis size that divides this one",
         )

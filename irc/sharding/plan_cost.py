@@ -1,7 +1,7 @@
 """Why the plan is as it is: each op's choice held against its runner-up, as small JSON.
 
-The runner-up of an op is the signature that would cost least more if this op alone changed its mind: its
-own time, and the boxing to and from what its neighbours keep.
+The runner-up of an op is the signature that would cost least more if this op alone changed its
+mind: its own time, and the boxing to and from what its neighbours keep.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from irc.sharding.program import Solution
 from irc.sharding.trees import Trees
 
 CLOSE = 3
-"""So many candidates of an op are priced exactly; the others are further by the sum of their paths."""
+"""So many candidates of an op are priced exactly; the others are further by the sum of their
+paths."""
 
 
 def plan_cost(graph: Graph, solution: Solution, cluster: str, boxing: Boxing, trees: Trees) -> str:
@@ -38,9 +39,7 @@ def plan_cost(graph: Graph, solution: Solution, cluster: str, boxing: Boxing, tr
     )
 
 
-def _ops(
-    graph: Graph, choice: Sequence[int], boxing: Boxing, trees: Trees
-) -> list[dict[str, Any]]:
+def _ops(graph: Graph, choice: Sequence[int], boxing: Boxing, trees: Trees) -> list[dict[str, Any]]:
     nets = _nets_of(graph.problem)
     rows: list[dict[str, Any]] = []
     for op, (index, signatures) in graph.ops.items():

@@ -1,8 +1,8 @@
 """The planning problem as data: nodes that choose, nets that join what they chose.
 
 A node (an op, an argument, a result of a block) chooses one of its options. A net is one value: its
-producer's option says how the value lies, each reader's option how it wants it, and the difference is
-paid as boxing, by a tree that the readers share (`irc.sharding.trees`).
+producer's option says how the value lies, each reader's option how it wants it, and the difference
+is paid as boxing, by a tree that the readers share (`irc.sharding.trees`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Node:
         name: for messages; unique.
         seconds: the cost of each option, once.
         count: how often the node runs: the calls of its block.
-        num_bytes: the parameter bytes that a device holds under each option, all ``count`` together;
+        num_bytes: the parameter bytes that a device holds under each option, all ``count``
+        together;
             empty where it holds none.
     """
 
@@ -70,13 +71,13 @@ class Problem:
         return len(self.nodes) - 1
 
     def add_net(self, net: Net) -> None:
-        """Add a net; a reader that is there twice counts once, and a net without readers not at all."""
+        """Add a net; a reader twice counts once, and a net without readers not at all."""
         sinks = tuple(dict.fromkeys(net.sinks))
         if sinks:
             self.nets.append(replace(net, sinks=sinks))
 
     def merge_nets(self) -> None:
-        """Make one net of those that join the same ports: one block called after another many times."""
+        """Make one net of those that join the same ports: a block called after itself."""
         merged: dict[Net, int] = {}
         for net in self.nets:
             key = replace(net, count=1)

@@ -6,13 +6,15 @@
 
     min  sum of c[n, o] x[n, o]  +  sum over nets and t of c[t] w[t]
 
-At each placement p of a net, for each reader k: what the producer chose enters, what k chose leaves,
+At each placement p of a net, for each reader k: what the producer chose enters, what k chose
+leaves,
 
     [producer is at p] + sum of f[k, t] into p  =  sum of f[k, t] out of p + [k is at p]
 
-so a reader's flow is its boxing path, and its columns are the transitions of single axes instead of all
-pairs of placements. The relaxation is almost always integral. No number stands for infinity: where no
-transition leads, there is no column. A node limit bounds the search, never a clock: plans repeat.
+so a reader's flow is its boxing path, and its columns are the transitions of single axes instead of
+all pairs of placements. The relaxation is almost always integral. No number stands for infinity:
+where no transition leads, there is no column. A node limit bounds the search, never a clock: plans
+repeat.
 """
 
 from __future__ import annotations
@@ -129,7 +131,11 @@ class _Columns:
         transitions = _transitions(net, self.boxing)
         scale = net.count * MICRO
         shared = len(net.sinks) > 1
-        paid = [self._column(cost * scale, _infinity()) for _, _, cost in transitions] if shared else []
+        paid = (
+            [self._column(cost * scale, _infinity()) for _, _, cost in transitions]
+            if shared
+            else []
+        )
         for sink in net.sinks:
             flow = [
                 self._column(0.0 if shared else cost * scale, _infinity())
@@ -215,7 +221,10 @@ def _run(columns: _Columns, node_limit: int) -> tuple[list[float], float, int]:
     solver.passModel(lp)
     solver.run()
     status, info = solver.getModelStatus(), solver.getInfo()
-    if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
+    if status in (
+        highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+    ):
         raise Infeasible
     if info.primal_solution_status != 2:  # kSolutionStatusFeasible
         raise InternalError(f"HiGHS ends with {solver.modelStatusToString(status)} and no choice")

@@ -23,8 +23,8 @@ def undominated(
 ) -> list[int]:
     """Return the indices of the signatures that can be part of a cheapest plan.
 
-    Signature t dominates s where whoever has arranged for s gets t for no more, by boxing operands to what
-    t wants and results back to what s gives:
+    Signature t dominates s where whoever has arranged for s gets t for no more, by boxing operands
+    to what t wants and results back to what s gives:
 
         c(t) + sum of d(operand of s, operand of t) + sum of d(result of t, result of s)  <=  c(s)
     """

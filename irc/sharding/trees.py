@@ -1,8 +1,9 @@
 """The boxings of one value for all its readers: a cheapest tree of transitions.
 
-Readers that want one placement share its boxing, and two wanted placements share the steps that lead to
-both: a partial value that is read split and whole pays a reduce-scatter and an all-gather of the result,
-not an all-reduce besides. Such a tree is a Steiner arborescence in the graph of placements.
+Readers that want one placement share its boxing, and two wanted placements share the steps that
+lead to both: a partial value that is read split and whole pays a reduce-scatter and an all-gather
+of the result, not an all-reduce besides. Such a tree is a Steiner arborescence in the graph of
+placements.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def write_placements(
 ) -> None:
     """Place every value of every function and insert the boxings, each as late as its first reader.
 
-    A boxing of several steps has them in ``via``, the placements between, so that later passes need no
-    prices to do what was priced.
+    A boxing of several steps has them in ``via``, the placements between, so that later passes need
+    no prices to do what was priced.
 
     Args:
         module: what the graph was made from; changed.
@@ -39,8 +39,8 @@ def write_placements(
     for func in functions(module).values():
         block = func.body.block
         ops = list(block.ops)
-        values = {value: _at(graph.sources[value], choice) for value in block.args}
-        values |= {v: _at(graph.sources[v], choice) for op in ops for v in op.results}
+        made: list[SSAValue] = [*block.args, *(v for op in ops for v in op.results)]
+        values = {value: _at(graph.sources[value], choice) for value in made}
         wanted = {
             (op, i): _at(graph.reads[op, i], choice) for op in ops for i in range(len(op.operands))
         }
@@ -127,7 +127,3 @@ def _origin(value: SSAValue, reader: Operation) -> tuple[str, str]:
     assert isinstance(value, OpResult)
     suffix = f".{value.index}" if len(value.op.results) > 1 else ""
     return id_of(value.op) + suffix, loc_of(value.op)
-
-
-
-

@@ -48,7 +48,7 @@ def test_ranks_of_a_host_share_its_cores_and_memory() -> None:
 
 
 def test_a_mesh_larger_than_the_cluster_is_refused() -> None:
-    with pytest.raises(IrcError, match="16 ranks.*8 devices"):
+    with pytest.raises(IrcError, match=r"16 ranks.*8 devices"):
         PRESETS["8xH100"].fit(Mesh.parse("data=4,tensor=4"))
 
 

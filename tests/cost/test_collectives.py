@@ -12,12 +12,14 @@ COPY = 1e12
 KINDS = pytest.mark.parametrize("kind", COLLECTIVES)
 
 
-def link(ranks: int, *, latency: float = 1e-6, emulated: frozenset[Collective] = frozenset()) -> AxisLink:
+def link(
+    ranks: int, *, latency: float = 1e-6, emulated: frozenset[Collective] = frozenset()
+) -> AxisLink:
     return AxisLink(ranks, latency, 1e9, 5e-6, emulated)
 
 
-# OneFlow's vectors for T = 1 MiB on 4 ranks, per rank instead of summed: S->B 3 MiB, S(0)->S(1) 0.75,
-# P->S 3, P->B 6. An all-to-all's buffer is a quarter of T.
+# OneFlow's vectors for T = 1 MiB on 4 ranks, per rank instead of summed: S->B 3 MiB, S(0)->S(1)
+# 0.75, # P->S 3, P->B 6. An all-to-all's buffer is a quarter of T.
 @pytest.mark.parametrize(
     ("kind", "num_bytes", "moved"),
     [
@@ -33,7 +35,9 @@ def test_bytes_that_a_rank_sends(kind: Collective, num_bytes: int, moved: float)
 
 
 @KINDS
-@pytest.mark.parametrize("emulated", [frozenset[Collective](), frozenset[Collective](COLLECTIVES[2:])])
+@pytest.mark.parametrize(
+    "emulated", [frozenset[Collective](), frozenset[Collective](COLLECTIVES[2:])]
+)
 def test_more_bytes_never_cost_less(kind: Collective, emulated: frozenset[Collective]) -> None:
     for ranks in (2, 3, 8):
         times = [

@@ -28,6 +28,7 @@ def test_the_peak_is_inside_the_block() -> None:
     memory = memory_of(load(PROGRAM))
     activation = 5 * 7 * 4
     assert memory.loaded_bytes == 3 * 7 * 4
-    # At b2: its two operands, its result, and the block's argument, alive outside until the call ends.
+    # At b2: its two operands, its result, and the block's argument, alive outside until the call
+    # ends.
     assert memory.live_bytes == 4 * activation
     assert memory.total_bytes == memory.loaded_bytes + memory.live_bytes

@@ -48,12 +48,14 @@ task.kernel @matmul_relu {template = "matmul", space = array<i64: 5, 3, 7>, para
 }
 """
 EPILOGUE = """
-  %c = task.contract(%0, %1) : (!task.value<f32, full>, !task.value<f32, full>) -> !task.value<f32, row>
+  %c = task.contract(%0, %1)
+      : (!task.value<f32, full>, !task.value<f32, full>) -> !task.value<f32, row>
   %r = task.pointwise(%c) {fn = "relu"} : (!task.value<f32, row>) -> !task.value<f32, row>
 """
 EARLY = """
   %p = task.pointwise(%0) {fn = "relu"} : (!task.value<f32, full>) -> !task.value<f32, full>
-  %r = task.contract(%p, %1) : (!task.value<f32, full>, !task.value<f32, full>) -> !task.value<f32, row>
+  %r = task.contract(%p, %1)
+      : (!task.value<f32, full>, !task.value<f32, full>) -> !task.value<f32, row>
 """
 
 
@@ -61,7 +63,9 @@ def kernel(text: str) -> KernelOp:
     return next(op for op in load(text).walk() if isinstance(op, KernelOp))
 
 
-def run(op: KernelOp, *inputs: torch.Tensor, size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def run(
+    op: KernelOp, *inputs: torch.Tensor, size: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     out = torch.full((size,), torch.nan, dtype=dtype)
     run_kernel(op, [x.reshape(-1) for x in inputs], [out])
     return out
@@ -98,7 +102,10 @@ def test_run_task_traces_flow_ids_and_widens() -> None:
     x, seen = draw(5, 7), []
     module = load(SOFTMAX)
     (found,) = run_task(
-        module, [x], dtype=torch.float64, trace=lambda id, index, value, op: seen.append((id, index))
+        module,
+        [x],
+        dtype=torch.float64,
+        trace=lambda name, index, *_: seen.append((name, index)),
     )
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, x.double().softmax(1))
@@ -167,9 +174,7 @@ def test_half_types_compute_in_float32_and_round_where_stored() -> None:
     op = kernel(SOFTMAX.replace("f32", "bf16"))
     x = draw(5, 7).bfloat16()
     found = run(op, x, size=35, dtype=torch.bfloat16)
-    torch.testing.assert_close(
-        found.reshape(5, 7), x.float().softmax(1).bfloat16(), rtol=0, atol=0
-    )
+    torch.testing.assert_close(found.reshape(5, 7), x.float().softmax(1).bfloat16(), rtol=0, atol=0)
 
 
 def test_a_view_starts_at_its_offset() -> None:

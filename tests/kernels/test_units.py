@@ -1,15 +1,15 @@
 """The graph of units stays acyclic and in order."""
 
 import random
+from itertools import pairwise
 
 from irc.dialects.flow import YieldOp
-
 from irc.kernels.units import Unit, in_order, link, makes_cycle, merge
 
 
 def chain(count: int) -> list[Unit]:
     units = [Unit("rows", [YieldOp.make([], [])]) for _ in range(count)]
-    for a, b in zip(units, units[1:], strict=False):
+    for a, b in pairwise(units):
         link(b, [a])
     return units
 

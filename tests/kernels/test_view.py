@@ -36,7 +36,9 @@ def test_random_chains_of_shape_ops(seed: int) -> None:
                 starts = [draw.randrange(n) for n in want.shape]
                 steps = [draw.choice([1, 2]) for _ in want.shape]
                 found = view.slice(starts, [-1] * want.ndim, steps)
-                next_want = want[tuple(slice(a, None, s) for a, s in zip(starts, steps, strict=True))]
+                next_want = want[
+                    tuple(slice(a, None, s) for a, s in zip(starts, steps, strict=True))
+                ]
             case _:
                 new = (2, *(3 if n == 1 else n for n in want.shape))
                 found, next_want = view.broadcast(new), want.expand(new)

@@ -6,13 +6,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp
 from xdsl.ir import Block, SSAValue
 
-from irc.dialects.builder import FlowBuilder, argument_attrs, arguments, entry, finish_function, functions
+from irc.dialects.builder import (
+    FlowBuilder,
+    argument_attrs,
+    arguments,
+    entry,
+    finish_function,
+    functions,
+)
 from irc.dialects.flow import AttentionOp, ContractOp, FlowOp, TakeOp, TransposeOp, id_of, tensor
 from irc.dialects.placement import Placement
 from irc.dialects.sbp import BoxingOp
@@ -32,7 +40,10 @@ def shard(module: ModuleOp, mesh: str, cluster: str = "demo-gpus", **options: ob
 
 
 def module_of(
-    args: Sequence[tuple[str, str, TensorType]], build: object, *blocks: object, states: Sequence[str] = ()
+    args: Sequence[tuple[str, str, TensorType]],
+    build: object,
+    *blocks: object,
+    states: Sequence[str] = (),
 ) -> ModuleOp:
     block = Block(arg_types=[kind for _, _, kind in args])
     results = build(FlowBuilder(block), *block.args)  # type: ignore[operator]
@@ -46,7 +57,9 @@ def module_of(
 
 
 def mlp(batch: int = 4, size: int = 96, hidden: int = 384) -> ModuleOp:
-    def build(b: FlowBuilder, x: SSAValue, up: SSAValue, ub: SSAValue, down: SSAValue, db: SSAValue) -> object:
+    def build(
+        b: FlowBuilder, x: SSAValue, up: SSAValue, ub: SSAValue, down: SSAValue, db: SSAValue
+    ) -> object:
         h = b.pointwise("add", b.op(ContractOp, [x, up], spec="bk,kn->bn"), ub)
         y = b.op(ContractOp, [b.pointwise("gelu", h), down], spec="bn,nk->bk")
         return [b.pointwise("add", y, db)]
@@ -67,7 +80,9 @@ def placements(module: ModuleOp) -> dict[str, str]:
 
 def boxings(module: ModuleOp, function: str = "forward") -> list[tuple[str, str]]:
     found = (op for op in functions(module)[function].body.block.ops if isinstance(op, BoxingOp))
-    return [(str(tensor(op.inputs[0]).placement), str(tensor(op.outputs[0]).placement)) for op in found]
+    return [
+        (str(tensor(op.inputs[0]).placement), str(tensor(op.outputs[0]).placement)) for op in found
+    ]
 
 
 def test_an_mlp_is_split_by_columns_then_by_rows() -> None:
@@ -119,12 +134,17 @@ def test_the_report_proves_the_optimum_and_names_runners_up() -> None:
 def norm(b: FlowBuilder, x: SSAValue, scale: SSAValue) -> SSAValue:
     size = tensor(x).shape[-1]
     assert isinstance(size, int)
-    mean = b.pointwise("mul", b.reduce("sum", b.pointwise("mul", x, x), [2], keep_dims=True), b.scalar(1 / size, "f32"))
+    mean = b.pointwise(
+        "mul",
+        b.reduce("sum", b.pointwise("mul", x, x), [2], keep_dims=True),
+        b.scalar(1 / size, "f32"),
+    )
     return b.pointwise("mul", b.pointwise("mul", x, b.pointwise("rsqrt", mean)), scale)
 
 
 def gpt(layers: int, batch: int, seq: int, size: int, heads: int, vocab: int) -> ModuleOp:
-    shapes = {"n1": (size,), "q": (size, size), "k": (size, size), "v": (size, size), "o": (size, size),
+    square = (size, size)
+    shapes = {"n1": (size,), "q": square, "k": square, "v": square, "o": square,
               "n2": (size,), "up": (size, 4 * size), "down": (4 * size, size)}  # fmt: skip
     block = Block(arg_types=[T((batch, seq, size)), *(T(s) for s in shapes.values())])
     b = FlowBuilder(block, "b")
@@ -133,7 +153,9 @@ def gpt(layers: int, batch: int, seq: int, size: int, heads: int, vocab: int) ->
 
     def split(w: SSAValue) -> SSAValue:
         y = b.op(ContractOp, [x, w], spec="bsd,de->bse")
-        return b.op(TransposeOp, [b.reshape(y, (batch, seq, heads, size // heads))], perm=(0, 2, 1, 3))
+        return b.op(
+            TransposeOp, [b.reshape(y, (batch, seq, heads, size // heads))], perm=(0, 2, 1, 3)
+        )
 
     a = b.op(AttentionOp, [split(q), split(k), split(v)], is_causal=True, scale=0.125)
     a = b.reshape(b.op(TransposeOp, [a], perm=(0, 2, 1, 3)), (batch, seq, size))
@@ -141,7 +163,9 @@ def gpt(layers: int, batch: int, seq: int, size: int, heads: int, vocab: int) ->
     u = b.pointwise("gelu", b.op(ContractOp, [norm(b, h, n2), up], spec="bsd,df->bsf"))
     h = b.pointwise("add", h, b.op(ContractOp, [u, down], spec="bsf,fd->bsd"))
     args = [("input", "tokens", T((batch, seq), "i64")), ("parameter", "wte", T((vocab, size)))]
-    args += [("parameter", f"{n}.{name}", T(s)) for n in range(layers) for name, s in shapes.items()]
+    args += [
+        ("parameter", f"{n}.{name}", T(s)) for n in range(layers) for name, s in shapes.items()
+    ]
 
     def build(b: FlowBuilder, tokens: SSAValue, wte: SSAValue, *weights: SSAValue) -> object:
         x = b.op(TakeOp, [wte, tokens], dim=0)
@@ -201,7 +225,7 @@ def test_the_plan_does_not_depend_on_hash_order() -> None:
             text=True,
             check=True,
             env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=os.fspath(pytest.importorskip("pathlib").Path(__file__).parents[2]),
+            cwd=Path(__file__).parents[2],
         ).stdout
         for seed in ("1", "2")
     }
@@ -218,7 +242,10 @@ def test_two_readers_of_one_placement_share_the_boxing() -> None:
 
     args = [("input", "x", T((3, 384))), ("parameter", "w", T((384, 5)))]
     module = shard(module_of(args, build), "tensor=4", pins="w = [tensor = S(0)]")
-    assert boxings(module) == [("[tensor = B]", "[tensor = S(1)]"), ("[tensor = P(sum)]", "[tensor = B]")]
+    assert boxings(module) == [
+        ("[tensor = B]", "[tensor = S(1)]"),
+        ("[tensor = P(sum)]", "[tensor = B]"),
+    ]
 
 
 def test_a_state_lies_as_its_buffer() -> None:
@@ -298,11 +325,13 @@ def test_wrong_options_are_named(options: dict[str, str], code: str) -> None:
 
 
 def test_named_sizes_must_be_bound_first() -> None:
-    text = """func.func @forward(%x: !flow.tensor<[B, 3], f32> {role = "input", name = "x"}) -> !flow.tensor<[B, 3], f32> {
-      %y = flow.pointwise(%x) {fn = "exp", loc = "m.py:7", id = "n0"} : (!flow.tensor<[B, 3], f32>) -> !flow.tensor<[B, 3], f32>
+    text = """func.func @forward(%x: !flow.tensor<[B, 3], f32> {role = "input", name = "x"})
+        -> !flow.tensor<[B, 3], f32> {
+      %y = flow.pointwise(%x) {fn = "exp", loc = "m.py:7", id = "n0"}
+          : (!flow.tensor<[B, 3], f32>) -> !flow.tensor<[B, 3], f32>
       func.return %y : !flow.tensor<[B, 3], f32>
     }"""
-    with pytest.raises(IrcError, match="size 'B'.*\n.*m.py:7"):
+    with pytest.raises(IrcError, match=r"size 'B'.*\n.*m\.py:7"):
         shard(load(text), "data=2")
 
 

@@ -112,7 +112,9 @@ class Graph:
         )
 
     def broadcast(self, x: SSAValue) -> SSAValue:
-        shape = [3 if n == 1 and self.random.random() < 0.5 else n for n in tensor(x).static_shape()]
+        shape = [
+            3 if n == 1 and self.random.random() < 0.5 else n for n in tensor(x).static_shape()
+        ]
         lead = [2] if self.random.random() < 0.3 and len(shape) < 4 else []
         return self.b.broadcast(x, [*lead, *shape])
 
@@ -217,7 +219,9 @@ def test_launch_names_the_flow_value_of_each_result_and_keeps_placements() -> No
     def body(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
         total = b.pointwise("exp", x)
         for value in (total, mean := b.reduce("sum", total, [1], keep_dims=True)):
-            value.owner.attributes["sbp"] = ArrayAttr([StringAttr(f"placement of {value.owner.name}")])
+            value.owner.attributes["sbp"] = ArrayAttr(
+                [StringAttr(f"placement of {value.owner.name}")]
+            )
         return [total, mean]
 
     module = build([(5, 7)], body)
@@ -276,12 +280,16 @@ def test_other_einsums_are_rows(spec: str) -> None:
 
 
 def test_a_product_with_itself_reads_it_twice() -> None:
-    module = build([(5, 5)], lambda b, x: [b.pointwise("add", b.op(ContractOp, [x, x], spec="mk,kn->mn"), x)])
+    module = build(
+        [(5, 5)], lambda b, x: [b.pointwise("add", b.op(ContractOp, [x, x], spec="mk,kn->mn"), x)]
+    )
     assert lowered(module, FusePass(), MapTasksPass())[-1] < 1e-12
 
 
 def test_empty_tensors_stay_with_the_library() -> None:
-    module = build([(0, 5)], lambda b, x: [b.reduce("sum", b.pointwise("exp", x), [0], keep_dims=False)])
+    module = build(
+        [(0, 5)], lambda b, x: [b.reduce("sum", b.pointwise("exp", x), [0], keep_dims=False)]
+    )
     assert lowered(module, FusePass(), MapTasksPass())[-1] == 0.0
     assert not ops_of(module, KernelOp)
 
@@ -301,7 +309,9 @@ def test_attention_reads_views() -> None:
 
 
 def test_literals_in_front_of_a_return_become_kernels() -> None:
-    module = build([(3,)], lambda b, x: [b.constant([1.0, -2.0, 3.5], (3,), "f32"), b.scalar(7, "i64")])
+    module = build(
+        [(3,)], lambda b, x: [b.constant([1.0, -2.0, 3.5], (3,), "f32"), b.scalar(7, "i64")]
+    )
     assert lowered(module, FusePass(), MapTasksPass())[-1] == 0.0
     assert len(ops_of(module, LaunchOp)) == 2
 

@@ -82,7 +82,8 @@ def test_the_steps_of_a_path_do_what_combining_and_cutting_does(data: st.DataObj
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     value = torch.randint(-9, 9, SHAPE, generator=generator)
     held = [
-        # Each rank of a partial axis has numbers of its own, not zeros: whatever is dropped is seen.
+        # Each rank of a partial axis has numbers of its own, not zeros: whatever is dropped is
+        # seen.
         part + torch.randint(-9, 9, part.shape, generator=generator) * bool(source.partial_axes())
         for part in shard(value, source, mesh)
     ]
@@ -126,7 +127,9 @@ def test_a_path_costs_the_distance(mesh: Mesh) -> None:
 def test_distances_are_a_metric_without_symmetry() -> None:
     mesh = Mesh.parse("a=2,b=4")
     table = boxing(mesh)
-    seen = [Placement.of(a=x, b=y) for x in (B, Split(0), Split(2)) for y in (B, Split(0), Split(2))]
+    seen = [
+        Placement.of(a=x, b=y) for x in (B, Split(0), Split(2)) for y in (B, Split(0), Split(2))
+    ]
     d = table.matrix(SHAPE, "f32", seen, seen)
     assert (np.diag(d) == 0).all()
     assert (d[:, :, None] + d[None, :, :] >= d[:, None, :] - 1e-18).all()

@@ -51,9 +51,15 @@ def random_module(seed: int) -> ModuleOp:
             case _:
                 values.append(b.pointwise("relu", x))
     assert tensor(values[-1]).shape == (rows, size)
-    names = [argument_attrs("input", "x"), argument_attrs("parameter", "w"), argument_attrs("parameter", "b")]
+    names = [
+        argument_attrs("input", "x"),
+        argument_attrs("parameter", "w"),
+        argument_attrs("parameter", "b"),
+    ]
     out = argument_attrs("output", "y")
-    module = ModuleOp([finish_function("forward", block, [values[-1]], arg_attrs=names, res_attrs=[out])])
+    module = ModuleOp(
+        [finish_function("forward", block, [values[-1]], arg_attrs=names, res_attrs=[out])]
+    )
     module.verify()
     return module
 

@@ -1,4 +1,4 @@
-"""Control flow at import: branches are chosen or selected from, loops of known count are unrolled."""
+"""Control flow at import: branches are chosen or selected from, loops are unrolled."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
 from xdsl.ir import SSAValue
@@ -12,14 +12,16 @@ from irc.dialects.types import is_float
 from irc.frontends.onnx.external import dtype_of
 from irc.frontends.onnx.node import Node, Unsupported, Value
 
-Converter = Callable[[Node], "SSAValue | Value | list[SSAValue | Value]"]
+Converter = Callable[[Node], "SSAValue | Value | Sequence[SSAValue | Value]"]
 
 UNARY: Mapping[str, str] = {
-    "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh", "Atan": "atan",
+    "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh",
+    "Atan": "atan",
     "Atanh": "atanh", "BitwiseNot": "bit_not", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh",
     "Erf": "erf", "Exp": "exp", "Floor": "floor", "IsNaN": "is_nan", "Log": "log", "Neg": "neg",
     "Not": "logical_not", "Reciprocal": "reciprocal", "Relu": "relu", "Round": "round",
-    "Sigmoid": "sigmoid", "Sign": "sign", "Sin": "sin", "Sinh": "sinh", "Sqrt": "sqrt", "Tan": "tan",
+    "Sigmoid": "sigmoid", "Sign": "sign", "Sin": "sin", "Sinh": "sinh", "Sqrt": "sqrt",
+    "Tan": "tan",
     "Tanh": "tanh",
 }  # fmt: skip
 
@@ -152,7 +154,7 @@ def exponential(node: Node, *, alpha: float, gamma: float = 1.0, inner: float = 
     """``gamma * (x > 0 ? x : alpha (exp(x / inner) - 1))``: Elu, Selu, Celu."""
     x, b = node[0], node.b
     scaled = x if inner == 1.0 else b.pointwise("div", x, scalar(node, inner, x))
-    # Only the negative side reaches expm1: the other could overflow to infinity, and where keeps it.
+    # Only the negative side reaches expm1: the other could overflow.
     clipped = b.pointwise("minimum", scaled, scalar(node, 0, x))
     low = b.pointwise("mul", b.pointwise("expm1", clipped), scalar(node, alpha, x))
     found = b.pointwise("where", b.pointwise("gt", x, scalar(node, 0, x)), x, low)

@@ -70,7 +70,8 @@ def convert_recurrent(node: Node) -> list[SSAValue]:
     return extern(
         node, shapes, direction=direction, layout=layout, hidden=hidden,
         activations=[known[a.lower()] for a in activations],
-        alpha=list(node.attr("activation_alpha") or []), beta=list(node.attr("activation_beta") or []),
+        alpha=list(node.attr("activation_alpha") or []),
+        beta=list(node.attr("activation_beta") or []),
         clip=node.attr("clip"), input_forget=node.attr("input_forget", 0),
         linear_before_reset=node.attr("linear_before_reset", 0),
     )  # fmt: skip
@@ -111,7 +112,8 @@ def convert_col2im(node: Node) -> list[SSAValue]:
     node.inputs = node.inputs[:1]
     return extern(
         node, [(node.shape()[0], channels, *image)], image=image, block=block, pads=list(pads),
-        strides=list(node.attr("strides") or [1, 1]), dilations=list(node.attr("dilations") or [1, 1]),
+        strides=list(node.attr("strides") or [1, 1]),
+        dilations=list(node.attr("dilations") or [1, 1]),
     )  # fmt: skip
 
 

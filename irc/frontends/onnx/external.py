@@ -1,4 +1,4 @@
-"""Tensors: from protobuf, or from external data that lies in the model's own folder and nowhere else.
+"""Tensors: from protobuf, or from external data inside the model's own folder.
 
 The path of external data comes from the file, so it is walked component by component without
 following links (CVE-2022-25882, CVE-2024-27318, CVE-2026-34446 and their relatives): only a regular
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 from onnx import TensorProto, numpy_helper
 
 from irc.errors import IrcError

@@ -110,6 +110,7 @@ class Importer:
     def _node(self, proto: onnx.NodeProto, scope: Scope, place: str) -> None:
         name = f" '{proto.name}'" if proto.name else ""
         outer = self.b.loc
+        operands: list[Value | None] = []
         self.b.loc = printable(f"{self.source.name}:{place}{name} ({proto.op_type})").replace(
             "\n", " "
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import GatherOp, ScatterOp, TakeOp, TopKOp, tensor
+from irc.dialects.flow import GatherOp, ScatterOp, TakeOp, TopKOp
 from irc.dialects.size import Dim, divide, product
 from irc.errors import IrcError
 from irc.frontends.onnx.elementwise import Converter
@@ -204,7 +204,7 @@ def _sparse(node: Node) -> np.ndarray:
     values, indices = node.owner.array(sparse.values), node.owner.array(sparse.indices)
     shape = tuple(sparse.dims)
     node.owner.check_volume(shape)
-    if product(shape) > 1 << 28:
+    if np.prod(shape, dtype=object) > 1 << 28:
         raise Unsupported(f"a sparse constant of shape {list(shape)}")
     dense = np.zeros(shape, values.dtype)
     if indices.ndim == 1:
@@ -223,13 +223,9 @@ def convert_constant_of_shape(node: Node) -> Value | SSAValue:
     given = node.attr("value")
     value = np.zeros(1, np.float32) if given is None else node.owner.array(given)
     dtype = Value.of_array(value).dtype
-    if (
-        all(isinstance(d, int) for d in shape)
-        and (count := product(shape))
-        and isinstance(count, int)
-    ):
-        if count <= MAX_INTEGERS:
-            return Value.of_array(np.full([int(str(d)) for d in shape], value.reshape(-1)[0]))
+    count = product(shape)
+    if isinstance(count, int) and count <= MAX_INTEGERS:
+        return Value.of_array(np.full(static(shape), value.reshape(-1)[0]))
     return node.b.constant(value.reshape(-1)[:1].tolist(), shape, dtype)
 
 

@@ -123,7 +123,7 @@ def expand(skeleton: onnx.ModelProto, source: Source) -> onnx.ModelProto:
                 f"functions of the model cannot be expanded: {printable(str(error))[:300]}",
                 where=source.name,
             ) from None
-    # A body may call further functions; a body that cannot be expanded leaves its op to be reported.
+    # A body may call further functions; where one cannot be expanded, its op will be reported.
     for _ in range(MAX_EXPANSIONS):
         wanted = sorted({n.op_type for n in nodes(model.graph) if needs_body(n, model)})
         if not wanted:

@@ -40,6 +40,8 @@ class SizeTable:
             text: its ``dim_param``, which may be empty.
             place: input and position (``x_2``), the name of a size that has none of its own.
         """
+        if text in self._given:
+            return bind(self._symbol(text), self.bound)
         try:
             found = Parser(text, self._symbol).parse()
         except ValueError:

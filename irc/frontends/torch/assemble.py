@@ -89,7 +89,11 @@ class _Assembler:
         self.blocks: dict[str, str] = {}
 
     def run(
-        self, arguments: Mapping[Node, Argument], results: Sequence[tuple[Any, Result]], source: str, outline: bool
+        self,
+        arguments: Mapping[Node, Argument],
+        results: Sequence[tuple[Any, Result]],
+        source: str,
+        outline: bool,
     ) -> Assembly:
         for node, argument in arguments.items():
             if argument.role == "input" or node.users:
@@ -106,7 +110,9 @@ class _Assembler:
             res_attrs=[argument_attrs(result.role, result.name) for _, result in results],
         )
         tensors = {a.name: a.tensor for a, _ in self.arguments.values() if a.tensor is not None}
-        return Assembly(Program(ModuleOp([*self.functions, entry]), tensors, source), self.shared.externs)
+        return Assembly(
+            Program(ModuleOp([*self.functions, entry]), tensors, source), self.shared.externs
+        )
 
     def _argument(self, node: Node, argument: Argument) -> None:
         if argument.name not in self.arguments:
@@ -140,10 +146,19 @@ class _Assembler:
     def constant(self, name: str, value: torch.Tensor) -> SSAValue:
         """Return a tensor as a literal, or as an argument where it is large."""
         dtype, kind = dtype_names()[value.dtype], self.shared.kind(value)
-        if value.numel() <= LITERAL and value.device.type != "meta" and dtype not in ("c64", "c128"):
+        if (
+            value.numel() <= LITERAL
+            and value.device.type != "meta"
+            and dtype not in ("c64", "c128")
+        ):
             values = value.detach().flatten().tolist() or [0]
-            return self.scope.b.constant([float(v) if is_float(dtype) else int(v) for v in values], kind.shape, dtype)
-        self.arguments[name] = Argument("constant", name, value), self.block.insert_arg(kind, len(self.block.args))
+            return self.scope.b.constant(
+                [float(v) if is_float(dtype) else int(v) for v in values], kind.shape, dtype
+            )
+        self.arguments[name] = (
+            Argument("constant", name, value),
+            self.block.insert_arg(kind, len(self.block.args)),
+        )
         return self.arguments[name][1]
 
     def _body(self, outline: bool) -> None:
@@ -166,13 +181,17 @@ class _Assembler:
         values = self.scope.b.call(self.blocks[region.key], inputs, kinds)
         self.scope.values.update(zip(region.outputs, values, strict=True))
 
-    def _block(self, name: str, region: Region, nodes: Sequence[Node], inputs: Sequence[SSAValue]) -> None:
+    def _block(
+        self, name: str, region: Region, nodes: Sequence[Node], inputs: Sequence[SSAValue]
+    ) -> None:
         block = Block(arg_types=[value.type for value in inputs])
         prefix = f"b{name.rpartition('_')[2]}n"
         scope = Scope(self.shared, FlowBuilder(block, prefix), self.module)
         scope.values.update(zip(region.inputs, block.args, strict=True))
         scope.run(nodes)
-        self.functions.append(finish_function(name, block, [scope.resolve(node) for node in region.outputs]))
+        self.functions.append(
+            finish_function(name, block, [scope.resolve(node) for node in region.outputs])
+        )
 
     def _result(self, value: Any) -> SSAValue:
         found = self.scope.resolve(value)

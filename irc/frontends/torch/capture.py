@@ -23,7 +23,11 @@ from irc.frontends.torch.sizes import SizeNames, named_symbols
 from irc.frontends.torch.structure import argument_names, output_names, register_known
 from irc.program import Program
 
-ROLES = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
+ROLES = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,9 @@ class Captured:
     mutated_inputs: dict[str, int] = field(default_factory=dict[str, int])
     externs: Counter[str] = field(default_factory=Counter[str])
 
-    def flatten(self, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> list[torch.Tensor]:
+    def flatten(
+        self, args: Sequence[Any], kwargs: dict[str, Any] | None = None
+    ) -> list[torch.Tensor]:
         """Return the program's inputs, in order."""
         leaves = pytree.tree_leaves((tuple(args), self.guards.ordered(kwargs or {})))
         return [leaves[i] for i in self.tensor_leaves]
@@ -123,7 +129,12 @@ def capture(
     sizes = named_symbols([n.meta["val"] for n in inputs], [leaf_specs[i] for i in tensor_leaves])
     outputs, results = reader.results()
     assembly = assemble(
-        exported.graph_module, arguments, results, SizeNames(sizes), source=_source(module_or_function), outline=outline
+        exported.graph_module,
+        arguments,
+        results,
+        SizeNames(sizes),
+        source=_source(module_or_function),
+        outline=outline,
     )
     return _captured(assembly, guards, exported, tensor_leaves, outputs, results, arguments)
 
@@ -188,26 +199,40 @@ class _Reader:
         leaves: list[Output] = []
         values: list[tuple[Any, bool]] = []
         states: list[tuple[Any, Result]] = []
-        for spec, value in zip(self.exported.graph_signature.output_specs, self._returned(), strict=True):
+        for spec, value in zip(
+            self.exported.graph_signature.output_specs, self._returned(), strict=True
+        ):
             if spec.kind is OutputKind.USER_OUTPUT:
                 self._output(spec.arg, value, leaves, values)
             elif spec.kind is OutputKind.BUFFER_MUTATION:
                 target = str(spec.target)
                 held = self.tensors.get(target)
-                states.append((value, Result("state", target if held is None else self.first[id(held)])))
+                states.append(
+                    (value, Result("state", target if held is None else self.first[id(held)]))
+                )
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
                 states.append((value, Result("state", self.inputs[str(spec.target)])))
         # Caches flatten by what is a tensor, so the leaves have to be tensors.
-        tree = pytree.tree_unflatten([torch.empty(0)] * len(leaves), self.exported.call_spec.out_spec)
-        names = [n for n, leaf in zip(output_names(tree), leaves, strict=True) if leaf.position is not None]
-        outputs = [(value, Result("output", name)) for (value, _), name in zip(values, names, strict=True)]
+        tree = pytree.tree_unflatten(
+            [torch.empty(0)] * len(leaves), self.exported.call_spec.out_spec
+        )
+        names = [
+            n
+            for n, leaf in zip(output_names(tree), leaves, strict=True)
+            if leaf.position is not None
+        ]
+        outputs = [
+            (value, Result("output", name)) for (value, _), name in zip(values, names, strict=True)
+        ]
         return leaves, [*outputs, *states]
 
     def _returned(self) -> list[Any]:
         (output,) = (node for node in self.exported.graph.nodes if node.op == "output")
         return list(output.args[0])
 
-    def _output(self, arg: Any, value: Any, leaves: list[Output], values: list[tuple[Any, bool]]) -> None:
+    def _output(
+        self, arg: Any, value: Any, leaves: list[Output], values: list[tuple[Any, bool]]
+    ) -> None:
         if not isinstance(value, Node):
             leaves.append(Output(None, constant=getattr(arg, "value", value)))
             return
@@ -220,7 +245,9 @@ def _named(walk: Callable[..., Any]) -> list[tuple[str, torch.Tensor]]:
     return list(walk(remove_duplicate=False))
 
 
-def _placed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _placed(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Move examples to the meta device for a module that is on it."""
     held = next((p for p in (*module.parameters(), *module.buffers())), None)
     if held is None or held.device.type != "meta":

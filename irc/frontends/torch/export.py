@@ -42,9 +42,11 @@ def export(
     """
     with warnings.catch_warnings(), torch.no_grad(), user_frames():
         warnings.simplefilter("ignore")
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
-        settled(program.graph_module)
-        if all(_is_plain(node.target, node.args) for node in _calls(program.graph_module)):
+        program = torch.export.export(
+            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+        )
+        settle(program.graph_module)
+        if all(is_plain(node.target, node.args) for node in _calls(program.graph_module)):
             return program
         return program.run_decompositions(decompositions())
 
@@ -55,7 +57,7 @@ def _calls(module: GraphModule) -> Iterator[torch.fx.Node]:
             yield from (node for node in child.graph.nodes if node.op == "call_function")
 
 
-def settled(module: GraphModule) -> None:
+def settle(module: GraphModule) -> None:
     """Drop in-place detaches, which change no values (torch.tensor in traced code makes them)."""
     for node in list(_calls(module)):
         if node.target is torch.ops.aten.detach_.default:
@@ -63,7 +65,8 @@ def settled(module: GraphModule) -> None:
             node.graph.erase_node(node)
 
 
-def _is_plain(target: Any, args: tuple[Any, ...]) -> bool:
+def is_plain(target: Any, args: tuple[Any, ...]) -> bool:
+    """True for a call that the table or a library takes as it is: it writes to nothing."""
     if not isinstance(target, torch._ops.OpOverload):
         return True
     if target._schema.is_mutable or _moves_statistics(target, args):
@@ -114,7 +117,14 @@ def shape_specs(
     given = pytree.tree_map(dim, given)
     if isinstance(given, Mapping):
         bound = inspect.signature(forward).bind(*args, **kwargs)
-        variable = next((p.name for p in inspect.signature(forward).parameters.values() if p.kind is p.VAR_KEYWORD), "")
+        variable = next(
+            (
+                p.name
+                for p in inspect.signature(forward).parameters.values()
+                if p.kind is p.VAR_KEYWORD
+            ),
+            "",
+        )
         extra = {name: given.get(name) for name in bound.arguments.get(variable, {})}
         spec = {name: extra if name == variable else given.get(name) for name in bound.arguments}
         per_argument = {**{k: v for k, v in spec.items() if k != variable}, **extra}
@@ -138,4 +148,6 @@ def _per_leaf(value: Any, spec: Any) -> list[Any]:
         parts = [spec.get(key) for key in value] if isinstance(value, Mapping) else [*spec.values()]
     else:
         parts = [None] * len(children) if spec is None else [*spec]
-    return [leaf for child, part in zip(children, parts, strict=True) for leaf in _per_leaf(child, part)]
+    return [
+        leaf for child, part in zip(children, parts, strict=True) for leaf in _per_leaf(child, part)
+    ]

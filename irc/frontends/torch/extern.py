@@ -24,7 +24,9 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[SSAV
     '[[2, [1.5, {"float": "inf"}]], {"dim": 0}]'
     """
     positional = [_encoded(value, operands) for value in args]
-    keywords = {k: _encoded(v, operands) for k, v in kwargs.items() if k not in PLACE and v is not None}
+    keywords = {
+        k: _encoded(v, operands) for k, v in kwargs.items() if k not in PLACE and v is not None
+    }
     return json.dumps([positional, keywords])
 
 
@@ -50,7 +52,9 @@ def _encoded(value: Any, operands: list[SSAValue]) -> Any:
                 help="make the size static: leave it out of dynamic_shapes",
             )
         case _:
-            raise IrcError("op-unsupported", f"an operation takes {value!r}, which is no tensor or number")
+            raise IrcError(
+                "op-unsupported", f"an operation takes {value!r}, which is no tensor or number"
+            )
 
 
 def target(op: torch._ops.OpOverload) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from irc.errors import ErrorCollector, IrcError
-from irc.frontends.torch.locations import FRAME, of_frames
+from irc.frontends.torch.locations import FRAME, inner, of_frames
 
 HELP = {
     "control": "write both results and choose with torch.where, or move the decision out of the module",
@@ -35,25 +35,55 @@ def explained(target: Callable[..., Any]) -> Iterator[None]:
 
 def causes(error: BaseException, target: Callable[..., Any]) -> list[IrcError]:
     """Return one error per cause: each violated constraint by itself, else the error as it is."""
-    text = str(error)
+    text = _plain(str(error))
     where = of_error(error)
-    violated = re.findall(r"^ *-? *(Not all values of .*|You marked .*|.*violated.*)$", text, re.MULTILINE)
+    violated = re.findall(
+        r"^ *-? *(Not all values of .*|You marked .*|.*violated.*)$", text, re.MULTILINE
+    )
     if type(error).__name__ in ("ConstraintViolationError", "UserError") and violated:
-        return [_failed(f"dynamic shapes: {line.strip()}", where, "shape") for line in dict.fromkeys(violated)]
+        return [
+            _failed(f"dynamic shapes: {line.strip()}", where, "shape")
+            for line in dict.fromkeys(violated)
+        ]
     if _is_control(error, text):
-        return [_failed("the module's Python code depends on the values of a tensor", where, "control", _first(text))]
+        return [
+            _failed(
+                "the module's Python code depends on the values of a tensor",
+                where,
+                "control",
+                _first(text),
+            )
+        ]
     if "not a known type" in text or "pytree" in text or "unsupported input type" in text.lower():
-        return [_failed("the module takes or returns an object that is no tensor", where, "type", _first(text))]
+        return [
+            _failed(
+                "the module takes or returns an object that is no tensor",
+                where,
+                "type",
+                _first(text),
+            )
+        ]
+    if type(error).__name__ == "UserError" and "size" in text:
+        return [_failed(f"dynamic shapes: {_first(text)}", where, "shape")]
     return [_failed(f"{type(error).__name__}: {_first(text)}", where, "other")]
 
 
+def _plain(text: str) -> str:
+    """Say ``size 0 of 'x'`` where torch says ``L['x'].size()[0]``."""
+    return re.sub(r"L\['([^']+)'\]\.(?:size\(\)|shape)\[(\d+)\]", r"size \2 of '\1'", text)
+
+
 def _is_control(error: BaseException, text: str) -> bool:
-    names = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
+    names = (
+        "GuardOnDataDependentSymNode",
+        "DataDependentOutputException",
+        "DynamicOutputShapeException",
+    )
     return type(error).__name__ in names or "data-dependent" in text
 
 
 def _failed(message: str, where: str, kind: str, because: str = "") -> IrcError:
-    return IrcError("capture-failed", message, where, because, HELP[kind])
+    return IrcError("capture-failed", message, where, because or (), HELP[kind])
 
 
 def _first(text: str) -> str:
@@ -61,10 +91,12 @@ def _first(text: str) -> str:
 
 
 def of_error(error: BaseException) -> str:
-    """Return the user's line of an error: torch's own note of it, else the innermost frame."""
+    """Return the user's line of an error: torch's own note of it, else the innermost frame of traced code."""
     noted = re.findall(r"user code:\s*((?:.*\n)*)", str(error), re.IGNORECASE) or [""]
     if frames := FRAME.findall(noted[0]):
         return of_frames(frames)
-    frames = [(f.filename, str(f.lineno), f.name) for f in traceback.extract_tb(error.__traceback__)]
-    inside = [frame for frame in frames if "irc/frontends/torch" not in frame[0]]
-    return of_frames(inside)
+    frames = [
+        (f.filename, str(f.lineno), f.name) for f in traceback.extract_tb(error.__traceback__)
+    ]
+    traced = inner(frames)
+    return of_frames(traced) if traced else ""

@@ -73,7 +73,9 @@ class Guards:
     versions: tuple[int, ...]
 
     @staticmethod
-    def of(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], dynamic_shapes: Any = None) -> Guards:
+    def of(
+        module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], dynamic_shapes: Any = None
+    ) -> Guards:
         """Note the state of a module, of the interpreter and of the arguments at capture."""
         attributes = list(_attributes(module))
         tensors = list(_tensors(module))
@@ -111,7 +113,9 @@ class Guards:
 
     def weights_changed(self) -> bool:
         """True where a parameter or buffer was written to since capture (or since :meth:`note_weights`)."""
-        return self.versions != tuple(value._version for value in self.held if not value.is_inference())
+        return self.versions != tuple(
+            value._version for value in self.held if not value.is_inference()
+        )
 
     def note_weights(self) -> None:
         """Take the parameters and buffers as they are now for unchanged."""
@@ -143,7 +147,9 @@ class Guards:
         return "an attribute of the module changed"
 
     def _tensor(self) -> str:
-        for name, (slots, key), old in zip(self.held_names, self.held_slots, self.held, strict=True):
+        for name, (slots, key), old in zip(
+            self.held_names, self.held_slots, self.held, strict=True
+        ):
             if slots.get(key) is not old:
                 return f"parameter or buffer '{name}' is another tensor than at compile time"
         return "a parameter or buffer is another tensor than at compile time"
@@ -190,5 +196,3 @@ def _autocast() -> tuple[bool, Any]:
 
 def _on(flag: bool) -> str:
     return "on" if flag else "off"
-
-

@@ -12,11 +12,20 @@ from irc.dialects.size import Dim, product
 from irc.frontends.torch.lowering import Lowering, Operand, broadcast_shapes, dim_of, lowers
 from irc.frontends.torch.shapes import iota, permuted
 
-REDUCTIONS = {"sum": "sum", "add": "sum", "prod": "prod", "multiply": "prod", "amax": "max", "amin": "min"}
+REDUCTIONS = {
+    "sum": "sum",
+    "add": "sum",
+    "prod": "prod",
+    "multiply": "prod",
+    "amax": "max",
+    "amin": "min",
+}
 
 
 @lowers("embedding")
-def embedding(t: Lowering, weight: SSAValue, indices: SSAValue, *options: Any, **more: Any) -> SSAValue:
+def embedding(
+    t: Lowering, weight: SSAValue, indices: SSAValue, *options: Any, **more: Any
+) -> SSAValue:
     """Look rows up."""
     return t.b.op(TakeOp, [weight, indices], dim=0)
 
@@ -63,14 +72,18 @@ def index(t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None]) -> SS
 
 
 @lowers("gather")
-def gather(t: Lowering, self: SSAValue, dim: int, index: SSAValue, *, sparse_grad: bool = False) -> SSAValue:
+def gather(
+    t: Lowering, self: SSAValue, dim: int, index: SSAValue, *, sparse_grad: bool = False
+) -> SSAValue:
     """Look up along a dim, an index for each element."""
     if not tensor(self).ndim or tensor(index).ndim != tensor(self).ndim:
         t.decline()
     return t.b.op(GatherOp, [self, index], dim=dim_of(dim, tensor(self).ndim))
 
 
-def scattered(t: Lowering, x: SSAValue, dim: int, index: SSAValue, source: Operand, fn: str) -> SSAValue:
+def scattered(
+    t: Lowering, x: SSAValue, dim: int, index: SSAValue, source: Operand, fn: str
+) -> SSAValue:
     """Write along a dim."""
     kind = tensor(index)
     if not tensor(x).ndim or kind.ndim != tensor(x).ndim:
@@ -100,7 +113,14 @@ def scatter_add(t: Lowering, self: SSAValue, dim: int, index: SSAValue, src: SSA
 
 @lowers("scatter_reduce")
 def scatter_reduce(
-    t: Lowering, self: SSAValue, dim: int, index: SSAValue, src: SSAValue, reduce: str, *, include_self: bool = True
+    t: Lowering,
+    self: SSAValue,
+    dim: int,
+    index: SSAValue,
+    src: SSAValue,
+    reduce: str,
+    *,
+    include_self: bool = True,
 ) -> SSAValue:
     """Reduce into a dim."""
     if not include_self or reduce not in REDUCTIONS:
@@ -108,7 +128,9 @@ def scatter_reduce(
     return scattered(t, self, dim, index, src, REDUCTIONS[reduce])
 
 
-def _along(t: Lowering, x: SSAValue, dim: int, index: SSAValue, source: SSAValue, fn: str) -> SSAValue:
+def _along(
+    t: Lowering, x: SSAValue, dim: int, index: SSAValue, source: SSAValue, fn: str
+) -> SSAValue:
     """Write slices of a dim: each index holds for a whole slice."""
     shape = tensor(x).shape
     places = tensor(index).shape[0]
@@ -118,13 +140,17 @@ def _along(t: Lowering, x: SSAValue, dim: int, index: SSAValue, source: SSAValue
 
 
 @lowers("index_copy")
-def index_copy(t: Lowering, self: SSAValue, dim: int, index: SSAValue, source: SSAValue) -> SSAValue:
+def index_copy(
+    t: Lowering, self: SSAValue, dim: int, index: SSAValue, source: SSAValue
+) -> SSAValue:
     """Replace slices of a dim."""
     return _along(t, self, dim_of(dim, tensor(self).ndim), index, source, "set")
 
 
 @lowers("index_add")
-def index_add(t: Lowering, self: SSAValue, dim: int, index: SSAValue, source: SSAValue, *, alpha: Any = 1) -> SSAValue:
+def index_add(
+    t: Lowering, self: SSAValue, dim: int, index: SSAValue, source: SSAValue, *, alpha: Any = 1
+) -> SSAValue:
     """Add to slices of a dim."""
     if alpha != 1:
         t.decline()
@@ -133,11 +159,19 @@ def index_add(t: Lowering, self: SSAValue, dim: int, index: SSAValue, source: SS
 
 @lowers("index_put", "_unsafe_index_put")
 def index_put(
-    t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None], values: SSAValue, accumulate: bool = False
+    t: Lowering,
+    self: SSAValue,
+    indices: Sequence[SSAValue | None],
+    values: SSAValue,
+    accumulate: bool = False,
 ) -> SSAValue:
     """Write by one vector of indices; other forms stay in the library."""
     given = [(dim, i) for dim, i in enumerate(indices) if i is not None]
-    if len(given) != 1 or tensor(given[0][1]).ndim != 1 or tensor(given[0][1]).dtype in ("i1", "u8"):
+    if (
+        len(given) != 1
+        or tensor(given[0][1]).ndim != 1
+        or tensor(given[0][1]).dtype in ("i1", "u8")
+    ):
         t.decline()
     dim, index = given[0]
     shape = tensor(self).shape
@@ -158,7 +192,9 @@ def one_hot(t: Lowering, self: SSAValue, num_classes: int = -1) -> SSAValue:
 
 
 @lowers("take_along_dim")
-def take_along_dim(t: Lowering, self: SSAValue, indices: SSAValue, dim: int | None = None) -> SSAValue:
+def take_along_dim(
+    t: Lowering, self: SSAValue, indices: SSAValue, dim: int | None = None
+) -> SSAValue:
     """Gather after broadcasting all dims but one."""
     if dim is None:
         t.decline()
@@ -168,4 +204,6 @@ def take_along_dim(t: Lowering, self: SSAValue, indices: SSAValue, dim: int | No
     mine[dim] = yours[dim] = 1
     wide = list(broadcast_shapes([tuple(mine), tuple(yours)]))
     table = t.b.broadcast(self, [*wide[:dim], size, *wide[dim + 1 :]])
-    return t.b.op(GatherOp, [table, t.b.broadcast(indices, [*wide[:dim], places, *wide[dim + 1 :]])], dim=dim)
+    return t.b.op(
+        GatherOp, [table, t.b.broadcast(indices, [*wide[:dim], places, *wide[dim + 1 :]])], dim=dim
+    )

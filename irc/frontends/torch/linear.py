@@ -29,7 +29,9 @@ def plus(t: Lowering, x: SSAValue, bias: SSAValue, alpha: Any = 1, beta: Any = 1
 
 
 @lowers("linear")
-def linear(t: Lowering, input: SSAValue, weight: SSAValue, bias: SSAValue | None = None) -> SSAValue:  # noqa: A002
+def linear(
+    t: Lowering, input: SSAValue, weight: SSAValue, bias: SSAValue | None = None
+) -> SSAValue:  # noqa: A002
     """Multiply the last dim by a matrix [out, in]."""
     lead = ascii_letters[: tensor(input).ndim - 1]
     out = "Z" if tensor(weight).ndim == 2 else ""
@@ -50,13 +52,23 @@ def bmm(t: Lowering, self: SSAValue, mat2: SSAValue) -> SSAValue:
 
 
 @lowers("addmm")
-def addmm(t: Lowering, self: SSAValue, mat1: SSAValue, mat2: SSAValue, *, beta: Any = 1, alpha: Any = 1) -> SSAValue:
+def addmm(
+    t: Lowering, self: SSAValue, mat1: SSAValue, mat2: SSAValue, *, beta: Any = 1, alpha: Any = 1
+) -> SSAValue:
     """Return ``beta * self + alpha * mat1 @ mat2``."""
     return plus(t, contract(t, "mk,kn->mn", mat1, mat2), self, alpha, beta)
 
 
 @lowers("baddbmm")
-def baddbmm(t: Lowering, self: SSAValue, batch1: SSAValue, batch2: SSAValue, *, beta: Any = 1, alpha: Any = 1) -> SSAValue:
+def baddbmm(
+    t: Lowering,
+    self: SSAValue,
+    batch1: SSAValue,
+    batch2: SSAValue,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> SSAValue:
     """Return ``beta * self + alpha * batch1 @ batch2``."""
     return plus(t, contract(t, "bmk,bkn->bmn", batch1, batch2), self, alpha, beta)
 
@@ -70,7 +82,11 @@ def mv(t: Lowering, self: SSAValue, vec: SSAValue) -> SSAValue:
 @lowers("dot", "vdot", "inner")
 def dot(t: Lowering, self: SSAValue, other: SSAValue) -> SSAValue:
     """Multiply vectors."""
-    return contract(t, "k,k->", self, other) if tensor(self).ndim == tensor(other).ndim == 1 else t.decline()
+    return (
+        contract(t, "k,k->", self, other)
+        if tensor(self).ndim == tensor(other).ndim == 1
+        else t.decline()
+    )
 
 
 @lowers("outer", "ger")
@@ -93,16 +109,24 @@ def matmul(t: Lowering, self: SSAValue, other: SSAValue) -> SSAValue:
     return t.b.reshape(y, t.shape)
 
 
-def _without_ones(t: Lowering, x: SSAValue, lead: Sequence[Dim], letters: str) -> tuple[SSAValue, str]:
+def _without_ones(
+    t: Lowering, x: SSAValue, lead: Sequence[Dim], letters: str
+) -> tuple[SSAValue, str]:
     """Drop the leading dims of size 1, which another operand stretches."""
     shape = tensor(x).shape
     own = shape[:-2]
-    kept = [(d, letter) for d, letter in zip(own, letters[len(lead) - len(own) :], strict=True) if d != 1]
+    kept = [
+        (d, letter)
+        for d, letter in zip(own, letters[len(lead) - len(own) :], strict=True)
+        if d != 1
+    ]
     return t.b.reshape(x, (*(d for d, _ in kept), *shape[len(own) :])), "".join(x for _, x in kept)
 
 
 @lowers("einsum")
-def einsum(t: Lowering, equation: str, tensors: Sequence[SSAValue], *, path: Any = None) -> SSAValue:
+def einsum(
+    t: Lowering, equation: str, tensors: Sequence[SSAValue], *, path: Any = None
+) -> SSAValue:
     """Contract pair by pair, from the left; diagonals and sums of one operand stay in the library."""
     equation = equation.replace(" ", "")
     left, arrow, result = equation.partition("->")
@@ -112,13 +136,19 @@ def einsum(t: Lowering, equation: str, tensors: Sequence[SSAValue], *, path: Any
         result = "".join(sorted(x for x in set(letters) if letters.count(x) == 1))
     if "." in equation or any(len(set(s)) != len(s) for s in (*specs, result)) or len(specs) < 2:
         t.decline()
-    sizes = [dict(zip(s, tensor(x).shape, strict=True)) for s, x in zip(specs, tensors, strict=True)]
+    sizes = [
+        dict(zip(s, tensor(x).shape, strict=True)) for s, x in zip(specs, tensors, strict=True)
+    ]
     if any(a[x] != b[x] for a in sizes for b in sizes for x in a.keys() & b.keys()):
         t.decline()
     value, spec = tensors[0], specs[0]
     for i, (other, mine) in enumerate(zip(tensors[1:], specs[1:], strict=True), 2):
         needed = {*result, *"".join(specs[i:])}
-        out = result if i == len(specs) else "".join(x for x in dict.fromkeys(spec + mine) if x in needed)
+        out = (
+            result
+            if i == len(specs)
+            else "".join(x for x in dict.fromkeys(spec + mine) if x in needed)
+        )
         value, spec = contract(t, f"{spec},{mine}->{out}", value, other), out
     return value
 

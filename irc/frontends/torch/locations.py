@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
 import torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 TORCH = str(Path(torch.__file__).parent)
 OURS = str(Path(__file__).parent)
+Frame = TypeVar("Frame", bound=tuple[Any, ...])
 LIBRARIES = (TORCH, "/transformers/", "/site-packages/")
 
 
@@ -40,14 +41,11 @@ def of_frames(frames: Sequence[tuple[str, str, str]]) -> str:
     >>> of_frames([("a/model.py", "3", "forward"), ("/x/site-packages/y.py", "9", "f")])
     'a/model.py:3'
     """
-    if not frames:
-        return "unknown"
     for hidden in (LIBRARIES, (TORCH,)):
         for path, line, _ in reversed(frames):
             if not any(part in path for part in hidden):
                 return f"{shown(path)}:{line}"
-    path, line, _ = frames[-1]
-    return f"{shown(path)}:{line}"
+    return f"{shown(frames[-1][0])}:{frames[-1][1]}" if frames else "unknown"
 
 
 @cache
@@ -63,6 +61,17 @@ def shown(path: str) -> str:
     return "/".join(absolute.parts[-2:]) if absolute.is_absolute() else path
 
 
+def inner(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the frames of traced code: those below irc's own that are not torch's."""
+    traced: list[Frame] = []
+    for frame in reversed(frames):
+        if frame[0].startswith(OURS):
+            break
+        if not frame[0].startswith(TORCH):
+            traced.append(frame)
+    return traced[::-1]
+
+
 @contextmanager
 def user_frames() -> Iterator[None]:
     """Make torch keep every frame of the traced code.
@@ -72,13 +81,8 @@ def user_frames() -> Iterator[None]:
     """
 
     def keep(self: TracerBase, summary: traceback.StackSummary) -> traceback.StackSummary:
-        inner: list[traceback.FrameSummary] = []
-        for frame in reversed(summary):
-            if frame.filename.startswith(OURS):
-                break
-            if not frame.filename.startswith(TORCH):
-                inner.append(frame)
-        return traceback.StackSummary.from_list(inner[::-1])
+        traced = inner([(frame.filename, frame) for frame in summary])
+        return traceback.StackSummary.from_list([frame for _, frame in traced])
 
     hook: Any = "_filter_traceback_frames"
     if not hasattr(TracerBase, hook):

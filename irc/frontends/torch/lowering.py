@@ -106,7 +106,9 @@ class Lowering:
         dtype = dtype or self.dtype
         wide = self.widened(dtype, operands)
         result = self.b.pointwise(fn, *[self.value(operand, wide) for operand in operands])
-        return self.b.cast(result, dtype) if wide != dtype and tensor(result).dtype == wide else result
+        return (
+            self.b.cast(result, dtype) if wide != dtype and tensor(result).dtype == wide else result
+        )
 
     def widened(self, dtype: str, operands: Sequence[Operand]) -> str:
         """Return float32 for half types with a number that they would round, as torch does."""

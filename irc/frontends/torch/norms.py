@@ -25,16 +25,24 @@ def scale_and_shift(t: Lowering, x: SSAValue, weight: Maybe, bias: Maybe) -> SSA
     return x if bias is None else t.b.pointwise("add", x, t.b.cast(bias, dtype))
 
 
-def normalised(t: Lowering, x: SSAValue, dims: Sequence[int], eps: float) -> tuple[SSAValue, SSAValue, SSAValue]:
+def normalised(
+    t: Lowering, x: SSAValue, dims: Sequence[int], eps: float
+) -> tuple[SSAValue, SSAValue, SSAValue]:
     """Return ``(x - mean) * rstd``, mean and rstd; the statistics keep their dims."""
     mean, off, squares = centred(t, x, dims)
-    rstd = inverse_root(t, t.b.pointwise("div", squares, t.value(count(tensor(x).shape, dims), tensor(x).dtype)), eps)
+    rstd = inverse_root(
+        t,
+        t.b.pointwise("div", squares, t.value(count(tensor(x).shape, dims), tensor(x).dtype)),
+        eps,
+    )
     return t.b.pointwise("mul", off, rstd), mean, rstd
 
 
 def inverse_root(t: Lowering, variance: SSAValue, eps: float) -> SSAValue:
     """Return ``1 / sqrt(variance + eps)``."""
-    return t.b.pointwise("rsqrt", t.b.pointwise("add", variance, t.value(eps, tensor(variance).dtype)))
+    return t.b.pointwise(
+        "rsqrt", t.b.pointwise("add", variance, t.value(eps, tensor(variance).dtype))
+    )
 
 
 @lowers("native_layer_norm")
@@ -63,9 +71,15 @@ def rms_norm(
 ) -> SSAValue:  # fmt: skip
     """Divide the last dims by the root of their mean square."""
     ndim, dtype = tensor(input).ndim, t.accumulating(t.dtype)
-    eps = torch.finfo(dtypes()[t.dtype if eps is None and t.dtype == dtype else dtype]).eps if eps is None else eps
+    eps = (
+        torch.finfo(dtypes()[t.dtype if eps is None and t.dtype == dtype else dtype]).eps
+        if eps is None
+        else eps
+    )
     x = t.b.cast(input, dtype)
-    squares = mean_of(t, t.b.pointwise("mul", x, x), range(ndim - len(normalized_shape), ndim), True)
+    squares = mean_of(
+        t, t.b.pointwise("mul", x, x), range(ndim - len(normalized_shape), ndim), True
+    )
     y = t.b.pointwise("mul", x, inverse_root(t, squares, eps))
     return t.b.cast(scale_and_shift(t, y, weight, None), t.dtype)
 
@@ -102,7 +116,10 @@ def native_group_norm(
 ) -> list[SSAValue]:  # fmt: skip
     """Normalise groups of channels, and give the statistics."""
     y, *statistics = _grouped(t, input, group, weight, bias, eps)
-    return [y, *(t.b.reshape(s, kind.shape) for s, kind in zip(statistics, t.results[1:], strict=True))]
+    return [
+        y,
+        *(t.b.reshape(s, kind.shape) for s, kind in zip(statistics, t.results[1:], strict=True)),
+    ]
 
 
 @lowers("instance_norm")
@@ -126,7 +143,11 @@ def _batch_norm(
     # One scale and one shift per channel: two operations per element instead of four.
     scale = rstd if weight is None else t.b.pointwise("mul", t.b.cast(weight, dtype), rstd)
     drift = t.b.pointwise("mul", t.b.cast(mean, dtype), scale)
-    shift = t.b.pointwise("neg", drift) if bias is None else t.b.pointwise("sub", t.b.cast(bias, dtype), drift)
+    shift = (
+        t.b.pointwise("neg", drift)
+        if bias is None
+        else t.b.pointwise("sub", t.b.cast(bias, dtype), drift)
+    )
     scale, shift = per_channel(t, scale, ndim), per_channel(t, shift, ndim)
     return t.b.cast(scale_and_shift(t, t.b.cast(x, dtype), scale, shift), t.dtype)
 
@@ -184,7 +205,8 @@ def batch_norm_training(
     unbiased = t.b.pointwise("div", squares, t.value(max(size - 1, 1), tensor(wide).dtype))
     saved = [t.b.reshape(s, k.shape) for s, k in zip((mean, rstd), t.results[1:3], strict=True)]
     moved = [
-        _moved(t, old, new, momentum) for old, new in ((running_mean, mean), (running_var, unbiased))
+        _moved(t, old, new, momentum)
+        for old, new in ((running_mean, mean), (running_var, unbiased))
     ]
     return [t.b.cast(y, t.dtype), *saved, *moved]
 
@@ -201,7 +223,9 @@ def reduced(t: Lowering, loss: SSAValue, reduction: int) -> SSAValue:
     dims = range(tensor(loss).ndim)
     if reduction == 0 or not dims:
         return t.b.cast(loss, t.dtype)
-    return t.b.cast(mean_of(t, loss, dims, False) if reduction == 1 else total(t, loss, dims, False), t.dtype)
+    return t.b.cast(
+        mean_of(t, loss, dims, False) if reduction == 1 else total(t, loss, dims, False), t.dtype
+    )
 
 
 @lowers("mse_loss")
@@ -220,10 +244,17 @@ def l1_loss(t: Lowering, self: SSAValue, target: SSAValue, reduction: int = 1) -
 
 @lowers("nll_loss", "nll_loss_nd")
 def nll_loss(
-    t: Lowering, self: SSAValue, target: SSAValue, weight: Maybe = None, reduction: int = 1, ignore_index: int = -100
+    t: Lowering,
+    self: SSAValue,
+    target: SSAValue,
+    weight: Maybe = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
 ) -> SSAValue:
     """Return minus the log-probability of each target, without the ignored ones."""
-    return _picked(t, t.b.cast(self, t.accumulating(t.dtype)), target, weight, reduction, ignore_index)[0]
+    return _picked(
+        t, t.b.cast(self, t.accumulating(t.dtype)), target, weight, reduction, ignore_index
+    )[0]
 
 
 @lowers("nll_loss_forward")
@@ -265,6 +296,6 @@ def _picked(
     weights = total(t, t.b.cast(counted, dtype), range(len(shape)), False)
     if reduction != 1:
         return reduced(t, loss, reduction), weights
-    return t.b.cast(t.b.pointwise("div", total(t, loss, range(len(shape)), False), weights), t.dtype), weights
-
-
+    return t.b.cast(
+        t.b.pointwise("div", total(t, loss, range(len(shape)), False), weights), t.dtype
+    ), weights

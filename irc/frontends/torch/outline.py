@@ -100,7 +100,12 @@ def _region(nodes: Sequence[Node], index: dict[Node, int], start: int, stop: int
             continue
         if _draws(node) or isinstance(node.target, torch._ops.HigherOrderOperator):
             return None
-        line = [str(node.target), _form(node.args, inputs, local), _form(node.kwargs, inputs, local), _type(value)]
+        line = [
+            str(node.target),
+            _form(node.args, inputs, local),
+            _form(node.kwargs, inputs, local),
+            _type(value),
+        ]
         local[node] = len(local)
         lines.append(line)
         if any(not start <= index[user] < stop for user in node.users):
@@ -143,4 +148,8 @@ def _form(value: Any, inputs: dict[Node, int], local: dict[Node, int]) -> Any:
 def _type(value: Any) -> str:
     if isinstance(value, list | tuple):
         return str([_type(item) for item in value])
-    return f"{value.dtype}{[str(size) for size in value.shape]}" if isinstance(value, torch.Tensor) else str(value)
+    return (
+        f"{value.dtype}{[str(size) for size in value.shape]}"
+        if isinstance(value, torch.Tensor)
+        else str(value)
+    )

@@ -104,7 +104,9 @@ def rsub(t: Lowering, self: Operand, other: Operand, alpha: Any = 1) -> SSAValue
 
 
 @lowers("div", "divide", "true_divide")
-def div(t: Lowering, self: Operand, other: Operand, *, rounding_mode: str | None = None) -> SSAValue:
+def div(
+    t: Lowering, self: Operand, other: Operand, *, rounding_mode: str | None = None
+) -> SSAValue:
     """Divide; the stated dtype is a float where no rounding is asked for."""
     fn = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode]
     return t.pointwise(fn, self, other)
@@ -168,7 +170,9 @@ def masked_fill(t: Lowering, self: SSAValue, mask: SSAValue, value: Operand) -> 
 
 
 @lowers("clamp", "clip")
-def clamp(t: Lowering, self: SSAValue, min: Operand | None = None, max: Operand | None = None) -> SSAValue:  # noqa: A002 - ATen's names
+def clamp(
+    t: Lowering, self: SSAValue, min: Operand | None = None, max: Operand | None = None
+) -> SSAValue:  # noqa: A002 - ATen's names
     """Bound from below, then from above; NaN stays."""
     value: Operand = self
     value = value if min is None else t.pointwise("maximum", value, min)
@@ -216,7 +220,9 @@ def prelu(t: Lowering, self: SSAValue, weight: SSAValue) -> SSAValue:
 
 
 @lowers("elu")
-def elu(t: Lowering, self: SSAValue, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> SSAValue:
+def elu(
+    t: Lowering, self: SSAValue, alpha: float = 1, scale: float = 1, input_scale: float = 1
+) -> SSAValue:
     """Exponential on the negative side."""
     curve = t.pointwise("expm1", t.value(scaled(t, self, input_scale), t.dtype))
     left = scaled(t, curve, alpha * scale)
@@ -268,13 +274,17 @@ def lerp(t: Lowering, self: SSAValue, end: SSAValue, weight: Operand) -> SSAValu
 
 
 @lowers("addcmul")
-def addcmul(t: Lowering, self: SSAValue, tensor1: SSAValue, tensor2: SSAValue, *, value: Any = 1) -> SSAValue:
+def addcmul(
+    t: Lowering, self: SSAValue, tensor1: SSAValue, tensor2: SSAValue, *, value: Any = 1
+) -> SSAValue:
     """Return ``self + value * tensor1 * tensor2``."""
     return t.pointwise("add", self, scaled(t, t.pointwise("mul", tensor1, tensor2), value))
 
 
 @lowers("addcdiv")
-def addcdiv(t: Lowering, self: SSAValue, tensor1: SSAValue, tensor2: SSAValue, *, value: Any = 1) -> SSAValue:
+def addcdiv(
+    t: Lowering, self: SSAValue, tensor1: SSAValue, tensor2: SSAValue, *, value: Any = 1
+) -> SSAValue:
     """Return ``self + value * tensor1 / tensor2``."""
     return t.pointwise("add", self, scaled(t, t.pointwise("div", tensor1, tensor2), value))
 
@@ -288,7 +298,11 @@ def threshold(t: Lowering, self: SSAValue, threshold: float, value: float) -> SS
 
 @lowers("nan_to_num")
 def nan_to_num(
-    t: Lowering, self: SSAValue, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+    t: Lowering,
+    self: SSAValue,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
 ) -> SSAValue:
     """Replace NaN and, where numbers are given for them, infinities."""
     if not is_float(t.dtype) or posinf is None or neginf is None:

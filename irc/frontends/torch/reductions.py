@@ -25,7 +25,9 @@ def total(t: Lowering, x: SSAValue, dims: Sequence[int], keepdim: bool) -> SSAVa
 def mean_of(t: Lowering, x: SSAValue, dims: Sequence[int], keepdim: bool) -> SSAValue:
     """Return the mean over dims, in the dtype of ``x``."""
     dtype = tensor(x).dtype
-    return t.b.pointwise("div", total(t, x, dims, keepdim), t.value(count(tensor(x).shape, dims), dtype))
+    return t.b.pointwise(
+        "div", total(t, x, dims, keepdim), t.value(count(tensor(x).shape, dims), dtype)
+    )
 
 
 def centred(t: Lowering, x: SSAValue, dims: Sequence[int]) -> tuple[SSAValue, SSAValue, SSAValue]:
@@ -39,13 +41,17 @@ def centred(t: Lowering, x: SSAValue, dims: Sequence[int]) -> tuple[SSAValue, SS
 
 
 @lowers("sum")
-def sum_(t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> SSAValue:
+def sum_(
+    t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> SSAValue:
     """Add up; integers as int64."""
     return total(t, t.b.cast(self, t.dtype), dims_of(dim, tensor(self).ndim), keepdim)
 
 
 @lowers("mean")
-def mean(t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> SSAValue:
+def mean(
+    t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> SSAValue:
     """Add up and divide; half types in float32."""
     wide = t.b.cast(self, t.accumulating(t.dtype))
     return t.b.cast(mean_of(t, wide, dims_of(dim, tensor(self).ndim), keepdim), t.dtype)
@@ -69,7 +75,9 @@ def _extreme_along(fn: str) -> Any:
         if not ndim or tensor(self).dtype == "i1":
             t.decline()
         dim = dim_of(dim, ndim)
-        index = t.b.op(ArgReduceOp, [self], fn=fn, dim=dim, keep_dims=keepdim) if t.read[1] else None
+        index = (
+            t.b.op(ArgReduceOp, [self], fn=fn, dim=dim, keep_dims=keepdim) if t.read[1] else None
+        )
         return [t.b.reduce(fn, self, [dim], keep_dims=keepdim), index]
 
     return row
@@ -105,14 +113,18 @@ TABLE.update({
 
 
 @lowers("prod")
-def prod(t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> SSAValue:
+def prod(
+    t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> SSAValue:
     """Multiply."""
     dims = dims_of(dim, tensor(self).ndim)
     x = t.b.cast(self, t.dtype)
     return t.b.reduce("prod", x, dims, keep_dims=keepdim) if dims else x
 
 
-def _variance(t: Lowering, x: SSAValue, dim: Dims, correction: float, keepdim: bool) -> tuple[SSAValue, SSAValue]:
+def _variance(
+    t: Lowering, x: SSAValue, dim: Dims, correction: float, keepdim: bool
+) -> tuple[SSAValue, SSAValue]:
     dims = dims_of(dim, tensor(x).ndim)
     size = number(count(tensor(x).shape, dims))
     if not dims or size - correction <= 0 or not is_float(t.dtype):
@@ -120,7 +132,8 @@ def _variance(t: Lowering, x: SSAValue, dim: Dims, correction: float, keepdim: b
     mean, _, squares = centred(t, t.b.cast(x, t.accumulating(t.dtype)), dims)
     spread = t.b.pointwise("div", squares, t.value(size - correction, tensor(squares).dtype))
     return tuple(  # type: ignore[return-value]  # two of them
-        t.b.cast(value if keepdim else t.b.reshape(value, t.shape), t.dtype) for value in (spread, mean)
+        t.b.cast(value if keepdim else t.b.reshape(value, t.shape), t.dtype)
+        for value in (spread, mean)
     )
 
 
@@ -128,7 +141,11 @@ def _correction(args: Sequence[Any], options: dict[str, Any]) -> tuple[Dims, flo
     """Return (dim, correction, keepdim) of the overloads of var and std."""
     if "correction" in options:
         given = options["correction"]
-        return (args[0] if args else options.get("dim")), 1.0 if given is None else given, options.get("keepdim", False)
+        return (
+            (args[0] if args else options.get("dim")),
+            1.0 if given is None else given,
+            options.get("keepdim", False),
+        )
     if args and isinstance(args[0], bool):
         return None, float(args[0]), False
     dim, unbiased, keepdim = (*args, *(None, True, False)[len(args) :])
@@ -154,7 +171,14 @@ def var_mean(t: Lowering, self: SSAValue, *args: Any, **options: Any) -> list[SS
 
 
 @lowers("linalg_vector_norm", "norm")
-def vector_norm(t: Lowering, self: SSAValue, ord: Any = 2, dim: Dims = None, keepdim: bool = False, **options: Any) -> SSAValue:  # noqa: A002 - ATen's name
+def vector_norm(
+    t: Lowering,
+    self: SSAValue,
+    ord: Any = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    **options: Any,
+) -> SSAValue:  # noqa: A002 - ATen's name
     """Return the 1-, 2- or maximum norm."""
     dims = dims_of(dim, tensor(self).ndim)
     ord = 2 if ord is None else ord  # noqa: A001
@@ -164,7 +188,9 @@ def vector_norm(t: Lowering, self: SSAValue, ord: Any = 2, dim: Dims = None, kee
     if ord == 2:
         found = t.b.pointwise("sqrt", total(t, t.b.pointwise("mul", x, x), dims, keepdim))
     else:
-        found = t.b.reduce("sum" if ord == 1 else "max", t.b.pointwise("abs", x), dims, keep_dims=keepdim)
+        found = t.b.reduce(
+            "sum" if ord == 1 else "max", t.b.pointwise("abs", x), dims, keep_dims=keepdim
+        )
     return t.b.cast(found, t.dtype)
 
 
@@ -192,7 +218,9 @@ def log_softmax_of(t: Lowering, x: SSAValue, dim: int) -> SSAValue:
 
 
 @lowers("log_softmax", "_log_softmax")
-def log_softmax(t: Lowering, self: SSAValue, dim: int, dtype: Any = None, **options: Any) -> SSAValue:
+def log_softmax(
+    t: Lowering, self: SSAValue, dim: int, dtype: Any = None, **options: Any
+) -> SSAValue:
     """Return the logarithm of softmax."""
     if not t.shape:
         t.decline()
@@ -257,7 +285,9 @@ def argsort(t: Lowering, self: SSAValue, dim: int = -1, descending: bool = False
 
 
 @lowers("topk")
-def topk(t: Lowering, self: SSAValue, k: Dim, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[SSAValue]:  # noqa: A002 - ATen's name
+def topk(
+    t: Lowering, self: SSAValue, k: Dim, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> list[SSAValue]:  # noqa: A002 - ATen's name
     """Return the k largest or smallest, in order."""
     if not tensor(self).ndim:
         t.decline()

@@ -116,7 +116,12 @@ def movedim(t: Lowering, self: SSAValue, source: Any, destination: Any) -> SSAVa
 
 @lowers("slice", "slice_copy")
 def slice_(
-    t: Lowering, self: SSAValue, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
+    t: Lowering,
+    self: SSAValue,
+    dim: int = 0,
+    start: Dim | None = None,
+    end: Dim | None = None,
+    step: int = 1,
 ) -> SSAValue:
     """Slice one dim as Python does."""
     dim = dim_of(dim, tensor(self).ndim)
@@ -160,8 +165,19 @@ def narrow(t: Lowering, self: SSAValue, dim: int, start: Dim, length: Dim) -> SS
     return sliced(t, self, dim, first, first + length)
 
 
-@lowers("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split", "split_copy", "split_with_sizes_copy")
-def split(t: Lowering, self: SSAValue, sizes: Any = None, dim: int = 0, **more: Any) -> list[SSAValue | None]:
+@lowers(
+    "split",
+    "split_with_sizes",
+    "chunk",
+    "tensor_split",
+    "unsafe_chunk",
+    "unsafe_split",
+    "split_copy",
+    "split_with_sizes_copy",
+)
+def split(
+    t: Lowering, self: SSAValue, sizes: Any = None, dim: int = 0, **more: Any
+) -> list[SSAValue | None]:
     """Cut a dim into the stated parts."""
     dim = dim_of(dim, tensor(self).ndim)
     parts: list[SSAValue | None] = []
@@ -206,12 +222,16 @@ def repeat(t: Lowering, self: SSAValue, repeats: Sequence[Dim]) -> SSAValue:
     repeats = [1] * (len(shape) - len(repeats)) + repeats
     shape = (*(1,) * (len(repeats) - len(shape)), *shape)
     ones = t.b.reshape(self, [d for size in shape for d in (1, size)])
-    wide = t.b.broadcast(ones, [d for r, size in zip(repeats, shape, strict=True) for d in (r, size)])
+    wide = t.b.broadcast(
+        ones, [d for r, size in zip(repeats, shape, strict=True) for d in (r, size)]
+    )
     return t.b.reshape(wide, t.shape)
 
 
 @lowers("repeat_interleave.self_int")
-def repeat_interleave(t: Lowering, self: SSAValue, repeats: Dim, dim: int | None = None, **more: Any) -> SSAValue:
+def repeat_interleave(
+    t: Lowering, self: SSAValue, repeats: Dim, dim: int | None = None, **more: Any
+) -> SSAValue:
     """Repeat each element of a dim."""
     shape = tensor(self).shape
     if dim is None:
@@ -219,7 +239,9 @@ def repeat_interleave(t: Lowering, self: SSAValue, repeats: Dim, dim: int | None
         shape, dim = tensor(self).shape, 0
     dim = dim_of(dim, len(shape))
     ones = t.b.reshape(self, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
-    return t.b.reshape(t.b.broadcast(ones, (*shape[: dim + 1], repeats, *shape[dim + 1 :])), t.shape)
+    return t.b.reshape(
+        t.b.broadcast(ones, (*shape[: dim + 1], repeats, *shape[dim + 1 :])), t.shape
+    )
 
 
 @lowers("flip")
@@ -264,7 +286,13 @@ def constant_pad(t: Lowering, self: SSAValue, pad: Sequence[Dim], value: float =
 
 
 @lowers("pad")
-def pad_(t: Lowering, self: SSAValue, pad: Sequence[Dim], mode: str = "constant", value: float | None = None) -> SSAValue:
+def pad_(
+    t: Lowering,
+    self: SSAValue,
+    pad: Sequence[Dim],
+    mode: str = "constant",
+    value: float | None = None,
+) -> SSAValue:
     """Pad with a number; the other modes stay in the library."""
     return constant_pad(t, self, pad, value or 0) if mode == "constant" else t.decline()
 
@@ -313,7 +341,11 @@ def select_scatter(t: Lowering, self: SSAValue, src: SSAValue, dim: int, index: 
 @lowers("copy")
 def copy(t: Lowering, self: SSAValue, src: Operand, non_blocking: bool = False) -> SSAValue:
     """Give the source the shape and dtype of the target."""
-    return t.full(src) if not isinstance(src, SSAValue) else t.b.broadcast(t.b.cast(src, t.dtype), t.shape)
+    return (
+        t.full(src)
+        if not isinstance(src, SSAValue)
+        else t.b.broadcast(t.b.cast(src, t.dtype), t.shape)
+    )
 
 
 @lowers("fill")
@@ -324,7 +356,12 @@ def fill(t: Lowering, self: SSAValue, value: Operand) -> SSAValue:
 
 @lowers("diff")
 def diff(
-    t: Lowering, self: SSAValue, n: int = 1, dim: int = -1, prepend: SSAValue | None = None, append: SSAValue | None = None
+    t: Lowering,
+    self: SSAValue,
+    n: int = 1,
+    dim: int = -1,
+    prepend: SSAValue | None = None,
+    append: SSAValue | None = None,
 ) -> SSAValue:
     """Return the difference of neighbours."""
     dim = dim_of(dim, len(t.shape))

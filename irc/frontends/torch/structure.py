@@ -31,7 +31,9 @@ def _register_cache(cls: type) -> None:
         layers: list[Any] = []
         for layer in cache.layers:
             held = {k: v for k, v in vars(layer).items() if isinstance(v, torch.Tensor)}
-            rest = tuple((k, v) for k, v in vars(layer).items() if k not in held and k not in ("device",))
+            rest = tuple(
+                (k, v) for k, v in vars(layer).items() if k not in held and k not in ("device",)
+            )
             layers.append((type(layer), tuple(held), rest))
             tensors.extend(held.values())
         return tensors, _Template(layers, {k: v for k, v in vars(cache).items() if k != "layers"})
@@ -116,7 +118,9 @@ class _Template:
         return f"cache({shown}, {plain})"
 
 
-def argument_names(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+def argument_names(
+    forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[str]:
     """Return a dotted name for each leaf of the arguments, in flattening order.
 
     >>> argument_names(lambda x, pair: None, (1, (2, 3)), {})
@@ -126,8 +130,12 @@ def argument_names(forward: Callable[..., Any], args: Sequence[Any], kwargs: Map
     named: list[str] = []
     for i in range(len(args)):
         plain = i < len(parameters) and parameters[i].kind is not inspect.Parameter.VAR_POSITIONAL
-        first = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
-        named.append(parameters[i].name if plain and first != parameters[i].name else f"{first}.{i}")
+        first = next(
+            (p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args"
+        )
+        named.append(
+            parameters[i].name if plain and first != parameters[i].name else f"{first}.{i}"
+        )
     leaves: list[str] = []
     for name, value in (*zip(named, args, strict=True), *kwargs.items()):
         leaves += [".".join((name, *path)) for path in paths(value)]
@@ -136,7 +144,9 @@ def argument_names(forward: Callable[..., Any], args: Sequence[Any], kwargs: Map
 
 def paths(value: Any) -> list[tuple[str, ...]]:
     """Return the path of each leaf of a tree."""
-    return [tuple(_step(key) for key in path) for path, _ in pytree.tree_flatten_with_path(value)[0]]
+    return [
+        tuple(_step(key) for key in path) for path, _ in pytree.tree_flatten_with_path(value)[0]
+    ]
 
 
 def _step(key: Any) -> str:

@@ -6,7 +6,16 @@ from functools import cache
 
 import torch
 
-from irc.frontends.torch import creation, indexing, linear, norms, pointwise, reductions, shapes, windows
+from irc.frontends.torch import (
+    creation,
+    indexing,
+    linear,
+    norms,
+    pointwise,
+    reductions,
+    shapes,
+    windows,
+)
 from irc.frontends.torch.lowering import TABLE, Row
 
 MODULES = (creation, indexing, linear, norms, pointwise, reductions, shapes, windows)

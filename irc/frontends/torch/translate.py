@@ -48,7 +48,9 @@ class Translation:
         """Return the type of a fake tensor."""
         if value.dtype not in dtype_names():
             raise IrcError("op-unsupported", f"irc has no element type for {value.dtype}")
-        return TensorType.of([self.names.dim(size) for size in value.shape], dtype_names()[value.dtype])
+        return TensorType.of(
+            [self.names.dim(size) for size in value.shape], dtype_names()[value.dtype]
+        )
 
 
 class Scope:
@@ -91,12 +93,16 @@ class Scope:
         target = node.target
         if target is operator.getitem:
             return self._item(node)
-        if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
+        if isinstance(
+            node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
+        ):
             return None  # readers take it from the meta data
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._inline(node, target.name())
         if not isinstance(target, torch._ops.OpOverload):
-            raise IrcError("capture-failed", f"the graph calls {target}, which is no tensor operation")
+            raise IrcError(
+                "capture-failed", f"the graph calls {target}, which is no tensor operation"
+            )
         if target._schema.name.partition("::")[2].startswith(CHECKS):
             return None
         args = tuple(self.resolve(arg) for arg in node.args)
@@ -108,7 +114,12 @@ class Scope:
         return found if several else found[0]
 
     def _lowered(
-        self, node: Node, target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Any]
+        self,
+        node: Node,
+        target: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fakes: list[Any],
     ) -> list[Any]:
         read = _read(node, len(fakes))
         row = row_of(target)
@@ -119,13 +130,19 @@ class Scope:
             except Declined:
                 pass
             except (ShapeError, TypeError, KeyError, AssertionError) as error:
-                raise InternalError(f"the row of {target} fails on {node.format_node()}: {error}") from error
+                raise InternalError(
+                    f"the row of {target} fails on {node.format_node()}: {error}"
+                ) from error
             else:
                 results = found if isinstance(found, list) else [found]
                 return [self._checked(target, *pair) for pair in zip(results, types, strict=False)]
+        if target._schema.name == "aten::as_strided" and not node.args[0].meta["val"].is_contiguous():  # type: ignore[union-attr]  # a node
+            raise IrcError("op-unsupported", "it depends on how its operand lies in memory")
         return self._extern(target, args, kwargs, fakes)
 
-    def _checked(self, target: object, value: SSAValue | None, stated: TensorType) -> SSAValue | None:
+    def _checked(
+        self, target: object, value: SSAValue | None, stated: TensorType
+    ) -> SSAValue | None:
         if value is None:
             return None
         value = self.b.cast(value, stated.dtype)
@@ -134,10 +151,16 @@ class Scope:
         return value
 
     def _extern(
-        self, target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Any]
+        self,
+        target: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fakes: list[Any],
     ) -> list[Any]:
         if any(isinstance(fake, torch.SymInt | torch.SymFloat) for fake in fakes):
             raise SizeError(f"{target} takes a number out of a tensor")
+        if target._schema.is_mutable:
+            raise IrcError("op-unsupported", "it writes to its operands and torch could not undo that")
         kinds = [self.shared.kind(fake) for fake in fakes if isinstance(fake, torch.Tensor)]
         operands: list[SSAValue] = []
         text = extern.arguments(args, kwargs, operands)
@@ -191,12 +214,12 @@ def _read(node: Node, count: int) -> Sequence[bool]:
 
 def _located(error: Exception, node: Node, where: str) -> IrcError:
     if isinstance(error, IrcError):
-        return IrcError(error.code, f"{node.target}: {error.message}", where, error.because, error.help)
+        return IrcError(
+            error.code, f"{node.target}: {error.message}", where, error.because, error.help
+        )
     return IrcError(
         "capture-failed",
         f"{node.target}: {error}",
         where,
         help="write it with fixed sizes, such as torch.where instead of a boolean index",
     )
-
-

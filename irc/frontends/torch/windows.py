@@ -59,22 +59,39 @@ def _conv(
     ndim = tensor(weight).ndim - 2
     if isinstance(padding, str):
         kernel = [number(k) for k in tensor(weight).shape[2:]]
-        total = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, each(dilation, ndim), strict=True)]
+        total = [
+            d * (k - 1) if padding == "same" else 0
+            for k, d in zip(kernel, each(dilation, ndim), strict=True)
+        ]
         low, high = [n // 2 for n in total], [n - n // 2 for n in total]
         return _convolved(t, input, weight, bias, stride, low, high, dilation, groups)
-    return _convolved(t, input, weight, bias, stride, each(padding, ndim), each(padding, ndim), dilation, groups)
+    return _convolved(
+        t, input, weight, bias, stride, each(padding, ndim), each(padding, ndim), dilation, groups
+    )
 
 
 TABLE.update(conv1d=_conv, conv2d=_conv, conv3d=_conv)
 
 
 def pooled(
-    t: Lowering, x: SSAValue, fn: str, window: Sequence[int], stride: Ints, padding: Ints, dilation: Ints, count_padding: bool
+    t: Lowering,
+    x: SSAValue,
+    fn: str,
+    window: Sequence[int],
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    count_padding: bool,
 ) -> SSAValue:
     """Reduce windows of the last dims; the stated result says whether the last one may be cut."""
     kind = tensor(x)
     ndim = len(window)
-    if any(isinstance(dim, Size) for dim in kind.shape[-ndim:]) or kind.dtype not in ("f32", "f64", "f16", "bf16"):
+    if any(isinstance(dim, Size) for dim in kind.shape[-ndim:]) or kind.dtype not in (
+        "f32",
+        "f64",
+        "f16",
+        "bf16",
+    ):
         t.decline()
     window, low = tuple(window), each(padding, ndim)
     strides = each(stride, ndim) if stride else window
@@ -111,7 +128,9 @@ def _avg_pool(ndim: int) -> Any:
     ) -> SSAValue:  # fmt: skip
         if divisor_override is not None:
             t.decline()
-        return pooled(t, self, "avg", each(kernel_size, ndim), stride, padding, 1, count_include_pad)
+        return pooled(
+            t, self, "avg", each(kernel_size, ndim), stride, padding, 1, count_include_pad
+        )
 
     return row
 

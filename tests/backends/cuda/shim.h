@@ -111,32 +111,42 @@ static float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 static float rsqrtf(float x) { return 1 / std::sqrt(x); }
 static double rsqrt(double x) { return 1 / std::sqrt(x); }
 
-// Every lane holds a whole fragment, but stores only its part, so that readers need a barrier.
-namespace nvcuda::wmma {
-struct accumulator; struct matrix_a; struct matrix_b;
-struct row_major {}; struct col_major {};
-enum Order { mem_row_major };
-template <typename Use, int M, int N, int K, typename T, typename Layout = void> struct fragment { float at[16][16]; };
-template <typename F> void fill_fragment(F& f, float value) { for (auto& row : f.at) for (float& x : row) x = value; }
-template <typename Use, typename T, typename Layout>
-void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout>& f, const T* from, int line) {
-  if ((uintptr_t)from % 32 || line * sizeof(T) % 16) shim::error = 716;
+// What lanes hold is in the PTX ISA, section "Matrix Fragments for mma.m16n8k16".
+template <bool TRANSPOSED> static void irc_ldmatrix(unsigned (&to)[4], const void* row) {
+  if ((uintptr_t)row % 16) shim::error = 716;
+  memcpy(shim::slots[shim::current], &row, sizeof(row));
   __syncwarp();
-  for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < 16; ++j)
-      f.at[i][j] = as_float(from[std::is_same_v<Layout, row_major> ? i * line + j : j * line + i]);
-}
-template <typename D, typename A, typename B> void mma_sync(D& d, const A& a, const B& b, const D& c) {
+  const int warp = shim::current / 32 * 32, lane = shim::current % 32;
+  for (int tile = 0; tile < 4; ++tile) {
+    uint16_t pair[2];
+    for (int h = 0; h < 2; ++h) {
+      const int i = TRANSPOSED ? lane % 4 * 2 + h : lane / 4, j = TRANSPOSED ? lane / 4 : lane % 4 * 2 + h;
+      const uint16_t* from;
+      memcpy(&from, shim::slots[warp + tile * 8 + i], sizeof(from));
+      pair[h] = from[j];
+    }
+    memcpy(&to[tile], pair, 4);
+  }
   __syncwarp();
-  D found = c;
-  for (int i = 0; i < 16; ++i)
-    for (int k = 0; k < 16; ++k)
-      for (int j = 0; j < 16; ++j) found.at[i][j] += a.at[i][k] * b.at[k][j];
-  d = found;
 }
-template <typename F> void store_matrix_sync(float* to, const F& f, int line, Order) {
-  if ((uintptr_t)to % 32) shim::error = 716;
+template <typename T> static void irc_mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  static unsigned a_all[1024][4], b_all[1024][2];
+  memcpy(a_all[shim::current], a, 16);
+  b_all[shim::current][0] = b0, b_all[shim::current][1] = b1;
   __syncwarp();
-  for (int e = shim::current % 32; e < 256; e += 32) to[e / 16 * line + e % 16] = f.at[e / 16][e % 16];
+  const int warp = shim::current / 32 * 32, lane = shim::current % 32;
+  const auto half = [](unsigned pair, int h) {
+    T found;
+    memcpy(&found, (char*)&pair + 2 * h, 2);
+    return as_float(found);
+  };
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+    for (int k = 0; k < 16; ++k) {
+      const unsigned left = a_all[warp + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      const unsigned right = b_all[warp + column * 4 + k % 8 / 2][k / 8];
+      c[e] += half(left, k % 2) * half(right, k % 2);
+    }
+  }
+  __syncwarp();
 }
-}  // namespace nvcuda::wmma

@@ -14,8 +14,35 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-UNARY = """Abs Ceil Cos Erf Exp Floor Identity LeakyRelu Neg Relu Round Selu Elu Sigmoid Sign Sin
-Softplus Softsign Tan Tanh HardSigmoid Atan Sinh Cosh Asinh ThresholdedRelu Shrink""".split()
+UNARY = [
+    "Abs",
+    "Ceil",
+    "Cos",
+    "Erf",
+    "Exp",
+    "Floor",
+    "Identity",
+    "LeakyRelu",
+    "Neg",
+    "Relu",
+    "Round",
+    "Selu",
+    "Elu",
+    "Sigmoid",
+    "Sign",
+    "Sin",
+    "Softplus",
+    "Softsign",
+    "Tan",
+    "Tanh",
+    "HardSigmoid",
+    "Atan",
+    "Sinh",
+    "Cosh",
+    "Asinh",
+    "ThresholdedRelu",
+    "Shrink",
+]
 
 
 @pytest.mark.parametrize("kind", UNARY)
@@ -100,7 +127,8 @@ def test_integers_divide_as_onnx_says(body: str) -> None:
     ("a", "b", "y"),
     [
         ("3,5", "5,7", 2), ("5", "5,7", 1), ("3,5", "5", 1), ("5", "5", 0), ("2,3,5", "5,7", 3),
-        ("2,1,3,5", "4,5,7", 4), ("1,3,5", "2,5,7", 3), ("3,5", "2,3,5,7", 4), ("1,3,5", "1,5,7", 3),
+        ("2,1,3,5", "4,5,7", 4), ("1,3,5", "2,5,7", 3), ("3,5", "2,3,5,7", 4),
+        ("1,3,5", "1,5,7", 3),
     ],
 )  # fmt: skip
 def test_matmul(a: str, b: str, y: int) -> None:
@@ -150,7 +178,8 @@ def test_conv_of_other_dims_and_groups() -> None:
     "flags",
     [
         "", "strides = [2,3]", "pads = [1,0,2,1]", "output_padding = [1,0], strides = [2,2]",
-        "dilations = [1,2]", 'auto_pad = "SAME_UPPER", strides = [2,2]', "output_shape = [9,13], strides = [2,2]",
+        "dilations = [1,2]", 'auto_pad = "SAME_UPPER", strides = [2,2]',
+        "output_shape = [9,13], strides = [2,2]",
     ],
 )  # fmt: skip
 def test_conv_transpose(flags: str) -> None:
@@ -164,7 +193,8 @@ def test_conv_transpose(flags: str) -> None:
     "flags",
     [
         "", "strides = [2,2]", "pads = [1,1,1,0]", "strides = [2,2], ceil_mode = 1",
-        'auto_pad = "SAME_UPPER", strides = [2,2]', "strides = [3,2], pads = [1,1,1,1], ceil_mode = 1",
+        'auto_pad = "SAME_UPPER", strides = [2,2]',
+        "strides = [3,2], pads = [1,1,1,1], ceil_mode = 1",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
@@ -230,8 +260,17 @@ def test_norms(opset: int, body: str, inputs: str) -> None:
     check_text(body, typed, "y:3", opset=opset, absolute=1e-5)
 
 
-REDUCTIONS = """ReduceL1 ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
-ReduceSum ReduceSumSquare""".split()
+REDUCTIONS = [
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+]
 
 
 @pytest.mark.parametrize("kind", REDUCTIONS)
@@ -305,9 +344,9 @@ def test_slice(start: int, end: int, step: int) -> None:
 def test_pad(mode: str) -> None:
     body = f'p = Constant <value_ints = [1,2,0,3]> ()\ny = Pad <mode = "{mode}"> (x, p)'
     check_text(body, "float[4,5] x", "y:2", opset=19)
-    check_text(
-        f'y = Pad <mode = "{mode}", pads = [0,1,2,0]> (x)', "float[4,5] x", "y:2", opset=9
-    ) if (mode != "wrap") else None
+    if mode != "wrap":
+        old = f'y = Pad <mode = "{mode}", pads = [0,1,2,0]> (x)'
+        check_text(old, "float[4,5] x", "y:2", opset=9)
 
 
 def test_pad_with_a_value_of_the_input() -> None:
@@ -372,8 +411,6 @@ def test_range_and_shapes_fold() -> None:
 def test_resize(mode: str, place: str) -> None:
     attributes = f'mode = "{mode}", coordinate_transformation_mode = "{place}"'
     for stored in ("float[4] s = {1,1,2.0,1.5}", "float[4] s = {1,1,0.6,0.5}"):
-        if mode == "cubic" and place == "align_corners" and "0.6" in stored:
-            continue
         body = f"y = Resize <{attributes}> (x, , s)"
         check_text(body, "float[2,3,5,6] x", "y:4", opset=13, stored=stored, absolute=1e-5)
     body = f"y = Resize <{attributes}> (x, , , s)"
@@ -399,8 +436,9 @@ def test_recurrent(kind: str, gates: int, direction: str) -> None:
         f"float[{d},{2 * gates * hidden}] b, int32[3] n, float[{d},3,{hidden}] h"
     )
     feeds = {
-        "x": normal(6, 3, 4), "w": normal(d, gates * hidden, 4), "r": normal(d, gates * hidden, hidden),
-        "b": normal(d, 2 * gates * hidden), "n": np.array([6, 2, 4], np.int32),
+        "x": normal(6, 3, 4), "w": normal(d, gates * hidden, 4),
+        "r": normal(d, gates * hidden, hidden), "b": normal(d, 2 * gates * hidden),
+        "n": np.array([6, 2, 4], np.int32),
         "h": normal(d, 3, hidden),
     }  # fmt: skip
     last = ", c" if kind == "LSTM" else ""

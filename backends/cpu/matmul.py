@@ -1,0 +1,359 @@
+"""The template ``matmul``: register tiles over packed panels, or streams of B for few rows.
+
+Each thread owns columns (or rows, where columns do not divide well) and packs the panels that it needs into
+its own scratch: nothing is shared, nothing waits. What follows the product in the kernel is computed
+row by row from the tile, which is still in the nearest cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.features import Features
+from irc.backends.cpu.nest import Access, Facts
+from irc.backends.cpu.panels import define_pack
+from irc.backends.cpu.product import Product, Tiling
+from irc.backends.cpu.rows import decode
+from irc.backends.cpu.steps import Env, Place, StepWriter
+from irc.backends.cpu.storage import MEMORY, unpack
+from irc.backends.cpu.tile import tile_function
+from irc.dialects.types import ITEM_BYTES
+
+
+class MatmulWriter:
+    """Writes the body of a matmul kernel into a builder."""
+
+    def __init__(
+        self,
+        b: Builder,
+        product: Product,
+        facts: Facts,
+        tiling: Tiling,
+        features: Features,
+        buffers: dict[int, Operand],
+    ) -> None:
+        self.b, self.product, self.tiling, self.features = b, product, tiling, features
+        self.nest, self.buffers = product.nest, buffers
+        self.steps = StepWriter(b, product.nest, facts, buffers)
+        self.kind = Type(product.element, tiling.lanes)
+        self.item = self.kind.bits // 8
+        self.batch, self.m, self.n, self.k = product.sizes
+        self.panels = -(-self.n // tiling.columns)
+        self.thread, self.threads = Operand(I64, "%thread"), Operand(I64, "%threads")
+        self.scratch = Operand(PTR, "%scratch")
+        after = product.nest.steps
+        self.epilogue = [
+            s for s in after
+            if s.result not in product.step.operands and s.kind not in ("contract", "store")
+        ]  # fmt: skip
+        self.stores = [s for s in after if s.kind == "store"]
+
+    # scratch: tile, then panels, then the copy of A
+
+    @property
+    def tile_bytes(self) -> int:
+        """The size of the tile in scratch."""
+        return _round(self.tiling.rows * self.tiling.columns * self.item)
+
+    @property
+    def panel_bytes(self) -> int:
+        """The size of one packed panel."""
+        return _round(self.tiling.columns * self.k * self.item)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """All scratch memory of a thread."""
+        size = self.tile_bytes
+        if self.tiling.form == "packed":
+            size += self.tiling.group * self.panel_bytes + 4096
+            if self.tiling.copy:
+                size += self.tiling.chunk * self.tiling.rows * self.tiling.pitch * self.item
+        return size
+
+    def write(self) -> None:
+        """Write the kernel."""
+        self.packed()
+
+    # packed
+
+    def packed(self) -> None:
+        """Write the packed form."""
+        b, plan = self.b, self.tiling
+        self.define_functions()
+        units, tiles = self.batch * self.panels, -(-self.m // plan.rows)
+        by_columns = self.split_columns(units, tiles)
+        low, high = self.share(units, by_columns)
+        first, last = self.share(tiles, b.binary("xor", by_columns, constant(Type("i1"), 1)))
+        groups = -(-self.panels // plan.group)
+
+        def group_of(unit: Operand) -> Operand:
+            which = b.binary("udiv", unit, b.i64(self.panels))
+            inside = b.binary("urem", unit, b.i64(self.panels))
+            inside = b.binary("udiv", inside, b.i64(plan.group))
+            return b.add(b.scale(which, groups), inside)
+
+        def group(index: Operand, _: list[Operand]) -> list[Operand]:
+            which, number = decode(b, index, [self.batch, groups])
+            origin = b.scale(which, self.panels)
+            begin = b.scale(number, plan.group)
+            end = b.intrinsic("smin", b.add(begin, b.i64(plan.group)), b.i64(self.panels))
+            begin = b.intrinsic("smax", begin, b.binary("sub", low, origin))
+            end = b.intrinsic("smin", end, b.binary("sub", high, origin))
+            self.group(self.batch_indices(which), begin, end, first, last)
+            return []
+
+        some = b.compare("icmp slt", low, high)
+        stop = b.add(group_of(b.binary("sub", high, b.i64(1))), b.i64(1))
+        b.when(some, lambda: self._discard(b.loop(group_of(low), stop, 1, [], group)))
+
+    def _discard(self, _: object) -> None:
+        return
+
+    def split_columns(self, units: int, tiles: int) -> Operand:
+        """Return whether threads share out panels; else they share out rows."""
+        b = self.b
+        even = b.compare(
+            "icmp eq", b.binary("urem", b.i64(units), self.threads), b.i64(0)
+        )
+        many = b.compare("icmp uge", b.i64(units), b.binary("mul", self.threads, b.i64(16)))
+        flat = b.compare("icmp ult", b.i64(tiles), b.binary("mul", self.threads, b.i64(2)))
+        return b.binary("or", even, b.binary("or", many, flat))
+
+    def share(self, count: int, divided: Operand) -> tuple[Operand, Operand]:
+        """Return this thread's range of count, or all where it is not divided."""
+        b = self.b
+        one = b.add(self.thread, b.i64(1))
+        low, high = (
+            b.binary("udiv", b.binary("mul", t, b.i64(count)), self.threads)
+            for t in (self.thread, one)
+        )
+        return b.select(divided, low, b.i64(0)), b.select(divided, high, b.i64(count))
+
+    def batch_indices(self, which: Operand) -> dict[int, Operand]:
+        """Return the index in each batch dim."""
+        dims = self.product.batch
+        return dict(zip(dims, decode(self.b, which, [self.nest.extents[d] for d in dims]), strict=True))
+
+    def start_of(self, access: Access, indices: dict[int, Operand]) -> Operand:
+        """Return the address of an access with the given indices, others 0."""
+        at = self.steps.offset(access, Place(indices), 0)
+        return self.b.address(self.buffers[access.buffer], MEMORY[access.dtype], at)
+
+    def group(
+        self,
+        batch: dict[int, Operand],
+        begin: Operand,
+        end: Operand,
+        first: Operand,
+        last: Operand,
+    ) -> None:
+        """Pack some panels and multiply the thread's rows by them."""
+        b, plan = self.b, self.tiling
+        packed = b.address(self.scratch, "i8", b.i64(self.tile_bytes))
+
+        def slot(panel: Operand) -> Operand:
+            number = b.binary("sub nsw", panel, begin)
+            return b.address(packed, "i8", b.scale(number, self.panel_bytes))
+
+        def pack(panel: Operand, _: list[Operand]) -> list[Operand]:
+            column = b.scale(panel, plan.columns)
+            left = b.binary("sub nsw", b.i64(self.n), column)
+            valid = b.intrinsic("smin", left, b.i64(plan.columns))
+            source = self.start_of(self.product.b, {**batch, self.product.n: column})
+            b.do(f"call void @{self.symbol('pack')}({source}, {slot(panel)}, {valid})")
+            return []
+
+        def chunk(start: Operand, _: list[Operand]) -> list[Operand]:
+            stop = b.intrinsic("smin", b.add(start, b.i64(plan.chunk)), last)
+            rows = self.copy_rows(batch, start, stop) if plan.copy else None
+
+            def panel(number: Operand, _: list[Operand]) -> list[Operand]:
+                def tile(t: Operand, _: list[Operand]) -> list[Operand]:
+                    row = b.scale(t, plan.rows)
+                    if rows is None:
+                        a = self.start_of(self.product.a, self.with_row(batch, row))
+                    else:
+                        skip = b.scale(b.binary("sub nsw", t, start), plan.rows * plan.pitch)
+                        a = b.address(rows, self.kind.element, skip)
+                    self.tile(batch, row, b.scale(number, plan.columns), a, slot(number))
+                    return []
+
+                b.loop(start, stop, 1, [], tile)
+                return []
+
+            b.loop(begin, end, 1, [], panel)
+            return []
+
+        b.loop(begin, end, 1, [], pack)
+        b.loop(first, last, plan.chunk, [], chunk)
+
+    def with_row(self, batch: dict[int, Operand], row: Operand) -> dict[int, Operand]:
+        """Return indices with that of m, where m is a dim."""
+        return batch if self.product.m is None else {**batch, self.product.m: row}
+
+    def tile(
+        self,
+        batch: dict[int, Operand],
+        row: Operand,
+        column: Operand,
+        a: Operand,
+        panel: Operand,
+    ) -> None:
+        """Compute one register tile and what follows it."""
+        b, plan = self.b, self.tiling
+        rest = self.m % plan.rows
+
+        def call(rows: int) -> Callable[[], None]:
+            symbol = self.symbol(f"tile{rows}")
+            return lambda: b.do(f"call void @{symbol}({a}, {panel}, {self.scratch})")
+
+        rows = b.i64(plan.rows)
+        if rest == 0:
+            call(plan.rows)()
+        else:
+            left = b.binary("sub nsw", b.i64(self.m), row)
+            rows = b.intrinsic("smin", left, rows)
+            b.either(b.compare("icmp sge", left, b.i64(plan.rows)), call(plan.rows), call(rest))
+        self.finish(batch, row, rows, column)
+
+    def symbol(self, role: str) -> str:
+        """Return the name of a helper function."""
+        return f"irc.matmul.{role}"
+
+    def define_functions(self) -> None:
+        """Define packing and the register tiles."""
+        plan, p = self.tiling, self.product
+        strides = (p.b.strides[p.k], p.b.strides[p.n])
+        define_pack(self.b, self.symbol("pack"), p.b, strides, self.k, self.kind, plan.columns)
+        along = 0 if p.m is None else p.a.strides[p.m]
+        a_strides = (plan.pitch, 1) if plan.copy else (along, p.a.strides[p.k])
+        for rows in {plan.rows, self.m % plan.rows or plan.rows}:
+            tile_function(
+                self.b, self.symbol(f"tile{rows}"), self.kind, rows, plan.columns // plan.lanes,
+                a_strides, plan.columns, self.k,
+            )  # fmt: skip
+
+    def copy_rows(self, batch: dict[int, Operand], start: Operand, stop: Operand) -> Operand:
+        """Copy the rows of some tiles into scratch, as the accumulator's type."""
+        b, plan, p = self.b, self.tiling, self.product
+        size = self.tile_bytes + plan.group * self.panel_bytes
+        rows = b.address(self.scratch, "i8", b.i64(size))
+        memory = MEMORY[p.a.dtype]
+        begin = b.scale(start, plan.rows)
+        end = b.intrinsic("smin", b.scale(stop, plan.rows), b.i64(self.m))
+        stride = p.a.strides[p.k]
+
+        def row(index: Operand, _: list[Operand]) -> list[Operand]:
+            source = self.start_of(p.a, self.with_row(batch, index))
+            skip = b.scale(b.binary("sub nsw", index, begin), plan.pitch)
+            target = b.address(rows, self.kind.element, skip)
+
+            def vector(lanes: int) -> Callable[[Operand, list[Operand]], list[Operand]]:
+                def inside(k: Operand, _: list[Operand]) -> list[Operand]:
+                    at = b.address(source, memory, b.scale(k, stride))
+                    value = unpack(b, b.load(Type(memory, lanes), at), p.a.dtype)
+                    b.store(value, b.address(target, self.kind.element, k))
+                    return []
+
+                return inside
+
+            whole = self.k - self.k % plan.lanes if stride == 1 else 0
+            b.loop(b.i64(0), b.i64(whole), plan.lanes, [], vector(plan.lanes))
+            b.loop(b.i64(whole), b.i64(self.k), 1, [], vector(1))
+            return []
+
+        b.loop(begin, end, 1, [], row)
+        return rows
+
+    # what follows the product
+
+    def finish(
+        self, batch: dict[int, Operand], row: Operand, rows: Operand, column: Operand
+    ) -> None:
+        """Write the loop over a tile's rows: everything after the product, and the stores."""
+        b, plan = self.b, self.tiling
+
+        def one(i: Operand, _: list[Operand]) -> list[Operand]:
+            indices = self.with_row(batch, b.add(row, i))
+            base = Place(indices)
+            env: Env = {}
+            still = [s for s in self.epilogue if self.is_fixed(s.result)]
+            self.steps.steps(still, env, base)
+            offset = b.scale(i, plan.columns)
+            source = b.address(self.scratch, self.kind.element, offset)
+            self.columns(indices, dict(env), source, column)
+            return []
+
+        b.loop(b.i64(0), rows, 1, [], one)
+
+    def is_fixed(self, value: int) -> bool:
+        """True where a value neither depends on the product nor varies along n."""
+        facts = self.steps.facts
+        return facts.stage[value] == 0 and self.product.n not in facts.dims[value]
+
+    def columns(
+        self, indices: dict[int, Operand], env: Env, source: Operand, column: Operand
+    ) -> None:
+        """Write one row of a tile: whole vectors, or a tail at the last panel."""
+        b, plan = self.b, self.tiling
+        vectors = plan.columns // plan.lanes
+        stop = b.i64(self.n)
+
+        def at(index: Operand, lanes: int, unroll: int, mask: Operand | None) -> None:
+            place = Place(
+                {**indices, self.product.n: index}, lanes, unroll, mask, self.product.n
+            )
+            skip = b.binary("sub nsw", index, column)
+            inner = dict(env)
+            inner[self.product.step.result] = [
+                b.load(
+                    Type(self.kind.element, lanes),
+                    b.address(source, self.kind.element, b.add(skip, b.i64(u * lanes))),
+                )
+                for u in range(unroll)
+            ]
+            self.steps.steps(self.epilogue, inner, place)
+            for step in self.stores:
+                assert step.access is not None
+                self.steps.store(step.access, inner[step.operands[0]], place)
+
+        def full() -> None:
+            unroll = 2 if vectors % 2 == 0 else 1
+            for v in range(0, vectors, unroll):
+                at(b.add(column, b.i64(v * plan.lanes)), plan.lanes, unroll, None)
+
+        def tail() -> None:
+            if self.masks():
+                self._discard(b.loop(column, stop, plan.lanes, [], masked))
+            else:
+                self._discard(b.loop(column, stop, 1, [], single))
+
+        def masked(index: Operand, _: list[Operand]) -> list[Operand]:
+            kind = Type("i32", plan.lanes)
+            left = b.convert("trunc", b.binary("sub nsw", stop, index), "i32")
+            at(index, plan.lanes, 1, b.compare("icmp slt", b.iota(kind), b.splat(left, plan.lanes)))
+            return []
+
+        def single(index: Operand, _: list[Operand]) -> list[Operand]:
+            at(index, 1, 1, None)
+            return []
+
+        if self.n % plan.columns == 0:
+            full()
+            return
+        end = b.add(column, b.i64(plan.columns))
+        b.either(b.compare("icmp sle", end, stop), full, tail)
+
+    def masks(self) -> bool:
+        """True where tails can be masked: every access along n is contiguous or constant."""
+        return self.features.masked and all(
+            s.access is None
+            or (s.access.strides[self.product.n] in (0, 1) and not s.access.index_strides)
+            for s in (*self.epilogue, *self.stores)
+        )
+
+
+def _round(size: int) -> int:
+    return -(-size // 64) * 64

@@ -1,0 +1,93 @@
+"""Packing: a panel of B as ``[k][columns]``, contiguous, in the accumulator's type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type
+from irc.backends.cpu.nest import Access
+from irc.backends.cpu.storage import MEMORY, unpack
+
+
+def define_pack(
+    b: Builder,
+    symbol: str,
+    access: Access,
+    strides: tuple[int, int],
+    depth: int,
+    kind: Type,
+    columns: int,
+) -> None:
+    """Define ``void symbol(ptr b, ptr panel, i64 valid)``.
+
+    ``b`` is at the panel's first column, ``strides`` are those of k and n. Columns from ``valid`` on repeat
+    the last one: they are never stored.
+    """
+    f = b.child()
+    source, panel = Operand(PTR, "%b"), Operand(PTR, "%panel")
+    valid = Operand(I64, "%valid")
+    memory, lanes = MEMORY[access.dtype], kind.lanes
+    last = f.binary("sub nsw", valid, f.i64(1))
+
+    def load(k: Operand, column: Operand, width: int) -> Operand:
+        index = f.add(f.scale(k, strides[0]), f.scale(column, strides[1]))
+        return unpack(
+            f, f.load(Type(memory, width), f.address(source, memory, index)), access.dtype
+        )
+
+    def store(value: Operand, k: Operand, column: Operand) -> None:
+        index = f.add(f.scale(k, columns), column)
+        f.store(value, f.address(panel, kind.element, index))
+
+    def single(k: Operand, column: Operand) -> None:
+        store(load(k, f.intrinsic("smin", column, last), 1), k, column)
+
+    def row(k: Operand, column: Operand) -> None:
+        store(load(k, column, lanes), k, column)
+
+    def block(k: Operand, column: Operand) -> None:
+        starts = [f.intrinsic("smin", f.add(column, f.i64(j)), last) for j in range(lanes)]
+        vectors = transposed(f, [load(k, start, lanes) for start in starts])
+        for i, vector in enumerate(vectors):
+            store(vector, f.add(k, f.i64(i)), column)
+
+    def walk(
+        low: int, high: int, steps: tuple[int, int], body: Callable[[Operand, Operand], None]
+    ) -> None:
+        def outer(k: Operand, _: list[Operand]) -> list[Operand]:
+            def inner(column: Operand, _: list[Operand]) -> list[Operand]:
+                body(k, column)
+                return []
+
+            return f.loop(f.i64(0), f.i64(columns), steps[1], [], inner)
+
+        if low < high:
+            f.loop(f.i64(low), f.i64(high), steps[0], [], outer)
+
+    if strides[1] == 1:
+        full = f.compare("icmp eq", valid, f.i64(columns))
+        f.either(
+            full,
+            lambda: walk(0, depth, (1, lanes), row),
+            lambda: walk(0, depth, (1, 1), single),
+        )
+    else:
+        whole = depth - depth % lanes if strides[0] == 1 else 0
+        walk(0, whole, (lanes, lanes), block)
+        walk(whole, depth, (1, 1), single)
+    f.do("ret void")
+    header = f"define internal void @{symbol}(ptr %b, ptr %panel, i64 %valid) noinline"
+    b.functions[symbol] = f.function(header)
+
+
+def transposed(b: Builder, rows: list[Operand]) -> list[Operand]:
+    """Transpose a square of vectors: each round interleaves row i with row i + n/2."""
+    size = len(rows)
+    low = [i // 2 + (i % 2) * size for i in range(size)]
+    high = [i + size // 2 for i in low]
+    width = 1
+    while width < size:
+        pairs = zip(rows[: size // 2], rows[size // 2 :], strict=True)
+        rows = [b.shuffle(x, y, mask) for x, y in pairs for mask in (low, high)]
+        width *= 2
+    return rows

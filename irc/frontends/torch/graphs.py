@@ -1,0 +1,131 @@
+"""Graphs that other parts of torch give (Dynamo, AOTAutograd) as programs over flat tensors."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+
+from irc.frontends.torch.assemble import Argument, Assembly, Result, assemble
+from irc.frontends.torch.export import is_plain, settle
+from irc.frontends.torch.sizes import SizeNames
+
+
+@dataclass(frozen=True)
+class FlatProgram:
+    """A program whose inputs and results are those of a graph, by position.
+
+    Attributes:
+        assembly: the program.
+        inputs: positions of the graph's arguments that are inputs of the program, in its order.
+        held: positions of those that are its parameters, by name.
+        results: per output of the graph where it comes from: ``("result", i)`` of the program,
+            ``("argument", i)`` of the call itself, ``("constant", value)``.
+    """
+
+    assembly: Assembly
+    inputs: tuple[int, ...]
+    held: Mapping[str, int]
+    results: tuple[tuple[str, Any], ...]
+
+
+def flat_program(module: GraphModule, held: Mapping[int, tuple[str, torch.Tensor]], source: str) -> FlatProgram:
+    """Translate a functional ATen graph of tensors.
+
+    Args:
+        module: the graph; every placeholder has a fake tensor as its meta data.
+        held: positions of the arguments that are parameters: name and value.
+        source: what the graph is, for reports.
+    """
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    arguments: dict[Node, Argument] = {}
+    for index, node in enumerate(placeholders):
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        if index in held:
+            name, value = held[index]
+            arguments[node] = Argument("parameter", name, value.detach())
+        elif node.users:
+            arguments[node] = Argument("input", _input_name(node, index))
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    flat, _ = torch.utils._pytree.tree_flatten(output.args[0])
+    results, computed = _results(flat, placeholders)
+    named = [(node, Result("output", f"output{i}")) for i, node in enumerate(computed)]
+    assembly = assemble(module, arguments, named, SizeNames({}), source=source)
+    used = {a.name for a in arguments.values()}
+    return FlatProgram(
+        assembly,
+        tuple(i for i, node in enumerate(placeholders) if node in arguments and arguments[node].role == "input"),
+        {name: index for index, (name, _) in held.items() if name in used},
+        results,
+    )
+
+
+def _results(flat: Sequence[Any], placeholders: Sequence[Node]) -> tuple[tuple[tuple[str, Any], ...], list[Node]]:
+    computed: list[Node] = []
+    results: list[tuple[str, Any]] = []
+    for value in flat:
+        if not isinstance(value, Node):
+            results.append(("constant", value))
+        elif value in placeholders:
+            results.append(("argument", placeholders.index(value)))
+        elif not isinstance(value.meta.get("val"), torch.Tensor):
+            results.append(("constant", value.meta.get("val")))
+        else:
+            if value not in computed:
+                computed.append(value)
+            results.append(("result", computed.index(value)))
+    return tuple(results), computed
+
+
+def _input_name(node: Node, index: int) -> str:
+    source = getattr(node, "_dynamo_source", None)
+    return f"{source_name(source) if source is not None else node.name}.{index}"
+
+
+def source_name(source: Any) -> str:
+    """Return the dotted name of what Dynamo reads an input from.
+
+    >>> source_name("L['self']._modules['layers']._modules['0']._parameters['weight']")
+    'layers.0.weight'
+    """
+    text = source if isinstance(source, str) else str(getattr(source, "name", source))
+    if callable(getattr(source, "name", None)) and not isinstance(source, str):
+        text = source.name()
+    parts = re.findall(r"\['([^']*)'\]|\.([A-Za-z]\w*)", text)
+    named = [a or b for a, b in parts if (a or b) not in ("self", "modules")]
+    return ".".join(named) or "input"
+
+
+def pre_dispatch(module: GraphModule, fakes: Sequence[torch.Tensor]) -> GraphModule | None:
+    """Trace a graph of torch functions to whole ATen ops, once; None where it writes to its operands.
+
+    The result is what torch.export gives: attention, linear and norms stay whole.
+    """
+
+    def run(*tensors: torch.Tensor) -> Any:
+        with preserve_node_meta():
+            return Interpreter(module).run(*tensors)
+
+    mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
+    # In the mode, so that what the graph makes by itself (arange) is fake too; numbers that it writes are not.
+    with warnings.catch_warnings(), torch.no_grad(), mode, mock.patch.object(mode, "allow_non_fake_inputs", True):
+        warnings.simplefilter("ignore")
+        traced = make_fx(run, pre_dispatch=True, _error_on_data_dependent_ops=True)(*fakes)
+    settle(traced)
+    calls = [node for node in traced.graph.nodes if node.op == "call_function"]
+    for node in calls:
+        if node.target is torch._C._set_grad_enabled:
+            traced.graph.erase_node(node)
+        elif not is_plain(node.target, node.args):
+            return None
+    return traced

@@ -1,0 +1,65 @@
+"""Which flow ops a kernel can hold."""
+
+from __future__ import annotations
+
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.size import Size
+from irc.dialects.types import TensorType
+from irc.errors import IrcError
+
+SHAPE_OPS = frozenset({"flow.reshape", "flow.transpose", "flow.broadcast", "flow.slice"})
+COMPUTE_OPS = frozenset(
+    {"flow.pointwise", "flow.reduce", "flow.contract", "flow.take", "flow.gather"}
+)
+FREE_OPS = frozenset({"flow.constant", "flow.iota"})
+KERNEL_OPS = SHAPE_OPS | COMPUTE_OPS | FREE_OPS
+"""Ops that a kernel can hold; all others run in a library or move data between ranks."""
+
+
+def has_kernel(op: Operation) -> bool:
+    """True for an op that kernels can hold: one of theirs, on real numbers, not empty."""
+    values = (*op.operands, *op.results)
+    if op.name not in KERNEL_OPS or not all(isinstance(v.type, TensorType) for v in values):
+        return False
+    if any(tensor(v).dtype.startswith("c") or 0 in tensor(v).shape for v in values):
+        return False
+    if op.name == "flow.gather" and isinstance(op, FlowOp):
+        # A gather from a part of its table would need the table cut first.
+        table, index = (shape_of(value) for value in op.inputs)
+        return all(
+            n == m or d == op.plain["dim"]
+            for d, (n, m) in enumerate(zip(table, index, strict=True))
+        )
+    return True
+
+
+def require_static(func: FuncOp) -> None:
+    """Refuse a function that still has named sizes.
+
+    Raises:
+        IrcError: ``size-unbound``, naming them.
+    """
+    values = [v for op in func.walk() for v in op.results] + list(func.body.block.args)
+    dims = [d for v in values if isinstance(v.type, TensorType) for d in v.type.shape]
+    names = sorted({name for dim in dims if isinstance(dim, Size) for name in dim.names()})
+    if names:
+        raise IrcError(
+            "size-unbound",
+            f"@{func.sym_name.data} has sizes without a number: {', '.join(names)}",
+            because="kernels are made for numbers",
+            help=f'run bind-sizes first: bind-sizes{{sizes="{",".join(f"{n}=8" for n in names)}"}}',
+        )
+
+
+def shape_of(value: SSAValue) -> tuple[int, ...]:
+    """Return a value's static shape."""
+    return tensor(value).static_shape()
+
+
+def is_unread(op: Operation) -> bool:
+    """True for a flow op whose results nobody reads: flow ops are pure, so it can go."""
+    flow = isinstance(op, FlowOp) and op.name.startswith("flow.") and bool(op.results)
+    return flow and not any(value.first_use for value in op.results)

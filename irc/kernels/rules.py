@@ -1,0 +1,268 @@
+"""What each op of a group does to axes: one function per op, and the walk that applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import FlowOp, tensor
+from irc.kernels.axes import Axes, Axis, axes_of
+from irc.kernels.holds import SHAPE_OPS, shape_of
+from irc.kernels.trace import Dims, GroupError, Node, Stored, Term, Trace, flat
+from irc.kernels.view import contiguous_strides
+from irc.ops.infer import parse_spec
+
+
+def _shape_op(walk: Trace, op: FlowOp) -> Term | Stored:
+    source, shape = op.inputs[0], shape_of(op.outputs[0])
+    if (stored := walk.stored(source)) is not None:
+        view = stored[1].apply(op.name, op.plain, shape)
+        if view is not None:
+            return stored[0], view
+    term = walk.term(source)
+    match op.name:
+        case "flow.transpose":
+            return Term(term.node, tuple(term.dims[i] for i in ints(op, "perm")))
+        case "flow.broadcast":
+            return Term(term.node, _stretched(term.dims, shape_of(source), shape))
+        case "flow.reshape":
+            dims = tuple(axes_of(n) for n in shape)
+            walk.unify(flat(term.dims), flat(dims), "reshape")
+            return Term(term.node, dims)
+        case _:
+            if term.node.kind == "constant":
+                return Term(term.node, tuple(axes_of(n) for n in shape))
+            raise GroupError("a slice of a value that the kernel computes")
+
+
+def _pointwise(walk: Trace, op: FlowOp) -> Term:
+    operands = [walk.term(value) for value in op.inputs]
+    dims = _meet(walk, [(t, shape_of(v)) for t, v in zip(operands, op.inputs, strict=True)], op)
+    axes = tuple(axis for t in operands for axis in t.node.axes)
+    node = walk.node(
+        "pointwise",
+        tensor(op.outputs[0]).dtype,
+        axes,
+        operands=tuple(t.node for t in operands),
+        attrs={"fn": op.plain["fn"]},
+    )
+    return Term(node, dims)
+
+
+def _meet(walk: Trace, operands: Sequence[tuple[Term, tuple[int, ...]]], op: FlowOp) -> Dims:
+    shape = shape_of(op.outputs[0])
+    dims: list[Axes | None] = [None] * len(shape)
+    for term, sizes in operands:
+        lead = len(shape) - len(sizes)
+        for position, (axes, size) in enumerate(zip(term.dims, sizes, strict=True), lead):
+            if size != shape[position] or size == 1:
+                continue
+            if (met := dims[position]) is None:
+                dims[position] = axes
+            else:
+                walk.unify(met, axes, op.name)
+    return tuple(() if axes is None else axes for axes in dims)
+
+
+def _reduce(walk: Trace, op: FlowOp) -> Term:
+    attrs, term = op.plain, walk.term(op.inputs[0])
+    reduced = flat(tuple(term.dims[d] for d in ints(op, "dims")))
+    dims = tuple(
+        () if d in attrs["dims"] else axes
+        for d, axes in enumerate(term.dims)
+        if attrs["keep_dims"] or d not in attrs["dims"]
+    )
+    kept = tuple(a for d, axes in enumerate(term.dims) if d not in attrs["dims"] for a in axes)
+    dtype = tensor(op.outputs[0]).dtype
+    if not reduced:
+        # Over dims of size 1 nothing is left to reduce.
+        fn = "cast" if dtype != term.node.dtype else "copy"
+        node = walk.node("pointwise", dtype, kept, operands=(term.node,), attrs={"fn": fn})
+        return Term(node, dims)
+    node = walk.node("reduce", dtype, kept, operands=(term.node,), attrs={"fn": attrs["fn"]})
+    walk.reductions.append((node, reduced))
+    return Term(node, dims)
+
+
+def _contract(walk: Trace, op: FlowOp) -> Term:
+    spec, result = parse_spec(op.plain["spec"])
+    dtype = tensor(op.outputs[0]).dtype
+    # A value that is also read elsewhere (x of x x^T, a residual) is read over other axes there.
+    operands = [
+        walk.term(v) if (s := walk.stored(v)) is None else walk.load(v, s) for v in op.inputs
+    ]
+    by_letter: dict[str, Axes] = {}
+    for letters, term in zip(spec, operands, strict=True):
+        for letter, axes in zip(letters, term.dims, strict=True):
+            if letter in by_letter:
+                walk.unify(by_letter[letter], axes, op.name)
+            else:
+                by_letter[letter] = axes
+    reduced = tuple(a for c, axes in by_letter.items() if c not in result for a in axes)
+    kept = tuple(a for c in result for a in by_letter[c])
+    nodes = tuple(t.node for t in operands)
+    dims = tuple(by_letter[c] for c in result)
+    alone = any(sum(c in letters for letters in spec) == 1 for c in by_letter if c not in result)
+    if len(nodes) == 2 and reduced and not alone and all(n.kind == "load" for n in nodes):
+        node = walk.node("contract", dtype, kept, operands=nodes)
+    else:
+        node = _product(walk, nodes, dtype)
+        if reduced:
+            node = walk.node("reduce", dtype, kept, operands=(node,), attrs={"fn": "sum"})
+    if reduced:
+        walk.reductions.append((node, reduced))
+    return Term(node, dims)
+
+
+def _product(walk: Trace, nodes: Sequence[Node], dtype: str) -> Node:
+    """Multiply operands, as any einsum of other than two operands does."""
+    product = nodes[0]
+    for other in nodes[1:]:
+        axes = (*product.axes, *other.axes)
+        product = walk.node(
+            "pointwise", dtype, axes, operands=(product, other), attrs={"fn": "mul"}
+        )
+    if len(nodes) == 1:
+        product = walk.node(
+            "pointwise", dtype, product.axes, operands=(product,), attrs={"fn": "copy"}
+        )
+    return product
+
+
+def _constant(walk: Trace, op: FlowOp) -> Term:
+    kind, values = tensor(op.outputs[0]), op.plain["value"]
+    dims = tuple(axes_of(n) for n in shape_of(op.outputs[0]))
+    if len(values) == 1:
+        return Term(walk.node("constant", kind.dtype, (), attrs={"value": values[0]}), dims)
+    return Term(_table(walk, values, kind.dtype, flat(dims)), dims)
+
+
+def _table(walk: Trace, values: Sequence[Any], dtype: str, axes: Axes) -> Node:
+    """A literal of several values: a chain of selections by position."""
+    position = _position(walk, axes, "i64")
+    result = walk.node("constant", dtype, (), attrs={"value": values[-1]})
+    for index, value in enumerate(values[:-1]):
+        at = walk.node("constant", "i64", (), attrs={"value": index})
+        here = walk.node("pointwise", "i1", axes, operands=(position, at), attrs={"fn": "eq"})
+        literal = walk.node("constant", dtype, (), attrs={"value": value})
+        result = walk.node(
+            "pointwise", dtype, axes, operands=(here, literal, result), attrs={"fn": "where"}
+        )
+    return result
+
+
+def _position(walk: Trace, axes: Axes, dtype: str) -> Node:
+    strides = contiguous_strides([axis.size for axis in axes])
+    node = walk.node("index", "i64", axes, attrs={"strides": strides})
+    if dtype != "i64":
+        node = walk.node("pointwise", dtype, axes, operands=(node,), attrs={"fn": "cast"})
+    return node
+
+
+def _iota(walk: Trace, op: FlowOp) -> Term:
+    dims = tuple(axes_of(n) for n in shape_of(op.outputs[0]))
+    dtype, (dim,) = tensor(op.outputs[0]).dtype, ints(op, "dim")
+    if not dims[dim]:
+        return Term(walk.node("constant", dtype, (), attrs={"value": 0}), dims)
+    return Term(_position(walk, dims[dim], dtype), dims)
+
+
+def _take(walk: Trace, op: FlowOp) -> Term:
+    (at,) = ints(op, "dim")
+    index = walk.term(op.inputs[1])
+    node, dims = _gathered(walk, op, at, index.node)
+    return Term(node, (*dims[:at], *index.dims, *dims[at + 1 :]))
+
+
+def _gather(walk: Trace, op: FlowOp) -> Term:
+    (at,), index = ints(op, "dim"), walk.term(op.inputs[1])
+    node, dims = _gathered(walk, op, at, index.node)
+    for d, axes in enumerate(dims):
+        if d != at:
+            walk.unify(axes, index.dims[d], op.name)
+    return Term(node, (*dims[:at], index.dims[at], *dims[at + 1 :]))
+
+
+def _gathered(walk: Trace, op: FlowOp, at: int, index: Node) -> tuple[Node, Dims]:
+    stored = walk.stored(op.inputs[0])
+    if stored is None:
+        raise GroupError("a gather from a value that the kernel computes")
+    root, view = stored
+    if len(view.dims[at]) > 1:
+        raise GroupError("a gather along a dim of two strides", [(op.inputs[0], ())])
+    kept = [() if d == at else dim for d, dim in enumerate(view.dims)]
+    dims = tuple(tuple(Axis(n) for n, _ in dim) for dim in kept)
+    own = tuple(axis for dim in dims for axis in dim)
+    attrs = {
+        "strides": tuple(s for dim in kept for _, s in dim),
+        "index_stride": view.dims[at][0][1] if view.dims[at] else 0,
+        "own": own,
+    }
+    node = walk.node(
+        "load",
+        tensor(op.outputs[0]).dtype,
+        (*own, *index.axes),
+        operands=(index,),
+        attrs=attrs,
+        stored=(root, view),
+        source=op.inputs[0],
+    )
+    return node, dims
+
+
+def ints(op: FlowOp, name: str) -> tuple[int, ...]:
+    """Return an attribute of one or several integers."""
+    found = op.plain[name]
+    return (found,) if isinstance(found, int) else found
+
+
+def _stretched(dims: Dims, old: Sequence[int], new: Sequence[int]) -> Dims:
+    missing = len(new) - len(old)
+    kept = (*[()] * missing, *dims)
+    sizes = (*[1] * missing, *old)
+    return tuple(
+        axes if n == m else axes_of(m) for axes, n, m in zip(kept, sizes, new, strict=True)
+    )
+
+
+Rule: TypeAlias = Callable[[Trace, FlowOp], Term | Stored]
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(SHAPE_OPS, _shape_op),
+    "flow.pointwise": _pointwise,
+    "flow.reduce": _reduce,
+    "flow.contract": _contract,
+    "flow.constant": _constant,
+    "flow.iota": _iota,
+    "flow.take": _take,
+    "flow.gather": _gather,
+}
+
+
+def trace(
+    ops: Sequence[FlowOp],
+    outputs: Sequence[SSAValue],
+    source: Callable[[SSAValue], Stored],
+) -> tuple[Trace, list[Term]]:
+    """Walk a group.
+
+    Args:
+        ops: in execution order.
+        outputs: the values that the kernel stores, made by ``ops`` or read by them.
+        source: where a value from outside lies.
+
+    Returns:
+        The walk, and the outputs as terms.
+
+    Raises:
+        GroupError: where no common loops exist.
+    """
+    walk = Trace(source)
+    for op in ops:
+        walk.op = op
+        rule = RULES.get(op.name)
+        if rule is None:
+            raise GroupError(f"{op.name} is not part of kernels")
+        walk.values[op.outputs[0]] = rule(walk, op)
+    return walk, [walk.term(value) for value in outputs]

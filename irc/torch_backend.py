@@ -1,0 +1,229 @@
+"""``torch.compile(backend="irc")``: Dynamo's graphs to plans, backward through AOTAutograd.
+
+Dynamo keeps what it cannot trace in Python (graph breaks) and guards what it specialised on; each graph
+between breaks comes here. Sizes that Dynamo leaves open are specialised, one plan per size.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from irc.errors import IrcError, did_you_mean
+from irc.frontends.torch.graphs import FlatProgram, flat_program, pre_dispatch, source_name
+from irc.frontends.torch.table import row_of
+from irc.pipeline import Options, make_plan
+from irc.runtime.executor import Executor
+
+Flat: TypeAlias = Callable[..., Sequence[Any]]
+
+MAX_MODULES = 64
+"""Modules of one form whose parameters stay bound to one graph."""
+
+MAX_SIZES = 32
+"""Plans kept for the sizes of one graph of open sizes."""
+
+counters: Counter[str] = Counter()
+"""What was compiled: graphs, forward, backward, ``backward run by torch``, rebound, ``extern NAME``."""
+
+
+def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Flat:
+    """Compile a graph of Dynamo: what ``torch.compile(backend="irc")`` calls.
+
+    Args:
+        gm: torch functions over placeholders.
+        example_inputs: a value for each placeholder.
+        kwargs: what the user gave as ``options=`` and ``mode=``.
+
+    Raises:
+        IrcError: an option is unknown, or the graph cannot be compiled.
+    """
+    options = _options(kwargs)
+    counters["graphs"] += 1
+    if _is_open(gm, example_inputs):
+        return _Specialising(gm, options)
+    return _static(gm, example_inputs, options)
+
+
+def _options(given: dict[str, Any]) -> Options:
+    known = ("target", "verify_each", "passes")
+    chosen = {**(given.get("options") or {})}
+    for name in (*chosen, *(k for k in given if k not in ("options", "mode"))):
+        if name not in known:
+            raise IrcError(
+                "option-unknown", f"backend 'irc' has no option '{name}'", help=did_you_mean(name, known)
+            )
+    return Options(**chosen)
+
+
+def _static(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Flat:
+    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+        return _through_aot(gm, inputs, options)
+    traced = pre_dispatch(gm, _fakes(gm, inputs))
+    if traced is None:
+        return _through_aot(gm, inputs, options)
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    held = {
+        i: (source_name(getattr(node, "_dynamo_source", node.name)), value)
+        for i, (node, value) in enumerate(zip(placeholders, inputs, strict=True))
+        if isinstance(value, nn.Parameter) and value.is_contiguous()
+    }
+    counters["forward"] += 1
+    return _Compiled(flat_program(traced, held, "dynamo"), options)
+
+
+def _through_aot(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Flat:
+    """Let AOTAutograd make the graph functional and, where gradients are wanted, split it."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    def forward(graph: GraphModule, _: Sequence[Any]) -> Any:
+        counters["forward"] += 1
+        return make_boxed_func(_Compiled(flat_program(graph, {}, "aot forward"), options))
+
+    def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
+        try:
+            run: Flat = _Compiled(flat_program(graph, {}, "aot backward"), options)
+            counters["backward"] += 1
+        except IrcError as error:
+            counters["backward run by torch"] += 1
+            warnings.warn(f"torch runs this backward pass, because irc cannot compile it: {error}", stacklevel=2)
+            run = graph.forward
+        return make_boxed_func(run)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        compiler = aot_autograd(
+            fw_compiler=forward,
+            bw_compiler=backward,
+            inference_compiler=forward,
+            decompositions=_aot_decompositions(),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+        return compiler(gm, list(inputs))
+
+
+def _aot_decompositions() -> dict[Any, Callable[..., Any]]:
+    table = dict(torch._decomp.core_aten_decompositions().items())
+    return {op: fn for op, fn in table.items() if not (isinstance(op, torch._ops.OpOverload) and row_of(op))}
+
+
+class _Compiled:
+    """A compiled graph: flat tensors in, the graph's outputs out."""
+
+    def __init__(self, program: FlatProgram, options: Options) -> None:
+        self._flat = program
+        self._inputs = program.inputs
+        self._held = tuple(program.held.items())
+        self._direct = [kind for kind, _ in program.results] == ["result"] * len(program.results) and [
+            value for _, value in program.results
+        ] == list(range(len(program.results)))
+        for name, times in program.assembly.externs.items():
+            counters[f"extern {name}"] += times
+        self._tensors = program.assembly.program.tensors
+        self._executors: OrderedDict[tuple[int, ...], Callable[..., Any]] = OrderedDict()
+        self._bound: tuple[int, ...] = tuple(self._tensors[name].data_ptr() for name, _ in self._held)
+        if any(kind == "result" for kind, _ in program.results):
+            self._plan = make_plan(program.assembly.program, options, keep_ir=False)
+            self._executor: Callable[..., Any] = Executor(self._plan, self._tensors)
+        else:
+            self._executor = _nothing
+        self._executors[self._bound] = self._executor
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Run on the graph's arguments."""
+        if self._held:
+            self._bind(args)
+        found = self._executor(*[args[i].detach() for i in self._inputs])
+        if self._direct:
+            return found
+        return tuple(
+            found[value] if kind == "result" else args[value] if kind == "argument" else value
+            for kind, value in self._flat.results
+        )
+
+    def _bind(self, args: Sequence[Any]) -> None:
+        """Use the parameters of this call: Dynamo runs one graph for all modules of one form."""
+        here = tuple(args[i].data_ptr() for _, i in self._held)
+        if here == self._bound:
+            return
+        if here not in self._executors:
+            counters["rebound"] += 1
+            tensors = {**self._tensors, **{name: args[i].detach() for name, i in self._held}}
+            self._executors[here] = Executor(self._plan, tensors)
+            if len(self._executors) > MAX_MODULES:
+                self._executors.popitem(last=False)
+        self._bound, self._executor = here, self._executors[here]
+
+
+def _nothing(*_: Any) -> tuple[()]:
+    return ()
+
+
+class _Specialising:
+    """A graph of open sizes: a plan per combination of sizes that is called."""
+
+    def __init__(self, gm: GraphModule, options: Options) -> None:
+        self._gm = gm
+        self._options = options
+        self._known: OrderedDict[tuple[Any, ...], Flat] = OrderedDict()
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Run the plan for these sizes."""
+        grad = torch.is_grad_enabled()
+        key = (grad, *(tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args))
+        found = self._known.get(key)
+        if found is None:
+            counters["specialised"] += 1
+            found = self._known[key] = _static(_with_numbers(self._gm, args), _tensors(args), self._options)
+            if len(self._known) > MAX_SIZES:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return found(*_tensors(args))
+
+
+def _tensors(args: Sequence[Any]) -> list[torch.Tensor]:
+    return [arg for arg in args if isinstance(arg, torch.Tensor)]
+
+
+def _is_open(gm: GraphModule, inputs: Sequence[Any]) -> bool:
+    values = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
+    return any(
+        not isinstance(value, torch.Tensor) or any(isinstance(size, torch.SymInt) for size in value.shape)
+        for value in (*values, *inputs)
+        if value is not None
+    )
+
+
+def _with_numbers(gm: GraphModule, args: Sequence[Any]) -> GraphModule:
+    """Return a copy of a graph with its numbers in place of the placeholders for them."""
+    from copy import copy
+
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, value in zip(placeholders, args, strict=True):
+        node.meta.pop("example_value", None)
+        if not isinstance(value, torch.Tensor):
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+    return GraphModule(copy(gm), graph)
+
+
+def _fakes(gm: GraphModule, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Return fake tensors for a graph's arguments: those of Dynamo where there are any."""
+    from torch._guards import detect_fake_mode
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    known = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
+    if all(isinstance(value, FakeTensor) for value in known):
+        return known
+    mode = detect_fake_mode(list(inputs)) or FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+    return [mode.from_tensor(value, static_shapes=True) for value in inputs]

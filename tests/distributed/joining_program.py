@@ -1,0 +1,34 @@
+"""A program of the user's that joins a run: prints whether its numbers are right."""
+
+import json
+import os
+import sys
+
+import torch
+
+from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+from irc.runtime.join import join
+from tests.plan.programs import loaded, reference_segments, sharded, sharded_eager
+
+
+def main() -> None:
+    """Join, run, compare."""
+
+    def make():
+        if sys.argv[1] == "yes":
+            raise IrcError("capture-failed", "no plan today")
+        assert os.environ["RANK"] == "0"
+        return loaded(sharded())
+
+    torch.manual_seed(0)
+    x, w1, w2 = torch.randn(8, 6), torch.randn(6, 10), torch.randn(10, 6)
+    mesh = Mesh.parse("data=2,tensor=2")
+    run = join(make, {"w1": w1, "w2": w2}, mesh, load=reference_segments)
+    expected = sharded_eager(x, w1, w2)
+    close = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(run(x), expected, strict=True))
+    print(json.dumps({"close": close}))
+
+
+if __name__ == "__main__":
+    main()
