@@ -87,6 +87,16 @@ PAGES = (
         fix="--cluster 8xH100   (or a file that ends in .toml)",
     ),
     ErrorPage(
+        code="collective-invalid",
+        title="a collective cannot complete",
+        exit_code=2,
+        what="A collective runs over an axis that the mesh lacks, is not waited for once, or has sizes"
+        " that its group does not make.",
+        why="The ranks of a group must agree on every collective, or they wait for each other for ever.",
+        example='comm.all_gather over an axis of 2 ranks, from [3, 8] to [3, 8]',
+        fix="[3, 16] along dim 1   (lower-boxing writes them so; this text was edited)",
+    ),
+    ErrorPage(
         code="command-unknown",
         title="irc has no such command",
         exit_code=2,

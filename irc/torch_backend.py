@@ -57,13 +57,17 @@ def _options(given: dict[str, Any]) -> Options:
     for name in (*chosen, *(k for k in given if k not in ("options", "mode"))):
         if name not in known:
             raise IrcError(
-                "option-unknown", f"backend 'irc' has no option '{name}'", help=did_you_mean(name, known)
+                "option-unknown",
+                f"backend 'irc' has no option '{name}'",
+                help=did_you_mean(name, known),
             )
     return Options(**chosen)
 
 
 def _static(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Flat:
-    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+    if torch.is_grad_enabled() and any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
+    ):
         return _through_aot(gm, inputs, options)
     traced = pre_dispatch(gm, _fakes(gm, inputs))
     if traced is None:
@@ -83,18 +87,25 @@ def _through_aot(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Fl
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch.utils._python_dispatch import _disable_current_modes
 
     def forward(graph: GraphModule, _: Sequence[Any]) -> Any:
         counters["forward"] += 1
-        return make_boxed_func(_Compiled(flat_program(graph, {}, "aot forward"), options))
+        # AOTAutograd calls this inside its fake tensor mode.
+        with _disable_current_modes():
+            return make_boxed_func(_Compiled(flat_program(graph, {}, "aot forward"), options))
 
     def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
         try:
-            run: Flat = _Compiled(flat_program(graph, {}, "aot backward"), options)
+            with _disable_current_modes():
+                run: Flat = _Compiled(flat_program(graph, {}, "aot backward"), options)
             counters["backward"] += 1
         except IrcError as error:
             counters["backward run by torch"] += 1
-            warnings.warn(f"torch runs this backward pass, because irc cannot compile it: {error}", stacklevel=2)
+            warnings.warn(
+                f"torch runs this backward pass, because irc cannot compile it: {error}",
+                stacklevel=2,
+            )
             run = graph.forward
         return make_boxed_func(run)
 
@@ -112,7 +123,11 @@ def _through_aot(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Fl
 
 def _aot_decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(torch._decomp.core_aten_decompositions().items())
-    return {op: fn for op, fn in table.items() if not (isinstance(op, torch._ops.OpOverload) and row_of(op))}
+    return {
+        op: fn
+        for op, fn in table.items()
+        if not (isinstance(op, torch._ops.OpOverload) and row_of(op))
+    }
 
 
 class _Compiled:
@@ -122,14 +137,16 @@ class _Compiled:
         self._flat = program
         self._inputs = program.inputs
         self._held = tuple(program.held.items())
-        self._direct = [kind for kind, _ in program.results] == ["result"] * len(program.results) and [
-            value for _, value in program.results
-        ] == list(range(len(program.results)))
+        self._direct = [kind for kind, _ in program.results] == ["result"] * len(
+            program.results
+        ) and [value for _, value in program.results] == list(range(len(program.results)))
         for name, times in program.assembly.externs.items():
             counters[f"extern {name}"] += times
         self._tensors = program.assembly.program.tensors
         self._executors: OrderedDict[tuple[int, ...], Callable[..., Any]] = OrderedDict()
-        self._bound: tuple[int, ...] = tuple(self._tensors[name].data_ptr() for name, _ in self._held)
+        self._bound: tuple[int, ...] = tuple(
+            self._tensors[name].data_ptr() for name, _ in self._held
+        )
         if any(kind == "result" for kind, _ in program.results):
             self._plan = make_plan(program.assembly.program, options, keep_ir=False)
             self._executor: Callable[..., Any] = Executor(self._plan, self._tensors)
@@ -182,7 +199,9 @@ class _Specialising:
         found = self._known.get(key)
         if found is None:
             counters["specialised"] += 1
-            found = self._known[key] = _static(_with_numbers(self._gm, args), _tensors(args), self._options)
+            found = self._known[key] = _static(
+                _with_numbers(self._gm, args), _tensors(args), self._options
+            )
             if len(self._known) > MAX_SIZES:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
@@ -196,7 +215,8 @@ def _tensors(args: Sequence[Any]) -> list[torch.Tensor]:
 def _is_open(gm: GraphModule, inputs: Sequence[Any]) -> bool:
     values = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
     return any(
-        not isinstance(value, torch.Tensor) or any(isinstance(size, torch.SymInt) for size in value.shape)
+        not isinstance(value, torch.Tensor)
+        or any(isinstance(size, torch.SymInt) for size in value.shape)
         for value in (*values, *inputs)
         if value is not None
     )
@@ -225,5 +245,7 @@ def _fakes(gm: GraphModule, inputs: Sequence[Any]) -> list[torch.Tensor]:
     known = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
     if all(isinstance(value, FakeTensor) for value in known):
         return known
-    mode = detect_fake_mode(list(inputs)) or FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+    mode = detect_fake_mode(list(inputs)) or FakeTensorMode(
+        allow_non_fake_inputs=True, static_shapes=True
+    )
     return [mode.from_tensor(value, static_shapes=True) for value in inputs]

@@ -30,8 +30,9 @@ from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import PlacementAttr, TensorType
 from irc.errors import InternalError, IrcError
 from irc.sharding.boxing import Boxing, Step, step_between
+from irc.sharding.collectives import check_collectives
 from irc.sharding.local import build_local, local_type
-from irc.sharding.mesh import mesh_of
+from irc.sharding.mesh import mesh_of, placements_in
 from irc.sharding.signatures import match_signature
 
 
@@ -104,6 +105,7 @@ class LowerBoxingPass(ModulePass):
         for func in functions(op).values():
             _Function(func, mesh, boxing).lower()
         _ensure_lowered(op)
+        check_collectives(op, mesh)
 
 
 class _Function:
@@ -191,7 +193,7 @@ class _Function:
         kind, target = tensor(op.inputs[0]), _placement(op.outputs[0])
         assert kind.placement is not None
         assert target is not None
-        via = _via(op)
+        via = placements_in(op.attributes.get("via"))
         if via is None:
             shape = kind.static_shape()
             if not self._boxing.reaches(shape, kind.dtype, kind.placement, target):
@@ -208,14 +210,6 @@ class _Function:
             steps.append(step)
             here = there
         return steps
-
-
-def _via(op: BoxingOp) -> list[Placement] | None:
-    attr = op.attributes.get("via")
-    if not isinstance(attr, ArrayAttr):
-        return None
-    placed: Sequence[object] = tuple(attr)
-    return [p.data for p in placed if isinstance(p, PlacementAttr)]
 
 
 def _start(

@@ -72,7 +72,9 @@ def test_training_takes_the_same_steps() -> None:
     assert not counters["backward run by torch"]
 
 
-def test_a_backward_that_does_not_compile_is_counted_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backward_that_does_not_compile_is_counted_and_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(graph: Any, held: Any, source: str) -> Any:
         if source == "aot backward":
             raise IrcError("op-unsupported", "an operation of another planet")

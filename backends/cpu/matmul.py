@@ -8,18 +8,20 @@ row by row from the tile, which is still in the nearest cache.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
-
 from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.nest import Access, Facts
+from irc.backends.cpu.dots import dots_function
 from irc.backends.cpu.panels import define_pack
 from irc.backends.cpu.product import Product, Tiling
 from irc.backends.cpu.rows import decode
 from irc.backends.cpu.steps import Env, Place, StepWriter
 from irc.backends.cpu.storage import MEMORY, unpack
-from irc.backends.cpu.tile import tile_function
-from irc.dialects.types import ITEM_BYTES
+from irc.backends.cpu.tile import Factor, tile_function
+
+AHEAD = 512
+ROWS_AHEAD = 6
+ACCUMULATED = {"float": "f32", "double": "f64"}
 
 
 class MatmulWriter:
@@ -65,16 +67,65 @@ class MatmulWriter:
     @property
     def scratch_bytes(self) -> int:
         """All scratch memory of a thread."""
-        size = self.tile_bytes
-        if self.tiling.form == "packed":
-            size += self.tiling.group * self.panel_bytes + 4096
-            if self.tiling.copy:
-                size += self.tiling.chunk * self.tiling.rows * self.tiling.pitch * self.item
-        return size
+        rows = self.tiling.chunk * self.tiling.rows if self.tiling.copy else 0
+        return self.panels_end + rows * self.tiling.pitch * self.item
+
+    @property
+    def panels_end(self) -> int:
+        """Where the copy of A begins."""
+        packed = self.tiling.form == "packed"
+        return self.tile_bytes + (self.tiling.group * self.panel_bytes if packed else 0)
 
     def write(self) -> None:
         """Write the kernel."""
-        self.packed()
+        if self.tiling.form == "packed":
+            self.packed()
+        else:
+            self.skinny()
+
+    # few rows
+
+    def skinny(self) -> None:
+        """Write the forms that read B in place: each thread owns columns."""
+        b, plan = self.b, self.tiling
+        self.define_functions()
+        everywhere = constant(Type("i1"), 1)
+        low, high = self.share(self.batch * self.panels, everywhere)
+
+        def batch(which: Operand, _: list[Operand]) -> list[Operand]:
+            indices = self.batch_indices(which)
+            origin = b.scale(which, self.panels)
+            first = b.intrinsic("smax", b.binary("sub", low, origin), b.i64(0))
+            last = b.intrinsic("smin", b.binary("sub", high, origin), b.i64(self.panels))
+            a = self.start_of(self.product.a, indices)
+            if plan.copy:
+                a = self.copy_rows(indices, b.i64(0), b.i64(1))
+
+            def panel(number: Operand, _: list[Operand]) -> list[Operand]:
+                self.thin_tile(indices, a, b.scale(number, plan.columns))
+                return []
+
+            b.loop(first, last, 1, [], panel)
+            return []
+
+        stop = b.binary("udiv", b.binary("add", high, b.i64(self.panels - 1)), b.i64(self.panels))
+        b.loop(b.binary("udiv", low, b.i64(self.panels)), stop, 1, [], batch)
+
+    def thin_tile(self, batch: dict[int, Operand], a: Operand, column: Operand) -> None:
+        """Compute all rows of some columns and what follows."""
+        b, plan = self.b, self.tiling
+        if plan.form == "stream" and self.n % plan.columns:
+            # The last columns are computed twice rather than by narrower code.
+            column = b.intrinsic("smin", column, b.i64(self.n - plan.columns))
+        source = self.start_of(self.product.b, {**batch, self.product.n: column})
+        if plan.form == "stream":
+            symbol = self.symbol(f"tile{plan.rows}")
+            b.do(f"call void @{symbol}({a}, {source}, {self.scratch})")
+        else:
+            left = b.binary("sub nsw", b.i64(self.n), column)
+            valid = b.intrinsic("smin", left, b.i64(plan.columns))
+            b.do(f"call void @{self.symbol('dots')}({a}, {source}, {self.scratch}, {valid})")
+        self.finish(batch, b.i64(0), b.i64(plan.rows), column)
 
     # packed
 
@@ -225,21 +276,34 @@ class MatmulWriter:
     def define_functions(self) -> None:
         """Define packing and the register tiles."""
         plan, p = self.tiling, self.product
-        strides = (p.b.strides[p.k], p.b.strides[p.n])
-        define_pack(self.b, self.symbol("pack"), p.b, strides, self.k, self.kind, plan.columns)
         along = 0 if p.m is None else p.a.strides[p.m]
-        a_strides = (plan.pitch, 1) if plan.copy else (along, p.a.strides[p.k])
+        left = Factor(p.a.dtype, (along, p.a.strides[p.k]))
+        if plan.copy:
+            left = Factor(ACCUMULATED[self.kind.element], (plan.pitch, 1))
+        strides = (p.b.strides[p.k], p.b.strides[p.n])
+        vectors = plan.columns // plan.lanes
+        if plan.form == "dots":
+            shape = (plan.rows, plan.columns, self.k)
+            right = Factor(p.b.dtype, strides)
+            dots_function(
+                self.b, self.symbol("dots"), self.kind, shape, plan.group, left, right
+            )
+            return
+        if plan.form == "packed":
+            right = Factor(ACCUMULATED[self.kind.element], (plan.columns, 1), AHEAD)
+            define_pack(
+                self.b, self.symbol("pack"), p.b, strides, self.k, self.kind, plan.columns
+            )
+        else:
+            right = Factor(p.b.dtype, strides, ROWS_AHEAD * strides[0])
         for rows in {plan.rows, self.m % plan.rows or plan.rows}:
-            tile_function(
-                self.b, self.symbol(f"tile{rows}"), self.kind, rows, plan.columns // plan.lanes,
-                a_strides, plan.columns, self.k,
-            )  # fmt: skip
+            shape = (rows, vectors, self.k)
+            tile_function(self.b, self.symbol(f"tile{rows}"), self.kind, shape, left, right)
 
     def copy_rows(self, batch: dict[int, Operand], start: Operand, stop: Operand) -> Operand:
         """Copy the rows of some tiles into scratch, as the accumulator's type."""
         b, plan, p = self.b, self.tiling, self.product
-        size = self.tile_bytes + plan.group * self.panel_bytes
-        rows = b.address(self.scratch, "i8", b.i64(size))
+        rows = b.address(self.scratch, "i8", b.i64(self.panels_end))
         memory = MEMORY[p.a.dtype]
         begin = b.scale(start, plan.rows)
         end = b.intrinsic("smin", b.scale(stop, plan.rows), b.i64(self.m))
@@ -298,7 +362,6 @@ class MatmulWriter:
     ) -> None:
         """Write one row of a tile: whole vectors, or a tail at the last panel."""
         b, plan = self.b, self.tiling
-        vectors = plan.columns // plan.lanes
         stop = b.i64(self.n)
 
         def at(index: Operand, lanes: int, unroll: int, mask: Operand | None) -> None:
@@ -319,10 +382,15 @@ class MatmulWriter:
                 assert step.access is not None
                 self.steps.store(step.access, inner[step.operands[0]], place)
 
+        def pair(index: Operand, _: list[Operand]) -> list[Operand]:
+            at(index, plan.lanes, 2, None)
+            return []
+
         def full() -> None:
-            unroll = 2 if vectors % 2 == 0 else 1
-            for v in range(0, vectors, unroll):
-                at(b.add(column, b.i64(v * plan.lanes)), plan.lanes, unroll, None)
+            if plan.columns == 2 * plan.lanes:
+                pair(column, [])
+            else:
+                b.loop(column, b.add(column, b.i64(plan.columns)), 2 * plan.lanes, [], pair)
 
         def tail() -> None:
             if self.masks():
@@ -340,7 +408,7 @@ class MatmulWriter:
             at(index, 1, 1, None)
             return []
 
-        if self.n % plan.columns == 0:
+        if self.n % plan.columns == 0 or plan.form == "stream":
             full()
             return
         end = b.add(column, b.i64(plan.columns))

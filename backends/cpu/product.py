@@ -119,7 +119,7 @@ class Tiling:
         lanes: lanes of a vector.
         rows: rows of a register tile.
         columns: columns of a panel.
-        group: panels packed at once by a thread.
+        group: panels packed at once by a thread; columns at once for dots.
         chunk: register tiles of rows between changes of the panel.
         copy: whether rows of A are copied (converted, or off a power of two) before use.
         pitch: floats from row to row of that copy.
@@ -144,17 +144,26 @@ def make_tiling(product: Product, features: Features, workers: int) -> Tiling:
     lanes = features.vector_bytes // item
     flops = 2.0 * batch * m * n * k
     parallel = workers > 1 and flops > 200_000
-    if False and m <= SKINNY and product.b.strides[product.k] == 1:
-        return Tiling("dots", lanes, m, 2 * lanes, parallel=parallel)
     registers = 24 if features.registers == 32 else 12
-    if False and m <= SKINNY and product.b.strides[product.n] == 1:
+    half = product.a.dtype in ("f16", "bf16")
+    along = 0 if product.m is None else product.a.strides[product.m]
+    pitch = k + lanes
+    if m <= SKINNY and product.b.strides[product.k] == 1:
+        copy = product.a.strides[product.k] != 1
+        group = next(g for g in (8, 4, 2, 1) if g * m <= registers)
+        return Tiling(
+            "dots", lanes, m, 2 * lanes, group, copy=copy, pitch=pitch, parallel=parallel
+        )
+    if m <= SKINNY and product.b.strides[product.n] == 1:
         vectors = next((v for v in (16, 8, 4, 2) if v * m <= registers and v * lanes <= n), 0)
         if vectors:
-            return Tiling("stream", lanes, m, vectors * lanes, parallel=parallel)
+            columns = vectors * lanes
+            return Tiling("stream", lanes, m, columns, copy=half, pitch=pitch, parallel=parallel)
     rows, columns = min(registers // 2, m), 2 * lanes
-    pitch = k + lanes
     panel, tile = columns * k * item, rows * k * item
-    copy = product.a.dtype in ("f16", "bf16")
+    # Rows a multiple of 4 KiB apart fall on one cache set: the tile's rows would evict each other.
+    aliased = product.a.strides[product.k] == 1 and along * item % 4096 == 0 and n >= 4 * columns
+    copy = half or (aliased and rows > 4)
     return Tiling(
         "packed",
         lanes,

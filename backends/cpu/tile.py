@@ -1,69 +1,90 @@
-"""The register tile: rows of A times a packed panel of B, accumulated in vector registers.
+"""The register tile: rows of A times columns of B, accumulated in vector registers.
 
-    for k: for each row i: for each vector j: acc[i][j] += a[i, k] * panel[k][j]
+    for k: for each row i: for each vector j: acc[i][j] += a[i, k] * b[k][j]
 
-A's strides are constants of the code; the panel is contiguous in the order that it is read.
+Strides are constants of the code. B is a packed panel, or B itself where few rows read it once.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.storage import MEMORY, unpack
 
 UNROLL = 2
-AHEAD = 512
+
+
+@dataclass(frozen=True)
+class Factor:
+    """How a tile reads A (strides of its rows and of k) or B (strides of k and of n).
+
+    Attributes:
+        dtype: of the elements in memory.
+        strides: see above.
+        ahead: how many elements ahead B is prefetched.
+    """
+
+    dtype: str
+    strides: tuple[int, int]
+    ahead: int = 0
 
 
 def tile_function(
     b: Builder,
     symbol: str,
     kind: Type,
-    rows: int,
-    vectors: int,
-    a_strides: tuple[int, int],
-    panel_stride: int,
-    depth: int,
+    shape: tuple[int, int, int],
+    left: Factor,
+    right: Factor,
 ) -> None:
-    """Define ``void symbol(ptr a, ptr panel, ptr tile)``: ``tile[rows][vectors] = A * panel``."""
-    f = b.child()
-    a, panel, tile = (Operand(PTR, f"%{name}") for name in ("a", "panel", "tile"))
-    totals = [constant(kind, 0.0) for _ in range(rows * vectors)]
+    """Define ``void symbol(ptr a, ptr b, ptr tile)``: ``tile[rows][vectors] = A * B``.
 
-    def step(k: Operand, totals: list[Operand], offset: int) -> list[Operand]:
-        k = f.add(k, f.i64(offset))
-        at = f.address(panel, kind.element, f.scale(k, panel_stride))
-        columns = [
-            f.load(kind, f.address(at, kind.element, f.i64(j * kind.lanes))) for j in range(vectors)
-        ]
-        start = f.scale(k, a_strides[1])
+    ``shape`` is rows, vectors of columns, and the depth of the sum.
+    """
+    rows, vectors, depth = shape
+    f = b.child()
+    start, panel, tile = (Operand(PTR, f"%{name}") for name in ("a", "b", "tile"))
+    memory_a, memory_b = MEMORY[left.dtype], MEMORY[right.dtype]
+
+    def columns(k: Operand) -> list[Operand]:
+        at = f.address(panel, memory_b, f.scale(k, right.strides[0]))
+        places = [f.address(at, memory_b, f.i64(j * kind.lanes)) for j in range(vectors)]
+        if right.ahead:
+            for place in places[: 1 if right.strides[0] == vectors * kind.lanes else None]:
+                prefetch(f, f.address(place, memory_b, f.i64(right.ahead)))
+        return [unpack(f, f.load(Type(memory_b, kind.lanes), p), right.dtype) for p in places]
+
+    def step(k: Operand, totals: list[Operand]) -> list[Operand]:
+        vector = columns(k)
+        base = f.scale(k, left.strides[1])
         after: list[Operand] = []
         for i in range(rows):
-            place = f.address(a, kind.element, f.add(start, f.i64(i * a_strides[0])))
-            factor = f.splat(f.load(Type(kind.element), place), kind.lanes)
+            at = f.address(start, memory_a, f.add(base, f.i64(i * left.strides[0])))
+            value = unpack(f, f.load(Type(memory_a), at), left.dtype)
+            factor = f.splat(value, kind.lanes)
             row = totals[i * vectors : (i + 1) * vectors]
-            after += [f.fma(factor, x, t) for x, t in zip(columns, row, strict=True)]
+            after += [f.fma(factor, x, t) for x, t in zip(vector, row, strict=True)]
         return after
 
     def body(k: Operand, totals: list[Operand]) -> list[Operand]:
         for offset in range(UNROLL):
-            ahead = f.add(f.scale(k, panel_stride), f.i64(offset * panel_stride + AHEAD))
-            prefetch(f, f.address(panel, kind.element, ahead))
-            totals = step(k, totals, offset)
+            totals = step(f.add(k, f.i64(offset)), totals)
         return totals
 
+    totals = [constant(kind, 0.0) for _ in range(rows * vectors)]
     main = depth - depth % UNROLL
     totals = f.loop(f.i64(0), f.i64(main), UNROLL, totals, body)
     if main != depth:
-        totals = f.loop(f.i64(main), f.i64(depth), 1, totals, lambda k, t: step(k, t, 0))
+        totals = step(f.i64(main), totals)
     for i, total in enumerate(totals):
-        f.store(total, f.address(tile, kind.element, f.i64(i * kind.lanes)), kind.bits // 8)
+        f.store(total, f.address(tile, kind.element, f.i64(i * kind.lanes)))
     f.do("ret void")
-    header = f"define internal void @{symbol}(ptr %a, ptr %panel, ptr %tile) noinline"
+    header = f"define internal void @{symbol}(ptr %a, ptr %b, ptr %tile) noinline"
     b.functions[symbol] = f.function(header)
 
 
 def prefetch(b: Builder, at: Operand) -> None:
     """Ask for a cache line that will be read."""
     i32 = Type("i32")
-    flags = (constant(i32, 0), constant(i32, 3), constant(i32, 1))
-    b.invoke("llvm.prefetch.p0", at, *flags)
-
+    b.invoke("llvm.prefetch.p0", at, constant(i32, 0), constant(i32, 3), constant(i32, 1))

@@ -69,7 +69,15 @@ def render_launch(folder: str, form: str, nodes: int = 1) -> str:
             f"{ranks} ranks do not divide among {nodes} nodes",
             help=f"use one of: {', '.join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)}",
         )
-    return FORMATS[form](Job(ranks, nodes, Path(folder).absolute()))
+    place = Path(folder).absolute()
+    # A line break would survive quoting, but begin a line that Slurm might read as its own.
+    if any(ord(char) < 32 or ord(char) == 127 for char in str(place)):
+        raise IrcError(
+            "option-value",
+            f"the path of the plan holds control characters: {str(place)!r}",
+            help="rename the folder",
+        )
+    return FORMATS[form](Job(ranks, nodes, place))
 
 
 def launch_files(plan: Plan) -> dict[str, str]:
@@ -122,7 +130,7 @@ def slurm(job: Job) -> str:
         f"#SBATCH --ntasks={job.nodes}\n"
         "#SBATCH --ntasks-per-node=1\n"
         f"#SBATCH --cpus-per-task={job.ranks_per_node}\n"
-        "set -euo pipefail\n"
+        "set -eu\n"
         f"{plan}"
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
         f"srun torchrun --nnodes {job.nodes} --nproc-per-node {job.ranks_per_node} \\\n"

@@ -162,12 +162,8 @@ class _State:
             return self.values[value], torch.arange(len(self.tasks))
         kind = op.outputs[0].type
         assert isinstance(kind, ValueType)
-        import torch
-
-        starts, of_task = cast(
-            "tuple[torch.Tensor, torch.Tensor]",
-            torch.unique(self.address(op, full=False)[:, 0], return_inverse=True),
-        )
+        first = self.address(op, full=False)[:, 0]
+        starts, of_task = cast("tuple[torch.Tensor, ...]", first.unique(return_inverse=True))  # pyright: ignore[reportUnknownMemberType]
         rows = self._read(op.inputs[0], starts[:, None] + self._inner(op))
         return rows.to(self.compute_dtype(kind.dtype)), of_task
 
@@ -191,4 +187,13 @@ def _feeds_contraction(op: KernelBodyOp) -> bool:
         and len(op.inputs) == 1
         and bool(uses)
         and all(use.operation.name == "task.contract" for use in uses)
+    )
+
+
+def contracts_only(kernel: KernelOp) -> bool:
+    """True where full values occur only as operands of contractions."""
+    return all(
+        _feeds_contraction(op)
+        for op in kernel.body.block.ops
+        if isinstance(op, KernelBodyOp) and op.outputs and op.value.is_full
     )

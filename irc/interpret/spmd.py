@@ -18,10 +18,14 @@ from irc.dialects.builder import entry, functions
 from irc.dialects.comm import WaitOp
 from irc.dialects.flow import FlowOp, id_of
 from irc.dialects.placement import Mesh, Placement, Split
+from irc.dialects.task import LaunchOp, ViewOp
 from irc.dialects.types import PlacementAttr, TensorType
 from irc.errors import InternalError
 from irc.interpret.collectives import run_collective
 from irc.interpret.flow import run_op
+from irc.interpret.task import kernels, run_launch, run_view
+from irc.sharding.collectives import check_collectives
+from irc.sharding.mesh import placements_in
 from irc.sharding.shards import combine, shard
 
 if TYPE_CHECKING:
@@ -62,6 +66,7 @@ def run_spmd(
     Returns:
         The results as logical tensors; where ranks hold copies, the first rank's.
     """
+    check_collectives(module, mesh)
     func = entry(module, name)
     given = [t.to(dtype) if dtype is not None and t.is_floating_point() else t for t in inputs]
     placements = _placements(func.arg_attrs, len(given), mesh)
@@ -76,10 +81,7 @@ def run_spmd(
 
 def placement_of(op: Operation, index: int) -> Placement | None:
     """Return how the mesh holds a result, where the op says it in ``sbp``."""
-    attr = op.attributes.get("sbp")
-    if not isinstance(attr, ArrayAttr):
-        return None
-    placed = [p.data for p in attr if isinstance(p, PlacementAttr)]
+    placed = placements_in(op.attributes.get("sbp")) or []
     return placed[index] if index < len(placed) else None
 
 
@@ -148,13 +150,12 @@ class _Run:
 
 
 def _task_launch(module: ModuleOp, dtype: torch.dtype | None) -> Launch:
-    def launch(op: Operation, operands: Ranks) -> Ranks:
-        from irc.dialects.task import LaunchOp, ViewOp
-        from irc.interpret.task import kernels, run_launch, run_view
+    known = kernels(module)
 
+    def launch(op: Operation, operands: Ranks) -> Ranks:
         match op:
             case LaunchOp():
-                return run_launch(op, kernels(module), operands, dtype)
+                return run_launch(op, known, operands, dtype)
             case ViewOp():
                 return [run_view(op, operands[0])]
             case _:

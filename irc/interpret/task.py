@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
-from xdsl.dialects.builtin import ArrayAttr, ModuleOp
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
@@ -21,7 +21,7 @@ from irc.dialects.mapping import TaskMapping
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.errors import InternalError
 from irc.interpret.flow import Trace, run_op
-from irc.interpret.kernel import run_body
+from irc.interpret.kernel import contracts_only, run_body
 from irc.ops import library
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ def run_kernel(
 
     counts = [torch.zeros(out.numel(), dtype=torch.int32) for out in outputs]
     table = task_table(kernel.task_mapping)
-    inner = max(prod(kernel.space_extents[kernel.num_parallel :]), 1)
+    # A contraction reads distinct rows: its values are as many as its tasks.
+    inner = 1 if contracts_only(kernel) else prod(kernel.space_extents[kernel.num_parallel :])
+    inner = max(inner, 1)
     step = max(1, BATCH_POINTS // (table.shape[1] * inner))
     for start in range(0, table.shape[0], step):
         tasks = table[start : start + step].reshape(-1, table.shape[2])
@@ -200,9 +202,7 @@ def _run_op(
 def result_id(op: Operation, index: int) -> str:
     """Return the flow id of a result: a launch lists one per result."""
     names = op.attributes.get("results")
-    if isinstance(names, ArrayAttr):
-        return to_python(names)[index]
-    return id_of(op)
+    return id_of(op) if names is None else to_python(names)[index]
 
 
 def _flow_index(op: Operation, index: int) -> int:

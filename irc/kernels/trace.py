@@ -1,9 +1,8 @@
 """A group of flow ops as values over loop axes: what is loaded, computed and met.
 
 :func:`irc.kernels.rules.trace` walks the ops of a group once, keeps shape ops as views of memory or
-as rearranged axes, and unifies the axes of values that meet. :mod:`irc.kernels.nest` then says which
-axes are tasks and which are reduced, or refuses with the reason; :mod:`irc.kernels.lower` makes the
-``task.kernel``.
+as rearranged axes, and unifies the axes of values that meet. :mod:`irc.kernels.nest` says which
+are tasks and which reduced, or refuses with the reason; :mod:`irc.kernels.lower` writes the kernel.
 """
 
 from __future__ import annotations

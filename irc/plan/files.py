@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from irc.plan import json_text
@@ -61,13 +62,13 @@ class Manifest:
 
 def make_manifest(files: Mapping[str, bytes], mesh: str, torch_version: str = "") -> Manifest:
     """Describe files."""
-    from irc import __version__
-
     entries: dict[str, FileEntry] = {}
     for name in sorted(files):
         check_name(name)
         entries[name] = FileEntry(hashlib.sha256(files[name]).hexdigest(), len(files[name]))
-    return Manifest(entries, mesh, __version__, torch_version)
+    # By name: the package's own module leads, through its lazy names, to torch.
+    version: str = import_module("irc").__version__
+    return Manifest(entries, mesh, version, torch_version)
 
 
 def manifest_text(manifest: Manifest) -> str:

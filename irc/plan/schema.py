@@ -234,6 +234,8 @@ class Plan:
         arena_bytes: how much a call leases; never below ``arena_lower_bytes``, the most that is
             alive at one time.
         predicted_s: seconds of one call by the cost model.
+        cluster: the machines that it was priced for; empty for the one it was compiled on.
+        cluster: what it was priced for; empty for the machine that compiled it.
     """
 
     mesh: str
@@ -248,6 +250,7 @@ class Plan:
     arena_lower_bytes: int = 0
     ranges: tuple[tuple[int, int] | None, ...] = ()
     predicted_s: float | None = None
+    cluster: str = ""
     format: int = FORMAT
 
     @cached_property

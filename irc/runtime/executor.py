@@ -6,7 +6,6 @@ closure per action. A call binds the inputs, allocates the outputs, and runs the
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +73,7 @@ class Executor:
         self._only_kernels = only_kernels
         # Ranks must start collectives in one order, so calls of several threads take turns.
         distributed = plan.device_mesh.num_ranks > 1
-        self._turn = threading.Lock() if distributed else contextlib.nullcontext()
+        self._turn = threading.Lock() if distributed else None
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once and return the outputs, whole.
@@ -86,6 +85,8 @@ class Executor:
             raise IrcError(
                 "input-mismatch", f"the plan takes {len(self._inputs)} inputs, not {len(inputs)}"
             )
+        if self._turn is None:
+            return self._run(inputs)
         with self._turn:
             return self._run(inputs)
 
@@ -95,13 +96,17 @@ class Executor:
         except IndexError:
             frame, steps = self._new_frame()
         # Held until the end: kernels know only the addresses.
-        given = [spec(tensor) for spec, tensor in zip(self._inputs, inputs, strict=True)]
+        given: list[torch.Tensor] = []
         table = frame.table
-        for spec, tensor in zip(self._inputs, given, strict=True):
-            table[spec.base] = tensor.data_ptr()
-        fresh = self._outputs.allocate()
-        for base, tensor in zip(self._outputs.bases, fresh, strict=True):
-            table[base] = tensor.data_ptr()
+        for spec, tensor in zip(self._inputs, inputs, strict=True):
+            part = spec(tensor)
+            given.append(part)
+            table[spec.base] = part.data_ptr()
+        fresh: list[torch.Tensor] = []
+        for base, shape, dtype in self._outputs.fresh:
+            made = torch.empty(shape, dtype=dtype)
+            fresh.append(made)
+            table[base] = made.data_ptr()
         if self._only_kernels:
             for step in steps:
                 step()
@@ -248,21 +253,17 @@ class _Input:
 
 
 class _Outputs:
-    """Allocates the memory of the outputs, and shows the outputs in it."""
+    """Says what memory the outputs need (base, shape, dtype), and shows the outputs in it."""
 
     def __init__(self, plan: Plan) -> None:
         self.roots = [i for i, b in enumerate(plan.buffers) if b.storage == "output"]
-        self.bases = [plan.bases.index(i) + 1 for i in self.roots]
-        owned = [plan.buffers[i] for i in self.roots]
-        self._fresh = [(b.shape, dtypes()[b.dtype]) for b in owned]
+        owned = [(i, plan.buffers[i]) for i in self.roots]
+        self.fresh = [(plan.bases.index(i) + 1, b.shape, dtypes()[b.dtype]) for i, b in owned]
         position = {root: k for k, root in enumerate(self.roots)}
         self._shown = [(position[plan.root(i)], plan.buffers[i]) for i in plan.outputs]
         self._plain = [k for k, _ in self._shown] == list(range(len(self.roots))) and all(
             buffer.storage == "output" for _, buffer in self._shown
         )
-
-    def allocate(self) -> list[torch.Tensor]:
-        return [torch.empty(shape, dtype=dtype) for shape, dtype in self._fresh]
 
     def show(self, fresh: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if self._plain:

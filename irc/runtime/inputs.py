@@ -52,7 +52,8 @@ def read_inputs(loaded: LoadedPlan, file: str) -> list[torch.Tensor]:
     if not Path(file).is_file():
         raise IrcError("file-missing", f"no file '{file}'")
     try:
-        with np.load(file, allow_pickle=False) as data:
+        # numpy leaves a file that it opened itself open where it is broken.
+        with Path(file).open("rb") as opened, np.load(opened, allow_pickle=False) as data:
             arrays = {name: torch.from_numpy(np.array(data[name])) for name in data.files}
     except (ValueError, TypeError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise IrcError(

@@ -17,6 +17,7 @@ class RunReport:
         threads: of each process.
         seconds: of one call, by rank.
         predicted_s: by the cost model.
+        cluster: that it was predicted for; empty for this machine.
         comparison: with eager, where it was asked for and the plan has the model's IR.
     """
 
@@ -25,6 +26,7 @@ class RunReport:
     seconds: tuple[float, ...]
     predicted_s: float | None = None
     comparison: Comparison | None = None
+    cluster: str = ""
 
     @property
     def ok(self) -> bool:
@@ -44,11 +46,9 @@ class RunReport:
         for rank, seconds in enumerate(self.seconds):
             lines.append(f"rank {rank:<6}{show_seconds(seconds)}")
         if self.predicted_s is not None:
-            slowest = max(self.seconds)
-            lines.append(
-                f"predicted  {show_seconds(self.predicted_s)} "
-                f"({self.predicted_s / slowest:.2f} of the slowest rank)"
-            )
+            ratio = self.predicted_s / max(self.seconds)
+            how = f"on {self.cluster}" if self.cluster else f"({ratio:.2f} of the slowest rank)"
+            lines.append(f"predicted  {show_seconds(self.predicted_s)} {how}")
         if self.comparison is not None:
             found = self.comparison
             lines.append(

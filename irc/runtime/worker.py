@@ -130,7 +130,8 @@ def _report(
     if args.compare:
         found = compare(loaded, load_weights(loaded, None), inputs, outputs)
     plan = loaded.plan
-    return RunReport(plan.mesh, torch.get_num_threads(), tuple(seconds), plan.predicted_s, found)
+    threads = torch.get_num_threads()
+    return RunReport(plan.mesh, threads, tuple(seconds), plan.predicted_s, found, plan.cluster)
 
 
 def main(argv: Sequence[str] | None = None, load: LoadSegments = load_segments) -> int:

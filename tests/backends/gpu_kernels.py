@@ -125,18 +125,15 @@ def meaning(kernel: KernelOp, inputs: Sequence[torch.Tensor]) -> list[torch.Tens
 
 def _meaning(op, space, parallel, values, slots, buffers):
     plain = {k: to_python(v) for k, v in op.properties.items()}
-    rest = len(space) - parallel
+    task = space[:parallel] + (1,) * (len(space) - parallel)
     match op.name:
         case "task.load":
-            at = positions(plain, space)
+            at = positions(plain, space if op.outputs[0].type.is_full else task)
             for index, stride in zip(op.inputs[1:], plain.get("index_strides", ()), strict=True):
                 at = at + values[index] * stride
-            found = buffers[slots[op.inputs[0]]][at]
-            return found if op.outputs[0].type.is_full or not rest else _row(found, rest)
+            return buffers[slots[op.inputs[0]]][at]
         case "task.store":
-            at = positions(plain, space)
-            if rest and not op.inputs[0].type.is_full:
-                at = _row(at, rest)
+            at = positions(plain, space if op.inputs[0].type.is_full else task)
             target = buffers[slots[op.inputs[1]]]
             target[at] = values[op.inputs[0]].expand(at.shape).to(target.dtype)
         case "task.constant":
@@ -156,12 +153,6 @@ def _meaning(op, space, parallel, values, slots, buffers):
         case "task.contract":
             a, b = (values[v].expand(space) for v in op.inputs)
             return (a * b).sum(tuple(range(parallel, len(space))), keepdim=True)
-
-
-def _row(tensor, rest):
-    for dim in range(tensor.ndim - rest, tensor.ndim):
-        tensor = tensor.narrow(dim, 0, 1)
-    return tensor
 
 
 def positions(plain, space):
@@ -287,9 +278,10 @@ def whole_product(size=23) -> KernelOp:
 
 
 def matmul(
-    m=37, n=53, k=29, batch=(), dtype="f32", transposed=False, epilogue=True, name="matmul", **tile: int
-) -> KernelOp:
-    """A batched matmul with bias, gelu and residual; the weight may be stored transposed."""
+    m=37, n=53, k=29, batch=(), dtype="f32", transposed=False, a_transposed=False, epilogue=True,
+    name="matmul", **tile: int,
+) -> KernelOp:  # fmt: skip
+    """A batched matmul with bias, gelu and residual; operands may be stored transposed."""
     tile = {"block_m": 32, "block_n": 32, "block_k": 16, **tile}
     count = len(batch)
     ones = (1,) * count
@@ -306,7 +298,7 @@ def matmul(
     a, w = b.input(total * m * k, dtype), b.input(total * n * k, dtype)
     bias, residual = b.input(n, dtype), b.input(total * m * n, dtype)
     y = b.output(total * m * n, dtype)
-    left = b.load(a, (*lead_a, k, 0, 1))
+    left = b.load(a, (*lead_a, 1, 0, m) if a_transposed else (*lead_a, k, 0, 1))
     right = b.load(w, (*lead_b, 0, k, 1) if transposed else (*lead_b, 0, 1, n))
     v = b.contract(left, right, dtype)
     if epilogue:
@@ -314,6 +306,48 @@ def matmul(
         v = b.fn("add", v, b.load(residual, (*lead_c, n, 1, 0)))
     b.store(v, y, (*lead_c, n, 1, 0))
     return b.kernel()
+
+
+def reductions(dtype: str, rows=5, columns=43) -> KernelOp:
+    """Every reduction of a dtype, over two dims that do not merge."""
+    b = Builder(f"reductions_{dtype}", (rows, 3, columns), 1, (2,))
+    x = b.input(rows * columns * 3, dtype)
+    functions = ("any", "all") if dtype == "i1" else ("sum", "max", "min", "prod")
+    outputs = [b.output(rows, dtype) for _ in functions]
+    v = b.load(x, (columns * 3, 1, 3))
+    for fn, y in zip(functions, outputs, strict=True):
+        b.store(b.reduce(fn, v), y, (1, 0, 0))
+    return b.kernel()
+
+
+def empty(rows=0, columns=5, name="empty") -> KernelOp:
+    """A sum of no rows, or of rows without columns."""
+    b = Builder(name, (rows, columns), 1, (4,))
+    x, y = b.input(rows * columns, "f32"), b.output(rows, "f32")
+    b.store(b.reduce("sum", b.load(x, (columns, 1))), y, (1, 0))
+    return b.kernel()
+
+
+def huge(rows=70_000, columns=40_000) -> KernelOp:
+    """Offsets beyond 31 bits."""
+    b = Builder("huge", (rows, columns), 1, (1,))
+    x, y = b.input(rows * columns, "f16"), b.output(rows, "f16")
+    b.store(b.reduce("sum", b.load(x, (columns, 1))), y, (1, 0))
+    return b.kernel()
+
+
+def gpt_kernels(dtype: torch.dtype = torch.float32) -> dict[str, KernelOp]:
+    """Every kernel of a small GPT and its loss, mapped for sm_90."""
+    from irc.frontends.torch.capture import capture
+    from irc.pipeline import Options, default_pipeline, run_passes
+    from tests.models.gpt import GPT, GPTConfig
+
+    model = GPT(GPTConfig(layers=2, hidden=48, heads=3, block=16, vocab=29)).eval().to(dtype)
+    tokens = torch.zeros(2, 11, dtype=torch.long)
+    module = capture(model, (tokens, tokens)).program.module
+    run_passes(module, default_pipeline(Options(target="sm_90")))
+    kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
+    return {op.sym_name.data: op for op in kernels}
 
 
 def noted(kernel: KernelOp, note: str) -> KernelOp:

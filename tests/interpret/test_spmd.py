@@ -22,7 +22,7 @@ from irc.dialects.flow import (
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType
-from irc.errors import InternalError
+from irc.errors import InternalError, IrcError
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference, random_inputs
 from irc.interpret.sharded import run_sharded
@@ -216,7 +216,7 @@ def test_an_axis_that_the_mesh_lacks_is_named() -> None:
     for op in spmd.walk():
         if isinstance(op, CollectiveOp):
             op.properties["axis"] = StringAttr("rows")
-    with pytest.raises(InternalError, match="axis 'rows'"):
+    with pytest.raises(IrcError, match="axis 'rows'"):
         run_spmd(spmd, random_inputs(mlp()), Mesh.parse("a=4"))
 
 

@@ -28,7 +28,10 @@ class CNN(nn.Module):
     def __init__(self, channels: int = 12, blocks: int = 3, classes: int = 7) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, channels, 5, stride=2, padding=2), nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+            nn.Conv2d(3, channels, 5, stride=2, padding=2),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
         )
         self.blocks = nn.Sequential(*(Residual(channels) for _ in range(blocks)))
         self.head = nn.Linear(channels, classes)

@@ -35,7 +35,13 @@ def t5() -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
-        vocab_size=97, d_model=48, d_kv=12, d_ff=80, num_layers=3, num_heads=4, decoder_start_token_id=0
+        vocab_size=97,
+        d_model=48,
+        d_kv=12,
+        d_ff=80,
+        num_layers=3,
+        num_heads=4,
+        decoder_start_token_id=0,
     )
     torch.manual_seed(5)
     return T5ForConditionalGeneration(config).eval()

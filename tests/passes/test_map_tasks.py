@@ -11,6 +11,7 @@ from irc.dialects.builder import FlowBuilder, finish_function
 from irc.dialects.flow import (
     AttentionOp,
     ContractOp,
+    GatherOp,
     IotaOp,
     SliceOp,
     SortOp,
@@ -292,6 +293,36 @@ def test_empty_tensors_stay_with_the_library() -> None:
     )
     assert lowered(module, FusePass(), MapTasksPass())[-1] == 0.0
     assert not ops_of(module, KernelOp)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_gathers_read_through_views(dim: int) -> None:
+    def body(b: FlowBuilder, x: SSAValue, index: SSAValue) -> list[SSAValue]:
+        turned = b.op(TransposeOp, [x], perm=(2, 0, 1))
+        bound = b.pointwise("remainder", index, b.scalar(3, "i64"))
+        taken = b.op(TakeOp, [turned, bound], dim=dim)
+        count = [4, 3, 5]
+        where = b.op(SliceOp, [b.op(IotaOp, [], result=T((4, 9, 5), "i64"), dim=2)],
+                     starts=(0, 3, 0), stops=(4, 6, 5), steps=(1, 1, 1))  # fmt: skip
+        where = b.pointwise("remainder", where, b.scalar(min(count), "i64"))
+        return [b.pointwise("neg", taken), b.op(GatherOp, [turned, where], dim=dim)]
+
+    module = build([(3, 5, 4), (2, 7)], body, "f32 i64")
+    assert lowered(module, CanonicalizePass(), FusePass(), MapTasksPass())[-1] == 0.0
+    kernels = [k for k in ops_of(module, KernelOp) if "take" in k.sym_name.data]
+    assert len(kernels) == 2 and not ops_of(module, GatherOp)
+
+
+def test_reductions_of_every_function_and_dtype() -> None:
+    def body(b: FlowBuilder, x: SSAValue, i: SSAValue, h: SSAValue) -> list[SSAValue]:
+        positive = b.pointwise("gt", x, b.scalar(0.0, "f32"))
+        made = [b.reduce(fn, positive, [1], keep_dims=False) for fn in ("any", "all")]
+        made += [b.reduce(fn, x, [1], keep_dims=True) for fn in ("sum", "prod", "max", "min")]
+        made += [b.reduce(fn, i, [0], keep_dims=False) for fn in ("sum", "max")]
+        return [*made, b.reduce("sum", h, [0, 1], keep_dims=True)]
+
+    module = build([(5, 7), (5, 7), (5, 7)], body, "f32 i64 bf16")
+    assert lowered(module, FusePass(), MapTasksPass())[-1] < 1e-12
 
 
 def test_attention_reads_views() -> None:

@@ -45,7 +45,13 @@ def convert_if(node: Node) -> list[Value]:
     if condition is not None:
         name = names[bool(condition.reshape(-1)[0])]
         return run_graph(node, node.attr(name), [], name.replace("_", " "))
-    no, yes = (run_graph(node, node.attr(name), [], name.replace("_", " ")) for name in names)
+    try:
+        no, yes = (run_graph(node, node.attr(n), [], n.replace("_", " ")) for n in names)
+    except Blocked:
+        raise Unsupported(
+            "a condition that depends on inputs, with a branch that cannot be computed",
+            "if the condition is the same in every call, give its input by `constants`",
+        ) from None
     b, results = node.b, list[Value]()
     chosen = b.reshape(node[0], ())
     for left, right in zip(yes, no, strict=True):

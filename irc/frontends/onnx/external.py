@@ -75,14 +75,11 @@ def to_array(tensor: TensorProto, source: Source) -> Array:
     if tensor.data_location == TensorProto.EXTERNAL:
         return _external(tensor, source, shape, dtype)
     if tensor.HasField("raw_data"):
-        if len(tensor.raw_data) != prod(shape) * dtype.itemsize:
-            raise _invalid(
-                source,
-                tensor,
-                f"it holds {len(tensor.raw_data)} bytes, but {list(shape)} of {dtype} "
-                f"takes {prod(shape) * dtype.itemsize}",
-            )
-        return np.frombuffer(tensor.raw_data, dtype.newbyteorder("<")).reshape(shape)
+        data, wanted = tensor.raw_data, prod(shape) * dtype.itemsize
+        if len(data) != wanted:
+            reason = f"it holds {len(data)} bytes, but {list(shape)} of {dtype} takes {wanted}"
+            raise _invalid(source, tensor, reason)
+        return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape)
     try:
         return numpy_helper.to_array(tensor).astype(dtype, copy=False).reshape(shape)
     except (ValueError, TypeError) as error:

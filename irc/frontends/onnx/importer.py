@@ -83,10 +83,12 @@ class Importer:
         """
         graph = self.source.model.graph
         scope: Scope = ChainMap()
-        stored = {tensor.name for tensor in graph.initializer}
+        stored = {tensor.name for tensor in (*graph.initializer, *self.source.stored)}
         for given in graph.input:
             if given.name not in stored:
                 scope[given.name] = self._input(given)
+        for tensor in self.source.stored:
+            scope[tensor.name] = self._stored(tensor)
         self.convert(graph, scope, "node")
         self.sizes.check_used()
         results = self._outputs(graph, scope)

@@ -21,7 +21,7 @@ from irc.frontends.onnx.read import DOMAINS, Source
 from irc.frontends.onnx.table import CONVERTERS
 
 LARGE_BYTES = 1024
-MAX_NODES = 1_000_000
+MAX_NODES = 250_000
 MAX_EXPANSIONS = 8
 
 
@@ -40,9 +40,8 @@ def prepare(source: Source) -> Source:
     inputs = [given for given in model.graph.input if given.name not in large]
     del model.graph.input[:]
     model.graph.input.extend(inputs)
-    kept = [tensor for tensor in source.model.graph.initializer if tensor.name in large]
-    model.graph.initializer.extend(kept)
-    return replace(source, model=model)
+    stored = tuple(t for t in source.model.graph.initializer if t.name in large)
+    return replace(source, model=model, stored=stored)
 
 
 def strip(model: onnx.ModelProto) -> tuple[onnx.ModelProto, frozenset[str]]:

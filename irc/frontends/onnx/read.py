@@ -37,12 +37,16 @@ MAGIC: tuple[tuple[int, bytes, str], ...] = (
 
 @dataclass(frozen=True)
 class Source:
-    """A decoded model, its short name for messages, and where its external data may lie."""
+    """A decoded model, its short name for messages, and where its external data may lie.
+
+    ``stored`` holds initializers that are not in the graph: large ones are never copied.
+    """
 
     model: onnx.ModelProto
     name: str
     folder: Path | None
     real_folder: Path | None
+    stored: tuple[onnx.TensorProto, ...] = ()
 
 
 def read_model(given: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Source:

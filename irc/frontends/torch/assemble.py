@@ -15,12 +15,12 @@ from xdsl.ir import Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
 from irc.dialects.types import TensorType, is_float
+from irc.errors import IrcError
 from irc.frontends.torch.locations import location
 from irc.frontends.torch.lowering import Lowering
 from irc.frontends.torch.outline import Region, regions
 from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.frontends.torch.translate import Scope, Translation
-from irc.errors import IrcError
 from irc.ops.library import dtype_names
 from irc.program import Program
 

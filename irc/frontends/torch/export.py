@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.locations import user_frames
+from irc.frontends.torch.repeat import expand, stubbed
 from irc.frontends.torch.table import row_of
 
 NEEDS_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
@@ -42,13 +43,22 @@ def export(
     """
     with warnings.catch_warnings(), torch.no_grad(), user_frames():
         warnings.simplefilter("ignore")
-        program = torch.export.export(
-            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
-        )
+        with stubbed(module) as repeated:
+            program = _exported(module, args, kwargs, dynamic_shapes)
+        if repeated:
+            expand(program, module)
         settle(program.graph_module)
         if all(is_plain(node.target, node.args) for node in _calls(program.graph_module)):
             return program
+        if repeated:
+            program = _exported(module, args, kwargs, dynamic_shapes)
         return program.run_decompositions(decompositions())
+
+
+def _exported(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
 
 
 def _calls(module: GraphModule) -> Iterator[torch.fx.Node]:

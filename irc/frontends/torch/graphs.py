@@ -38,7 +38,9 @@ class FlatProgram:
     results: tuple[tuple[str, Any], ...]
 
 
-def flat_program(module: GraphModule, held: Mapping[int, tuple[str, torch.Tensor]], source: str) -> FlatProgram:
+def flat_program(
+    module: GraphModule, held: Mapping[int, tuple[str, torch.Tensor]], source: str
+) -> FlatProgram:
     """Translate a functional ATen graph of tensors.
 
     Args:
@@ -64,13 +66,19 @@ def flat_program(module: GraphModule, held: Mapping[int, tuple[str, torch.Tensor
     used = {a.name for a in arguments.values()}
     return FlatProgram(
         assembly,
-        tuple(i for i, node in enumerate(placeholders) if node in arguments and arguments[node].role == "input"),
+        tuple(
+            i
+            for i, node in enumerate(placeholders)
+            if node in arguments and arguments[node].role == "input"
+        ),
         {name: index for index, (name, _) in held.items() if name in used},
         results,
     )
 
 
-def _results(flat: Sequence[Any], placeholders: Sequence[Node]) -> tuple[tuple[tuple[str, Any], ...], list[Node]]:
+def _results(
+    flat: Sequence[Any], placeholders: Sequence[Node]
+) -> tuple[tuple[tuple[str, Any], ...], list[Node]]:
     computed: list[Node] = []
     results: list[tuple[str, Any]] = []
     for value in flat:
@@ -116,9 +124,17 @@ def pre_dispatch(module: GraphModule, fakes: Sequence[torch.Tensor]) -> GraphMod
         with preserve_node_meta():
             return Interpreter(module).run(*tensors)
 
-    mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
+    mode = (
+        next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None)
+        or FakeTensorMode()
+    )
     # In the mode, so that what the graph makes by itself (arange) is fake too; numbers that it writes are not.
-    with warnings.catch_warnings(), torch.no_grad(), mode, mock.patch.object(mode, "allow_non_fake_inputs", True):
+    with (
+        warnings.catch_warnings(),
+        torch.no_grad(),
+        mode,
+        mock.patch.object(mode, "allow_non_fake_inputs", True),
+    ):
         warnings.simplefilter("ignore")
         traced = make_fx(run, pre_dispatch=True, _error_on_data_dependent_ops=True)(*fakes)
     settle(traced)

@@ -31,7 +31,7 @@ def plus(t: Lowering, x: SSAValue, bias: SSAValue, alpha: Any = 1, beta: Any = 1
 @lowers("linear")
 def linear(
     t: Lowering, input: SSAValue, weight: SSAValue, bias: SSAValue | None = None
-) -> SSAValue:  # noqa: A002
+) -> SSAValue:
     """Multiply the last dim by a matrix [out, in]."""
     lead = ascii_letters[: tensor(input).ndim - 1]
     out = "Z" if tensor(weight).ndim == 2 else ""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from collections.abc import Sequence
-from typing import Any
 
+import torch
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import GatherOp, tensor

@@ -172,7 +172,7 @@ def masked_fill(t: Lowering, self: SSAValue, mask: SSAValue, value: Operand) -> 
 @lowers("clamp", "clip")
 def clamp(
     t: Lowering, self: SSAValue, min: Operand | None = None, max: Operand | None = None
-) -> SSAValue:  # noqa: A002 - ATen's names
+) -> SSAValue:
     """Bound from below, then from above; NaN stays."""
     value: Operand = self
     value = value if min is None else t.pointwise("maximum", value, min)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
-
-import math
 
 from xdsl.ir import SSAValue
 
@@ -178,7 +177,7 @@ def vector_norm(
     dim: Dims = None,
     keepdim: bool = False,
     **options: Any,
-) -> SSAValue:  # noqa: A002 - ATen's name
+) -> SSAValue:
     """Return the 1-, 2- or maximum norm."""
     dims = dims_of(dim, tensor(self).ndim)
     ord = 2 if ord is None else ord  # noqa: A001
@@ -287,7 +286,7 @@ def argsort(t: Lowering, self: SSAValue, dim: int = -1, descending: bool = False
 @lowers("topk")
 def topk(
     t: Lowering, self: SSAValue, k: Dim, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> list[SSAValue]:  # noqa: A002 - ATen's name
+) -> list[SSAValue]:
     """Return the k largest or smallest, in order."""
     if not tensor(self).ndim:
         t.decline()

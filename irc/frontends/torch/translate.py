@@ -136,7 +136,10 @@ class Scope:
             else:
                 results = found if isinstance(found, list) else [found]
                 return [self._checked(target, *pair) for pair in zip(results, types, strict=False)]
-        if target._schema.name == "aten::as_strided" and not node.args[0].meta["val"].is_contiguous():  # type: ignore[union-attr]  # a node
+        if (
+            target._schema.name == "aten::as_strided"
+            and not node.args[0].meta["val"].is_contiguous()
+        ):  # type: ignore[union-attr]  # a node
             raise IrcError("op-unsupported", "it depends on how its operand lies in memory")
         return self._extern(target, args, kwargs, fakes)
 
@@ -160,7 +163,9 @@ class Scope:
         if any(isinstance(fake, torch.SymInt | torch.SymFloat) for fake in fakes):
             raise SizeError(f"{target} takes a number out of a tensor")
         if target._schema.is_mutable:
-            raise IrcError("op-unsupported", "it writes to its operands and torch could not undo that")
+            raise IrcError(
+                "op-unsupported", "it writes to its operands and torch could not undo that"
+            )
         kinds = [self.shared.kind(fake) for fake in fakes if isinstance(fake, torch.Tensor)]
         operands: list[SSAValue] = []
         text = extern.arguments(args, kwargs, operands)

@@ -1,5 +1,5 @@
-// Runs CUDA kernels on a CPU: one fiber per thread, which changes hands at barriers only, in an order
-// that the test chooses. A result that depends on the order, or NaN from poisoned shared memory, shows a
+// Runs CUDA kernels on a CPU: one fiber per thread, which changes hands at barriers only; a warp runs as
+// far as it can before another does, in an order that the test chooses. A result that depends on the order, or NaN from poisoned shared memory, shows a
 // missing barrier; a barrier that not all threads reach is an error.
 #pragma once
 #include <ucontext.h>
@@ -40,6 +40,7 @@ static void wait(State state) {
 }
 static void enter() { body(); wait(DONE); }
 
+static int random(int bound) { return (seed = seed * 1664525 + 1013904223) / 65536 % bound; }
 static bool release(int first, int last, State state) {
   for (int t = first; t < last; ++t) if (fibers[t].state != state) return false;
   for (int t = first; t < last; ++t) fibers[t].state = READY;
@@ -54,20 +55,22 @@ static void run_block(int threads) {
     f.state = READY;
     makecontext(&f.context, enter, 0);
   }
-  std::vector<int> turn(threads);
-  for (int t = 0; t < threads; ++t) turn[t] = order == 1 ? threads - 1 - t : t;
-  for (bool progress = true; progress;) {
-    progress = false;
-    if (order == 2)
-      for (int t = threads - 1; t > 0; --t) std::swap(turn[t], turn[(seed = seed * 1664525 + 1013904223) % (t + 1)]);
-    for (int t : turn) {
-      if (fibers[t].state != READY) continue;
-      current = t, threadIdx.x = t, progress = true;
+  // One warp runs until it waits for the others: the first that can, the last, or any.
+  std::vector<int> ready;
+  do {
+    ready.clear();
+    for (int t = 0; t < threads; ++t) if (fibers[t].state == READY) ready.push_back(t);
+    if (ready.empty()) continue;
+    if (order == 1) std::reverse(ready.begin(), ready.end());
+    if (order == 2) for (int i = ready.size() - 1; i > 0; --i) std::swap(ready[i], ready[random(i + 1)]);
+    const int warp = ready[0] / 32;
+    for (int t : ready) {
+      if (t / 32 != warp) continue;
+      current = t, threadIdx.x = t;
       swapcontext(&scheduler, &fibers[t].context);
     }
-    for (int w = 0; w < threads; w += 32) progress |= release(w, std::min(w + 32, threads), AT_WARP);
-    progress |= release(0, threads, AT_BLOCK);
-  }
+    release(warp * 32, std::min(warp * 32 + 32, threads), AT_WARP);
+  } while (!ready.empty() || release(0, threads, AT_BLOCK));
   for (int t = 0; t < threads; ++t) if (fibers[t].state != DONE) error = 999;
 }
 template <typename F> static void run(int blocks, int threads, F call) {

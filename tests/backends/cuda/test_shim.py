@@ -4,10 +4,10 @@ import ctypes
 import random
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import gpu_kernels as g
+
 import pytest
 import torch
 
@@ -16,6 +16,7 @@ from irc.backends.cuda.functions import expression
 from irc.dialects.task import KernelOp
 from irc.kernels.form import integer_bound, read
 from irc.ops.pointwise import POINTWISE
+from tests.backends import gpu_kernels as g
 
 SHIM = Path(__file__).with_name("shim.h")
 ORDERS = ("forward", "reversed", "shuffled")
@@ -102,6 +103,11 @@ def hand_written() -> dict[str, KernelOp]:
         g.matmul(m=72, n=80, k=64, dtype="f16", name="matmul_f16_vector"),
         g.matmul(m=13, n=64, k=40, dtype="bf16", name="matmul_bf16"),
         g.matmul(m=130, n=136, k=40, batch=(2,), dtype="bf16", block_m=128, block_n=128, name="matmul_bf16_128"),
+        g.matmul(m=72, n=80, k=40, dtype="f16", a_transposed=True, name="matmul_f16_a_transposed"),
+        g.matmul(m=36, n=80, k=40, a_transposed=True, transposed=True, name="matmul_a_transposed"),
+        g.empty(), g.empty(rows=3, columns=0, name="no_columns"), g.matmul(m=3, n=5, k=0, name="no_products"),
+        *[g.reductions(d) for d in ("f32", "f64", "f16", "i64", "i32", "i8", "u8", "i1")],
+        *g.gpt_kernels(torch.bfloat16).values(),
     ]  # fmt: skip
     kernels[9].sym_name = type(kernels[9].sym_name)("flat_add_scalar")
     found = {}
@@ -124,11 +130,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return build(tmp_path_factory.mktemp("shim"), EVERY)
 
 
-def build(folder: Path, kernels: dict[str, KernelOp]) -> ctypes.CDLL:
+def build(
+    folder: Path, kernels: dict[str, KernelOp], change: Callable[[str], str] = str
+) -> ctypes.CDLL:
     """Compile the files of many kernels as one library, each in a namespace."""
     text = []
     for name, kernel in kernels.items():
-        (folder / f"{name}.cu").write_text(emit(kernel))
+        (folder / f"{name}.cu").write_text(change(emit(kernel)))
         text.append(f'#define launch launch_{name}\nnamespace space_{name} {{\n#include "{name}.cu"\n}}\n#undef launch')
     (folder / "all.cpp").write_text("\n".join(text))
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fwrapv", "-ffp-contract=off", "-Wno-unknown-pragmas"]
@@ -194,6 +202,32 @@ def test_all_functions(library: ctypes.CDLL, name: str) -> None:
     kernel = TABLE[name]
     inputs = table_inputs(kernel)
     compare(run(library, kernel, inputs, 0), g.meaning(kernel, inputs))
+
+
+@pytest.mark.parametrize("name", ["block_row", "column_sums", "matmul", "matmul_f16"])
+def test_a_missing_barrier_is_found(tmp_path: Path, name: str) -> None:
+    """The shim earns its keep: without barriers the same checks fail."""
+    kernel = HAND[name]
+    library = build(tmp_path, {name: kernel}, lambda text: text.replace("__syncthreads();", ""))
+    inputs = g.inputs_for(kernel, lambda i: 9)
+    wanted = g.meaning(kernel, inputs)
+    with pytest.raises(AssertionError):
+        for order in range(len(ORDERS)):
+            compare(run(library, kernel, inputs, order), wanted)
+
+
+def test_a_barrier_that_some_threads_miss_is_an_error(tmp_path: Path) -> None:
+    kernel = HAND["block_row"]
+    divergent = "if (threadIdx.x < 40) __syncthreads();"
+    library = build(tmp_path, {"block_row": kernel}, lambda text: text.replace("__syncthreads();", divergent))
+    with pytest.raises(AssertionError, match="CUDA error 999"):
+        run(library, kernel, g.inputs_for(kernel, lambda i: 9), 0)
+
+
+def test_misaligned_buffers_are_refused(library: ctypes.CDLL) -> None:
+    memory = torch.zeros(2000)
+    pointers = (ctypes.c_void_p * 3)(*[memory.data_ptr() + 4] * 3)
+    assert library.launch_flat_add(pointers, None) == 716
 
 
 def test_special_values(library: ctypes.CDLL) -> None:

@@ -17,7 +17,7 @@ from tests.plan.programs import sharded
 
 HOSTILE = [
     "plain", "a b", "it's", '"quoted"', "$(touch canary)", "`touch canary`", "; touch canary",
-    "x\n#SBATCH --partition=evil", "x\ntouch canary\n", "-rf", "--help", "a\\", "*", "~", "%j",
+    "x#SBATCH --partition=evil", "-rf", "--help", "a\\", "*", "~", "%j",
     "\u00e9\u4e2d", "&& touch canary", "${HOME}", "#", "!!",
 ]  # fmt: skip
 
@@ -65,6 +65,13 @@ def test_hostile_names_stay_names(name: str, form: str, tmp_path: Path) -> None:
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert len(directives) == (5 if form == "slurm" else 0)
     assert not any("evil" in line and "partition=" in line for line in directives)
+
+
+@pytest.mark.parametrize("name", ["x\n#SBATCH --partition=evil", "x\ntouch canary\n", "\x1b[2J"])
+def test_control_characters_are_refused(name: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path / name)
+    with pytest.raises(IrcError, match="control characters"):
+        render_launch(str(folder), "slurm")
 
 
 def test_a_plan_carries_files_without_paths(tmp_path: Path) -> None:

@@ -40,6 +40,13 @@ def test_branches_of_different_types_are_refused() -> None:
         load_onnx(model_of(body, "bool c, float[3] x", "float[3] y"))
 
 
+def test_a_branch_that_cannot_be_computed_is_explained() -> None:
+    body = BRANCHES.format(then="Relu", other="Unique")
+    with pytest.raises(IrcError, match="by `constants`") as caught:
+        load_onnx(model_of(body, "bool c, float[3] x", "float[3] y"))
+    assert "else branch node 0 (Unique)" in str(caught.value)
+
+
 def test_loop_unrolls() -> None:
     stored = "int64 n = {4}, bool go = {1}"
     check_text(LOOP, "float[3] x", "y:1 h:2", stored=stored)

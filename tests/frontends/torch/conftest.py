@@ -28,7 +28,9 @@ def run(captured: Captured, args: Any, kwargs: Any = None) -> tuple[Any, dict[st
 def check() -> Callable[..., Captured]:
     """Return a function that captures, verifies, prints, parses, runs and compares."""
 
-    def compare(module: Any, *args: Any, tolerance: float = 1e-5, externs: int = 0, **kwargs: Any) -> Captured:
+    def compare(
+        module: Any, *args: Any, tolerance: float = 1e-5, externs: int = 0, **kwargs: Any
+    ) -> Captured:
         captured = capture(module, args, kwargs)
         captured.program.module.verify()
         text = dump(captured.program.module)

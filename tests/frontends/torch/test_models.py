@@ -14,7 +14,6 @@ from irc.frontends.torch.capture import Captured, capture
 from irc.interpret.flow import run_function
 from tests.models import cnn, gpt, hugging_face
 
-
 IDS = torch.randint(0, 97, (2, 9), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones(2, 9, dtype=torch.long)
 MASK[0, 6:] = 0
@@ -23,7 +22,9 @@ MASK[0, 6:] = 0
 @pytest.mark.parametrize("tied", [True, False])
 def test_gpt(tied: bool, check: Callable[..., Captured]) -> None:
     torch.manual_seed(0)
-    model = gpt.GPT(gpt.GPTConfig(layers=3, hidden=48, heads=3, vocab=97, block=16, tied=tied)).eval()
+    model = gpt.GPT(
+        gpt.GPTConfig(layers=3, hidden=48, heads=3, vocab=97, block=16, tied=tied)
+    ).eval()
     captured = check(model, IDS)
     assert list(functions(captured.program.module)) == ["block_0", "forward"]
     assert ("head.weight" in captured.program.tensors) is not tied
@@ -54,13 +55,21 @@ def test_llama_with_a_cache_from_before() -> None:
         past = model(IDS).past_key_values
         captured = capture(model, (token,), {"past_key_values": copy.deepcopy(past)})
         program = captured.program
-        assert program.input_names[:3] == ["input_ids", "past_key_values.0_keys", "past_key_values.0_values"]
+        assert program.input_names[:3] == [
+            "input_ids",
+            "past_key_values.0_keys",
+            "past_key_values.0_values",
+        ]
         given = captured.flatten((token,), {"past_key_values": copy.deepcopy(past)})
-        found = run_function(program.module, program.bind(dict(zip(program.input_names, given, strict=True))))
+        found = run_function(
+            program.module, program.bind(dict(zip(program.input_names, given, strict=True)))
+        )
         mine, theirs = captured.unflatten(found), model(token, past_key_values=copy.deepcopy(past))
     torch.testing.assert_close(mine.logits, theirs.logits, rtol=1e-5, atol=1e-5)
     assert mine.past_key_values.get_seq_length() == 10
-    torch.testing.assert_close(mine.past_key_values.layers[1].values, theirs.past_key_values.layers[1].values)
+    torch.testing.assert_close(
+        mine.past_key_values.layers[1].values, theirs.past_key_values.layers[1].values
+    )
 
 
 def test_bert_with_padding(check: Callable[..., Captured]) -> None:

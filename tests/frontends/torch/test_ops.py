@@ -107,7 +107,11 @@ def index_writes(x: torch.Tensor, i: torch.Tensor) -> Any:
     a = x.clone()
     a[:, i] = 7.0
     a.index_add_(1, i, x[:, :3])
-    return a, x.index_copy(1, i, x[:, :3]), x.index_put((i % 3,), x[:, 0, :1].expand(3, 7)[:, None], accumulate=True)
+    return (
+        a,
+        x.index_copy(1, i, x[:, :3]),
+        x.index_put((i % 3,), x[:, 0, :1].expand(3, 7)[:, None], accumulate=True),
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -117,7 +121,19 @@ def test_family(case: str, check: Any) -> None:
     check(fn, *args, externs=1 if slices else 0, tolerance=2e-5)
 
 
-@pytest.mark.parametrize("case", ["variance", "softmax", "layer norm", "products", "linear", "attention", "batch norm", "losses"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "variance",
+        "softmax",
+        "layer norm",
+        "products",
+        "linear",
+        "attention",
+        "batch norm",
+        "losses",
+    ],
+)
 def test_family_in_double(case: str, check: Any) -> None:
     fn, *args = CASES[case]()
     check(fn, *[a.double() if a.is_floating_point() else a for a in args], tolerance=1e-11)
