@@ -6,6 +6,7 @@ backend imports one module. A backend turns ``task.kernel`` ops into source file
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -55,3 +56,18 @@ class KernelReport:
     registers: int
     spill_bytes: int
     shared_bytes: int
+
+    @staticmethod
+    def of_ptxas(log: str, dynamic_shared: int = 0) -> KernelReport:
+        r"""Read what ``ptxas -v`` says; it does not know shared memory that the launch asks for.
+
+        >>> KernelReport.of_ptxas("0 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\n"
+        ...                       "ptxas info : Used 40 registers, 512 bytes smem")
+        KernelReport(registers=40, spill_bytes=12, shared_bytes=512)
+        """
+        registers = [int(n) for n in re.findall(r"Used (\d+) registers", log)]
+        spills = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
+        shared = [int(n) for n in re.findall(r"(\d+) bytes smem", log)]
+        return KernelReport(
+            max(registers, default=0), sum(spills), max(shared, default=0) + dynamic_shared
+        )

@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import VerifyException
 
+from irc.backends.launch.target import launch_files
 from irc.cost.actions import ActionCost
 from irc.dialects.placement import Mesh
 from irc.dialects.task import KernelOp
@@ -21,6 +22,7 @@ from irc.dialects.text import context, dump
 from irc.errors import InternalError, IrcError
 from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
+from irc.plan.ranges import input_ranges
 from irc.plan.save import make_plan as bundle
 from irc.plugin import find_backend, find_pass
 from irc.program import Program
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 VerifyEach: TypeAlias = Literal["ir", "exec"] | None
 OnStage: TypeAlias = Callable[[str, ModuleOp], None]
+
+THIS_HOST = "this-host"
+"""The preset that is the machine at hand: its prediction is held against what is measured."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Options:
     mesh: Mesh = field(default_factory=lambda: Mesh(()))
     backend: str = "cpu"
     target: str = ""
-    cluster: str = "this-host"
+    cluster: str = THIS_HOST
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     passes: tuple[str, ...] = ()
     pins: str = ""
@@ -199,21 +204,34 @@ def make_plan(program: Program, options: Options, *, keep_ir: bool = True) -> Lo
     """
     import torch
 
+    from irc.runtime.processes import num_cores
+
     backend = find_backend(options.backend)
     texts: dict[str, str] = {}
 
     def keep(name: str, module: ModuleOp) -> None:
         texts[f"{len(texts):02}-{name}.mlir"] = dump(module)
 
+    ranges = input_ranges(program.module)
     lower(program, options, keep if keep_ir else None)
     kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
     cost = ActionCost(program.module, options.cluster, options.mesh)
-    plan = build_plan(program.module, backend=options.backend, seconds=cost)
-    plan = replace(plan, predicted_s=predicted_seconds(plan))
+    here = options.cluster == THIS_HOST
+    plan = build_plan(
+        program.module,
+        backend=options.backend,
+        seconds=cost,
+        ranges=ranges,
+        cluster="" if here else options.cluster,
+    )
+    # Processes of one host share its cores; devices of a cluster are each their own.
+    cores = num_cores() if here else None
+    plan = replace(plan, predicted_s=predicted_seconds(plan, cores=cores))
     return bundle(
         plan,
         ir=texts,
         kernels=backend.emit_plan_sources(kernels),
+        extra=launch_files(plan) if keep_ir else {},
         torch_version=torch.__version__,
     )
 

@@ -1,7 +1,7 @@
 """sin, cos and tan in float32 vectors, and libm lane by lane for the rest.
 
 The argument is reduced in float64 by pi/2 in three parts, exact up to 2**20; a vector with a larger
-argument goes to libm. Largest errors in ulp, measured by the tests: sin 1.5, cos 1.5, tan 3.
+argument goes to libm. Largest errors in ulp, which the tests hold: sin 1.5, cos 1.5, tan 3.
 """
 
 from __future__ import annotations

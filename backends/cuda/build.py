@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from irc.dialects.task import KernelOp
 
-# Products and sums round apart, as in eager PyTorch; the contraction of a matmul asks for fma by name.
+# Products and sums round apart, as in eager PyTorch; a matmul asks for fma by name.
 FLAGS = ("-std=c++17", "-O3", "-fmad=false")
 
 
@@ -39,20 +38,7 @@ def compile_for(kernel: KernelOp, arch: int) -> KernelReport:
         path.write_text(emit_form(read(kernel)), encoding="utf-8")
         command = [nvcc, *FLAGS, f"-arch={arch_name(arch)}", "-cubin", "-Xptxas", "-v"]
         log = _run([*command, "-o", str(path.with_suffix(".cubin")), str(path)])
-    return report(log)
-
-
-def report(log: str) -> KernelReport:
-    """Read what ``ptxas -v`` says.
-
-    >>> report("0 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\\n"
-    ...        "ptxas info : Used 40 registers, used 1 barriers, 512 bytes smem")
-    KernelReport(registers=40, spill_bytes=12, shared_bytes=512)
-    """
-    registers = [int(n) for n in re.findall(r"Used (\d+) registers", log)]
-    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
-    shared = [int(n) for n in re.findall(r"(\d+) bytes smem", log)]
-    return KernelReport(max(registers, default=0), sum(spills), max(shared, default=0))
+    return KernelReport.of_ptxas(log)
 
 
 def load(path: str | Path, arch: int | None = None) -> Callable[..., None]:

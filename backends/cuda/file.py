@@ -24,7 +24,7 @@ PRELUDE = """
 """
 
 LAUNCHER = """
-// Run on device pointers, inputs then outputs; returns a cudaError_t. All buffers are aligned to 16 bytes.
+// Run on device pointers, inputs then outputs, each aligned to 16 bytes; returns a cudaError_t.
 extern "C" int launch(void* const* buffers, cudaStream_t stream) {
   for (int i = 0; i < {count}; ++i) {
     if ((unsigned long long)buffers[i] % 16) return (int)cudaErrorMisalignedAddress;
@@ -42,12 +42,21 @@ def emit_form(form: Form) -> str:
     name = identifier(form.name)
     body = Source("  ")
     arguments = ", ".join(_argument(form, i) for i in range(len(form.buffers)))
-    head = f'extern "C" __global__ void __launch_bounds__({template.threads})\n{name}({arguments}) {{'
+    head = (
+        f'extern "C" __global__ void __launch_bounds__({template.threads})\n{name}({arguments}) {{'
+    )
     with body.block(head, "}"):
         if template.blocks:
             template.emit(body)
     text = str(body)
-    return _header(form, template) + PRELUDE + helpers_in(text) + "\n" + text + _launcher(form, template, name)
+    return (
+        _header(form, template)
+        + PRELUDE
+        + helpers_in(text)
+        + "\n"
+        + text
+        + _launcher(form, template, name)
+    )
 
 
 def _template(form: Form) -> Pointwise | Rows | Simt | TensorCore:
@@ -65,7 +74,7 @@ def _header(form: Form, template: Pointwise | Rows | Simt | TensorCore) -> str:
     head = Source("  ")
     kind = type(template).__name__
     head.line(f"// A kernel that irc made from the template {kind}.")
-    head.line("// nvcc -std=c++17 -O3 -fmad=false -arch=sm_90a -shared -Xcompiler -fPIC -o kernel.so kernel.cu")
+    head.line("// nvcc -std=c++17 -O3 -fmad=false -arch=sm_90a -shared -Xcompiler -fPIC kernel.cu")
     head.line(f"// space: {_sizes(form.parallel)} tasks, {_sizes(form.reduced)} reduced")
     head.line(f"// mapping: {form.mapping}")
     head.line(f"// refined to threads: {template.mapping}")
@@ -87,4 +96,3 @@ def _launcher(form: Form, template: Pointwise | Rows | Simt | TensorCore, name: 
     call = f"IRC_LAUNCH({name}, {template.blocks}, {template.threads}, stream, {', '.join(casts)});"
     start = call if template.blocks else "// There are no tasks."
     return LAUNCHER.replace("{count}", str(len(form.buffers))).replace("{start}", start)
-

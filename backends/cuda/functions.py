@@ -1,9 +1,10 @@
 """The pointwise functions in CUDA C++: one expression each, for floats, integers and truth values.
 
-``{0}``, ``{1}``, ``{2}`` are operands (names or literals), ``{T}`` the C type of the result, ``{U}`` its
-unsigned twin, in which integers wrap, and ``{f}`` the suffix of float32 functions and literals. Half types are held
-as float. Error of float32 functions: at most 2 ulp, except sinh, cosh, asinh, acosh, tan, pow and atan2 up to
-4 (CUDA C++ Programming Guide, "Mathematical Functions"); arithmetic, division, sqrt are correctly rounded.
+``{0}``, ``{1}``, ``{2}`` are operands (names or literals), ``{T}`` the C type of the result,
+``{U}`` its unsigned twin, in which integers wrap, and ``{f}`` the suffix of float32 functions and
+literals. Half types are held as float. Error of float32 functions: at most 2 ulp, except sinh,
+cosh, asinh, acosh, tan, pow and atan2 up to 4 (CUDA C++ Programming Guide, "Mathematical
+Functions"); arithmetic, division, sqrt are correctly rounded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ TYPES: Mapping[str, str] = {
     "i32": "int", "i16": "short", "i8": "signed char", "u8": "unsigned char", "i1": "bool",
 }  # fmt: skip
 BYTES: Mapping[str, int] = {
-    "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "i1": 1,
+    "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1,
+    "i1": 1,
 }  # fmt: skip
 
 # fmt: off
@@ -48,8 +50,9 @@ FLOAT: Mapping[str, str] = {
     "abs":        "fabs{f}({0})",
     "reciprocal": "1.0{f} / {0}",
     **{fn: f"{fn}{{f}}({{0}})" for fn in (
-        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin",
-        "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "floor", "ceil", "trunc",
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan",
+        "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "floor",
+        "ceil", "trunc",
     )},
     "round":      "rint{f}({0})",
     "rsqrt":      "rsqrt{f}({0})",
@@ -57,13 +60,16 @@ FLOAT: Mapping[str, str] = {
     "sigmoid":    "irc_sigmoid({0})",
     "silu":       "{0} * irc_sigmoid({0})",
     "gelu":       "{0} * 0.5{f} * (1.0{f} + erf{f}({0} * 0.7071067811865476{f}))",
-    "gelu_tanh":  "{0} * irc_sigmoid(1.5957691216057308{f} * ({0} + 0.044715{f} * {0} * {0} * {0}))",
+    # x / 2 * (1 + tanh(u)) is x * sigmoid(2 u).
+    "gelu_tanh":  "{0} * irc_sigmoid(1.5957691216057308{f} * ({0} + 0.044715{f} * {0}*{0}*{0}))",
     "is_nan":     "{0} != {0}",
     "is_inf":     "fabs{f}({0}) == INFINITY",
 }
 INTEGER: Mapping[str, str] = {
     **ANY,
-    **{fn: f"({{T}})(({{U}}){{0}} {sign} ({{U}}){{1}})" for fn, sign in (("add", "+"), ("sub", "-"), ("mul", "*"))},
+    "add": "({T})(({U}){0} + ({U}){1})",
+    "sub": "({T})(({U}){0} - ({U}){1})",
+    "mul": "({T})(({U}){0} * ({U}){1})",
     "floor_div":   "irc_floor_div({0}, {1})",
     "trunc_div":   "({T})({0} / {1})",
     "remainder":   "irc_remainder({0}, {1})",
@@ -194,9 +200,9 @@ template <typename T> __device__ inline T irc_round(int x) { return irc_round<T>
 template <typename T> __device__ inline T irc_round(bool x) { return irc_round<T>((float)x); }
 """,
     "irc_ldmatrix": """
-#ifdef __CUDACC__
-// Four 8 x 8 tiles of halves from shared memory; lane l gives the address of row l % 8 of tile l / 8.
-template <bool TRANSPOSED> __device__ inline void irc_ldmatrix(unsigned (&to)[4], const void* row) {
+#ifdef __CUDACC__ // Four 8 x 8 tiles of halves from shared memory; lane l gives the address of row
+l % 8 of tile l / 8. template <bool TRANSPOSED> __device__ inline void irc_ldmatrix(unsigned
+(&to)[4], const void* row) {
   const unsigned at = (unsigned)__cvta_generic_to_shared(row);
   if constexpr (TRANSPOSED) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

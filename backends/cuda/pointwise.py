@@ -1,4 +1,4 @@
-"""Kernels without reductions: a flat, grid-strided loop; 16-byte accesses where all buffers allow."""
+"""Kernels without reductions: a flat loop over the grid, 16 bytes at once where it can."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class Pointwise:
             kind = f"Vector<{TYPES[self.form.buffers[step.place.buffer].dtype]}, {width}>"
             name = self.form.buffer_name(step.place.buffer)
             source.line(
-                f"const auto w{step.result} = *reinterpret_cast<const {kind}*>({name} + {place.address(step)});"
+                f"const auto w{step.result} = "
+                f"*reinterpret_cast<const {kind}*>({name} + {place.address(step)});"
             )
         for number, step in enumerate(stores):
             kind = f"Vector<{TYPES[self.form.buffers[step.place.buffer].dtype]}, {width}>"
@@ -121,7 +122,10 @@ class Pointwise:
         if any(s.kind == "store" and s.place.strides[-1] != 1 for s in touched):
             return 1
         width = 16 // max(BYTES[form.buffers[s.place.buffer].dtype] for s in along)
-        numbers = [form.sizes[-1], *(n for s in along for n in (s.place.offset, *s.place.strides[:-1]))]
+        numbers = [
+            form.sizes[-1],
+            *(n for s in along for n in (s.place.offset, *s.place.strides[:-1])),
+        ]
         while width > 1 and any(n % width for n in numbers):
             width //= 2
         return width

@@ -1,15 +1,16 @@
 """Template ``rows``: a group of threads computes a task, its columns dealt out in turn.
 
-Short rows take part of a warp or a warp, long ones a block. Each level of reductions is one loop over the
-columns of a thread; full values that a later level needs stay in registers where there are few
-columns a thread, and are computed again where there are many. Partial results meet by warp shuffles and,
-across warps, in shared memory. Where tasks and not columns are adjacent in memory, threads of a
-warp take adjacent tasks, and partial results meet in shared memory alone.
+Short rows take part of a warp or a warp, long ones a block. Each level of reductions is one loop
+over the columns of a thread; full values that a later level needs stay in registers where there
+are few columns a thread, and are computed again where there are many. Partial results meet by warp
+shuffles and, across warps, in shared memory. Where tasks and not columns are adjacent in memory,
+threads of a warp take adjacent tasks, and partial results meet in shared memory alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from math import prod
 
 from irc.backends.cuda.functions import TYPES
@@ -43,12 +44,10 @@ class Rows:
 
     @property
     def mapping(self) -> TaskMapping:
-        """Blocks, threads and what a thread does, over tasks by columns (``by_task``: the reverse)."""
+        """Blocks, threads and turns, over tasks by columns (``by_task``: columns by tasks)."""
         blocks, turns = max(1, self.blocks), max(1, self.turns)
         if self.by_task:
-            return compose(
-                spatial(1, blocks), repeat(turns, 1), spatial(self.lanes, self.rows)
-            )
+            return compose(spatial(1, blocks), repeat(turns, 1), spatial(self.lanes, self.rows))
         return compose(spatial(blocks, 1), repeat(1, turns), spatial(self.rows, self.lanes))
 
     def emit(self, source: Source) -> None:
@@ -57,7 +56,7 @@ class Rows:
         for level in range(self.form.num_levels):
             rows.emit(
                 s for s in self.form.steps
-                if s.level == level and not s.full and s.kind in ("load", "constant", "index", "pointwise")
+                if s.level == level and not s.full and s.kind not in ("store", "reduce")
             )  # fmt: skip
             stores = [s for s in self.form.steps if s.kind == "store" and s.level == level]
             per_row = [s for s in stores if not s.full]
@@ -79,7 +78,9 @@ class Rows:
             lane, row = f"{tid} / {self.rows}", f"{tid} % {self.rows}"
         source.line(f"const int lane = {lane};")
         source.line(f"const int row = {row};")
-        source.line(f"{kind} place = ({kind.removeprefix('const ')})blockIdx.x * {self.rows} + row;")
+        source.line(
+            f"{kind} place = ({kind.removeprefix('const ')})blockIdx.x * {self.rows} + row;"
+        )
         # Threads beyond the last task compute it again, and meet the others at barriers.
         source.line(f"const bool live = place < {self.tasks};")
         source.line(f"{kind} task = live ? place : {self.tasks} - 1;")
@@ -100,9 +101,7 @@ class Rows:
     ) -> None:
         for step in reduces:
             source.line(f"{accumulator_type(step)} v{step.result} = {padding(step)};")
-        needed = self.form.behind(
-            self._wanted(level), lambda s: s.full and s.result not in self.available
-        )
+        needed = self._behind(self._wanted(level), self.available)
         with self._columns(source):
             self._column_indices(source)
             point = self._point(source, rows)
@@ -116,19 +115,21 @@ class Rows:
                     point.emit(stores)
         self.available |= needed & self.kept
 
-    def _columns(self, source: Source):  # noqa: ANN202 - a context manager
+    def _columns(self, source: Source):
         """Open the loop over the columns of a thread."""
         if self.kept:
             source.line("#pragma unroll")
             head = f"for (int j = 0; j < {self.turns}; ++j)"
-            guard = "" if self.columns % self.lanes == 0 else f" if (const int c = lane + j * {self.lanes}; c < {self.columns})"
+            guard = (
+                ""
+                if self.columns % self.lanes == 0
+                else f" if (const int c = lane + j * {self.lanes}; c < {self.columns})"
+            )
             if guard:
                 return source.block(f"{head}{guard} {{", "}")
             return source.block(f"{head} {{\n  const int c = lane + j * {self.lanes};", "}")
         kind = "long long" if self.form.is_wide else "int"
-        return source.block(
-            f"for ({kind} c = lane; c < {self.columns}; c += {self.lanes}) {{", "}"
-        )
+        return source.block(f"for ({kind} c = lane; c < {self.columns}; c += {self.lanes}) {{", "}")
 
     def _column_indices(self, source: Source) -> None:
         names = {f"c{n}": size for n, size in enumerate(self.form.reduced)}
@@ -151,9 +152,7 @@ class Rows:
         elif self.lanes > 1:
             half = min(self.lanes, WARP) // 2
             with source.block(f"for (int distance = {half}; distance > 0; distance /= 2) {{", "}"):
-                source.line(
-                    f"const {kind} other = __shfl_xor_sync(0xffffffffu, {name}, distance);"
-                )
+                source.line(f"const {kind} other = __shfl_xor_sync(0xffffffffu, {name}, distance);")
                 source.line(f"{name} = {joined(step, name, 'other')};")
             if self.lanes > WARP:
                 self._meet_in_memory(source, step, f"lane / {WARP}", self.lanes // WARP)
@@ -205,7 +204,7 @@ class Rows:
         read_again: set[int] = set()
         for level in range(self.form.num_levels):
             wanted = self._wanted(level)
-            needed = self.form.behind(wanted, lambda s: s.full and s.result not in computed)
+            needed = self._behind(wanted, computed)
             read = {*wanted, *(v for n in needed for v in self.form.makers[n].operands)}
             read_again |= {
                 v for v in read & computed if self.form.makers[v].kind not in ("constant", "index")
@@ -213,6 +212,10 @@ class Rows:
             computed |= needed
         fits = len(read_again) * self.turns <= KEPT_REGISTERS
         return frozenset(read_again) if fits else frozenset()
+
+    def _behind(self, values: Sequence[int], known: AbstractSet[int]) -> set[int]:
+        """Return the full values to compute for some values, given what is known."""
+        return self.form.behind(values, lambda s: s.full and s.result not in known)
 
     def _wanted(self, level: int) -> list[int]:
         """Return the full values that the loop of a level reduces or stores."""

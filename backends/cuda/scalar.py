@@ -69,7 +69,9 @@ class Scalar:
         """Return the element that a load or store touches."""
         place = step.place
         terms = [
-            times(self.coordinates[dim], stride) for dim, stride in enumerate(place.strides) if stride
+            times(self.coordinates[dim], stride)
+            for dim, stride in enumerate(place.strides)
+            if stride
         ]
         if step.kind == "load":
             for index, stride in zip(step.operands, place.index_strides, strict=True):
@@ -108,11 +110,11 @@ def stored_as(text: str, dtype: str) -> str:
     return f"irc_round<{TYPES[dtype]}>({text})" if held(dtype) != dtype else text
 
 
-def literal(value: float | int, dtype: str) -> str:
+def literal(value: float, dtype: str) -> str:
     """Return a constant, rounded to its dtype, as C reads it.
 
-    >>> literal(0.1, "f16"), literal(float("-inf"), "f32"), literal(-2**63, "i64"), literal(2.0, "f64")
-    ('0.099975586f', '(-INFINITY)', '(-9223372036854775807LL - 1)', '2.0')
+    >>> literal(0.1, "f16"), literal(float("-inf"), "f32"), literal(-(2**63), "i64")
+    ('0.099975586f', '(-INFINITY)', '(-9223372036854775807LL - 1)')
     """
     if dtype == "i1":
         return "true" if value else "false"
@@ -136,7 +138,9 @@ def _integer(value: int, dtype: str) -> str:
     if dtype == "i64":
         return f"({value + 1}LL - 1)" if value < 0 else f"{value}LL"
     text = f"({value + 1} - 1)" if value == -(2**31) else str(value)
-    return f"({TYPES[dtype]}){text if value >= 0 else f'({text})'}" if dtype != "i32" else f"({text})"
+    return (
+        f"({TYPES[dtype]}){text if value >= 0 else f'({text})'}" if dtype != "i32" else f"({text})"
+    )
 
 
 def joined(step: Step, left: str, right: str) -> str:

@@ -1,8 +1,8 @@
 """Matmul on the plain cores: float32, float64 and integers.
 
-Hidet's template (section 5 of arXiv:2210.09603): warps, then registers, then lanes, then registers.
-Two tiles of each operand are in shared memory, one read while the next is written; the loads of the next
-tile stand before the products of this one.
+Hidet's template (section 5 of arXiv:2210.09603): warps, then registers, then lanes, then
+registers. Two tiles of each operand are in shared memory, one read while the next is written; the
+loads of the next tile stand before the products of this one.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ class Simt:
             source.line("__syncthreads();")
         self._epilogue(source, batch, (m_regs, n_regs), (m_at, n_at))
 
-    def _products(
-        self, source: Source, m_regs: int, n_regs: int, m_at: str, n_at: str
-    ) -> None:
+    def _products(self, source: Source, m_regs: int, n_regs: int, m_at: str, n_at: str) -> None:
         kind = TYPES[self.dtype]
         source.line("#pragma unroll")
         with source.block(f"for (int k = 0; k < {DEPTH}; ++k) {{", "}"):
@@ -89,13 +87,15 @@ class Simt:
             for letter, count, at in (("a", m_regs, m_at), ("b", n_regs, n_at)):
                 source.line("#pragma unroll")
                 index = f"{'m' if letter == 'a' else 'n'}_thread + {at}"
-                source.line(
-                    f"for (int i = 0; i < {count}; ++i) {letter}[i] = {letter}_tile[(step - 1) % 2][k][{index}];"
-                )
+                place = f"{letter}_tile[(step - 1) % 2][k][{index}]"
+                source.line(f"for (int i = 0; i < {count}; ++i) {letter}[i] = {place};")
             source.line("#pragma unroll")
             with source.block(f"for (int i = 0; i < {m_regs}; ++i) {{", "}"):
                 source.line("#pragma unroll")
-                product = {"f32": "fmaf(a[i], b[j], sum[i][j])", "f64": "fma(a[i], b[j], sum[i][j])"}
+                product = {
+                    "f32": "fmaf(a[i], b[j], sum[i][j])",
+                    "f64": "fma(a[i], b[j], sum[i][j])",
+                }
                 text = product.get(self.dtype, "sum[i][j] + a[i] * b[j]")
                 source.line(f"for (int j = 0; j < {n_regs}; ++j) sum[i][j] = {text};")
 
@@ -124,7 +124,9 @@ class Simt:
             # Twice the registers for each sum.
             return 64, 64
         wanted = self.form.options.get("block_m", 128), self.form.options.get("block_n", 128)
-        found = [128 if w >= 128 and size > 64 else 64 for w, size in zip(wanted, (m, n), strict=True)]
+        found = [
+            128 if w >= 128 and size > 64 else 64 for w, size in zip(wanted, (m, n), strict=True)
+        ]
         if min(wanted) <= 32:
             return 32, 32
         return found[0], found[1]
@@ -142,7 +144,7 @@ def emit_epilogue(form: Form, source: Source, batch: dict[int, str], value: str)
 
 
 def lower(tile: TaskMapping) -> tuple[tuple[str, str], tuple[int, int], tuple[str, str]]:
-    """Lower a 2-D mapping: start of a thread, registers, and offset of register ``i``, for each dim.
+    """Lower a 2-D mapping: for each dim a thread's start, its registers, and where register i is.
 
     >>> lower(parse_mapping("spatial(4, 2) * repeat(2, 2) * spatial(4, 8) * repeat(4, 4)"))[1:]
     ((8, 8), ('i / 4 * 16 + i % 4', 'i / 4 * 32 + i % 4'))

@@ -1,7 +1,8 @@
 """Operands of a matmul on their way from global memory through registers to shared memory.
 
-A block copies tiles of m (or n) by k. Consecutive threads take consecutive elements of the dim that is
-adjacent in memory, 16 bytes at once where sizes and strides allow; elements beyond the edges are 0.
+A block copies tiles of m (or n) by k. Consecutive threads take consecutive elements of the dim
+that is adjacent in memory, 16 bytes at once where sizes and strides allow; elements beyond the
+edges are 0.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class Operand:
         width = 16 // BYTES[self.form.buffers[place.buffer].dtype]
         extent = self.depth if self.k_fast else self.extent
         others = [s for d, s in enumerate(place.strides) if d != fast]
-        while width > 1 and any(n % width for n in (self.form.sizes[fast], place.offset, extent, *others)):
+        while width > 1 and any(
+            n % width for n in (self.form.sizes[fast], place.offset, extent, *others)
+        ):
             width //= 2
         return width
 
@@ -100,10 +103,10 @@ class Operand:
         with self._each(source):
             kind = "const long long" if self.form.is_wide else "const int"
             # As wide as offsets: the product with a stride may pass 2^31.
-            source.line(f"{kind} {row} = {self.letter}_start + {'slow' if self.k_fast else 'fast'};")
             source.line(
-                f"{kind} {k} = step * {self.depth} + {'fast' if self.k_fast else 'slow'};"
+                f"{kind} {row} = {self.letter}_start + {'slow' if self.k_fast else 'fast'};"
             )
+            source.line(f"{kind} {k} = step * {self.depth} + {'fast' if self.k_fast else 'slow'};")
             source.line(f"{place} = {self.register_type}{{}};")
             inside = f"{row} < {self.size} && {k} < {self.form.num_columns}"
             if self.extent * self.depth % (self.vector * self.threads):
@@ -125,7 +128,9 @@ class Operand:
         if self.is_direct:
             name = self.form.buffer_name(self.maker.place.buffer)
             address = point.address(self.maker)
-            source.line(f"{place} = *reinterpret_cast<const {self.register_type}*>({name} + {address});")
+            source.line(
+                f"{place} = *reinterpret_cast<const {self.register_type}*>({name} + {address});"
+            )
             return
         wanted = self.form.behind([self.number], lambda s: True)
         point.emit(s for s in self.form.steps if s.result in wanted)
@@ -143,11 +148,17 @@ class Operand:
         value = f"{self.letter}_next[r]"
         with self._each(source):
             bound = self.extent * self.depth // self.vector
-            guard = f"if (e < {bound}) " if self.extent * self.depth % (self.vector * self.threads) else ""
+            guard = (
+                f"if (e < {bound}) "
+                if self.extent * self.depth % (self.vector * self.threads)
+                else ""
+            )
             row, k = ("slow", "fast") if self.k_fast else ("fast", "slow")
             if whole:
                 index = f"[{k}][{row}]" if k_major else f"[{row}][{k}]"
-                source.line(f"{guard}*reinterpret_cast<{self.register_type}*>(&{target}{index}) = {value};")
+                source.line(
+                    f"{guard}*reinterpret_cast<{self.register_type}*>(&{target}{index}) = {value};"
+                )
                 return
             row, k = (row, f"{k} + j") if self.k_fast else (f"{row} + j", k)
             index = f"[{k}][{row}]" if k_major else f"[{row}][{k}]"
@@ -163,13 +174,13 @@ class Operand:
             return text
         return f"irc_float({text})" if held(found) != found else f"({TYPES[self.dtype]}){text}"
 
-    def _each(self, source: Source):  # noqa: ANN202 - a context manager
+    def _each(self, source: Source):
         source.line("#pragma unroll")
         fast = (self.depth if self.k_fast else self.extent) // self.vector
         return _opened(source, self.turns, self.threads, fast, self.vector)
 
 
-def _opened(source: Source, turns: int, threads: int, fast: int, vector: int):  # noqa: ANN202
+def _opened(source: Source, turns: int, threads: int, fast: int, vector: int):
     head = f"for (int r = 0; r < {turns}; ++r) {{"
     scaled = f" * {vector}" if vector > 1 else ""
     lines = (
@@ -188,8 +199,14 @@ def place_block(source: Source, form: Form, extents: tuple[int, int]) -> dict[in
     if batch:
         source.line(f"{kind} batch = blockIdx.x / {rows * columns};")
         decode(source, "batch", batch, kind)
-    source.line(f"const int place = blockIdx.x % {rows * columns};" if batch else "const int place = blockIdx.x;")
-    source.line(f"// Tiles are numbered down groups of {GROUP} rows: neighbours share operands in L2.")
+    source.line(
+        f"const int place = blockIdx.x % {rows * columns};"
+        if batch
+        else "const int place = blockIdx.x;"
+    )
+    source.line(
+        f"// Tiles are numbered down groups of {GROUP} rows: neighbours share operands in L2."
+    )
     source.line(f"const int first = place / {GROUP * columns} * {GROUP};")
     source.line(f"const int rows = first + {GROUP} < {rows} ? {GROUP} : {rows} - first;")
     source.line(f"{kind} a_start = (first + place % {GROUP * columns} % rows) * {extents[0]};")

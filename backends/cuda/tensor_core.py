@@ -1,9 +1,9 @@
 """Matmul of half types on tensor cores: ``ldmatrix`` and ``mma.sync`` of 16 x 8 x 16.
 
-The mapping goes down to lanes: of 16 x 8 sums, lane ``l`` holds rows ``l / 4`` and ``l / 4 + 8``, columns
-``l % 4 * 2`` and the next (PTX ISA, "Matrix Fragments for mma.m16n8k16"), which is
-``repeat(2, 1) * spatial(8, 4) * repeat(1, 2)``; so the epilogue runs in registers. Two tiles of each operand
-are in shared memory, one read while the next is written.
+The mapping goes down to lanes: of 16 x 8 sums, lane ``l`` holds rows ``l / 4`` and ``l / 4 + 8``,
+columns ``l % 4 * 2`` and the next (PTX ISA, "Matrix Fragments for mma.m16n8k16"), which is
+``repeat(2, 1) * spatial(8, 4) * repeat(1, 2)``; so the epilogue runs in registers. Two tiles of
+each operand are in shared memory, one read while the next is written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from irc.kernels.source import Source
 WARP = 32
 ROWS, COLUMNS, PRODUCTS = 16, 8, 16
 DEPTH = 32
-# Halves between rows of a tile: 16 bytes more than the tile, so that eight rows are in different banks.
+# Halves added to each row of a tile: 16 bytes, so that eight rows are in different banks.
 PAD = 8
 # Block of m by n: warps of m by n.
 WARPS = {(128, 128): (2, 4), (64, 64): (2, 2), (16, 64): (1, 4)}
@@ -50,7 +50,7 @@ class TensorCore:
 
     @property
     def mapping(self) -> TaskMapping:
-        """Blocks over m and n (of one batch), warps, instructions of a warp, registers and lanes."""
+        """Blocks over m and n (of one batch), warps, their instructions, registers and lanes."""
         m, n = self.form.sizes[self.m_dim], self.form.sizes[self.n_dim]
         return compose(
             spatial(max(1, -(-m // self.extents[0])), max(1, -(-n // self.extents[1]))),
@@ -89,7 +89,7 @@ class TensorCore:
         self._epilogue(source, batch)
 
     def _products(self, source: Source) -> None:
-        # Of each 16 x 16 halves, lane l gives row l % 8 of tile l / 8; tiles in the order of registers.
+        # Of 16 x 16 halves, lane l gives row l % 8 of tile l / 8; tiles are in register order.
         low, high = "lane % 8 + lane / 8 % 2 * 8", "lane % 8 + lane / 16 * 8"
         near, far = "lane / 8 % 2 * 8", "lane / 16 * 8"
         source.line("#pragma unroll")
@@ -110,7 +110,7 @@ class TensorCore:
 
     def _load(self, source: Source, operand: Operand, count: int, row: str) -> None:
         letter = operand.letter
-        # A tile of a is m by k, one of b is n by k: memory that runs along k needs no transposition.
+        # Tiles of a are m by k, of b n by k: memory that runs along k needs no transposition.
         transposed = "false" if operand.k_fast else "true"
         source.line(f"unsigned {letter}[{count}][4];")
         source.line("#pragma unroll")
@@ -118,7 +118,7 @@ class TensorCore:
             place = f"&{letter}_tile[(step - 1) % 2]{row}"
             source.line(f"irc_ldmatrix<{transposed}>({letter}[i], {place});")
 
-    def _each(self, source: Source):  # noqa: ANN202 - a context manager
+    def _each(self, source: Source):
         source.line("#pragma unroll")
         source.line(f"for (int i = 0; i < {self.m_count}; ++i)")
         source.line("#pragma unroll")

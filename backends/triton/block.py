@@ -1,8 +1,8 @@
 """Steps of a kernel as Triton statements over blocks.
 
-A *coordinate* says how a dim of the space appears: an expression of the block's rank (or a scalar), the
-block axis it runs along, and the mask of its tail. Values keep the set of axes on which they vary, so
-that an access is masked on just those axes.
+A *coordinate* says how a dim of the space appears: an expression of the block's rank (or a
+scalar), the block axis it runs along, and the mask of its tail. Values keep the set of axes on
+which they vary, so that an access is masked on just those axes.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Block:
         self.define(step, text, axes, is_block=any(v.is_block for v in operands))
 
 
-def literal(value: float | int, dtype: str) -> str:
+def literal(value: float, dtype: str) -> str:
     """Return a constant, rounded to its dtype, as Triton reads it.
 
     >>> literal(0.1, "f16"), literal(float("-inf"), "f32"), literal(3.0, "i32")

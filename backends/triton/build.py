@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -62,20 +61,7 @@ def _report(compiled: Any, arch: int) -> KernelReport:
         )  # fmt: skip
     if done.returncode:
         raise InternalError(f"ptxas rejects what Triton made: {done.stderr}")
-    return ptxas_report(done.stderr, compiled.metadata.shared)
-
-
-def ptxas_report(log: str, dynamic_shared: int = 0) -> KernelReport:
-    """Read what ``ptxas -v`` says.
-
-    >>> ptxas_report("0 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\\n"
-    ...              "ptxas info : Used 40 registers, used 1 barriers, 512 bytes smem")
-    KernelReport(registers=40, spill_bytes=12, shared_bytes=512)
-    """
-    registers = [int(n) for n in re.findall(r"Used (\d+) registers", log)]
-    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
-    shared = [int(n) for n in re.findall(r"(\d+) bytes smem", log)]
-    return KernelReport(max(registers, default=0), sum(spills), max([*shared, 0]) + dynamic_shared)
+    return KernelReport.of_ptxas(done.stderr, compiled.metadata.shared)
 
 
 def load(path: str | Path) -> Callable[..., None]:

@@ -92,9 +92,8 @@ def _tables(form: Form, template: Rows | Matmul) -> str:
     tables = Source()
     tables.line(f"\n\nGRID = ({prod(template.grid)},)")
     # Contraction of a*b + c into one rounding is allowed inside tl.dot only.
-    tables.line(
-        f'OPTIONS = {{"num_warps": {template.num_warps}, "num_stages": {stages}, "enable_fp_fusion": False}}'
-    )
+    sizes = f'"num_warps": {template.num_warps}, "num_stages": {stages}'
+    tables.line(f'OPTIONS = {{{sizes}, "enable_fp_fusion": False}}')
     tables.line(f"NUM_INPUTS = {form.num_inputs}")
     tables.line('DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"')
     with tables.block("BUFFERS = (", ")"):

@@ -1,11 +1,12 @@
 """The pointwise functions in Triton: one expression each, for floats, integers and truth values.
 
-``{0}``, ``{1}``, ``{2}`` are operands (names, never expressions), ``{T}`` is the type of the result.
-Half types are held as float32 here, so a row for floats is for float32 and float64.
+``{0}``, ``{1}``, ``{2}`` are operands (names, never expressions), ``{T}`` is the type of the
+result. Half types are held as float32 here, so a row for floats is for float32 and float64.
 
 Error of float32 functions, in ulp: exp and sigmoid 2 + |x| (the exponent is rounded once before
-``ex2``), exp2 and rsqrt 2, sinh to atanh and pow up to 5, all other functions of ``libdevice`` at most 2
-(CUDA C++ Programming Guide, "Mathematical Functions"); arithmetic, division and sqrt are correctly rounded.
+``ex2``), exp2 and rsqrt 2, sinh to atanh and pow up to 5, all other functions of ``libdevice`` at
+most 2 (CUDA C++ Programming Guide, "Mathematical Functions"); arithmetic, division and sqrt are
+correctly rounded.
 """
 
 from __future__ import annotations

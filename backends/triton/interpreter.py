@@ -1,7 +1,7 @@
 """``libdevice`` for Triton's interpreter, which has none: numpy gives the values.
 
-The interpreter (``TRITON_INTERPRET=1``) runs a kernel as Python over numpy arrays, and raises on every
-function that is linked from NVIDIA's library.
+The interpreter (``TRITON_INTERPRET=1``) runs a kernel as Python over numpy arrays, and raises on
+every function that is linked from NVIDIA's library.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ def _interpreted(name: str) -> Callable[..., Any]:
             found = np.asarray(getattr(np, name)(*arrays))
         kind = args[0].type.scalar
         shape = list(found.shape)
-        full = tl.block_type(kind, shape) if args[0].type.is_block() or shape not in ([], [1]) else kind
+        full = (
+            tl.block_type(kind, shape)
+            if args[0].type.is_block() or shape not in ([], [1])
+            else kind
+        )
         return tl.tensor(TensorHandle(found.astype(arrays[0].dtype), kind), full)
 
     return function

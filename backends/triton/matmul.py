@@ -1,4 +1,4 @@
-"""Template ``matmul``: a program computes a tile of m by n over a loop of k tiles, then its epilogue."""
+"""Template ``matmul``: a program loops over k for a tile of m by n, then runs the epilogue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Matmul:
         self.batch = form.parallel[:-2]
         self.grid = (prod(self.batch) * self.tiles_m * self.tiles_n,)
         self.num_stages = options.get("num_stages") or options.get("stages") or 3
-        self.num_warps = options.get("num_warps") or (8 if self.block_m * self.block_n > 8192 else 4)
+        self.num_warps = options.get("num_warps") or (
+            8 if self.block_m * self.block_n > 8192 else 4
+        )
 
     @property
     def mapping(self) -> str:
@@ -92,7 +94,7 @@ class Matmul:
         if self.batch:
             source.line(f"pid = pid % {tiles}")
         if self.tiles_m > 1 and self.tiles_n > 1:
-            source.line(f"# Tiles are numbered down groups of {GROUP} rows: neighbours share operands in L2.")
+            source.line(f"# Tiles are numbered down groups of {GROUP} rows: neighbours share L2.")
             source.line(f"group = pid // {GROUP * self.tiles_n}")
             source.line(f"rows = min({self.tiles_m} - group * {GROUP}, {GROUP})")
             source.line(f"tile_m = group * {GROUP} + pid % {GROUP * self.tiles_n} % rows")
@@ -153,7 +155,7 @@ class Matmul:
         return [s for s in self.form.steps if s.result in wanted]
 
     def _operand(self, source: Source, block: Block, step: Step, side: int) -> str:
-        """Return an operand of tl.dot: masked where computed, of the storage dtype, of full shape."""
+        """Return an operand of tl.dot: masked, of the storage dtype, of full shape."""
         number, dtype, prefix = step.operands[side], step.operand_dtypes[side], block.prefix
         maker, value = self.form.makers[number], block.values[number]
         name, mask = value.name, block.mask({0, 1})
@@ -169,14 +171,11 @@ class Matmul:
     def _product(self, step: Step, a: str, b: str) -> str:
         if not self.is_float:
             kind = TYPES[contraction(step)]
-            return (
-                f"v{step.result} + tl.sum(({a}).to({kind})[:, :, None] * ({b}).to({kind})[None, :, :], 1)"
-            )
+            products = f"{a}.to({kind})[:, :, None] * {b}.to({kind})[None, :, :]"
+            return f"v{step.result} + tl.sum({products}, 1)"
         precision = "tf32" if self.form.options.get("tf32") else "ieee"
         kind = TYPES[contraction(step)]
-        return (
-            f'tl.dot({a}, {b}, v{step.result}, input_precision="{precision}", out_dtype={kind})'
-        )
+        return f'tl.dot({a}, {b}, v{step.result}, input_precision="{precision}", out_dtype={kind})'
 
 
 def _extent(wanted: int, size: int, limit: int) -> int:

@@ -1,8 +1,8 @@
 """Template ``rows``: a program computes a tile of tasks and all columns of each.
 
-Columns are the reduced dims as one. Up to ``MAX_COLUMNS`` of them are one block, padded to a power of
-two; more of them are looped over, once for each level of reductions, and what a loop needs of an
-earlier one is computed again from its loads.
+Columns are the reduced dims as one. Up to ``MAX_COLUMNS`` of them are one block, padded to a power
+of two; more of them are looped over, once for each level of reductions, and what a loop needs of
+an earlier one is computed again from its loads.
 """
 
 from __future__ import annotations
@@ -208,7 +208,9 @@ class Rows:
         again = form.behind(wanted, lambda s: s.result not in per_row)
         shape = str([*[self.tile[d] for d in self.axes], self.columns])
         for step in reduces:
-            source.line(f"acc{step.result} = tl.zeros({shape}, {TYPES[accumulator(step)]}) + {padding(step)}")
+            kind = accumulator(step)
+            value = literal(neutral(step), kind)
+            source.line(f"acc{step.result} = tl.full({shape}, {value}, {TYPES[kind]})")
         with source.block(f"for start in range(0, {form.num_columns}, {self.columns}):"):
             coordinates, masks = dict(rows.coordinates), dict(rows.masks)
             self._columns(source, coordinates, masks, "start + ")
@@ -264,4 +266,3 @@ def combined(step: Step, text: str, axis: int, *, keep: bool) -> str:
     if step.dtype == "i1":
         return f"{found} != 0"
     return f"{found}.to({TYPES[held(step.dtype)]})" if integer else found
-

@@ -94,7 +94,8 @@ def check_plan(folder: str, inputs: str | None = None) -> str:
     lines = [f"{'stage':<16}{'values':>8}{'largest error':>15}"]
     for name, run in stages.items():
         found = run()
-        errors = {k: v.error(reference[k]) for k, v in found.items() if k in reference}
+        known = {key: source_of(key) for key in found if source_of(key) in reference}
+        errors = {key: found[key].error(reference[source]) for key, source in known.items()}
         worst = max(errors.values(), default=0.0)
         lines.append(f"{name:<16}{len(errors):>8}{worst:>15.1e}")
         fault = first_fault(name, found, errors, allowed)
@@ -115,7 +116,17 @@ def first_fault(
     allowed: Mapping[Key, float],
 ) -> Fault | None:
     """Return the first value in the stage's own order that is wrong, or None."""
-    for key, value in found.items():
-        if key in errors and errors[key] > allowed[key]:
-            return Fault(stage, key, value, errors[key], allowed[key])
+    for key, error in errors.items():
+        if error > (most := allowed[source_of(key)]):
+            return Fault(stage, key, found[key], error, most)
     return None
+
+
+def source_of(key: Key) -> Key:
+    """Return under which key the reference has a value: a boxing holds what it moves.
+
+    >>> source_of(("n4/n24.box0.0", 0)), source_of(("n24", 1))
+    (('n4/n24', 0), ('n24', 1))
+    """
+    path, slash, name = key[0].rpartition("/")
+    return path + slash + name.partition(".box")[0], key[1]

@@ -93,6 +93,9 @@ def run_flow(module: ModuleOp, inputs: Sequence[torch.Tensor], dtype: torch.dtyp
     def keep(key: str, index: int, whole: torch.Tensor, op: Operation) -> None:
         found[key, index] = Value((whole.clone(),), op.name, loc_of(op), None)
 
+    for index, tensor in enumerate(inputs):
+        wide = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+        found[f"arg{index}", 0] = Value((wide,), "argument", "unknown", None)
     run_function(module, inputs, dtype=dtype, trace=keep)
     return found
 

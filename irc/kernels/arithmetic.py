@@ -1,4 +1,4 @@
-"""In what numbers a kernel computes: held dtypes, accumulators, neutral elements, rounded literals."""
+"""The numbers of a kernel: held dtypes, accumulators, neutral elements, rounded literals."""
 
 from __future__ import annotations
 

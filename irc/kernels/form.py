@@ -1,9 +1,9 @@
 """A task kernel as emitters read it: plain steps over merged dims.
 
 ``read`` drops dims of size 1 and merges neighbours that every load and store walks as one, so that
-``softmax`` over ``[8, 12, 128 | 128]`` is ``[12288 | 128]`` and an addition of contiguous tensors is
-one flat loop. Each step has a *level*: the number of reductions that stand before it. A loop over
-columns can compute all steps of one level; the next level needs another loop, or kept values.
+``softmax`` over ``[8, 12, 128 | 128]`` is ``[12288 | 128]`` and an addition of contiguous tensors
+is one flat loop. Each step has a *level*: the number of reductions that stand before it. A loop
+over columns can compute all steps of one level; the next level needs another loop, or kept values.
 
 Load, then max (level 0); subtract, exponential, sum (level 1); divide, store (level 2).
 """
@@ -26,7 +26,7 @@ Kind: TypeAlias = Literal["load", "store", "constant", "index", "pointwise", "re
 
 @dataclass(frozen=True)
 class Access:
-    """Where a load or store goes: ``buffer[offset + sum(strides * i) + sum(index_strides * index)]``."""
+    """A load's or store's place: ``offset + sum(strides * i) + sum(index_strides * index)``."""
 
     buffer: int
     offset: int
@@ -309,7 +309,7 @@ def _buffer(kind: object) -> BufferType:
 
 
 def integer_bound(form: Form, index: int) -> int:
-    """Return an exclusive bound for random integers in a buffer: those used as indices stay inside."""
+    """Return an exclusive bound for integers in a buffer: those used as indices stay inside."""
     limit = 2 if form.buffers[index].dtype == "i1" else 100
     loads = [s for s in form.steps if s.kind == "load"]
     read = {s.result for s in loads if s.place.buffer == index}

@@ -203,6 +203,8 @@ class _Mapper:
         )
         if isinstance(value.owner, Operation):
             carry(turn, value.owner)
+            if "sbp" in value.owner.attributes and order == tuple(range(len(order))):
+                turn.attributes["sbp"] = value.owner.attributes["sbp"]
         turned = turn.outputs[0]
         (result,) = self._launch([turn], [turned], {}, turn)
         self.views[value] = (result, wanted)

@@ -1,4 +1,4 @@
-"""Text of generated files: indentation, names and comments that nothing from outside can break out of."""
+"""Text of generated files: indentation, and names and comments that nothing breaks out of."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 
 class Source:
-    """Lines under an indentation.
+    r"""Lines under an indentation.
 
     >>> source = Source()
     >>> with source.block("if x:"):
     ...     source.line("y = 1")
     >>> str(source)
-    'if x:\\n    y = 1\\n'
+    'if x:\n    y = 1\n'
     """
 
     def __init__(self, step: str = "    ") -> None:

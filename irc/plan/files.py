@@ -87,10 +87,8 @@ def parse_manifest(text: bytes, where: str) -> Manifest:
     Raises:
         IrcError: ``plan-corrupt`` or ``plan-version``.
     """
-    data = json_text.parse(text, where)
-    if not isinstance(data, dict):
-        raise corrupt("expected an object", where)
-    check_format(data.get("format"), where)  # pyright: ignore[reportUnknownMemberType]
+    data = json_text.parse_object(text, where)
+    check_format(data.get("format"), where)
     manifest: Manifest = json_text.decode(Manifest, data, where)
     if len(manifest.files) > MAX_FILES:
         raise corrupt(f"{len(manifest.files)} files; at most {MAX_FILES} are read", where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
@@ -12,7 +12,7 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, entry, functions, results
 from irc.dialects.comm import CollectiveOp, LocalChunkOp, RankIndexOp, WaitOp
-from irc.dialects.flow import FlowOp, id_of, loc_of
+from irc.dialects.flow import FlowOp, id_of, loc_of, to_python
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.task import BufferType, KernelOp, LaunchOp, ViewOp
 from irc.dialects.types import ITEM_BYTES, PlacementAttr, TensorType
@@ -134,7 +134,7 @@ class Flattener:
         flow = op.attributes.get("results") if isinstance(op, LaunchOp) else None
         ids = [f"{id_of(op)}#{i}" for i in range(len(op.results))]
         if isinstance(flow, ArrayAttr):
-            ids = [f"{name.data}#0" for name in flow if isinstance(name, StringAttr)]
+            ids = [f"{name}#0" for name in to_python(flow)]
         return [self._value(v, path + own) for v, own in zip(op.results, ids, strict=True)]
 
     def _view(self, op: ViewOp, source: int, name: str) -> int:
@@ -285,7 +285,7 @@ def _placement(attrs: DictionaryAttr) -> Placement | None:
     return found.data if isinstance(found, PlacementAttr) else None
 
 
-def _without_placements(attrs: Mapping[str, object]) -> dict[str, object]:
+def _without_placements(attrs: Mapping[str, Any]) -> dict[str, Any]:
     # `sbp` records placements for `irc check`, which reads them from the IR.
     return {name: value for name, value in attrs.items() if name != "sbp"}
 

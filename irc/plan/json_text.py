@@ -46,6 +46,17 @@ def parse(text: str | bytes, where: str) -> Any:
         raise corrupt(f"not valid JSON: {error}", where) from None
 
 
+def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """Parse JSON that must be an object.
+
+    Raises:
+        IrcError: ``plan-corrupt``.
+    """
+    data = parse(text, where)
+    _expect(data, dict, where)
+    return data
+
+
 def _check_depth(text: str, where: str) -> None:
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', text)
     if re.search(rf"\d{{{MAX_DIGITS + 1}}}", bare):

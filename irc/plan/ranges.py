@@ -14,6 +14,7 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import FlowOp, FusionOp, tensor
+from irc.dialects.size import Dim
 from irc.dialects.types import TensorType
 
 KEEPING = frozenset({
@@ -50,7 +51,7 @@ def _table_sizes(value: SSAValue, known: dict[str, FuncOp], seen: set[SSAValue])
         elif isinstance(op, FusionOp):
             yield from _table_sizes(op.body.block.args[use.index], known, seen)
         elif isinstance(op, FlowOp) and op.name in INDEXING and use.index == 1:
-            size = tensor(op.inputs[0]).shape[op.plain["dim"]]
+            size: Dim = tensor(op.inputs[0]).shape[op.plain["dim"]]
             if isinstance(size, int):
                 yield size
         elif op.name in KEEPING or (isinstance(op, FlowOp) and op.plain.get("fn") == "cast"):

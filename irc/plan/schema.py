@@ -341,10 +341,8 @@ def from_json(text: str | bytes, where: str = "plan.json") -> Plan:
     Raises:
         IrcError: ``plan-version`` or ``plan-corrupt``.
     """
-    data = json_text.parse(text, where)
-    if not isinstance(data, dict):
-        raise corrupt("expected an object", where)
-    check_format(data.get("format"), where)  # pyright: ignore[reportUnknownMemberType]
+    data = json_text.parse_object(text, where)
+    check_format(data.get("format"), where)
     return json_text.decode(Plan, data, where)
 
 

@@ -126,6 +126,9 @@ def share_plan(plan: bytes | None) -> bytes:
     assert plan is not None or not first, "rank 0 shares a plan"
     length = torch.tensor([len(plan) if plan is not None and first else 0])
     dist.broadcast(length, 0)
+    # An empty plan says that there is none; a tensor over no bytes cannot be made.
+    if not int(length):
+        return b""
     data = torch.empty(int(length), dtype=torch.uint8)
     if plan is not None and first:
         data = torch.frombuffer(bytearray(plan), dtype=torch.uint8)

@@ -62,11 +62,13 @@ class Builder:
             strides=tuple(strides), index_strides=tuple(index_strides) if index_strides else None,
         )  # fmt: skip
 
-    def store(self, value: SSAValue, buffer: SSAValue, strides: Sequence[int], offset: int = 0) -> None:
+    def store(
+        self, value: SSAValue, buffer: SSAValue, strides: Sequence[int], offset: int = 0
+    ) -> None:
         op = StoreOp.make([value, buffer], [], offset=offset, strides=tuple(strides))
         self.block.add_op(op)
 
-    def constant(self, value: float | int, dtype: str) -> SSAValue:
+    def constant(self, value: float, dtype: str) -> SSAValue:
         number = float(value) if dtype in ("f64", "f32", "f16", "bf16") else int(value)
         return self._add(KernelConstantOp, [], dtype, False, value=(number,))
 
@@ -99,7 +101,9 @@ class Builder:
     def _spans(self, strides: Sequence[int]) -> bool:
         return any(strides[self.parallel :]) or self.parallel == len(self.space)
 
-    def _add(self, cls: Any, operands: Sequence[SSAValue], dtype: str, full: bool, **attrs: Any) -> SSAValue:
+    def _add(
+        self, cls: Any, operands: Sequence[SSAValue], dtype: str, full: bool, **attrs: Any
+    ) -> SSAValue:
         op = cls.make(operands, [ValueType.of(dtype, full=full)], **attrs)
         self.block.add_op(op)
         return op.outputs[0]
@@ -144,7 +148,12 @@ def _meaning(op, space, parallel, values, slots, buffers):
             return torch.arange(space[plain["dim"]]).reshape(shape)
         case "task.pointwise":
             result = op.outputs[0].type.dtype
-            return run("flow.pointwise", {"fn": plain["fn"]}, [values[v] for v in op.inputs], [((), result)])[0]
+            return run(
+                "flow.pointwise",
+                {"fn": plain["fn"]},
+                [values[v] for v in op.inputs],
+                [((), result)],
+            )[0]
         case "task.reduce":
             value = values[op.inputs[0]].expand(space)
             dims = tuple(range(parallel, len(space)))
@@ -153,6 +162,9 @@ def _meaning(op, space, parallel, values, slots, buffers):
         case "task.contract":
             a, b = (values[v].expand(space) for v in op.inputs)
             return (a * b).sum(tuple(range(parallel, len(space))), keepdim=True)
+        case name:
+            raise KeyError(name)
+    return None
 
 
 def positions(plain, space):
@@ -191,7 +203,11 @@ def softmax(rows=13, columns=77, dtype="f32", tile=4, name="softmax") -> KernelO
 
 def layer_norm(rows=7, columns=100, dtype="f32", tile=2, name="layer_norm") -> KernelOp:
     b = Builder(name, (rows, columns), 1, (tile,))
-    x, w, r = b.input(rows * columns, dtype), b.input(columns, dtype), b.input(rows * columns, dtype)
+    x, w, r = (
+        b.input(rows * columns, dtype),
+        b.input(columns, dtype),
+        b.input(rows * columns, dtype),
+    )
     y, mean_out = b.output(rows * columns, dtype), b.output(rows, "f32")
     v = b.fn("add", b.load(x, (columns, 1)), b.load(r, (columns, 1)))
     n = b.constant(columns, dtype)
@@ -206,7 +222,11 @@ def layer_norm(rows=7, columns=100, dtype="f32", tile=2, name="layer_norm") -> K
 
 def gelu_bias(rows=9, columns=33, dtype="f32", tile=(4, 64)) -> KernelOp:
     b = Builder("gelu_bias", (rows, columns), 2, tile)
-    x, w, y = b.input(rows * columns, dtype), b.input(columns, dtype), b.output(rows * columns, dtype)
+    x, w, y = (
+        b.input(rows * columns, dtype),
+        b.input(columns, dtype),
+        b.output(rows * columns, dtype),
+    )
     v = b.fn("gelu", b.fn("add", b.load(x, (columns, 1)), b.load(w, (0, 1))))
     b.store(v, y, (columns, 1))
     return b.kernel()
@@ -286,7 +306,12 @@ def matmul(
     count = len(batch)
     ones = (1,) * count
     b = Builder(
-        name, (*batch, m, n, k), count + 2, (*ones, tile["block_m"], tile["block_n"]), "matmul", **tile
+        name,
+        (*batch, m, n, k),
+        count + 2,
+        (*ones, tile["block_m"], tile["block_n"]),
+        "matmul",
+        **tile,
     )
     total = 1
     lead_a, lead_b, lead_c = [], [], []

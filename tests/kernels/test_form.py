@@ -29,7 +29,8 @@ def test_a_tile_that_cuts_the_inner_dim_forbids_merging() -> None:
 def test_dims_of_size_one_drop_but_not_those_of_a_matmul() -> None:
     b = g.Builder("unit", (1, 6, 1), 2, (1, 2))
     x, y = b.input(6, "f32"), b.output(6, "i64")
-    b.store(b.fn("cast", b.fn("add", b.reduce("sum", b.load(x, (6, 1, 1))), b.constant(1, "f32")), dtype="i64"), y, (6, 1, 0))  # fmt: skip
+    total = b.reduce("sum", b.load(x, (6, 1, 1)))
+    b.store(b.fn("cast", b.fn("add", total, b.constant(1, "f32")), dtype="i64"), y, (6, 1, 0))
     form = read(b.kernel())
     assert (form.sizes, form.num_parallel, form.tile) == ((6,), 1, (2,))
     assert read(g.matmul(m=1, batch=(1,))).sizes == (1, 53, 29)

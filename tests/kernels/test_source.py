@@ -4,7 +4,15 @@ import pytest
 
 from irc.kernels.source import Source, identifier, quoted, wrapped
 
-NASTY = ["a\n#include <x>", "end */ int x;", "tail \\", "trigraph ??/", "\x7f\x1b[2J", '"""\nimport os', "größe"]
+NASTY = [
+    "a\n#include <x>",
+    "end */ int x;",
+    "tail \\",
+    "trigraph ??/",
+    "\x7f\x1b[2J",
+    '"""\nimport os',
+    "größe",
+]
 
 
 @pytest.mark.parametrize("name", NASTY)

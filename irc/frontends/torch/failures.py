@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from irc.errors import ErrorCollector, IrcError
-from irc.frontends.torch.locations import FRAME, inner, of_frames
+from irc.errors import ErrorCollector, InternalError, IrcError
+from irc.frontends.torch.locations import FRAME, OURS, inner, of_frames
 
 HELP = {
     "control": "write both results and choose with torch.where, or move the decision out of the module",
@@ -24,9 +24,11 @@ def explained(target: Callable[..., Any]) -> Iterator[None]:
     """Turn what torch raises while it traces into ``capture-failed``."""
     try:
         yield
-    except IrcError:
+    except (IrcError, InternalError):
         raise
     except Exception as error:  # torch.export raises whatever the module's own code raises
+        if traceback.extract_tb(error.__traceback__)[-1].filename.startswith(OURS):
+            raise
         collector = ErrorCollector()
         for cause in causes(error, target):
             collector.add(cause)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 TORCH = str(Path(torch.__file__).parent)
+LAYERS = str(Path(torch.__file__).parent / "nn")
 OURS = str(Path(__file__).parent)
+EXPORT = str(Path(__file__).with_name("export.py"))
 Frame = TypeVar("Frame", bound=tuple[Any, ...])
 LIBRARIES = (TORCH, "/transformers/", "/site-packages/")
 
@@ -62,12 +64,13 @@ def shown(path: str) -> str:
 
 
 def inner(frames: Sequence[Frame]) -> list[Frame]:
-    """Return the frames of traced code: those below irc's own that are not torch's."""
+    """Return the frames of traced code, below the call of torch.export; of torch only its layers."""
     traced: list[Frame] = []
     for frame in reversed(frames):
-        if frame[0].startswith(OURS):
+        if frame[0] == EXPORT:
             break
-        if not frame[0].startswith(TORCH):
+        own = frame[0].startswith(LAYERS) and not frame[0].endswith("module.py")
+        if own or not frame[0].startswith((OURS, TORCH, "<string>", "<eval_with_key>")):
             traced.append(frame)
     return traced[::-1]
 

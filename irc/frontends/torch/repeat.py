@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -33,6 +34,7 @@ for _name in ("enter", "leave", "layer"):
     _LIBRARY.define(f"{_name}(Tensor[] values, str layer, int call) -> Tensor[]")
 _OPS = torch.ops.irc_capture
 _CALLS: dict[int, Callable[[], list[Tensor]]] = {}
+_NUMBERS = count()
 
 
 def _same(values: list[Tensor], layer: str, call: int) -> list[Tensor]:
@@ -110,7 +112,7 @@ def _differing(layers: list[nn.Module]) -> list[tuple[str, str]] | None:
 def _equal(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
-    if isinstance(a, Plain):
+    if isinstance(a, Plain | set | frozenset):
         return a == b
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(_equal, a, b))
@@ -156,7 +158,7 @@ class _Stub:
         return pytree.tree_unflatten([next(found) if isinstance(x, Tensor) else x for x in outputs], out_spec)
 
     def _trace(self, key: Any, leaves: list[Any], spec: pytree.TreeSpec, tensors: list[Tensor]) -> Any:
-        call = len(_CALLS)
+        call = next(_NUMBERS)
         entered = iter(_OPS.enter(tensors, self._path, call))
         args, kwargs = pytree.tree_unflatten([next(entered) if isinstance(x, Tensor) else x for x in leaves], spec)
         before = _state(self._layer)
@@ -194,7 +196,8 @@ def _watched(layer: nn.Module, attributes: list[tuple[str, str]]) -> Iterator[se
         for path in dict.fromkeys(path for path, _ in attributes):
             child = layer.get_submodule(path)
             names = [name for owner, name in attributes if owner == path]
-            stack.enter_context(mock.patch.object(child, "__class__", _watching(type(child), names, read)))
+            stack.callback(setattr, child, "__class__", type(child))
+            child.__class__ = _watching(type(child), names, read)
         yield read
 
 

@@ -11,6 +11,7 @@ import torch
 from xdsl.ir import Block, SSAValue
 
 from irc.backends.cpu import Features, KernelCall, compile_segment
+from irc.backends.cpu.features import AVX2, AVX512, BASELINE
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import (
     BufferType,
@@ -24,6 +25,7 @@ from irc.dialects.task import (
     StoreOp,
     ValueType,
 )
+from irc.interpret.kernel import run_body
 
 TORCH = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
@@ -127,6 +129,37 @@ def execute(
         guard = torch.full((64,), fill).to(output.dtype)
         assert torch.equal(output[-64:], guard), "written past the end"
     return [output[:-64] for output in outputs]
+
+
+def expected(kernel: KernelOp, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a kernel by the interpreter, floats in float64."""
+    wide = [t.double() if t.is_floating_point() else t for t in inputs]
+    outputs, counts = [], []
+    for arg in kernel.args[len(inputs) :]:
+        kind = arg.type
+        assert isinstance(kind, BufferType)
+        dtype = TORCH[kind.dtype]
+        wider = torch.float64 if dtype.is_floating_point else dtype
+        outputs.append(torch.full((kind.num_elements,), 7).to(wider))
+        counts.append(torch.zeros(kind.num_elements, dtype=torch.int32))
+    tasks = torch.cartesian_prod(*[torch.arange(n) for n in kernel.space_extents[: kernel.num_parallel]])
+    tasks = tasks.reshape(-1, kernel.num_parallel)
+    run_body(kernel, tasks, [*wide, *outputs], counts, torch.float64)
+    return outputs
+
+
+FEATURES = {"avx512": AVX512, "avx2": AVX2, "baseline": BASELINE}
+
+
+@pytest.fixture(params=["host", "avx2", "baseline"])
+def features(request: pytest.FixtureRequest) -> Features | None:
+    """The machine's own instructions, and what older machines have."""
+    return FEATURES.get(request.param)
+
+
+@pytest.fixture
+def reference() -> Callable[..., list[torch.Tensor]]:
+    return expected
 
 
 @pytest.fixture

@@ -25,8 +25,9 @@ def test_names_from_outside_stay_in_comments() -> None:
 
 
 KERNELS = [
-    g.softmax(), g.softmax(columns=9, rows=70), g.softmax(columns=20000), g.column_sums(), g.flat_add(),
-    g.transposed_copy(), g.iota(), g.matmul(), g.matmul(m=300, n=300, block_m=128, block_n=128),
+    g.softmax(), g.softmax(columns=9, rows=70), g.softmax(columns=20000), g.column_sums(),
+    g.flat_add(), g.transposed_copy(), g.iota(), g.matmul(),
+    g.matmul(m=300, n=300, block_m=128, block_n=128),
     g.matmul(dtype="f16"), g.matmul(m=300, n=300, dtype="bf16", block_m=128, block_n=128),
 ]  # fmt: skip
 

@@ -67,9 +67,11 @@ def test_a_missing_file_is_a_user_error(tmp_path: Path) -> None:
 KERNELS = [
     g.softmax(), g.softmax(rows=3, columns=20000, name="softmax_wide"), g.layer_norm(dtype="bf16"),
     g.embedding(), g.transposed_copy(), g.causal_any(), g.whole_product(), g.huge(), g.empty(),
-    g.empty(rows=3, columns=0, name="no_columns"), g.matmul(), g.matmul(dtype="bf16", transposed=True),
+    g.empty(rows=3, columns=0, name="no_columns"), g.matmul(),
+    g.matmul(dtype="bf16", transposed=True),
     g.matmul(m=3, n=5, k=0, name="no_products"), g.matmul(dtype="f64"),
-    g.matmul(m=9, n=20, k=7, dtype="i32", epilogue=False), *[g.reductions(d) for d in ("f16", "i8", "u8", "i1")],
+    g.matmul(m=9, n=20, k=7, dtype="i32", epilogue=False),
+    *[g.reductions(d) for d in ("f16", "i8", "u8", "i1")],
 ]  # fmt: skip
 
 
@@ -98,7 +100,9 @@ def test_every_function_compiles(dtype: str) -> None:
         result = "i1" if row.result == "bool" else dtype
         if fn == "cast" or expression(fn, dtype, result) is None:
             continue
-        operands = [left, right][: row.arity] if fn != "where" else [b.load(choice, (1,)), left, right]
+        operands = (
+            [left, right][: row.arity] if fn != "where" else [b.load(choice, (1,)), left, right]
+        )
         values.append(b.fn(fn, *operands))
     values += [b.fn("cast", left, dtype=to) for to in DTYPES]
     for value in values:
