@@ -1,7 +1,7 @@
 """``torch.compile(backend="irc")``: Dynamo's graphs to plans, backward through AOTAutograd.
 
-Dynamo keeps what it cannot trace in Python (graph breaks) and guards what it specialised on; each graph
-between breaks comes here. Sizes that Dynamo leaves open are specialised, one plan per size.
+Dynamo keeps what it cannot trace in Python (graph breaks) and guards what it specialised on; each
+graph between breaks comes here. Sizes that Dynamo leaves open are specialised, one plan per size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_SIZES = 32
 """Plans kept for the sizes of one graph of open sizes."""
 
 counters: Counter[str] = Counter()
-"""What was compiled: graphs, forward, backward, ``backward run by torch``, rebound, ``extern NAME``."""
+"""What was done: graphs, forward, backward, ``backward run by torch``, rebound, ``extern NAME``."""
 
 
 def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Flat:

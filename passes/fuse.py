@@ -11,7 +11,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from irc.dialects.flow import FlowOp, FusionOp, YieldOp, id_of, loc_of
+from irc.dialects.flow import FlowOp, FusionOp, IotaOp, YieldOp, id_of, loc_of
 from irc.kernels.groups import Grouping, describe
 from irc.kernels.holds import FREE_OPS, SHAPE_OPS, has_kernel, is_unread, require_static
 from irc.kernels.units import Unit, in_order
@@ -73,6 +73,7 @@ class FusePass(ModulePass):
         ]:
             require_static(func)
             _drop_dead(func.body.block)
+            _part_iotas(func.body.block)
             _Rebuild(func.body.block).run()
 
 
@@ -81,6 +82,20 @@ def _drop_dead(block: Block) -> None:
         if is_unread(op):
             op.detach()
             op.erase()
+
+
+def _part_iotas(block: Block) -> None:
+    """Give every reader its own iota: rows against columns of one iota would be a diagonal."""
+    for op in list(block.ops):
+        if isinstance(op, IotaOp):
+            # A reader that names it twice keeps one: that is no diagonal.
+            readers = list(dict.fromkeys(use.operation for use in op.outputs[0].uses))
+            for reader in readers[1:]:
+                copy = op.clone()
+                block.insert_op_after(copy, op)
+                for index, value in enumerate(reader.operands):
+                    if value is op.outputs[0]:
+                        reader.operands[index] = copy.outputs[0]
 
 
 class _Rebuild:

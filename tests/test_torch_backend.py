@@ -155,5 +155,5 @@ def test_outputs_that_are_inputs_constants_or_the_same() -> None:
 
 
 def test_unknown_options() -> None:
-    with pytest.raises(Exception, match="no option 'trget'.*\n.*did you mean 'target'"):
+    with pytest.raises(Exception, match=r"no option 'trget'.*\n.*did you mean 'target'"):
         compiled(lambda x: x + 1, options={"trget": "cpu"})(torch.randn(3))

@@ -27,8 +27,14 @@ def emit(kernel: KernelOp) -> str:
 
 
 def emit_plan_sources(kernels: Sequence[KernelOp]) -> dict[str, str]:
-    """Return the files of a plan's ``kernels/`` folder."""
-    return {f"{k.sym_name.data}.cu": emit(k) for k in kernels}
+    """Return the files of a plan's ``kernels/`` folder.
+
+    Raises:
+        IrcError: ``op-unsupported``, with everything that any kernel needs and this backend lacks.
+    """
+    from irc.kernels.support import emit_all
+
+    return emit_all(kernels, emit, ".cu")
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class CudaBackend:
     """CUDA C++ for NVIDIA GPUs."""
 
     name: str = "cuda"
-    targets: tuple[str, ...] = ("sm_90", "sm_80", "sm_100")
+    targets: tuple[str, ...] = ("sm_90", "sm_80")
     extension: str = ".cu"
 
     def emit(self, kernel: KernelOp) -> str:

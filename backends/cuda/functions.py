@@ -200,9 +200,9 @@ template <typename T> __device__ inline T irc_round(int x) { return irc_round<T>
 template <typename T> __device__ inline T irc_round(bool x) { return irc_round<T>((float)x); }
 """,
     "irc_ldmatrix": """
-#ifdef __CUDACC__ // Four 8 x 8 tiles of halves from shared memory; lane l gives the address of row
-l % 8 of tile l / 8. template <bool TRANSPOSED> __device__ inline void irc_ldmatrix(unsigned
-(&to)[4], const void* row) {
+#ifdef __CUDACC__
+// Four 8 x 8 tiles of halves from shared memory; lane l gives the place of row l % 8 of tile l / 8.
+template <bool TRANSPOSED> __device__ inline void irc_ldmatrix(unsigned (&to)[4], const void* row) {
   const unsigned at = (unsigned)__cvta_generic_to_shared(row);
   if constexpr (TRANSPOSED) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

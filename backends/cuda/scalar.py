@@ -130,7 +130,7 @@ def literal(value: float, dtype: str) -> str:
     if held(dtype) == "f32":
         import numpy as np
 
-        text = f"{np.float32(number)}f"
+        text = f"{np.float32(number)!s}f"
     return f"({text})" if number < 0 else text
 
 

@@ -168,9 +168,12 @@ def read(kernel: KernelOp) -> Form:
 
 
 def drop_unit_dims(form: Form) -> Form:
-    """Remove dims of size 1 (m and n of a matmul stay)."""
+    """Remove dims of size 1 (m and n of a matmul stay, and something to reduce over)."""
     first = form.num_parallel - form.protected
     kept = [d for d, n in enumerate(form.sizes) if n != 1 or first <= d < form.num_parallel]
+    last = len(form.sizes) - 1
+    if last >= form.num_parallel and not any(d >= form.num_parallel for d in kept):
+        kept.append(last)
     position = {d: i for i, d in enumerate(kept)}
     steps = [
         replace(s, kind="constant", literal=0, dim=-1)

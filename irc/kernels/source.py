@@ -58,7 +58,7 @@ def identifier(name: str) -> str:
     """Return a symbol's name as an identifier that is no keyword of any language here.
 
     >>> identifier("rows_3"), identifier("a.b")
-    ('kernel_rows_3', 'kernel_a_b_d70bdb')
+    ('kernel_rows_3', 'kernel_a_b_2e7336')
     """
     clean = re.sub(r"[^A-Za-z0-9_]", "_", name)[:64]
     if clean != name:

@@ -1,11 +1,12 @@
-"""What a backend lacks, found before it emits anything."""
+"""What a backend lacks, found before it emits anything; all of a plan's kernels in one report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import TypeAlias
 
-from irc.errors import ErrorCollector, IrcError
+from irc.dialects.task import KernelOp
+from irc.errors import ErrorCollector, IrcError, IrcErrors
 from irc.kernels.form import Form, Step
 
 Expression: TypeAlias = Callable[[str, str, str], str | None]
@@ -44,6 +45,27 @@ def check_supported(
     for what in missing:
         errors.add(_error(form, backend, what))
     errors.check()
+
+
+def emit_all(
+    kernels: Sequence[KernelOp], emit: Callable[[KernelOp], str], extension: str
+) -> dict[str, str]:
+    """Emit kernels into files that have their names.
+
+    Raises:
+        IrcError: everything that any of the kernels lacks.
+    """
+    errors, files = ErrorCollector(), dict[str, str]()
+    for kernel in kernels:
+        try:
+            files[f"{kernel.sym_name.data}{extension}"] = emit(kernel)
+        except IrcErrors as several:
+            for error in several.errors:
+                errors.add(error)
+        except IrcError as error:
+            errors.add(error)
+    errors.check()
+    return files
 
 
 def _error(form: Form, backend: str, what: str) -> IrcError:

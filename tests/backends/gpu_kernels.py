@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -358,6 +359,39 @@ def huge(rows=70_000, columns=40_000) -> KernelOp:
     b = Builder("huge", (rows, columns), 1, (1,))
     x, y = b.input(rows * columns, "f16"), b.output(rows, "f16")
     b.store(b.reduce("sum", b.load(x, (columns, 1))), y, (1, 0))
+    return b.kernel()
+
+
+def random_kernel(seed: int) -> KernelOp:
+    """Permuted, broadcast and offset accesses, functions and reductions at several levels."""
+    numbers = random.Random(seed)
+    parallel, reduced = numbers.randint(0, 3), numbers.randint(0, 2)
+    space = [numbers.choice([1, 2, 3, 5, 8, 17]) for _ in range(parallel)]
+    space += [numbers.choice([1, 4, 7, 33, 70]) for _ in range(reduced)]
+    tile = [numbers.choice([1, 2, 4, 16]) for _ in range(parallel)]
+    b = Builder(f"random_{seed}", space, parallel, tile)
+    buffers = []
+    for _ in range(numbers.randint(1, 3)):
+        strides, size = [0] * len(space), 1
+        for dim in numbers.sample(range(len(space)), len(space)):
+            if numbers.random() < 0.8:
+                strides[dim], size = size, size * space[dim]
+        offset = numbers.choice([0, 0, 3])
+        buffers.append((b.input(size + offset, numbers.choice(["f32", "f32", "f16"])), strides, offset))
+    full = [b.load(x, strides, offset=offset) for x, strides, offset in buffers]
+    full = [b.fn("cast", v, dtype="f32") if v.type.dtype == "f16" else v for v in full]
+    for _ in range(numbers.randint(2, 9)):
+        left, right = numbers.choice(full), numbers.choice(full)
+        made = numbers.choice([b.fn("add", left, right), b.fn("sub", left, right), b.fn("tanh", left)])
+        if reduced and made.type.is_full and numbers.random() < 0.4:
+            made = b.fn("tanh", b.reduce(numbers.choice(["sum", "max", "min"]), made))
+        full.append(made)
+    for value in full[-numbers.randint(1, 3) :]:
+        covered = space if value.type.is_full else space[:parallel]
+        strides, size = [0] * len(space), 1
+        for dim in numbers.sample(range(len(covered)), len(covered)):
+            strides[dim], size = size, size * space[dim]
+        b.store(value, b.output(size, "f32"), strides)
     return b.kernel()
 
 

@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from irc.backends.cpu import CpuBackend
 from irc.cost.actions import ActionCost
-from irc.dialects.comm import AllGatherOp, AllReduceOp, LocalChunkOp
+from irc.dialects.comm import AllGatherOp, AllReduceOp, LocalChunkOp, ReduceScatterOp
 from irc.dialects.flow import AttentionOp, to_attribute
 from irc.dialects.placement import Mesh
 from irc.dialects.task import KernelOp, KernelPointwiseOp, KernelReduceOp
@@ -63,7 +63,7 @@ def plan_with_fault(
 
 def wrong_collective(module: ModuleOp) -> None:
     """The first reduction over an axis takes the maximum instead of the sum."""
-    found = [op for op in module.walk() if isinstance(op, AllReduceOp)]
+    found = [op for op in module.walk() if isinstance(op, AllReduceOp | ReduceScatterOp)]
     found[0].properties["fn"] = to_attribute("max")
 
 

@@ -34,6 +34,7 @@ def test_dims_of_size_one_drop_but_not_those_of_a_matmul() -> None:
     form = read(b.kernel())
     assert (form.sizes, form.num_parallel, form.tile) == ((6,), 1, (2,))
     assert read(g.matmul(m=1, batch=(1,))).sizes == (1, 53, 29)
+    assert read(g.softmax(rows=3, columns=1)).sizes == (3, 1)
 
 
 def test_levels_count_the_reductions_before_a_step() -> None:

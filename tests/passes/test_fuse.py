@@ -22,13 +22,15 @@ from irc.dialects.flow import (
     TransposeOp,
     tensor,
 )
-from irc.dialects.text import context
+from irc.dialects.text import context, load
 from irc.dialects.types import TensorType
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference, random_inputs
+from irc.interpret.task import run_task
 from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.fuse import FusePass
 from irc.passes.map_tasks import MapTasksPass
+from irc.pipeline import run_passes
 
 T = TensorType.of
 Body = Callable[..., list[SSAValue]]
@@ -288,3 +290,22 @@ def test_fusion_is_near_linear_in_layers() -> None:
     seconds(1)
     few, many = seconds(4), seconds(32)
     assert many < 8 * few * 2.5
+
+
+def test_rows_and_columns_of_one_iota_are_two_axes() -> None:
+    """A causal mask compares an iota with itself turned on its side, as transformers writes it."""
+    module = load(
+        """
+        func.func @forward() -> !flow.tensor<[1, 5, 5], i1> {
+          %i = flow.iota() {dim = 0 : i64, loc = "m.py:1", id = "n0"} : () -> !flow.tensor<[5], i64>
+          %r = flow.reshape(%i) {loc = "m.py:2", id = "n1"} : (!flow.tensor<[5], i64>) -> !flow.tensor<[1, 5, 1], i64>
+          %c = flow.reshape(%i) {loc = "m.py:3", id = "n2"} : (!flow.tensor<[5], i64>) -> !flow.tensor<[1, 1, 5], i64>
+          %m = flow.pointwise(%c, %r) {fn = "le", loc = "m.py:4", id = "n3"}
+              : (!flow.tensor<[1, 1, 5], i64>, !flow.tensor<[1, 5, 1], i64>) -> !flow.tensor<[1, 5, 5], i1>
+          func.return %m : !flow.tensor<[1, 5, 5], i1>
+        }
+        """
+    )
+    run_passes(module, [FusePass(), MapTasksPass(target="cpu")], verify_each="ir")
+    (mask,) = run_task(module, [])
+    assert torch.equal(mask, torch.ones(1, 5, 5, dtype=torch.bool).tril())

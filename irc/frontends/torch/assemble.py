@@ -30,7 +30,7 @@ LITERAL = 64
 
 @dataclass(frozen=True)
 class Argument:
-    """What a placeholder of the graph is: role, original name, and its value unless it is an input."""
+    """What a placeholder of the graph is: its role, original name, and value unless an input."""
 
     role: str
     name: str
@@ -67,7 +67,7 @@ def assemble(
     Args:
         module: the graph; its placeholders that are tensors are the keys of ``arguments``.
         arguments: per placeholder its meaning; those of one name become one argument.
-        results: per result the node (or number) and its meaning, in the order of the entry's results.
+        results: per result of the entry, in order, the node (or number) and its meaning.
         names: the user's names of dynamic sizes.
         source: what the program is made from, for reports.
         outline: make functions of repeated layers.

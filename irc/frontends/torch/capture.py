@@ -56,7 +56,7 @@ class Captured:
         tensor_leaves: which flattened leaves are the program's inputs, in order.
         out_spec: structure of the module's return value.
         outputs: where each leaf of it comes from.
-        states: names of the results of role state, in order: buffers, or inputs that are written to.
+        states: names of the results of role state, in order: buffers, or inputs written to.
         mutated_inputs: among these, state name -> index of the input that is copied back to.
         externs: how often each library op without flow form is called.
     """
@@ -140,18 +140,30 @@ def capture(
 
 
 def _captured(
-    assembly: Assembly, guards: Guards, exported: ExportedProgram, tensor_leaves: tuple[int, ...],
-    outputs: list[Output], results: list[tuple[Any, Result]], arguments: dict[Node, Argument],
-) -> Captured:  # fmt: skip
+    assembly: Assembly,
+    guards: Guards,
+    exported: ExportedProgram,
+    tensor_leaves: tuple[int, ...],
+    outputs: list[Output],
+    results: list[tuple[Any, Result]],
+    arguments: dict[Node, Argument],
+) -> Captured:
     spec = exported.call_spec
     states = tuple(result.name for _, result in results if result.role == "state")
     inputs = [a.name for a in arguments.values() if a.role == "input"]
     mutated = {name: inputs.index(name) for name in states if name in inputs}
     assert spec.in_spec is not None and spec.out_spec is not None
     return Captured(
-        assembly.program, guards, spec.in_spec, tensor_leaves, spec.out_spec, tuple(outputs), states, mutated,
+        assembly.program,
+        guards,
+        spec.in_spec,
+        tensor_leaves,
+        spec.out_spec,
+        tuple(outputs),
+        states,
+        mutated,
         assembly.externs,
-    )  # fmt: skip
+    )
 
 
 class _Reader:
@@ -195,7 +207,7 @@ class _Reader:
         return Argument(role, name, value.detach())
 
     def results(self) -> tuple[list[Output], list[tuple[Any, Result]]]:
-        """Return the leaves that the module returns, and the results of the entry: outputs, then states."""
+        """Return the leaves of the return value; and the entry's results, outputs, then states."""
         leaves: list[Output] = []
         values: list[tuple[Any, bool]] = []
         states: list[tuple[Any, Result]] = []

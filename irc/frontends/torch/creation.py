@@ -1,5 +1,6 @@
 """ATen's tensors from nothing: fills, ranges, random numbers."""
 
+# ruff: noqa: A002 - arguments have the names of ATen's schemas
 from __future__ import annotations
 
 from typing import Any
@@ -101,19 +102,19 @@ def dropped(t: Lowering, x: SSAValue, mask: SSAValue, p: float) -> SSAValue:
 
 
 @lowers("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
-def dropout(t: Lowering, input: SSAValue, p: float, train: bool) -> SSAValue:  # noqa: A002 - ATen's name
+def dropout(t: Lowering, input: SSAValue, p: float, train: bool) -> SSAValue:
     """Drop elements while training; otherwise nothing."""
     return t.decline() if train and p else input
 
 
 @lowers("dropout.default")
-def plain_dropout(t: Lowering, input: SSAValue, p: float, train: bool) -> SSAValue:  # noqa: A002 - ATen's name
+def plain_dropout(t: Lowering, input: SSAValue, p: float, train: bool) -> SSAValue:
     """Drop elements while training; otherwise nothing."""
     return dropped(t, input, kept(t, p), p) if train and p else input
 
 
 @lowers("native_dropout")
-def native_dropout(t: Lowering, input: SSAValue, p: float, train: bool | None) -> list[SSAValue]:  # noqa: A002
+def native_dropout(t: Lowering, input: SSAValue, p: float, train: bool | None) -> list[SSAValue]:
     """Drop elements, and give the mask for backward."""
     if not (train and p):
         return [input, t.b.constant([True], t.shape, "i1")]

@@ -37,9 +37,9 @@ def export(
 ) -> ExportedProgram:
     """Trace a module once, and make the graph functional where it is not.
 
-    The graph that torch.export gives keeps attention, linear, norms and the like whole, and the table
-    has rows for them. Tracing it again, to make it functional or to decompose it, doubles the time, so
-    that happens only where an op writes to its operands or has no row but a decomposition.
+    The graph that torch.export gives keeps attention, linear, norms and the like whole, and the
+    table has rows for them. Tracing it again, to make it functional or to decompose it, doubles the
+    time, so that happens only where an op writes to its operands or has no row but a decomposition.
     """
     with warnings.catch_warnings(), torch.no_grad(), user_frames():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Why a capture failed, in the user's terms: every cause that torch can name, each with its line."""
+"""Why a capture failed, in the user's terms: every cause that torch names, with its line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from irc.errors import ErrorCollector, InternalError, IrcError
 from irc.frontends.torch.locations import FRAME, OURS, inner, of_frames
 
 HELP = {
-    "control": "write both results and choose with torch.where, or move the decision out of the module",
+    "control": "compute both results and choose with torch.where, or decide outside the module",
     "shape": "give the sizes that vary the same name in dynamic_shapes, or leave them fixed",
     "type": "take and return tensors, numbers, and lists, tuples, dicts or dataclasses of them",
     "other": "mend the line, or leave that part of the module out of the compiled function",
@@ -93,7 +93,7 @@ def _first(text: str) -> str:
 
 
 def of_error(error: BaseException) -> str:
-    """Return the user's line of an error: torch's own note of it, else the innermost frame of traced code."""
+    """Return the user's line: torch's own note of it, else the innermost frame of traced code."""
     noted = re.findall(r"user code:\s*((?:.*\n)*)", str(error), re.IGNORECASE) or [""]
     if frames := FRAME.findall(noted[0]):
         return of_frames(frames)

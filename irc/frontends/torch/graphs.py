@@ -115,7 +115,7 @@ def source_name(source: Any) -> str:
 
 
 def pre_dispatch(module: GraphModule, fakes: Sequence[torch.Tensor]) -> GraphModule | None:
-    """Trace a graph of torch functions to whole ATen ops, once; None where it writes to its operands.
+    """Trace a graph of torch functions to whole ATen ops; None where it writes to operands.
 
     The result is what torch.export gives: attention, linear and norms stay whole.
     """
@@ -128,7 +128,8 @@ def pre_dispatch(module: GraphModule, fakes: Sequence[torch.Tensor]) -> GraphMod
         next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None)
         or FakeTensorMode()
     )
-    # In the mode, so that what the graph makes by itself (arange) is fake too; numbers that it writes are not.
+    # In the mode, so that what the graph makes by itself (arange) is fake too; numbers that it
+    # writes into tensors are not.
     with (
         warnings.catch_warnings(),
         torch.no_grad(),

@@ -19,7 +19,7 @@ from irc.frontends.torch.structure import argument_names
 
 @dataclass(frozen=True)
 class Leaf:
-    """What is expected of one leaf of the arguments; ``shape`` has names where sizes are dynamic."""
+    """What is expected of a leaf of the arguments; ``shape`` has names where sizes are dynamic."""
 
     name: str
     shape: tuple[int | str, ...] = ()
@@ -31,9 +31,11 @@ class Leaf:
     def reason(self, given: Any, sizes: dict[str, int]) -> str | None:
         """Say how a leaf differs, or None; ``sizes`` collects the named ones."""
         if self.dtype is None:
-            return None if type(given) is type(self.value) and given == self.value else (
-                f"'{self.name}' is {given!r}, compiled for {self.value!r}"
-            )  # fmt: skip
+            return (
+                None
+                if type(given) is type(self.value) and given == self.value
+                else (f"'{self.name}' is {given!r}, compiled for {self.value!r}")
+            )
         if not isinstance(given, torch.Tensor):
             return f"'{self.name}' is {type(given).__name__}, compiled for a tensor"
         if given.dtype is not self.dtype:
@@ -41,11 +43,13 @@ class Leaf:
         if given.device != self.device:
             return f"'{self.name}' is on {given.device}, compiled for {self.device}"
         if given.requires_grad is not self.requires_grad:
-            return f"'{self.name}' has requires_grad={given.requires_grad}, compiled for {self.requires_grad}"
+            grad = given.requires_grad
+            return f"'{self.name}' has requires_grad={grad}, compiled for {self.requires_grad}"
         shape = tuple(given.shape)
         if shape == self.shape or self._fits(shape, sizes):
             return None
-        return f"'{self.name}' has shape {list(shape)}, compiled for [{', '.join(map(str, self.shape))}]"
+        expected = ", ".join(map(str, self.shape))
+        return f"'{self.name}' has shape {list(shape)}, compiled for [{expected}]"
 
     def _fits(self, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:
         return len(shape) == len(self.shape) and all(
@@ -112,7 +116,7 @@ class Guards:
         return self._arguments(args, kwargs or {})
 
     def weights_changed(self) -> bool:
-        """True where a parameter or buffer was written to since capture (or since :meth:`note_weights`)."""
+        """True where a parameter or buffer was written to since capture or :meth:`note_weights`."""
         return self.versions != tuple(
             value._version for value in self.held if not value.is_inference()
         )
@@ -167,7 +171,7 @@ def _leaf(name: str, value: Any, spec: Any) -> Leaf:
 
 
 def _attributes(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
-    """Return the plain attributes that traced code can read; of torch's own modules the training flag."""
+    """Return plain attributes that traced code can read; of torch's modules the training flag."""
     found: list[tuple[str, dict[str, Any], str]] = []
     for path, child in module.named_modules():
         own = type(child).__module__.startswith("torch.")

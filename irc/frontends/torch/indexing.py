@@ -96,9 +96,15 @@ def scattered(
 
 @lowers("scatter")
 def scatter(
-    t: Lowering, self: SSAValue, dim: int, index: SSAValue, src: Operand | None = None, *,
-    value: Operand | None = None, reduce: str | None = None,
-) -> SSAValue:  # fmt: skip
+    t: Lowering,
+    self: SSAValue,
+    dim: int,
+    index: SSAValue,
+    src: Operand | None = None,
+    *,
+    value: Operand | None = None,
+    reduce: str | None = None,
+) -> SSAValue:
     """Write along a dim, an index for each element."""
     source = src if src is not None else value
     assert source is not None

@@ -1,5 +1,6 @@
 """ATen's matrix products and attention."""
 
+# ruff: noqa: A002 - arguments have the names of ATen's schemas
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -127,7 +128,7 @@ def _without_ones(
 def einsum(
     t: Lowering, equation: str, tensors: Sequence[SSAValue], *, path: Any = None
 ) -> SSAValue:
-    """Contract pair by pair, from the left; diagonals and sums of one operand stay in the library."""
+    """Contract pair by pair, from the left; diagonals of one operand stay in the library."""
     equation = equation.replace(" ", "")
     left, arrow, result = equation.partition("->")
     specs = left.split(",")
@@ -155,9 +156,17 @@ def einsum(
 
 @lowers("scaled_dot_product_attention")
 def attention(
-    t: Lowering, query: SSAValue, key: SSAValue, value: SSAValue, attn_mask: SSAValue | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-) -> SSAValue:  # fmt: skip
+    t: Lowering,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    attn_mask: SSAValue | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> SSAValue:
     """Keep attention whole; dropout inside it stays in the library."""
     q, k = tensor(query).shape, tensor(key).shape
     if dropout_p or len(q) < 3 or len(k) != len(q):
@@ -183,9 +192,16 @@ def _same_batch(t: Lowering, *operands: SSAValue) -> list[SSAValue]:
 
 @lowers("_scaled_dot_product_flash_attention_for_cpu")
 def flash_attention(
-    t: Lowering, query: SSAValue, key: SSAValue, value: SSAValue, dropout_p: float = 0.0, is_causal: bool = False, *,
-    attn_mask: SSAValue | None = None, scale: float | None = None,
-) -> list[SSAValue | None]:  # fmt: skip
+    t: Lowering,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: SSAValue | None = None,
+    scale: float | None = None,
+) -> list[SSAValue | None]:
     """Keep attention whole; the log-sum-exp that backward reads is computed where it is read."""
     y = attention(t, query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
     if not t.read[1]:

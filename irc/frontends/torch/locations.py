@@ -64,7 +64,7 @@ def shown(path: str) -> str:
 
 
 def inner(frames: Sequence[Frame]) -> list[Frame]:
-    """Return the frames of traced code, below the call of torch.export; of torch only its layers."""
+    """Return the frames of traced code, below torch.export's call; of torch only its layers."""
     traced: list[Frame] = []
     for frame in reversed(frames):
         if frame[0] == EXPORT:

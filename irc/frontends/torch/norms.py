@@ -1,5 +1,6 @@
 """ATen's normalisations and losses, in primitives; half types compute in float32."""
 
+# ruff: noqa: A002 - arguments have the names of ATen's schemas
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -46,8 +47,13 @@ def inverse_root(t: Lowering, variance: SSAValue, eps: float) -> SSAValue:
 
 @lowers("native_layer_norm")
 def native_layer_norm(
-    t: Lowering, input: SSAValue, normalized_shape: Sequence[Dim], weight: Maybe, bias: Maybe, eps: float  # noqa: A002
-) -> list[SSAValue]:  # fmt: skip
+    t: Lowering,
+    input: SSAValue,
+    normalized_shape: Sequence[Dim],
+    weight: Maybe,
+    bias: Maybe,
+    eps: float,
+) -> list[SSAValue]:
     """Normalise the last dims."""
     ndim = tensor(input).ndim
     x = t.b.cast(input, t.accumulating(t.dtype))
@@ -57,17 +63,26 @@ def native_layer_norm(
 
 @lowers("layer_norm")
 def layer_norm(
-    t: Lowering, input: SSAValue, normalized_shape: Sequence[Dim], weight: Maybe = None, bias: Maybe = None,  # noqa: A002
-    eps: float = 1e-5, cudnn_enable: bool = True,
-) -> SSAValue:  # fmt: skip
+    t: Lowering,
+    input: SSAValue,
+    normalized_shape: Sequence[Dim],
+    weight: Maybe = None,
+    bias: Maybe = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> SSAValue:
     """Normalise the last dims."""
     return native_layer_norm(t, input, normalized_shape, weight, bias, eps)[0]
 
 
 @lowers("rms_norm")
 def rms_norm(
-    t: Lowering, input: SSAValue, normalized_shape: Sequence[Dim], weight: Maybe = None, eps: float | None = None  # noqa: A002
-) -> SSAValue:  # fmt: skip
+    t: Lowering,
+    input: SSAValue,
+    normalized_shape: Sequence[Dim],
+    weight: Maybe = None,
+    eps: float | None = None,
+) -> SSAValue:
     """Divide the last dims by the root of their mean square."""
     ndim, dtype = tensor(input).ndim, t.accumulating(t.dtype)
     eps = (
@@ -102,17 +117,30 @@ def per_channel(t: Lowering, x: Maybe, ndim: int) -> Maybe:
 
 @lowers("group_norm")
 def group_norm(
-    t: Lowering, input: SSAValue, num_groups: int, weight: Maybe = None, bias: Maybe = None, eps: float = 1e-5,  # noqa: A002
+    t: Lowering,
+    input: SSAValue,
+    num_groups: int,
+    weight: Maybe = None,
+    bias: Maybe = None,
+    eps: float = 1e-5,
     cudnn_enabled: bool = True,
-) -> SSAValue:  # fmt: skip
+) -> SSAValue:
     """Normalise groups of channels."""
     return _grouped(t, input, num_groups, weight, bias, eps)[0]
 
 
 @lowers("native_group_norm")
 def native_group_norm(
-    t: Lowering, input: SSAValue, weight: Maybe, bias: Maybe, N: Dim, C: Dim, HxW: Dim, group: int, eps: float  # noqa: A002
-) -> list[SSAValue]:  # fmt: skip
+    t: Lowering,
+    input: SSAValue,
+    weight: Maybe,
+    bias: Maybe,
+    N: Dim,
+    C: Dim,
+    HxW: Dim,
+    group: int,
+    eps: float,
+) -> list[SSAValue]:
     """Normalise groups of channels, and give the statistics."""
     y, *statistics = _grouped(t, input, group, weight, bias, eps)
     return [
@@ -123,9 +151,17 @@ def native_group_norm(
 
 @lowers("instance_norm")
 def instance_norm(
-    t: Lowering, input: SSAValue, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe,  # noqa: A002
-    use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool,
-) -> SSAValue:  # fmt: skip
+    t: Lowering,
+    input: SSAValue,
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> SSAValue:
     """Normalise each channel of each example."""
     if not use_input_stats:
         return _batch_norm(t, input, weight, bias, running_mean, running_var, eps)
@@ -153,9 +189,17 @@ def _batch_norm(
 
 @lowers("batch_norm")
 def batch_norm(
-    t: Lowering, input: SSAValue, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe,  # noqa: A002
-    training: bool, momentum: float, eps: float, cudnn_enabled: bool = True,
-) -> SSAValue:  # fmt: skip
+    t: Lowering,
+    input: SSAValue,
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> SSAValue:
     """Normalise channels by running statistics, or by those of this batch where there are none."""
     if training:
         return _batch_statistics(t, input, weight, bias, eps)[0]
@@ -164,9 +208,15 @@ def batch_norm(
 
 @lowers("_native_batch_norm_legit_no_training")
 def batch_norm_inference(
-    t: Lowering, input: SSAValue, weight: Maybe, bias: Maybe, running_mean: SSAValue, running_var: SSAValue,  # noqa: A002
-    momentum: float, eps: float,
-) -> list[SSAValue]:  # fmt: skip
+    t: Lowering,
+    input: SSAValue,
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: SSAValue,
+    running_var: SSAValue,
+    momentum: float,
+    eps: float,
+) -> list[SSAValue]:
     """Normalise channels by running statistics; the saved statistics are empty."""
     y = _batch_norm(t, input, weight, bias, running_mean, running_var, eps)
     return [y, *(t.b.constant([0], kind.shape, kind.dtype) for kind in t.results[1:])]
@@ -184,9 +234,16 @@ def _batch_statistics(
 
 @lowers("_native_batch_norm_legit_functional")
 def batch_norm_training(
-    t: Lowering, input: SSAValue, weight: Maybe, bias: Maybe, running_mean: SSAValue, running_var: SSAValue,  # noqa: A002
-    training: bool, momentum: float, eps: float,
-) -> list[SSAValue]:  # fmt: skip
+    t: Lowering,
+    input: SSAValue,
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: SSAValue,
+    running_var: SSAValue,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[SSAValue]:
     """Normalise channels by this batch, and move the running statistics towards it."""
     if not training:
         y = _batch_norm(t, input, weight, bias, running_mean, running_var, eps)
@@ -268,9 +325,14 @@ def nll_loss_forward(
 
 @lowers("cross_entropy_loss")
 def cross_entropy_loss(
-    t: Lowering, self: SSAValue, target: SSAValue, weight: Maybe = None, reduction: int = 1, ignore_index: int = -100,
+    t: Lowering,
+    self: SSAValue,
+    target: SSAValue,
+    weight: Maybe = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> SSAValue:  # fmt: skip
+) -> SSAValue:
     """Return the negative log-likelihood of softmax; targets are class indices."""
     if label_smoothing or tensor(target).ndim == tensor(self).ndim:
         t.decline()

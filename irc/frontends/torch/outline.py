@@ -25,7 +25,7 @@ MIN_OPS = 4
 
 NUMBERED = re.compile(r"(?:^|\.)\d+$")
 RANDOM = ("aten.dropout", "aten.native_dropout", "aten.rand", "aten.bernoulli")
-"""Random ops take the seed of the entry and a stream of their own: a block that draws is not shared."""
+"""Random ops take the entry's seed and a stream of their own: what draws is not shared."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """ATen's elementwise ops."""
 
+# ruff: noqa: A002 - arguments have the names of ATen's schemas
 from __future__ import annotations
 
 import math
@@ -29,9 +30,9 @@ BINARY = {
     "__lshift__": "shift_left", "__rshift__": "shift_right",
     "bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right",
 }
-ON_BOOLS = {"mul": "logical_and", "add": "logical_or", "bit_and": "logical_and", "bit_or": "logical_or",
+ON_BOOLS = {"mul": "logical_and", "bit_and": "logical_and", "bit_or": "logical_or",
             "bit_xor": "logical_xor", "maximum": "logical_or", "minimum": "logical_and"}
-COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "not_equal": "ne"}
+COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
 LOGICAL = ("logical_and", "logical_or", "logical_xor")
 ROUNDING = ("floor", "ceil", "round", "trunc")
 # fmt: on
@@ -187,13 +188,13 @@ def hardtanh(t: Lowering, self: SSAValue, min_val: float = -1, max_val: float = 
 
 
 @lowers("clamp_min")
-def clamp_min(t: Lowering, self: SSAValue, min: Operand) -> SSAValue:  # noqa: A002 - ATen's name
+def clamp_min(t: Lowering, self: SSAValue, min: Operand) -> SSAValue:
     """Bound from below."""
     return t.pointwise("maximum", self, min)
 
 
 @lowers("clamp_max")
-def clamp_max(t: Lowering, self: SSAValue, max: Operand) -> SSAValue:  # noqa: A002 - ATen's name
+def clamp_max(t: Lowering, self: SSAValue, max: Operand) -> SSAValue:
     """Bound from above."""
     return t.pointwise("minimum", self, max)
 

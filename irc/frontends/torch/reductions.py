@@ -1,5 +1,6 @@
 """ATen's reductions, running sums, softmax, sorting."""
 
+# ruff: noqa: A002 - arguments have the names of ATen's schemas
 from __future__ import annotations
 
 import math
@@ -105,7 +106,8 @@ def _logical_reduction(fn: str) -> Any:
 
 TABLE.update({
     "amax": _extreme("max"), "amin": _extreme("min"), "max.default": _extreme("max"),
-    "min.default": _extreme("min"), "max.dim": _extreme_along("max"), "min.dim": _extreme_along("min"),
+    "min.default": _extreme("min"),
+    "max.dim": _extreme_along("max"), "min.dim": _extreme_along("min"),
     "argmax": _arg_extreme("max"), "argmin": _arg_extreme("min"), "any": _logical_reduction("any"),
     "all": _logical_reduction("all"),
 })  # fmt: skip
@@ -180,15 +182,15 @@ def vector_norm(
 ) -> SSAValue:
     """Return the 1-, 2- or maximum norm."""
     dims = dims_of(dim, tensor(self).ndim)
-    ord = 2 if ord is None else ord  # noqa: A001
-    if not is_float(tensor(self).dtype) or not dims or ord not in (1, 2, math.inf):
+    order = 2 if ord is None else ord
+    if not is_float(tensor(self).dtype) or not dims or order not in (1, 2, math.inf):
         t.decline()
     x = t.b.cast(self, t.accumulating(t.dtype))
-    if ord == 2:
+    if order == 2:
         found = t.b.pointwise("sqrt", total(t, t.b.pointwise("mul", x, x), dims, keepdim))
     else:
         found = t.b.reduce(
-            "sum" if ord == 1 else "max", t.b.pointwise("abs", x), dims, keep_dims=keepdim
+            "sum" if order == 1 else "max", t.b.pointwise("abs", x), dims, keep_dims=keepdim
         )
     return t.b.cast(found, t.dtype)
 

@@ -1,10 +1,10 @@
 """Repeated layers are traced once: the others are stubs, and their nodes are copies.
 
-Tracing costs tens of milliseconds a layer, a copy of its nodes one or two. The first layer of a group of
-equal ones is traced between two marks; each later one that is called alike leaves one node, which
-:func:`expand` replaces by a copy of what lies between the marks, with that layer's own parameters. The
-graph is then the one that plain tracing gives. A layer is traced by itself wherever something
-is unusual: an attribute that differs and is read, objects among its arguments, hooks.
+Tracing costs tens of milliseconds a layer, a copy of its nodes one or two. The first layer of a
+group of equal ones is traced between two marks; each later one that is called alike leaves one
+node, which :func:`expand` replaces by a copy of what lies between the marks, with that layer's own
+parameters. The graph is then the one that plain tracing gives. A layer is traced by itself wherever
+something is unusual: an attribute that differs and is read, objects among its arguments, hooks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _same(values: list[Tensor], layer: str, call: int) -> list[Tensor]:
 
 torch.library.register_fake("irc_capture::enter", _same, lib=_LIBRARY)
 torch.library.register_fake("irc_capture::leave", _same, lib=_LIBRARY)
-torch.library.register_fake("irc_capture::layer", lambda values, layer, call: _CALLS[call](), lib=_LIBRARY)
+torch.library.register_fake(
+    "irc_capture::layer", lambda values, layer, call: _CALLS[call](), lib=_LIBRARY
+)
 
 
 @dataclass
@@ -60,7 +62,9 @@ def groups(module: nn.Module) -> list[Group]:
     found: list[Group] = []
     inside: list[str] = []
     for path, container in module.named_modules():
-        if not isinstance(container, nn.ModuleList | nn.Sequential) or path.startswith(tuple(inside)):
+        if not isinstance(container, nn.ModuleList | nn.Sequential) or path.startswith(
+            tuple(inside)
+        ):
             continue
         by_form: dict[Any, dict[str, nn.Module]] = {}
         for name, layer in container.named_children():
@@ -91,10 +95,14 @@ def _form(layer: nn.Module) -> Any:
 
 
 def _differing(layers: list[nn.Module]) -> list[tuple[str, str]] | None:
-    """Return (submodule, attribute) of numbers that differ between layers; None where objects differ."""
+    """Return (submodule, attribute) of numbers that differ; None where objects differ."""
     found: list[tuple[str, str]] = []
-    for children in zip(*(layer.named_modules(remove_duplicate=False) for layer in layers), strict=True):
-        attributes = [{k: v for k, v in vars(child).items() if k not in STORES} for _, child in children]
+    for children in zip(
+        *(layer.named_modules(remove_duplicate=False) for layer in layers), strict=True
+    ):
+        attributes = [
+            {k: v for k, v in vars(child).items() if k not in STORES} for _, child in children
+        ]
         first = attributes[0]
         if any(other.keys() != first.keys() for other in attributes):
             return None
@@ -147,36 +155,54 @@ class _Stub:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_foreign)
-        if not all(isinstance(leaf, Tensor | Plain) for leaf in leaves) or not torch.compiler.is_exporting():
+        if (
+            not all(isinstance(leaf, Tensor | Plain) for leaf in leaves)
+            or not torch.compiler.is_exporting()
+        ):
             return self._forward(self._layer, *args, **kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = (spec, *(_meta(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves))
+        key = (
+            spec,
+            *(_meta(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves),
+        )
         if key not in self._group.calls:
             return self._trace(key, leaves, spec, tensors)
         call, out_spec, outputs = self._group.calls[key]
         found = iter(_OPS.layer(tensors, self._path, call))
-        return pytree.tree_unflatten([next(found) if isinstance(x, Tensor) else x for x in outputs], out_spec)
+        return pytree.tree_unflatten(
+            [next(found) if isinstance(x, Tensor) else x for x in outputs], out_spec
+        )
 
-    def _trace(self, key: Any, leaves: list[Any], spec: pytree.TreeSpec, tensors: list[Tensor]) -> Any:
+    def _trace(
+        self, key: Any, leaves: list[Any], spec: pytree.TreeSpec, tensors: list[Tensor]
+    ) -> Any:
         call = next(_NUMBERS)
         entered = iter(_OPS.enter(tensors, self._path, call))
-        args, kwargs = pytree.tree_unflatten([next(entered) if isinstance(x, Tensor) else x for x in leaves], spec)
+        args, kwargs = pytree.tree_unflatten(
+            [next(entered) if isinstance(x, Tensor) else x for x in leaves], spec
+        )
         before = _state(self._layer)
         with _watched(self._layer, self._group.differing) as read:
             returned = self._forward(self._layer, *args, **kwargs)
         outputs, out_spec = pytree.tree_flatten(returned, is_leaf=_is_foreign)
-        usual = all(isinstance(x, Tensor | Plain) for x in outputs) and not read and before == _state(self._layer)
+        usual = (
+            all(isinstance(x, Tensor | Plain) for x in outputs)
+            and not read
+            and before == _state(self._layer)
+        )
         made = [x for x in outputs if isinstance(x, Tensor)]
         left = iter(_OPS.leave(made, self._path, call))
         if not usual:
             return returned
         _CALLS[call] = lambda: _same(made, "", call)
         self._group.calls[key] = call, out_spec, outputs
-        return pytree.tree_unflatten([next(left) if isinstance(x, Tensor) else x for x in outputs], out_spec)
+        return pytree.tree_unflatten(
+            [next(left) if isinstance(x, Tensor) else x for x in outputs], out_spec
+        )
 
 
 def _is_foreign(value: Any) -> bool:
-    # Objects that are trees too (caches) may be written to by the layer: they are leaves here, and refused.
+    # Objects that are trees too (caches) may be written to by the layer: leaves here, and refused.
     return not isinstance(value, list | tuple | dict) or hasattr(value, "__dict__")
 
 
@@ -228,8 +254,16 @@ class _Expansion:
         by_name = {node.name: node for node in self._nodes if node.op == "placeholder"}
         self._held: dict[Node, Tensor] = {}
         self._holder: dict[int, Node] = {}
-        named = dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
-        for name, target in {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.items():
+        named = dict(
+            (
+                *module.named_parameters(remove_duplicate=False),
+                *module.named_buffers(remove_duplicate=False),
+            )
+        )
+        for name, target in {
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+        }.items():
             if target in named:
                 node, value = by_name[name], named[target]
                 self._held[node] = value
@@ -264,7 +298,9 @@ class _Expansion:
             with self._graph.inserting_before(stub):
                 env[node] = self._graph.node_copy(node, lambda x: env[x])
             if "nn_module_stack" in node.meta:
-                env[node].meta["nn_module_stack"] = _moved(node.meta["nn_module_stack"], traced, path)
+                env[node].meta["nn_module_stack"] = _moved(
+                    node.meta["nn_module_stack"], traced, path
+                )
         results = [env.get(x, x) for x in leave.args[0]]  # type: ignore[union-attr]  # a list of nodes
         self._bypass(stub, results)
 
@@ -274,7 +310,10 @@ class _Expansion:
         if value is None:
             return source
         first, layer = self._module.get_submodule(traced), self._module.get_submodule(path)
-        for name, own in (*first.named_parameters(remove_duplicate=False), *first.named_buffers(remove_duplicate=False)):
+        for name, own in (
+            *first.named_parameters(remove_duplicate=False),
+            *first.named_buffers(remove_duplicate=False),
+        ):
             if own is value:
                 owner, _, last = name.rpartition(".")
                 return self._holder[id(getattr(layer.get_submodule(owner), last))]

@@ -313,9 +313,14 @@ TABLE.update(tril=_triangle("le"), triu=_triangle("ge"))
 
 @lowers("slice_scatter")
 def slice_scatter(
-    t: Lowering, self: SSAValue, src: SSAValue, dim: int = 0, start: Dim | None = None, end: Dim | None = None,
+    t: Lowering,
+    self: SSAValue,
+    src: SSAValue,
+    dim: int = 0,
+    start: Dim | None = None,
+    end: Dim | None = None,
     step: int = 1,
-) -> SSAValue:  # fmt: skip
+) -> SSAValue:
     """Replace a slice: what is before, the source, what is after."""
     dim = dim_of(dim, len(t.shape))
     size = t.shape[dim]

@@ -1,4 +1,4 @@
-"""Sizes in torch's graphs as sizes of irc: sympy expressions to polynomials, under the user's names."""
+"""Sizes in torch's graphs as sizes of irc: polynomials under the user's names."""
 
 from __future__ import annotations
 

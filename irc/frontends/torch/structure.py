@@ -86,9 +86,12 @@ def _register_pair(cls: type) -> None:
         return [(pytree.MappingKey(k), v) for k, v in zip(names, parts, strict=True)], updated
 
     pytree.register_pytree_node(
-        cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__name__}",
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__name__}",
         flatten_with_keys_fn=flatten_with_keys,
-    )  # fmt: skip
+    )
     _register_with_fx(cls, flatten)
 
 

@@ -1,5 +1,6 @@
 """ATen's convolutions and pools."""
 
+# ruff: noqa: A002 - arguments have the names of ATen's schemas
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,9 +25,18 @@ def each(value: Ints, ndim: int) -> tuple[int, ...]:
 
 @lowers("convolution", "_convolution")
 def convolution(
-    t: Lowering, input: SSAValue, weight: SSAValue, bias: SSAValue | None, stride: Ints, padding: Ints,  # noqa: A002
-    dilation: Ints, transposed: bool, output_padding: Ints, groups: int, *options: Any,
-) -> SSAValue:  # fmt: skip
+    t: Lowering,
+    input: SSAValue,
+    weight: SSAValue,
+    bias: SSAValue | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+    *options: Any,
+) -> SSAValue:
     """Convolve [N, C, spatial..]; transposed ones stay in the library."""
     if transposed:
         t.decline()
@@ -36,9 +46,16 @@ def convolution(
 
 
 def _convolved(
-    t: Lowering, x: SSAValue, weight: SSAValue, bias: SSAValue | None, stride: Ints, low: Sequence[int],
-    high: Sequence[int], dilation: Ints, groups: int,
-) -> SSAValue:  # fmt: skip
+    t: Lowering,
+    x: SSAValue,
+    weight: SSAValue,
+    bias: SSAValue | None,
+    stride: Ints,
+    low: Sequence[int],
+    high: Sequence[int],
+    dilation: Ints,
+    groups: int,
+) -> SSAValue:
     ndim = tensor(weight).ndim - 2
     shape = tensor(x).shape
     if any(isinstance(dim, Size) for dim in shape[1:]):
@@ -46,16 +63,27 @@ def _convolved(
     batched = x if len(shape) == ndim + 2 else t.b.reshape(x, (1, *shape))
     inputs = [batched, weight] if bias is None else [batched, weight, bias]
     y = t.b.op(
-        ConvolutionOp, inputs, strides=each(stride, ndim), low=tuple(low), high=tuple(high),
-        dilations=each(dilation, ndim), groups=groups,
-    )  # fmt: skip
+        ConvolutionOp,
+        inputs,
+        strides=each(stride, ndim),
+        low=tuple(low),
+        high=tuple(high),
+        dilations=each(dilation, ndim),
+        groups=groups,
+    )
     return t.b.reshape(y, t.shape)
 
 
 def _conv(
-    t: Lowering, input: SSAValue, weight: SSAValue, bias: SSAValue | None = None, stride: Ints = 1,  # noqa: A002
-    padding: Any = 0, dilation: Ints = 1, groups: int = 1,
-) -> SSAValue:  # fmt: skip
+    t: Lowering,
+    input: SSAValue,
+    weight: SSAValue,
+    bias: SSAValue | None = None,
+    stride: Ints = 1,
+    padding: Any = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> SSAValue:
     ndim = tensor(weight).ndim - 2
     if isinstance(padding, str):
         kernel = [number(k) for k in tensor(weight).shape[2:]]
@@ -97,16 +125,29 @@ def pooled(
     strides = each(stride, ndim) if stride else window
     result = TensorType.of(t.shape, t.dtype)
     return t.b.op(
-        PoolOp, [x], result=result, fn=fn, window=window, strides=strides, low=low, high=low,
-        dilations=each(dilation, ndim), count_padding=count_padding,
-    )  # fmt: skip
+        PoolOp,
+        [x],
+        result=result,
+        fn=fn,
+        window=window,
+        strides=strides,
+        low=low,
+        high=low,
+        dilations=each(dilation, ndim),
+        count_padding=count_padding,
+    )
 
 
 def _max_pool(ndim: int) -> Any:
     def row(
-        t: Lowering, self: SSAValue, kernel_size: Ints, stride: Ints = (), padding: Ints = 0, dilation: Ints = 1,
+        t: Lowering,
+        self: SSAValue,
+        kernel_size: Ints,
+        stride: Ints = (),
+        padding: Ints = 0,
+        dilation: Ints = 1,
         ceil_mode: bool = False,
-    ) -> SSAValue:  # fmt: skip
+    ) -> SSAValue:
         return pooled(t, self, "max", each(kernel_size, ndim), stride, padding, dilation, False)
 
     return row
@@ -123,9 +164,15 @@ def _max_pool_with_indices(ndim: int) -> Any:
 
 def _avg_pool(ndim: int) -> Any:
     def row(
-        t: Lowering, self: SSAValue, kernel_size: Ints, stride: Ints = (), padding: Ints = 0, ceil_mode: bool = False,
-        count_include_pad: bool = True, divisor_override: int | None = None,
-    ) -> SSAValue:  # fmt: skip
+        t: Lowering,
+        self: SSAValue,
+        kernel_size: Ints,
+        stride: Ints = (),
+        padding: Ints = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> SSAValue:
         if divisor_override is not None:
             t.decline()
         return pooled(

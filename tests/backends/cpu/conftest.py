@@ -133,7 +133,8 @@ def execute(
 
 def expected(kernel: KernelOp, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a kernel by the interpreter, floats in float64."""
-    wide = [t.double() if t.is_floating_point() else t for t in inputs]
+    flat = [t.flatten() for t in inputs]
+    wide = [t.double() if t.is_floating_point() else t for t in flat]
     outputs, counts = [], []
     for arg in kernel.args[len(inputs) :]:
         kind = arg.type
@@ -142,8 +143,9 @@ def expected(kernel: KernelOp, inputs: Sequence[torch.Tensor]) -> list[torch.Ten
         wider = torch.float64 if dtype.is_floating_point else dtype
         outputs.append(torch.full((kind.num_elements,), 7).to(wider))
         counts.append(torch.zeros(kind.num_elements, dtype=torch.int32))
-    tasks = torch.cartesian_prod(*[torch.arange(n) for n in kernel.space_extents[: kernel.num_parallel]])
-    tasks = tasks.reshape(-1, kernel.num_parallel)
+    extents = kernel.space_extents[: kernel.num_parallel]
+    tasks = torch.tensor(list(np.ndindex(*extents)), dtype=torch.int64)
+    tasks = tasks.reshape(prod(extents), len(extents))
     run_body(kernel, tasks, [*wide, *outputs], counts, torch.float64)
     return outputs
 

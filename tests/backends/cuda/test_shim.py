@@ -115,6 +115,7 @@ def hand_written() -> dict[str, KernelOp]:
         g.matmul(m=36, n=80, k=40, a_transposed=True, transposed=True, name="matmul_a_transposed"),
         g.empty(), g.empty(rows=3, columns=0, name="no_columns"),
         g.matmul(m=3, n=5, k=0, name="no_products"),
+        *[g.random_kernel(seed) for seed in range(24)],
         *[g.reductions(d) for d in ("f32", "f64", "f16", "i64", "i32", "i8", "u8", "i1")],
     ]  # fmt: skip
     kernels[9].sym_name = type(kernels[9].sym_name)("flat_add_scalar")

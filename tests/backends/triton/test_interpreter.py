@@ -96,6 +96,7 @@ def hand_written() -> dict[str, KernelOp]:
         g.matmul(a_transposed=True, batch=(2,), name="matmul_a_transposed"),
         g.layer_norm(dtype="bf16", name="layer_norm_bf16"), g.empty(),
         g.empty(rows=3, columns=0, name="no_columns"), g.matmul(m=3, n=5, k=0, name="no_products"),
+        *[g.random_kernel(seed) for seed in range(24)],
         *[g.reductions(d) for d in ("f32", "f64", "f16", "i64", "i32", "i8", "u8", "i1")],
     ]  # fmt: skip
     return {k.sym_name.data: k for k in kernels}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torch.utils import _pytree as pytree
 
 from irc.dialects.builder import arguments, entry, functions, results
@@ -30,6 +30,8 @@ def run(captured: Captured, *args: Any, **kwargs: Any) -> Any:
 
 @dataclass
 class Pair:
+    """What a module may return."""
+
     total: Tensor
     rest: list[Tensor]
     note: str
@@ -160,6 +162,8 @@ def test_sizes_that_are_not_varied_are_numbers() -> None:
 
 
 class Layer(nn.Module):
+    """A layer that does not read its index."""
+
     def __init__(self, index: int, width: int) -> None:
         super().__init__()
         self.index, self.width = index, width
@@ -174,6 +178,8 @@ class Layer(nn.Module):
 
 
 class Scaled(Layer):
+    """A layer that does."""
+
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * (1 + (self.index == 2))
 

@@ -1,5 +1,6 @@
 """Guards: every change that matters has a named reason; what does not matter passes."""
 
+# ruff: noqa: E501 - a case is a line
 from __future__ import annotations
 
 import time
@@ -13,6 +14,8 @@ from irc.frontends.torch.guards import Guards
 
 
 class Model(nn.Module):
+    """Reads an attribute, a flag and its parameters."""
+
     def __init__(self) -> None:
         super().__init__()
         self.scale = 2.0

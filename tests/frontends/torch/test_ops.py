@@ -1,5 +1,6 @@
 """Each family of ATen ops means in flow what it means in torch."""
 
+# ruff: noqa: E501 - a case is a line
 from __future__ import annotations
 
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 torch.manual_seed(7)
 X = torch.randn(3, 5, 7)

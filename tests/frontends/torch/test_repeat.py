@@ -1,4 +1,4 @@
-"""Stubs of repeated layers: the graph is the one that plain tracing gives, and it is made sooner."""
+"""Stubs of repeated layers: the graph is the one that plain tracing gives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class Layer(nn.Module):
         self.inner = nn.Linear(5, 5)
         self.norm = nn.LayerNorm(5)
 
-    def forward(self, x: Tensor, scale: Tensor | None = None, *, flag: bool = False) -> tuple[Tensor, None]:
+    def forward(
+        self, x: Tensor, scale: Tensor | None = None, *, flag: bool = False
+    ) -> tuple[Tensor, None]:
         """Return a tuple, as those of transformers do."""
         y = F.gelu(self.inner(self.norm(x)))
         return x + (y if scale is None else y * scale) * (2 if flag else 1), None
@@ -38,7 +40,9 @@ class Layer(nn.Module):
 class Indexed(Layer):
     """A layer whose result depends on its index."""
 
-    def forward(self, x: Tensor, scale: Tensor | None = None, *, flag: bool = False) -> tuple[Tensor, None]:
+    def forward(
+        self, x: Tensor, scale: Tensor | None = None, *, flag: bool = False
+    ) -> tuple[Tensor, None]:
         """Scale by the index."""
         return super().forward(x)[0] * self.index, None
 
@@ -46,7 +50,9 @@ class Indexed(Layer):
 class Counting(Layer):
     """A layer that writes to an attribute."""
 
-    def forward(self, x: Tensor, scale: Tensor | None = None, *, flag: bool = False) -> tuple[Tensor, None]:
+    def forward(
+        self, x: Tensor, scale: Tensor | None = None, *, flag: bool = False
+    ) -> tuple[Tensor, None]:
         """Keep what it saw."""
         self.seen = x.shape
         return super().forward(x)
@@ -97,7 +103,9 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any],
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_graph_is_that_of_plain_tracing(name: str, traced: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_graph_is_that_of_plain_tracing(
+    name: str, traced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, args, kwargs, count = MODELS[name]()
     model.eval()
     stubbed = dump(capture(model, args, kwargs).program.module)
@@ -119,7 +127,9 @@ def test_shared_parameters_stay_shared(check: Callable[..., Captured]) -> None:
     for layer in model.layers:
         layer.inner.weight = model.layers[0].inner.weight
     captured = check(model, X, X)
-    assert [name for name in captured.program.tensors if name.endswith("inner.weight")] == ["layers.0.inner.weight"]
+    assert [name for name in captured.program.tensors if name.endswith("inner.weight")] == [
+        "layers.0.inner.weight"
+    ]
 
 
 def test_named_sizes_pass_through() -> None:
@@ -130,7 +140,9 @@ def test_named_sizes_pass_through() -> None:
 
 def test_layers_that_write_in_place(check: Callable[..., Captured]) -> None:
     class Writing(Layer):
-        def forward(self, x: Tensor, scale: Tensor | None = None, *, flag: bool = False) -> tuple[Tensor, None]:
+        def forward(
+            self, x: Tensor, scale: Tensor | None = None, *, flag: bool = False
+        ) -> tuple[Tensor, None]:
             y = self.inner(x)
             y.add_(x).mul_(2)
             return y, None
@@ -139,6 +151,17 @@ def test_layers_that_write_in_place(check: Callable[..., Captured]) -> None:
 
 
 def test_random_layers_draw_different_numbers() -> None:
-    model = nn.Sequential(*(nn.Sequential(nn.Identity(), nn.Dropout(0.5)) for _ in range(4))).train()
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Identity(), nn.Dropout(0.5)) for _ in range(4))
+    ).train()
     text = dump(capture(model, (X,)).program.module)
-    assert len({line.partition("stream = ")[2][:2] for line in text.splitlines() if "flow.random" in line}) == 4
+    assert (
+        len(
+            {
+                line.partition("stream = ")[2][:2]
+                for line in text.splitlines()
+                if "flow.random" in line
+            }
+        )
+        == 4
+    )
