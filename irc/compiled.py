@@ -36,7 +36,13 @@ class Version:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run on arguments that meet the guards."""
-        outputs = self._executor(*self._captured.flatten(args, kwargs))
+        inputs = self._captured.flatten(args, kwargs)
+        outputs = self._executor(*inputs)
+        if mutated := self._captured.mutated_inputs:
+            # What the module writes into its arguments comes last, after what it returns.
+            written = outputs[-len(mutated) :]
+            for index, value in zip(mutated.values(), written, strict=True):
+                inputs[index].copy_(value)
         return self._captured.unflatten(outputs)
 
 

@@ -63,7 +63,7 @@ class Operand:
         return f"{self.type} {self.ref}"
 
 
-def constant(kind: Type, value: float | int) -> Operand:
+def constant(kind: Type, value: float) -> Operand:
     """Return a literal in all lanes."""
     if kind.element == "i1":
         text = "true" if value else "false"
@@ -253,7 +253,7 @@ class Builder:
         carried: Sequence[Operand],
         body: Callable[[Operand, list[Operand]], Sequence[Operand]],
     ) -> list[Operand]:
-        """Append ``for i in range(start, stop, step)``; body maps carried values to the next ones."""
+        """Append ``for i in range(start, stop, step)``; body gives the next carried values."""
         tag = self.fresh()[2:]
         head, inside, done, before = f"head{tag}", f"body{tag}", f"done{tag}", self.block
         self.do(f"br label %{head}")

@@ -21,8 +21,8 @@ def dots_function(
 ) -> None:
     """Define ``void symbol(ptr a, ptr b, ptr tile, i64 valid)``.
 
-    ``shape`` is rows, columns of the tile, and the depth; ``group`` columns are done at a time. Columns
-    from ``valid`` on hold arbitrary numbers.
+    ``shape`` is rows, columns of the tile, and the depth; ``group`` columns are done at a time.
+    Columns from ``valid`` on hold arbitrary numbers.
     """
     rows, columns, depth = shape
     f = b.child()
@@ -45,9 +45,7 @@ def dots_function(
             )
             for j in range(group)
         ]
-        lines = [
-            f.address(a, MEMORY[left.dtype], f.i64(i * left.strides[0])) for i in range(rows)
-        ]
+        lines = [f.address(a, MEMORY[left.dtype], f.i64(i * left.strides[0])) for i in range(rows)]
 
         def step(k: Operand, totals: list[Operand]) -> list[Operand]:
             lanes = totals[0].type.lanes

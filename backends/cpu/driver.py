@@ -1,6 +1,7 @@
 """The native loop over a segment's calls, compiled once per process.
 
-It never changes with the program, so it is written out; the OpenMP runtime's addresses are filled in.
+It never changes with the program, so it is written out; the OpenMP runtime's addresses are filled
+in.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def driver(*, pool: bool) -> Callable[[int, int, int, int, object, int], None]:
 
 # A call is (function, number of arguments, parallel?, then base and offset of each argument).
 _DRIVER = """
-define void @irc_driver(ptr %words, i64 %count, ptr %table, i64 %threads, ptr %scratch, i64 %stride) {{
+define void @irc_driver(ptr %words, i64 %count, ptr %table, i64 %threads,
+                        ptr %scratch, i64 %stride) {{
 entry:
   %args = alloca [{most} x ptr], align 64
   %work = alloca [4 x i64], align 16

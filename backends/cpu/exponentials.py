@@ -2,10 +2,11 @@
 
 Arguments are split as ``x = n ln2 + r``, ``|r| <= ln2 / 2``, with n rounded by adding 1.5 * 2**23,
 whose low bits then hold n as an integer; e**r is a minimax polynomial and 2**n is multiplied in two
-steps, so that results underflow and overflow gradually. Largest errors in ulp, which the tests hold: exp
-1, exp2 1.1, expm1 1.5, sigmoid 2.2, tanh 2.6, erf 1.2; silu 3 above -80; gelu 9 above -10; gelu_tanh 6
-above -2. Below those, where results vanish, the relative error of the three is under 3e-5. Without FMA
-instructions errors are up to 1.4 times as large, and gelu's figure holds above -4.
+steps, so that results underflow and overflow gradually. Largest errors in ulp, which the tests
+hold: exp 1, exp2 1.1, expm1 1.5, sigmoid 2.2, tanh 2.6, erf 1.2; silu 3 above -80; gelu 9 above
+-10; gelu_tanh 6 above -2. Below those, where results vanish, the relative error of the three is
+under 3e-5. Without FMA instructions errors are up to 1.4 times as large, and gelu's figure holds
+above -4.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def silu(b: Builder, x: Operand) -> Operand:
 
 
 def gelu_tanh(b: Builder, x: Operand) -> Operand:
-    """Return ``x / (1 + e**-2u)``, ``u = sqrt(2/pi) (x + 0.044715 x**3)``: the tanh form of gelu."""
+    """Return ``x / (1 + e**-2u)``, ``u = sqrt(2/pi) (x + 0.044715 x**3)``: gelu by tanh."""
     scale = 1.5957691216057308
     square = b.binary("fmul", x, x)
     slope = b.fma(square, constant(x.type, scale * 0.044715), constant(x.type, scale))

@@ -105,6 +105,7 @@ def _power(b: Builder, unsigned: bool, x: Operand, y: Operand) -> Operand:
         for _ in range(int(y.literal)):
             result = b.binary("mul", result, x)
         return result
+
     # Exponents wrap odd bases through all their bits; a loop keeps the code short.
     def step(_: Operand, carried: list[Operand]) -> list[Operand]:
         result, base, rest = carried

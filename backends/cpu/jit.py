@@ -23,9 +23,7 @@ def compile_texts(texts: Sequence[str], features: Features | None = None) -> lis
     features = features or host()
     keys = [(hashlib.sha256(text.encode()).hexdigest()[:32], features) for text in texts]
     with _lock:
-        fresh = {
-            key: text for key, text in zip(keys, texts, strict=True) if key not in _addresses
-        }
+        fresh = {key: text for key, text in zip(keys, texts, strict=True) if key not in _addresses}
         if fresh:
             _addresses.update(_compile(fresh, features))
         return [_addresses[key] for key in keys]
@@ -78,7 +76,7 @@ def _parse(text: str, symbol: str) -> llvm.ModuleRef:
 
 
 def _target_machine(features: Features) -> llvm.TargetMachine:
-    global _initialised  # noqa: PLW0603 - LLVM's own global state
+    global _initialised
     if not _initialised:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
@@ -90,9 +88,9 @@ def _target_machine(features: Features) -> llvm.TargetMachine:
 
 
 def _optimise(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
-    # The code is SSA, vectorised and unrolled as written. LLVM's full pipeline costs as much as code
-    # generation and makes kernels no faster (instcombine makes softmax and gelu 8 % slower); what pays is
-    # rotating loops.
+    # The code is SSA, vectorised and unrolled as written. LLVM's full pipeline costs as much as
+    # code generation and makes kernels no faster (instcombine makes softmax and gelu 8 % slower);
+    # what pays is rotating loops.
     passes = llvm.create_new_module_pass_manager()
     passes.add_loop_simplify_pass()
     passes.add_loop_rotate_pass()

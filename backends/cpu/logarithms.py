@@ -1,7 +1,8 @@
 """Logarithms and powers in float32 vectors.
 
-``log`` follows N. Juffa: ``x = 2**e m`` with m in [2/3, 4/3), then a polynomial of m - 1. Largest errors in ulp,
-which the tests hold: log 1.1, log1p 1.6, log2 2.1, log10 3, pow 1.1 (computed in float64).
+``log`` follows N. Juffa: ``x = 2**e m`` with m in [2/3, 4/3), then a polynomial of m - 1. Largest
+errors in ulp, which the tests hold: log 1.1, log1p 1.6, log2 2.1, log10 3, pow 1.1 (computed in
+float64).
 """
 
 from __future__ import annotations
@@ -9,7 +10,14 @@ from __future__ import annotations
 import math
 
 from irc.backends.cpu.builder import Builder, Operand, constant
-from irc.backends.cpu.exponentials import absolute, at_least, at_most, exp2_of_rest, horner, scale_by
+from irc.backends.cpu.exponentials import (
+    absolute,
+    at_least,
+    at_most,
+    exp2_of_rest,
+    horner,
+    scale_by,
+)
 
 LN2 = 0.6931471805599453
 LOG1P_EVEN = (-0.249996200, -0.166846126, -0.121483512, -0.130310059)

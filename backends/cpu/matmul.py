@@ -1,21 +1,23 @@
 """The template ``matmul``: register tiles over packed panels, or streams of B for few rows.
 
-Each thread owns columns (or rows, where columns do not divide well) and packs the panels that it needs into
-its own scratch: nothing is shared, nothing waits. What follows the product in the kernel is computed
-row by row from the tile, which is still in the nearest cache.
+Each thread owns columns (or rows, where columns do not divide well) and packs the panels that it
+needs into its own scratch: nothing is shared, nothing waits. What follows the product in the kernel
+is computed row by row from the tile, which is still in the nearest cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
 from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.dots import dots_function
+from irc.backends.cpu.epilogue import EpilogueWriter
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.nest import Access, Facts
-from irc.backends.cpu.dots import dots_function
 from irc.backends.cpu.panels import define_pack
 from irc.backends.cpu.product import Product, Tiling
 from irc.backends.cpu.rows import decode
-from irc.backends.cpu.steps import Env, Place, StepWriter
+from irc.backends.cpu.steps import Place, StepWriter
 from irc.backends.cpu.storage import MEMORY, unpack
 from irc.backends.cpu.tile import Factor, tile_function
 
@@ -36,21 +38,16 @@ class MatmulWriter:
         features: Features,
         buffers: dict[int, Operand],
     ) -> None:
-        self.b, self.product, self.tiling, self.features = b, product, tiling, features
+        self.b, self.product, self.tiling = b, product, tiling
         self.nest, self.buffers = product.nest, buffers
         self.steps = StepWriter(b, product.nest, facts, buffers)
+        self.epilogue = EpilogueWriter(b, product, facts, tiling, buffers, masked=features.masked)
         self.kind = Type(product.element, tiling.lanes)
         self.item = self.kind.bits // 8
         self.batch, self.m, self.n, self.k = product.sizes
         self.panels = -(-self.n // tiling.columns)
         self.thread, self.threads = Operand(I64, "%thread"), Operand(I64, "%threads")
         self.scratch = Operand(PTR, "%scratch")
-        after = product.nest.steps
-        self.epilogue = [
-            s for s in after
-            if s.result not in product.step.operands and s.kind not in ("contract", "store")
-        ]  # fmt: skip
-        self.stores = [s for s in after if s.kind == "store"]
 
     # scratch: tile, then panels, then the copy of A
 
@@ -125,7 +122,8 @@ class MatmulWriter:
             left = b.binary("sub nsw", b.i64(self.n), column)
             valid = b.intrinsic("smin", left, b.i64(plan.columns))
             b.do(f"call void @{self.symbol('dots')}({a}, {source}, {self.scratch}, {valid})")
-        self.finish(batch, b.i64(0), b.i64(plan.rows), column)
+        rows = b.i64(plan.rows)
+        self.epilogue.finish(batch, b.i64(0), rows, column, self.scratch)
 
     # packed
 
@@ -157,17 +155,16 @@ class MatmulWriter:
 
         some = b.compare("icmp slt", low, high)
         stop = b.add(group_of(b.binary("sub", high, b.i64(1))), b.i64(1))
-        b.when(some, lambda: self._discard(b.loop(group_of(low), stop, 1, [], group)))
 
-    def _discard(self, _: object) -> None:
-        return
+        def walk() -> None:
+            b.loop(group_of(low), stop, 1, [], group)
+
+        b.when(some, walk)
 
     def split_columns(self, units: int, tiles: int) -> Operand:
         """Return whether threads share out panels; else they share out rows."""
         b = self.b
-        even = b.compare(
-            "icmp eq", b.binary("urem", b.i64(units), self.threads), b.i64(0)
-        )
+        even = b.compare("icmp eq", b.binary("urem", b.i64(units), self.threads), b.i64(0))
         many = b.compare("icmp uge", b.i64(units), b.binary("mul", self.threads, b.i64(16)))
         flat = b.compare("icmp ult", b.i64(tiles), b.binary("mul", self.threads, b.i64(2)))
         return b.binary("or", even, b.binary("or", many, flat))
@@ -185,7 +182,9 @@ class MatmulWriter:
     def batch_indices(self, which: Operand) -> dict[int, Operand]:
         """Return the index in each batch dim."""
         dims = self.product.batch
-        return dict(zip(dims, decode(self.b, which, [self.nest.extents[d] for d in dims]), strict=True))
+        return dict(
+            zip(dims, decode(self.b, which, [self.nest.extents[d] for d in dims]), strict=True)
+        )
 
     def start_of(self, access: Access, indices: dict[int, Operand]) -> Operand:
         """Return the address of an access with the given indices, others 0."""
@@ -267,7 +266,7 @@ class MatmulWriter:
             left = b.binary("sub nsw", b.i64(self.m), row)
             rows = b.intrinsic("smin", left, rows)
             b.either(b.compare("icmp sge", left, b.i64(plan.rows)), call(plan.rows), call(rest))
-        self.finish(batch, row, rows, column)
+        self.epilogue.finish(batch, row, rows, column, self.scratch)
 
     def symbol(self, role: str) -> str:
         """Return the name of a helper function."""
@@ -285,15 +284,11 @@ class MatmulWriter:
         if plan.form == "dots":
             shape = (plan.rows, plan.columns, self.k)
             right = Factor(p.b.dtype, strides)
-            dots_function(
-                self.b, self.symbol("dots"), self.kind, shape, plan.group, left, right
-            )
+            dots_function(self.b, self.symbol("dots"), self.kind, shape, plan.group, left, right)
             return
         if plan.form == "packed":
             right = Factor(ACCUMULATED[self.kind.element], (plan.columns, 1), AHEAD)
-            define_pack(
-                self.b, self.symbol("pack"), p.b, strides, self.k, self.kind, plan.columns
-            )
+            define_pack(self.b, self.symbol("pack"), p.b, strides, self.k, self.kind, plan.columns)
         else:
             right = Factor(p.b.dtype, strides, ROWS_AHEAD * strides[0])
         for rows in {plan.rows, self.m % plan.rows or plan.rows}:
@@ -330,97 +325,6 @@ class MatmulWriter:
 
         b.loop(begin, end, 1, [], row)
         return rows
-
-    # what follows the product
-
-    def finish(
-        self, batch: dict[int, Operand], row: Operand, rows: Operand, column: Operand
-    ) -> None:
-        """Write the loop over a tile's rows: everything after the product, and the stores."""
-        b, plan = self.b, self.tiling
-
-        def one(i: Operand, _: list[Operand]) -> list[Operand]:
-            indices = self.with_row(batch, b.add(row, i))
-            base = Place(indices)
-            env: Env = {}
-            still = [s for s in self.epilogue if self.is_fixed(s.result)]
-            self.steps.steps(still, env, base)
-            offset = b.scale(i, plan.columns)
-            source = b.address(self.scratch, self.kind.element, offset)
-            self.columns(indices, dict(env), source, column)
-            return []
-
-        b.loop(b.i64(0), rows, 1, [], one)
-
-    def is_fixed(self, value: int) -> bool:
-        """True where a value neither depends on the product nor varies along n."""
-        facts = self.steps.facts
-        return facts.stage[value] == 0 and self.product.n not in facts.dims[value]
-
-    def columns(
-        self, indices: dict[int, Operand], env: Env, source: Operand, column: Operand
-    ) -> None:
-        """Write one row of a tile: whole vectors, or a tail at the last panel."""
-        b, plan = self.b, self.tiling
-        stop = b.i64(self.n)
-
-        def at(index: Operand, lanes: int, unroll: int, mask: Operand | None) -> None:
-            place = Place(
-                {**indices, self.product.n: index}, lanes, unroll, mask, self.product.n
-            )
-            skip = b.binary("sub nsw", index, column)
-            inner = dict(env)
-            inner[self.product.step.result] = [
-                b.load(
-                    Type(self.kind.element, lanes),
-                    b.address(source, self.kind.element, b.add(skip, b.i64(u * lanes))),
-                )
-                for u in range(unroll)
-            ]
-            self.steps.steps(self.epilogue, inner, place)
-            for step in self.stores:
-                assert step.access is not None
-                self.steps.store(step.access, inner[step.operands[0]], place)
-
-        def pair(index: Operand, _: list[Operand]) -> list[Operand]:
-            at(index, plan.lanes, 2, None)
-            return []
-
-        def full() -> None:
-            if plan.columns == 2 * plan.lanes:
-                pair(column, [])
-            else:
-                b.loop(column, b.add(column, b.i64(plan.columns)), 2 * plan.lanes, [], pair)
-
-        def tail() -> None:
-            if self.masks():
-                self._discard(b.loop(column, stop, plan.lanes, [], masked))
-            else:
-                self._discard(b.loop(column, stop, 1, [], single))
-
-        def masked(index: Operand, _: list[Operand]) -> list[Operand]:
-            kind = Type("i32", plan.lanes)
-            left = b.convert("trunc", b.binary("sub nsw", stop, index), "i32")
-            at(index, plan.lanes, 1, b.compare("icmp slt", b.iota(kind), b.splat(left, plan.lanes)))
-            return []
-
-        def single(index: Operand, _: list[Operand]) -> list[Operand]:
-            at(index, 1, 1, None)
-            return []
-
-        if self.n % plan.columns == 0 or plan.form == "stream":
-            full()
-            return
-        end = b.add(column, b.i64(plan.columns))
-        b.either(b.compare("icmp sle", end, stop), full, tail)
-
-    def masks(self) -> bool:
-        """True where tails can be masked: every access along n is contiguous or constant."""
-        return self.features.masked and all(
-            s.access is None
-            or (s.access.strides[self.product.n] in (0, 1) and not s.access.index_strides)
-            for s in (*self.epilogue, *self.stores)
-        )
 
 
 def _round(size: int) -> int:

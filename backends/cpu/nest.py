@@ -1,8 +1,8 @@
 """A kernel's body as plain steps over a loop nest with few, long dims.
 
-Dims of size 1 are dropped; neighbours of one kind (parallel, reduced) that every access walks as one
-are merged. A value is described by the dims that it varies over and by its stage: how many reductions
-must be finished before it can be computed.
+Dims of size 1 are dropped; neighbours of one kind (parallel, reduced) that every access walks as
+one are merged. A value is described by the dims that it varies over and by its stage: how many
+reductions must be finished before it can be computed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _forked = False
 
 
 def _after_fork() -> None:
-    global _forked  # noqa: PLW0603 - a fact about this process
+    global _forked
     _forked = True
 
 

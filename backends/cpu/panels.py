@@ -20,8 +20,8 @@ def define_pack(
 ) -> None:
     """Define ``void symbol(ptr b, ptr panel, i64 valid)``.
 
-    ``b`` is at the panel's first column, ``strides`` are those of k and n. Columns from ``valid`` on repeat
-    the last one: they are never stored.
+    ``b`` is at the panel's first column, ``strides`` are those of k and n. Columns from ``valid``
+    on repeat the last one: they are never stored.
     """
     f = b.child()
     source, panel = Operand(PTR, "%b"), Operand(PTR, "%panel")

@@ -1,4 +1,4 @@
-"""What a matmul kernel multiplies: which dims are m, n, k and batch, and how it will be computed."""
+"""What a matmul kernel multiplies (which dims are m, n, k, batch), and how it will be computed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SKINNY = 8
 class Product:
     """``c[batch, m, n] = sum over k of a[batch, m, k] * b[batch, k, n]`` inside a nest.
 
-    ``m`` and ``n`` are dims of the nest, or None for a size of 1 (``n`` only with ``m``); all other parallel
-    dims are batch.
+    ``m`` and ``n`` are dims of the nest, or None for a size of 1 (``n`` only with ``m``); all other
+    parallel dims are batch.
     """
 
     nest: Nest
@@ -151,9 +151,7 @@ def make_tiling(product: Product, features: Features, workers: int) -> Tiling:
     if m <= SKINNY and product.b.strides[product.k] == 1:
         copy = product.a.strides[product.k] != 1
         group = next(g for g in (8, 4, 2, 1) if g * m <= registers)
-        return Tiling(
-            "dots", lanes, m, 2 * lanes, group, copy=copy, pitch=pitch, parallel=parallel
-        )
+        return Tiling("dots", lanes, m, 2 * lanes, group, copy=copy, pitch=pitch, parallel=parallel)
     if m <= SKINNY and product.b.strides[product.n] == 1:
         vectors = next((v for v in (16, 8, 4, 2) if v * m <= registers and v * lanes <= n), 0)
         if vectors:

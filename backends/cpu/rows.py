@@ -128,7 +128,9 @@ class RowsWriter:
         loops = [d for d in sorted(self.nest.reduced) if d != vector or self.across]
         inner = self.across or vector is None
         shapes = [self.shape(r.step, place) if inner else self.accumulators() for r in reductions]
-        totals = [r.neutral(lanes) for r, (lanes, n) in self.paired(reductions, shapes) for _ in range(n)]
+        totals = [
+            r.neutral(lanes) for r, (lanes, n) in self.paired(reductions, shapes) for _ in range(n)
+        ]
         if not inner and self.has_scalar_tail():
             totals += [r.neutral(1) for r in reductions]
 
@@ -195,7 +197,12 @@ class RowsWriter:
         return b.loop(b.i64(0), b.i64(self.nest.extents[dims[0]]), 1, carried, inside)
 
     def point(
-        self, walk: Pass, reductions: list[Reduction], env: Env, place: Place, carried: list[Operand]
+        self,
+        walk: Pass,
+        reductions: list[Reduction],
+        env: Env,
+        place: Place,
+        carried: list[Operand],
     ) -> list[Operand]:
         """Write the work of a pass at one place; carried holds its accumulators there."""
         for number in sorted(walk.loads - env.keys()):
@@ -220,7 +227,12 @@ class RowsWriter:
     # the vector dim
 
     def reduced_vectors(
-        self, walk: Pass, reductions: list[Reduction], env: Env, place: Place, carried: list[Operand]
+        self,
+        walk: Pass,
+        reductions: list[Reduction],
+        env: Env,
+        place: Place,
+        carried: list[Operand],
     ) -> list[Operand]:
         """Write a pass over a reduced vector dim."""
         plan, num = self.schedule, len(reductions)

@@ -1,4 +1,4 @@
-"""How a rows kernel runs: which dim lies in the lanes, which pass computes what, how work is divided."""
+"""How a rows kernel runs: the dim in the lanes, what each pass computes, how work is divided."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A run of kernel calls made by one native call.
 
-A driver, compiled once per process, walks a table of calls; so a segment costs compile time only for
-its distinct kernels. The table is read-only; scratch memory is leased per run: segments may be run by
-several Python threads at once.
+A driver, compiled once per process, walks a table of calls; so a segment costs compile time only
+for its distinct kernels. The table is read-only; scratch memory is leased per run: segments may be
+run by several Python threads at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One launch: the kernel's number and, per argument, the base pointer's number and a byte offset."""
+    """One launch: the kernel's number and, per argument, its base's number and a byte offset."""
 
     kernel: int
     args: tuple[tuple[int, int], ...]
@@ -70,7 +70,7 @@ class Segment:
             workspace = workspaces.pop()
         except IndexError:
             workspace = self._allocate()
-        threads = 1 if openmp._forked else self.num_threads  # noqa: SLF001 - a call costs 50 ns
+        threads = 1 if openmp._forked else self.num_threads
         self._driver(self._words, self._count, table, threads, workspace, self.stride)
         workspaces.append(workspace)
 
@@ -97,7 +97,9 @@ def compile_segment(
     features: Features | None = None,
 ) -> Segment:
     """Write and compile kernels, and bind their calls."""
-    return load_segment([emit(kernel, features) for kernel in kernels], calls, num_threads, features)
+    return load_segment(
+        [emit(kernel, features) for kernel in kernels], calls, num_threads, features
+    )
 
 
 def load_segment(

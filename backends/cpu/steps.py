@@ -1,7 +1,7 @@
 """Writing the steps of a kernel body at one place of the loop nest.
 
-A value that varies along the vector dim is ``unroll`` vectors; any other is one scalar, splatted where a
-vector needs it.
+A value that varies along the vector dim is ``unroll`` vectors; any other is one scalar, splatted
+where a vector needs it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Place:
     """Where in the nest code is being written.
 
     Attributes:
-        indices: the current index in each dim whose loop is open (the first lane's in the vector dim).
-        lanes: lanes of a vector here; 1 outside the vector loop and in scalar tails.
+        indices: the current index in each dim whose loop is open (the first lane's in the vector
+        dim). lanes: lanes of a vector here; 1 outside the vector loop and in scalar tails.
         unroll: how many vectors side by side.
         mask: which lanes are inside the space, or None for all.
         vector: the vector dim where its loop is open.
@@ -183,9 +183,7 @@ class StepWriter:
 
     def reach(self, access: Access) -> tuple[int, int]:
         """Return the least and the greatest element that an access touches without gathers."""
-        ends = [
-            s * max(n - 1, 0) for s, n in zip(access.strides, self.nest.extents, strict=True)
-        ]
+        ends = [s * max(n - 1, 0) for s, n in zip(access.strides, self.nest.extents, strict=True)]
         return (
             access.offset + sum(e for e in ends if e < 0),
             access.offset + sum(e for e in ends if e > 0),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
 from math import prod
 
 from irc.backends.cuda.functions import TYPES
@@ -115,7 +116,7 @@ class Rows:
                     point.emit(stores)
         self.available |= needed & self.kept
 
-    def _columns(self, source: Source):
+    def _columns(self, source: Source) -> AbstractContextManager[None]:
         """Open the loop over the columns of a thread."""
         if self.kept:
             source.line("#pragma unroll")

@@ -7,6 +7,7 @@ edges are 0.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
 
@@ -174,13 +175,15 @@ class Operand:
             return text
         return f"irc_float({text})" if held(found) != found else f"({TYPES[self.dtype]}){text}"
 
-    def _each(self, source: Source):
+    def _each(self, source: Source) -> AbstractContextManager[None]:
         source.line("#pragma unroll")
         fast = (self.depth if self.k_fast else self.extent) // self.vector
         return _opened(source, self.turns, self.threads, fast, self.vector)
 
 
-def _opened(source: Source, turns: int, threads: int, fast: int, vector: int):
+def _opened(
+    source: Source, turns: int, threads: int, fast: int, vector: int
+) -> AbstractContextManager[None]:
     head = f"for (int r = 0; r < {turns}; ++r) {{"
     scaled = f" * {vector}" if vector > 1 else ""
     lines = (

@@ -8,6 +8,8 @@ each operand are in shared memory, one read while the next is written.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from irc.backends.cuda.functions import TYPES
 from irc.backends.cuda.simt import emit_epilogue
 from irc.backends.cuda.staging import Operand, num_blocks, place_block
@@ -118,7 +120,7 @@ class TensorCore:
             place = f"&{letter}_tile[(step - 1) % 2]{row}"
             source.line(f"irc_ldmatrix<{transposed}>({letter}[i], {place});")
 
-    def _each(self, source: Source):
+    def _each(self, source: Source) -> AbstractContextManager[None]:
         source.line("#pragma unroll")
         source.line(f"for (int i = 0; i < {self.m_count}; ++i)")
         source.line("#pragma unroll")

@@ -16,7 +16,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from irc.dialects.builder import entry, functions
 from irc.dialects.flow import FlowOp, FusionOp, YieldOp, id_of, tensor
 from irc.dialects.types import TensorType
-from irc.ops import library
+from irc.runtime import library
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.task import KernelBodyOp, KernelOp, ValueType
 from irc.errors import InternalError
-from irc.ops import library
+from irc.runtime import library
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +92,7 @@ class _State:
         import torch
 
         attrs, parallel = op.plain, self.kernel.num_parallel
-        outer = torch.tensor(attrs["strides"][:parallel])
+        outer = torch.tensor(attrs["strides"][:parallel], dtype=torch.int64)
         rows = (self.tasks * outer).sum(1, keepdim=True) + attrs["offset"]
         if not full:
             return rows

@@ -80,7 +80,7 @@ def random_inputs(
     """
     import torch
 
-    from irc.ops.library import dtypes
+    from irc.runtime.library import dtypes
 
     generator = torch.Generator().manual_seed(seed)
     drawn: list[torch.Tensor] = []

@@ -22,7 +22,7 @@ from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.errors import InternalError
 from irc.interpret.flow import Trace, run_op
 from irc.interpret.kernel import contracts_only, run_body
-from irc.ops import library
+from irc.runtime import library
 
 if TYPE_CHECKING:
     import torch

@@ -234,7 +234,8 @@ class Flattener:
         states: list[tuple[int, int]] = []
         by_name = {self.buffers[w].name: w for w in self.weights}
         for (role, name), value in zip(named, returned, strict=True):
-            if role == "state":
+            # The new value of an input goes back to the caller, whose memory it is.
+            if role == "state" and name in by_name:
                 states.append((value, by_name[name]))
             else:
                 self.outputs.append(self._output(value, name))

@@ -63,10 +63,11 @@ def compare(
     given = dict(weights)
     given |= {plan.buffers[i].name: x for i, x in zip(plan.inputs, inputs, strict=True)}
     ordered = [given[argument] for _, argument, _ in arguments(entry(module))]
-    roles = [role for role, _ in results(entry(module))]
+    # States go into weights; one that is an input's new value is an output of the plan.
+    shown = [role != "state" or name not in weights for role, name in results(entry(module))]
     with torch.no_grad():
-        eager = _outputs(run_function(module, ordered), roles)
-        exact = _outputs(run_function(module, ordered, dtype=torch.float64), roles)
+        eager = _outputs(run_function(module, ordered), shown)
+        exact = _outputs(run_function(module, ordered, dtype=torch.float64), shown)
     return Comparison(
         max((_max_abs(a, b) for a, b in zip(outputs, eager, strict=True)), default=0.0),
         max((difference(a, b) for a, b in zip(outputs, exact, strict=True)), default=0.0),
@@ -74,8 +75,8 @@ def compare(
     )
 
 
-def _outputs(found: Sequence[torch.Tensor], roles: Sequence[str]) -> list[torch.Tensor]:
-    return [value for value, role in zip(found, roles, strict=True) if role != "state"]
+def _outputs(found: Sequence[torch.Tensor], shown: Sequence[bool]) -> list[torch.Tensor]:
+    return [value for value, is_output in zip(found, shown, strict=True) if is_output]
 
 
 def _max_abs(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 
 from irc.errors import IrcError
-from irc.ops import library
-from irc.ops.library import dtypes
+from irc.runtime import library
+from irc.runtime.library import dtypes
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Action, Copy, Kernels, Library, Plan, Start, Wait, placement_of
 from irc.plan.weights import local_slices

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from irc.dialects.types import ITEM_BYTES
-from irc.ops.library import dtypes
+from irc.runtime.library import dtypes
 from irc.plan.schema import ALIGNMENT, Buffer, Kernels, Plan, touched
 
 

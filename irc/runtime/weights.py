@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from irc.errors import IrcError
-from irc.ops.library import dtypes
+from irc.runtime.library import dtypes
 from irc.plan import files, json_text
 from irc.plan.files import REFERENCES, WEIGHTS
 from irc.plan.json_text import corrupt

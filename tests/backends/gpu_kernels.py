@@ -24,8 +24,8 @@ from irc.dialects.task import (
     StoreOp,
     ValueType,
 )
-from irc.ops.library import dtypes, run
 from irc.ops.pointwise import POINTWISE
+from irc.runtime.library import dtypes, run
 
 
 class Builder:
@@ -377,12 +377,16 @@ def random_kernel(seed: int) -> KernelOp:
             if numbers.random() < 0.8:
                 strides[dim], size = size, size * space[dim]
         offset = numbers.choice([0, 0, 3])
-        buffers.append((b.input(size + offset, numbers.choice(["f32", "f32", "f16"])), strides, offset))
+        buffers.append(
+            (b.input(size + offset, numbers.choice(["f32", "f32", "f16"])), strides, offset)
+        )
     full = [b.load(x, strides, offset=offset) for x, strides, offset in buffers]
     full = [b.fn("cast", v, dtype="f32") if v.type.dtype == "f16" else v for v in full]
     for _ in range(numbers.randint(2, 9)):
         left, right = numbers.choice(full), numbers.choice(full)
-        made = numbers.choice([b.fn("add", left, right), b.fn("sub", left, right), b.fn("tanh", left)])
+        made = numbers.choice(
+            [b.fn("add", left, right), b.fn("sub", left, right), b.fn("tanh", left)]
+        )
         if reduced and made.type.is_full and numbers.random() < 0.4:
             made = b.fn("tanh", b.reduce(numbers.choice(["sum", "max", "min"]), made))
         full.append(made)

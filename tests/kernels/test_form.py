@@ -32,7 +32,7 @@ def test_dims_of_size_one_drop_but_not_those_of_a_matmul() -> None:
     total = b.reduce("sum", b.load(x, (6, 1, 1)))
     b.store(b.fn("cast", b.fn("add", total, b.constant(1, "f32")), dtype="i64"), y, (6, 1, 0))
     form = read(b.kernel())
-    assert (form.sizes, form.num_parallel, form.tile) == ((6,), 1, (2,))
+    assert (form.sizes, form.num_parallel, form.tile) == ((6, 1), 1, (2,))
     assert read(g.matmul(m=1, batch=(1,))).sizes == (1, 53, 29)
     assert read(g.softmax(rows=3, columns=1)).sizes == (3, 1)
 

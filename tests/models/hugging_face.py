@@ -23,7 +23,8 @@ def bert() -> nn.Module:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
-        vocab_size=97, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=80,
+        vocab_size=97, hidden_size=48, num_hidden_layers=3, num_attention_heads=4,
+        intermediate_size=80,
         max_position_embeddings=32,
     )  # fmt: skip
     torch.manual_seed(4)

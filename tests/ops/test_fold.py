@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from irc.ops.fold import BOTH, FLOAT, INTEGER, MAX_VALUES, fold_pointwise, fold_shape
-from irc.ops.library import dtypes, run
+from irc.runtime.library import dtypes, run
 from irc.ops.pointwise import POINTWISE
 
 VALUES = {

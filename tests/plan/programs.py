@@ -19,7 +19,7 @@ from irc.dialects.builder import argument_attrs
 from irc.dialects.mapping import Atom, TaskMapping
 from irc.dialects.placement import Placement
 from irc.dialects.types import PlacementAttr, TensorType
-from irc.ops.library import dtypes
+from irc.runtime.library import dtypes
 from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.save import make_plan

@@ -24,7 +24,7 @@ from irc.dialects.types import TensorType
 from irc.interpret.flow import run_op
 from irc.interpret.sharded import run_ranks
 from irc.ops.infer import infer
-from irc.ops.library import dtypes
+from irc.runtime.library import dtypes
 from irc.ops.rule import DimTerm, Rule, parse_rule
 from irc.ops.rules import RULES
 from irc.sharding import signatures as signatures_module

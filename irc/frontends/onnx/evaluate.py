@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import FlowOp
 from irc.dialects.types import TensorType
-from irc.ops import library
+from irc.runtime import library
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Nodes that run as library ops: `flow.extern` with a target in `irc.ops.onnx_library`."""
+"""Nodes that run as library ops: `flow.extern` with a target in `irc.runtime.onnx_library`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from irc.frontends.torch.lowering import Lowering
 from irc.frontends.torch.outline import Region, regions
 from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.frontends.torch.translate import Scope, Translation
-from irc.ops.library import dtype_names
+from irc.runtime.library import dtype_names
 from irc.program import Program
 
 LITERAL = 64

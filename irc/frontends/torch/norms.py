@@ -12,7 +12,7 @@ from irc.dialects.flow import GatherOp, tensor
 from irc.dialects.size import Dim
 from irc.frontends.torch.lowering import Lowering, count, dim_of, lowers, number
 from irc.frontends.torch.reductions import centred, log_softmax_of, mean_of, total
-from irc.ops.library import dtypes
+from irc.runtime.library import dtypes
 
 Maybe = SSAValue | None
 

@@ -51,7 +51,9 @@ class Maker:
         kinds = [BufferType.of(*buffer) for buffer in (*self.inputs, *self.outputs)]
         self.block = Block(arg_types=kinds)
 
-    def _add(self, cls: Any, inputs: Sequence[SSAValue], dtype: str, full: bool, **attrs: Any) -> SSAValue:
+    def _add(
+        self, cls: Any, inputs: Sequence[SSAValue], dtype: str, full: bool, **attrs: Any
+    ) -> SSAValue:
         op = cls.make(inputs, [ValueType.of(dtype, full=full)], **attrs)
         self.block.add_op(op)
         return op.outputs[0]
@@ -94,7 +96,9 @@ class Maker:
 
     def kernel(self, name: str = "k") -> KernelOp:
         tasks = self.space[: self.parallel]
-        mapping = self.mapping or (spatial(*tasks) if tasks and prod(tasks) else repeat(*([1] * len(tasks))))
+        mapping = self.mapping or (
+            spatial(*tasks) if tasks and prod(tasks) else repeat(*([1] * len(tasks)))
+        )
         op = KernelOp.make(
             name, self.block, template=self.template, space=self.space, parallel=self.parallel,
             num_inputs=len(self.inputs), mapping=mapping,
@@ -182,4 +186,4 @@ def contiguous() -> Callable[..., tuple[int, ...]]:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002
+    np.random.seed(0)

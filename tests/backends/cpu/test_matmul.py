@@ -24,7 +24,13 @@ def product(make: Any, sizes: tuple[int, int, int], dtype: str, *, ta: bool, tb:
     inputs = [(count * m * k, dtype), ((1 if shared else count) * n * k, dtype)]
     if after:
         inputs += [(n, dtype), (count * m * n, dtype)]
-    maker = make((*([batch] if batch else []), m, n, k), lead + 2, inputs, [(count * m * n, out or dtype)], "matmul")
+    maker = make(
+        (*([batch] if batch else []), m, n, k),
+        lead + 2,
+        inputs,
+        [(count * m * n, out or dtype)],
+        "matmul",
+    )
     a = (1, 0, m) if ta else (k, 0, 1)
     b = (0, k, 1) if tb else (0, 1, n)
     c = (n, 1, 0)
@@ -38,7 +44,15 @@ def product(make: Any, sizes: tuple[int, int, int], dtype: str, *, ta: bool, tb:
     return maker.kernel("mm")
 
 
-def answer(inputs: list[torch.Tensor], sizes: tuple[int, int, int], *, ta: bool, tb: bool, batch: int = 0, after: str = "") -> torch.Tensor:
+def answer(
+    inputs: list[torch.Tensor],
+    sizes: tuple[int, int, int],
+    *,
+    ta: bool,
+    tb: bool,
+    batch: int = 0,
+    after: str = "",
+) -> torch.Tensor:
     m, n, k = sizes
     wide = [t.double() if t.is_floating_point() else t.long() for t in inputs]
     count = batch or 1
@@ -58,7 +72,15 @@ def draw(kernel: Any, dtype: str) -> list[torch.Tensor]:
     return [torch.randn(s).to(KINDS[dtype]) for s in sizes]
 
 
-def check(make: Any, run: Any, sizes: Any, dtype: str = "f32", features: Any = None, threads: int = 2, **options: Any) -> None:
+def check(
+    make: Any,
+    run: Any,
+    sizes: Any,
+    dtype: str = "f32",
+    features: Any = None,
+    threads: int = 2,
+    **options: Any,
+) -> None:
     kernel = product(make, sizes, dtype, **options)
     inputs = draw(kernel, dtype)
     (got,) = run(kernel, inputs, threads, features)
@@ -92,7 +114,9 @@ def test_integers(dtype: str, make: Any, run: Any) -> None:
 
 
 @pytest.mark.parametrize("after", ["gelu", "relu", "copy"])
-@pytest.mark.parametrize("sizes", [(13, 33, 21), (24, 64, 40), (3, 50, 64), (1, 37, 20), (40, 1, 9)])
+@pytest.mark.parametrize(
+    "sizes", [(13, 33, 21), (24, 64, 40), (3, 50, 64), (1, 37, 20), (40, 1, 9)]
+)
 def test_epilogues(after: str, sizes: Any, make: Any, run: Any, features: Any) -> None:
     check(make, run, sizes, features=features, ta=False, tb=True, after=after)
     check(make, run, sizes, features=features, ta=False, tb=False, after=after)
@@ -109,9 +133,13 @@ def test_any_number_of_threads_gives_the_same(threads: int, make: Any, run: Any)
     from irc.dialects.mapping import compose, repeat, spatial
 
     sizes = (150, 130, 70)
-    maker = make((*sizes[:2], 70), 2, [(150 * 70, "f32"), (130 * 70, "f32")], [(150 * 130, "f32")], "matmul")
+    maker = make(
+        (*sizes[:2], 70), 2, [(150 * 70, "f32"), (130 * 70, "f32")], [(150 * 130, "f32")], "matmul"
+    )
     maker.mapping = compose(spatial(10, 10), repeat(15, 13))
-    maker.store(maker.contract(maker.load(0, (70, 0, 1)), maker.load(1, (0, 70, 1))), 0, (130, 1, 0))
+    maker.store(
+        maker.contract(maker.load(0, (70, 0, 1)), maker.load(1, (0, 70, 1))), 0, (130, 1, 0)
+    )
     kernel = maker.kernel("mm")
     inputs = draw(kernel, "f32")
     assert torch.equal(run(kernel, inputs, threads)[0], run(kernel, inputs, 1)[0])
@@ -129,10 +157,14 @@ def test_transposed_result(make: Any, run: Any) -> None:
 def test_heads_of_attention(make: Any, run: Any) -> None:
     """Batch dims that do not merge, rows apart by heads: [b, s, h, d] as b h s d."""
     b, h, s, d = 2, 3, 19, 16
-    maker = make((b, h, s, s, d), 4, [(b * s * h * d, "f32")] * 2, [(b * h * s * s, "f32")], "matmul")
+    maker = make(
+        (b, h, s, s, d), 4, [(b * s * h * d, "f32")] * 2, [(b * h * s * s, "f32")], "matmul"
+    )
     row = (s * h * d, d, h * d, 0, 1)
     column = (s * h * d, d, 0, h * d, 1)
-    maker.store(maker.contract(maker.load(0, row), maker.load(1, column)), 0, (h * s * s, s * s, s, 1, 0))
+    maker.store(
+        maker.contract(maker.load(0, row), maker.load(1, column)), 0, (h * s * s, s * s, s, 1, 0)
+    )
     q, k = torch.randn(b, s, h, d), torch.randn(b, s, h, d)
     (got,) = run(maker.kernel(), [q, k], 2)
     want = torch.einsum("bshd,bthd->bhst", q.double(), k.double()).flatten()

@@ -94,14 +94,18 @@ def test_unary_float(fn: str, apply: Any, features: Any) -> None:
         inside = (x > low) | x.isnan()
         assert error[inside].max() <= limit
         # Beyond, relative to the argument of the exponential inside.
-        assert torch.allclose(got[~inside].double(), want[~inside], rtol=3e-5, atol=2e-43, equal_nan=True)
+        assert torch.allclose(
+            got[~inside].double(), want[~inside], rtol=3e-5, atol=2e-43, equal_nan=True
+        )
         return
     if features is not None and not features.fma:
         error *= 0.7  # without FMA each step of a polynomial rounds twice
     assert error.max() <= ULP.get(fn, LIBM), f"at {x[error.argmax()]}"
 
 
-@pytest.mark.parametrize("fn", ["neg", "abs", "sin", "tan", "tanh", "expm1", "log1p", "erf", "trunc"])
+@pytest.mark.parametrize(
+    "fn", ["neg", "abs", "sin", "tan", "tanh", "expm1", "log1p", "erf", "trunc"]
+)
 def test_negative_zero_stays(fn: str, apply: Any) -> None:
     x = torch.tensor([-0.0] * 17)
     assert torch.equal(torch.signbit(apply(fn, x)), torch.signbit(torch_fn(fn)(x)))
@@ -201,7 +205,9 @@ def test_negative_integer_powers(apply: Any) -> None:
     assert apply("pow", x, y)[:7].tolist() == [1, -1, 1, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("fn", ["add", "mul", "maximum", "minimum", "eq", "ne", "bit_xor", "bit_not", "logical_or"])
+@pytest.mark.parametrize(
+    "fn", ["add", "mul", "maximum", "minimum", "eq", "ne", "bit_xor", "bit_not", "logical_or"]
+)
 def test_bools(fn: str, apply: Any) -> None:
     x, y = torch.rand(75) < 0.5, torch.rand(75) < 0.5
     args = [x, y][: POINTWISE[fn].arity]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from irc.backends.cpu import emit
+from irc.backends.cpu.features import AVX512
 from irc.backends.cpu.nest import analyse, read, simplify
 from irc.backends.cpu.schedule import make_schedule
-from irc.backends.cpu.features import AVX512
 from irc.dialects.text import load
 
 SOFTMAX = """
@@ -71,7 +71,17 @@ def test_reduce_over_dims(
     natural = torch.empty(shape).stride()
     out = [shape[d] for d in kept]
     x = torch.randn(shape)
-    k = make(tuple(shape[d] for d in order), len(kept), [(x.numel(), "f32")], [(max(x.numel() // max(1, torch.tensor([shape[d] for d in dims]).prod().item()), 1), "f32")])
+    k = make(
+        tuple(shape[d] for d in order),
+        len(kept),
+        [(x.numel(), "f32")],
+        [
+            (
+                max(x.numel() // max(1, torch.tensor([shape[d] for d in dims]).prod().item()), 1),
+                "f32",
+            )
+        ],
+    )
     value = k.load(0, [natural[d] for d in order])
     strides = [*torch.empty(out).stride(), *[0] * len(dims)]
     k.store(k.reduce("sum", k.fn("mul", value, value)), 0, strides)
@@ -87,7 +97,9 @@ def test_reductions_of_dtypes(
 ) -> None:
     rows, length = 9, 39
     if dtype in ("f32", "f64", "bf16"):
-        x = torch.randn(rows * length).to({"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}[dtype])
+        x = torch.randn(rows * length).to(
+            {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}[dtype]
+        )
     else:
         kind = {"i64": torch.int64, "i32": torch.int32, "u8": torch.uint8, "i1": torch.bool}[dtype]
         x = torch.randint(0, 2 if dtype == "i1" or fn == "prod" else 100, (rows * length,)).to(kind)
@@ -117,9 +129,16 @@ def test_extremes_pass_nan_on(make: Any, run: Any, features: Any) -> None:
 
 @pytest.mark.parametrize("length", [1, 5, 16, 31, 64, 384, 1000])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-def test_layer_norm(length: int, dtype: str, make: Any, run: Any, reference: Any, features: Any) -> None:
+def test_layer_norm(
+    length: int, dtype: str, make: Any, run: Any, reference: Any, features: Any
+) -> None:
     rows = 13
-    k = make((rows, length), 1, [(rows * length, dtype), (length, dtype), (length, dtype)], [(rows * length, dtype)])
+    k = make(
+        (rows, length),
+        1,
+        [(rows * length, dtype), (length, dtype), (length, dtype)],
+        [(rows * length, dtype)],
+    )
     x, weight, bias = k.load(0, (length, 1)), k.load(1, (0, 1)), k.load(2, (0, 1))
     scale = k.constant(1 / length)
     centred = k.fn("sub", x, k.fn("mul", k.reduce("sum", x), scale))
@@ -128,7 +147,10 @@ def test_layer_norm(length: int, dtype: str, make: Any, run: Any, reference: Any
     k.store(k.fn("add", k.fn("mul", k.fn("mul", centred, inverse), weight), bias), 0, (length, 1))
     kernel = k.kernel()
     kinds = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-    inputs = [t.to(kinds[dtype]) for t in (torch.randn(rows, length) * 2 + 1, torch.randn(length), torch.randn(length))]
+    inputs = [
+        t.to(kinds[dtype])
+        for t in (torch.randn(rows, length) * 2 + 1, torch.randn(length), torch.randn(length))
+    ]
     (got,), (want,) = run(kernel, inputs, 2, features), reference(kernel, inputs)
     step = {"f32": 1e-5, "bf16": 2.0**-8, "f16": 2.0**-10}[dtype]
     close(got, want, step, step)
@@ -161,14 +183,24 @@ def test_gather_of_rows_and_of_elements(make: Any, run: Any, reference: Any, fea
     tokens, width, vocabulary = 7, 37, 11
     ids = torch.randint(0, vocabulary, (tokens,))
     table = torch.randn(vocabulary * width)
-    k = make((tokens, width), 2, [(tokens, "i64"), (vocabulary * width, "f32")], [(tokens * width, "f32")])
+    k = make(
+        (tokens, width),
+        2,
+        [(tokens, "i64"), (vocabulary * width, "f32")],
+        [(tokens * width, "f32")],
+    )
     row = k.load(0, (1, 0))
     k.store(k.load(1, (0, 1), 0, [row], [width]), 0, (width, 1))
     kernel = k.kernel()
     (got,), (want,) = run(kernel, [ids, table], 1, features), reference(kernel, [ids, table])
     close(got, want)
     picks = torch.randint(0, 37, (tokens * width,)).to(torch.int32)
-    k = make((tokens, width), 2, [(tokens * width, "i32"), (vocabulary * width, "f32")], [(tokens * width, "f32")])
+    k = make(
+        (tokens, width),
+        2,
+        [(tokens * width, "i32"), (vocabulary * width, "f32")],
+        [(tokens * width, "f32")],
+    )
     k.store(k.load(1, (37, 0), 0, [k.load(0, (width, 1))], [1]), 0, (width, 1))
     kernel = k.kernel()
     (got,), (want,) = run(kernel, [picks, table], 1, features), reference(kernel, [picks, table])
@@ -212,9 +244,16 @@ def test_scalar_kernel(make: Any, run: Any) -> None:
     assert abs(got.item() - 2.718281828) < 1e-6
 
 
-def test_two_results_at_different_stages(make: Any, run: Any, reference: Any, features: Any) -> None:
+def test_two_results_at_different_stages(
+    make: Any, run: Any, reference: Any, features: Any
+) -> None:
     rows, length = 11, 45
-    k = make((rows, length), 1, [(rows * length, "f32")], [(rows * length, "f32"), (rows, "f32"), (rows * length, "f32")])
+    k = make(
+        (rows, length),
+        1,
+        [(rows * length, "f32")],
+        [(rows * length, "f32"), (rows, "f32"), (rows * length, "f32")],
+    )
     x = k.load(0, (length, 1))
     e = k.fn("tanh", x)
     k.store(e, 0, (length, 1))
@@ -222,13 +261,20 @@ def test_two_results_at_different_stages(make: Any, run: Any, reference: Any, fe
     k.store(k.fn("add", total, top), 1, (1, 0))
     k.store(k.fn("sub", e, total), 2, (length, 1))
     kernel, value = k.kernel(), torch.randn(rows * length)
-    for got, want in zip(run(kernel, [value], 2, features), reference(kernel, [value]), strict=True):
+    for got, want in zip(
+        run(kernel, [value], 2, features), reference(kernel, [value]), strict=True
+    ):
         close(got, want, 1e-5, 1e-5)
 
 
 def test_softmax_over_a_strided_dim(make: Any, run: Any, features: Any) -> None:
     outer, length, inner = 3, 19, 37
-    k = make((outer, inner, length), 2, [(outer * length * inner, "f32")], [(outer * length * inner, "f32")])
+    k = make(
+        (outer, inner, length),
+        2,
+        [(outer * length * inner, "f32")],
+        [(outer * length * inner, "f32")],
+    )
     strides = (length * inner, 1, inner)
     x = k.load(0, strides)
     e = k.fn("exp", k.fn("sub", x, k.reduce("max", x)))

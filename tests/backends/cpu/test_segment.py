@@ -49,7 +49,9 @@ def test_texts_are_all_that_a_plan_keeps(make: Any) -> None:
     assert (info.name, info.num_args, info.template) == ("softmax", 2, "rows")
     assert info.scratch_bytes >= 160
     x, y = torch.randn(5, 40), torch.empty(5, 40)
-    load_segment([text], [KernelCall(0, ((0, 0), (1, 0)))], 1).run_pointers([x.data_ptr(), y.data_ptr()])
+    load_segment([text], [KernelCall(0, ((0, 0), (1, 0)))], 1).run_pointers(
+        [x.data_ptr(), y.data_ptr()]
+    )
     torch.testing.assert_close(y, torch.softmax(x, 1))
 
 
@@ -61,7 +63,9 @@ def test_equal_texts_compile_once(make: Any) -> None:
     assert time.perf_counter() - started < 0.005
 
 
-@pytest.mark.parametrize("text", ["", "define void @f() { ret void }", "; irc-kernel {}", "; irc-kernel [1]"])
+@pytest.mark.parametrize(
+    "text", ["", "define void @f() { ret void }", "; irc-kernel {}", "; irc-kernel [1]"]
+)
 def test_a_file_without_description_is_refused(text: str) -> None:
     with pytest.raises(IrcError, match="kernel-invalid"):
         load_segment([text], [], 1)
@@ -81,7 +85,9 @@ def test_wrong_number_of_buffers(make: Any) -> None:
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_one_segment_in_four_python_threads(num_threads: int, make: Any) -> None:
     rows, length = 64, 500
-    segment = compile_segment([softmax(make, rows, length)], [KernelCall(0, ((0, 0), (1, 0)))], num_threads)
+    segment = compile_segment(
+        [softmax(make, rows, length)], [KernelCall(0, ((0, 0), (1, 0)))], num_threads
+    )
     wrong: list[int] = []
 
     def hammer(seed: int) -> None:

@@ -26,7 +26,9 @@ def test_cast(source: str, target: str, make: Any, run: Any) -> None:
 def test_rounding_to_halves(target: str, make: Any, run: Any, features: Any) -> None:
     bits = torch.randint(-(1 << 31), 1 << 31, (40001,)).to(torch.int32)
     near = torch.randn(20000) * torch.logspace(-9, 5, 20000)
-    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 65504, 65519.9, 65520, 1e-45, 5.96e-8, 2.98e-8, 6.1e-5])
+    special = torch.tensor(
+        [0.0, -0.0, torch.inf, -torch.inf, 65504, 65519.9, 65520, 1e-45, 5.96e-8, 2.98e-8, 6.1e-5]
+    )
     x = torch.cat([bits.view(torch.float32), near, special])
     n = x.numel()
     k = make((n,), 1, [(n, "f32")], [(n, target)])

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from irc.ops import onnx_library
+from irc.runtime import onnx_library
 
 
 def test_a_result_that_is_not_as_stated_is_refused() -> None:

@@ -58,7 +58,8 @@ def test_arguments_have_roles_and_dotted_names() -> None:
     func = entry(capture(model, (X,)).program.module)
     roles = {name: role for role, name, _ in arguments(func)}
     assert roles == {
-        "0.weight": "parameter", "0.bias": "parameter", "1.weight": "parameter", "1.bias": "parameter",
+        "0.weight": "parameter", "0.bias": "parameter",
+        "1.weight": "parameter", "1.bias": "parameter",
         "1.running_mean": "buffer", "1.running_var": "buffer", "input": "input",
     }  # fmt: skip
     assert results(func) == [("output", "output")]

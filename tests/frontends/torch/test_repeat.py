@@ -17,6 +17,7 @@ from irc.frontends.torch.capture import Captured, capture
 from tests.models import cnn, gpt, hugging_face
 
 X = torch.randn(3, 5)
+SMALL = gpt.GPTConfig(layers=5, hidden=32, heads=2, vocab=97, block=16)
 IDS = torch.randint(0, 97, (2, 9))
 
 
@@ -92,7 +93,7 @@ def without_stubs(_: nn.Module) -> Iterator[bool]:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any], int]]] = {
-    "gpt": lambda: (gpt.GPT(gpt.GPTConfig(layers=5, hidden=32, heads=2, vocab=97, block=16)), (IDS,), {}, 1),
+    "gpt": lambda: (gpt.GPT(SMALL), (IDS,), {}, 1),
     "llama": lambda: (hugging_face.llama(5), (IDS,), {"use_cache": False}, 1),
     "other arguments": lambda: (Stack(), (X, X[:, :1]), {}, 2),
     "index": lambda: (Stack(Indexed), (X, X), {}, 6),

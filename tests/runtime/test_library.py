@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from irc.dialects.flow import OP_BY_NAME
-from irc.ops import library
+from irc.runtime import library
 from irc.ops.infer import infer
 from irc.ops.pointwise import POINTWISE
 

@@ -343,7 +343,7 @@ def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     arguments = json.loads(attrs["arguments"])
     namespace, _, rest = target.partition("::")
     if namespace == "onnx":
-        from irc.ops import onnx_library
+        from irc.runtime import onnx_library
 
         return onnx_library.run(target, arguments, inputs, results)
     import torch
