@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 
 from irc.backends.cpu.builder import Builder, Operand
 from irc.backends.cpu.features import Features, host
-from irc.backends.cpu.matmul import MatmulWriter
 from irc.backends.cpu.nest import Nest, analyse, read, simplify
+from irc.backends.cpu.packed import PackedWriter
 from irc.backends.cpu.product import make_tiling, recognise
 from irc.backends.cpu.rows import RowsWriter
 from irc.backends.cpu.schedule import make_schedule
+from irc.backends.cpu.skinny import SkinnyWriter
 from irc.backends.cpu.steps import buffer_pointers
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
@@ -70,7 +71,8 @@ def _write(
     if product is None:
         return write_rows(b, nest, workers, features, buffers)
     tiling = make_tiling(product, features, workers)
-    writer = MatmulWriter(b, product, analyse(nest), tiling, features, buffers)
+    form = PackedWriter if tiling.form == "packed" else SkinnyWriter
+    writer = form(b, product, analyse(nest), tiling, features, buffers)
     writer.write()
     return writer.scratch_bytes, tiling.parallel, f"matmul {tiling.form}"
 

@@ -14,18 +14,17 @@ def define_pack(
     symbol: str,
     access: Access,
     strides: tuple[int, int],
-    depth: int,
     kind: Type,
     columns: int,
 ) -> None:
-    """Define ``void symbol(ptr b, ptr panel, i64 valid)``.
+    """Define ``void symbol(ptr b, ptr panel, i64 valid, i64 depth)``.
 
     ``b`` is at the panel's first column, ``strides`` are those of k and n. Columns from ``valid``
     on repeat the last one: they are never stored.
     """
     f = b.child()
     source, panel = Operand(PTR, "%b"), Operand(PTR, "%panel")
-    valid = Operand(I64, "%valid")
+    valid, depth = Operand(I64, "%valid"), Operand(I64, "%depth")
     memory, lanes = MEMORY[access.dtype], kind.lanes
     last = f.binary("sub nsw", valid, f.i64(1))
 
@@ -52,7 +51,10 @@ def define_pack(
             store(vector, f.add(k, f.i64(i)), column)
 
     def walk(
-        low: int, high: int, steps: tuple[int, int], body: Callable[[Operand, Operand], None]
+        low: Operand,
+        high: Operand,
+        steps: tuple[int, int],
+        body: Callable[[Operand, Operand], None],
     ) -> None:
         def outer(k: Operand, _: list[Operand]) -> list[Operand]:
             def inner(column: Operand, _: list[Operand]) -> list[Operand]:
@@ -61,22 +63,23 @@ def define_pack(
 
             return f.loop(f.i64(0), f.i64(columns), steps[1], [], inner)
 
-        if low < high:
-            f.loop(f.i64(low), f.i64(high), steps[0], [], outer)
+        f.loop(low, high, steps[0], [], outer)
 
     if strides[1] == 1:
         full = f.compare("icmp eq", valid, f.i64(columns))
         f.either(
             full,
-            lambda: walk(0, depth, (1, lanes), row),
-            lambda: walk(0, depth, (1, 1), single),
+            lambda: walk(f.i64(0), depth, (1, lanes), row),
+            lambda: walk(f.i64(0), depth, (1, 1), single),
         )
     else:
-        whole = depth - depth % lanes if strides[0] == 1 else 0
-        walk(0, whole, (lanes, lanes), block)
+        whole = f.i64(0)
+        if strides[0] == 1:
+            whole = f.binary("and", depth, f.i64(-lanes))
+            walk(f.i64(0), whole, (lanes, lanes), block)
         walk(whole, depth, (1, 1), single)
     f.do("ret void")
-    header = f"define internal void @{symbol}(ptr %b, ptr %panel, i64 %valid) noinline"
+    header = f"define internal void @{symbol}(ptr %b, ptr %panel, i64 %valid, i64 %depth) noinline"
     b.functions[symbol] = f.function(header)
 
 

@@ -12,6 +12,7 @@ from irc.backends.cpu.storage import COMPUTE
 from irc.dialects.types import is_float
 
 SKINNY = 8
+MAX_DEPTH = 2048
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class Tiling:
         chunk: register tiles of rows between changes of the panel.
         copy: whether rows of A are copied (converted, or off a power of two) before use.
         pitch: floats from row to row of that copy.
+        depth: how much of a long sum is done at a time.
         parallel: whether a thread pool is worth its start.
     """
 
@@ -134,6 +136,7 @@ class Tiling:
     chunk: int = 1
     copy: bool = False
     pitch: int = 0
+    depth: int = 0
     parallel: bool = False
 
 
@@ -158,18 +161,23 @@ def make_tiling(product: Product, features: Features, workers: int) -> Tiling:
             columns = vectors * lanes
             return Tiling("stream", lanes, m, columns, copy=half, pitch=pitch, parallel=parallel)
     rows, columns = min(registers // 2, m), 2 * lanes
-    panel, tile = columns * k * item, rows * k * item
-    # Rows a multiple of 4 KiB apart fall on one cache set: the tile's rows would evict each other.
+    depth = k if k <= MAX_DEPTH else -(-k // -(-k // MAX_DEPTH) // lanes) * lanes + lanes
+    panel, tile = columns * depth * item, rows * depth * item
+    # Rows a multiple of 4 KiB apart fall on one cache set: a tile's rows would evict each other.
     aliased = product.a.strides[product.k] == 1 and along * item % 4096 == 0 and n >= 4 * columns
-    copy = half or (aliased and rows > 4)
+    tiles = -(-m // rows)
+    group = min(-(-n // columns), (4 << 20) // panel)
+    if depth < k:
+        group = min(group, (4 << 20) // (tiles * rows * columns * item))
     return Tiling(
         "packed",
         lanes,
         rows,
         columns,
-        group=max(1, min(-(-n // columns), (4 << 20) // panel)),
-        chunk=max(1, min(-(-m // rows), (256 << 10) // tile)),
-        copy=copy,
-        pitch=pitch,
+        group=max(1, group),
+        chunk=max(1, min(tiles, (256 << 10) // tile)),
+        copy=half or (aliased and rows > 4),
+        pitch=depth + lanes,
+        depth=depth,
         parallel=parallel,
     )

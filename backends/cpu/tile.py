@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.storage import MEMORY, unpack
 
 UNROLL = 2
@@ -34,16 +34,21 @@ def tile_function(
     b: Builder,
     symbol: str,
     kind: Type,
-    shape: tuple[int, int, int],
+    shape: tuple[int, int],
     left: Factor,
     right: Factor,
+    *,
+    odd: bool,
+    accumulate: bool = False,
 ) -> None:
-    """Define ``void symbol(ptr a, ptr b, ptr tile)``: ``tile[rows][vectors] = A * B``.
+    """Define ``void symbol(ptr a, ptr b, ptr tile, i64 depth)``: ``tile[rows][vectors] = A * B``.
 
-    ``shape`` is rows, vectors of columns, and the depth of the sum.
+    ``shape`` is rows and vectors of columns. The depth of the sum is even unless ``odd`` says that
+    it may not be; ``accumulate`` adds to what the tile holds.
     """
-    rows, vectors, depth = shape
+    rows, vectors = shape
     f = b.child()
+    depth = Operand(I64, "%depth")
     start, panel, tile = (Operand(PTR, f"%{name}") for name in ("a", "b", "tile"))
     memory_a, memory_b = MEMORY[left.dtype], MEMORY[right.dtype]
 
@@ -72,15 +77,16 @@ def tile_function(
             totals = step(f.add(k, f.i64(offset)), totals)
         return totals
 
-    totals = [constant(kind, 0.0) for _ in range(rows * vectors)]
-    main = depth - depth % UNROLL
-    totals = f.loop(f.i64(0), f.i64(main), UNROLL, totals, body)
-    if main != depth:
-        totals = step(f.i64(main), totals)
-    for i, total in enumerate(totals):
-        f.store(total, f.address(tile, kind.element, f.i64(i * kind.lanes)))
+    places = [f.address(tile, kind.element, f.i64(i * kind.lanes)) for i in range(rows * vectors)]
+    totals = [f.load(kind, p) if accumulate else constant(kind, 0.0) for p in places]
+    main = f.binary("and", depth, f.i64(-UNROLL)) if odd else depth
+    totals = f.loop(f.i64(0), main, UNROLL, totals, body)
+    if odd:
+        totals = f.loop(main, depth, 1, totals, step)
+    for total, place in zip(totals, places, strict=True):
+        f.store(total, place)
     f.do("ret void")
-    header = f"define internal void @{symbol}(ptr %a, ptr %b, ptr %tile) noinline"
+    header = f"define internal void @{symbol}(ptr %a, ptr %b, ptr %tile, i64 %depth) noinline"
     b.functions[symbol] = f.function(header)
 
 

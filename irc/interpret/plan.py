@@ -15,8 +15,8 @@ import torch
 
 from irc.dialects.task import KernelOp
 from irc.interpret.task import run_kernel
-from irc.runtime import library
 from irc.plan.schema import Action, Call, Copy, Kernels, Library, Plan, Start, Wait
+from irc.runtime import library
 from irc.runtime.executor import POSITIONAL, input_part, local_weights
 from irc.runtime.frame import Frame, new_frame
 from irc.runtime.weights import slice_weights

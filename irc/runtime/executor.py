@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 import torch
 
 from irc.errors import IrcError
-from irc.runtime import library
-from irc.runtime.library import dtypes
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Action, Copy, Kernels, Library, Plan, Start, Wait, placement_of
 from irc.plan.weights import local_slices
+from irc.runtime import library
 from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
 from irc.runtime.frame import Frame, new_frame, view_of
+from irc.runtime.library import dtypes
 from irc.runtime.segments import LoadSegments, Segment, load_segments, segment_calls
 
 Run: TypeAlias = Callable[[], None]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 
 from irc.dialects.types import ITEM_BYTES
-from irc.runtime.library import dtypes
 from irc.plan.schema import ALIGNMENT, Buffer, Kernels, Plan, touched
+from irc.runtime.library import dtypes
 
 
 @dataclass

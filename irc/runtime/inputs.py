@@ -10,10 +10,10 @@ import torch
 
 from irc.dialects.types import is_float
 from irc.errors import IrcError, did_you_mean
-from irc.runtime.library import dtypes
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Plan
 from irc.runtime.executor import whole_shape
+from irc.runtime.library import dtypes
 
 
 def inputs_for(loaded: LoadedPlan, file: str | None, seed: int) -> list[torch.Tensor]:

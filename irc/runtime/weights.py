@@ -11,13 +11,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from irc.errors import IrcError
-from irc.runtime.library import dtypes
 from irc.plan import files, json_text
 from irc.plan.files import REFERENCES, WEIGHTS
 from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Buffer, Plan, placement_of
 from irc.plan.weights import Reference, local_slices, parse_references
+from irc.runtime.library import dtypes
 
 
 def slice_weights(

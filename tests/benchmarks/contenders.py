@@ -111,13 +111,9 @@ def _compiled(name: str, module: Any) -> Any:
 
 def _imports(name: str) -> None:
     """Import what the contender will need, so that the cold time is compiling alone."""
-    import torch._dynamo
-    import torch._functorch.aot_autograd
 
     if name == "inductor":
-        import torch._inductor.compile_fx
-        import torch._inductor.cpp_builder
-        import torch._inductor.scheduler
+        pass
     if name.startswith("irc"):
         from importlib import import_module
 

@@ -21,7 +21,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.contenders import Contender  # noqa: E402 - after the path is set
+from tests.benchmarks.contenders import Contender
 
 NAMES = ("eager", "inductor", "irc.compile", "irc backend")
 TARGETS = {

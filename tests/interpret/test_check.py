@@ -28,7 +28,7 @@ from tests.models.gpt import GPT, GPTConfig
 
 PINS = """*.up.weight = [data = B, tensor = S(0)]; *.down.weight = [data = B, tensor = S(1)]"""
 OPTIONS = Options(mesh=Mesh.parse("data=2,tensor=2"), cluster="demo-gpus", pins=PINS)
-NOTHING: Callable[[object], None] = lambda _: None  # noqa: E731 - the fault that is none
+NOTHING: Callable[[object], None] = lambda _: None
 
 
 def plan_with_fault(
@@ -81,7 +81,9 @@ def epilogue_before_reduction(module: ModuleOp) -> None:
             continue
         reduce = next(op for op in kernel.body.block.ops if isinstance(op, KernelReduceOp))
         divide = next(
-            use.operation for use in reduce.outputs[0].uses if isinstance(use.operation, KernelPointwiseOp)
+            use.operation
+            for use in reduce.outputs[0].uses
+            if isinstance(use.operation, KernelPointwiseOp)
         )
         # sum(x) / n becomes sum(x): the division now stands on the wrong side, where nobody reads it.
         divide.outputs[0].replace_all_uses_with(reduce.outputs[0])
