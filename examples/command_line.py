@@ -1,6 +1,7 @@
 """The command line: an ONNX file is compiled for four ranks, run and checked.
 
-Run it with ``python examples/command_line.py``; it writes an MLP, then calls ``irc`` as a shell would.
+Run it with ``python examples/command_line.py``; it writes an MLP, then calls ``irc`` as a
+shell would.
 """
 
 import subprocess

@@ -1,6 +1,7 @@
 """The decorator: a module class, an instance and a function, compiled for this machine's CPU.
 
-Run it with ``python examples/decorator.py``; it prints the error against eager and the time of a call.
+Run it with ``python examples/decorator.py``; it prints the error against eager and the
+time of a call.
 """
 
 import time

@@ -1,6 +1,7 @@
 """A pass in a package of its own: installed beside irc, found by its entry point, run.
 
-Run it with ``python examples/plugin_pass.py``; it installs ``examples/plugin`` into a temporary folder.
+Run it with ``python examples/plugin_pass.py``; it installs ``examples/plugin`` into a
+temporary folder.
 """
 
 import os

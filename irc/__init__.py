@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from irc.api import load as load
     from irc.api import original as original
     from irc.frontends.torch.capture import capture as capture
+    from irc.ops.custom import register_op as register_op
 
 __version__ = "0.1.0"
 
@@ -22,9 +23,10 @@ _LAZY = {
     "export_plan": "irc.api",
     "load": "irc.api",
     "original": "irc.api",
+    "register_op": "irc.ops.custom",
 }
 
-__all__ = ["__version__", "capture", "compile", "export_plan", "load", "original"]
+__all__ = ["__version__", "capture", "compile", "export_plan", "load", "original", "register_op"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,11 +1,14 @@
-"""What users call from Python: ``irc.compile``, ``irc.export_plan``, ``irc.load``; and compile_file for the CLI."""
+"""What users call from Python: ``irc.compile``, ``irc.export_plan``, ``irc.load``.
+
+``compile_file`` is what the command line calls.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
@@ -22,11 +25,25 @@ T = TypeVar("T")
 
 
 @overload
-def compile(target: T, **options: Any) -> T: ...
+def compile(
+    target: T,
+    *,
+    mesh: str = "",
+    cluster: str = "this-host",
+    passes: Sequence[str] = (),
+    pins: str = "",
+    disable: bool = False,
+) -> T: ...
 @overload
-def compile(target: None = None, **options: Any) -> Callable[[T], T]: ...
-
-
+def compile(
+    target: None = None,
+    *,
+    mesh: str = "",
+    cluster: str = "this-host",
+    passes: Sequence[str] = (),
+    pins: str = "",
+    disable: bool = False,
+) -> Callable[[T], T]: ...
 def compile(
     target: Any = None,
     *,
@@ -36,11 +53,11 @@ def compile(
     pins: str = "",
     disable: bool = False,
 ) -> Any:
-    """Compile a module class, a module or a function; also usable as a decorator, with or without options.
+    """Compile a module class, a module or a function; also a decorator, with or without options.
 
-    What comes back has the same parameters under the same names and takes the same arguments. It is
-    compiled on its first call, and again for each other kind of call (shapes, dtypes, training flag).
-    Where autograd records, forward and backward go through AOTAutograd.
+    What comes back has the same parameters under the same names and takes the same arguments. It
+    is compiled on its first call, and again for each other kind of call (shapes, dtypes, training
+    flag). Where autograd records, forward and backward go through AOTAutograd.
 
     Args:
         target: what to compile.
@@ -60,19 +77,22 @@ def compile(
     return _compile(target, options=options, disable=disable)
 
 
-def _compile(target: Any, *, options: Options, disable: bool) -> Any:
+def _compile(target: object, *, options: Options, disable: bool) -> Any:
     from torch import nn
 
     from irc import compiled
 
     if disable:
         return target
-    if isinstance(target, type) and issubclass(target, nn.Module):
-        return compiled.compiled_class(target, options)
-    if isinstance(target, nn.Module):
-        return compiled.compiled_instance(target, options)
-    if callable(target):
-        return compiled.compiled_function(target, options)
+    match target:
+        case type() if issubclass(target, nn.Module):
+            return compiled.compiled_class(target, options)
+        case nn.Module():
+            return compiled.compiled_instance(target, options)
+        case Callable():
+            return compiled.compiled_function(cast("Callable[..., Any]", target), options)
+        case _:
+            pass
     raise IrcError(
         "input-mismatch",
         f"irc.compile takes a module class, a module or a function, not {type(target).__name__}",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from irc import __version__
-from irc.commands import check, compile, demo, explain, launch, list, opt, run
+from irc.commands import check, compile, demo, diff, explain, launch, list, opt, run
 from irc.errors import ExitCode, IrcError, did_you_mean
 
 
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     "opt": opt,
     "list": list,
     "explain": explain,
+    "diff": diff,
     "demo": demo,
     "launch": launch,
 }

@@ -1,15 +1,17 @@
 """Compiled modules and functions: the same object to their callers, other code inside.
 
 A compiled module is an instance of a subclass of the user's class and shares the original's
-``__dict__``: parameters, their names, hooks, ``train()`` and ``state_dict()`` are the original's own.
-Each kind of call (shapes, dtypes, flags: see :mod:`irc.frontends.torch.guards`) is compiled once.
+``__dict__``: parameters, their names, hooks, ``train()`` and ``state_dict()`` are the original's
+own. Each kind of call (shapes, dtypes, flags: see :mod:`irc.frontends.torch.guards`) is compiled
+once.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +25,44 @@ from irc.runtime.executor import Executor
 C = TypeVar("C", bound=type[nn.Module])
 
 MAX_VERSIONS = 16
-"""Compiled versions of one module before a call is an error: a sign of a shape that varies freely."""
+"""Versions of one module before a call is an error: a sign of a shape that varies freely."""
+
+
+class _Tracing:
+    """Held while a module is traced: torch.export puts fake parameters into the module itself.
+
+    Its flag ``is_compiling`` is the process's, too; this one knows which thread it is about.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._threads: list[int] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._threads.append(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.pop()
+        self._lock.release()
+
+    def is_elsewhere(self) -> bool:
+        """True, after it has ended, where another thread traced."""
+        if self._threads in ([], [threading.get_ident()] * len(self._threads)):
+            return False
+        with self._lock:
+            return True
+
+
+_TRACING = _Tracing()
+
+
+def _is_traced() -> bool:
+    """True where the call is part of a trace: what is traced is then what the user wrote."""
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    tracing = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    return tracing and not _TRACING.is_elsewhere()
 
 
 class Version:
@@ -36,7 +75,7 @@ class Version:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run on arguments that meet the guards."""
-        inputs = self._captured.flatten(args, kwargs)
+        inputs = self._captured.flatten(args, dict(kwargs))
         outputs = self._executor(*inputs)
         if mutated := self._captured.mutated_inputs:
             # What the module writes into its arguments comes last, after what it returns.
@@ -65,12 +104,28 @@ class Dispatcher:
         """Run the version whose guards the call meets; compile one where there is none."""
         if torch.is_grad_enabled() and self._wants_gradients(args, kwargs):
             return self._with_gradients(args, kwargs)
-        reason = ""
+        version, _ = self._find(args, kwargs)
+        if version is None:
+            with _TRACING:
+                # Another thread may have compiled it; and while one traces, guards fail.
+                version, reason = self._find(args, kwargs)
+                if version is None:
+                    version = self._add(args, kwargs, reason)
+        return version(args, kwargs)
+
+    def _find(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Version | None, str | None]:
+        """Return the version for a call, or None and why the last one is not for it."""
+        reason = None
         for version in self.versions:
             reason = version.mismatch(args, kwargs)
             if reason is None:
-                return version(args, kwargs)
-        if self.versions:
+                return version, None
+        return None, reason
+
+    def _add(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str | None) -> Version:
+        if reason is not None:
             self.recompiles.append(reason)
         if len(self.versions) == MAX_VERSIONS:
             raise IrcError(
@@ -81,7 +136,7 @@ class Dispatcher:
             )
         version = self._compile(args, kwargs)
         self.versions.append(version)
-        return version(args, kwargs)
+        return version
 
     def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
         captured = capture(self.original, tuple(args), dict(kwargs))
@@ -107,16 +162,17 @@ class Dispatcher:
         )
 
     def _with_gradients(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run where autograd records: AOTAutograd splits forward and backward, irc compiles both."""
+        """Run where autograd records: AOTAutograd splits forward and backward for irc."""
         if self.options.mesh.num_ranks > 1:
             raise IrcError(
                 "op-unsupported",
                 "a module compiled for several ranks runs without gradients",
                 help="call it under torch.no_grad()",
             )
-        if self._training is None:
-            self._training = torch.compile(self.original, backend="irc")
-        return self._training(*args, **kwargs)
+        training = self._training
+        if training is None:
+            training = self._training = cast("Any", torch).compile(self.original, backend="irc")
+        return training(*args, **kwargs)
 
 
 _DISPATCHERS: WeakKeyDictionary[nn.Module, Dispatcher] = WeakKeyDictionary()
@@ -128,7 +184,7 @@ def compiled_class(cls: C, options: Options) -> C:
     @wraps(cls.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Inside another capture this module is part of what is captured.
-        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        if _is_traced():
             return cls.forward(self, *args, **kwargs)
         dispatcher = _DISPATCHERS.get(self)
         if dispatcher is None:
@@ -150,7 +206,7 @@ def compiled_function(function: Callable[..., Any], options: Options) -> Callabl
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        if _is_traced():
             return function(*args, **kwargs)
         return dispatcher(args, kwargs)
 

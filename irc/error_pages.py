@@ -51,6 +51,15 @@ PAGES = (
         fix="irc compile model.onnx -o plan --backend triton   (irc list backends names them)",
     ),
     ErrorPage(
+        code="cache-unsafe",
+        title="the folder for measured times cannot be used",
+        exit_code=2,
+        what="The cache folder is a link, belongs to somebody else, or others may write to it.",
+        why="Plans are priced with what is in it, so nobody else may be able to change that.",
+        example="IRC_CACHE_DIR=/tmp irc cluster calibrate",
+        fix="IRC_CACHE_DIR=$HOME/.cache/irc irc cluster calibrate   (a folder of mode 700)",
+    ),
+    ErrorPage(
         code="capture-failed",
         title="the module could not be captured as a graph",
         exit_code=3,
@@ -72,7 +81,8 @@ PAGES = (
         code="cluster-invalid",
         title="a cluster file cannot be read",
         exit_code=2,
-        what="The TOML file lacks a key, has one that irc does not know, or a number that cannot be.",
+        what="The TOML file lacks a key, has one that irc does not know, or a number that cannot"
+        " be.",
         why="Every price of a plan comes from these numbers, so none is guessed.",
         example="[device] without peak_tflops = { f32 = 38.0 }",
         fix="[device] with name, peak_tflops, memory_gb, memory_gb_per_s, and a [[link]] per level",
@@ -90,10 +100,11 @@ PAGES = (
         code="collective-invalid",
         title="a collective cannot complete",
         exit_code=2,
-        what="A collective runs over an axis that the mesh lacks, is not waited for once, or has sizes"
-        " that its group does not make.",
-        why="The ranks of a group must agree on every collective, or they wait for each other for ever.",
-        example='comm.all_gather over an axis of 2 ranks, from [3, 8] to [3, 8]',
+        what="A collective runs over an axis that the mesh lacks, is not waited for once, or has"
+        " sizes that its group does not make.",
+        why="The ranks of a group must agree on every collective, or they wait for each other for"
+        " ever.",
+        example="comm.all_gather over an axis of 2 ranks, from [3, 8] to [3, 8]",
         fix="[3, 16] along dim 1   (lower-boxing writes them so; this text was edited)",
     ),
     ErrorPage(
@@ -113,6 +124,15 @@ PAGES = (
         why="The plan would hold sources that nothing here can compile.",
         example="irc compile model.onnx -o plan --backend triton   (without triton)",
         fix="pip install 'irc-compiler[triton]'",
+    ),
+    ErrorPage(
+        code="constraint-syntax",
+        title="a constraint cannot be read",
+        exit_code=2,
+        what="A line of the constraint file is not `[pin|forbid] NAME = PLACEMENT [priority N]`.",
+        why="A name is a glob on arguments; `op ID` names an op, `at \"FILE:LINE\"` a source line.",
+        example="pin weights [tensor = S(0)]",
+        fix="pin *.weight = [tensor = S(0)]",
     ),
     ErrorPage(
         code="dtensor-placement",
@@ -146,7 +166,7 @@ PAGES = (
         title="a flow.fusion is not one kernel",
         exit_code=2,
         what="The ops inside a `flow.fusion` do not fit one loop nest, or are library ops.",
-        why="A fusion is one kernel: its reductions share their dims, its results share the others.",
+        why="A fusion is one kernel: its reductions share their dims, its results the others.",
         example="a flow.fusion that reduces dim 0 of one value and dim 1 of another",
         fix="split it in two, or leave grouping to pass fuse",
     ),
@@ -199,10 +219,20 @@ PAGES = (
         code="kernel-invalid",
         title="a kernel file of a plan is not what the cpu backend writes",
         exit_code=2,
-        what="A file under `kernels/` does not begin with its description, or is not valid LLVM IR.",
+        what="A file under `kernels/` does not begin with its description, or is not valid LLVM"
+        " IR.",
         why="The plan was edited by hand, or written by another version of irc.",
         example="irc run plan   (after editing plan/kernels/k3.ll)",
         fix="irc compile model.onnx -o plan   (writes the kernels again)",
+    ),
+    ErrorPage(
+        code="loss-unknown",
+        title="it is not clear which result is the loss",
+        exit_code=2,
+        what="The program gives no result that is one real number, or several.",
+        why="Gradients are those of one number; which of several to train on is your decision.",
+        example="differentiate a model that returns logits of shape [2, 9, 97]",
+        fix='return the loss, or name it: differentiate{loss="loss"}',
     ),
     ErrorPage(
         code="mapping-syntax",
@@ -259,6 +289,16 @@ PAGES = (
         fix="make the result P(sum), and put an sbp.boxing to B behind it",
     ),
     ErrorPage(
+        code="not-differentiable",
+        title="an operation between the parameters and the loss has no derivative",
+        exit_code=3,
+        what="A gradient has to pass an operation that neither irc nor its library can"
+        " differentiate.",
+        why="Leaving it out would train on a wrong gradient without a word.",
+        example="loss = aten::rrelu of a trained layer, which draws numbers of its own",
+        fix="freeze the parameters before it, detach its operand, or write it with other ops",
+    ),
+    ErrorPage(
         code="not-onnx",
         title="the file is not an ONNX model",
         exit_code=2,
@@ -284,6 +324,16 @@ PAGES = (
         why="Ops mean something else from opset to opset, so a guess could change the results.",
         example="a model of opset 6, or of an opset that the installed onnx does not know",
         fix="onnx.version_converter.convert_version(model, 17), or update onnx",
+    ),
+    ErrorPage(
+        code="op-undeclared",
+        title="an op is not known in this process",
+        exit_code=2,
+        what="A program calls an op of a package that this process has not loaded, or "
+        "`irc.register_op` was given something that is no op.",
+        why="Each process of a plan looks its ops up by name, in torch and in declarations.",
+        example="irc run plan   (the plan calls mylib::scan, and nothing imports mylib)",
+        fix="[project.entry-points.\"irc.ops\"]\nmylib = \"mylib.declared\"   (in mylib's pyproject.toml)",
     ),
     ErrorPage(
         code="op-unsupported",

@@ -1,6 +1,7 @@
 """The pipeline: which passes run, in which order, and what checks them.
 
-``default_pipeline`` reads from top to bottom; everything else here runs passes and verifies their work.
+``default_pipeline`` reads from top to bottom; everything else here runs passes and verifies their
+work.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import VerifyException
 
 from irc.backends.launch.target import launch_files
+from irc.cluster.load import find_cluster
 from irc.cost.actions import ActionCost
 from irc.dialects.placement import Mesh
 from irc.dialects.task import KernelOp
@@ -121,8 +123,8 @@ def run_passes(
     Args:
         module: the program; changed.
         passes: what runs, in order.
-        verify_each: ``ir`` verifies after each pass; ``exec`` also runs the program before and after
-            on the same random inputs and compares.
+        verify_each: ``ir`` verifies after each pass; ``exec`` also runs the program before and
+            after on the same random inputs and compares.
         on_stage: called after each pass with its name and the module.
 
     Raises:
@@ -204,8 +206,6 @@ def make_plan(program: Program, options: Options, *, keep_ir: bool = True) -> Lo
     """
     import torch
 
-    from irc.runtime.processes import num_cores
-
     backend = find_backend(options.backend)
     texts: dict[str, str] = {}
 
@@ -215,7 +215,8 @@ def make_plan(program: Program, options: Options, *, keep_ir: bool = True) -> Lo
     ranges = input_ranges(program.module)
     lower(program, options, keep if keep_ir else None)
     kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
-    cost = ActionCost(program.module, options.cluster, options.mesh)
+    sources = backend.emit_plan_sources(kernels)
+    cost = ActionCost(program.module, options.cluster, options.mesh, sources.values())
     here = options.cluster == THIS_HOST
     plan = build_plan(
         program.module,
@@ -225,12 +226,14 @@ def make_plan(program: Program, options: Options, *, keep_ir: bool = True) -> Lo
         cluster="" if here else options.cluster,
     )
     # Processes of one host share its cores; devices of a cluster are each their own.
-    cores = num_cores() if here else None
-    plan = replace(plan, predicted_s=predicted_seconds(plan, cores=cores))
+    host = find_cluster(options.cluster).device
+    threads = host.threads(options.mesh.num_ranks)
+    predicted = predicted_seconds(plan, cores=host.cores or None, threads=threads)
+    plan = replace(plan, predicted_s=predicted)
     return bundle(
         plan,
         ir=texts,
-        kernels=backend.emit_plan_sources(kernels),
+        kernels=sources,
         extra=launch_files(plan) if keep_ir else {},
         torch_version=torch.__version__,
     )

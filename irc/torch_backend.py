@@ -4,6 +4,7 @@ Dynamo keeps what it cannot trace in Python (graph breaks) and guards what it sp
 graph between breaks comes here. Sizes that Dynamo leaves open are specialised, one plan per size.
 """
 
+# pyright: basic
 from __future__ import annotations
 
 import warnings
@@ -85,7 +86,7 @@ def _static(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Flat:
 def _through_aot(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Flat:
     """Let AOTAutograd make the graph functional and, where gradients are wanted, split it."""
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -122,7 +123,9 @@ def _through_aot(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Fl
 
 
 def _aot_decompositions() -> dict[Any, Callable[..., Any]]:
-    table = dict(torch._decomp.core_aten_decompositions().items())
+    from torch._decomp import core_aten_decompositions
+
+    table = dict(core_aten_decompositions().items())
     return {
         op: fn
         for op, fn in table.items()

@@ -7,11 +7,13 @@ pass imports one module.
 from collections.abc import Mapping
 
 BUILTIN: Mapping[str, str] = {
+    "add-optimizer": "irc.passes.add_optimizer:AddOptimizerPass",
     "auto-shard": "irc.passes.auto_shard:AutoShardPass",
     "lower-boxing": "irc.passes.lower_boxing:LowerBoxingPass",
     "map-tasks": "irc.passes.map_tasks:MapTasksPass",
     "bind-sizes": "irc.passes.bind_sizes:BindSizesPass",
     "canonicalize": "irc.passes.canonicalize:CanonicalizePass",
+    "differentiate": "irc.passes.differentiate:DifferentiatePass",
     "fuse": "irc.passes.fuse:FusePass",
     "order": "irc.passes.order:OrderPass",
 }

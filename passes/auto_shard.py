@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -12,12 +13,13 @@ from xdsl.passes import ModulePass
 from irc.cluster.load import find_cluster
 from irc.cost.model import ClusterCost
 from irc.dialects.flow import loc_of, tensor
-from irc.dialects.placement import Mesh, Placement
+from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean
 from irc.sharding.budget import check_budget
+from irc.sharding.constraints import Constraints, resolve
 from irc.sharding.graph import Graph, Wishes
-from irc.sharding.pins import module_pins, parse_pins, resolve_pins
+from irc.sharding.pins import constraint_text, module_pins, parse_constraints
 from irc.sharding.plan_cost import plan_cost
 from irc.sharding.program import solve
 from irc.sharding.trees import Trees
@@ -35,9 +37,11 @@ class AutoShardPass(ModulePass):
     boxing.
 
     Options: ``mesh`` names the axes; ``cluster`` is a preset or a TOML file; ``inputs`` is
-    ``replicated`` (each rank is given the whole inputs) or ``any``; ``pins`` fixes arguments, as in
-    ``*.weight = [tensor = S(1)]; x = [tensor = B]``; ``memory_bytes`` bounds what a device holds of
-    parameters, buffers and constants, which may then be stored in smaller parts than they are used.
+    ``replicated`` (each rank is given the whole inputs) or ``any``; ``pins`` pins and forbids
+    placements of arguments and ops, as in ``*.w = [tensor = S(1)]; forbid op n3 = [data = P(*)]``,
+    or names a file of such lines (grammar/sharding.lark); ``memory_bytes`` bounds what a device
+    holds of parameters, buffers and constants, which may then be stored in smaller parts than they
+    are used.
 
     Results of the entry are whole on each rank, a state lies as its buffer. A pass before it has
     bound the named sizes. It writes ``irc.mesh``, and unless ``report=false``, in ``irc.plan_cost``
@@ -109,8 +113,9 @@ class AutoShardPass(ModulePass):
         mesh = self._mesh()
         _check_sizes(op)
         cost = ClusterCost(find_cluster(self.cluster), mesh)
-        pins = resolve_pins(op, mesh, {**module_pins(op), **parse_pins(self.pins)})
-        graph = Graph(op, cost, self._wishes(pins))
+        text, source = constraint_text(self.pins)
+        statements = (*module_pins(op), *parse_constraints(text, source))
+        graph = Graph(op, cost, self._wishes(resolve(op, mesh, statements)))
         check_budget(graph.problem)
         solution = solve(graph.problem, cost.boxing, node_limit=self.node_limit)
         trees = Trees(cost.boxing)
@@ -122,6 +127,8 @@ class AutoShardPass(ModulePass):
         op.attributes["irc.mesh"] = StringAttr(str(mesh))
         if report is not None:
             op.attributes["irc.plan_cost"] = StringAttr(report)
+            # For `irc explain plan --why-not`, which plans again from the folder alone.
+            op.attributes["irc.auto_shard"] = StringAttr(json.dumps({**asdict(self), "pins": text}))
 
     def _mesh(self) -> Mesh:
         try:
@@ -139,10 +146,10 @@ class AutoShardPass(ModulePass):
             )
         return mesh
 
-    def _wishes(self, pins: dict[str, Placement]) -> Wishes:
+    def _wishes(self, constraints: Constraints) -> Wishes:
         match self.inputs:
             case "replicated" | "any":
-                return Wishes(self.inputs, pins, self.memory_bytes)
+                return Wishes(self.inputs, constraints, self.memory_bytes)
             case other:
                 raise IrcError(
                     "option-value",

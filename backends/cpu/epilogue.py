@@ -7,6 +7,8 @@ from irc.backends.cpu.nest import Facts
 from irc.backends.cpu.product import Product, Tiling
 from irc.backends.cpu.steps import Env, Place, StepWriter
 
+SHORT = 4
+
 
 class EpilogueWriter:
     """Writes the steps after a product for one tile; lanes along n."""
@@ -46,80 +48,64 @@ class EpilogueWriter:
         column: Operand,
         tile: Operand,
     ) -> None:
-        """Write the loop over a tile's rows: everything after the product, and the stores."""
+        """Write the loops over a tile's columns, then rows: what follows, and the stores."""
         b, plan = self.b, self.tiling
+        # Long code is written once, short code for as many vectors as a panel mostly has.
+        unroll = 2 if len(self.epilogue) <= SHORT else 1
+        end, stop = b.add(column, b.i64(plan.columns)), b.i64(self.n)
 
-        def one(i: Operand, _: list[Operand]) -> list[Operand]:
-            indices = dict(batch)
-            if self.product.m is not None:
-                indices[self.product.m] = b.add(row, i)
-            base = Place(indices)
-            env: Env = {}
-            still = [s for s in self.epilogue if self.is_fixed(s.result)]
-            self.steps.steps(still, env, base)
-            offset = b.scale(i, plan.columns)
-            source = b.address(tile, self.kind.element, offset)
-            self.columns(indices, dict(env), source, column)
-            return []
-
-        b.loop(b.i64(0), rows, 1, [], one)
-
-    def is_fixed(self, value: int) -> bool:
-        """True where a value neither depends on the product nor varies along n."""
-        facts = self.steps.facts
-        return facts.stage[value] == 0 and self.product.n not in facts.dims[value]
-
-    def columns(
-        self, indices: dict[int, Operand], env: Env, source: Operand, column: Operand
-    ) -> None:
-        """Write one row of a tile: whole vectors, or a tail at the last panel."""
-        b, plan = self.b, self.tiling
-        stop = b.i64(self.n)
-
-        def at(index: Operand, lanes: int, unroll: int, mask: Operand | None) -> None:
-            place = Place({**indices, self.product.n: index}, lanes, unroll, mask, self.product.n)
+        def at(index: Operand, lanes: int, unroll: int, mask: Operand | None) -> list[Operand]:
+            dims = {**batch, self.product.n: index}
+            place = Place(dims, lanes, unroll, mask, self.product.n)
             skip = b.binary("sub nsw", index, column)
-            inner = dict(env)
-            inner[self.product.step.result] = [
-                b.load(
-                    Type(self.kind.element, lanes),
-                    b.address(source, self.kind.element, b.add(skip, b.i64(u * lanes))),
-                )
-                for u in range(unroll)
-            ]
-            self.steps.steps(self.epilogue, inner, place)
-            for step in self.stores:
-                assert step.access is not None
-                self.steps.store(step.access, inner[step.operands[0]], place)
-
-        def pair(index: Operand, _: list[Operand]) -> list[Operand]:
-            at(index, plan.lanes, 2, None)
+            self.rows(place, row, rows, b.address(tile, self.kind.element, skip))
             return []
-
-        def full() -> None:
-            if plan.columns == 2 * plan.lanes:
-                pair(column, [])
-            else:
-                b.loop(column, b.add(column, b.i64(plan.columns)), 2 * plan.lanes, [], pair)
-
-        def tail() -> None:
-            if self.masked:
-                b.loop(column, stop, plan.lanes, [], masked)
-            else:
-                b.loop(column, stop, 1, [], single)
 
         def masked(index: Operand, _: list[Operand]) -> list[Operand]:
             kind = Type("i32", plan.lanes)
-            left = b.convert("trunc", b.binary("sub nsw", stop, index), "i32")
-            at(index, plan.lanes, 1, b.compare("icmp slt", b.iota(kind), b.splat(left, plan.lanes)))
-            return []
+            left = b.intrinsic("smin", b.binary("sub nsw", stop, index), b.i64(plan.lanes))
+            valid = b.splat(b.convert("trunc", left, "i32"), plan.lanes)
+            return at(index, plan.lanes, 1, b.compare("icmp slt", b.iota(kind), valid))
 
-        def single(index: Operand, _: list[Operand]) -> list[Operand]:
-            at(index, 1, 1, None)
-            return []
+        def full() -> None:
+            width = unroll * plan.lanes
+            b.loop(column, end, width, [], lambda i, _: at(i, plan.lanes, unroll, None))
+
+        def tail() -> None:
+            b.loop(column, stop, 1, [], lambda i, _: at(i, 1, 1, None))
 
         if self.n % plan.columns == 0 or plan.form == "stream":
             full()
-            return
-        end = b.add(column, b.i64(plan.columns))
-        b.either(b.compare("icmp sle", end, stop), full, tail)
+        elif self.masked:
+            b.loop(column, b.intrinsic("smin", end, stop), plan.lanes, [], masked)
+        else:
+            b.either(b.compare("icmp sle", end, stop), full, tail)
+
+    def rows(self, place: Place, row: Operand, rows: Operand, source: Operand) -> None:
+        """Write the loop down some columns of a tile; what does not vary along m is outside."""
+        b, plan = self.b, self.tiling
+        facts, m = self.steps.facts, self.product.m
+        outer: Env = {}
+        still = [
+            s for s in self.epilogue if not facts.stage[s.result] and m not in facts.dims[s.result]
+        ]
+        self.steps.steps(still, outer, place)
+
+        def one(i: Operand, _: list[Operand]) -> list[Operand]:
+            inside = place if m is None else place.at(m, b.add(row, i))
+            env = dict(outer)
+            start = b.address(source, self.kind.element, b.scale(i, plan.columns))
+            env[self.product.step.result] = [
+                b.load(
+                    self.kind if place.lanes > 1 else Type(self.kind.element),
+                    b.address(start, self.kind.element, b.i64(u * place.lanes)),
+                )
+                for u in range(place.unroll)
+            ]
+            self.steps.steps(self.epilogue, env, inside)
+            for step in self.stores:
+                assert step.access is not None
+                self.steps.store(step.access, env[step.operands[0]], inside)
+            return []
+
+        b.loop(b.i64(0), rows, 1, [], one)

@@ -6,8 +6,12 @@ Where torch raises (division by zero) the result is 0: a kernel cannot raise, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from irc.backends.cpu.builder import Builder, Operand, constant
+
+Unary: TypeAlias = Callable[[Builder, bool, Operand], Operand]
+Binary: TypeAlias = Callable[[Builder, bool, Operand, Operand], Operand]
 
 _ORDER = ("lt", "le", "gt", "ge")
 _LOGIC = {
@@ -32,7 +36,9 @@ def apply(b: Builder, fn: str, args: Sequence[Operand], *, unsigned: bool) -> Op
         return b.binary(_LOGIC[fn], args[0], args[1])
     if unsigned and fn in ("abs", "relu"):
         return args[0]
-    return _FUNCTIONS[fn](b, unsigned, *args)
+    if len(args) == 1:
+        return _UNARY[fn](b, unsigned, args[0])
+    return _BINARY[fn](b, unsigned, args[0], args[1])
 
 
 def extremum(b: Builder, name: str, unsigned: bool, x: Operand, y: Operand) -> Operand:
@@ -126,7 +132,7 @@ def _power(b: Builder, unsigned: bool, x: Operand, y: Operand) -> Operand:
     return b.select(b.compare("icmp slt", y, zero), below, result)
 
 
-def _shift(opcode: str) -> Callable[..., Operand]:
+def _shift(opcode: str) -> Binary:
     def emit(b: Builder, unsigned: bool, x: Operand, y: Operand) -> Operand:
         kind = x.type
         inside = b.compare("icmp ult", y, constant(kind, kind.bits))
@@ -159,11 +165,19 @@ def _abs(b: Builder, unsigned: bool, x: Operand) -> Operand:
     return b.select(b.compare("icmp slt", x, constant(x.type, 0)), minus, x)
 
 
-def _plain(opcode: str) -> Callable[..., Operand]:
+def _plain(opcode: str) -> Binary:
     return lambda b, unsigned, x, y: b.binary(opcode, x, y)
 
 
-_FUNCTIONS: Mapping[str, Callable[..., Operand]] = {
+_UNARY: Mapping[str, Unary] = {
+    "neg": lambda b, unsigned, x: b.binary("sub", constant(x.type, 0), x),
+    "abs": _abs,
+    "sign": _sign,
+    "relu": lambda b, unsigned, x: extremum(b, "max", unsigned, x, constant(x.type, 0)),
+    "bit_not": _not,
+}
+
+_BINARY: Mapping[str, Binary] = {
     "add": _plain("add"),
     "sub": _plain("sub"),
     "mul": _plain("mul"),
@@ -175,14 +189,9 @@ _FUNCTIONS: Mapping[str, Callable[..., Operand]] = {
     "pow": _power,
     "maximum": lambda b, unsigned, x, y: extremum(b, "max", unsigned, x, y),
     "minimum": lambda b, unsigned, x, y: extremum(b, "min", unsigned, x, y),
-    "neg": lambda b, unsigned, x: b.binary("sub", constant(x.type, 0), x),
-    "abs": _abs,
-    "sign": _sign,
-    "relu": lambda b, unsigned, x: extremum(b, "max", unsigned, x, constant(x.type, 0)),
     "bit_and": _plain("and"),
     "bit_or": _plain("or"),
     "bit_xor": _plain("xor"),
-    "bit_not": _not,
     "shift_left": _shift("shl"),
     "shift_right": _shift("shr"),
 }

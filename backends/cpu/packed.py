@@ -20,6 +20,7 @@ from irc.backends.cpu.rows import decode
 from irc.backends.cpu.tile import Factor, tile_function
 
 AHEAD = 512
+FEW_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,10 @@ class PackedWriter(MatmulWriter):
         """Define packing and the register tiles."""
         plan, p = self.tiling, self.product
         strides = (p.b.strides[p.k], p.b.strides[p.n])
-        define_pack(self.b, self.symbol("pack"), p.b, strides, self.kind, plan.columns)
+        # Larger squares transpose faster and cost four times as much to compile.
+        square = plan.lanes if self.m <= FEW_ROWS else min(plan.lanes, 8)
+        symbol = self.symbol("pack")
+        define_pack(self.b, symbol, p.b, strides, self.kind, plan.columns, square)
         right = Factor(ACCUMULATED[self.kind.element], (plan.columns, 1), AHEAD)
         for rows in {plan.rows, self.m % plan.rows or plan.rows}:
             tile_function(

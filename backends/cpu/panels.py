@@ -16,16 +16,18 @@ def define_pack(
     strides: tuple[int, int],
     kind: Type,
     columns: int,
+    square: int,
 ) -> None:
     """Define ``void symbol(ptr b, ptr panel, i64 valid, i64 depth)``.
 
     ``b`` is at the panel's first column, ``strides`` are those of k and n. Columns from ``valid``
-    on repeat the last one: they are never stored.
+    on repeat the last one: they are never stored. ``square`` is the side of what is transposed at
+    a time.
     """
     f = b.child()
     source, panel = Operand(PTR, "%b"), Operand(PTR, "%panel")
     valid, depth = Operand(I64, "%valid"), Operand(I64, "%depth")
-    memory, lanes = MEMORY[access.dtype], kind.lanes
+    memory, lanes = MEMORY[access.dtype], square
     last = f.binary("sub nsw", valid, f.i64(1))
 
     def load(k: Operand, column: Operand, width: int) -> Operand:
@@ -84,13 +86,16 @@ def define_pack(
 
 
 def transposed(b: Builder, rows: list[Operand]) -> list[Operand]:
-    """Transpose a square of vectors: each round interleaves row i with row i + n/2."""
-    size = len(rows)
-    low = [i // 2 + (i % 2) * size for i in range(size)]
-    high = [i + size // 2 for i in low]
-    width = 1
+    """Transpose a square of vectors: swap off-diagonal blocks of 1, 2, 4... elements."""
+    size, width = len(rows), 1
     while width < size:
-        pairs = zip(rows[: size // 2], rows[size // 2 :], strict=True)
-        rows = [b.shuffle(x, y, mask) for x, y in pairs for mask in (low, high)]
-        width *= 2
+        lanes = range(size)
+        low = [j if not j & width else size + j - width for j in lanes]
+        high = [j + width if not j & width else size + j for j in lanes]
+        swapped = list(rows)
+        for i in lanes:
+            if not i & width:
+                x, y = rows[i], rows[i + width]
+                swapped[i], swapped[i + width] = b.shuffle(x, y, low), b.shuffle(x, y, high)
+        rows, width = swapped, width * 2
     return rows

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from irc.backends.cpu import exponentials, integers, logarithms, trigonometry
 from irc.backends.cpu.builder import Builder, Operand, constant
 from irc.backends.cpu.storage import cast, truth
 from irc.dialects.types import is_float
 
-Emit = Callable[..., Operand]
+Unary: TypeAlias = Callable[[Builder, Operand], Operand]
+Binary: TypeAlias = Callable[[Builder, Operand, Operand], Operand]
 
 COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
@@ -30,7 +32,7 @@ def apply(
     if is_float(dtypes[0]):
         if fn in COMPARE:
             return b.compare(f"fcmp {COMPARE[fn]}", args[0], args[1])
-        return FLOAT[fn](b, *args)
+        return UNARY[fn](b, args[0]) if len(args) == 1 else BINARY[fn](b, args[0], args[1])
     return integers.apply(b, fn, args, unsigned=dtypes[0] in ("u8", "i1"))
 
 
@@ -46,27 +48,30 @@ def extremum(b: Builder, opcode: str, x: Operand, y: Operand) -> Operand:
     return b.select(b.compare("fcmp uno", x, x), x, result)
 
 
-def _binary(opcode: str) -> Emit:
+def _binary(opcode: str) -> Binary:
     return lambda b, x, y: b.binary(opcode, x, y)
 
 
-def _intrinsic(name: str) -> Emit:
+def _intrinsic(name: str) -> Unary:
     return lambda b, x: b.intrinsic(name, x)
 
 
-def _libm(name: str) -> Emit:
-    return lambda b, *args: trigonometry.libm(b, name, *args)
+def _libm(name: str) -> Unary:
+    return lambda b, x: trigonometry.libm(b, name, x)
 
 
-def _vector(single: Emit, name: str) -> Emit:
+def _libm2(name: str) -> Binary:
+    return lambda b, x, y: trigonometry.libm(b, name, x, y)
+
+
+def _by_width(single: Unary, double: Unary) -> Unary:
+    """One function for float32, another for float64."""
+    return lambda b, x: (double if x.type.element == "double" else single)(b, x)
+
+
+def _vector(single: Unary, name: str) -> Unary:
     """Vector code for float32, the C library for float64."""
-
-    def emit(b: Builder, *args: Operand) -> Operand:
-        if args[0].type.element == "double":
-            return trigonometry.libm(b, name, *args)
-        return single(b, *args)
-
-    return emit
+    return _by_width(single, _libm(name))
 
 
 def _remainder(b: Builder, x: Operand, y: Operand) -> Operand:
@@ -117,7 +122,9 @@ def _power(b: Builder, x: Operand, y: Operand) -> Operand:
         case -2:
             return b.binary("fdiv", one, b.binary("fmul", x, x))
         case _:
-            return _vector(logarithms.power, "pow")(b, x, y)
+            if x.type.element == "double":
+                return trigonometry.libm(b, "pow", x, y)
+            return logarithms.power(b, x, y)
 
 
 def _sign(b: Builder, x: Operand) -> Operand:
@@ -155,15 +162,11 @@ def _gelu_tanh_double(b: Builder, x: Operand) -> Operand:
     return b.binary("fmul", x, _sigmoid_double(b, b.binary("fmul", x, slope)))
 
 
-def _by_width(single: Emit, double: Emit) -> Emit:
-    return lambda b, x: (double if x.type.element == "double" else single)(b, x)
-
-
 def _silu_double(b: Builder, x: Operand) -> Operand:
     return b.binary("fmul", x, _sigmoid_double(b, x))
 
 
-FLOAT: Mapping[str, Emit] = {
+BINARY: Mapping[str, Binary] = {
     "add": _binary("fadd"),
     "sub": _binary("fsub"),
     "mul": _binary("fmul"),
@@ -171,11 +174,14 @@ FLOAT: Mapping[str, Emit] = {
     "floor_div": _floor_div,
     "trunc_div": lambda b, x, y: b.intrinsic("trunc", b.binary("fdiv", x, y)),
     "remainder": _remainder,
-    "fmod": _libm("fmod"),
+    "fmod": _libm2("fmod"),
     "pow": _power,
     "maximum": lambda b, x, y: extremum(b, "ogt", x, y),
     "minimum": lambda b, x, y: extremum(b, "olt", x, y),
-    "atan2": _libm("atan2"),
+    "atan2": _libm2("atan2"),
+}
+
+UNARY: Mapping[str, Unary] = {
     "neg": lambda b, x: b.emit(x.type, f"fneg {x}"),
     "abs": _intrinsic("fabs"),
     "sign": _sign,

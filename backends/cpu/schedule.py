@@ -14,6 +14,7 @@ from irc.dialects.types import ITEM_BYTES
 HEAVY = 6.0
 MAX_CACHED_BYTES = 1 << 20
 PARALLEL_NS = 4000.0
+SHORT, LONG = 6.0, 16.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def make_schedule(nest: Nest, facts: Facts, workers: int, features: Features) ->
     plain = not any(a.index_strides for a in nest.accesses)
     cost = sum(step_cost(s, vector) for s in nest.steps)
     passes = plan_passes(nest, facts, vector)
-    unroll = _unroll(nest, vector, lanes, cost)
+    longest = max((sum(step_cost(s, vector) for s in p.steps) for p in passes), default=cost)
+    unroll = _unroll(nest, vector, lanes, longest)
     reduced = prod(nest.extents[d] for d in nest.reduced)
     row = reduced * (lanes * unroll if vector is not None and vector < nest.parallel else 1)
     saved = sorted(frozenset[int]().union(*(p.saves for p in passes)))
@@ -122,7 +124,7 @@ def _unroll(nest: Nest, vector: int | None, lanes: int, cost: float) -> int:
     """Return how many vectors go side by side: enough to hide latency, few where code is long."""
     if vector is None:
         return 1
-    wanted = 4 if cost <= 12 else 2 if cost <= 30 else 1
+    wanted = 4 if cost <= SHORT else 2 if cost <= LONG else 1
     if vector < nest.parallel and not nest.reduced:
         wanted = min(wanted, 2)
     while wanted > 1 and wanted * lanes > nest.extents[vector]:

@@ -70,7 +70,7 @@ class Segment:
             workspace = workspaces.pop()
         except IndexError:
             workspace = self._allocate()
-        threads = 1 if openmp._forked else self.num_threads
+        threads = 1 if openmp.is_forked() else self.num_threads
         self._driver(self._words, self._count, table, threads, workspace, self.stride)
         workspaces.append(workspace)
 

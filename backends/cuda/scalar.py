@@ -172,7 +172,7 @@ def decode(source: Source, flat: str, sizes: Mapping[str, int], kind: str = "con
     """Append definitions that split a flat position row-major into named indices."""
     inner = 1
     parts: list[str] = []
-    for number, (name, size) in enumerate(reversed(sizes.items())):
+    for number, (name, size) in enumerate(reversed([*sizes.items()])):
         text = flat if inner == 1 else f"{flat} / {inner}"
         if number < len(sizes) - 1:
             text += f" % {size}"

@@ -141,7 +141,7 @@ class Block:
 
     def _index(self, step: Step) -> None:
         coordinate = self.coordinates[step.dim]
-        axes = frozenset() if coordinate.axis is None else frozenset({coordinate.axis})
+        axes = frozenset(() if coordinate.axis is None else (coordinate.axis,))
         text = f"({coordinate.expression}).to(tl.int64)"
         self.define(step, text, axes, is_block=bool(axes))
 

@@ -1,5 +1,6 @@
 """Compiling and loading the files of the Triton backend."""
 
+# pyright: basic
 from __future__ import annotations
 
 import importlib.util

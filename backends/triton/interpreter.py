@@ -4,6 +4,7 @@ The interpreter (``TRITON_INTERPRET=1``) runs a kernel as Python over numpy arra
 every function that is linked from NVIDIA's library.
 """
 
+# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

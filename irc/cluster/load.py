@@ -1,54 +1,132 @@
-"""Find a cluster by preset name, or read one from a TOML file.
+"""Find a cluster by name, or read one from a TOML file.
+
+A complete file, in which every key that is commented out is optional:
 
 .. code-block:: toml
 
     name = "lab"
 
-    [device]
+    [device]                # or [[device]] for each kind, with count = N
     name = "A6000"
     peak_tflops = { f32 = 38.0, bf16 = 110.0 }   # what good kernels reach
     memory_gb = 48
     memory_gb_per_s = 600
-    launch_us = 7
-    # cores = 2                                  # for processes that share a host
+    # launch_us = 7         # the least time of a kernel
+    # cores = 2             # ranks are processes that share a host: its cores
 
-    [[link]]            # innermost first
-    devices = 4         # devices in one group of this level
-    gb_per_s = 20       # one way, per device
-    latency_us = 1
+    [[link]]                # a level, innermost first: here the node
+    devices = 4             # devices in one group of this level
+    gb_per_s = 20           # one way, per device, while all devices send
+    latency_us = 1          # of one step of a collective
+    # launch_us = 7         # of a collective, whatever its size
+    # peer_gb_per_s = 5     # to one other device, where each pair has wires of its own
+    # in_switch_gb_per_s = 15                # where switches reduce by themselves (NVLink SHARP)
+    # emulated = ["all_to_all"]              # collectives that the runtime lacks there
+    # protocols = [                          # ways of sending that the library chooses from
+    #     { name = "LL", latency_us = 1, launch_us = 7, part = 0.25 },
+    #     { name = "Simple", latency_us = 4, launch_us = 9, part = 1.0 },
+    # ]
+    # [link.fits.all_reduce]                 # as `irc cluster calibrate` measured it
+    # launch_us = 9
+    # latency_us = 2
+    # gb_per_s = 18
+
+    [[link]]                # the next level: four nodes, which share one network card each
+    devices = 16
+    gb_per_s = 12
+    latency_us = 3
+    shared_gb_per_s = 24    # what the devices of one node send together
+    # tree = true           # the library may run trees over this level (default: not on level 0)
+
+Instead of levels, a full graph of wires between devices (0, 1, ...) and switches (names):
+
+.. code-block:: toml
+
+    [graph]
     launch_us = 7
-    emulated = ["all_to_all"]
+    # emulated = ["all_to_all"]
+
+    [[edge]]
+    between = [0, "switch"]
+    gb_per_s = 20
+    latency_us = 1
+
+Every figure is positive and finite; every price of a plan comes from them, so none is guessed.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from irc.cluster.presets import GB, PRESETS
-from irc.cluster.topology import COLLECTIVES, Cluster, Collective, Device, Link
+from irc.cluster.cache import CALIBRATED, cache_root, read_text
+from irc.cluster.device import Device, slowest
+from irc.cluster.fields import Fields, invalid
+from irc.cluster.graph import Edge, Graph, Node
+from irc.cluster.host import memory_bytes, num_cores
+from irc.cluster.links import COLLECTIVES, Collective, Fit, Link, Protocol
+from irc.cluster.presets import GB, KINDS, PRESETS, node_cluster
+from irc.cluster.topology import Cluster
 from irc.errors import IrcError, did_you_mean
 
-Table = Mapping[str, Any]
+MAX_BYTES = 1 << 20
+MAX_DEVICES = 1 << 24
+MAX_WIRED = 4096
+"""Devices of a graph, where every path is looked up."""
+
+THIS_HOST = "this-host"
 
 
 def find_cluster(name: str) -> Cluster:
-    """Return a preset, or the cluster that a ``.toml`` file describes.
+    """Return the cluster of a name, or the one that a ``.toml`` file describes.
+
+    A name is a preset's, or nodes x devices x kind, such as ``64x8xH100``. ``this-host`` is what
+    `irc cluster calibrate` measured on this machine, and until it has run, a preset.
 
     Raises:
         IrcError: ``cluster-unknown``, ``cluster-invalid`` or ``file-missing``.
     """
+    if name == THIS_HOST:
+        text = read_text(CALIBRATED)
+        if text is not None:
+            return parse_cluster(text, str(cache_root() / CALIBRATED))
+        host = PRESETS[name]
+        here = replace(host.device, cores=num_cores(), memory_bytes=memory_bytes())
+        return replace(host, device=here)
     if name in PRESETS:
         return PRESETS[name]
+    if (cluster := node_cluster(name)) is not None:
+        return cluster
     if not name.endswith(".toml"):
-        raise IrcError("cluster-unknown", f"no cluster '{name}'", help=did_you_mean(name, PRESETS))
+        known = [*PRESETS, *(f"8x{kind}" for kind in KINDS)]
+        raise IrcError(
+            "cluster-unknown",
+            f"no cluster '{name}'",
+            help=did_you_mean(name, known) or "irc cluster show lists the presets",
+        )
+    return _read(Path(name))
+
+
+def _read(path: Path) -> Cluster:
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        if path.exists() and not path.is_file():
+            raise invalid(str(path), "it is not a regular file")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise IrcError("file-missing", f"cannot read '{name}': {error.strerror}") from error
-    return parse_cluster(text, name)
+        raise IrcError("file-missing", f"cannot read '{path}': {error.strerror}") from error
+    except ValueError as error:
+        raise IrcError("file-missing", f"cannot read '{path}': {error}") from error
+    if len(data) > MAX_BYTES:
+        raise invalid(str(path), f"it is larger than {MAX_BYTES} bytes")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise invalid(str(path), f"it is not UTF-8: {error.reason}") from error
+    return parse_cluster(text, str(path))
 
 
 def parse_cluster(text: str, where: str = "<text>") -> Cluster:
@@ -58,56 +136,128 @@ def parse_cluster(text: str, where: str = "<text>") -> Cluster:
         IrcError: ``cluster-invalid`` with the key that is missing or wrong.
     """
     try:
-        table = tomllib.loads(text)
-        _only(table, {"name", "device", "link"})
-        device = _device(table["device"])
-        links = tuple(_link(link) for link in table["link"])
-        return Cluster(str(table.get("name", Path(where).stem)), device, links)
-    except KeyError as error:
-        problem = f"key {error} is missing"
-    except (ValueError, TypeError, AttributeError) as error:
+        return _cluster(Fields(tomllib.loads(text), ""), Path(where).stem)
+    except RecursionError:
+        problem = "tables or arrays are nested too deeply"
+    except (ValueError, OverflowError) as error:
         problem = str(error)
-    raise IrcError("cluster-invalid", "cannot read the cluster", where, problem)
+    raise invalid(where, problem)
 
 
-def _device(table: Table) -> Device:
-    keys = {"name", "peak_tflops", "memory_gb", "memory_gb_per_s", "launch_us", "cores"}
-    _only(table, keys)
-    peaks = {
-        dtype: _positive("peak_tflops", tf) * 1e12 for dtype, tf in table["peak_tflops"].items()
-    }
+def _cluster(top: Fields, stem: str) -> Cluster:
+    top.only("name", "device", "link", "graph", "edge")
+    name = top.text("name", stem)
+    kinds = [_kind(Fields(table, "device.")) for table in top.tables("device")]
+    if not kinds:
+        raise ValueError("key 'device' is missing")
+    links = tuple(_link(Fields(table, "link."), i) for i, table in enumerate(top.tables("link")))
+    graph = _graph(top) if "edge" in top or "graph" in top else None
+    device = slowest([device for device, _ in kinds])
+    unequal = tuple((d, n or 1) for d, n in kinds) if len(kinds) > 1 or kinds[0][1] else ()
+    return Cluster(name, device, links, unequal, graph)
+
+
+def _kind(table: Fields) -> tuple[Device, int]:
+    table.only(
+        *("name", "peak_tflops", "memory_gb", "memory_gb_per_s", "launch_us", "cores", "count")
+    )
+    tflops = Fields(table.table("peak_tflops"), "peak_tflops.")
+    peaks = {dtype: tflops.number(dtype) * 1e12 for dtype in tflops}
     if "f32" not in peaks:
-        raise KeyError("peak_tflops.f32")
-    return Device(
-        str(table["name"]),
+        raise ValueError("key 'peak_tflops.f32' is missing")
+    device = Device(
+        table.text("name"),
         peaks,
-        _positive("memory_gb_per_s", table["memory_gb_per_s"]) * GB,
-        int(_positive("memory_gb", table["memory_gb"]) * GB),
-        float(table.get("launch_us", 0.0)) * 1e-6,
-        int(table.get("cores", 0)),
+        table.number("memory_gb_per_s") * GB,
+        int(table.number("memory_gb") * GB),
+        table.number("launch_us", 0.0) / 1e6,
+        table.whole("cores", 0, MAX_DEVICES),
     )
+    return device, table.whole("count", 0, MAX_DEVICES)
 
 
-def _link(table: Table) -> Link:
-    _only(table, {"devices", "gb_per_s", "latency_us", "launch_us", "emulated"})
-    emulated = table.get("emulated", [])
-    if unknown := set(emulated) - {"all_to_all", "reduce_scatter"}:
-        raise ValueError(f"cannot emulate {sorted(unknown)}; collectives: {', '.join(COLLECTIVES)}")
+def _link(table: Fields, level: int) -> Link:
+    table.only(
+        *("devices", "gb_per_s", "latency_us", "launch_us", "emulated", "protocols", "tree"),
+        *("shared_gb_per_s", "peer_gb_per_s", "in_switch_gb_per_s", "fits"),
+    )
+    fits = Fields(table.table("fits", {}), "link.fits.")
+    fits.only(*COLLECTIVES)
     return Link(
-        int(table["devices"]),
-        float(table["latency_us"]) * 1e-6,
-        _positive("gb_per_s", table["gb_per_s"]) * GB,
-        float(table.get("launch_us", 0.0)) * 1e-6,
-        frozenset(cast("list[Collective]", emulated)),
+        table.whole("devices", None, MAX_DEVICES),
+        table.number("latency_us", zero=True) / 1e6,
+        table.number("gb_per_s") * GB,
+        table.number("launch_us", 0.0) / 1e6,
+        _emulated(table),
+        tuple(_protocol(Fields(p, "link.protocols.")) for p in table.tables("protocols")),
+        table.flag("tree", level > 0),
+        table.number("shared_gb_per_s", 0.0) * GB,
+        table.number("peer_gb_per_s", 0.0) * GB,
+        table.number("in_switch_gb_per_s", 0.0) * GB,
+        {cast("Collective", kind): _fit(Fields(fits.table(kind), f"{kind}.")) for kind in fits},
     )
 
 
-def _positive(key: str, value: Any) -> float:
-    if not float(value) > 0:
-        raise ValueError(f"{key} is {value}; it must be positive")
-    return float(value)
+def _protocol(table: Fields) -> Protocol:
+    table.only("name", "latency_us", "launch_us", "part")
+    part = table.number("part", 1.0)
+    if part > 1:
+        raise ValueError(f"link.protocols.part is {part}; it is a part of the link's bandwidth")
+    return Protocol(
+        table.text("name"),
+        table.number("latency_us", zero=True) / 1e6,
+        table.number("launch_us", 0.0) / 1e6,
+        part,
+    )
 
 
-def _only(table: Table, keys: set[str]) -> None:
-    if unknown := sorted(set(table) - keys):
-        raise ValueError(f"unknown key '{unknown[0]}'; {did_you_mean(unknown[0], keys)}")
+def _fit(table: Fields) -> Fit:
+    table.only("launch_us", "latency_us", "gb_per_s")
+    return Fit(
+        table.number("launch_us", 0.0) / 1e6,
+        table.number("latency_us", 0.0) / 1e6,
+        table.number("gb_per_s") * GB,
+    )
+
+
+def _emulated(table: Fields) -> frozenset[Collective]:
+    named: Sequence[Any] = table.array("emulated")
+    if unknown := sorted(str(n) for n in named if n not in ("all_to_all", "reduce_scatter")):
+        raise ValueError(f"cannot emulate {unknown}; collectives: {', '.join(COLLECTIVES)}")
+    return frozenset(cast("Sequence[Collective]", named))
+
+
+def _graph(top: Fields) -> Graph:
+    graph = Fields(top.table("graph", {}), "graph.")
+    graph.only("launch_us", "emulated")
+    edges = tuple(_edge(Fields(table, "edge.")) for table in top.tables("edge"))
+    made = Graph(edges, graph.number("launch_us", 0.0) / 1e6, _emulated(graph))
+    if made.num_devices > MAX_WIRED:
+        raise ValueError(f"a graph has at most {MAX_WIRED} devices; state levels of links")
+    return made
+
+
+def _edge(table: Fields) -> Edge:
+    table.only("between", "gb_per_s", "latency_us")
+    ends = [end for end in table.array("between") if isinstance(end, (int, str))]
+    if len(ends) != 2 or ends[0] == ends[1] or any(_is_no_node(end) for end in ends):
+        raise ValueError("edge.between is two devices (0, 1, ...) or names of switches")
+    return Edge(
+        (ends[0], ends[1]),
+        table.number("latency_us", zero=True) / 1e6,
+        table.number("gb_per_s") * GB,
+    )
+
+
+def _is_no_node(end: Node) -> bool:
+    return isinstance(end, bool) or (isinstance(end, int) and not 0 <= end < MAX_WIRED)
+
+
+def example() -> str:
+    """Return the complete file of this module's docstring, as text.
+
+    >>> parse_cluster(example()).num_devices
+    16
+    """
+    block = (__doc__ or "").partition(".. code-block:: toml\n")[2].partition("Instead of")[0]
+    return "\n".join(line.removeprefix("    ") for line in block.strip("\n").splitlines())

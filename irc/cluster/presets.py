@@ -1,22 +1,27 @@
 """Clusters by name, with the source of each number.
 
 Peaks are vendors' figures for dense arithmetic times what good kernels reach of them: 0.7 of peak
-FLOP/s and of bandwidth (the factor that AutoParallel uses, `cost_models/compute_estimation.py`) and
-0.8 of a link's bandwidth (NCCL's bus bandwidth on large messages: 360 of 450 GB/s on an H100 node).
-The collective latencies are those of its NCCL model: 0.6 us a step over NVLink, 2.7 us between
-nodes, on top of 6.6 us a call. TF32 is off unless asked, so float32 is the plain rate.
+FLOP/s and of bandwidth (the factor that AutoParallel uses, `cost_models/compute_estimation.py`).
+TF32 is off unless asked, so float32 is the plain rate. Link speeds are what collectives reach of
+them on large messages; latencies are those of NCCL's own model. Each was held against published
+curves: tests/cost/test_published.py.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from irc.cluster.topology import Cluster, Device, Link
+from irc.cluster.device import Device
+from irc.cluster.links import Link, Protocol
+from irc.cluster.topology import Cluster
 
 REACHED = 0.7
-LINK_REACHED = 0.8
+PORT_REACHED = 0.8  # of a port between nodes
 GPU_LAUNCH_S = 7e-6  # AutoParallel's floor for one kernel
 GB = 10**9
+MAX_NODES = 1 << 16
 
 
 def _gpu(
@@ -46,25 +51,78 @@ A100 = _gpu(
 H100 = _gpu("H100-80GB-SXM", tensor_tflops=989, f32_tflops=67, f64_tflops=67, tb_per_s=3.35, gb=80)
 # NVIDIA H200 SXM data sheet: an H100 with 141 GB at 4.8 TB/s.
 H200 = _gpu("H200-141GB-SXM", tensor_tflops=989, f32_tflops=67, f64_tflops=67, tb_per_s=4.8, gb=141)
+# AMD MI250X data sheet, halved: each of its two dies is a device. 383 TF bf16, 47.9 TF f32 and f64
+# (vector), 3.2 TB/s, 128 GB.
+MI250X = _gpu(
+    "MI250X-GCD", tensor_tflops=191.5, f32_tflops=23.95, f64_tflops=23.95, tb_per_s=1.6, gb=64
+)
+# AMD MI300X data sheet: 1307 TF bf16 dense, 163.4 TF f32 and f64 (matrix), 5.3 TB/s, 192 GB.
+MI300X = _gpu(
+    "MI300X", tensor_tflops=1307, f32_tflops=163.4, f64_tflops=163.4, tb_per_s=5.3, gb=192
+)
 
-# NVLink 3 and 4: 600 and 900 GB/s a GPU in both directions together, so half of it one way.
-NVLINK_3 = Link(8, 0.6e-6, 300e9 * LINK_REACHED, 6.6e-6)
-NVLINK_4 = Link(8, 0.6e-6, 450e9 * LINK_REACHED, 6.6e-6)
+# NCCL's `src/graph/tuning.cc`: base latencies of rings by protocol, and those of a step over NVLink
+# and over the network. LL sends a flag with every word; that it reaches a quarter of the link is
+# from the curves of APEX+ (microsoft/apex_plus, profile/comm/H100-SXM-80GB).
+LL, SIMPLE = (6.6e-6, 0.25), (8.4e-6, 1.0)
+
+
+def _protocols(low_latency_s: float, simple_s: float) -> tuple[Protocol, ...]:
+    return (
+        Protocol("LL", low_latency_s, *LL),
+        Protocol("Simple", simple_s, *SIMPLE),
+    )
+
+
+NVLINK = Link(8, 0.6e-6, 0.0, 6.6e-6, protocols=_protocols(0.6e-6, 3.4e-6))
+# NVLink 3: 300 GB/s one way. 235 GB/s of all-reduce bus bandwidth at 16 GiB: stas00/ml-engineering,
+# network/benchmarks (8xA100 nccl-tests), and 230 at 1 GiB in Hetu-Galvatron's shipped profile.
+NVLINK_3 = replace(NVLINK, bytes_per_s=240e9)
+# NVLink 4: 450 GB/s one way. Rings reached 361 to 367 GB/s at 16 GiB on 8xH200, and the switches'
+# own sums 482 (stas00/ml-engineering): 308 GB/s of n (1 + 1/p), which fits 5 to 8 ranks to 2 %.
+NVLINK_4 = replace(NVLINK, bytes_per_s=362e9, in_switch_bytes_per_s=308e9)
+# Inside an MI250X, four Infinity Fabric links of 50 GB/s join the dies; collectives of two reached
+# 114 GB/s. Between modules one or two links: rings of 8 dies reached 67 GB/s with two dies a
+# module (nnScaler, resources/profile/mi200/comm/intra_{2,8}.json). A call took 90 us there.
+IN_MODULE = Link(2, 1e-6, 114e9, 90e-6)
+BETWEEN_MODULES = Link(8, 2e-6, 33.5e9, 90e-6)
+# MI300X: a pair of 64 GB/s one way to each of seven others; two reached 47.7, eight 313 GB/s
+# (stas00/ml-engineering, compute/accelerator).
+FABRIC_3 = Link(8, 1e-6, 313e9, 10e-6, protocols=_protocols(1e-6, 4e-6), peer_bytes_per_s=47.7e9)
+
 HDR_200 = 25e9  # one 200 Gbit/s port a GPU (DGX A100)
-NDR_400 = 50e9  # one 400 Gbit/s port a GPU (DGX H100)
+NDR_400 = 50e9  # one 400 Gbit/s port a GPU (DGX H100 and H200, MI300X nodes)
+SLINGSHOT = 12.5e9  # four 200 Gbit/s ports for eight dies (Frontier)
 
 
-def _nodes(name: str, device: Device, inside: Link, port: float, nodes: int) -> Cluster:
-    if nodes == 1:
-        return Cluster(name, device, (inside,))
-    between = Link(inside.devices * nodes, 2.7e-6, port * LINK_REACHED, 6.6e-6)
-    return Cluster(name, device, (inside, between))
+def _network(port: float) -> Link:
+    """Return the level between nodes, each device with a port."""
+    return Link(
+        8, 2.7e-6, port * PORT_REACHED, 6.6e-6, protocols=_protocols(2.7e-6, 14e-6), tree=True
+    )
 
 
-# Measured on two Zen 4 cores at hand with one torch thread a rank: matmul of 768 x 768 reached 92
-# GF/s in # float32 and 48 in float64; copying 64 MiB moved 28 GB/s (read and written) for one core;
-# a small torch op # took 1.3 us. Gloo between two processes: all-reduce of 64 B 0.39 ms, of 4 MiB
-# 3.0 ms (2.8 GB/s a rank on # paper, 1.4 GB/s each way).
+@dataclass(frozen=True)
+class Kind:
+    """What nodes are made of: the device, the levels inside a node, and the one between nodes."""
+
+    device: Device
+    inside: tuple[Link, ...]
+    between: Link
+
+
+KINDS: Mapping[str, Kind] = {
+    "A100": Kind(A100, (NVLINK_3,), _network(HDR_200)),
+    "H100": Kind(H100, (NVLINK_4,), _network(NDR_400)),
+    "H200": Kind(H200, (NVLINK_4,), _network(NDR_400)),
+    "MI250X": Kind(MI250X, (IN_MODULE, BETWEEN_MODULES), _network(SLINGSHOT)),
+    "MI300X": Kind(MI300X, (FABRIC_3,), _network(NDR_400)),
+}
+
+# Measured on two Zen 4 cores at hand: see `irc cluster calibrate`, which measures these figures
+# where it runs. Matmul of 768 x 768 reached 92 GF/s a core in float32 and 48 in float64; copying
+# 64 MiB moved 28 GB/s (read and written); a small torch op took 1.3 us. Gloo between two processes:
+# all-reduce of 64 B 0.39 ms, of 4 MiB 3.0 ms (2.8 GB/s a rank on paper, 1.4 GB/s each way).
 HOST = Device(
     "host-core",
     {"f32": 92e9, "f64": 48e9, "bf16": 92e9, "f16": 92e9},
@@ -75,26 +133,49 @@ HOST = Device(
 )
 GLOO = Link(2, 50e-6, 1.4e9, 250e-6)
 
-# fmt: off
+DEMO = Device("demo", {"f32": 1e9, "f64": 1e9, "bf16": 2e9, "f16": 2e9}, 1e9, 4 * GB, 1e-7)
+
+
+def node_cluster(name: str) -> Cluster | None:
+    """Return the cluster that a name such as ``64x8xH100`` states: nodes, devices a node, kind.
+
+    The first number may be left out: one node. None where the name is not of this form.
+
+    >>> cluster = node_cluster("64x8xH100")
+    >>> cluster.num_devices, cluster.device.name
+    (512, 'H100-80GB-SXM')
+    >>> node_cluster("3x5xH100") is None  # no such nodes
+    True
+    """
+    match = re.fullmatch(r"(?:([1-9][0-9]{0,5})x)?([1248])x(\w+)", name, re.ASCII)
+    if match is None or match[3] not in KINDS:
+        return None
+    nodes, size, kind = int(match[1] or 1), int(match[2]), KINDS[match[3]]
+    if nodes > MAX_NODES:
+        return None
+    links = [link for link in kind.inside if link.devices < size]
+    if size > 1:
+        links.append(replace(kind.inside[len(links)], devices=size))
+    if nodes > 1 or not links:
+        links.append(replace(kind.between, devices=size * nodes))
+    return Cluster(name, kind.device, tuple(links))
+
+
+def _named(*names: str) -> list[Cluster]:
+    return [cluster for name in names if (cluster := node_cluster(name)) is not None]
+
+
 PRESETS: Mapping[str, Cluster] = {
     cluster.name: cluster
     for cluster in (
         Cluster("this-host", HOST, (GLOO,)),
-        _nodes("8xA100",   A100, NVLINK_3, HDR_200, 1),
-        _nodes("2x8xA100", A100, NVLINK_3, HDR_200, 2),
-        _nodes("4x8xA100", A100, NVLINK_3, HDR_200, 4),
-        _nodes("8xH100",   H100, NVLINK_4, NDR_400, 1),
-        _nodes("2x8xH100", H100, NVLINK_4, NDR_400, 2),
-        _nodes("8x8xH100", H100, NVLINK_4, NDR_400, 8),
-        _nodes("8xH200",   H200, NVLINK_4, NDR_400, 1),
-        _nodes("2x8xH200", H200, NVLINK_4, NDR_400, 2),
+        *_named("8xA100", "2x8xA100", "4x8xA100"),
+        *_named("8xH100", "2x8xH100", "8x8xH100"),
+        *_named("8xH200", "2x8xH200"),
+        *_named("8xMI250X", "16x8xMI250X", "8xMI300X", "2x8xMI300X"),
         # Made up for demonstrations: so slow at arithmetic that models of a few kilobytes are worth
         # sharding.
-        Cluster(
-            "demo-gpus",
-            Device("demo", {"f32": 1e9, "f64": 1e9, "bf16": 2e9, "f16": 2e9}, 1e9, 4 * GB, 1e-7),
-            (Link(4, 1e-7, 4e8, 2e-7), Link(64, 4e-7, 1e8, 4e-7)),
-        ),
+        Cluster("demo-gpus", DEMO, (Link(4, 1e-7, 4e8, 2e-7), Link(64, 4e-7, 1e8, 4e-7))),
     )
-}  # fmt: skip
-# fmt: on
+}
+"""The clusters that are listed; any other number of nodes has a name as well."""

@@ -1,4 +1,4 @@
-"""A cluster: equal devices, and the levels of links that join them.
+"""A cluster: devices, and the links that join them, by level or as a graph.
 
 Level 0 joins the devices of a node, level 1 joins nodes, and so on; a level's ``devices`` says how
 many devices one group of that level holds. Ranks of a mesh are laid out row-major on the devices,
@@ -7,93 +7,64 @@ so the last mesh axis runs over neighbouring devices and gets the fastest level.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from itertools import pairwise
 
+from irc.cluster.device import Device, slowest
+from irc.cluster.graph import Graph
+from irc.cluster.links import (
+    COLLECTIVES,
+    AxisLink,
+    Collective,
+    Fit,
+    Hop,
+    Link,
+    Protocol,
+    ring_bytes_per_s,
+)
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 
-Collective: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-
-
-@dataclass(frozen=True)
-class Device:
-    """One device that computes.
-
-    Attributes:
-        name: what people call it, ``H100-SXM``.
-        peak_flops: floating-point operations per second that a good matmul reaches, by dtype.
-        bytes_per_s: memory bandwidth that a good copy reaches, reads and writes counted.
-        memory_bytes: memory that a program may use.
-        launch_s: the least time that one kernel takes, launch included.
-        cores: where ranks share the host's processors, how many there are; 0 where they do not.
-    """
-
-    name: str
-    peak_flops: Mapping[str, float]
-    bytes_per_s: float
-    memory_bytes: int
-    launch_s: float
-    cores: int = 0
-
-    def flops(self, dtype: str) -> float:
-        """Return the peak for a dtype; one that is not listed computes as float32.
-
-        >>> device = Device("d", {"f32": 2e12, "bf16": 8e12}, 1e12, 2**34, 5e-6)
-        >>> device.flops("bf16"), device.flops("i64")
-        (8000000000000.0, 2000000000000.0)
-        """
-        return self.peak_flops.get(dtype, self.peak_flops["f32"])
-
-
-@dataclass(frozen=True)
-class Link:
-    """One level of links.
-
-    Attributes:
-        devices: how many devices a group of this level holds.
-        latency_s: time that one step of a collective takes beside its bytes.
-        bytes_per_s: what a device sends over this level while all others send as well.
-        launch_s: time that a collective takes whatever its size and its group.
-        emulated: collectives that the runtime does not have here: ``all_to_all`` is an all-gather
-        and
-            a local chunk then, ``reduce_scatter`` an all-reduce and a local chunk.
-    """
-
-    devices: int
-    latency_s: float
-    bytes_per_s: float
-    launch_s: float = 0.0
-    emulated: frozenset[Collective] = frozenset()
-
-
-@dataclass(frozen=True)
-class AxisLink:
-    """What the collectives of one mesh axis run over: see :meth:`Cluster.axis_link`."""
-
-    ranks: int
-    latency_s: float
-    bytes_per_s: float
-    launch_s: float
-    emulated: frozenset[Collective] = frozenset()
+__all__ = [
+    "COLLECTIVES",
+    "AxisLink",
+    "Cluster",
+    "Collective",
+    "Device",
+    "Fit",
+    "Graph",
+    "Hop",
+    "Link",
+    "Protocol",
+]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal devices joined by levels of links, innermost first.
+    """Devices joined by levels of links, innermost first, or by a graph of links.
 
-    Invariants (checked): a level holds a whole number of groups of the level below it, and the last
-    one holds all devices.
+    Invariants (checked): there are levels or a graph, not both; a level holds a whole number of
+    groups of the level below it; the last level, or the graph, holds all devices.
+
+    Attributes:
+        name: of the preset or file.
+        device: what every device is; of unequal ones, what an even split over all runs at.
+        links: levels, innermost first.
+        unequal: where devices differ, each kind with how many there are, in the order of devices.
+        graph: links between single devices and switches.
     """
 
     name: str
     device: Device
-    links: tuple[Link, ...]
+    links: tuple[Link, ...] = ()
+    unequal: tuple[tuple[Device, int], ...] = ()
+    graph: Graph | None = None
 
     def __post_init__(self) -> None:
-        if not self.links:
+        if self.graph is not None and self.links:
+            raise ValueError(f"cluster '{self.name}' has link levels and a graph")
+        if self.graph is None and not self.links:
             raise ValueError(f"cluster '{self.name}' has no link level")
         inner = 1
         for link in self.links:
@@ -102,18 +73,30 @@ class Cluster:
                     f"a link level of {link.devices} devices does not hold whole groups of {inner}"
                 )
             inner = link.devices
+        counted = sum(count for _, count in self.unequal)
+        if self.unequal and counted != self.num_devices:
+            raise ValueError(f"there are {counted} devices, and links for {self.num_devices}")
 
     @property
     def num_devices(self) -> int:
         """The number of devices; processes that share a host's cores are not limited by it."""
-        return self.links[-1].devices
+        return self.links[-1].devices if self.graph is None else self.graph.num_devices
 
     def fit(self, mesh: Mesh) -> Cluster:
         """Return what the ranks of a mesh see: itself, or a host's cores divided among the ranks.
 
+        Of unequal devices, the first ones are used, and an even split runs at the slowest of them.
+
         Raises:
             IrcError: ``mesh-mismatch`` where the mesh has more ranks than there are devices.
         """
+        return self._fitted(mesh, sharing=True)
+
+    def alone(self, mesh: Mesh) -> Cluster:
+        """Return what one rank sees while the others wait: a simulator shares the cores itself."""
+        return self._fitted(mesh, sharing=False)
+
+    def _fitted(self, mesh: Mesh, *, sharing: bool) -> Cluster:
         ranks = mesh.num_ranks
         if not self.device.cores:
             if ranks > self.num_devices:
@@ -123,50 +106,118 @@ class Cluster:
                     f" {self.num_devices} devices",
                     help="choose a smaller mesh or a larger cluster",
                 )
-            return self
-        return replace(
-            self,
-            device=_share(self.device, ranks),
-            links=(*self.links[:-1], replace(self.links[-1], devices=max(ranks, self.num_devices))),
-        )
+            used = [device for device, _ in self._kinds(ranks)]
+            return replace(self, device=slowest(used)) if used else self
+        device = self.device.of_ranks(ranks, sharing=sharing)
+        if self.graph is not None:
+            return replace(self, device=device)
+        outer = replace(self.links[-1], devices=max(ranks, self.num_devices))
+        return replace(self, device=device, links=(*self.links[:-1], outer))
+
+    def _kinds(self, ranks: int) -> Iterator[tuple[Device, int]]:
+        """Yield the kinds of the first devices, with how many of each are among them."""
+        for device, count in self.unequal:
+            if ranks <= 0:
+                return
+            yield device, min(count, ranks)
+            ranks -= count
 
     def axis_link(self, mesh: Mesh, axis: str) -> AxisLink:
         """Return what a collective over one mesh axis sees while all groups of the axis run it.
 
-        A ring through several nodes leaves and enters each node once, with all the ports of the
-        node; groups that pass through the same node share them. With g of the group's ranks in a
+        Groups that pass through the same node share its ports. With g of the group's ranks in a
         node of n, whose other ranks belong to groups that leave it as well, each group has ``g *
-        bytes_per_s``.
+        bytes_per_s``. Where devices of a node share one port, each has its part of that.
 
         >>> from irc.cluster.presets import PRESETS
         >>> two_nodes = PRESETS["2x8xH100"]
         >>> mesh = Mesh.parse("data=4,tensor=4")
         >>> [f"{two_nodes.axis_link(mesh, axis).bytes_per_s / 1e9:.0f} GB/s" for axis in mesh.names]
-        ['80 GB/s', '360 GB/s']
+        ['80 GB/s', '362 GB/s']
         """
-        ranks, stride = mesh.size(axis), 1
-        for name, size in reversed(mesh.axes):
-            if name == axis:
-                break
-            stride *= size
-        span = stride * ranks
-        inner, level = 1, 0
-        while self.links[level].devices < span and level + 1 < len(self.links):
-            inner, level = self.links[level].devices, level + 1
+        ranks = mesh.size(axis)
+        if self.graph is not None:
+            return self.graph.axis_link(mesh, axis)
+        if ranks == 1:
+            link = self.links[0]
+            return AxisLink(1, link.latency_s, link.bytes_per_s, link.launch_s, link.emulated)
+        stride = _stride(mesh, axis)
+        inside = self._members(stride, ranks, mesh.num_ranks)
+        if inside is None:
+            return self._unaligned(stride * ranks, ranks, mesh.num_ranks)
+        hops: list[Hop] = []
+        below, crossed = 1, self.links[0]
+        for level, (link, members) in enumerate(zip(self.links, inside, strict=True)):
+            if members > below:
+                active = min(self.links[level - 1].devices if level else 1, mesh.num_ranks)
+                hops.append(_hop(link, members // below, active))
+                below, crossed = members, link
+        return AxisLink(
+            ranks,
+            crossed.latency_s,
+            ring_bytes_per_s(tuple(hops)),
+            crossed.launch_s,
+            crossed.emulated,
+            tuple(hops),
+            crossed.fits if len(hops) == 1 else {},
+        )
+
+    def _members(self, stride: int, ranks: int, used: int) -> list[int] | None:
+        """Return how many ranks of a group lie in one group of each level.
+
+        None where some group of the axis fills a level unevenly: an axis of 3 on nodes of 8.
+        """
+        found: list[int] = []
+        for link in self.links:
+            if link.devices >= used:
+                found.append(ranks)
+                continue
+            if link.devices % stride and stride % link.devices:
+                return None
+            members = max(1, link.devices // stride)
+            if max(members, ranks) % min(members, ranks):
+                return None
+            found.append(min(members, ranks))
+        return found if all(b % a == 0 for a, b in pairwise(found)) else None
+
+    def _unaligned(self, span: int, ranks: int, used: int) -> AxisLink:
+        """Price a ring whose worst group has one rank in some node, and so one port."""
+        level = next(
+            i
+            for i, link in enumerate(self.links)
+            if link.devices >= used or link.devices % span == 0
+        )
+        active = min(self.links[level - 1].devices if level else 1, used)
         link = self.links[level]
-        together = max(1, min(ranks, inner // stride))
-        speed = link.bytes_per_s * together
-        if together > 1:
-            speed = min(speed, self.links[level - 1].bytes_per_s)
-        return AxisLink(ranks, link.latency_s, speed, link.launch_s, link.emulated)
+        hop = replace(_hop(link, 2, active), fan=ranks, tree=False, in_switch_bytes_per_s=0.0)
+        speed = min([hop.bytes_per_s, *(inner.bytes_per_s for inner in self.links[:level])])
+        hop = replace(hop, bytes_per_s=speed)
+        return AxisLink(ranks, link.latency_s, speed, link.launch_s, link.emulated, (hop,))
 
 
-def _share(device: Device, ranks: int) -> Device:
-    """Divide a host among ranks: a rank has a whole core at most, and its part of the memory."""
-    part = min(1.0, device.cores / ranks)
-    return replace(
-        device,
-        peak_flops={dtype: flops * part for dtype, flops in device.peak_flops.items()},
-        bytes_per_s=device.bytes_per_s / ranks,
-        memory_bytes=device.memory_bytes // ranks,
+def _stride(mesh: Mesh, axis: str) -> int:
+    """Return how far apart the devices of neighbours on an axis are."""
+    stride = 1
+    for name, size in reversed(mesh.axes):
+        if name == axis:
+            break
+        stride *= size
+    return stride
+
+
+def _hop(link: Link, fan: int, active: int) -> Hop:
+    """Show a level to a group, while ``active`` devices of each group below it send."""
+    speed = link.bytes_per_s
+    if link.shared_bytes_per_s:
+        speed = min(speed, link.shared_bytes_per_s / active)
+    if link.peer_bytes_per_s:
+        speed = min(speed, link.peer_bytes_per_s * (fan - 1))
+    return Hop(
+        fan,
+        speed,
+        link.latency_s,
+        link.launch_s,
+        link.protocols,
+        link.tree,
+        link.in_switch_bytes_per_s,
     )

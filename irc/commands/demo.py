@@ -1,10 +1,11 @@
-"""`irc demo`: a GPT and an ONNX file, each compiled for four processes, run and compared with eager."""
+"""`irc demo`: a GPT and an ONNX file, compiled for four processes, run and compared with eager."""
 
+# pyright: basic
 import argparse
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +16,9 @@ HELP = "compile a GPT and an ONNX model for four processes, run them, compare wi
 
 CLUSTER = "8xH100"
 """Prices the plans: the mesh is four GPUs of such a node, the processes are this machine's."""
+
+HEADS = ("model", "mesh", "processes", "compile", "call", "error to eager", "")
+WIDTHS = (16, 16, 0, 8, 10, 0, 4)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,30 +41,38 @@ def run_demo(folder: Path) -> int:
     """Compile, run and compare both models; prints one table and returns the exit status."""
     from irc.commands.demo_onnx import write_perceptron
 
-    rows: list[tuple[str, ...]] = []
     model = folder / "perceptron.onnx"
     write_perceptron(model)
-    wrong = 0
-    for name, mesh in (("gpt", "data=2,tensor=2"), ("gpt", "tensor=4"), (model.name, "data=2,tensor=2")):
-        plan = folder / f"plan-{name.partition('.')[0]}-{mesh.replace(',', '-').replace('=', '')}"
-        print(f"compiling {name} for {mesh} ...", flush=True)
-        start = time.perf_counter()
-        summary = _compile_gpt(plan, mesh) if name == "gpt" else _compile_file(model, plan, mesh)
-        seconds = time.perf_counter() - start
-        print(_indented(summary))
-        print(f"running {plan.name} with torchrun ...", flush=True)
-        inputs, expected = _gpt_eagerly() if name == "gpt" else _file_eagerly(model)
-        report, error = _run(plan, inputs, expected)
-        print(_indented(str(report)))
-        good = report.ok and error < 1e-4
-        wrong += not good
-        rows.append((name, mesh, str(len(report.seconds)), f"{seconds:.1f} s",
-                     f"{max(report.seconds) * 1e3:.1f} ms", f"{error:.1e}", "OK" if good else "FAIL"))  # fmt: skip
+    cases = (("gpt", "data=2,tensor=2"), ("gpt", "tensor=4"), (model.name, "data=2,tensor=2"))
+    rows = [_case(folder, model, name, mesh) for name, mesh in cases]
     print()
-    heads = ("model", "mesh", "processes", "compile", "call", "error to eager", "")
-    for row in (heads, *rows):
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, (16, 16, 9, 8, 10, 14, 4), strict=True)))
-    return 1 if wrong else 0
+    for row in (HEADS, *rows):
+        cells = zip(row, HEADS, WIDTHS, strict=True)
+        print("  ".join(f"{cell:<{max(len(head), width)}}" for cell, head, width in cells))
+    return 0 if all(row[-1] == "OK" for row in rows) else 1
+
+
+def _case(folder: Path, model: Path, name: str, mesh: str) -> tuple[str, ...]:
+    """Compile and run one model on one mesh, saying so; return its row of the table."""
+    plan = folder / f"plan-{name.partition('.')[0]}-{mesh.replace(',', '-').replace('=', '')}"
+    print(f"compiling {name} for {mesh} ...", flush=True)
+    start = time.perf_counter()
+    summary = _compile_gpt(plan, mesh) if name == "gpt" else _compile_file(model, plan, mesh)
+    seconds = time.perf_counter() - start
+    print(_indented(summary))
+    print(f"running {plan.name} with torchrun ...", flush=True)
+    inputs, expected = _gpt_eagerly() if name == "gpt" else _file_eagerly(model)
+    report, error = _run(plan, inputs, expected)
+    print(_indented(str(report)))
+    return (
+        name,
+        mesh,
+        str(len(report.seconds)),
+        f"{seconds:.1f} s",
+        f"{max(report.seconds) * 1e3:.1f} ms",
+        f"{error:.1e}",
+        "OK" if report.ok and error < 1e-4 else "FAIL",
+    )
 
 
 def text_bytes(batch: int, length: int) -> "torch.Tensor":
@@ -70,8 +82,10 @@ def text_bytes(batch: int, length: int) -> "torch.Tensor":
     from irc.error_pages import PAGES
 
     text = "\n".join(page.render() for page in PAGES).encode()
-    return torch.frombuffer(bytearray(text[: batch * length]), dtype=torch.uint8).long().reshape(
-        batch, length
+    return (
+        torch.frombuffer(bytearray(text[: batch * length]), dtype=torch.uint8)
+        .long()
+        .reshape(batch, length)
     )
 
 
@@ -122,14 +136,15 @@ def _file_eagerly(model: Path) -> "tuple[dict[str, torch.Tensor], torch.Tensor]"
 def _run(
     plan: Path, inputs: "dict[str, torch.Tensor]", expected: "torch.Tensor"
 ) -> "tuple[RunReport, float]":
-    """Run a plan and return its report and the error of its output relative to eager's magnitude."""
+    """Run a plan; return its report and its output's error relative to eager's magnitude."""
     import numpy as np
     from safetensors.torch import load_file
 
     from irc.runtime.launch import run_plan
 
     given, found = plan.with_suffix(".npz"), plan.with_suffix(".safetensors")
-    np.savez(given, **{name: value.numpy() for name, value in inputs.items()})
+    arrays: dict[str, Any] = {name: value.numpy() for name, value in inputs.items()}
+    np.savez(given, **arrays)
     report = run_plan(plan, inputs=str(given), outputs=str(found))
     (output,) = load_file(found).values()
     return report, float((output - expected).abs().max() / expected.abs().max())

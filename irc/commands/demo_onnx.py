@@ -1,5 +1,6 @@
 """The ONNX file of the demonstration: a two-layer perceptron with random weights."""
 
+# pyright: basic
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from onnx import helper, numpy_helper
 
 
 def write_perceptron(
-    path: Path, *, batch: int = 256, width: int = 512, hidden: int = 2048, seed: int = 0
+    path: Path, *, batch: int = 512, width: int = 1024, hidden: int = 4096, seed: int = 0
 ) -> None:
     """Write ``y = relu(x up) down``; x and y are [batch, width] of float32."""
     draw = np.random.default_rng(seed).standard_normal

@@ -7,15 +7,35 @@ from irc.errors import IrcError, did_you_mean
 
 HELP = "explain a pass, an error or a plan"
 
+OF_PLANS = {"op": "--op", "why_not": "--why-not", "fusion": "--fusion", "json": "--json"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc explain`."""
-    parser.add_argument("kind", choices=[*KINDS], help="what to explain")
+    parser.add_argument("kind", choices=[*KINDS, "plan"], help="what to explain")
     parser.add_argument("name", metavar="NAME", help="a pass, an error code, or a plan folder")
+    parser.add_argument(
+        "--op", metavar="ID", default="", help="of a plan: these ops only; an id or a glob of ids"
+    )
+    parser.add_argument(
+        "--why-not",
+        metavar="PLACEMENT",
+        help='of an op or argument (--op): what it would cost to lie so, as in "S(0),B"',
+    )
+    parser.add_argument("--fusion", action="store_true", help="of a plan: why ops are one kernel")
+    parser.add_argument("--json", action="store_true", help="of a plan: all facts as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation."""
+    if args.kind == "plan":
+        print(_plan(args).rstrip())
+        return 0
+    for name, option in OF_PLANS.items():
+        if getattr(args, name):
+            raise IrcError(
+                "option-value", f"{option} is for plans, not for '{args.kind} {args.name}'"
+            )
     print(KINDS[args.kind](args.name).rstrip())
     return 0
 
@@ -47,10 +67,39 @@ def _error(code: str) -> str:
     return REGISTRY[code].render()
 
 
-def _plan(folder: str) -> str:
+def _plan(args: argparse.Namespace) -> str:
     from irc.report.explain import explain_plan
 
-    return explain_plan(folder)
+    if args.why_not is not None:
+        return _why_not(args)
+    return explain_plan(args.name, op=args.op, fusion=args.fusion, as_json=args.json)
 
 
-KINDS = {"pass": _pass, "error": _error, "plan": _plan}
+def _why_not(args: argparse.Namespace) -> str:
+    import json
+    from collections.abc import Mapping
+    from dataclasses import asdict
+    from typing import Any
+
+    from xdsl.dialects.builtin import ModuleOp
+
+    from irc.dialects.text import context
+    from irc.plugin import find_pass
+    from irc.report.evidence import Evidence
+    from irc.report.why_not import why_not, write
+
+    if not args.op:
+        raise IrcError(
+            "option-value",
+            "--why-not is about one op or argument",
+            help='name it: --op n3 --why-not "S(0),B", or --op tokens.weight --why-not "S(0),B"',
+        )
+
+    def plan_again(module: ModuleOp, options: Mapping[str, Any]) -> None:
+        find_pass("auto-shard")(**options).apply(context(), module)
+
+    found = why_not(Evidence.of(args.name), args.op, args.why_not, plan_again)
+    return json.dumps(asdict(found), indent=1) if args.json else write(found)
+
+
+KINDS = {"pass": _pass, "error": _error}

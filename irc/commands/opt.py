@@ -11,6 +11,8 @@ from irc.errors import IrcError
 if TYPE_CHECKING:
     from xdsl.passes import ModulePass
 
+    from irc.pipeline import VerifyEach
+
 HELP = "run passes over a program in text form"
 SEPARATOR = re.compile(r"^// -----.*\n?", re.MULTILINE)
 
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _transform(
-    text: str, where: str, passes: "tuple[ModulePass, ...]", verify_each: str | None
+    text: str, where: str, passes: "tuple[ModulePass, ...]", verify_each: "VerifyEach"
 ) -> str:
     from irc.dialects.text import dump, load
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
-from irc.cluster.load import find_cluster
+from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cluster.topology import Collective
+from irc.cost.measured import Typed, kernel_key, library_key, load_times
 from irc.cost.model import ClusterCost
 from irc.cost.roofline import roofline_s
 from irc.dialects.comm import CollectiveOp, LocalChunkOp, RankIndexOp
@@ -39,19 +40,34 @@ COLLECTIVES: Mapping[str, Collective] = {
 class ActionCost:
     """Prices ops of level task; call it with one.
 
+    A kernel or library op that was measured on this machine (`irc tune`) has its measured time,
+    where the plan is for this machine; others are priced by the roofline. Times are those of a
+    rank whose peers wait: the simulator shares the cores of a host.
+
     Args:
         module: level task: launches look up their kernels in it.
         cluster: preset or file.
         mesh: the mesh of the plan.
+        sources: texts of the kernels, in the order of the module, that measured ones are known by.
     """
 
-    def __init__(self, module: ModuleOp, cluster: str, mesh: Mesh) -> None:
-        self._model = ClusterCost(find_cluster(cluster), mesh)
-        self._kernels = {
-            op.sym_name.data: self._kernel_s(op)
-            for op in module.body.block.ops
-            if isinstance(op, KernelOp)
-        }
+    def __init__(
+        self,
+        module: ModuleOp,
+        cluster: str,
+        mesh: Mesh,
+        sources: Iterable[str] = (),
+    ) -> None:
+        found = find_cluster(cluster)
+        self._model = ClusterCost(found, mesh, alone=True)
+        self._threads = found.device.threads(mesh.num_ranks)
+        self._times = load_times().seconds if cluster == THIS_HOST else {}
+        kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
+        self._kernels = {op.sym_name.data: self._kernel_s(op) for op in kernels}
+        for op, text in zip(kernels, sources, strict=False):
+            name = op.sym_name.data
+            key = kernel_key(text, name, self._threads)
+            self._kernels[name] = self._times.get(key, self._kernels[name])
 
     def __call__(self, op: Operation) -> float | None:
         """Return the seconds of an op, or None for one that the model does not know."""
@@ -88,6 +104,11 @@ class ActionCost:
     def _library_s(self, op: FlowOp) -> float | None:
         if not all(isinstance(v.type, TensorType) for v in (*op.inputs, *op.outputs)):
             return None
+        if self._times:
+            inputs, outputs = (map(_typed, values) for values in (op.inputs, op.outputs))
+            key = library_key(op.name, op.plain, inputs, outputs, self._threads)
+            if key in self._times:
+                return self._times[key]
         try:
             return self._roofline_s(flops(op), bytes_moved(op), tensor(op.outputs[0]).dtype)
         except (RuleError, KeyError):
@@ -104,6 +125,11 @@ def kernel_flops(kernel: KernelOp) -> int:
         elif isinstance(op, KernelPointwiseOp):
             total += POINTWISE[op.fn.data].flops * (full if op.value.is_full else tasks)
     return total
+
+
+def _typed(value: SSAValue) -> Typed:
+    kind = tensor(value)
+    return kind.static_shape(), kind.dtype
 
 
 def _bytes(kind: TensorType) -> int:

@@ -8,7 +8,7 @@ from typing import Protocol
 from xdsl.ir import Attribute, Block
 
 from irc.cluster.topology import COLLECTIVES, Cluster, Collective
-from irc.cost.collectives import collective_s
+from irc.cost.collectives import lines, seconds_of
 from irc.cost.roofline import roofline_s
 from irc.dialects.comm import CollectiveOp
 from irc.dialects.flow import FlowOp
@@ -42,13 +42,21 @@ class ClusterCost:
     Args:
         cluster: The machines; what the mesh does not use of them is not priced.
         mesh: Named axes over their devices.
+        alone: Price a rank of a host as if the others waited, for a simulator that shares the
+            cores itself; otherwise as if all computed, for a search.
     """
 
-    def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
-        self.cluster = cluster.fit(mesh)
+    def __init__(self, cluster: Cluster, mesh: Mesh, *, alone: bool = False) -> None:
+        self.cluster = cluster.alone(mesh) if alone else cluster.fit(mesh)
         self.mesh = mesh
         self.boxing = Boxing(mesh, self)
-        self._links = {axis: self.cluster.axis_link(mesh, axis) for axis in mesh.names}
+        self._lines = {
+            (kind, axis): lines(
+                kind, self.cluster.axis_link(mesh, axis), self.cluster.device.bytes_per_s
+            )
+            for axis in mesh.names
+            for kind in COLLECTIVES
+        }
 
     def op_seconds(self, op: FlowOp, signature: NdSignature) -> float:
         """Return the time of one op's local program, its own collectives included."""
@@ -91,7 +99,7 @@ class ClusterCost:
 
     def collective_seconds(self, kind: Collective, num_bytes: float, axis: str) -> float:
         """Return the time of one collective; see `irc.cost.collectives` for what the bytes are."""
-        return collective_s(kind, self._links[axis], num_bytes, self.cluster.device.bytes_per_s)
+        return seconds_of(self._lines[kind, axis], num_bytes)
 
     def boxing_seconds(
         self, shape: LocalShape, dtype: str, source: Placement, target: Placement

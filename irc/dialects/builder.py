@@ -1,7 +1,7 @@
 """Building flow functions: operands in, values out, result types inferred.
 
-Both frontends and most rewrites use one :class:`FlowBuilder`; it numbers the ops (``n0``, ``n1``, ...),
-stamps the current source line, and turns a shape that cannot be into a located error.
+Both frontends and most rewrites use one :class:`FlowBuilder`; it numbers the ops (``n0``, ``n1``,
+...), stamps the current source line, and turns a shape that cannot be into a located error.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xdsl.builder import Builder, InsertPoint
+from xdsl.builder import Builder
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FunctionType, ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.rewriter import InsertPoint
 
 from irc.dialects.flow import (
     BroadcastOp,
@@ -92,13 +93,11 @@ class FlowBuilder:
             return value
         return self.op(PointwiseOp, [value], result=TensorType.of(kind.shape, dtype), fn="cast")
 
-    def scalar(self, value: float | int | bool, dtype: str) -> SSAValue:
+    def scalar(self, value: float, dtype: str) -> SSAValue:
         """Append a rank-0 constant."""
         return self.constant([value], (), dtype)
 
-    def constant(
-        self, values: Sequence[float | int | bool], shape: Sequence[Dim], dtype: str
-    ) -> SSAValue:
+    def constant(self, values: Sequence[float], shape: Sequence[Dim], dtype: str) -> SSAValue:
         """Append a literal: one value for all elements, or all of them row-major."""
         numbers = tuple(float(v) if is_float(dtype) else int(v) for v in values)
         return self.op(ConstantOp, [], result=TensorType.of(shape, dtype), value=numbers)

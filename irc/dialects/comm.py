@@ -62,7 +62,8 @@ class AllReduceOp(CollectiveOp):
     ```mlir
     %p = comm.all_reduce(%x) {axis = "tensor", fn = "sum", loc = "m.py:3"}
         : (!flow.tensor<[4], f32>) -> !comm.pending<!flow.tensor<[4], f32>>
-    %r = comm.wait(%p) {loc = "m.py:3"} : (!comm.pending<!flow.tensor<[4], f32>>) -> !flow.tensor<[4], f32>
+    %r = comm.wait(%p) {loc = "m.py:3"}
+        : (!comm.pending<!flow.tensor<[4], f32>>) -> !flow.tensor<[4], f32>
     ```
     """
 
@@ -89,7 +90,7 @@ class ReduceScatterOp(CollectiveOp):
 
 @irdl_op_definition
 class AllToAllOp(CollectiveOp):
-    """Rank r sends chunk s along ``split_dim`` to rank s, and joins what it gets along ``concat_dim``."""
+    """Rank r sends chunk s along ``split_dim`` to rank s, joins what comes along ``concat_dim``."""
 
     name = "comm.all_to_all"
     split_dim = prop_def(IntegerAttr)

@@ -18,6 +18,7 @@ from xdsl.dialects.builtin import (
     DictionaryAttr,
     FloatAttr,
     IntegerAttr,
+    IntegerType,
     StringAttr,
     f64,
     i1,
@@ -80,7 +81,8 @@ def to_python(attribute: Attribute) -> Any:
         case StringAttr():
             return attribute.data
         case DenseArrayBase():
-            return tuple(attribute.get_values())
+            # Integers or floats; xDSL's signature has each, not both.
+            return cast("DenseArrayBase[IntegerType]", attribute).get_values()
         case ArrayAttr():
             return tuple(to_python(item) for item in attribute)
         case DictionaryAttr():
@@ -93,7 +95,7 @@ class FlowOp(IRDLOperation):
     """Base of all flow ops: any number of operands and results, attributes, and their checks."""
 
     irdl_options = (ParsePropInAttrDict(),)
-    assembly_format: ClassVar[str] = FORM
+    assembly_format: ClassVar[str | None] = FORM
 
     inputs = var_operand_def(AnyAttr())
     outputs = var_result_def(AnyAttr())
@@ -179,7 +181,9 @@ class PointwiseOp(FlowOp):
 
 @irdl_op_definition
 class ConstantOp(FlowOp):
-    """A literal: one value for all elements, or all values row-major (64 at most; more is an argument).
+    """A literal: one value for all elements, or all values row-major.
+
+    It has 64 values at most; what has more is an argument.
 
     ```mlir
     %c = flow.constant() {value = array<f64: 1.0>, loc = "m.py:3"} : () -> !flow.tensor<[], f32>
@@ -259,7 +263,8 @@ class ReshapeOp(FlowOp):
     """The same elements, row-major, in the result's shape.
 
     ```mlir
-    %r = flow.reshape(%x) {loc = "m.py:3"} : (!flow.tensor<[8, 12], f32>) -> !flow.tensor<[8, 3, 4], f32>
+    %r = flow.reshape(%x) {loc = "m.py:3"}
+        : (!flow.tensor<[8, 12], f32>) -> !flow.tensor<[8, 3, 4], f32>
     ```
     """
 
@@ -311,7 +316,7 @@ class PadOp(FlowOp):
 
 @irdl_op_definition
 class TakeOp(FlowOp):
-    """``result[a.., i.., b..] = table[a.., indices[i..], b..]`` with the index at ``dim``: embedding.
+    """``result[a.., i.., b..] = table[a.., indices[i..], b..]``, the index at ``dim``: embedding.
 
     Indices count from 0 and lie inside the table.
     """
@@ -384,11 +389,16 @@ class TopKOp(FlowOp):
 
 @irdl_op_definition
 class RandomOp(FlowOp):
-    """Counter-based random numbers (Philox): element i is a function of (seed, stream, i) alone."""
+    """Counter-based random numbers: element i is a function of (seed, stream, i) alone.
+
+    A shard has a second operand, the row-major place of its first element in the whole tensor, and
+    ``strides``, the places from one element to the next in each dim.
+    """
 
     name = "flow.random"
     distribution = prop_def(StringAttr)
     stream = prop_def(IntegerAttr)
+    strides = opt_prop_def(Ints)
 
 
 @irdl_op_definition
@@ -396,7 +406,8 @@ class AttentionOp(FlowOp):
     """softmax(q k^T * scale + mask) v; q [.., H, S, D], k and v [.., G, T, D], H a multiple of G.
 
     An optional fourth operand is the mask: bool (True takes part) or additive, broadcast to
-    [.., H, S, T]. ``is_causal`` masks column j of row i where j > i (aligned top left, as torch does).
+    [.., H, S, T]. ``is_causal`` masks column j of row i where j > i (aligned top left, as torch
+    does).
     """
 
     name = "flow.attention"
@@ -422,11 +433,12 @@ class ExternOp(FlowOp):
 class FusionOp(FlowOp):
     """A group of ops that become one kernel: block arguments are the operands, yield the results.
 
-    Made by pass ``fuse``; the body is flow ops on whole local tensors and sees nothing from outside.
+    Made by pass ``fuse``; the body is flow ops on whole local tensors and sees nothing from
+    outside.
     """
 
     name = "flow.fusion"
-    assembly_format: ClassVar[str] = (
+    assembly_format: ClassVar[str | None] = (
         "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs) $body"
     )
     kind = prop_def(StringAttr)
@@ -460,7 +472,7 @@ class YieldOp(FlowOp):
     """End a region and give its values."""
 
     name = "flow.yield"
-    assembly_format: ClassVar[str] = (
+    assembly_format: ClassVar[str | None] = (
         "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs)"
     )
     traits = traits_def(IsTerminator())

@@ -80,7 +80,7 @@ class TaskMapping:
         return tuple(prod(atom.extents[d] for atom in self.atoms) for d in range(self.ndim))
 
     def tasks(self, worker: int) -> list[Task]:
-        """Return the tasks of a worker in execution order (enumerates: for tests and interpreters)."""
+        """Return the tasks of a worker in execution order, enumerated (tests, interpreters)."""
         later = prod(atom.num_workers for atom in self.atoms[1:])
         outer = self.atoms[0].tasks(worker // later)
         if len(self.atoms) == 1:
@@ -109,7 +109,8 @@ def verify_coverage(mapping: TaskMapping) -> None:
 
     By enumeration up to 65,536 tasks. Above, by the mixed-radix argument: each atom is a bijection
     (workers x slots) -> its extents, and ``t1 * d2 + t2`` is a bijection of the pair where
-    ``t2 < d2``; so a composition of well-formed atoms is one too, and the small cases test the code.
+    ``t2 < d2``; so a composition of well-formed atoms is one too, and the small cases test the
+    code.
 
     Raises:
         VerifyException: with the first task that is missed or done twice.
@@ -176,7 +177,7 @@ def parse_mapping(text: str) -> TaskMapping:
 
 @irdl_attr_definition
 class MappingAttr(Data[TaskMapping]):
-    """A task mapping, ``#task.map<spatial(4, 2) * repeat(2, 2)>``; verified to cover exactly once."""
+    """A task mapping, ``#task.map<spatial(4, 2) * repeat(2, 2)>``; covers each task once."""
 
     name = "task.map"
 

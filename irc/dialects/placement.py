@@ -1,9 +1,10 @@
 """SBP placements: how a logical tensor lies on a mesh (OneFlow, arXiv:2110.15032, section 3).
 
 On each mesh axis a tensor is split along one dimension, ``S(dim)``, replicated, ``B``, or a partial
-value that the ranks of the axis must still reduce, ``P(sum)``, ``P(max)``, ``P(min)``. Where several
-axes split the same dimension, the order in which they were applied is part of the placement:
-sharding over ``data`` then ``tensor`` puts other blocks on a rank than ``tensor`` then ``data``.
+value that the ranks of the axis must still reduce, ``P(sum)``, ``P(max)``, ``P(min)``. Where
+several axes split the same dimension, the order in which they were applied is part of the
+placement: sharding over ``data`` then ``tensor`` puts other blocks on a rank than ``tensor`` then
+``data``.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Placement:
     axes: tuple[tuple[str, AxisPlacement], ...]
 
     def __post_init__(self) -> None:
+        # The search looks placements up by the million.
+        object.__setattr__(self, "_hash", hash(self.axes))
         orders: dict[int, list[int]] = {}
         for name, placed in self.axes:
             if isinstance(placed, Split):
@@ -77,6 +80,13 @@ class Placement:
                 raise ValueError(
                     f"axes that split dim {dim} must be ordered 0..{len(seen) - 1}, got {seen}"
                 )
+
+    def __hash__(self) -> int:
+        return self.__dict__["_hash"]
+
+    def __reduce__(self) -> tuple[type[Placement], tuple[object]]:
+        # Another process hashes strings otherwise.
+        return Placement, (self.axes,)
 
     @staticmethod
     def of(**axes: AxisPlacement) -> Placement:

@@ -132,7 +132,8 @@ def divide(dim: Dim, by: Dim) -> Dim | None:
         return _sum((monomial, coefficient // by) for monomial, coefficient in terms_of(dim))
     if len(by.terms) != 1:
         return None
-    (divisor, scale), quotient = by.terms[0], []
+    divisor, scale = by.terms[0]
+    quotient: list[tuple[Monomial, int]] = []
     for monomial, coefficient in terms_of(dim):
         powers = dict(monomial)
         if coefficient % scale or any(powers.get(n, 0) < p for n, p in divisor):

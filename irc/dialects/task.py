@@ -4,8 +4,8 @@ A ``task.kernel`` is a symbol of the module. It has an iteration ``space``; the 
 dims are the tasks that its mapping hands to workers, the others are reduced inside a task. Its body
 is straight-line: values are ``full`` (one per point of the space) or ``row`` (one per task, after a
 reduction, or because they do not depend on the reduced dims). Buffers are flat; a load or store
-at point ``i`` touches element ``offset + sum(strides[d] * i[d])``: broadcast, transpose and slice are
-strides, never copies. Points outside ``space`` (a mapping may round up) are masked.
+at point ``i`` touches element ``offset + sum(strides[d] * i[d])``: broadcast, transpose and slice
+are strides, never copies. Points outside ``space`` (a mapping may round up) are masked.
 
 ``task.launch`` in a function calls a kernel on contiguous tensors; ``task.view`` renames memory.
 """
@@ -260,14 +260,15 @@ class KernelContractOp(KernelBodyOp):
 
 @irdl_op_definition
 class KernelOp(IRDLOperation):
-    """A kernel. ``template`` (rows, matmul) names how emitters treat it; ``sources`` are the flow ids.
+    """A kernel: a loop nest over ``space`` with a straight-line body.
 
-    Block arguments are buffers, the first ``num_inputs`` read, the others written.
+    ``template`` (rows, matmul) names how emitters treat it; ``sources`` are the flow ids. Block
+    arguments are buffers, the first ``num_inputs`` read, the others written.
     """
 
     name = "task.kernel"
     irdl_options = (ParsePropInAttrDict(),)
-    assembly_format: ClassVar[str] = "$sym_name attr-dict `:` $body"
+    assembly_format: ClassVar[str | None] = "$sym_name attr-dict `:` $body"
 
     sym_name = prop_def(SymbolNameConstraint())
     template = prop_def(StringAttr)

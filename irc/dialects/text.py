@@ -1,13 +1,12 @@
 """Text of any level: parse with limits, print, clone.
 
-xDSL's parser trusts its input; text from outside is measured first, so that a hostile file ends in one
-message and not in exhausted memory (limits: bracket depth, digits of one number, total size).
+xDSL's parser trusts its input; text from outside is measured first, so that a hostile file ends in
+one message and not in exhausted memory (limits: bracket depth, digits of one number, total size).
 """
 
 from __future__ import annotations
 
 import re
-import struct
 import struct
 
 from xdsl.context import Context
@@ -15,7 +14,6 @@ from xdsl.dialects.builtin import Builtin, ModuleOp
 from xdsl.dialects.func import Func
 from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
-from xdsl.utils.mlir_lexer import MLIRTokenKind
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from irc.dialects.comm import Comm
@@ -29,15 +27,19 @@ MAX_DIGITS = 40
 MAX_BYTES = 256 << 20
 
 
-class _Parser(Parser):
-    """xDSL's parser, which also reads the infinities and NaN that its printer writes (0x7ff0...)."""
+class IrParser(Parser):
+    """xDSL's parser, which also reads what xDSL's printer writes for an infinity or NaN.
+
+    They are printed as the bits of the f64, ``0x7ff0000000000000``.
+    """
 
     def parse_optional_float(self, *, allow_negative: bool = True) -> float | None:
         token = self._current_token
-        if token.kind is MLIRTokenKind.INTEGER_LIT and token.text.startswith(("0x", "0X")):
-            self._consume_token(MLIRTokenKind.INTEGER_LIT)
-            (value,) = struct.unpack("<d", int(token.text, 16).to_bytes(8, "little"))
-            return float(value)
+        is_hex = token.kind is MLIRTokenKind.INTEGER_LIT and token.text[:2] == "0x"
+        if is_hex and len(token.text) == 18:
+            self._consume_token()
+            (value,) = struct.unpack(">d", bytes.fromhex(token.text[2:]))
+            return value
         return super().parse_optional_float(allow_negative=allow_negative)
 
 
@@ -68,22 +70,6 @@ def load(text: str, name: str = "<text>") -> ModuleOp:
     return module
 
 
-class IrParser(Parser):
-    """xDSL's parser, which prints infinities and NaN in arrays by their bits but does not read them."""
-
-    def parse_optional_float(self, *, allow_negative: bool = True) -> float | None:
-        token = self._current_token
-        if (
-            token.kind is MLIRTokenKind.INTEGER_LIT
-            and len(token.text) == 18
-            and token.text[1] == "x"
-        ):
-            self._consume_token()
-            (value,) = struct.unpack(">d", bytes.fromhex(token.text[2:]))
-            return value
-        return super().parse_optional_float(allow_negative=allow_negative)
-
-
 def dump(module: ModuleOp) -> str:
     """Print a module; :func:`load` reads it back."""
     return str(module) + "\n"
@@ -101,7 +87,7 @@ def check_limits(text: str, name: str) -> None:
         )
     if "\0" in text:
         raise IrcError("ir-syntax", f"{name} holds a NUL character")
-    if found := re.search(r"[0-9]{%d}" % (MAX_DIGITS + 1), text):
+    if found := re.search(rf"[0-9]{{{MAX_DIGITS + 1}}}", text):
         raise IrcError(
             "ir-too-large", f"{name} holds a number of over {MAX_DIGITS} digits at {found.start()}"
         )

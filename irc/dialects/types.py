@@ -1,8 +1,8 @@
 """The tensor type of every level above kernels, and its parts.
 
 ``!flow.tensor<[B, 4*S, 128], f32>`` is a logical tensor; with a placement,
-``!flow.tensor<[8, 128], f32, [data = S(0), tensor = B]>``, it says how the mesh holds it. xDSL's own
-TensorType has one encoding slot, no named sizes, and accepts ``S(7)`` on a matrix; here the
+``!flow.tensor<[8, 128], f32, [data = S(0), tensor = B]>``, it says how the mesh holds it. xDSL's
+own TensorType has one encoding slot, no named sizes, and accepts ``S(7)`` on a matrix; here the
 placement is checked when the type is built.
 """
 
@@ -231,11 +231,9 @@ def parse_placement(parser: AttrParser) -> Placement:
             return name, Split(dim, order)
         reduction = parser.parse_identifier()
         parser.parse_punctuation(")")
-        match reduction:
-            case "sum" | "max" | "min":
-                return name, Partial(reduction)
-            case _:
-                parser.raise_error(f"a partial value reduces by sum, max or min, not '{reduction}'")
+        if reduction in ("sum", "max", "min"):
+            return name, Partial(reduction)
+        return parser.raise_error(f"a partial value reduces by sum, max or min, not '{reduction}'")
 
     return Placement(tuple(parser.parse_comma_separated_list(parser.Delimiter.SQUARE, axis)))
 

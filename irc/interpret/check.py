@@ -1,10 +1,10 @@
 """``irc check``: which pass, op, placement and source line first computes something else.
 
-The plan folder holds the program after every pass. The first is captured flow: it is run in float32,
-which is eager, and in float64, which is the reference. Every later stage is run in float32 by the
-interpreter of its level, on all ranks of the mesh in one process, and each value is put together
-from its shards and held against the reference under the id that its op carries. A value is wrong
-where its error exceeds eager's own by more than reordered float32 arithmetic explains.
+The plan folder holds the program after every pass. The first is captured flow: it is run in
+float32, which is eager, and in float64, which is the reference. Every later stage is run in float32
+by the interpreter of its level, on all ranks of the mesh in one process, and each value is put
+together from its shards and held against the reference under the id that its op carries. A value
+is wrong where its error exceeds eager's own by more than reordered float32 arithmetic explains.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The interpreter of level flow: whole tensors, one op at a time, in torch on the CPU.
 
-It also runs one rank's level-spmd ops between collectives, and fusions by running their bodies: every
-other interpreter builds on :func:`run_op`.
+It also runs one rank's level-spmd ops between collectives, and fusions by running their bodies:
+every other interpreter builds on :func:`run_op`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 Trace: TypeAlias = Callable[[str, int, "torch.Tensor", Operation], None]
-"""Called with path-qualified op id, result index, value and op: ``n12``, or ``n40/b3`` inside call n40."""
+"""Called with an op's path (``n12``, ``n40/b3`` inside call n40), result index, value and op."""
 
 
 def run_function(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, cast
 
 from xdsl.ir import SSAValue
@@ -162,10 +163,25 @@ class _State:
             return self.values[value], torch.arange(len(self.tasks))
         kind = op.outputs[0].type
         assert isinstance(kind, ValueType)
-        first = self.address(op, full=False)[:, 0]
-        starts, of_task = cast("tuple[torch.Tensor, ...]", first.unique(return_inverse=True))  # pyright: ignore[reportUnknownMemberType]
+        starts, of_task = self._starts(op)
         rows = self._read(op.inputs[0], starts[:, None] + self._inner(op))
         return rows.to(self.compute_dtype(kind.dtype)), of_task
+
+    def _starts(self, op: KernelBodyOp) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the rows of an operand start, and which one each task reads."""
+        import torch
+
+        strides, space = op.plain["strides"], self.kernel.space_extents
+        moving = [d for d in range(self.kernel.num_parallel) if strides[d]]
+        if prod(space[d] for d in moving) > len(self.tasks):
+            first = self.address(op, full=False)[:, 0]
+            return cast("tuple[torch.Tensor, torch.Tensor]", first.unique(return_inverse=True))  # pyright: ignore[reportUnknownMemberType]
+        starts = torch.tensor([op.plain["offset"]])
+        of_task = torch.zeros(len(self.tasks), dtype=torch.int64)
+        for d in moving:
+            starts = (starts[:, None] + torch.arange(space[d]) * strides[d]).flatten()
+            of_task = of_task * space[d] + self.tasks[:, d]
+        return starts, of_task
 
     def _store(self, op: KernelBodyOp) -> None:
         import torch

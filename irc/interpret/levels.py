@@ -6,17 +6,17 @@ Outputs are logical tensors in float64 whatever the level, so that two levels ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr
-from xdsl.dialects.func import CallOp
 from xdsl.ir import BlockArgument, SSAValue
 
 from irc.dialects.builder import arguments, entry, functions
-from irc.dialects.flow import BroadcastOp, GatherOp, PointwiseOp, ReshapeOp, TakeOp, tensor
+from irc.dialects.flow import tensor
 from irc.dialects.placement import Mesh, Split
-from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import PlacementAttr, TensorType, is_float
+from irc.plan.ranges import smallest_table
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +82,7 @@ def random_inputs(
 
     from irc.runtime.library import dtypes
 
-    generator = torch.Generator().manual_seed(seed)
+    generator, known = torch.Generator().manual_seed(seed), functions(module)
     drawn: list[torch.Tensor] = []
     for _, name, value in arguments(entry(module)):
         kind = logical_type(module, value)
@@ -95,17 +95,15 @@ def random_inputs(
         elif kind.dtype == "i1":
             drawn.append(torch.rand(kind.static_shape(), generator=generator) < 0.5)
         else:
-            high = index_bound(value)
-            drawn.append(
-                torch.randint(0, high, kind.static_shape(), generator=generator).to(
-                    dtypes()[kind.dtype]
-                )
-            )
+            # What indexes no table is drawn as a flag: 0 or 1.
+            high = smallest_table(value, known) or 2
+            whole = torch.randint(0, high, kind.static_shape(), generator=generator)
+            drawn.append(whole.to(dtypes()[kind.dtype]))
     return drawn
 
 
 def logical_type(module: ModuleOp, argument: SSAValue) -> TensorType:
-    """Return the whole tensor's type of an entry argument, also where the level states one rank's."""
+    """Return the whole tensor's type of an argument, also where the level states one rank's."""
     kind, func = tensor(argument), entry(module)
     if not func.arg_attrs or not isinstance(argument, BlockArgument):
         return kind
@@ -117,25 +115,6 @@ def logical_type(module: ModuleOp, argument: SSAValue) -> TensorType:
         if isinstance(how, Split):
             shape[how.dim] *= mesh.size(axis)
     return TensorType.of(shape, kind.dtype)
-
-
-def index_bound(value: SSAValue) -> int:
-    """Return how large an integer argument may be: the smallest table that it indexes, else 2."""
-    bounds: list[int] = []
-    for use in value.uses:
-        op = use.operation
-        if isinstance(op, TakeOp | GatherOp) and use.index == 1:
-            size = tensor(op.inputs[0]).shape[op.plain["dim"]]
-            bounds.append(size if isinstance(size, int) else 2)
-        elif isinstance(op, PointwiseOp | ReshapeOp | BroadcastOp | BoxingOp):
-            bounds.append(index_bound(op.outputs[0]))
-        elif isinstance(op, CallOp):
-            module = op.get_toplevel_object()
-            assert isinstance(module, ModuleOp)
-            bounds.append(
-                index_bound(functions(module)[op.callee.string_value()].body.block.args[use.index])
-            )
-    return max(min((b for b in bounds if b > 2), default=2), 1)
 
 
 def difference(now: torch.Tensor, was: torch.Tensor) -> float:
@@ -152,6 +131,9 @@ def difference(now: torch.Tensor, was: torch.Tensor) -> float:
     if now.numel() == 0:
         return 0.0
     a, b = now.to(torch.float64), was.to(torch.float64)
+    apart, scale = float((a - b).abs_().max()), float(b.abs().max())
+    if isfinite(apart) and isfinite(scale):
+        return apart / (scale if scale > 0 else 1.0)
     odd = ~torch.isfinite(b)
     if not torch.equal(torch.nan_to_num(a[odd], 1e300), torch.nan_to_num(b[odd], 1e300)):
         return float("inf")

@@ -17,8 +17,9 @@ from irc.dialects.task import KernelOp
 from irc.interpret.task import run_kernel
 from irc.plan.schema import Action, Call, Copy, Kernels, Library, Plan, Start, Wait
 from irc.runtime import library
-from irc.runtime.executor import POSITIONAL, input_part, local_weights
+from irc.runtime.executor import POSITIONAL, input_part
 from irc.runtime.frame import Frame, new_frame
+from irc.runtime.local_weights import LocalWeights
 from irc.runtime.weights import slice_weights
 
 PlanTrace: TypeAlias = Callable[[str, int, "list[torch.Tensor]"], None]
@@ -74,7 +75,8 @@ class _Ranks:
         self.frames: list[Frame] = []
         for rank in self.ranks:
             parts = slice_weights(plan, weights, rank)
-            own = local_weights(plan, {name: part.clone() for name, part in parts.items()})
+            clones = {name: part.clone() for name, part in parts.items()}
+            own = LocalWeights(plan, clones).by_buffer
             frame = new_frame(plan, own, show_all=True)
             frame.arena.fill_(GARBAGE)
             given = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 
@@ -30,7 +30,7 @@ class Source:
         self._lines += [f"{indent}{part}".rstrip() for part in text.split("\n")]
 
     @contextmanager
-    def block(self, head: str, tail: str | None = None) -> Iterator[None]:
+    def block(self, head: str, tail: str | None = None) -> Generator[None]:
         """Indent what is appended inside; ``tail`` closes it."""
         self.line(head)
         self._depth += 1

@@ -141,7 +141,8 @@ def _same(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
 
 
 def _transpose(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    (shape, dtype), perm = operands[0], attrs["perm"]
+    shape, dtype = operands[0]
+    perm: Sequence[int] = attrs["perm"]
     if sorted(perm) != list(range(len(shape))):
         raise ShapeError(f"{list(perm)} does not permute {len(shape)} dims")
     return [(tuple(shape[i] for i in perm), dtype)]
@@ -168,7 +169,8 @@ def _slice(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
 
 
 def _concat(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    dim, (first, dtype) = attrs["dim"], operands[0]
+    dim: int = attrs["dim"]
+    first, dtype = operands[0]
     total: Dim = 0
     for shape, other in operands:
         if (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from irc.dialects.types import TensorType, is_float
 from irc.errors import IrcError
+from irc.ops.custom import declaration
 from irc.ops.infer import Attrs, Signature, parse_spec
 from irc.ops.pointwise import POINTWISE
 from irc.ops.rule import DimTerm, Rule, RuleError, TensorTerm, parse_rule
@@ -57,8 +58,8 @@ def rule_of(op: FlowOp) -> Rule:
         KeyError: for ops that are not planned (fusion, yield).
     """
     operands, results = op_signatures(op)
-    if op.name == "flow.extern" and "rule" in op.plain:
-        return _stated(op, operands, results)
+    if op.name == "flow.extern" and (text := _rule_text(op)):
+        return _stated(op, text, operands, results)
     return RULES[op.name](op.plain, operands, results)
 
 
@@ -71,10 +72,20 @@ def op_signatures(op: FlowOp) -> tuple[list[Signature], list[Signature]]:
     return [one(v.type) for v in op.inputs], [one(v.type) for v in op.outputs]
 
 
-def _stated(op: FlowOp, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+def _rule_text(op: FlowOp) -> str:
+    """Return the rule that a library op carries, else that of its declaration."""
+    if "rule" in op.plain:
+        return op.plain["rule"]
+    known = declaration(op.plain["target"])
+    return known.rule if known else ""
+
+
+def _stated(
+    op: FlowOp, text: str, operands: Sequence[Signature], results: Sequence[Signature]
+) -> Rule:
     from irc.dialects.flow import loc_of
 
-    rule = parse_rule(op.plain["rule"], where=loc_of(op))
+    rule = parse_rule(text, where=loc_of(op))
     try:
         rule.factor_sizes([shape for shape, _ in operands], [shape for shape, _ in results])
     except RuleError as error:

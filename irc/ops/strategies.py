@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from irc.dialects.placement import AxisPlacement, B, Partial, Split
 from irc.dialects.size import Dim
+from irc.ops.custom import declaration
 from irc.ops.infer import Attrs, Signature
 from irc.ops.rules import op_signatures
 from irc.ops.rules_naming import dim_of
@@ -27,14 +28,19 @@ class Strategy:
         name: under which :mod:`irc.sharding.local` knows its local program.
         operands: the placement of each operand.
         results: the placement of each result.
-        size: the size that the axis divides.
+        size: the size that the axis divides; 0 where it divides none.
+        split: what the axis splits, for strategies that split one of several dims.
     """
 
     name: str
     operands: tuple[AxisPlacement, ...]
     results: tuple[AxisPlacement, ...]
     size: Dim
+    split: str = ""
 
+
+AS_IT_IS = "rule"
+"""The name of strategies whose local program is the op itself."""
 
 StrategyFunction: TypeAlias = Callable[
     [Attrs, Sequence[Signature], Sequence[Signature]], list[Strategy]
@@ -44,6 +50,9 @@ StrategyFunction: TypeAlias = Callable[
 def strategies_of(op: FlowOp) -> list[Strategy]:
     """Return the strategies of an op, often none."""
     make = STRATEGIES.get(op.name)
+    if op.name == "flow.extern":
+        known = declaration(op.plain["target"])
+        make = known.strategies if known else None
     return make(op.plain, *op_signatures(op)) if make else []
 
 
@@ -69,6 +78,44 @@ def _offset_iota(
     return [] if shape[dim] == 1 else [Strategy("offset-iota", (), (Split(dim),), shape[dim])]
 
 
+def _offset_random(
+    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
+) -> list[Strategy]:
+    """Split any dim: each rank draws the numbers of its own places in the whole tensor."""
+    shape, _ = results[0]
+    return [
+        Strategy("offset-random", (B,), (Split(dim),), size, split=f"dim {dim}")
+        for dim, size in enumerate(shape)
+        if size != 1 and len(operands) == 1
+    ]
+
+
+def _zeros(
+    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
+) -> list[Strategy]:
+    """Zeros are the sum of zeros: what is added into them may then differ from rank to rank."""
+    if attrs["value"] in ((0,), (0.0,)):
+        return [Strategy(AS_IT_IS, (), (Partial("sum"),), 0, split="nothing")]
+    return []
+
+
+def _scatter(
+    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
+) -> list[Strategy]:
+    """Split the table along the written dim (each rank writes its own rows), or what is added."""
+    (table, dtype), (index, _), dim = operands[0], operands[1], dim_of(attrs)
+    found: list[Strategy] = []
+    if table[dim] != 1:
+        rows = Split(dim)
+        found.append(Strategy("masked-scatter", (rows, B, B), (rows,), table[dim]))
+    if attrs["fn"] == "sum" and index[dim] != 1 and dtype != "i1":
+        part, updates = Partial("sum"), Split(dim)
+        found.append(
+            Strategy(AS_IT_IS, (part, updates, updates), (part,), index[dim], split="updates")
+        )
+    return found
+
+
 def _causal_rows(
     attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
 ) -> list[Strategy]:
@@ -89,6 +136,9 @@ def _causal_rows(
 STRATEGIES: Mapping[str, StrategyFunction] = {
     "flow.take": _masked("masked-take"),
     "flow.gather": _masked("masked-gather"),
+    "flow.scatter": _scatter,
     "flow.iota": _offset_iota,
+    "flow.random": _offset_random,
+    "flow.constant": _zeros,
     "flow.attention": _causal_rows,
 }

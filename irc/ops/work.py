@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from irc.dialects.placement import Mesh, Placement, Split
 from irc.dialects.types import ITEM_BYTES
+from irc.ops.custom import call_of, declaration
 from irc.ops.infer import Attrs, Signature
 from irc.ops.pointwise import POINTWISE
 from irc.ops.rule import Rule, static
@@ -40,6 +41,9 @@ VIEWS = frozenset({"flow.reshape", "flow.transpose", "flow.slice", "flow.broadca
 LOOKUPS = frozenset({"flow.take", "flow.gather"})
 """Ops that read of their first operand only what they give."""
 
+UNKNOWN_FLOPS = 10
+"""Assumed per element read or written, of a library op that does not say: it is not free."""
+
 SOFTMAX_FLOPS = 14
 """Maximum, subtraction, exponential (10), sum and division of one attention score."""
 
@@ -51,31 +55,60 @@ def flops(op: FlowOp) -> int:
         RuleError: where a size is still symbolic.
     """
     rule, sizes = _factors(op)
-    return _flops(op, rule, sizes)
+    return _flops(op, rule, sizes, _bytes(op.name, *_whole_sizes(op)))
 
 
 def local_flops(op: FlowOp, signature: Sharded, mesh: Mesh) -> int:
     """Return the arithmetic operations of the busiest rank (the first: chunks are ceil-sized)."""
-    rule, sizes = _factors(op)
-    local = dict(sizes)
-    for factor, (_, parts) in zip(signature.splits, mesh.axes, strict=True):
-        if factor in local:
-            local[factor] = -(-local[factor] // parts)
-    return _flops(op, rule, local)
+    rule, local = _local_factors(op, signature, mesh)
+    return _flops(op, rule, local, _bytes(op.name, *_local_sizes(op, signature, mesh)))
 
 
 def bytes_moved(op: FlowOp) -> int:
     """Return the bytes that the whole op reads and writes; views move none."""
-    operands, results = op_signatures(op)
-    return _bytes(op.name, [_size(s) for s in operands], [_size(s) for s in results])
+    if declared := _declared_bytes(op, lambda: _factors(op)[1]):
+        return declared
+    return _bytes(op.name, *_whole_sizes(op))
 
 
 def local_bytes(op: FlowOp, signature: Sharded, mesh: Mesh) -> int:
     """Return the bytes that the busiest rank reads and writes."""
+    if declared := _declared_bytes(op, lambda: _local_factors(op, signature, mesh)[1]):
+        return declared
+    return _bytes(op.name, *_local_sizes(op, signature, mesh))
+
+
+def _declared_bytes(op: FlowOp, sizes: Callable[[], Mapping[str, int]]) -> int:
+    """Return the bytes that a library op's declaration says, 0 where it says nothing."""
+    known = declaration(op.plain["target"]) if op.name == "flow.extern" else None
+    if known is None or known.bytes is None:
+        return 0
+    return known.bytes(call_of(op.plain, sizes(), _item_bytes(op)))
+
+
+def _item_bytes(op: FlowOp) -> int:
+    return ITEM_BYTES.get(op_signatures(op)[1][0][1], 1)
+
+
+def _whole_sizes(op: FlowOp) -> tuple[list[int], list[int]]:
     operands, results = op_signatures(op)
-    reads = [_local_size(s, p, mesh) for s, p in zip(operands, signature.operands, strict=True)]
-    writes = [_local_size(s, p, mesh) for s, p in zip(results, signature.results, strict=True)]
-    return _bytes(op.name, reads, writes)
+    return [_size(s) for s in operands], [_size(s) for s in results]
+
+
+def _local_sizes(op: FlowOp, signature: Sharded, mesh: Mesh) -> tuple[list[int], list[int]]:
+    operands, results = op_signatures(op)
+    return (
+        [_local_size(s, p, mesh) for s, p in zip(operands, signature.operands, strict=True)],
+        [_local_size(s, p, mesh) for s, p in zip(results, signature.results, strict=True)],
+    )
+
+
+def _local_factors(op: FlowOp, signature: Sharded, mesh: Mesh) -> tuple[Rule, dict[str, int]]:
+    rule, local = _factors(op)
+    for factor, (_, parts) in zip(signature.splits, mesh.axes, strict=True):
+        if factor in local:
+            local[factor] = -(-local[factor] // parts)
+    return rule, local
 
 
 def _factors(op: FlowOp) -> tuple[Rule, dict[str, int]]:
@@ -85,7 +118,12 @@ def _factors(op: FlowOp) -> tuple[Rule, dict[str, int]]:
     return rule, static(rule.factor_sizes(*shapes))
 
 
-def _flops(op: FlowOp, rule: Rule, sizes: Mapping[str, int]) -> int:
+def _flops(op: FlowOp, rule: Rule, sizes: Mapping[str, int], num_bytes: int) -> int:
+    if op.name == "flow.extern":
+        known = declaration(op.plain["target"])
+        if known is not None and known.flops is not None:
+            return known.flops(call_of(op.plain, sizes, _item_bytes(op)))
+        return UNKNOWN_FLOPS * num_bytes // _item_bytes(op)
     return FLOPS[op.name](op.plain, rule, sizes) if op.name in FLOPS else 0
 
 
@@ -157,4 +195,4 @@ FLOPS: Mapping[str, Formula] = {
     "flow.top_k": _sort,
     "flow.attention": _attention,
 }
-"""Ops that are not here only move data; of an extern op nothing is known but its bytes."""
+"""Ops that are not here only move data, but for library ops, which declare theirs or are assumed."""

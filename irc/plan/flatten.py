@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
@@ -134,7 +134,7 @@ class Flattener:
         flow = op.attributes.get("results") if isinstance(op, LaunchOp) else None
         ids = [f"{id_of(op)}#{i}" for i in range(len(op.results))]
         if isinstance(flow, ArrayAttr):
-            ids = [f"{name}#0" for name in to_python(flow)]
+            ids = [f"{name}#0" for name in to_python(cast("ArrayAttr[StringAttr]", flow))]
         return [self._value(v, path + own) for v, own in zip(op.results, ids, strict=True)]
 
     def _view(self, op: ViewOp, source: int, name: str) -> int:

@@ -14,11 +14,11 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import FlowOp, FusionOp, tensor
-from irc.dialects.size import Dim
 from irc.dialects.types import TensorType
 
 KEEPING = frozenset({
     "flow.reshape", "flow.transpose", "flow.slice", "flow.concat", "flow.broadcast", "sbp.boxing",
+    "comm.local_chunk", "comm.all_gather", "comm.all_to_all", "comm.wait", "task.view",
 })  # fmt: skip
 INDEXING = frozenset({"flow.take", "flow.gather", "flow.scatter"})
 """Ops whose operand 0 is indexed along ``dim`` by operand 1."""
@@ -33,10 +33,19 @@ def input_ranges(module: ModuleOp) -> dict[str, tuple[int, int]]:
             continue
         if not value.type.dtype.startswith(("i", "u")):
             continue
-        sizes = list(_table_sizes(value, known, set()))
-        if sizes:
-            found[name] = (0, max(min(sizes) - 1, 0))
+        if size := smallest_table(value, known):
+            found[name] = (0, size - 1)
     return found
+
+
+def smallest_table(value: SSAValue, known: dict[str, FuncOp]) -> int | None:
+    """Return the size of the smallest table that a value indexes; None where it indexes none.
+
+    Args:
+        value: integers.
+        known: the functions of the module.
+    """
+    return min(_table_sizes(value, known, set()), default=None)
 
 
 def _table_sizes(value: SSAValue, known: dict[str, FuncOp], seen: set[SSAValue]) -> Iterator[int]:
@@ -51,7 +60,8 @@ def _table_sizes(value: SSAValue, known: dict[str, FuncOp], seen: set[SSAValue])
         elif isinstance(op, FusionOp):
             yield from _table_sizes(op.body.block.args[use.index], known, seen)
         elif isinstance(op, FlowOp) and op.name in INDEXING and use.index == 1:
-            size: Dim = tensor(op.inputs[0]).shape[op.plain["dim"]]
+            dim: int = op.plain["dim"]
+            size = tensor(op.inputs[0]).shape[dim]
             if isinstance(size, int):
                 yield size
         elif op.name in KEEPING or (isinstance(op, FlowOp) and op.plain.get("fn") == "cast"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def check_target(target: Path, *, force: bool = False) -> None:
 
 
 @contextmanager
-def _published(target: Path) -> Iterator[Path]:
+def _published(target: Path) -> Generator[Path]:
     """Give a folder to fill; on success it becomes the target, on failure nothing is left."""
     target.parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))

@@ -40,7 +40,8 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
         ),
         (
             "kernels",
-            f"{len(plan.kernels)} for {plan.backend}, {len(launches)} launches in {segments} segments",
+            f"{len(plan.kernels)} for {plan.backend}, {len(launches)} launches"
+            f" in {segments} segments",
         ),
         (
             "library",
@@ -56,7 +57,8 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
         ("weights", f"{_megabytes(weight_bytes(plan))} a rank"),
         (
             "arena",
-            f"{_megabytes(plan.arena_bytes)} a rank (at least {_megabytes(plan.arena_lower_bytes)})",
+            f"{_megabytes(plan.arena_bytes)} a rank"
+            f" (at least {_megabytes(plan.arena_lower_bytes)})",
         ),
         (
             "predicted",

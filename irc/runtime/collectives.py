@@ -4,6 +4,7 @@ A library moves equal contiguous chunks along the first dim. Other dims go throu
 buffers that the plan has for them: packed before, unpacked after the wait.
 """
 
+# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +93,7 @@ class TorchCommunicator:
 
 def _all_reduce(group: Any, _size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
     given.target.copy_(given.source)
-    work = dist.all_reduce(
+    work: Any = dist.all_reduce(
         given.target, op=_reduction(attrs, given.target), group=group, async_op=True
     )
     return work.wait

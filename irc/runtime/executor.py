@@ -22,6 +22,7 @@ from irc.runtime import library
 from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
 from irc.runtime.frame import Frame, new_frame, view_of
 from irc.runtime.library import dtypes
+from irc.runtime.local_weights import LocalWeights
 from irc.runtime.segments import LoadSegments, Segment, load_segments, segment_calls
 
 Run: TypeAlias = Callable[[], None]
@@ -33,8 +34,8 @@ class Executor:
     Args:
         loaded: the plan.
         tensors: this rank's weights by name (:mod:`irc.runtime.weights` slices whole ones). A
-            contiguous one is used in place: what changes it is seen by the next call, and states
-            are written back into it.
+            contiguous one is used in place, another is copied when it has changed: what changes
+            one is seen by the next call, and states are written back into it.
         rank: position on the mesh.
         communicator: starts collectives; none is needed on one device.
         load: compiles the kernels; by default the plan's backend does.
@@ -61,7 +62,9 @@ class Executor:
         self.plan = plan
         self.rank = rank
         self._communicator = communicator or NoPeers()
-        self._weights = local_weights(plan, tensors)
+        weights = LocalWeights(plan, tensors)
+        self._weights = weights.by_buffer
+        self._copies = weights if weights.are_copied else None
         calls = segment_calls(plan)
         threads = num_threads or torch.get_num_threads()
         self._segments: Sequence[Segment] = load(loaded, calls, threads)
@@ -95,6 +98,8 @@ class Executor:
             frame, steps = self._frames.pop()
         except IndexError:
             frame, steps = self._new_frame()
+        if self._copies is not None:
+            self._copies.refresh()
         # Held until the end: kernels know only the addresses.
         given: list[torch.Tensor] = []
         table = frame.table
@@ -117,6 +122,8 @@ class Executor:
                     step()
                 for seed in self._seeds:
                     seed.add_(1)
+        if self._copies is not None:
+            self._copies.write_back()
         # Only after success: what failed may still be written to by a collective in flight.
         self._frames.append((frame, steps))
         return self._outputs.show(fresh)
@@ -204,8 +211,9 @@ def local_chunk(
     out: torch.Tensor,
 ) -> None:
     """Copy the rank's chunk along a dim."""
-    chunk = inputs[0].shape[attrs["dim"]] // size
-    out.copy_(inputs[0].narrow(attrs["dim"], place * chunk, chunk))
+    dim: int = attrs["dim"]
+    chunk = inputs[0].shape[dim] // size
+    out.copy_(inputs[0].narrow(dim, place * chunk, chunk))
 
 
 POSITIONAL = {"comm.rank_index": rank_index, "comm.local_chunk": local_chunk}
@@ -271,19 +279,3 @@ class _Outputs:
         return tuple(view_of(fresh[k], buffer) for k, buffer in self._shown)
 
 
-def local_weights(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Check a rank's weights against the plan and return them by buffer, contiguous."""
-    found: dict[int, torch.Tensor] = {}
-    for index in plan.weights:
-        buffer = plan.buffers[index]
-        if buffer.name not in tensors:
-            raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
-        tensor = tensors[buffer.name].detach()
-        if tuple(tensor.shape) != buffer.shape or tensor.dtype != dtypes()[buffer.dtype]:
-            raise IrcError(
-                "input-mismatch",
-                f"weight '{buffer.name}' is {list(tensor.shape)} {tensor.dtype} on this rank; "
-                f"the plan takes {list(buffer.shape)} {dtypes()[buffer.dtype]}",
-            )
-        found[index] = tensor if tensor.is_contiguous() else tensor.contiguous()
-    return found

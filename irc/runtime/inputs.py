@@ -1,5 +1,6 @@
 """Inputs of a trial run: from a file, or drawn from a seed, the same on every rank."""
 
+# pyright: basic
 from __future__ import annotations
 
 import zipfile

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from irc.error_pages import REGISTRY
@@ -77,7 +77,7 @@ def _run_here(words: Sequence[str]) -> RunReport:
 
 
 @contextlib.contextmanager
-def _without(*names: str) -> Iterator[None]:
+def _without(*names: str) -> Generator[None]:
     kept = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield
@@ -150,7 +150,7 @@ def _supervise(command: Sequence[str], environment: Mapping[str, str], output: i
 
 
 @contextlib.contextmanager
-def _interrupted_by(number: signal.Signals) -> Iterator[None]:
+def _interrupted_by(number: signal.Signals) -> Generator[None]:
     """Let a signal end the block as Ctrl-C does, so that what it started is ended too."""
 
     def interrupt(_number: int, _frame: object) -> None:

@@ -4,6 +4,7 @@ Interpreters of all levels run these, and so does a plan for the ops that it lea
 Nothing here needs xdsl; torch is imported on the first call.
 """
 
+# pyright: basic
 from __future__ import annotations
 
 import json
@@ -12,6 +13,8 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from irc.errors import IrcError
+from irc.ops.custom import declaration
 from irc.ops.pointwise import POINTWISE
 
 if TYPE_CHECKING:
@@ -53,15 +56,6 @@ def dtypes() -> dict[str, torch.dtype]:
 def dtype_names() -> dict[torch.dtype, str]:
     """Return irc's dtype name for each of torch's dtypes."""
     return {dtype: name for name, dtype in dtypes().items()}
-
-
-def _out_dtype(name: str, inputs: Sequence[torch.Tensor]) -> torch.dtype:
-    """Return a result's dtype; a float one follows float64 operands when a run checks in float64."""
-    import torch
-
-    stated = dtypes()[name]
-    wide = any(t.dtype == torch.float64 for t in inputs)
-    return torch.float64 if wide and stated.is_floating_point else stated
 
 
 # fmt: off
@@ -115,10 +109,9 @@ def _iota(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 def _contract(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
-    if inputs[0].dtype.is_floating_point or inputs[0].dtype.is_complex:
-        return torch.einsum(attrs["spec"], *inputs)
-    # einsum has no integer matmul on all builds; int64 products are exact.
-    return torch.einsum(attrs["spec"], *[t.to(torch.float64) for t in inputs]).to(inputs[0].dtype)
+    if inputs[0].dtype == torch.bool:  # einsum has none of bool: whether any product is true
+        return torch.einsum(attrs["spec"], *[t.to(torch.int64) for t in inputs]).to(torch.bool)
+    return torch.einsum(attrs["spec"], *inputs)
 
 
 def _reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
@@ -223,14 +216,19 @@ def _convolution(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> 
     low, high = attrs["low"], attrs["high"]
     padding: tuple[int, ...] = tuple(low)
     if tuple(low) != tuple(high) or any(p < 0 for p in low):
-        ndim = len(low) + 2
-        x = _pad({"low": (0,) * (ndim - len(low)) + tuple(low), "high": (0,) * (ndim - len(low)) + tuple(high),
-                  "value": 0.0}, [x], results)  # fmt: skip
-        padding = (0,) * len(low)
+        around = {"low": (0, 0, *low), "high": (0, 0, *high), "value": 0.0}
+        x, padding = _pad(around, [x], results), (0,) * len(low)
     return torch.ops.aten.convolution(
-        x, w, bias[0] if bias else None, list(attrs["strides"]), list(padding), list(attrs["dilations"]),
-        False, [0] * len(low), attrs["groups"],
-    )  # fmt: skip
+        x,
+        w,
+        bias[0] if bias else None,
+        list(attrs["strides"]),
+        list(padding),
+        list(attrs["dilations"]),
+        False,
+        [0] * len(low),
+        attrs["groups"],
+    )
 
 
 def _pool(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
@@ -239,7 +237,7 @@ def _pool(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     x, window = inputs[0], tuple(attrs["window"])
     n, lead = len(window), inputs[0].ndim - len(window)
     low, high = tuple(attrs["low"]), tuple(attrs["high"])
-    # Windows that reach past the stated padding (ceil mode) see padding too: extend `high` to the result.
+    # Windows that reach past the stated padding (ceil mode) see padding too: extend `high`.
     spans = [
         (size - 1) * s + d * (k - 1) + 1
         for size, s, d, k in zip(
@@ -314,14 +312,11 @@ def _attention(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> An
 def _random(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
-    # Element i is a function of (seed, stream, i) alone: splitmix64 of a counter, so any shard of the
-    # tensor can be drawn by itself (Steele et al., OOPSLA 2014, section 3).
+    # Element i is a function of (seed, stream, i) alone: splitmix64 of a counter, so any shard of
+    # the tensor can be drawn by itself (Steele et al., OOPSLA 2014, section 3).
     shape, dtype = results[0]
-    counter = (
-        torch.arange(prod(shape), dtype=torch.int64)
-        + (int(inputs[0]) << 20)
-        + attrs["stream"] * 0x5851F42D
-    )
+    counter = _places(shape, attrs, inputs) + (int(inputs[0]) << 20)
+    counter = counter + attrs["stream"] * 0x5851F42D
     uniform = (_splitmix64(counter) >> 11 & (1 << 53) - 1).to(torch.float64) * 2.0**-53
     if attrs["distribution"] == "normal":
         other = (_splitmix64(counter ^ 0x2545F491) >> 11 & (1 << 53) - 1).to(
@@ -329,6 +324,20 @@ def _random(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
         ) * 2.0**-53
         uniform = torch.sqrt(-2 * torch.log1p(-uniform)) * torch.cos(2 * torch.pi * other)
     return uniform.reshape(shape).to(dtypes()[dtype])
+
+
+def _places(
+    shape: Sequence[int], attrs: Attrs, inputs: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return the row-major place of each element, in the whole tensor if this is a shard of one."""
+    import torch
+
+    if "strides" not in attrs:
+        return torch.arange(prod(shape), dtype=torch.int64)
+    places = inputs[1].to(torch.int64)
+    for size, stride in zip(shape, attrs["strides"], strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size, dtype=torch.int64) * stride
+    return places.reshape(-1)
 
 
 def _splitmix64(x: torch.Tensor) -> torch.Tensor:
@@ -346,14 +355,41 @@ def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
         from irc.runtime import onnx_library
 
         return onnx_library.run(target, arguments, inputs, results)
+    if target == "irc::vjp":
+        from irc.runtime import vjp
+
+        return vjp.run(arguments, inputs)
     import torch
 
-    name, _, overload = rest.partition(".")
-    op = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+    op = _operator(target, namespace, rest)
     positional, keywords = (_fill(part, inputs) for part in arguments)
     found = op(*positional, **keywords)
     flat = list(found) if isinstance(found, tuple | list) else [found]
     return [value for value in flat if isinstance(value, torch.Tensor)]
+
+
+@cache
+def _operator(target: str, namespace: str, rest: str) -> Callable[..., Any]:
+    """Return the reference that an op's declaration gives, else torch's own op.
+
+    Raises:
+        IrcError: ``op-undeclared``, where this process has neither.
+    """
+    import torch
+
+    known = declaration(target)
+    if known is not None and (reference := known.run()) is not None:
+        return reference
+    name, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+    except AttributeError:
+        raise IrcError(
+            "op-undeclared",
+            f"this process has no op {target}",
+            because="no package registers it with torch or under the entry point 'irc.ops'",
+            help=f"import the module that defines {target} before, or declare an entry point",
+        ) from None
 
 
 def _fill(value: Any, inputs: Sequence[torch.Tensor]) -> Any:

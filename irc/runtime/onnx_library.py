@@ -3,6 +3,7 @@
 Nothing of onnx or onnxruntime is used. Torch is imported on the first call.
 """
 
+# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -268,14 +269,18 @@ def _non_zero(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tens
     return [torch.nonzero(x if x.ndim else x.reshape(1)).T.contiguous()]
 
 
+MODES = {"linear": "bilinear", "cubic": "bicubic"}
+"""torch's names for ONNX's interpolations."""
+
+
 def _grid_sample(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
     import torch
 
     x, grid = operands
     assert x is not None and grid is not None
-    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(options["mode"], options["mode"])
+    mode: str = options["mode"]
     found = torch.nn.functional.grid_sample(
-        x, grid.to(x.dtype), mode=mode, padding_mode=options["padding"],
+        x, grid.to(x.dtype), mode=MODES.get(mode, mode), padding_mode=options["padding"],
         align_corners=bool(options["align"]),
     )  # fmt: skip
     return [found]
@@ -295,7 +300,7 @@ def _col2im(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor
     (x,) = operands
     assert x is not None
     image, (top, left, bottom, right) = options["image"], options["pads"]
-    padded = [image[0] + top + bottom, image[1] + left + right]
+    padded = (image[0] + top + bottom, image[1] + left + right)
     found = torch.nn.functional.fold(
         x, padded, options["block"], dilation=options["dilations"], stride=options["strides"]
     )

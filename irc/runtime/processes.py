@@ -3,12 +3,13 @@
 Nothing is pickled: what ranks tell each other are tensors of bytes and numbers.
 """
 
+# pyright: basic
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -53,7 +54,7 @@ def check_world(mesh: Mesh, world: int) -> None:
             "world-size",
             f"the plan is for {mesh.num_ranks} ranks ({mesh or 'one device'}), "
             f"and {world} were started",
-            help=f"start {mesh.num_ranks} processes, or compile for {world} ranks",
+            help=f"torchrun --nproc-per-node {mesh.num_ranks}, or a mesh of {world} ranks",
         )
 
 
@@ -75,12 +76,14 @@ def start_processes(rank: int, world: int) -> None:
     """Join the processes of a run; all call it."""
     timeout = timedelta(seconds=JOIN_TIMEOUT_S)
     path = os.environ.get(STORE_VARIABLE)
-    store = dist.FileStore(path, world) if path else None
+    # torch documents FileStore but does not list it among its exports.
+    made = dist.FileStore  # pyright: ignore[reportPrivateImportUsage]
+    store = made(path, world) if path else None
     dist.init_process_group("gloo", rank=rank, world_size=world, store=store, timeout=timeout)
 
 
 @contextmanager
-def joined(rank: int, world: int) -> Iterator[None]:
+def joined(rank: int, world: int) -> Generator[None]:
     """Join the processes of a run, and leave them at the end."""
     start_processes(rank, world)
     try:

@@ -25,6 +25,7 @@ from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.errors import InternalError
 from irc.sharding.boxing import LocalShape, even_shape
+from irc.sharding.constraints import Constraints
 from irc.sharding.partials import Partials
 from irc.sharding.problem import Net, Node, Port, Problem
 from irc.sharding.prune import undominated
@@ -41,12 +42,12 @@ class Wishes:
 
     Attributes:
         inputs: how the entry gets its inputs: whole on each rank, or as the plan likes.
-        pins: placements of entry arguments by name.
+        constraints: pins and forbids.
         memory_bytes: how many bytes of parameters and buffers a device may hold.
     """
 
     inputs: Inputs = "replicated"
-    pins: Mapping[str, Placement] = field(default_factory=dict[str, Placement])
+    constraints: Constraints = field(default_factory=Constraints)
     memory_bytes: int | None = None
 
 
@@ -98,7 +99,7 @@ class Graph:
             self._add_net(value, self._counts[name])
 
     def _add_op(self, op: FlowOp, function: str) -> None:
-        found = self._partials.signatures[op]
+        found = self._wishes.constraints.signatures(function, op, self._partials.signatures[op])
         seconds = [self._cost.op_seconds(op, signature) for signature in found]
         kept = undominated(op, found, seconds, self._cost.boxing)
         found, seconds = [found[i] for i in kept], [seconds[i] for i in kept]
@@ -128,8 +129,10 @@ class Graph:
             if not isinstance(value.type, TensorType):
                 self.sources[value] = self._fixed
                 continue
-            if name in self._wishes.pins:
-                options: tuple[Placement, ...] = (self._wishes.pins[name],)
+            if self._wishes.constraints.restricts(name, loaded=loaded):
+                options = self._wishes.constraints.placements(
+                    name, self._any_placement(value, uses), value.type
+                )
             elif not loaded or not uses:
                 self.sources[value] = self._fixed
                 continue

@@ -8,6 +8,7 @@ lower-boxing both build these through one callback, so what is tested is what ru
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, TypeAlias
 
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
@@ -19,8 +20,12 @@ from irc.dialects.flow import (
     ConstantOp,
     FlowOp,
     IotaOp,
+    PadOp,
     PointwiseOp,
+    RandomOp,
     ReshapeOp,
+    ScatterOp,
+    SliceOp,
     id_of,
     loc_of,
     tensor,
@@ -169,22 +174,71 @@ class Local:
         return list(made.outputs)
 
 
+def _held(local: Local) -> tuple[SSAValue, SSAValue]:
+    """Count the indices (operand 1) from the first row of the table (operand 0) that the rank holds.
+
+    Returns:
+        Which of them are in its part, and their place there.
+    """
+    table, indices = local.inputs[:2]
+    dim, placed = dim_of(local.op.plain), local.signature.operands[0]
+    dtype = tensor(indices).dtype
+    start = local.offset(tensor(local.op.inputs[0]), placed, dim, dtype)
+    held = local.scalar(tensor(table).static_shape()[dim], dtype)
+    moved = local.pointwise("sub", indices, start)
+    above = local.pointwise("ge", moved, local.scalar(0, dtype), dtype="i1")
+    mine = local.pointwise("logical_and", above, local.pointwise("lt", moved, held, dtype="i1"))
+    return mine, moved
+
+
 def _masked(local: Local) -> list[SSAValue]:
     """Look up the rows that the rank holds; the others read row 0 and are replaced by zeros."""
     table, indices = local.inputs
-    dim, placed = dim_of(local.op.plain), local.signature.operands[0]
-    kind = tensor(indices)
-    start = local.offset(tensor(local.op.inputs[0]), placed, dim, kind.dtype)
-    held = local.scalar(tensor(table).static_shape()[dim], kind.dtype)
-    moved = local.pointwise("sub", indices, start)
-    above = local.pointwise("ge", moved, local.scalar(0, kind.dtype), dtype="i1")
-    mine = local.pointwise("logical_and", above, local.pointwise("lt", moved, held, dtype="i1"))
+    dim, kind = dim_of(local.op.plain), tensor(indices)
+    mine, moved = _held(local)
     safe = local.pointwise("where", mine, moved, local.scalar(0, kind.dtype))
     (found,) = local.same([table, safe], last=False)
     after = (1,) * (tensor(table).ndim - dim - 1)
     if local.op.name == "flow.take" and after:
         mine = local.before(ReshapeOp, [mine], TensorType.of((*kind.shape, *after), "i1"))
     return local.last(PointwiseOp, [mine, found, local.scalar(0, tensor(found).dtype)], fn="where")
+
+
+def _masked_scatter(local: Local) -> list[SSAValue]:
+    """Write the rows that the rank holds; others go to a row more, which is dropped."""
+    table, indices, source = local.inputs
+    dim, fn, kind = dim_of(local.op.plain), local.op.plain["fn"], tensor(table)
+    shape, dtype = kind.static_shape(), tensor(indices).dtype
+    mine, moved = _held(local)
+    if fn == "sum" and kind.dtype != "i1":
+        # Adding zero to the first row is no write: it saves the copy that the row more takes.
+        safe = local.pointwise("where", mine, moved, local.scalar(0, dtype))
+        added = local.pointwise("where", mine, source, local.scalar(0, kind.dtype))
+        return local.last(ScatterOp, [table, safe, added], dim=dim, fn=fn)
+    safe = local.pointwise("where", mine, moved, local.scalar(shape[dim], dtype))
+    ends = tuple(int(i == dim) for i in range(len(shape)))
+    longer = TensorType.of([n + end for n, end in zip(shape, ends, strict=True)], kind.dtype)
+    none = (0,) * len(shape)
+    padded = local.before(PadOp, [table], longer, low=none, high=ends, value=0.0)
+    written = local.before(ScatterOp, [padded, safe, source], longer, dim=dim, fn=fn)
+    steps = (1,) * len(shape)
+    return local.last(SliceOp, [written], starts=none, stops=shape, steps=steps)
+
+
+def _offset_random(local: Local) -> list[SSAValue]:
+    """Draw from the place of the rank's first element, in the steps of the whole tensor."""
+    result = tensor(local.op.outputs[0])
+    shape, placed = result.static_shape(), local.signature.results[0]
+    strides = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
+    start: SSAValue | None = None
+    for dim, stride in enumerate(strides):
+        if placed.split_axes(dim):
+            offset = local.offset(result, placed, dim, "i64")
+            moved = local.pointwise("mul", offset, local.scalar(stride, "i64"))
+            start = moved if start is None else local.pointwise("add", start, moved)
+    assert start is not None, placed
+    attrs = {**local.op.plain, "strides": strides}
+    return local.last(RandomOp, [*local.inputs, start], **attrs)
 
 
 def _offset_iota(local: Local) -> list[SSAValue]:
@@ -209,11 +263,22 @@ def _causal_rows(local: Local) -> list[SSAValue]:
     return local.last(AttentionOp, [q, k, v, keep], is_causal=False, scale=scale)
 
 
+def _own_experts(local: Local) -> list[SSAValue]:
+    """Count experts from the first that the rank holds; others are then out of range."""
+    hidden, index, *rest = local.inputs
+    whole, placed = tensor(local.op.inputs[4]), local.signature.operands[4]
+    start = local.offset(whole, placed, 0, tensor(index).dtype)
+    return local.same([hidden, local.pointwise("sub", index, start), *rest])
+
+
 PROGRAMS: Mapping[str, Callable[[Local], list[SSAValue]]] = {
     "masked-take": _masked,
     "masked-gather": _masked,
+    "masked-scatter": _masked_scatter,
     "offset-iota": _offset_iota,
+    "offset-random": _offset_random,
     "causal-rows": _causal_rows,
+    "own-experts": _own_experts,
 }
 
 

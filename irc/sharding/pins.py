@@ -1,111 +1,277 @@
-"""What the user fixes: placements of entry arguments, by glob on their names."""
+"""The constraint file: what the user fixes of a plan (``grammar/sharding.lark``).
+
+A statement pins or forbids placements, of arguments by a glob on their dotted names, of ops by a
+glob on their ids, or of all that a source line makes. The same text is taken from a file, from an
+option, and from Python, where it may also be a mapping from globs to placements.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
 
-from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
-from xdsl.parser import Parser
-from xdsl.utils.exceptions import ParseError
 
-from irc.dialects.builder import arguments, entry
-from irc.dialects.flow import tensor
-from irc.dialects.placement import B, Mesh, Placement, Split
-from irc.dialects.types import PlacementAttr, parse_placement
+from irc.dialects.placement import B, Partial, Placement, Reduction, Split
+from irc.dialects.types import PlacementAttr
 from irc.errors import IrcError, did_you_mean
-from irc.sharding.boxing import even_shape
+from irc.sharding.patterns import ANYTHING, AxisPattern, Pattern, SignaturePattern
+
+Verb: TypeAlias = Literal["pin", "forbid"]
+Kind: TypeAlias = Literal["argument", "op", "line"]
+Pins: TypeAlias = str | Path | Mapping[str, "str | Placement"]
+"""Constraints as Python gives them: text, a file, or placements by glob."""
+
+MAX_BYTES = 1 << 20
+INLINE = "pins"
+"""Where constraints come from that are in no file."""
 
 
-def parse_pins(text: str) -> dict[str, Placement]:
-    """Read ``GLOB = [axis = S(0), ...]; GLOB = ...``.
+@dataclass(frozen=True)
+class Statement:
+    """One constraint.
 
-    >>> str(parse_pins("*.weight = [tensor = S(1)]")["*.weight"])
-    '[tensor = S(1)]'
+    Attributes:
+        kind: what ``glob`` names: arguments, ids of ops, or source lines.
+        glob: with ``*``, ``?`` and number ranges ``{0-5,7}``.
+        priority: of two pins of one thing the higher holds, of equal ones the later.
+        equal: refuse shards that are not equal.
+        where: the file and line, for messages.
+    """
+
+    verb: Verb
+    kind: Kind
+    glob: str
+    pattern: Pattern | SignaturePattern
+    priority: int = 0
+    equal: bool = False
+    where: str = INLINE
+
+    def matches(self, name: str) -> bool:
+        """Return whether the glob fits a name."""
+        return _regex(self.glob).fullmatch(name) is not None
+
+    def __str__(self) -> str:
+        kind = {"argument": "", "op": "op ", "line": "at "}[self.kind]
+        return f"{self.verb} {kind}{self.glob} = {self.pattern}"
+
+
+def constraint_text(pins: Pins) -> tuple[str, str]:
+    """Return the text of constraints, and where it is from.
+
+    Text without a ``=`` is the name of a file.
+
+    Raises:
+        IrcError: ``file-missing``.
+    """
+    if isinstance(pins, Mapping):
+        return "\n".join(f'"{glob}" = {value}' for glob, value in pins.items()), INLINE
+    if isinstance(pins, str) and ("=" in pins or not pins.strip() or "\n" in pins):
+        return pins, INLINE
+    path = Path(pins)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise IrcError("option-value", f"constraint file '{path}' has over {MAX_BYTES} bytes")
+        return path.read_text(encoding="utf-8"), path.name
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise IrcError(
+            "file-missing",
+            f"cannot read the constraint file '{pins}'",
+            because=str(reason),
+            help="name a file, or write constraints: 'NAME = [tensor = S(0)]; ...'",
+        ) from None
+
+
+def parse_constraints(text: str, source: str = INLINE) -> tuple[Statement, ...]:
+    """Read constraints.
+
+    >>> [str(s) for s in parse_constraints("*.w = [tensor = S(1)]; forbid op n3 = (P(*))")]
+    ['pin *.w = [tensor = S(1)]', 'forbid op n3 = (P(*))']
+
+    Raises:
+        IrcError: ``constraint-syntax`` or ``placement-syntax``, with the line.
+    """
+    from lark.exceptions import UnexpectedInput
+
+    try:
+        tree = _parser().parse(text)
+    except UnexpectedInput as error:
+        raise _syntax_error(text, source, error) from None
+    return tuple(_statement(node, text, source) for node in tree.children)
+
+
+def parse_pattern(text: str) -> Pattern:
+    """Read one placement: ``[tensor = S(0)]``, ``(S(0), B)`` or ``S(0), B``.
+
+    >>> str(parse_pattern("S(0), B"))
+    '(S(0), B)'
 
     Raises:
         IrcError: ``placement-syntax``.
     """
-    pins: dict[str, Placement] = {}
-    for part in filter(None, (p.strip() for p in text.split(";"))):
-        glob, _, placement = part.partition("=")
-        try:
-            parser = Parser(Context(), placement.strip(), "<pins>")
-            pins[glob.strip()] = parse_placement(parser)
-            if rest := parser.parse_optional_identifier():
-                raise ValueError(f"'{rest}' follows the placement")
-        except (ParseError, ValueError) as error:
-            because = str(error).strip().splitlines()[-1] if str(error).strip() else "it ends early"
-            raise IrcError(
-                "placement-syntax",
-                f"cannot read the pin '{part}'",
-                because=because,
-                help="write it as: NAME = [data = S(0), tensor = B]",
-            ) from None
-    return pins
+    (statement, *more) = parse_constraints(f"x = {text}", "placement")
+    if more or isinstance(statement.pattern, SignaturePattern) or statement.priority:
+        raise IrcError(
+            "placement-syntax",
+            f"'{text}' is not one placement",
+            help='write it as "[data = S(0), tensor = B]" or "S(0), B"',
+        )
+    return statement.pattern
 
 
-def module_pins(module: ModuleOp) -> dict[str, Placement]:
+def module_pins(module: ModuleOp) -> tuple[Statement, ...]:
     """Return the pins that the module's attribute ``irc.pins`` holds."""
     attr = module.attributes.get("irc.pins")
     if not isinstance(attr, DictionaryAttr):
-        return {}
-    return {k: v.data for k, v in attr.data.items() if isinstance(v, PlacementAttr)}
+        return ()
+    return tuple(
+        Statement("pin", "argument", glob, Pattern.of(value.data), where="the module's irc.pins")
+        for glob, value in attr.data.items()
+        if isinstance(value, PlacementAttr)
+    )
 
 
-def resolve_pins(
-    module: ModuleOp, mesh: Mesh, pins: Mapping[str, Placement]
-) -> dict[str, Placement]:
-    """Return the placement of each pinned argument; of several globs the last that matches holds.
-
-    Raises:
-        IrcError: a glob matches nothing, or its placement does not fit the mesh or the argument.
-    """
-    shapes = {name: tensor(value).static_shape() for _, name, value in arguments(entry(module))}
-    found: dict[str, Placement] = {}
-    for glob, placement in pins.items():
-        names = [name for name in shapes if fnmatchcase(name, glob)]
-        if not names:
-            raise IrcError(
-                "input-mismatch", f"pin '{glob}' names no argument", help=did_you_mean(glob, shapes)
-            )
-        _check_mesh(glob, placement, mesh)
-        for name in names:
-            _check_shape(name, shapes[name], placement, mesh)
-            found[name] = _without_single(placement, mesh)
-    return found
+@cache
+def _regex(glob: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*|\?|\{[0-9,-]+\})", glob)
+    return re.compile("".join(_regex_part(part) for part in parts), re.DOTALL)
 
 
-def _without_single(placement: Placement, mesh: Mesh) -> Placement:
-    """Return the same shards with B on axes of one rank, as the search writes it."""
-    kept = [(axis, p if mesh.size(axis) > 1 else B) for axis, p in placement.axes]
-    order = sorted(kept, key=lambda item: item[1].order if isinstance(item[1], Split) else 0)
-    numbered = dict(Placement.in_mesh_order(tuple(order)).axes)
-    return Placement(tuple((axis, numbered[axis]) for axis in mesh.names))
+def _regex_part(part: str) -> str:
+    if part in ("*", "?"):
+        return ".*" if part == "*" else "."
+    if not (part.startswith("{") and part.endswith("}")):
+        return re.escape(part)
+    numbers: list[str] = []
+    for one in part[1:-1].split(","):
+        first, _, last = one.partition("-")
+        if not first or (last and not first <= last and int(first) > int(last)):
+            return re.escape(part)
+        numbers += [str(n) for n in range(int(first), min(int(last or first), 99_999) + 1)]
+    return f"(?:{'|'.join(numbers)})"
 
 
-def _check_mesh(glob: str, placement: Placement, mesh: Mesh) -> None:
-    if placement.names != mesh.names:
-        raise IrcError(
-            "mesh-mismatch",
-            f"pin '{glob}' places on axes {', '.join(placement.names)}; the mesh is {mesh}",
-            help=f"say something about each of: {', '.join(mesh.names)}",
-        )
-    if partial := placement.partial_axes():
+@cache
+def _parser() -> Any:
+    from importlib.resources import files
+
+    from lark import Lark
+
+    grammar = files("irc.grammar").joinpath("sharding.lark").read_text(encoding="utf-8")
+    return Lark(grammar, parser="lalr", propagate_positions=True)
+
+
+def _statement(node: Any, text: str, source: str) -> Statement:
+    verb = "pin"
+    children = list(node.children)
+    if children[0].data in ("pin", "forbid"):
+        verb = str(children.pop(0).data)
+    target, pattern, *qualifiers = children
+    (name,) = target.children[0].children
+    found = {str(q.data): int(q.children[0]) if q.children else 1 for q in qualifiers}
+    where = f"{source}, line {node.meta.line}" if "\n" in text.strip() else source
+    return Statement(
+        cast("Verb", verb),
+        cast("Kind", str(target.data)),
+        str(name).strip('"'),
+        _pattern(pattern, where),
+        found.get("priority", 0),
+        "equal" in found,
+        where,
+    )
+
+
+def _pattern(node: Any, where: str) -> Pattern | SignaturePattern:
+    first, second = node.children
+    if second is not None:
+        return SignaturePattern(_sides(first), _sides(second))
+    if all(side.data == "bare" for side in first.children):
+        return Pattern(listed=tuple(_placed(side.children[0], where) for side in first.children))
+    if len(first.children) > 1:
         raise IrcError(
             "placement-syntax",
-            f"pin '{glob}' makes an argument partial on {', '.join(partial)}",
-            because="what a rank loads is a slice, or the whole",
-            help="use S(dim) or B",
+            "a pin gives one placement, this gives several",
+            where=where,
+            help="a signature has an arrow: op n3 = (S(0)), (B) -> (S(0))",
         )
+    return _side(first.children[0], where)
 
 
-def _check_shape(name: str, shape: Sequence[int], placement: Placement, mesh: Mesh) -> None:
-    if even_shape(tuple(shape), placement, mesh) is None:
-        raise IrcError(
-            "mesh-axis-indivisible",
-            f"argument '{name}' of shape {list(shape)} does not split evenly as {placement}"
-            f" on {mesh}",
-            help="split another dim, or choose an axis size that divides this one",
+def _sides(node: Any, where: str = "") -> tuple[Pattern, ...]:
+    found = [_side(side, where) for side in node.children]
+    # `() -> (S(0))` is an op without operands.
+    return tuple(found) if [p for p in found if p.listed != ()] else ()
+
+
+def _side(node: Any, where: str) -> Pattern:
+    given = [child for child in node.children if child is not None]
+    if node.data != "named":
+        return Pattern(listed=tuple(_placed(child, where) for child in given))
+    named = tuple((str(c.children[0]), _placed(c.children[1], where)) for c in given)
+    axes = [axis for axis, _ in named]
+    if len(set(axes)) < len(axes):
+        raise IrcError("placement-syntax", f"an axis is given twice: {', '.join(axes)}", where)
+    return Pattern(named)
+
+
+def _placed(node: Any, where: str) -> AxisPattern:
+    tokens = [str(token) for token in node.children if token is not None]
+    match str(node.data):
+        case "split":
+            dim, order = int(tokens[0]), int(tokens[1]) if len(tokens) > 1 else 0
+            return AxisPattern(Split(dim, order), len(tokens) > 1)
+        case "partial":
+            if tokens[0] not in ("sum", "max", "min"):
+                raise IrcError(
+                    "placement-syntax",
+                    f"a partial value reduces by sum, max or min, not '{tokens[0]}'",
+                    where=where,
+                    help=did_you_mean(tokens[0], ("sum", "max", "min")),
+                )
+            return AxisPattern(Partial(cast("Reduction", tokens[0])))
+        case kind:
+            return FIXED[kind]
+
+
+FIXED: Mapping[str, AxisPattern] = {
+    "any_split": AxisPattern("S(*)"),
+    "any_partial": AxisPattern("P(*)"),
+    "partial_sum": AxisPattern(Partial()),
+    "broadcast": AxisPattern(B),
+    "anything": ANYTHING,
+}
+
+
+def _syntax_error(text: str, source: str, error: Any) -> IrcError:
+    """Say where reading stopped, and what could have been there."""
+    line = max(int(getattr(error, "line", 1) or 1), 1)
+    lines = text.splitlines() or [""]
+    # The end of the text has no line of its own.
+    wrong = lines[min(line, len(lines)) - 1]
+    column = int(getattr(error, "column", 0) or 0)
+    if column < 1 or line > len(lines):
+        column = len(wrong) + 1
+    statement = wrong[: column - 1].rpartition(";")[2] + wrong[column - 1 :].partition(";")[0]
+    placed = "=" in wrong[: column - 1].rpartition(";")[2]
+    found = wrong[column - 1 : column + 11].strip() or "the end"
+    where = f"{source}, line {line}, column {column}" if "\n" in text.strip() else source
+    if placed:
+        return IrcError(
+            "placement-syntax",
+            f"cannot read the placement of '{statement.strip()}'",
+            where=where,
+            because=f"it stops making sense at '{found}'",
+            help="write it as: NAME = [data = S(0), tensor = B]",
         )
+    return IrcError(
+        "constraint-syntax",
+        f"cannot read the constraint '{statement.strip()}'",
+        where=where,
+        because=f"it stops making sense at '{found}'",
+        help="write it as: [pin|forbid] NAME = PLACEMENT, or: pin op ID = PLACEMENT",
+    )

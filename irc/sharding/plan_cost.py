@@ -27,7 +27,7 @@ def plan_cost(graph: Graph, solution: Solution, cluster: str, boxing: Boxing, tr
     return json.dumps(
         {
             "cluster": cluster,
-            "objective_s": _short(solution.seconds),
+            "objective_s": float(f"{solution.seconds:.7g}"),
             "bound_s": _short(solution.bound_s),
             "gap": _short(solution.gap),
             "nodes": solution.num_nodes,

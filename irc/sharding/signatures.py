@@ -19,11 +19,11 @@ from irc.dialects.placement import AxisPlacement, B, Broadcast, Mesh, Partial, P
 from irc.dialects.types import TensorType
 from irc.ops.rule import Rule, TensorTerm, static
 from irc.ops.rules import op_signatures, rule_of
-from irc.ops.strategies import Strategy, strategies_of
+from irc.ops.strategies import AS_IT_IS, Strategy, strategies_of
 from irc.sharding.shards import chunk_lengths
 
-RULE = "rule"
-"""The strategy name of a signature that the op's rule gives."""
+RULE = AS_IT_IS
+"""The strategy name of a signature whose local program is the op itself, as by its rule."""
 
 NEVER_EMPTY = frozenset({"flow.convolution", "flow.pool", "flow.attention", "flow.extern"})
 """Libraries refuse empty batches here."""
@@ -140,9 +140,9 @@ def _of_strategy(strategy: Strategy) -> Signature:
         strategy.operands,
         strategy.results,
         strategy=strategy.name,
-        split=f"<{strategy.name}>",
+        split=f"<{strategy.name} {strategy.split}>" if strategy.split else f"<{strategy.name}>",
         size=size,
-        filled=True,
+        filled=size > 0,
     )
 
 
@@ -182,7 +182,12 @@ def signatures(
 
 
 def combine(chosen: Sequence[Signature], mesh: Mesh) -> NdSignature | None:
-    """Nest one signature for each mesh axis; None where a tensor would mix kinds of partial."""
+    """Nest one signature for each mesh axis.
+
+    None where a tensor would mix kinds of partial, or the op strategies: each has its own program.
+    """
+    if len({s.strategy for s in chosen} - {RULE}) > 1:
+        return None
     operands = [_placed(mesh, column) for column in zip(*(s.operands for s in chosen), strict=True)]
     results = [_placed(mesh, column) for column in zip(*(s.results for s in chosen), strict=True)]
     if any(_mixes(placement) for placement in (*operands, *results)):
@@ -255,6 +260,8 @@ def find_signature(
             return None
         chosen.append(found)
     if any(map(_mixes, (*given, *made))) or not _one_order(chosen, mesh, (*given, *made)):
+        return None
+    if len({s.strategy for s in chosen} - {RULE}) > 1:
         return None
     if not _divides(chosen, mesh, uneven=True):
         return None

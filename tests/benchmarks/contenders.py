@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -109,20 +110,37 @@ def _compiled(name: str, module: Any) -> Any:
             raise ValueError(f"no contender {name!r}")
 
 
+TRACING = (
+    "torch._dynamo",
+    "torch._export.non_strict_utils",
+    "torch._functorch.aot_autograd",
+    "torch.export._trace",
+)
+"""What every compiler of torch modules imports on first use."""
+
+INDUCTOR = (
+    "torch._inductor.compile_fx",
+    "torch._inductor.cpp_builder",
+    "torch._inductor.scheduler",
+)
+IRC = (
+    "irc.backends.cpu",
+    "irc.compiled",
+    "irc.passes.canonicalize",
+    "irc.passes.fuse",
+    "irc.passes.map_tasks",
+    "irc.plan.build",
+    "irc.runtime.executor",
+    "irc.torch_backend",
+)
+
+
 def _imports(name: str) -> None:
     """Import what the contender will need, so that the cold time is compiling alone."""
-
-    if name == "inductor":
-        pass
-    if name.startswith("irc"):
-        from importlib import import_module
-
-        for module in (
-            "irc.api", "irc.pipeline", "irc.torch_backend", "irc.frontends.torch.capture",
-            "irc.backends.cpu", "irc.plan.build", "irc.runtime.executor", "torch.export",
-            *(f"irc.passes.{p}" for p in ("canonicalize", "fuse", "map_tasks")),
-        ):  # fmt: skip
-            import_module(module)
+    for module in TRACING if name != "eager" else ():
+        import_module(module)
+    for module in {"inductor": INDUCTOR, "eager": ()}.get(name, IRC):
+        import_module(module)
 
 
 def _answer(value: Any) -> None:

@@ -6,8 +6,8 @@ Targets (exit status 1 when one is missed):
   one call of irc.compile's module        no slower than torch.compile's (ratio at most 1.00)
 
 Imports are made before the clock starts. Each contender has its own process and empty caches; the
-others are stopped while one runs. Calls are timed in rounds, one block of each contender per round, and
-ratios are taken round by round; the table shows medians.
+others are stopped while one runs. Calls are timed in rounds, one block of each contender per round,
+and ratios are taken round by round; the table shows medians.
 """
 
 from __future__ import annotations

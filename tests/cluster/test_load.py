@@ -53,7 +53,7 @@ def test_a_missing_file_is_named() -> None:
     ("old", "new", "said"),
     [
         ("devices = 4", "devcies = 4", "did you mean 'devices'"),
-        ("devices = 4", "", "'devices' is missing"),
+        ("devices = 4", "", "'link.devices' is missing"),
         ("memory_gb = 48", "memory_gb = -1", "memory_gb is -1"),
         ("f32 = 38.0, ", "", "peak_tflops.f32"),
         ('["all_to_all"]', '["all_gather"]', "cannot emulate"),

@@ -1,7 +1,13 @@
 """IR text: what prints parses back; what is wrong is refused in one located message."""
 
-import pytest
+import math
 
+import pytest
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block
+
+from irc.dialects.builder import FlowBuilder, finish_function
+from irc.dialects.flow import ConstantOp, PadOp
 from irc.dialects.placement import B, Mesh, Partial, Placement, Split
 from irc.dialects.text import dump, load
 from irc.dialects.types import TensorType
@@ -9,8 +15,8 @@ from irc.errors import IrcError
 
 PROGRAM = """
 builtin.module {
-  task.kernel @k0 {template = "rows", space = array<i64: 8, 16>, parallel = 1 : i64, num_inputs = 1 : i64,
-      mapping = #task.map<spatial(2) * repeat(4)>} : {
+  task.kernel @k0 {template = "rows", space = array<i64: 8, 16>, parallel = 1 : i64,
+      num_inputs = 1 : i64, mapping = #task.map<spatial(2) * repeat(4)>} : {
   ^bb0(%x: !task.buffer<128, f32>, %o: !task.buffer<128, f32>):
     %v = task.load(%x) {offset = 0 : i64, strides = array<i64: 16, 1>}
         : (!task.buffer<128, f32>) -> !task.value<f32, full>
@@ -20,7 +26,8 @@ builtin.module {
     task.store(%d, %o) {offset = 0 : i64, strides = array<i64: 16, 1>}
         : (!task.value<f32, full>, !task.buffer<128, f32>) -> ()
   }
-  func.func @forward(%x: !flow.tensor<[8, 16], f32> {role = "input", name = "x"}) -> !flow.tensor<[8, 16], f32> {
+  func.func @forward(%x: !flow.tensor<[8, 16], f32> {role = "input", name = "x"})
+      -> !flow.tensor<[8, 16], f32> {
     %r = task.launch(%x) {kernel = @k0, loc = "x:1", id = "n3"}
         : (!flow.tensor<[8, 16], f32>) -> !flow.tensor<[8, 16], f32>
     %p = comm.all_reduce(%r) {axis = "tensor", fn = "sum", loc = "x:2", id = "n4"}
@@ -38,6 +45,24 @@ def test_printing_is_a_fixed_point_of_parsing() -> None:
     assert dump(load(text)) == text
     for kept in ('id = "n3"', 'loc = "x:2"', "spatial(2) * repeat(4)"):
         assert kept in text
+
+
+@pytest.mark.parametrize("numbers", [(math.inf, -math.inf, 1e17, 1e-300), (math.nan, 0.1)])
+def test_numbers_that_print_as_their_bits_are_read_back(numbers: tuple[float, ...]) -> None:
+    block = Block()
+    builder = FlowBuilder(block)
+    constant = builder.constant(numbers, (len(numbers),), "f64")
+    kind = TensorType.of((len(numbers) + 1,), "f64")
+    builder.op(PadOp, [constant], result=kind, low=(0,), high=(1,), value=numbers[0])
+    module = ModuleOp([finish_function("f", block, [])])
+    again = load(dump(module))
+    attrs = [op.plain["value"] for op in again.walk() if isinstance(op, ConstantOp | PadOp)]
+    assert repr(attrs) == repr([numbers, numbers[0]])
+
+
+def test_bits_of_another_width_are_refused() -> None:
+    with pytest.raises(IrcError, match="does not parse"):
+        load(flow("%c = flow.constant() {value = array<f32: 0x7f800000>} : () -> " + X))
 
 
 def flow(operation: str, argument: str = "!flow.tensor<[8, 4], f32>") -> str:

@@ -52,7 +52,8 @@ CASES = {
         {
             "gpt": _columns_and_rows("*.up.weight", "*.down.weight", "tensor"),
             "llama": _columns_and_rows("*.gate_proj.weight", "*.down_proj.weight", "tensor"),
-            "resnet": "*.conv1.weight.folded = [tensor = S(0)]; *.conv2.weight.folded = [tensor = S(0)]",
+            "resnet": "*.conv1.weight.folded = [tensor = S(0)];"
+            " *.conv2.weight.folded = [tensor = S(0)]",
             # MatMul's weights are [in, out].
             "transformer": "*.up.weight = [tensor = S(1)]; *.down.weight = [tensor = S(0)]",
         },

@@ -1,4 +1,4 @@
-"""`irc check` names the pass, op, placement and line of faults that are planted into passes' work."""
+"""`irc check` names the pass, op, placement and line of faults planted into passes' work."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ from tests.models.gpt import GPT, GPTConfig
 
 PINS = """*.up.weight = [data = B, tensor = S(0)]; *.down.weight = [data = B, tensor = S(1)]"""
 OPTIONS = Options(mesh=Mesh.parse("data=2,tensor=2"), cluster="demo-gpus", pins=PINS)
-NOTHING: Callable[[object], None] = lambda _: None
+
+
+def nothing(_: object) -> None:
+    """Plant no fault."""
 
 
 def plan_with_fault(
     folder: Path,
     *,
     after: str = "",
-    fault: Callable[[ModuleOp], None] = NOTHING,
+    fault: Callable[[ModuleOp], None] = nothing,
     in_plan: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> str:
     """Compile a small GPT with a pass that does its work and then something wrong."""
@@ -75,7 +78,7 @@ def wrong_mask(module: ModuleOp) -> None:
 
 
 def epilogue_before_reduction(module: ModuleOp) -> None:
-    """What a norm does after its sum, dividing by the length, is done to another value before it."""
+    """What a norm does after its sum, dividing by the length, is done to another value."""
     for kernel in module.walk():
         if not isinstance(kernel, KernelOp) or "norm" not in kernel.sym_name.data:
             continue
@@ -85,7 +88,7 @@ def epilogue_before_reduction(module: ModuleOp) -> None:
             for use in reduce.outputs[0].uses
             if isinstance(use.operation, KernelPointwiseOp)
         )
-        # sum(x) / n becomes sum(x): the division now stands on the wrong side, where nobody reads it.
+        # sum(x) / n becomes sum(x): the division now stands where nobody reads it.
         divide.outputs[0].replace_all_uses_with(reduce.outputs[0])
         return
 

@@ -298,10 +298,13 @@ def test_rows_and_columns_of_one_iota_are_two_axes() -> None:
         """
         func.func @forward() -> !flow.tensor<[1, 5, 5], i1> {
           %i = flow.iota() {dim = 0 : i64, loc = "m.py:1", id = "n0"} : () -> !flow.tensor<[5], i64>
-          %r = flow.reshape(%i) {loc = "m.py:2", id = "n1"} : (!flow.tensor<[5], i64>) -> !flow.tensor<[1, 5, 1], i64>
-          %c = flow.reshape(%i) {loc = "m.py:3", id = "n2"} : (!flow.tensor<[5], i64>) -> !flow.tensor<[1, 1, 5], i64>
+          %r = flow.reshape(%i) {loc = "m.py:2", id = "n1"}
+              : (!flow.tensor<[5], i64>) -> !flow.tensor<[1, 5, 1], i64>
+          %c = flow.reshape(%i) {loc = "m.py:3", id = "n2"}
+              : (!flow.tensor<[5], i64>) -> !flow.tensor<[1, 1, 5], i64>
           %m = flow.pointwise(%c, %r) {fn = "le", loc = "m.py:4", id = "n3"}
-              : (!flow.tensor<[1, 1, 5], i64>, !flow.tensor<[1, 5, 1], i64>) -> !flow.tensor<[1, 5, 5], i1>
+              : (!flow.tensor<[1, 1, 5], i64>, !flow.tensor<[1, 5, 1], i64>)
+              -> !flow.tensor<[1, 5, 5], i1>
           func.return %m : !flow.tensor<[1, 5, 5], i1>
         }
         """

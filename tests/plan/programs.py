@@ -19,10 +19,10 @@ from irc.dialects.builder import argument_attrs
 from irc.dialects.mapping import Atom, TaskMapping
 from irc.dialects.placement import Placement
 from irc.dialects.types import PlacementAttr, TensorType
-from irc.runtime.library import dtypes
 from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.save import make_plan
+from irc.runtime.library import dtypes
 from irc.runtime.segments import SegmentCall
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"add": torch.add, "mul": torch.mul}

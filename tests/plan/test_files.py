@@ -196,7 +196,7 @@ def test_json_limits(text: str, expected: str) -> None:
 
 
 def changed(**edits: str) -> str:
-    """The JSON of a sound plan with one of its values replaced, by the path ``buffers.3.offset``."""
+    """The JSON of a sound plan with a value replaced, by the path ``buffers.3.offset``."""
     data = json.loads(to_json(build_plan(sharded())))
     for path, value in edits.items():
         *outer, last = path.split("__")
@@ -252,7 +252,7 @@ def test_an_edited_plan_is_verified(edits: dict[str, str], expected: str) -> Non
 
 
 def test_a_stale_buffer_is_found() -> None:
-    """Put any two arena buffers of a plan in one place: if they are alive together, it is refused."""
+    """Put any two arena buffers of a plan in one place: alive together, they are refused."""
     plan = build_plan(mlp())
     arena = [i for i, b in enumerate(plan.buffers) if b.storage == "arena"]
     refused = 0

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from irc.dialects.flow import OP_BY_NAME
-from irc.runtime import library
 from irc.ops.infer import infer
 from irc.ops.pointwise import POINTWISE
+from irc.runtime import library
 
 STRUCTURAL = {"flow.fusion", "flow.yield"}
 

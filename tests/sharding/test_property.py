@@ -79,6 +79,14 @@ def window(**changed: Any) -> dict[str, Any]:
     return {"strides": (1, 1), "low": (1, 1), "high": (1, 1), "dilations": (1, 1), **changed}
 
 
+EXPERTS = '[[%s, "silu", %%d], {}]' % ", ".join(f'{{"operand": {i}}}' for i in range(5))
+
+
+def experts(tokens: int, count: int) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Operands of a layer of experts: two for each token, gated, 6 wide."""
+    return (((tokens, 3), "f32"), ((tokens, 2), "i64"), *f((tokens, 2), (count, 2, 6, 3), (count, 3, 6)))
+
+
 def cases(n: int, m: int) -> list[Case]:
     """Instances of every op whose split dims have sizes made of ``n`` and ``m``."""
     point, reduce = flow.PointwiseOp, flow.ReduceOp
@@ -138,6 +146,18 @@ def cases(n: int, m: int) -> list[Case]:
         Case(flow.ScatterOp, (((n, m), "f32"), ((n, 3), i64), ((n, 3), "f32")), {"dim": 1, "fn": "sum"}, below=m),
         Case(flow.ScatterOp, (((n, m), "f32"), ((n, 1), i64), ((n, 1), "f32")), {"dim": 1, "fn": "set"}, below=m),
         Case(flow.ScatterOp, (((m, n), "f32"), ((2, n), i64), ((2, n), "f32")), {"dim": 0, "fn": "max"}, below=m),
+        *(
+            Case(flow.ScatterOp, (((n, 2), kind), ((n, 2), i64), ((n, 2), kind)), {"dim": 0, "fn": fn}, below=n)
+            for kind, fn in (("f32", "sum"), ("i64", "sum"), ("f32", "prod"), ("f32", "max"), ("i1", "set"))
+        ),
+        Case(flow.ScatterOp, (((m, n), "f32"), ((2, n), "i64"), ((2, n), "f32")), {"dim": 0, "fn": "sum"}, below=m),
+        Case(flow.ConstantOp, (), {"value": (0,)}, (((n, m), i64),)),
+        Case(flow.ConstantOp, (), {"value": (0.0,)}, (((n,), "f32"),)),
+        Case(flow.RandomOp, (((), i64),), {"distribution": "uniform", "stream": 1}, f((n, 2, m))),
+        *(
+            Case(flow.ExternOp, experts(tokens, count), {"target": "irc::experts", "arguments": EXPERTS % count}, f((tokens, 3)))
+            for tokens, count in ((n, m), (m, n))
+        ),
         Case(flow.ConvolutionOp, f((n, m, 5, 4), (2 * m, m, 3, 3), (2 * m,)), window(groups=1)),
         Case(flow.ConvolutionOp, f((n, m, 5, 4), (2 * m, m, 3, 3)), window(groups=1, strides=(2, 1))),
         Case(flow.ConvolutionOp, f((2, 2 * m, 5, 4), (3 * m, 2, 3, 3), (3 * m,)), window(groups=m)),

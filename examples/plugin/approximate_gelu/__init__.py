@@ -27,7 +27,8 @@ class ApproximateGeluPass(ModulePass):
     After:
     ```mlir
     func.func @forward(%x: !flow.tensor<[4], f32>) -> !flow.tensor<[4], f32> {
-      %y = flow.pointwise(%x) {fn = "gelu_tanh"} : (!flow.tensor<[4], f32>) -> !flow.tensor<[4], f32>
+      %y = flow.pointwise(%x) {fn = "gelu_tanh"}
+          : (!flow.tensor<[4], f32>) -> !flow.tensor<[4], f32>
       func.return %y : !flow.tensor<[4], f32>
     }
     ```

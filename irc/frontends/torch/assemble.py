@@ -21,8 +21,8 @@ from irc.frontends.torch.lowering import Lowering
 from irc.frontends.torch.outline import Region, regions
 from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.frontends.torch.translate import Scope, Translation
-from irc.runtime.library import dtype_names
 from irc.program import Program
+from irc.runtime.library import dtype_names
 
 LITERAL = 64
 """Constants of more elements are arguments."""

@@ -74,7 +74,6 @@ class Guards:
     held_names: tuple[str, ...]
     held: tuple[Any, ...]
     flat: bool
-    versions: tuple[int, ...]
 
     @staticmethod
     def of(
@@ -82,7 +81,7 @@ class Guards:
     ) -> Guards:
         """Note the state of a module, of the interpreter and of the arguments at capture."""
         attributes = list(_attributes(module))
-        tensors = list(_tensors(module))
+        tensors = list(_held(module))
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         names = argument_names(module.forward, args, kwargs)
         _, specs = shape_specs(module.forward, tuple(args), kwargs, dynamic_shapes)
@@ -100,7 +99,6 @@ class Guards:
             held_names=tuple(name for name, _, _ in tensors),
             held=held,
             flat=not kwargs and all(isinstance(arg, torch.Tensor) for arg in args),
-            versions=tuple(value._version for value in held if not value.is_inference()),
         )
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> str | None:
@@ -114,16 +112,6 @@ class Guards:
         if not all(map(is_, starmap(dict.get, self.held_slots), self.held)):
             return self._tensor()
         return self._arguments(args, kwargs or {})
-
-    def weights_changed(self) -> bool:
-        """True where a parameter or buffer was written to since capture or :meth:`note_weights`."""
-        return self.versions != tuple(
-            value._version for value in self.held if not value.is_inference()
-        )
-
-    def note_weights(self) -> None:
-        """Take the parameters and buffers as they are now for unchanged."""
-        self.versions = tuple(value._version for value in self.held if not value.is_inference())
 
     def ordered(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments in the order of capture."""
@@ -155,8 +143,9 @@ class Guards:
             self.held_names, self.held_slots, self.held, strict=True
         ):
             if slots.get(key) is not old:
-                return f"parameter or buffer '{name}' is another tensor than at compile time"
-        return "a parameter or buffer is another tensor than at compile time"
+                what = "layer" if isinstance(old, nn.Module) else "tensor"
+                return f"'{name}' is another {what} than at compile time"
+        return "a parameter, buffer or layer is another than at compile time"
 
 
 def _leaf(name: str, value: Any, spec: Any) -> Leaf:
@@ -182,10 +171,11 @@ def _attributes(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
     return found
 
 
-def _tensors(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
+def _held(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
+    """Return the parameters, buffers and layers, which must stay the same objects."""
     found: list[tuple[str, dict[str, Any], str]] = []
     for path, child in module.named_modules():
-        for slots in (child._parameters, child._buffers):
+        for slots in (child._parameters, child._buffers, child._modules):
             for key, value in slots.items():
                 if value is not None:
                     found.append((f"{path}.{key}" if path else key, slots, key))

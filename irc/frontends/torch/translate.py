@@ -20,6 +20,7 @@ from irc.frontends.torch.locations import location
 from irc.frontends.torch.lowering import Declined, Lowering
 from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.frontends.torch.table import row_of
+from irc.ops.custom import declaration
 from irc.ops.infer import ShapeError
 from irc.runtime.library import dtype_names
 
@@ -171,7 +172,11 @@ class Scope:
         text = extern.arguments(args, kwargs, operands)
         name = extern.target(target)
         self.shared.externs[name] += 1
-        results = iter(self.b.ops(ExternOp, operands, results=kinds, target=name, arguments=text))
+        declared = declaration(name)
+        rule = (declared.rule or None) if declared else None
+        results = iter(
+            self.b.ops(ExternOp, operands, results=kinds, target=name, arguments=text, rule=rule)
+        )
         return [next(results) if isinstance(fake, torch.Tensor) else None for fake in fakes]
 
     def _item(self, node: Node) -> Any:

@@ -6,17 +6,29 @@ import pytest
 import torch
 
 from irc.backends.cpu import emit, info_of
-from irc.backends.cpu.features import AVX2, AVX512
+from irc.backends.cpu.features import AVX2, AVX512, BASELINE
 
 KINDS = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,
          "i32": torch.int32, "i64": torch.int64, "i8": torch.int8}  # fmt: skip
 TOLERANCE = {"f32": 6e-6, "f64": 1e-14, "bf16": 2.0**-8, "f16": 2.0**-10}
-SIZES = [(1, 1, 1), (1, 7, 5), (7, 1, 13), (3, 33, 17), (13, 33, 100), (33, 13, 7), (100, 100, 100),
-         (25, 65, 33), (8, 40, 50), (5, 300, 20), (1, 200, 300), (64, 3, 77), (12, 32, 16)]  # fmt: skip
+SIZES = [
+    (1, 1, 1), (1, 7, 5), (7, 1, 13), (3, 33, 17), (13, 33, 100), (33, 13, 7), (100, 100, 100),
+    (25, 65, 33), (8, 40, 50), (5, 300, 20), (1, 200, 300), (64, 3, 77), (12, 32, 16),
+]  # fmt: skip
 
 
-def product(make: Any, sizes: tuple[int, int, int], dtype: str, *, ta: bool, tb: bool, batch: int = 0,
-            shared: bool = False, after: str = "", out: str = "") -> Any:  # fmt: skip
+def product(
+    make: Any,
+    sizes: tuple[int, int, int],
+    dtype: str,
+    *,
+    ta: bool,
+    tb: bool,
+    batch: int = 0,
+    shared: bool = False,
+    after: str = "",
+    out: str = "",
+) -> Any:
     """A kernel: op(A) @ op(B), then bias, function, residual where ``after`` names a function."""
     m, n, k = sizes
     count = batch or 1
@@ -96,8 +108,15 @@ def check(
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize(("ta", "tb"), [(False, True), (False, False), (True, True), (True, False)])
-def test_layouts(sizes: Any, ta: bool, tb: bool, make: Any, run: Any, features: Any) -> None:
-    check(make, run, sizes, features=features, ta=ta, tb=tb)
+def test_layouts(sizes: Any, ta: bool, tb: bool, make: Any, run: Any) -> None:
+    check(make, run, sizes, ta=ta, tb=tb)
+
+
+@pytest.mark.parametrize("sizes", SIZES[::3])
+@pytest.mark.parametrize("features", [AVX2, BASELINE])
+def test_older_machines(sizes: Any, features: Any, make: Any, run: Any) -> None:
+    check(make, run, sizes, features=features, ta=False, tb=True)
+    check(make, run, sizes, features=features, ta=True, tb=False)
 
 
 @pytest.mark.parametrize("sizes", SIZES[::2])
@@ -117,9 +136,10 @@ def test_integers(dtype: str, make: Any, run: Any) -> None:
 @pytest.mark.parametrize(
     "sizes", [(13, 33, 21), (24, 64, 40), (3, 50, 64), (1, 37, 20), (40, 1, 9)]
 )
-def test_epilogues(after: str, sizes: Any, make: Any, run: Any, features: Any) -> None:
-    check(make, run, sizes, features=features, ta=False, tb=True, after=after)
-    check(make, run, sizes, features=features, ta=False, tb=False, after=after)
+def test_epilogues(after: str, sizes: Any, make: Any, run: Any) -> None:
+    check(make, run, sizes, ta=False, tb=True, after=after)
+    check(make, run, sizes, ta=False, tb=False, after=after)
+    check(make, run, sizes, features=AVX2, ta=False, tb=True, after=after)
 
 
 @pytest.mark.parametrize("sizes", [(13, 33, 21), (1, 40, 17), (5, 9, 16), (50, 20, 8)])

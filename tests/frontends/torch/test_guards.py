@@ -71,16 +71,19 @@ def test_the_order_of_keywords_does_not_matter() -> None:
     assert guards.check((), {"factor": 2.0, "x": X}) is None
 
 
-def test_writes_to_weights_are_seen_when_asked_for() -> None:
+def test_writes_to_weights_are_allowed_other_objects_are_not() -> None:
     model = Model()
     guards = Guards.of(model, (X,), {})
-    assert not guards.weights_changed()
     with torch.no_grad():
         model.linear.weight.add_(1)
     assert guards.check((X,)) is None
-    assert guards.weights_changed()
-    guards.note_weights()
-    assert not guards.weights_changed()
+    kept = model.linear
+    model.linear = nn.Linear(kept.in_features, kept.out_features)
+    assert guards.check((X,)) == "'linear' is another layer than at compile time"
+    model.linear = kept
+    assert guards.check((X,)) is None
+    kept.weight = nn.Parameter(kept.weight.detach().clone())
+    assert guards.check((X,)) == "'linear.weight' is another tensor than at compile time"
 
 
 def test_checking_is_cheap() -> None:

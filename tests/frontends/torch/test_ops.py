@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - as everybody writes it
+from torch.nn import functional as F
 
 torch.manual_seed(7)
 X = torch.randn(3, 5, 7)

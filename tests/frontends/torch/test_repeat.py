@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - as everybody writes it
+from torch.nn import functional as F
 
 from irc.dialects.text import dump
 from irc.frontends.torch import export, repeat

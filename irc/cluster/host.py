@@ -1,0 +1,45 @@
+"""The machine at hand: its cores, its memory, and what its processor is called."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Return the memory of the machine, or of the control group that this process is limited to."""
+    try:
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 8 * 10**9
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return found
+    return min(found, int(limit)) if limit.isdigit() and int(limit) > 0 else found
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(filter(None, named), platform.machine())
+
+
+def fingerprint() -> str:
+    """Return a short name of this kind of machine: times of one are of no use to another."""
+    parts = f"{processor()}|{platform.machine()}|{num_cores()}"
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]

@@ -1,0 +1,234 @@
+"""Ops of users and of other packages: rule, FLOPs, bytes and a CPU reference, declared in one place.
+
+    @irc.register_op("mylib::scaled_add", rule="(a b, a b) -> (a b) linear(0 1)",
+                     flops=lambda call: 2 * call["a"] * call["b"])
+    def scaled_add(x, y, scale):
+        return x + scale * y
+
+Every part may be left out: without a rule the op is replicated, without a reference torch's own op
+runs, without FLOPs or bytes they are estimated from the sizes (never taken as zero), and
+:func:`left_out` reports it. A package declares its ops under the entry point group ``irc.ops``; the
+name is the namespace of its ops, and the module is imported when the first of them is met::
+
+    [project.entry-points."irc.ops"]
+    mylib = "mylib.declared"
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from irc.errors import IrcError
+from irc.ops.infer import Attrs, Signature
+from irc.ops.rule import parse_rule
+
+if TYPE_CHECKING:
+    from irc.dialects.flow import FlowOp
+    from irc.ops.strategies import Strategy
+
+GROUP = "irc.ops"
+LIBRARIES = frozenset({"aten", "onnx", "prims"})
+"""Namespaces that no plug-in declares."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a declared op, whole or on one rank: what formulas of work read.
+
+    Attributes:
+        sizes: the size of each factor of the rule; ``call["m"]`` is short for it.
+        arguments: positional and keyword arguments; ``{"operand": 0}`` stands for a tensor.
+        item_bytes: the bytes of an element of the first result.
+    """
+
+    sizes: Mapping[str, int]
+    arguments: tuple[Sequence[Any], Mapping[str, Any]]
+    item_bytes: int
+
+    def __getitem__(self, factor: str) -> int:
+        return self.sizes[factor]
+
+
+Formula: TypeAlias = Callable[[Call], int]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What irc knows of an op that has no flow form.
+
+    Attributes:
+        target: ``namespace::name``, or with an overload, ``namespace::name.overload``.
+        rule: its sharding rule as text; empty where it is not known.
+        flops: its arithmetic operations.
+        bytes: the bytes that it reads and writes; None: each operand and result once.
+        reference: what computes it on CPU tensors, or ``module:function``; None: torch's own op.
+        strategies: ways to shard it that the rule cannot say (`irc.ops.strategies`).
+    """
+
+    target: str
+    rule: str = ""
+    flops: Formula | None = None
+    bytes: Formula | None = None
+    reference: Callable[..., Any] | str | None = None
+    strategies: (
+        Callable[[Attrs, Sequence[Signature], Sequence[Signature]], list[Strategy]] | None
+    ) = None
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What was not declared and is therefore assumed."""
+        return tuple(name for name in ("rule", "flops", "bytes") if not getattr(self, name))
+
+    def run(self) -> Callable[..., Any] | None:
+        """Return the reference, imported."""
+        if not isinstance(self.reference, str):
+            return self.reference
+        module, _, function = self.reference.partition(":")
+        return getattr(import_module(module), function)
+
+
+DECLARED: dict[str, Declaration] = {}
+"""What :func:`register_op` was called with, by target."""
+
+
+def register_op(
+    target: object,
+    *,
+    rule: str = "",
+    flops: Formula | None = None,
+    bytes: Formula | None = None,
+    reference: Callable[..., Any] | None = None,
+) -> Callable[[Function], Function]:
+    """Declare an op; used as a decorator, the function below is its CPU reference.
+
+    Args:
+        target: ``"mylib::op"``, or the op: of ``torch.library.custom_op``, ``triton_op``,
+            or ``torch.ops.mylib.op``.
+        rule: its sharding rule, as ``(b m k, k n) -> (b m n) sum(k)``.
+        flops: arithmetic operations of a call; reads the sizes of the rule's factors.
+        bytes: bytes read and written by a call.
+        reference: computes the op on CPU tensors.
+
+    Raises:
+        IrcError: ``rule-syntax``.
+    """
+    name = _name(target)
+    if rule:
+        parse_rule(rule, where=name)
+    made = Declaration(name, rule, flops, bytes, reference)
+    DECLARED[name] = made
+
+    def with_reference(function: Function) -> Function:
+        DECLARED[name] = replace(made, reference=function)
+        return function
+
+    return with_reference
+
+
+def _name(target: object) -> str:
+    """Return ``namespace::name`` of a text, a custom op, an overload or a packet."""
+    if isinstance(target, str):
+        return target
+    schema = getattr(target, "_schema", None)
+    for found in (
+        getattr(target, "_qualname", None),
+        getattr(target, "_qualified_op_name", None),
+        getattr(schema, "name", None),
+    ):
+        if isinstance(found, str):
+            return found
+    raise IrcError(
+        "op-undeclared",
+        f"{target!r} is no op",
+        because="it has no name of the form namespace::name",
+        help='declare it as irc.register_op("namespace::name", ...)',
+    )
+
+
+def declaration(target: str) -> Declaration | None:
+    """Return the declaration of an op, that of its name where its overload has none."""
+    namespace = target.partition("::")[0]
+    known = _builtin()
+    name = target.partition(".")[0]
+    if target not in DECLARED and name not in DECLARED and namespace not in LIBRARIES:
+        _load_plugin(namespace)
+    for key in (target, name):
+        found = DECLARED.get(key) or known.get(key)
+        if found is not None:
+            return found
+    return None
+
+
+@cache
+def _builtin() -> Mapping[str, Declaration]:
+    # Its formulas are written with the classes above.
+    from irc.ops.experts import DECLARATIONS
+
+    return {found.target: found for found in DECLARATIONS}
+
+
+@cache
+def _load_plugin(namespace: str) -> None:
+    found = _plugins(namespace)
+    if len(found) > 1:
+        owners = [entry.dist.name if entry.dist else entry.value for entry in found]
+        raise IrcError(
+            "plugin-clash",
+            f"{len(found)} packages declare the ops of '{namespace}': {' and '.join(owners)}",
+            because=[entry.value for entry in found],
+            help="uninstall all but one of them",
+        )
+    for entry in found:
+        try:
+            entry.load()
+        except (Exception, SystemExit) as error:
+            # A plug-in runs code of others on import; whatever it raises is about the plug-in.
+            raise IrcError(
+                "plugin-broken",
+                f"the declarations of the ops of '{namespace}' do not load",
+                where=entry.value,
+                because=f"{type(error).__name__}: {error}",
+            ) from error
+
+
+def _plugins(namespace: str) -> list[EntryPoint]:
+    return list(entry_points(group=GROUP, name=namespace))
+
+
+def call_of(attrs: Attrs, sizes: Mapping[str, int], item_bytes: int) -> Call:
+    """Return a ``flow.extern`` as the formulas of its declaration read it."""
+    positional, keywords = json.loads(attrs["arguments"])
+    return Call(sizes, (positional, keywords), item_bytes)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What irc had to assume of an op: it is replicated, or its work is estimated."""
+
+    target: str
+    assumed: tuple[str, ...]
+    calls: int
+
+
+def left_out(ops: Iterable[FlowOp]) -> list[Gap]:
+    """Return what is not declared of the library ops among ``ops``, by target, most calls first."""
+    calls: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for op in ops:
+        if op.name != "flow.extern":
+            continue
+        target = op.plain["target"]
+        found = declaration(target)
+        assumed = found.left_out if found else ("rule", "flops", "bytes")
+        if "rule" in op.plain:
+            assumed = tuple(name for name in assumed if name != "rule")
+        if assumed:
+            calls[target, assumed] += 1
+    return [Gap(target, assumed, count) for (target, assumed), count in calls.most_common()]

@@ -1,0 +1,78 @@
+"""The derivative of every flow op.
+
+Ops that take no smooth operand (constant, iota, random) and ops whose results are not smooth
+(arg_reduce) have none, and no gradient goes through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import FlowOp
+from irc.dialects.types import TensorType, is_float
+from irc.ops import (
+    derivatives_extern,
+    derivatives_layout,
+    derivatives_pointwise,
+    derivatives_reduce,
+    derivatives_window,
+)
+from irc.ops.derivative import Adjoint, Derivative, NotDifferentiable
+
+DERIVATIVES: Mapping[str, Derivative] = {
+    "flow.pointwise": derivatives_pointwise.pointwise,
+    "flow.contract": derivatives_reduce.contract,
+    "flow.reduce": derivatives_reduce.reduce,
+    "flow.cumulative": derivatives_reduce.cumulative,
+    "flow.reshape": derivatives_layout.reshape,
+    "flow.transpose": derivatives_layout.transpose,
+    "flow.broadcast": derivatives_layout.broadcast,
+    "flow.slice": derivatives_layout.slice_,
+    "flow.concat": derivatives_layout.concat,
+    "flow.pad": derivatives_layout.pad,
+    "flow.take": derivatives_layout.take,
+    "flow.gather": derivatives_layout.gather,
+    "flow.scatter": derivatives_layout.scatter,
+    "flow.convolution": derivatives_window.convolution,
+    "flow.pool": derivatives_extern.library,
+    "flow.sort": derivatives_layout.sort,
+    "flow.top_k": derivatives_layout.sort,
+    "flow.attention": derivatives_window.attention,
+    "flow.extern": derivatives_extern.extern,
+}
+
+FLAT = frozenset({"flow.constant", "flow.iota", "flow.arg_reduce", "flow.random"})
+"""Ops through which no gradient goes."""
+
+
+def is_flat(op: FlowOp) -> bool:
+    """True for an op whose results do not change with small changes of its operands."""
+    return op.name in FLAT or op.plain.get("fn") in derivatives_pointwise.FLAT
+
+
+def is_smooth(value: SSAValue) -> bool:
+    """True for values that have gradients: real and complex tensors."""
+    return isinstance(value.type, TensorType) and (
+        is_float(value.type.dtype) or value.type.dtype.startswith("c")
+    )
+
+
+def gradient(at: Adjoint, operand: int) -> SSAValue | None:
+    """Return the gradient of one operand of an op.
+
+    Raises:
+        NotDifferentiable: with the reason.
+    """
+    if at.op.name == "flow.extern" or not _is_complex(at.op):
+        if at.op.name not in DERIVATIVES:
+            raise NotDifferentiable(f"{at.op.name} has no derivative")
+        return DERIVATIVES[at.op.name](at, operand)
+    # Of complex numbers torch knows the convention (the gradient of a product takes the conjugate).
+    return derivatives_extern.library(at, operand)
+
+
+def _is_complex(op: FlowOp) -> bool:
+    kinds = [v.type for v in (*op.inputs, *op.outputs)]
+    return any(isinstance(kind, TensorType) and kind.dtype.startswith("c") for kind in kinds)

@@ -1,0 +1,320 @@
+"""``irc explain plan``: what was decided, what it costs, and what it was held against.
+
+`gather` collects facts from the plan folder, `write` lays them out; `--json` prints the facts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from irc.errors import IrcError, did_you_mean
+from irc.report.evidence import Evidence
+from irc.report.groups import Group, fusion_groups
+from irc.report.ops import OpRow, Ops
+from irc.report.summary import weight_bytes
+from irc.report.table import counted, pairs, percent, seconds, signed, size, table
+from irc.report.timing import ActionRow, Split, action_rows, split
+from irc.report.traffic import Collective, Traffic
+from irc.report.weights import ArgumentRow, argument_rows
+
+SHOWN = 12
+"""Rows of a long table; --op and --json show all."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All facts of a plan; JSON has these fields."""
+
+    hash: str
+    mesh: dict[str, int]
+    cluster: str
+    backend: str
+    blocks: dict[str, int]
+    time: Split
+    weight_bytes: int
+    arena_bytes: int
+    arena_lower_bytes: int
+    search: dict[str, Any]
+    arguments: list[ArgumentRow]
+    actions: list[ActionRow]
+    ops: list[OpRow]
+    collectives: list[Collective]
+    fallbacks: list[OpRow]
+    fusion: list[Group]
+
+
+def explain_plan(
+    folder: str | Path, *, op: str = "", fusion: bool = False, as_json: bool = False
+) -> str:
+    """Explain a plan from its folder.
+
+    Args:
+        folder: the plan.
+        op: an id or a glob of ids (``b0n14``, ``block_0/*``): explain these ops only.
+        fusion: explain the fusion groups only.
+        as_json: print all facts as JSON.
+
+    Raises:
+        IrcError: for a folder that is no plan, and for an op that the plan does not have.
+    """
+    found = gather(Evidence.of(folder))
+    if op:
+        rows = _matching(found.ops, op)
+        if as_json:
+            return _json([asdict(row) for row in rows])
+        return "\n\n".join(_op(row) for row in rows)
+    if fusion:
+        if as_json:
+            return _json([asdict(group) for group in found.fusion])
+        return "\n".join(_fusion(found.fusion, all_ops=True)) or "the plan fuses nothing"
+    return _json(asdict(found)) if as_json else write(found)
+
+
+def gather(evidence: Evidence) -> Explanation:
+    """Collect the facts of a plan."""
+    plan = evidence.plan
+    rows = Ops(evidence).rows()
+    return Explanation(
+        evidence.loaded.hash,
+        dict(plan.device_mesh.axes),
+        evidence.cluster,
+        plan.backend,
+        {name: n for name, n in evidence.counts.items() if name != "forward"},
+        split(plan),
+        weight_bytes(plan),
+        plan.arena_bytes,
+        plan.arena_lower_bytes,
+        {key: value for key, value in evidence.search.items() if key != "ops"},
+        argument_rows(evidence),
+        action_rows(plan),
+        rows,
+        Traffic(evidence).rows(),
+        [row for row in rows if row.what.startswith("extern") or row.replicated_only],
+        fusion_groups(evidence),
+    )
+
+
+def write(found: Explanation) -> str:
+    """Lay out the facts for a terminal."""
+    sections = [
+        _heading(found),
+        _section("Arguments", _arguments(found)),
+        _section("Where the time goes", _actions(found.actions)),
+        _section("Collectives", _collectives(found)),
+    ]
+    if found.mesh:
+        sections.append(_section("Signatures, the dearest ops first", _ops(found.ops)))
+    sections.append(_section("Planned by fall-back", _fallbacks(found)))
+    if found.fusion:
+        sections.append(_section("Fusion groups", _fusion(found.fusion)))
+    return "\n\n".join(sections)
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([title, *lines])
+
+
+def _heading(found: Explanation) -> str:
+    ranks = 1
+    for axis_size in found.mesh.values():
+        ranks *= axis_size
+    mesh = ", ".join(f"{axis}={n}" for axis, n in found.mesh.items()) or "one device"
+    rows = [
+        ("plan", f"{found.hash[:16]}, kernels for {found.backend}"),
+        ("mesh", f"{mesh} ({counted(ranks, 'rank')}), priced for {found.cluster}"),
+    ]
+    if found.blocks:
+        calls = ", ".join(f"@{name} runs {counted(n, 'time')}" for name, n in found.blocks.items())
+        rows.append(("blocks", calls))
+    rows += [("time", _time(found.time)), ("memory", _memory(found))]
+    if found.search:
+        rows.append(("search", _search(found.search)))
+    if len(found.mesh) > 1:
+        rows.append(("notation", f"a placement says ({', '.join(found.mesh)})"))
+    return "\n".join(pairs(rows))
+
+
+def _time(time: Split) -> str:
+    text = f"{seconds(time.total_s)} a call: compute {seconds(time.compute_s)}"
+    if not time.communication_s:
+        return f"{text}, no communication"
+    hidden = time.communication_s - time.exposed_s
+    return (
+        f"{text}, communication {seconds(time.communication_s)}"
+        f" ({seconds(time.exposed_s)} exposed, {seconds(max(0.0, hidden))} behind compute)"
+    )
+
+
+def _memory(found: Explanation) -> str:
+    return (
+        f"a rank holds {size(found.weight_bytes)} of weights and {size(found.arena_bytes)} of arena"
+        f" (at least {size(found.arena_lower_bytes)})"
+    )
+
+
+def _search(search: dict[str, Any]) -> str:
+    gap = float(search.get("gap", 0.0))
+    proof = "proven optimal" if gap <= 1e-6 else f"at most {gap:.2%} above the optimum"
+    return (
+        f"objective {seconds(search.get('objective_s'))} before fusion, {proof}"
+        f" ({search.get('columns', 0):,} columns, {counted(search.get('nodes', 0), 'node')})"
+    )
+
+
+def _arguments(found: Explanation) -> list[str]:
+    placed = bool(found.mesh)
+    heads = ("name", "role", "shape", *(("OneFlow", "DTensor") if placed else ()), "a rank holds")
+    rows = [
+        (
+            row.names,
+            row.role,
+            f"{row.dtype}{list(row.shape)}",
+            *((row.oneflow, row.dtensor) if placed else ()),
+            size(row.bytes_per_rank),
+        )
+        for row in found.arguments
+    ]
+    return table(heads, rows, right="lllllr" if placed else "lllr")
+
+
+def _actions(actions: Sequence[ActionRow]) -> list[str]:
+    timed = [row for row in actions if row.seconds]
+    total = sum(row.seconds or 0.0 for row in timed)
+    rows = [
+        (
+            seconds(row.seconds),
+            percent(row.seconds or 0.0, total),
+            str(row.runs),
+            row.what,
+            _few(row.ids),
+            row.loc,
+        )
+        for row in timed[:SHOWN]
+    ]
+    lines = table(("time", "share", "runs", "what", "ops", "source"), rows, right="rrr")
+    return lines + _rest(len(timed), SHOWN, "kinds of action")
+
+
+def _collectives(found: Explanation) -> list[str]:
+    if not found.collectives:
+        return ["  none"]
+    rows = [
+        (seconds(c.seconds), size(c.bytes), str(c.runs), f"{c.kind}[{c.axis}]", c.change, c.why)
+        for c in found.collectives
+    ]
+    return table(("time", "bytes", "runs", "collective", "boxing", "why"), rows, right="rrr")
+
+
+def _ops(ops: Sequence[OpRow]) -> list[str]:
+    # Constants and views have a price only so that the search does not choose at random.
+    ranked = sorted((row for row in ops if row.flops), key=lambda row: -row.total_s)
+    rows = [
+        (
+            seconds(row.total_s),
+            str(row.count),
+            row.name,
+            row.what,
+            row.signature,
+            "+" + seconds(row.runner_up.more_s) if row.runner_up else "",
+            row.runner_up.signature if row.runner_up else "no other signature",
+        )
+        for row in ranked[:SHOWN]
+    ]
+    heads = ("compute", "runs", "op", "what", "chosen", "instead", "the runner-up")
+    lines = table(heads, rows, right="rrlllr")
+    return lines + _rest(len(ranked), SHOWN, "ops", "; --op ID explains one")
+
+
+def _op(row: OpRow) -> str:
+    rows = [
+        ("source", row.loc),
+        ("result", f"{list(row.shape)}, {counted(row.count, 'run')} a call"),
+    ]
+    if row.signature:
+        rows.append(("chosen", row.signature))
+    cost = f"compute {seconds(row.compute_s)}"
+    if row.communication_s:
+        cost += f", communication of its operands {seconds(row.communication_s)}"
+    rows.append(("cost", f"{cost}, {row.flops:,} FLOPs; each run"))
+    if row.runner_up is not None:
+        rows += [
+            ("runner-up", row.runner_up.signature),
+            ("", _difference(row)),
+        ]
+    elif row.signature:
+        rows.append(("runner-up", "none: no other signature fits its neighbours"))
+    return "\n".join([f"{row.name}  {row.what}", *("  " + line for line in pairs(rows))])
+
+
+def _difference(row: OpRow) -> str:
+    other = row.runner_up
+    assert other is not None
+    text = f"{seconds(other.more_s)} more in all"
+    if other.compute_s is None or other.communication_s is None:
+        return text
+    parts = f"compute {signed(other.compute_s)}, communication {signed(other.communication_s)}"
+    return f"{text}: {parts}"
+
+
+def _fallbacks(found: Explanation) -> list[str]:
+    if not found.fallbacks:
+        return ["  none: every op has signatures of its own"]
+    total = sum(row.flops * row.count for row in found.ops)
+    rows = [
+        (row.name, row.what, str(row.count), _share(row, total), row.loc) for row in found.fallbacks
+    ]
+    return table(("op", "what", "runs", "FLOPs", "source"), rows, right="llrr")
+
+
+def _share(row: OpRow, total: int) -> str:
+    if row.what.startswith("extern") and not row.flops:
+        return "not stated"
+    return percent(row.flops * row.count, total)
+
+
+def _fusion(groups: Sequence[Group], *, all_ops: bool = False) -> list[str]:
+    if all_ops:
+        return [
+            line
+            for group in groups
+            for line in (
+                f"{group.id}  {group.kind}, {counted(group.runs, 'run')}, {group.loc}",
+                f"  why  {group.why}",
+                *(f"       {op}" for op in group.ops),
+            )
+        ]
+    several = [group for group in groups if len(group.ops) > 1]
+    rows = [(g.id, g.kind, str(g.runs), str(len(g.ops)), g.why, g.loc) for g in several[:SHOWN]]
+    lines = table(("group", "kind", "runs", "ops", "why", "source"), rows, right="llrr")
+    return lines + _rest(len(several), SHOWN, "groups", "; --fusion shows all")
+
+
+def _rest(number: int, shown: int, noun: str, hint: str = "; --json has all") -> list[str]:
+    return [f"  ... and {number - shown} more {noun}{hint}"] if number > shown else []
+
+
+def _few(ids: Sequence[str]) -> str:
+    return " ".join(ids[:3]) + (f" +{len(ids) - 3}" if len(ids) > 3 else "")
+
+
+def _matching(rows: Sequence[OpRow], pattern: str) -> list[OpRow]:
+    found = [
+        row
+        for row in rows
+        if fnmatchcase(row.name, pattern) or fnmatchcase(row.name.partition("/")[2], pattern)
+    ]
+    if not found:
+        ids = [name for row in rows for name in (row.name, row.name.partition("/")[2])]
+        raise IrcError(
+            "option-value", f"the plan has no op '{pattern}'", help=did_you_mean(pattern, ids)
+        )
+    return found
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1)

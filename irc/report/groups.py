@@ -1,0 +1,52 @@
+"""The fusion groups of a plan, each with the reason that the pass gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from irc.dialects.builder import functions
+from irc.dialects.flow import FlowOp, FusionOp, id_of, loc_of
+from irc.report.evidence import Evidence
+from irc.report.ops import label
+from irc.sharding.graph import call_counts
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ops that one kernel computes."""
+
+    id: str
+    kind: str
+    runs: int
+    ops: tuple[str, ...]
+    why: str
+    loc: str
+
+
+def fusion_groups(evidence: Evidence) -> list[Group]:
+    """Return the groups in program order; none where the plan has no IR after fuse."""
+    if "fuse" not in evidence.passes:
+        return []
+    module = evidence.after("fuse")
+    counts = call_counts(functions(module))
+    return [
+        Group(
+            f"{name}/{id_of(op)}",
+            str(op.plain["kind"]),
+            counts[name],
+            tuple(f"{id_of(o)} {label(o)}" for o in op.body.block.ops if _computes(o)),
+            _text(op, "why"),
+            loc_of(op),
+        )
+        for name, func in functions(module).items()
+        for op in func.body.block.ops
+        if isinstance(op, FusionOp)
+    ]
+
+
+def _computes(op: object) -> bool:
+    return isinstance(op, FlowOp) and op.name != "flow.yield"
+
+
+def _text(op: FlowOp, key: str) -> str:
+    return str(getattr(op.attributes.get(key), "data", ""))

@@ -1,0 +1,82 @@
+"""A rank's weights as its kernels read them: contiguous; in place where they are so already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from irc.errors import IrcError
+from irc.plan.schema import Plan
+from irc.runtime.library import dtypes
+
+
+@dataclass
+class _Copy:
+    """A weight of other strides, its contiguous copy, and the version that was copied."""
+
+    weight: torch.Tensor
+    copy: torch.Tensor
+    version: int | None
+    is_state: bool
+
+
+class LocalWeights:
+    """Tensors by buffer of the plan; the copies among them follow what they are copies of.
+
+    torch counts writes to a tensor (not those through ``.data``), so a copy is made again only
+    where there was one.
+
+    Args:
+        plan: says which weights, and which are written to.
+        tensors: this rank's parts, by name.
+
+    Raises:
+        IrcError: ``input-mismatch`` where one is missing or is not what the plan takes.
+    """
+
+    def __init__(self, plan: Plan, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.by_buffer: dict[int, torch.Tensor] = {}
+        self._copies: list[_Copy] = []
+        for index in plan.weights:
+            buffer = plan.buffers[index]
+            if buffer.name not in tensors:
+                raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
+            tensor = tensors[buffer.name].detach()
+            if tuple(tensor.shape) != buffer.shape or tensor.dtype != dtypes()[buffer.dtype]:
+                raise IrcError(
+                    "input-mismatch",
+                    f"weight '{buffer.name}' is {list(tensor.shape)} {tensor.dtype} on this rank; "
+                    f"the plan takes {list(buffer.shape)} {dtypes()[buffer.dtype]}",
+                )
+            if not tensor.is_contiguous():
+                copy = tensor.contiguous()
+                is_state = index in plan.states()
+                self._copies.append(_Copy(tensor, copy, _version(tensor), is_state))
+                tensor = copy
+            self.by_buffer[index] = tensor
+
+    @property
+    def are_copied(self) -> bool:
+        """Whether any weight is a copy, so that calls must keep it in step."""
+        return bool(self._copies)
+
+    def refresh(self) -> None:
+        """Copy again what has been written to since."""
+        for each in self._copies:
+            now = _version(each.weight)
+            if now is None or now != each.version:
+                each.copy.copy_(each.weight)
+                each.version = now
+
+    def write_back(self) -> None:
+        """Copy the states back to where they came from."""
+        for each in self._copies:
+            if each.is_state:
+                each.weight.copy_(each.copy)
+                each.version = _version(each.weight)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version

@@ -1,0 +1,112 @@
+"""``flow.extern`` of target ``irc::vjp``: the derivative of a library op, by torch's autograd.
+
+The op runs again with gradients on; what comes back is the given results' gradients times the
+Jacobian, for each operand that is asked for. An operand that does not matter gets zeros.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from irc.errors import IrcError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def run(arguments: Sequence[Any], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the gradients of the wanted operands.
+
+    Args:
+        arguments: name, attributes, number of operands, results given, operands wanted.
+        values: the operands, then the gradients of the given results.
+
+    Raises:
+        IrcError: ``not-differentiable``, where torch has no derivative of the op.
+    """
+    import torch
+
+    name, attrs, count, given, wanted = arguments
+    gradients = list(values[count:])
+    with torch.inference_mode(False), torch.enable_grad():
+        operands = [value.detach().clone() for value in values[:count]]
+        for index in wanted:
+            operands[index].requires_grad_(True)
+        found = _forward(name, attrs, operands, given, gradients)
+        made = [found[i] for i in given]
+        if stuck := [i for i, value in zip(given, made, strict=True) if not value.requires_grad]:
+            raise _not_differentiable(name, attrs, stuck)
+        back = torch.autograd.grad(
+            made,
+            [operands[i] for i in wanted],
+            [g.to(value.dtype) for g, value in zip(gradients, made, strict=True)],
+            allow_unused=True,
+        )
+    return [
+        torch.zeros_like(operands[i]).detach() if g is None else g.detach()
+        for i, g in zip(wanted, back, strict=True)
+    ]
+
+
+def _forward(
+    name: str,
+    attrs: Mapping[str, Any],
+    operands: list[torch.Tensor],
+    given: Sequence[int],
+    gradients: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    from irc.runtime import library
+
+    # Only results that have gradients matter, and those have their gradients' shapes.
+    stated = [((), "f32")] * (max(given) + 1)
+    for index, gradient in zip(given, gradients, strict=True):
+        stated[index] = (tuple(gradient.shape), library.dtype_names()[gradient.dtype])
+    if name in SMOOTH:
+        return [SMOOTH[name](attrs, operands, stated)]
+    return library.run(name, attrs, operands, stated)
+
+
+def _pool(attrs: Mapping[str, Any], operands: list[torch.Tensor], stated: Any) -> torch.Tensor:
+    """Pool as torch does, whose maximum gives the gradient to the first of equals."""
+    import torch
+    from torch.nn import functional
+
+    from irc.runtime import library
+
+    (x,), window = operands, list(attrs["window"])
+    count = len(window)
+    if attrs["fn"] != "max" or count > 3:
+        return library.run("flow.pool", attrs, operands, stated)[0]
+    lead, shape = x.shape[: x.ndim - count], stated[0][0]
+    pad: list[int] = []
+    for i in reversed(range(count)):
+        low, step = attrs["low"][i], attrs["strides"][i]
+        span = (shape[x.ndim - count + i] - 1) * step + attrs["dilations"][i] * (window[i] - 1) + 1
+        pad += [low, span - low - x.shape[x.ndim - count + i]]
+    wide = functional.pad(x, pad, value=-torch.inf).reshape(-1, 1, *_padded(x, pad, count))
+    pool: Callable[..., torch.Tensor] = getattr(functional, f"max_pool{count}d")
+    found = pool(wide, window, list(attrs["strides"]), 0, list(attrs["dilations"]))
+    return found.reshape(*lead, *found.shape[2:])
+
+
+def _padded(x: torch.Tensor, pad: Sequence[int], count: int) -> list[int]:
+    return [
+        size + pad[2 * (count - 1 - i)] + pad[2 * (count - 1 - i) + 1]
+        for i, size in enumerate(x.shape[x.ndim - count :])
+    ]
+
+
+SMOOTH: Mapping[str, Callable[..., torch.Tensor]] = {"flow.pool": _pool}
+"""Ops whose meaning is written another way here, for the derivative that torch gives it."""
+
+
+def _not_differentiable(name: str, attrs: Mapping[str, Any], results: Sequence[int]) -> IrcError:
+    target = attrs.get("target", name)
+    return IrcError(
+        "not-differentiable",
+        f"torch has no derivative of {target}",
+        because=f"result {results[0]} does not depend on the operands that need a gradient",
+        help="detach its operand in the module, or freeze the parameters before it",
+    )

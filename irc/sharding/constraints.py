@@ -1,0 +1,351 @@
+"""What a module's constraints allow: placements of arguments, signatures of ops.
+
+Statements name things by globs; here they meet the module. Of several pins of one thing the one of
+the highest priority holds, of equal ones the last. A forbid takes away what it matches, unless a
+pin of higher priority asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import SSAValue
+
+from irc.dialects.builder import arguments, entry, functions
+from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
+from irc.dialects.placement import B, Mesh, Partial, Placement, Split
+from irc.dialects.types import TensorType
+from irc.errors import IrcError, did_you_mean
+from irc.sharding.boxing import even_shape
+from irc.sharding.patterns import Pattern, SignaturePattern, all_match
+from irc.sharding.pins import Statement
+from irc.sharding.signatures import NdSignature
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """The constraints of one module on one mesh.
+
+    Attributes:
+        mesh: the mesh.
+        arguments: the statements about each entry argument, by its name.
+        ops: the statements about each op, by ``function/id``.
+    """
+
+    mesh: Mesh = field(default_factory=lambda: Mesh(()))
+    arguments: Mapping[str, tuple[Statement, ...]] = field(default_factory=dict[str, Any])
+    ops: Mapping[str, tuple[Statement, ...]] = field(default_factory=dict[str, Any])
+
+    def restricts(self, name: str, *, loaded: bool) -> bool:
+        """Return whether an argument has constraints; if it is given whole, only pins count."""
+        statements = self.arguments.get(name, ())
+        return any(loaded or s.verb == "pin" for s in statements)
+
+    def placements(
+        self, name: str, options: Iterable[Placement], kind: TensorType
+    ) -> tuple[Placement, ...]:
+        """Return what is left of the placements of an argument.
+
+        Raises:
+            IrcError: ``sharding-infeasible``, where nothing is.
+        """
+        given = tuple(options)
+        statements = self.arguments.get(name)
+        if statements is None:
+            return given
+        pin, forbids = effective(statements)
+        if pin is not None and isinstance(pin.pattern, Pattern):
+            exact = pin.pattern.exact(self.mesh, kind.ndim)
+            given = given if exact is None else (_without_single(exact, self.mesh),)
+        used = [pin] * (pin is not None) + forbids
+        left = tuple(p for p in given if self._fits(pin, forbids, [p], kind.ndim))
+        if not left:
+            raise _nothing_left(f"argument '{name}'", used, given, "")
+        return left
+
+    def signatures(
+        self, function: str, op: FlowOp, found: Sequence[NdSignature]
+    ) -> list[NdSignature]:
+        """Return what is left of the signatures of an op.
+
+        Raises:
+            IrcError: ``sharding-infeasible``, where nothing is.
+        """
+        statements = self.ops.get(f"{function}/{id_of(op)}")
+        if statements is None:
+            return list(found)
+        left = list(found)
+        # Constraints of the first result and of the second are each their own.
+        for index in sorted({_result_index(s) for s in statements}):
+            mine = [s for s in statements if _result_index(s) == index]
+            pin, forbids = effective(mine)
+            before = left
+            left = [s for s in left if self._op_fits(op, s, index, pin, forbids)]
+            if not left:
+                made = dict.fromkeys(s.results[index] for s in before)
+                what = f"op '{id_of(op)}' ({op.name})"
+                raise _nothing_left(what, [pin] * (pin is not None) + forbids, made, loc_of(op))
+        return left
+
+    def _op_fits(
+        self,
+        op: FlowOp,
+        signature: NdSignature,
+        index: int,
+        pin: Statement | None,
+        forbids: Sequence[Statement],
+    ) -> bool:
+        result = signature.results[index]
+        plain = [s for s in forbids if isinstance(s.pattern, Pattern)]
+        whole = [s for s in forbids if isinstance(s.pattern, SignaturePattern)]
+        if any(self._signature_fits(op, signature, s.pattern) for s in whole):
+            return False
+        if pin is not None and isinstance(pin.pattern, SignaturePattern):
+            if not self._signature_fits(op, signature, pin.pattern):
+                return False
+            pin = None
+        return self._fits(pin, plain, [result], _ndim(op.outputs[index]))
+
+    def _signature_fits(self, op: FlowOp, signature: NdSignature, pattern: Any) -> bool:
+        ndims = [_ndim(v) for v in op.inputs], [_ndim(v) for v in op.outputs]
+        return all_match(pattern.operands, signature.operands, self.mesh, ndims[0]) and all_match(
+            pattern.results, signature.results, self.mesh, ndims[1]
+        )
+
+    def _fits(
+        self,
+        pin: Statement | None,
+        forbids: Iterable[Statement],
+        placements: Sequence[Placement],
+        ndim: int,
+    ) -> bool:
+        def match(statement: Statement, placement: Placement) -> bool:
+            pattern = statement.pattern
+            return isinstance(pattern, Pattern) and pattern.matches(placement, self.mesh, ndim)
+
+        return all(
+            (pin is None or match(pin, p)) and not any(match(f, p) for f in forbids)
+            for p in placements
+        )
+
+
+def effective(statements: Sequence[Statement]) -> tuple[Statement | None, list[Statement]]:
+    """Return the pin that holds, and the forbids that hold beside it."""
+    pins = [s for s in statements if s.verb == "pin"]
+    # `max` takes the first of equals, and the later pin is to hold.
+    pin = max(reversed(pins), key=lambda s: s.priority, default=None)
+    least = pin.priority if pin is not None else None
+    forbids = [
+        s for s in statements if s.verb == "forbid" and (least is None or s.priority >= least)
+    ]
+    return pin, forbids
+
+
+def resolve(module: ModuleOp, mesh: Mesh, statements: Iterable[Statement]) -> Constraints:
+    """Find what each statement is about.
+
+    Raises:
+        IrcError: a glob matches nothing, or a placement does not fit the mesh or the tensor.
+    """
+    entry_values = {name: value for _, name, value in arguments(entry(module))}
+    ops = {
+        f"{name}/{id_of(op)}": op
+        for name, func in functions(module).items()
+        for op in func.body.block.ops
+        if isinstance(op, FlowOp)
+    }
+    on_arguments: dict[str, list[Statement]] = {}
+    on_ops: dict[str, list[Statement]] = {}
+    for statement in statements:
+        _check_mesh(statement, mesh)
+        if statement.kind == "argument":
+            for name in _named_arguments(statement, entry_values):
+                _check_argument(statement, name, tensor(entry_values[name]), mesh)
+                on_arguments.setdefault(name, []).append(statement)
+        else:
+            for name in _named_ops(statement, ops):
+                _check_op(statement, ops[name])
+                on_ops.setdefault(name, []).append(statement)
+    return Constraints(mesh, _frozen(on_arguments), _frozen(on_ops))
+
+
+def _frozen(found: Mapping[str, list[Statement]]) -> dict[str, tuple[Statement, ...]]:
+    return {name: tuple(statements) for name, statements in found.items()}
+
+
+def _named_arguments(statement: Statement, values: Mapping[str, SSAValue]) -> list[str]:
+    placeable = [name for name, value in values.items() if isinstance(value.type, TensorType)]
+    found = [name for name in placeable if statement.matches(name)]
+    if not found:
+        raise IrcError(
+            "input-mismatch",
+            f"{statement.verb} '{statement.glob}' names no argument",
+            where=_located(statement),
+            help=did_you_mean(statement.glob, placeable),
+        )
+    return found
+
+
+def _named_ops(statement: Statement, ops: Mapping[str, FlowOp]) -> list[str]:
+    if statement.kind == "line":
+        found = [n for n, op in ops.items() if _at_line(loc_of(op), statement)]
+        known = {loc_of(op) for op in ops.values()}
+    else:
+        glob = Statement(statement.verb, "op", statement.glob.partition("#")[0], statement.pattern)
+        found = [n for n in ops if glob.matches(n) or glob.matches(n.partition("/")[2])]
+        known = {*ops, *(n.partition("/")[2] for n in ops)}
+    if not found:
+        what = "no op comes from line" if statement.kind == "line" else "there is no op"
+        raise IrcError(
+            "input-mismatch",
+            f"{what} '{statement.glob}'",
+            where=_located(statement),
+            help=did_you_mean(statement.glob, known),
+        )
+    return found
+
+
+def _at_line(loc: str, statement: Statement) -> bool:
+    return statement.matches(loc) or loc.endswith("/" + statement.glob)
+
+
+def _check_mesh(statement: Statement, mesh: Mesh) -> None:
+    pattern = statement.pattern
+    sides = (pattern,) if isinstance(pattern, Pattern) else (*pattern.operands, *pattern.results)
+    try:
+        for side in sides:
+            side.axes(mesh)
+    except ValueError as error:
+        raise IrcError(
+            "mesh-mismatch",
+            f"cannot {statement.verb} '{statement.glob}': {error}",
+            where=_located(statement),
+            help=f"its axes are {', '.join(mesh.names)}",
+        ) from None
+
+
+def _check_argument(statement: Statement, name: str, kind: TensorType, mesh: Mesh) -> None:
+    pattern = statement.pattern
+    if not isinstance(pattern, Pattern):
+        raise IrcError(
+            "placement-syntax",
+            f"'{statement.glob}' is an argument, which has a placement and no signature",
+            where=_located(statement),
+        )
+    _check_dims(statement, pattern, name, kind, mesh)
+    partial = [a for a, p in zip(mesh.names, pattern.axes(mesh), strict=True)
+               if isinstance(p.placed, Partial) or p.placed == "P(*)"]  # fmt: skip
+    if statement.verb == "pin" and partial:
+        raise IrcError(
+            "placement-syntax",
+            f"pin '{statement.glob}' makes an argument partial on {', '.join(partial)}",
+            where=_located(statement),
+            because="what a rank loads is a slice, or the whole",
+            help="use S(dim) or B",
+        )
+    if statement.verb == "pin":
+        _check_even(statement, pattern, name, kind, mesh)
+
+
+def _check_dims(
+    statement: Statement, pattern: Pattern, name: str, kind: TensorType, mesh: Mesh
+) -> None:
+    for axis, one in zip(mesh.names, pattern.axes(mesh), strict=True):
+        placed = one.placed
+        if isinstance(placed, Split) and not -kind.ndim <= placed.dim < kind.ndim:
+            raise IrcError(
+                "placement-syntax",
+                f"'{name}' has {kind.ndim} dims; axis '{axis}' cannot split dim {placed.dim}",
+                where=_located(statement),
+            )
+
+
+def _check_even(
+    statement: Statement, pattern: Pattern, name: str, kind: TensorType, mesh: Mesh
+) -> None:
+    """Refuse a pin whose shards differ.
+
+    Raises:
+        IrcError: ``mesh-axis-indivisible``, naming the sizes of the axis that would do.
+    """
+    shape = list(kind.static_shape())
+    for axis, one in zip(mesh.names, pattern.axes(mesh), strict=True):
+        placed = one.placed
+        if not isinstance(placed, Split):
+            continue
+        dim, parts = placed.dim % kind.ndim, mesh.size(axis)
+        if shape[dim] % parts:
+            asks = "the pin asks for" if statement.equal else "auto-shard makes"
+            fitting = [str(n) for n in range(2, min(shape[dim], 64) + 1) if shape[dim] % n == 0]
+            raise IrcError(
+                "mesh-axis-indivisible",
+                f"cannot shard '{name}' dim {dim} ({shape[dim]}) over mesh axis '{axis}' ({parts})",
+                where=_located(statement),
+                because=f"{asks} equal shards, and {shape[dim]} is not a multiple of {parts}",
+                help=f"use a size of '{axis}' that divides it ({', '.join(fitting[:6])})"
+                if fitting
+                else "split another dim",
+            )
+        shape[dim] //= parts
+    exact = pattern.exact(mesh, kind.ndim)
+    assert exact is None or even_shape(kind.static_shape(), exact, mesh) is not None
+
+
+def _check_op(statement: Statement, op: FlowOp) -> None:
+    index = _result_index(statement)
+    if index >= len(op.outputs):
+        raise IrcError(
+            "input-mismatch",
+            f"op '{id_of(op)}' ({op.name}) has {len(op.outputs)} results; there is no #{index}",
+            where=_located(statement),
+        )
+    pattern = statement.pattern
+    if isinstance(pattern, SignaturePattern):
+        counts = len(pattern.operands), len(pattern.results)
+        if counts != (len(op.inputs), len(op.outputs)):
+            raise IrcError(
+                "placement-syntax",
+                f"op '{id_of(op)}' ({op.name}) takes {len(op.inputs)} operands and gives"
+                f" {len(op.outputs)} results; the signature has {counts[0]} and {counts[1]}",
+                where=_located(statement),
+            )
+
+
+def _result_index(statement: Statement) -> int:
+    number = statement.glob.rpartition("#")[2] if "#" in statement.glob else ""
+    return int(number) if number.isdigit() and statement.kind == "op" else 0
+
+
+def _ndim(value: SSAValue) -> int:
+    return value.type.ndim if isinstance(value.type, TensorType) else 0
+
+
+def _without_single(placement: Placement, mesh: Mesh) -> Placement:
+    """Return the same shards with B on axes of one rank, as the search writes it."""
+    kept = [(axis, p if mesh.size(axis) > 1 else B) for axis, p in placement.axes]
+    order = sorted(kept, key=lambda item: item[1].order if isinstance(item[1], Split) else 0)
+    numbered = dict(Placement.in_mesh_order(tuple(order)).axes)
+    return Placement(tuple((axis, numbered[axis]) for axis in mesh.names))
+
+
+def _located(statement: Statement) -> str:
+    return statement.where
+
+
+def _nothing_left(
+    what: str, used: Iterable[Statement], options: Iterable[Placement], loc: str
+) -> IrcError:
+    """Return the error of constraints that leave no choice, naming them and what there was."""
+    groups = [f"group {s.verb}: '{s}' ({s.where})" for s in used]
+    shown = [str(p) for p in dict.fromkeys(options)]
+    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+    return IrcError(
+        "sharding-infeasible",
+        f"the constraints leave no placement for {what}",
+        where=loc,
+        because=groups,
+        help=f"without them it can be {', '.join(shown[:8])}{more}" if shown else "",
+    )

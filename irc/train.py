@@ -1,0 +1,63 @@
+"""From a program that gives a loss to a program that is one step of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from irc.dialects.builder import arguments, entry
+from irc.dialects.flow import tensor
+from irc.pipeline import run_passes
+from irc.plugin import find_pass
+from irc.program import Program
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def training_program(
+    program: Program,
+    *,
+    trainable: str | nn.Module = "*",
+    frozen: str = "",
+    optimizer: str | Mapping[str, object] | None = "adamw",
+    loss: str = "",
+) -> Program:
+    """Return a program that computes a loss and trains on it.
+
+    With an optimiser one call is one step: it takes the inputs and the learning rate ``lr``, gives
+    the loss, and moves the parameters, whose memory is that of ``program.tensors``. Without one it
+    gives the loss and a result of role ``gradient`` for each trained parameter.
+
+    Args:
+        program: as captured; its module is changed, its tensors are used in place.
+        trainable: globs of parameter names, or the module, whose ``requires_grad`` then decides.
+        frozen: globs of parameters that stay as they are.
+        optimizer: a kind (``adamw``, ``adam``, ``sgd``, ``momentum``), or ``{"kind": .., ..}`` with
+            options of pass ``add-optimizer``; None for gradients alone.
+        loss: name of the result to train on; not needed where only one is a real scalar.
+
+    Raises:
+        IrcError: ``loss-unknown``, ``option-value``, or all that is ``not-differentiable`` at once.
+    """
+    import torch
+
+    from irc.runtime.library import dtypes
+
+    if not isinstance(trainable, str):
+        named = trainable.named_parameters(remove_duplicate=False)
+        still = [name for name, value in named if not value.requires_grad]
+        frozen = ",".join([*filter(None, [frozen]), *(n for n in still if n in program.tensors)])
+        trainable = "*"
+    options = {"loss": loss, "trainable": trainable, "frozen": frozen}
+    passes = [find_pass("canonicalize")(), find_pass("differentiate")(**options)]
+    if optimizer is not None:
+        given = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
+        passes.append(find_pass("add-optimizer")(**given))
+    run_passes(program.module, passes)
+    tensors = dict(program.tensors)
+    for role, name, value in arguments(entry(program.module)):
+        if role == "state" and name not in tensors:
+            kind = tensor(value)
+            tensors[name] = torch.zeros(kind.static_shape(), dtype=dtypes()[kind.dtype])
+    return Program(program.module, tensors, program.source)

@@ -1,0 +1,232 @@
+"""The pipeline: what runs in which order, where plug-ins go, and what checks each pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.passes import ModulePass
+
+import irc.pipeline
+from irc.cli import main
+from irc.dialects.flow import PointwiseOp
+from irc.dialects.placement import Mesh
+from irc.dialects.task import KernelPointwiseOp
+from irc.dialects.text import dump, load
+from irc.errors import InternalError, IrcError
+from irc.frontends.torch.capture import capture
+from irc.pipeline import Options, default_pipeline, lower, make_plan, run_passes
+from irc.program import Program
+from tests.models.gpt import GPT, GPTConfig
+
+TWO_BY_TWO = Mesh.parse("data=2,tensor=2")
+ONE_DEVICE = ["canonicalize", "fuse", "map-tasks"]
+DISTRIBUTED = ["canonicalize", "auto-shard", "lower-boxing", "fuse", "map-tasks", "order"]
+
+
+@dataclass(frozen=True)
+class Quiet(ModulePass):
+    """A plug-in's pass that does nothing."""
+
+    name = "quiet"
+    level: ClassVar[str] = "flow"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None: ...
+
+
+class AfterFuse(Quiet):
+    """The same, behind a pass that it names."""
+
+    name = "after-fuse"
+    level: ClassVar[str] = "spmd"
+    after: ClassVar[str] = "fuse"
+
+
+class AfterOrder(Quiet):
+    """Goes after a pass that one device does not run."""
+
+    name = "after-order"
+    after: ClassVar[str] = "order"
+
+
+class OnKernels(Quiet):
+    """Goes where its level ends."""
+
+    name = "on-kernels"
+    level: ClassVar[str] = "task"
+
+
+class GeluToTanh(Quiet):
+    """A wrong pass: it takes one function for another."""
+
+    name = "gelu-to-tanh"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for each in op.walk():
+            if isinstance(each, PointwiseOp | KernelPointwiseOp) and each.fn.data == "gelu":
+                each.properties["fn"] = StringAttr("tanh")
+
+
+class DropReturn(Quiet):
+    """A broken pass: it leaves a function without an end."""
+
+    name = "drop-return"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        last = next(iter(op.body.block.ops)).regions[0].block.last_op
+        assert last is not None
+        last.detach()
+        last.erase()
+
+
+PLUGINS: dict[str, type[ModulePass]] = {
+    p.name: p for p in (Quiet, AfterFuse, AfterOrder, OnKernels, GeluToTanh, DropReturn)
+}
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = irc.pipeline.find_pass
+    monkeypatch.setattr(irc.pipeline, "find_pass", lambda n: PLUGINS.get(n) or find(n))
+
+
+def names(options: Options) -> list[str]:
+    return [each.name for each in default_pipeline(options)]
+
+
+def small_gpt() -> Program:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(layers=2, hidden=24, heads=2, block=10, vocab=17)).eval()
+    return capture(model, (torch.randint(0, 17, (4, 10)),)).program
+
+
+def test_the_order_of_passes() -> None:
+    assert names(Options()) == ONE_DEVICE
+    assert names(Options(mesh=Mesh.parse("data=1"))) == ONE_DEVICE
+    assert names(Options(mesh=TWO_BY_TWO)) == DISTRIBUTED
+    assert names(Options(mesh=TWO_BY_TWO, sizes={"B": 4})) == ["bind-sizes", *DISTRIBUTED]
+
+
+def test_choices_reach_their_pass() -> None:
+    chosen = Options(
+        mesh=TWO_BY_TWO, cluster="8xH100", pins="w = [data = B]", sizes={"B": 4, "S": 7}
+    )
+    specs = {each.name: each for each in default_pipeline(chosen)}
+    assert vars(specs["bind-sizes"])["sizes"] == "B=4,S=7"
+    shard = vars(specs["auto-shard"])
+    assert (shard["mesh"], shard["cluster"], shard["pins"]) == (
+        "data=2,tensor=2",
+        "8xH100",
+        "w = [data = B]",
+    )
+    assert vars(specs["map-tasks"])["target"] == "cpu"
+    on_cuda = default_pipeline(Options(backend="cuda"))[-1]
+    assert vars(on_cuda)["target"].startswith("sm_")
+    assert vars(default_pipeline(Options(backend="cuda", target="sm_80"))[-1])["target"] == "sm_80"
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(
+    ("mesh", "given", "expected"),
+    [
+        ("", ["quiet"], ["canonicalize", "quiet", "fuse", "map-tasks"]),
+        ("", ["after-fuse"], ["canonicalize", "fuse", "after-fuse", "map-tasks"]),
+        ("", ["on-kernels"], [*ONE_DEVICE, "on-kernels"]),
+        ("data=2", ["after-order"], [*DISTRIBUTED, "after-order"]),
+        ("data=2", ["on-kernels"], [*DISTRIBUTED, "on-kernels"]),
+        ("data=2", ["quiet"], ["canonicalize", "quiet", *DISTRIBUTED[1:]]),
+    ],
+)
+def test_plugins_go_where_they_say(mesh: str, given: Sequence[str], expected: list[str]) -> None:
+    assert names(Options(mesh=Mesh.parse(mesh), passes=tuple(given))) == expected
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_place_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(IrcError, match="goes after 'order'") as caught:
+        names(Options(passes=("after-order",)))
+    assert caught.value.code == "pass-unknown"
+
+
+@pytest.mark.parametrize("mesh", ["", "data=2,tensor=2"])
+def test_every_pass_keeps_the_numbers_of_a_gpt(mesh: str) -> None:
+    seen: list[str] = []
+    options = Options(mesh=Mesh.parse(mesh), verify_each="exec")
+    lower(small_gpt(), options, lambda name, _: seen.append(name))
+    assert seen == ["capture", *(DISTRIBUTED if mesh else ONE_DEVICE)]
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize("mesh", ["", "data=2,tensor=2"])
+def test_a_wrong_pass_is_named(mesh: str) -> None:
+    options = Options(mesh=Mesh.parse(mesh), passes=("gelu-to-tanh",), verify_each="exec")
+    with pytest.raises(IrcError, match="pass gelu-to-tanh changed output 0") as caught:
+        lower(small_gpt(), options)
+    assert caught.value.code == "check-failed"
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_pass_that_breaks_the_program_is_a_bug() -> None:
+    options = Options(passes=("drop-return",), verify_each="ir")
+    with pytest.raises(InternalError, match="pass drop-return broke the program"):
+        lower(small_gpt(), options)
+
+
+def test_the_plan_keeps_the_text_after_each_pass() -> None:
+    plan = make_plan(small_gpt(), Options(mesh=TWO_BY_TWO))
+    texts = {path: text for path, text in plan.files.items() if path.startswith("ir/")}
+    expected = [f"ir/{i:02}-{n}.mlir" for i, n in enumerate(["capture", *DISTRIBUTED])]
+    assert sorted(texts) == expected
+    for text in texts.values():
+        read = text if isinstance(text, str) else text.decode()
+        assert dump(load(read)) == read
+    again = make_plan(small_gpt(), Options(mesh=TWO_BY_TWO))
+    assert again.hash == plan.hash
+
+
+FUSABLE = """
+builtin.module {
+  func.func @forward(%x: !flow.tensor<[3, 5], f32> {role = "input", name = "x"})
+      -> !flow.tensor<[3, 5], f32> {
+    %y = flow.pointwise(%x) {fn = "gelu", loc = "m.py:1", id = "n0"}
+        : (!flow.tensor<[3, 5], f32>) -> !flow.tensor<[3, 5], f32>
+    %z = flow.pointwise(%y, %x) {fn = "add", loc = "m.py:2", id = "n1"}
+        : (!flow.tensor<[3, 5], f32>, !flow.tensor<[3, 5], f32>) -> !flow.tensor<[3, 5], f32>
+    func.return %z : !flow.tensor<[3, 5], f32>
+  }
+}
+"""
+
+
+def test_the_command_line_compares_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program.mlir"
+    program.write_text(FUSABLE)
+    passes = "canonicalize,fuse,map-tasks{target=cpu}"
+    words = ["opt", str(program), "--verify-each=exec", "-p"]
+    assert main([*words, passes]) == 0
+    assert "task.kernel" in capsys.readouterr().out
+
+    find = irc.plugin.find_pass
+    monkeypatch.setattr(irc.plugin, "find_pass", lambda n: PLUGINS.get(n) or find(n))
+    assert main([*words, f"canonicalize,gelu-to-tanh,{passes}"]) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("error[check-failed]: pass gelu-to-tanh changed output 0")
+
+
+def test_run_passes_shows_each_stage() -> None:
+    seen: list[tuple[str, bool]] = []
+    module = load(FUSABLE)
+    run_passes(
+        module,
+        default_pipeline(Options()),
+        on_stage=lambda name, now: seen.append((name, "task.kernel" in dump(now))),
+    )
+    assert seen == [("canonicalize", False), ("fuse", False), ("map-tasks", True)]
