@@ -11,7 +11,20 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from irc import __version__
-from irc.commands import check, compile, demo, diff, explain, launch, list, opt, run
+from irc.commands import (
+    check,
+    cluster,
+    compile,
+    demo,
+    diff,
+    explain,
+    export,
+    launch,
+    list,
+    opt,
+    run,
+    tune,
+)
 from irc.errors import ExitCode, IrcError, did_you_mean
 
 
@@ -34,8 +47,11 @@ COMMANDS: dict[str, Command] = {
     "list": list,
     "explain": explain,
     "diff": diff,
+    "export": export,
     "demo": demo,
     "launch": launch,
+    "tune": tune,
+    "cluster": cluster,
 }
 
 

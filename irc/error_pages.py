@@ -130,7 +130,7 @@ PAGES = (
         title="a constraint cannot be read",
         exit_code=2,
         what="A line of the constraint file is not `[pin|forbid] NAME = PLACEMENT [priority N]`.",
-        why="A name is a glob on arguments; `op ID` names an op, `at \"FILE:LINE\"` a source line.",
+        why='A name is a glob on arguments; `op ID` names an op, `at "FILE:LINE"` a source line.',
         example="pin weights [tensor = S(0)]",
         fix="pin *.weight = [tensor = S(0)]",
     ),
@@ -333,7 +333,8 @@ PAGES = (
         "`irc.register_op` was given something that is no op.",
         why="Each process of a plan looks its ops up by name, in torch and in declarations.",
         example="irc run plan   (the plan calls mylib::scan, and nothing imports mylib)",
-        fix="[project.entry-points.\"irc.ops\"]\nmylib = \"mylib.declared\"   (in mylib's pyproject.toml)",
+        fix='[project.entry-points."irc.ops"]\nmylib = "mylib.declared"'
+        "   (in mylib's pyproject.toml)",
     ),
     ErrorPage(
         code="op-unsupported",
@@ -379,6 +380,15 @@ PAGES = (
         why="A plan is one piece: files of an older one must not mix with it.",
         example="irc compile model.onnx -o plan   (twice)",
         fix="irc compile model.onnx -o plan --force",
+    ),
+    ErrorPage(
+        code="output-write",
+        title="a file cannot be written",
+        exit_code=2,
+        what="The system refused to write the file that the command was told to write.",
+        why="What was measured would be lost, so irc says so instead of printing it only.",
+        example="irc cluster calibrate -o /no/such/folder/host.toml",
+        fix="irc cluster calibrate -o host.toml",
     ),
     ErrorPage(
         code="pass-unknown",

@@ -26,14 +26,13 @@ from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.ranges import input_ranges
 from irc.plan.save import make_plan as bundle
-from irc.plugin import find_backend, find_pass
+from irc.plugin import LEVELS, find_backend, find_pass
 from irc.program import Program
 from irc.simulate.plan import predicted_seconds
 
 if TYPE_CHECKING:
     import torch
 
-    from irc.runtime.executor import Executor
 
 VerifyEach: TypeAlias = Literal["ir", "exec"] | None
 OnStage: TypeAlias = Callable[[str, ModuleOp], None]
@@ -94,21 +93,34 @@ def default_pipeline(options: Options) -> list[ModulePass]:
 
 
 def _insert(passes: list[ModulePass], plugin: ModulePass) -> None:
-    """Put a plug-in's pass where it says: after a named pass, else last of its level."""
-    after = getattr(plugin, "after", None)
-    levels = [getattr(p, "level", "") for p in passes]
+    """Put a plug-in's pass where it says: after a named pass, else where its level ends."""
+    after, level = getattr(plugin, "after", None), _level(plugin)
+    names = [p.name for p in passes]
     if after is not None:
-        places = [i for i, p in enumerate(passes) if p.name == after]
-        if not places:
+        if after not in names:
             raise IrcError(
                 "pass-unknown",
                 f"pass '{plugin.name}' goes after '{after}', which this pipeline does not run",
-                because=f"it runs {', '.join(p.name for p in passes)}",
+                because=f"it runs {', '.join(names)}",
             )
-    else:
-        level = getattr(plugin, "level", "flow")
-        places = [i for i, found in enumerate(levels) if found == level] or [len(passes) - 1]
-    passes.insert(places[-1] + 1, plugin)
+        passes.insert(len(names) - names[::-1].index(after), plugin)
+        return
+    if level == "flow+sbp" and "auto-shard" not in names:
+        raise IrcError(
+            "pass-unknown",
+            f"pass '{plugin.name}' works on placements, and one device has none",
+            help="choose a mesh, or leave the pass out",
+        )
+    below = [LEVELS.index(LOWERS_TO.get(p.name, _level(p))) > LEVELS.index(level) for p in passes]
+    passes.insert(below.index(True) if any(below) else len(passes), plugin)
+
+
+LOWERS_TO = {"auto-shard": "flow+sbp", "lower-boxing": "spmd", "map-tasks": "task"}
+"""Passes that leave a program on another level than they found it."""
+
+
+def _level(each: ModulePass) -> str:
+    return getattr(each, "level", "flow")
 
 
 def run_passes(
@@ -237,15 +249,3 @@ def make_plan(program: Program, options: Options, *, keep_ir: bool = True) -> Lo
         extra=launch_files(plan) if keep_ir else {},
         torch_version=torch.__version__,
     )
-
-
-def compile_program(program: Program, options: Options | None = None) -> Executor:
-    """Compile a program for this machine; call the result with the inputs in order.
-
-    Args:
-        program: as a frontend gives it; its module is changed, its tensors are used in place.
-        options: for one device; the defaults are the CPU's.
-    """
-    from irc.runtime.executor import Executor
-
-    return Executor(make_plan(program, options or Options(), keep_ir=False), program.tensors)

@@ -17,4 +17,3 @@ BUILTIN: Mapping[str, str] = {
     "fuse": "irc.passes.fuse:FusePass",
     "order": "irc.passes.order:OrderPass",
 }
-

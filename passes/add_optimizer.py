@@ -9,7 +9,7 @@ from typing import ClassVar
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import argument_attrs, arguments, entry, results
@@ -20,13 +20,54 @@ from irc.ops.derivative import PhaseBuilder
 from irc.training.entry import add_argument, globs, matches, set_results
 from irc.training.optimizers import OPTIMIZERS, Optimizer, Settings, Shared, shared
 
-WIDE = "f32"
-"""The dtype in which half types are updated."""
-
 
 @dataclass(frozen=True)
 class AddOptimizerPass(ModulePass):
     """Turn gradients into an optimiser step: one program is one step of training.
+
+    Parameters and moments are then states of the program: their new values are results of role
+    ``state``, which lie as the arguments of the same name do, so that no gradient or moment need be
+    whole on a rank that does not keep it (ZeRO, arXiv:1910.02054). The learning rate is an input,
+    ``lr``, and the number of steps so far a state, ``optimizer.step``.
+
+    Options: ``kind`` is adamw, adam, sgd or momentum (sgd with one); ``beta1``, ``beta2``, ``eps``,
+    ``momentum`` and ``weight_decay`` are torch's, with torch's defaults; ``no_decay`` has globs of
+    parameters without decay; ``clip_norm`` limits the norm of all gradients together.
+
+    Run: add-optimizer{kind=sgd}
+
+    Before:
+
+    ```mlir
+    func.func @forward(%w: !flow.tensor<[5], f32> {role = "parameter", name = "w"},
+        %x: !flow.tensor<[5], f32> {role = "input", name = "x"})
+        -> (!flow.tensor<[5], f32> {role = "gradient", name = "w"}) {
+      %g = flow.pointwise(%x) {fn = "exp", loc = "m.py:1", id = "n0.g0", phase = "backward"}
+          : (!flow.tensor<[5], f32>) -> !flow.tensor<[5], f32>
+      func.return %g : !flow.tensor<[5], f32>
+    }
+    ```
+
+    After:
+
+    ```mlir
+    func.func @forward(%w: !flow.tensor<[5], f32> {role = "parameter", name = "w"},
+        %x: !flow.tensor<[5], f32> {role = "input", name = "x"},
+        %lr: !flow.tensor<[], f64> {role = "input", name = "lr"})
+        -> (!flow.tensor<[5], f32> {role = "state", name = "w"}) {
+      %g = flow.pointwise(%x) {fn = "exp", loc = "m.py:1", id = "n0.g0", phase = "backward"}
+          : (!flow.tensor<[5], f32>) -> !flow.tensor<[5], f32>
+      %0 = flow.pointwise(%lr) {fn = "cast", loc = "m.py:1", id = "step0.0", phase = "step"}
+          : (!flow.tensor<[], f64>) -> !flow.tensor<[], f32>
+      %1 = flow.pointwise(%g, %0) {fn = "mul", loc = "m.py:1", id = "step0.1", phase = "step"}
+          : (!flow.tensor<[5], f32>, !flow.tensor<[], f32>) -> !flow.tensor<[5], f32>
+      %2 = flow.pointwise(%w, %1) {fn = "sub", loc = "m.py:1", id = "step0.2", phase = "step"}
+          : (!flow.tensor<[5], f32>, !flow.tensor<[5], f32>) -> !flow.tensor<[5], f32>
+      func.return %2 : !flow.tensor<[5], f32>
+    }
+    ```
+
+    Half-precision parameters are updated in float32 and rounded once; their moments are float32.
     """
 
     name = "add-optimizer"
@@ -100,20 +141,21 @@ class _Update:
             if role != "gradient"
         ]
         held = {name: value for role, name, value in arguments(func) if role == "parameter"}
-        # The return goes last again; until then ops are put before nothing.
         end = func.body.block.last_op
         assert end is not None
         end.detach()
         gradients = self._clipped(gradients)
         by = self._shared(settings)
-        for name, gradient in gradients.items():
-            self._parameter(name, held[name], gradient, settings, by)
+        for number, (name, gradient) in enumerate(gradients.items()):
+            # Names are the user's; ids are ours.
+            b = self._builder(str(number), _line(gradient))
+            self._parameter(b, name, held[name], gradient, settings, by)
         func.body.block.add_op(end)
         every = [*kept, *self.new]
         set_results(func, [value for value, _ in every], [attrs for _, attrs in every])
 
     def _builder(self, name: str, loc: str) -> PhaseBuilder:
-        return PhaseBuilder(self.func.body.block, "step", prefix=f"step.{name}.", loc=loc)
+        return PhaseBuilder(self.func.body.block, "step", prefix=f"step{name}.", loc=loc)
 
     def _shared(self, settings: Settings) -> Shared:
         scalar = TensorType.of((), "f64")
@@ -127,11 +169,16 @@ class _Update:
         return shared(b, settings, lr, count)
 
     def _parameter(
-        self, name: str, parameter: SSAValue, gradient: SSAValue, settings: Settings, by: Shared
+        self,
+        b: PhaseBuilder,
+        name: str,
+        parameter: SSAValue,
+        gradient: SSAValue,
+        settings: Settings,
+        by: Shared,
     ) -> None:
         kind = tensor(parameter)
-        b = self._builder(name, _line(gradient))
-        wide = WIDE if kind.dtype in ("f16", "bf16") else kind.dtype
+        wide = _wide(kind.dtype)
         if matches(name, globs(self.options.no_decay)):
             settings = replace(settings, weight_decay=0.0)
         names = [f"optimizer.{moment}.{name}" for moment in self.optimizer.moments]
@@ -149,10 +196,12 @@ class _Update:
         b = self._builder("norm", "optimizer")
         total: SSAValue | None = None
         for value in gradients.values():
-            wide = b.cast(value, WIDE if tensor(value).dtype in ("f16", "bf16") else tensor(value).dtype)
-            dims = range(tensor(wide).ndim)
-            part = b.reduce("sum", b.pointwise("mul", wide, wide), dims, keep_dims=False)
-            total = part if total is None else b.pointwise("add", total, b.cast(part, tensor(total).dtype))
+            wide = b.cast(value, _wide(tensor(value).dtype))
+            square = b.pointwise("mul", wide, wide)
+            part = b.reduce("sum", square, range(tensor(wide).ndim), keep_dims=False)
+            if total is not None:
+                part = b.pointwise("add", total, b.cast(part, tensor(total).dtype))
+            total = part
         assert total is not None
         dtype = tensor(total).dtype
         # torch.nn.utils.clip_grad_norm_ adds this to the norm.
@@ -165,5 +214,9 @@ class _Update:
         }
 
 
+def _wide(dtype: str) -> str:
+    return "f32" if dtype in ("f16", "bf16") else dtype
+
+
 def _line(value: SSAValue) -> str:
-    return loc_of(value.owner) if hasattr(value.owner, "attributes") else "optimizer"
+    return "optimizer" if isinstance(value.owner, Block) else loc_of(value.owner)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -16,13 +17,12 @@ from irc.dialects.flow import loc_of, tensor
 from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean
-from irc.sharding.budget import check_budget
+from irc.sharding.budget import infeasible
 from irc.sharding.constraints import Constraints, resolve
 from irc.sharding.graph import Graph, Wishes
-from irc.sharding.pins import constraint_text, module_pins, parse_constraints
+from irc.sharding.pins import Statement, constraint_text, module_pins, parse_constraints
 from irc.sharding.plan_cost import plan_cost
-from irc.sharding.program import solve
-from irc.sharding.trees import Trees
+from irc.sharding.search import Plan, TooSmall, search
 from irc.sharding.write import write_placements
 
 
@@ -40,8 +40,9 @@ class AutoShardPass(ModulePass):
     ``replicated`` (each rank is given the whole inputs) or ``any``; ``pins`` pins and forbids
     placements of arguments and ops, as in ``*.w = [tensor = S(1)]; forbid op n3 = [data = P(*)]``,
     or names a file of such lines (grammar/sharding.lark); ``memory_bytes`` bounds what a device
-    holds of parameters, buffers and constants, which may then be stored in smaller parts than they
-    are used.
+    holds at any moment (by default, what the cluster's devices have, less a margin), and
+    ``stored_bytes`` what it holds all the time: parameters, states, buffers and constants. They may
+    then be stored in smaller parts than they are used.
 
     Results of the entry are whole on each rank, a state lies as its buffer. A pass before it has
     bound the named sizes. It writes ``irc.mesh``, and unless ``report=false``, in ``irc.plan_cost``
@@ -105,6 +106,7 @@ class AutoShardPass(ModulePass):
     inputs: str = "replicated"
     pins: str = ""
     memory_bytes: int | None = None
+    stored_bytes: int | None = None
     node_limit: int = 10_000
     report: bool = True
 
@@ -115,10 +117,8 @@ class AutoShardPass(ModulePass):
         cost = ClusterCost(find_cluster(self.cluster), mesh)
         text, source = constraint_text(self.pins)
         statements = (*module_pins(op), *parse_constraints(text, source))
-        graph = Graph(op, cost, self._wishes(resolve(op, mesh, statements)))
-        check_budget(graph.problem)
-        solution = solve(graph.problem, cost.boxing, node_limit=self.node_limit)
-        trees = Trees(cost.boxing)
+        found = self._search(op, cost, statements)
+        graph, solution, trees = found.graph, found.solution, found.trees
         # Before the types change: it says what the search saw.
         report = (
             plan_cost(graph, solution, self.cluster, cost.boxing, trees) if self.report else None
@@ -129,6 +129,29 @@ class AutoShardPass(ModulePass):
             op.attributes["irc.plan_cost"] = StringAttr(report)
             # For `irc explain plan --why-not`, which plans again from the folder alone.
             op.attributes["irc.auto_shard"] = StringAttr(json.dumps({**asdict(self), "pins": text}))
+
+    def _search(self, op: ModuleOp, cost: ClusterCost, statements: Sequence[Statement]) -> Plan:
+        wishes = self._wishes(resolve(op, cost.mesh, statements))
+        try:
+            return search(op, cost, wishes, node_limit=self.node_limit)
+        except TooSmall as error:
+            graph = error.graph
+        named = {f"{statement}": statement for statement in statements}
+        whole = "inputs: each rank is given the whole inputs"
+
+        def build(groups: Sequence[str]) -> Graph:
+            kept = [statement for name, statement in named.items() if name in groups]
+            inputs = "replicated" if whole in groups else "any"
+            fewer = replace(
+                wishes,
+                inputs=inputs,
+                constraints=resolve(op, cost.mesh, kept),
+                memory_bytes=graph.problem.memory_bytes,
+            )
+            return Graph(op, cost, fewer)
+
+        groups = [*named, *([whole] if self.inputs == "replicated" else [])]
+        raise infeasible(graph, cost.boxing, groups, build)
 
     def _mesh(self) -> Mesh:
         try:
@@ -149,7 +172,7 @@ class AutoShardPass(ModulePass):
     def _wishes(self, constraints: Constraints) -> Wishes:
         match self.inputs:
             case "replicated" | "any":
-                return Wishes(self.inputs, constraints, self.memory_bytes)
+                return Wishes(self.inputs, constraints, self.memory_bytes, self.stored_bytes)
             case other:
                 raise IrcError(
                     "option-value",

@@ -161,10 +161,7 @@ def slice_of_all(op: FlowOp) -> Rewrite:
 
 def reshape_of_reshape(op: FlowOp) -> Rewrite:
     """``reshape(reshape(x, s), t)`` is ``reshape(x, t)``."""
-    inner = op.inputs[0].owner
-    if isinstance(inner, ReshapeOp) and not _placed(op):
-        return ReshapeOp.make(inner.inputs, [op.outputs[0].type])
-    return None
+    return _past_inner(ReshapeOp, op)
 
 
 def transpose_of_transpose(op: FlowOp) -> Rewrite:
@@ -178,9 +175,14 @@ def transpose_of_transpose(op: FlowOp) -> Rewrite:
 
 def broadcast_of_broadcast(op: FlowOp) -> Rewrite:
     """``broadcast(broadcast(x, s), t)`` is ``broadcast(x, t)``."""
+    return _past_inner(BroadcastOp, op)
+
+
+def _past_inner(kind: type[FlowOp], op: FlowOp) -> Rewrite:
+    """Apply an op, which its result's type says in full, to what one of its kind was applied to."""
     inner = op.inputs[0].owner
-    if isinstance(inner, BroadcastOp) and not _placed(op):
-        return BroadcastOp.make(inner.inputs, [op.outputs[0].type])
+    if isinstance(inner, kind) and not _placed(op):
+        return kind.make(inner.inputs, [op.outputs[0].type])
     return None
 
 

@@ -1,4 +1,4 @@
-"""Pass ``differentiate``: a program that gives a loss also gives the gradients of its parameters."""
+"""Pass ``differentiate``: a program that gives a loss also gives its parameters' gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import argument_attrs, arguments, entry, functions, results
@@ -34,6 +34,69 @@ from irc.training.sweep import Sweep
 @dataclass(frozen=True)
 class DifferentiatePass(ModulePass):
     """Append the backward pass of a loss, and give the gradients as results.
+
+    Whatever is planned after it (placements, recompute, schedules) then sees one program, in which
+    a gradient is a value like any other: a batch that is split leaves partial sums, which boxing
+    reduces once.
+
+    Options: ``loss`` names the result to differentiate; not needed where only one is a real scalar.
+    ``trainable`` and ``frozen`` are globs of parameter names, ``inputs`` of inputs that get a
+    gradient too. ``outputs=all`` keeps the results beside the loss. With ``seeds=inputs`` the
+    gradients of all real outputs are further inputs, ``gradient.NAME``, instead of 1 for the loss.
+
+    Every op gets ``phase = "forward" | "backward"``, and a backward op ``grad = "weight"`` where it
+    serves a weight's gradient alone, ``"input"`` where earlier layers wait for it. A block that is
+    called becomes ``@block_forward``, which also returns what is saved, and ``@block_backward``:
+    the program is no longer for more layers.
+
+    Before:
+
+    ```mlir
+    func.func @forward(%x: !flow.tensor<[3, 5], f32> {role = "input", name = "x"},
+        %w: !flow.tensor<[5], f32> {role = "parameter", name = "w"})
+        -> (!flow.tensor<[], f32> {role = "output", name = "loss"}) {
+      %h = flow.contract(%x, %w) {spec = "bk,k->b", loc = "m.py:1", id = "n0"}
+          : (!flow.tensor<[3, 5], f32>, !flow.tensor<[5], f32>) -> !flow.tensor<[3], f32>
+      %a = flow.pointwise(%h) {fn = "exp", loc = "m.py:2", id = "n1"}
+          : (!flow.tensor<[3], f32>) -> !flow.tensor<[3], f32>
+      %l = flow.reduce(%a) {fn = "sum", dims = array<i64: 0>, keep_dims = false, loc = "m.py:3",
+          id = "n2"} : (!flow.tensor<[3], f32>) -> !flow.tensor<[], f32>
+      func.return %l : !flow.tensor<[], f32>
+    }
+    ```
+
+    After:
+
+    ```mlir
+    func.func @forward(%x: !flow.tensor<[3, 5], f32> {role = "input", name = "x"},
+        %w: !flow.tensor<[5], f32> {role = "parameter", name = "w"})
+        -> (!flow.tensor<[], f32> {role = "output", name = "loss"},
+            !flow.tensor<[5], f32> {role = "gradient", name = "w"}) {
+      %h = flow.contract(%x, %w) {spec = "bk,k->b", loc = "m.py:1", id = "n0", phase = "forward"}
+          : (!flow.tensor<[3, 5], f32>, !flow.tensor<[5], f32>) -> !flow.tensor<[3], f32>
+      %a = flow.pointwise(%h) {fn = "exp", loc = "m.py:2", id = "n1", phase = "forward"}
+          : (!flow.tensor<[3], f32>) -> !flow.tensor<[3], f32>
+      %l = flow.reduce(%a) {fn = "sum", dims = array<i64: 0>, keep_dims = false, loc = "m.py:3",
+          id = "n2", phase = "forward"} : (!flow.tensor<[3], f32>) -> !flow.tensor<[], f32>
+      %0 = flow.constant() {value = array<f64: 1.0>, loc = "m.py:3", id = "loss.g0",
+          phase = "backward"} : () -> !flow.tensor<[], f32>
+      %1 = flow.reshape(%0) {loc = "m.py:3", id = "n2.g0", phase = "backward", grad = "input"}
+          : (!flow.tensor<[], f32>) -> !flow.tensor<[1], f32>
+      %2 = flow.broadcast(%1) {loc = "m.py:3", id = "n2.g1", phase = "backward", grad = "input"}
+          : (!flow.tensor<[1], f32>) -> !flow.tensor<[3], f32>
+      %3 = flow.pointwise(%2, %a) {fn = "mul", loc = "m.py:2", id = "n1.g0", phase = "backward",
+          grad = "input"} : (!flow.tensor<[3], f32>, !flow.tensor<[3], f32>)
+          -> !flow.tensor<[3], f32>
+      %4 = flow.contract(%3, %x) {spec = "b,bk->k", loc = "m.py:1", id = "n0.g0",
+          phase = "backward", grad = "weight"}
+          : (!flow.tensor<[3], f32>, !flow.tensor<[3, 5], f32>) -> !flow.tensor<[5], f32>
+      func.return %l, %4 : !flow.tensor<[], f32>, !flow.tensor<[5], f32>
+    }
+    ```
+
+    A frozen parameter, or one with ``trainable = false``, costs nothing; one that the loss does not
+    depend on has no result, as torch leaves its ``grad`` at None. It refuses, all at once, the ops
+    whose derivative neither irc nor their library knows.
     """
 
     name = "differentiate"
@@ -61,7 +124,9 @@ class DifferentiatePass(ModulePass):
 
         blocks = Blocks(functions(op), insert)
         held = [value for role, _, value in arguments(func) if role in HELD]
-        sweep = Sweep(func.body.block, list(wanted.values()), held, blocks.errors, blocks.sweep_call)
+        sweep = Sweep(
+            func.body.block, list(wanted.values()), held, blocks.errors, blocks.sweep_call
+        )
         end = func.body.block.last_op
         assert isinstance(end, ReturnOp)
         # Backward ops go to the end of the body, so the return leaves it until they are there.
@@ -79,7 +144,7 @@ class DifferentiatePass(ModulePass):
     ) -> dict[SSAValue, SSAValue]:
         if loss is not None:
             value = end.operands[loss]
-            line = "unknown" if isinstance(value.owner, type(func.body.block)) else loc_of(value.owner)
+            line = "unknown" if isinstance(value.owner, Block) else loc_of(value.owner)
             b = PhaseBuilder(func.body.block, "backward", prefix="loss.g", loc=line)
             return {value: b.scalar(1, tensor(value).dtype)}
         named = list(zip(results(func), end.operands, strict=True))

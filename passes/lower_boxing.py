@@ -29,6 +29,7 @@ from irc.dialects.placement import Mesh, Placement
 from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import PlacementAttr, TensorType
 from irc.errors import InternalError, IrcError
+from irc.ops.refusals import refusal
 from irc.sharding.boxing import Boxing, Step, step_between
 from irc.sharding.collectives import check_collectives
 from irc.sharding.local import build_local, local_type
@@ -262,7 +263,7 @@ def _no_signature(op: FlowOp) -> IrcError:
         "no-signature",
         f"no rank can compute {op.name} ({id_of(op)}) as ({') -> ('.join(sides)})",
         where=loc_of(op),
-        because="these placements fit neither its rule nor one of its strategies",
+        because=["these placements fit neither its rule nor a strategy", *refusal(op)],
         help="change a placement, or put an sbp.boxing between",
     )
 

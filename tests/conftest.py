@@ -25,6 +25,14 @@ COMMANDS = {
 }
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what this machine was calibrated to out of the tests, and the tests out of that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IRC_CACHE_DIR", str(tmp_path_factory.mktemp("irc-cache")))
+        yield
+
+
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     if file_path.suffix == ".mlir":
         return MlirFile.from_parent(parent, path=file_path)

@@ -13,6 +13,7 @@ import irc.commands.list
 import irc.plugin
 from irc.cli import main
 from irc.error_pages import REGISTRY
+from irc.passes import BUILTIN
 from irc.plugin import Registered
 
 PROGRAM = "builtin.module {\n}\n"
@@ -90,6 +91,24 @@ def test_explain_error(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     page = capsys.readouterr().out
     assert page.startswith(f"{code}: ")
     assert re.search(r"^Fails:\n    .+\n\nInstead:\n    .+", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_explain_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "pass", name]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(f"{name}\n\n")
+    assert "Level: " in page
+    assert "Options:\n  " in page
+
+
+@pytest.mark.parametrize("kind", irc.commands.list.KINDS)
+def test_lists_say_something_of_each_name(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", kind]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) > 2
+    for row in rows:
+        assert re.fullmatch(r"[a-z][a-z0-9_.-]* +\S.*", row), row
 
 
 @pytest.mark.parametrize("option", ["--verify-each", "--verify-each=exec", "--split-input-file"])

@@ -62,6 +62,20 @@ class OnKernels(Quiet):
     level: ClassVar[str] = "task"
 
 
+class OnPlacements(Quiet):
+    """Needs a mesh."""
+
+    name = "on-placements"
+    level: ClassVar[str] = "flow+sbp"
+
+
+class OnRanks(Quiet):
+    """Goes before kernels are made."""
+
+    name = "on-ranks"
+    level: ClassVar[str] = "spmd"
+
+
 class GeluToTanh(Quiet):
     """A wrong pass: it takes one function for another."""
 
@@ -86,7 +100,17 @@ class DropReturn(Quiet):
 
 
 PLUGINS: dict[str, type[ModulePass]] = {
-    p.name: p for p in (Quiet, AfterFuse, AfterOrder, OnKernels, GeluToTanh, DropReturn)
+    each.name: each
+    for each in (
+        AfterFuse,
+        AfterOrder,
+        DropReturn,
+        GeluToTanh,
+        OnKernels,
+        OnPlacements,
+        OnRanks,
+        Quiet,
+    )
 }
 
 
@@ -141,6 +165,9 @@ def test_choices_reach_their_pass() -> None:
         ("data=2", ["after-order"], [*DISTRIBUTED, "after-order"]),
         ("data=2", ["on-kernels"], [*DISTRIBUTED, "on-kernels"]),
         ("data=2", ["quiet"], ["canonicalize", "quiet", *DISTRIBUTED[1:]]),
+        ("data=2", ["on-placements"], [*DISTRIBUTED[:2], "on-placements", *DISTRIBUTED[2:]]),
+        ("data=2", ["on-ranks"], [*DISTRIBUTED[:4], "on-ranks", *DISTRIBUTED[4:]]),
+        ("", ["on-ranks"], ["canonicalize", "fuse", "on-ranks", "map-tasks"]),
     ],
 )
 def test_plugins_go_where_they_say(mesh: str, given: Sequence[str], expected: list[str]) -> None:
@@ -148,9 +175,12 @@ def test_plugins_go_where_they_say(mesh: str, given: Sequence[str], expected: li
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_place_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(IrcError, match="goes after 'order'") as caught:
-        names(Options(passes=("after-order",)))
+@pytest.mark.parametrize(
+    ("name", "says"), [("after-order", "after 'order'"), ("on-placements", "one device has none")]
+)
+def test_a_place_that_does_not_exist_is_refused(name: str, says: str) -> None:
+    with pytest.raises(IrcError, match=says) as caught:
+        names(Options(passes=(name,)))
     assert caught.value.code == "pass-unknown"
 
 
@@ -180,12 +210,10 @@ def test_a_pass_that_breaks_the_program_is_a_bug() -> None:
 
 def test_the_plan_keeps_the_text_after_each_pass() -> None:
     plan = make_plan(small_gpt(), Options(mesh=TWO_BY_TWO))
-    texts = {path: text for path, text in plan.files.items() if path.startswith("ir/")}
-    expected = [f"ir/{i:02}-{n}.mlir" for i, n in enumerate(["capture", *DISTRIBUTED])]
-    assert sorted(texts) == expected
+    texts = plan.ir()
+    assert [*texts] == [f"ir/{i:02}-{n}.mlir" for i, n in enumerate(["capture", *DISTRIBUTED])]
     for text in texts.values():
-        read = text if isinstance(text, str) else text.decode()
-        assert dump(load(read)) == read
+        assert dump(load(text)) == text
     again = make_plan(small_gpt(), Options(mesh=TWO_BY_TWO))
     assert again.hash == plan.hash
 

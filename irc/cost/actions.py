@@ -10,7 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cluster.topology import Collective
-from irc.cost.measured import Typed, kernel_key, library_key, load_times
+from irc.cost.measured import Times, Typed, kernel_key, library_key, load_times
 from irc.cost.model import ClusterCost
 from irc.cost.roofline import roofline_s
 from irc.dialects.comm import CollectiveOp, LocalChunkOp, RankIndexOp
@@ -61,7 +61,7 @@ class ActionCost:
         found = find_cluster(cluster)
         self._model = ClusterCost(found, mesh, alone=True)
         self._threads = found.device.threads(mesh.num_ranks)
-        self._times = load_times().seconds if cluster == THIS_HOST else {}
+        self._times = (load_times() if cluster == THIS_HOST else Times()).seconds
         kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
         self._kernels = {op.sym_name.data: self._kernel_s(op) for op in kernels}
         for op, text in zip(kernels, sources, strict=False):

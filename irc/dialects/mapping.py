@@ -19,8 +19,7 @@ from itertools import product as cartesian
 from math import prod
 from typing import Literal, TypeAlias
 
-from xdsl.dialects.builtin import ArrayAttr
-from xdsl.ir import Attribute, Data
+from xdsl.ir import Data
 from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
@@ -204,9 +203,3 @@ class MappingAttr(Data[TaskMapping]):
 
     def verify(self) -> None:
         verify_coverage(self.data)
-
-
-def mapping_of(attribute: Attribute) -> TaskMapping:
-    """Return an attribute as a mapping (another one is an internal error)."""
-    assert isinstance(attribute, MappingAttr) and not isinstance(attribute, ArrayAttr), attribute
-    return attribute.data

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -94,6 +95,7 @@ class Placement:
         return Placement.in_mesh_order(tuple(axes.items()))
 
     @staticmethod
+    @lru_cache(maxsize=1 << 16)
     def in_mesh_order(axes: tuple[tuple[str, AxisPlacement], ...]) -> Placement:
         """Number the splits of each dim in the order of the axes."""
         count: dict[int, int] = {}
@@ -186,7 +188,7 @@ class Mesh:
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.axes)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The axis names, outermost first."""
         return tuple(name for name, _ in self.axes)
@@ -198,7 +200,11 @@ class Mesh:
 
     def size(self, axis: str) -> int:
         """Return the number of ranks along ``axis``."""
-        return dict(self.axes)[axis]
+        return self._sizes[axis]
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return dict(self.axes)
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the position of ``rank`` on each axis."""

@@ -7,15 +7,16 @@ every other interpreter builds on :func:`run_op`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation
 
 from irc.dialects.builder import entry, functions
-from irc.dialects.flow import FlowOp, FusionOp, YieldOp, id_of, tensor
+from irc.dialects.flow import FlowOp, FusionOp, id_of, tensor
 from irc.dialects.types import TensorType
+from irc.interpret.walk import run_block, widened
 from irc.runtime import library
 
 if TYPE_CHECKING:
@@ -42,34 +43,23 @@ def run_function(
         dtype: compute floats in this dtype instead (float64 for checking): float inputs convert.
         trace: called with every value that is computed.
     """
-    given = [t.to(dtype) if dtype is not None and t.is_floating_point() else t for t in inputs]
-    return _run(entry(module, name), given, functions(module), trace, "", dtype)
+    func, step = entry(module, name), partial(_step, dtype, trace)
+    return run_block(func.body.block, widened(inputs, dtype), functions(module), step)
 
 
-def _run(
-    func: FuncOp,
-    inputs: Sequence[torch.Tensor],
-    known: dict[str, FuncOp],
-    trace: Trace | None,
-    path: str,
+def _step(
     dtype: torch.dtype | None,
+    trace: Trace | None,
+    op: Operation,
+    operands: list[torch.Tensor],
+    path: str,
 ) -> list[torch.Tensor]:
-    values: dict[SSAValue, torch.Tensor] = dict(zip(func.body.block.args, inputs, strict=True))
-    for op in func.body.block.ops:
-        operands = [values[v] for v in op.operands]
-        if isinstance(op, ReturnOp):
-            return operands
-        if isinstance(op, CallOp):
-            callee = known[op.callee.string_value()]
-            found = _run(callee, operands, known, trace, f"{path}{id_of(op)}/", dtype)
-        else:
-            assert isinstance(op, FlowOp), op.name
-            found = run_op(op, operands, dtype=dtype, trace=trace, path=path)
-        for index, (result, value) in enumerate(zip(op.results, found, strict=True)):
-            values[result] = value
-            if trace is not None and not isinstance(op, CallOp):
-                trace(path + id_of(op), index, value, op)
-    raise AssertionError(f"@{func.sym_name.data} does not return")
+    assert isinstance(op, FlowOp), op.name
+    found = run_op(op, operands, dtype=dtype, trace=trace, path=path)
+    if trace is not None:
+        for index, value in enumerate(found):
+            trace(path + id_of(op), index, value, op)
+    return found
 
 
 def run_op(
@@ -82,7 +72,7 @@ def run_op(
 ) -> list[torch.Tensor]:
     """Run one op of level flow on torch tensors; a fusion runs its body."""
     if isinstance(op, FusionOp):
-        return _run_fusion(op.body.block, operands, dtype, trace, path)
+        return run_block(op.body.block, operands, {}, partial(_step, dtype, trace), path)
     results = [
         (_static(v.type), tensor(v).dtype) for v in op.outputs if isinstance(v.type, TensorType)
     ]
@@ -95,27 +85,6 @@ def run_op(
         t.to(stated[name]) if t.is_floating_point() else t
         for t, (_, name) in zip(found, results, strict=True)
     ]
-
-
-def _run_fusion(
-    block: Block,
-    operands: Sequence[torch.Tensor],
-    dtype: torch.dtype | None,
-    trace: Trace | None,
-    path: str,
-) -> list[torch.Tensor]:
-    values: dict[SSAValue, torch.Tensor] = dict(zip(block.args, operands, strict=True))
-    for op in block.ops:
-        given = [values[v] for v in op.operands]
-        if isinstance(op, YieldOp):
-            return given
-        assert isinstance(op, FlowOp), op.name
-        found = run_op(op, given, dtype=dtype, trace=trace, path=path)
-        for index, (result, value) in enumerate(zip(op.results, found, strict=True)):
-            values[result] = value
-            if trace is not None:
-                trace(path + id_of(op), index, value, op)
-    raise AssertionError("a fusion body yields")
 
 
 def _static(kind: object) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Block, SSAValue
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.builder import entry, functions
 from irc.dialects.comm import RankIndexOp
@@ -20,6 +20,8 @@ from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.interpret.flow import Trace, run_op
+from irc.interpret.walk import run_block, widened
+from irc.ops.refusals import refusal
 from irc.sharding.local import build_local, local_type
 from irc.sharding.shards import combine, shard
 from irc.sharding.signatures import NdSignature, match_signature
@@ -54,13 +56,12 @@ def run_sharded(
         IrcError: ``no-signature``, where placements around an op fit none of its signatures.
     """
     func = entry(module, name)
-    given = [t.to(dtype) if dtype is not None and t.is_floating_point() else t for t in inputs]
     shards = [
         shard(value, _placed(argument, mesh), mesh)
-        for value, argument in zip(given, func.body.block.args, strict=True)
+        for value, argument in zip(widened(inputs, dtype), func.body.block.args, strict=True)
     ]
-    run = _Run(mesh, functions(module), dtype, trace)
-    found = run.function(func, shards, "")
+    run = _Run(mesh, dtype, trace)
+    found = run_block(func.body.block, shards, functions(module), run.step)
     kinds = [tensor(value) for value in _returned(func)]
     return [
         combine(
@@ -71,27 +72,20 @@ def run_sharded(
 
 
 class _Run:
-    def __init__(
-        self, mesh: Mesh, known: dict[str, FuncOp], dtype: torch.dtype | None, trace: Trace | None
-    ) -> None:
-        self.mesh, self.known, self.dtype, self.trace = mesh, known, dtype, trace
+    def __init__(self, mesh: Mesh, dtype: torch.dtype | None, trace: Trace | None) -> None:
+        self.mesh, self.dtype, self.trace = mesh, dtype, trace
 
-    def function(self, func: FuncOp, inputs: Sequence[Ranks], path: str) -> list[Ranks]:
-        """Run one function; each value is a list by rank."""
-        values: dict[SSAValue, Ranks] = dict(zip(func.body.block.args, inputs, strict=True))
-        for op in func.body.block.ops:
-            operands = [values[v] for v in op.operands]
-            if isinstance(op, ReturnOp):
-                return operands
-            if isinstance(op, CallOp):
-                callee = self.known[op.callee.string_value()]
-                found = self.function(callee, operands, f"{path}{id_of(op)}/")
-            else:
-                assert isinstance(op, FlowOp), op.name
-                found = self.op(op, operands)
-                self._trace(op, found, path)
-            values.update(zip(op.results, found, strict=True))
-        raise AssertionError(f"@{func.sym_name.data} does not return")
+    def step(self, op: Operation, operands: Sequence[Ranks], path: str) -> list[Ranks]:
+        """Run one op on every rank and show what it gives; each value is a list by rank."""
+        assert isinstance(op, FlowOp), op.name
+        found = self.op(op, operands)
+        if self.trace is not None:
+            for index, (value, parts) in enumerate(zip(op.outputs, found, strict=True)):
+                if isinstance(value.type, TensorType):
+                    shape = value.type.static_shape()
+                    whole = combine(parts, _placed(value, self.mesh), self.mesh, shape)
+                    self.trace(path + id_of(op), index, whole, op)
+        return found
 
     def op(self, op: FlowOp, operands: Sequence[Ranks]) -> list[Ranks]:
         """Run one op on every rank."""
@@ -104,15 +98,6 @@ class _Run:
             raise _no_signature(op)
         return run_ranks(op, signature, self.mesh, operands, dtype=self.dtype)
 
-    def _trace(self, op: FlowOp, found: Sequence[Ranks], path: str) -> None:
-        if self.trace is None:
-            return
-        for index, (value, parts) in enumerate(zip(op.outputs, found, strict=True)):
-            if isinstance(value.type, TensorType):
-                shape = value.type.static_shape()
-                whole = combine(parts, _placed(value, self.mesh), self.mesh, shape)
-                self.trace(path + id_of(op), index, whole, op)
-
 
 def _no_signature(op: FlowOp) -> IrcError:
     placements = [", ".join(str(_placement(v)) for v in side) for side in (op.inputs, op.outputs)]
@@ -120,7 +105,7 @@ def _no_signature(op: FlowOp) -> IrcError:
         "no-signature",
         f"no rank can compute {op.name} ({id_of(op)}) as ({placements[0]}) -> ({placements[1]})",
         where=loc_of(op),
-        because="these placements fit neither its rule nor one of its strategies",
+        because=["these placements fit neither its rule nor a strategy", *refusal(op)],
         help="change a placement, or put an sbp.boxing between",
     )
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp
-from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 
 from irc.dialects.builder import entry, functions
 from irc.dialects.comm import WaitOp
@@ -24,6 +23,7 @@ from irc.errors import InternalError
 from irc.interpret.collectives import run_collective
 from irc.interpret.flow import run_op
 from irc.interpret.task import kernels, run_launch, run_view
+from irc.interpret.walk import run_block, widened
 from irc.sharding.collectives import check_collectives
 from irc.sharding.mesh import placements_in
 from irc.sharding.shards import combine, shard
@@ -68,10 +68,11 @@ def run_spmd(
     """
     check_collectives(module, mesh)
     func = entry(module, name)
-    given = [t.to(dtype) if dtype is not None and t.is_floating_point() else t for t in inputs]
+    given = widened(inputs, dtype)
     placements = _placements(func.arg_attrs, len(given), mesh)
     shards = [shard(value, placed, mesh) for value, placed in zip(given, placements, strict=True)]
-    found = _Run(module, mesh, dtype, trace, launch).function(func, shards, "")
+    run = _Run(module, mesh, dtype, trace, launch)
+    found = run_block(func.body.block, shards, functions(module), run.step)
     placements = _placements(func.res_attrs, len(found), mesh)
     return [
         combine(parts, placed, mesh, _logical(parts[0].shape, placed, mesh))
@@ -94,24 +95,17 @@ class _Run:
         trace: RankTrace | None,
         launch: Launch | None,
     ) -> None:
-        self.known, self.mesh, self.dtype, self.trace = functions(module), mesh, dtype, trace
+        self.mesh, self.dtype, self.trace = mesh, dtype, trace
         self._launch = launch or _task_launch(module, dtype)
 
-    def function(self, func: FuncOp, inputs: Sequence[Ranks], path: str) -> list[Ranks]:
-        """Run one function; each value is a list by rank."""
-        values: dict[SSAValue, Ranks] = dict(zip(func.body.block.args, inputs, strict=True))
-        for op in func.body.block.ops:
-            operands = [values[v] for v in op.operands]
-            if isinstance(op, ReturnOp):
-                return operands
-            if isinstance(op, CallOp):
-                callee = self.known[op.callee.string_value()]
-                found = self.function(callee, operands, f"{path}{id_of(op)}/")
-            else:
-                found = self.op(op, operands)
-                self._traced(op, found, path)
-            values.update(zip(op.results, found, strict=True))
-        raise InternalError(f"@{func.sym_name.data} does not return")
+    def step(self, op: Operation, operands: Sequence[Ranks], path: str) -> list[Ranks]:
+        """Run one op on every rank and show what it gives; each value is a list by rank."""
+        found = self.op(op, operands)
+        if self.trace is not None:
+            for index, (value, parts) in enumerate(zip(op.results, found, strict=True)):
+                if isinstance(value.type, TensorType):
+                    self.trace(path + id_of(op), index, parts, op, placement_of(op, index))
+        return found
 
     def op(self, op: Operation, operands: Sequence[Ranks]) -> list[Ranks]:
         """Run one op on every rank."""
@@ -140,13 +134,6 @@ class _Run:
                     f"{op.name} ({id_of(op)}) gives {tuple(made.shape)}; its type says {value.type}"
                 )
         return found
-
-    def _traced(self, op: Operation, found: Sequence[Ranks], path: str) -> None:
-        if self.trace is None:
-            return
-        for index, (value, parts) in enumerate(zip(op.results, found, strict=True)):
-            if isinstance(value.type, TensorType):
-                self.trace(path + id_of(op), index, parts, op, placement_of(op, index))
 
 
 def _task_launch(module: ModuleOp, dtype: torch.dtype | None) -> Launch:

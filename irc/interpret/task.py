@@ -7,28 +7,22 @@ body gives wrong numbers or an error here, not a plausible result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 
-from irc.dialects.builder import entry, functions
-from irc.dialects.flow import FlowOp, id_of, tensor, to_python
+from irc.dialects.flow import id_of, tensor, to_python
 from irc.dialects.mapping import TaskMapping
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.errors import InternalError
-from irc.interpret.flow import Trace, run_op
 from irc.interpret.kernel import contracts_only, run_body
 from irc.runtime import library
 
 if TYPE_CHECKING:
     import torch
-
-Hook: TypeAlias = "Callable[[Operation, list[torch.Tensor]], list[torch.Tensor]]"
-"""Runs an op that is not this rank's own business (``comm.*``); gives its results."""
 
 BATCH_POINTS = 1 << 20
 """Points of the iteration space that are computed at once (several small workers, or one)."""
@@ -131,80 +125,7 @@ def kernels(module: ModuleOp) -> dict[str, KernelOp]:
     return {op.sym_name.data: op for op in module.body.block.ops if isinstance(op, KernelOp)}
 
 
-def run_task(
-    module: ModuleOp,
-    inputs: Sequence[torch.Tensor],
-    *,
-    name: str = "forward",
-    dtype: torch.dtype | None = None,
-    trace: Trace | None = None,
-    hook: Hook | None = None,
-) -> list[torch.Tensor]:
-    """Run a function of level task for one rank.
-
-    Args:
-        module: level task.
-        inputs: all arguments in order, this rank's parts.
-        name: the function.
-        dtype: compute floats in this dtype.
-        trace: called with every value, by flow id.
-        hook: runs ``comm.*``; without it the program must have none.
-    """
-    given = [t.to(dtype) if dtype is not None and t.is_floating_point() else t for t in inputs]
-    known = (functions(module), kernels(module))
-    return _run(entry(module, name), given, known, dtype, trace, hook, "")
-
-
-def _run(
-    func: FuncOp,
-    inputs: Sequence[torch.Tensor],
-    known: tuple[dict[str, FuncOp], dict[str, KernelOp]],
-    dtype: torch.dtype | None,
-    trace: Trace | None,
-    hook: Hook | None,
-    path: str,
-) -> list[torch.Tensor]:
-    values: dict[SSAValue, torch.Tensor] = dict(zip(func.body.block.args, inputs, strict=True))
-    for op in func.body.block.ops:
-        operands = [values[v] for v in op.operands]
-        if isinstance(op, ReturnOp):
-            return operands
-        if isinstance(op, CallOp):
-            callee = known[0][op.callee.string_value()]
-            found = _run(callee, operands, known, dtype, trace, hook, f"{path}{id_of(op)}/")
-        else:
-            found = _run_op(op, operands, known[1], dtype, hook)
-        for index, (result, value) in enumerate(zip(op.results, found, strict=True)):
-            values[result] = value
-            if trace is not None and not isinstance(op, CallOp):
-                trace(path + result_id(op, index), _flow_index(op, index), value, op)
-    raise AssertionError(f"@{func.sym_name.data} does not return")
-
-
-def _run_op(
-    op: Operation,
-    operands: list[torch.Tensor],
-    known: dict[str, KernelOp],
-    dtype: torch.dtype | None,
-    hook: Hook | None,
-) -> list[torch.Tensor]:
-    if isinstance(op, LaunchOp):
-        return run_launch(op, known, operands, dtype)
-    if isinstance(op, ViewOp):
-        return [run_view(op, operands[0])]
-    if op.name.startswith("comm."):
-        assert hook is not None, f"{op.name} needs a hook"
-        return hook(op, operands)
-    assert isinstance(op, FlowOp), op.name
-    return run_op(op, operands, dtype=dtype)
-
-
 def result_id(op: Operation, index: int) -> str:
     """Return the flow id of a result: a launch lists one per result."""
     names = op.attributes.get("results")
     return id_of(op) if names is None else to_python(names)[index]
-
-
-def _flow_index(op: Operation, index: int) -> int:
-    """The result index on level flow; all ops that kernels compute have one result."""
-    return 0 if isinstance(op, LaunchOp) else index

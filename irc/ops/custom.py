@@ -1,4 +1,4 @@
-"""Ops of users and of other packages: rule, FLOPs, bytes and a CPU reference, declared in one place.
+"""Ops of users and other packages: rule, FLOPs, bytes and CPU reference, declared in one place.
 
     @irc.register_op("mylib::scaled_add", rule="(a b, a b) -> (a b) linear(0 1)",
                      flops=lambda call: 2 * call["a"] * call["b"])
@@ -44,12 +44,12 @@ class Call:
 
     Attributes:
         sizes: the size of each factor of the rule; ``call["m"]`` is short for it.
-        arguments: positional and keyword arguments; ``{"operand": 0}`` stands for a tensor.
+        arguments: ``[positional, keywords]`` of the call; ``{"operand": 0}`` is a tensor.
         item_bytes: the bytes of an element of the first result.
     """
 
     sizes: Mapping[str, int]
-    arguments: tuple[Sequence[Any], Mapping[str, Any]]
+    arguments: Any
     item_bytes: int
 
     def __getitem__(self, factor: str) -> int:
@@ -67,8 +67,8 @@ class Declaration:
     Attributes:
         target: ``namespace::name``, or with an overload, ``namespace::name.overload``.
         rule: its sharding rule as text; empty where it is not known.
-        flops: its arithmetic operations.
-        bytes: the bytes that it reads and writes; None: each operand and result once.
+        flops: its arithmetic operations; a formula may give 0 for a call that it does not know.
+        bytes: the bytes that it reads and writes; None or 0: each operand and result once.
         reference: what computes it on CPU tensors, or ``module:function``; None: torch's own op.
         strategies: ways to shard it that the rule cannot say (`irc.ops.strategies`).
     """
@@ -104,7 +104,7 @@ def register_op(
     *,
     rule: str = "",
     flops: Formula | None = None,
-    bytes: Formula | None = None,
+    bytes: Formula | None = None,  # noqa: A002 - what users call it
     reference: Callable[..., Any] | None = None,
 ) -> Callable[[Function], Function]:
     """Declare an op; used as a decorator, the function below is its CPU reference.
@@ -205,8 +205,14 @@ def _plugins(namespace: str) -> list[EntryPoint]:
 
 def call_of(attrs: Attrs, sizes: Mapping[str, int], item_bytes: int) -> Call:
     """Return a ``flow.extern`` as the formulas of its declaration read it."""
-    positional, keywords = json.loads(attrs["arguments"])
-    return Call(sizes, (positional, keywords), item_bytes)
+    return Call(sizes, json.loads(attrs["arguments"]), item_bytes)
+
+
+def assumed(attrs: Attrs) -> tuple[str, ...]:
+    """Return what neither a ``flow.extern`` itself nor a declaration of its target says."""
+    found = declaration(attrs["target"])
+    missing = found.left_out if found else ("rule", "flops", "bytes")
+    return tuple(name for name in missing if name != "rule" or "rule" not in attrs)
 
 
 @dataclass(frozen=True)
@@ -224,11 +230,7 @@ def left_out(ops: Iterable[FlowOp]) -> list[Gap]:
     for op in ops:
         if op.name != "flow.extern":
             continue
-        target = op.plain["target"]
-        found = declaration(target)
-        assumed = found.left_out if found else ("rule", "flops", "bytes")
-        if "rule" in op.plain:
-            assumed = tuple(name for name in assumed if name != "rule")
-        if assumed:
-            calls[target, assumed] += 1
-    return [Gap(target, assumed, count) for (target, assumed), count in calls.most_common()]
+        target, missing = op.plain["target"], assumed(op.plain)
+        if missing:
+            calls[target, missing] += 1
+    return [Gap(target, missing, count) for (target, missing), count in calls.most_common()]

@@ -15,7 +15,7 @@ from xdsl.ir import Attribute, Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import FlowOp, tensor
-from irc.dialects.size import Dim
+from irc.dialects.size import Dim, Size
 from irc.dialects.types import Shape, TensorType
 
 Phase: TypeAlias = Literal["forward", "backward", "step"]
@@ -135,12 +135,23 @@ def reduced_to(b: FlowBuilder, value: SSAValue, shape: Shape) -> SSAValue:
         return value
     extra = len(have) - len(shape)
     dims = [*range(extra)]
-    dims += [
-        extra + i for i, size in enumerate(shape) if size == 1 and have[extra + i] != 1
-    ]
-    return b.reshape(b.reduce("sum", value, dims, keep_dims=False), shape) if dims else b.reshape(
-        value, shape
+    dims += [extra + i for i, size in enumerate(shape) if size == 1 and have[extra + i] != 1]
+    return (
+        b.reshape(b.reduce("sum", value, dims, keep_dims=False), shape)
+        if dims
+        else b.reshape(value, shape)
     )
+
+
+def known(size: Dim) -> int:
+    """Return a size as a number.
+
+    Raises:
+        NotDifferentiable: where it is still a name.
+    """
+    if isinstance(size, Size):
+        raise NotDifferentiable(f"size '{size}' must be bound to a number first")
+    return size
 
 
 def kept_shape(shape: Shape, dims: Sequence[int]) -> tuple[Dim, ...]:

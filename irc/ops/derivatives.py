@@ -13,6 +13,7 @@ from xdsl.ir import SSAValue
 from irc.dialects.flow import FlowOp
 from irc.dialects.types import TensorType, is_float
 from irc.ops import (
+    derivatives_attention,
     derivatives_extern,
     derivatives_layout,
     derivatives_pointwise,
@@ -39,7 +40,7 @@ DERIVATIVES: Mapping[str, Derivative] = {
     "flow.pool": derivatives_extern.library,
     "flow.sort": derivatives_layout.sort,
     "flow.top_k": derivatives_layout.sort,
-    "flow.attention": derivatives_window.attention,
+    "flow.attention": derivatives_attention.attention,
     "flow.extern": derivatives_extern.extern,
 }
 

@@ -30,11 +30,9 @@ def library(at: Adjoint, operand: int) -> SSAValue:
 
 
 def extern(at: Adjoint, operand: int) -> SSAValue:
-    """Differentiate an extern; one without a rule is run once for all operands."""
+    """Differentiate an extern: one run for all operands (`irc.ops.derivatives_split` shards it)."""
     if reason := not_differentiable(at.op):
         raise NotDifferentiable(reason)
-    if "rule" in at.attrs:
-        return _one(at, operand, _rule(at, operand))
     made: list[SSAValue] = at.shared("vjp", lambda: _vjp(at, at.wanted, None))
     return made[at.wanted.index(operand)]
 

@@ -12,10 +12,11 @@ from irc.dialects.flow import (
     SliceOp,
     TransposeOp,
     tensor,
+    to_python,
 )
-from irc.dialects.size import Dim, Size, product
+from irc.dialects.size import product
 from irc.dialects.types import Shape, TensorType
-from irc.ops.derivative import Adjoint, NotDifferentiable, PhaseBuilder
+from irc.ops.derivative import Adjoint, PhaseBuilder, known
 
 
 def reshape(at: Adjoint, operand: int) -> SSAValue:
@@ -51,7 +52,7 @@ def slice_(at: Adjoint, operand: int) -> SSAValue:
         if step != 1:
             g = _spread(at.b, g, dim, step)
     high = tuple(
-        _number(size - start - length)
+        known(size - start - length)
         for size, start, length in zip(shape, starts, tensor(g).shape, strict=True)
     )
     return padded(at.b, g, starts, high)
@@ -64,12 +65,6 @@ def _spread(b: PhaseBuilder, g: SSAValue, dim: int, step: int) -> SSAValue:
     zero = (0,) * (len(shape) + 1)
     columns = padded(b, columns, zero, (*zero[: dim + 1], step - 1, *zero[dim + 2 :]))
     return b.reshape(columns, (*shape[:dim], shape[dim] * step, *shape[dim + 1 :]))
-
-
-def _number(size: Dim) -> int:
-    if isinstance(size, Size):
-        raise NotDifferentiable(f"size '{size}' must be bound to a number first")
-    return size
 
 
 def cut(b: PhaseBuilder, x: SSAValue, dim: int, start: int, stop: int) -> SSAValue:
@@ -87,7 +82,7 @@ def cut(b: PhaseBuilder, x: SSAValue, dim: int, start: int, stop: int) -> SSAVal
 def concat(at: Adjoint, operand: int) -> SSAValue:
     """Cut the operand's part out."""
     dim: int = at.attrs["dim"]
-    sizes = [_number(tensor(value).shape[dim]) for value in at.inputs]
+    sizes = [known(tensor(value).shape[dim]) for value in at.inputs]
     start = sum(sizes[:operand])
     return cut(at.b, at.g, dim, start, start + sizes[operand])
 
@@ -100,7 +95,7 @@ def pad(at: Adjoint, operand: int) -> SSAValue:
     g = at.g
     for dim, (start, size) in enumerate(zip(low, at.kind(0).shape, strict=True)):
         if start or high[dim]:
-            g = cut(at.b, g, dim, start, start + _number(size))
+            g = cut(at.b, g, dim, start, start + known(size))
     return g
 
 
@@ -120,8 +115,14 @@ def take(at: Adjoint, operand: int) -> SSAValue | None:
     count = product(indices.shape)
     flat: Shape = (*table.shape[:dim], count, *table.shape[dim + 1 :])
     lead = tuple(count if i == dim else 1 for i in range(table.ndim))
-    index = at.b.broadcast(at.b.reshape(at.inputs[1], lead), flat)
-    return added_at(at, table, dim, index, at.b.reshape(at.g, flat))
+    rows = at.b.reshape(at.inputs[1], lead)
+    g = at.b.reshape(at.g, flat)
+    padding = at.op.attributes.get("padding_idx")
+    if padding is not None:
+        # torch.nn.Embedding: the row that stands for padding is not trained.
+        skipped = at.b.pointwise("eq", rows, at.b.scalar(to_python(padding), at.kind(1).dtype))
+        g = at.b.pointwise("where", skipped, at.b.scalar(0, table.dtype), g)
+    return added_at(at, table, dim, at.b.broadcast(rows, flat), g)
 
 
 def gather(at: Adjoint, operand: int) -> SSAValue | None:
@@ -133,7 +134,9 @@ def gather(at: Adjoint, operand: int) -> SSAValue | None:
     if operand:
         return None
     x, index, dim = at.kind(0), at.kind(1), at.attrs["dim"]
-    rest = all(n == m for i, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)) if i != dim)
+    rest = all(
+        n == m for i, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)) if i != dim
+    )
     if not (rest and index.shape[dim] == 1):
         return added_at(at, x, dim, at.inputs[1], at.g)
     line = tuple(size if i == dim else 1 for i, size in enumerate(x.shape))
@@ -172,14 +175,14 @@ def _looked_up(at: Adjoint, value: SSAValue) -> SSAValue:
 def _like_source(at: Adjoint, value: SSAValue) -> SSAValue:
     """Elements of the source past the index's shape are not read."""
     sizes = zip(at.kind(2).shape, tensor(value).shape, strict=True)
-    high = tuple(_number(size - used) for size, used in sizes)
+    high = tuple(known(size - used) for size, used in sizes)
     return padded(at.b, value, (0,) * len(high), high)
 
 
 def _read_source(at: Adjoint) -> SSAValue:
     source, index = at.inputs[2], at.kind(1)
     for dim, size in enumerate(index.shape):
-        source = cut(at.b, source, dim, 0, _number(size))
+        source = cut(at.b, source, dim, 0, known(size))
     return source
 
 
@@ -213,9 +216,7 @@ def _scatter_product(at: Adjoint, operand: int) -> SSAValue:
     is_zero = b.pointwise("eq", source, zero)
     nothing = at.zeros(at.kind(0))
     zeros = b.op(ScatterOp, [nothing, index, b.cast(is_zero, dtype)], dim=dim, fn="sum")
-    single = b.pointwise(
-        "logical_and", is_zero, b.pointwise("eq", _looked_up(at, zeros), one)
-    )
+    single = b.pointwise("logical_and", is_zero, b.pointwise("eq", _looked_up(at, zeros), one))
     filled = b.pointwise("where", single, one, source)
     product_without = b.op(ScatterOp, [at.x, index, filled], dim=dim, fn="prod")
     at_zero = _looked_up(at, b.pointwise("mul", at.g, product_without))

@@ -48,43 +48,68 @@ def find_softmax(op: FlowOp) -> Softmax | None:
     """
     match op.plain.get("fn") if isinstance(op, PointwiseOp) else None:
         case "div":
-            powers, total = (v.owner for v in op.inputs)
-            ends = 2
+            powers, total = op.inputs
+            off = _operand(powers, "exp")
+            whole = off is not None and _shifted(off, powers, total, readers=(1, 2))
+            kind = "softmax"
         case "sub":
-            log = _made_by(op.inputs[1], "log")
-            total = log.inputs[0].owner if log is not None and _uses(log) == 1 else None
-            powers = total.inputs[0].owner if isinstance(total, ReduceOp) else None
-            ends = 1
+            off, log = op.inputs
+            total = _operand(log, "log")
+            powers = None if total is None else _summed(total)
+            same = powers is not None and _operand(powers, "exp") is off and _readers(log) == 1
+            whole = (
+                same
+                and total is not None
+                and powers is not None
+                and _shifted(off, powers, total, readers=(2, 1))
+            )
+            kind = "log_softmax"
         case _:
             return None
-    if not (isinstance(total, ReduceOp) and isinstance(powers, PointwiseOp)):
+    if not whole or off is None:
         return None
-    dims: tuple[int, ...] = total.plain["dims"]
-    if powers.plain["fn"] != "exp" or not _sums(total, powers) or (_uses(powers), _uses(total)) != (
-        ends,
-        1,
-    ):
-        return None
-    off = _made_by(powers.inputs[0], "sub")
-    if off is None or _uses(off) != 3 - ends or (ends == 1 and op.inputs[0] is not off.outputs[0]):
-        return None
-    top = off.inputs[1].owner
-    same = isinstance(top, ReduceOp) and top.plain == {"fn": "max", "dims": dims, "keep_dims": True}
-    if not same or top.inputs[0] is not off.inputs[0] or _uses(top) != 1:
-        return None
-    kind = "softmax" if ends == 2 else "log_softmax"
-    return Softmax(kind, off.inputs[0], op.outputs[0], dims)
+    x, dims = _source(off)
+    return Softmax(kind, x, op.outputs[0], dims)
 
 
-def _sums(total: ReduceOp, powers: FlowOp) -> bool:
-    attrs = total.plain
-    return attrs["fn"] == "sum" and attrs["keep_dims"] and total.inputs[0] is powers.outputs[0]
+def _shifted(off: SSAValue, powers: SSAValue, total: SSAValue, readers: tuple[int, int]) -> bool:
+    """True where ``off`` is ``x - max(x)`` and ``total`` a sum of ``powers``, read here alone."""
+    if (_readers(off), _readers(powers), _readers(total)) != (*readers, 1):
+        return False
+    sub, add = off.owner, total.owner
+    if not (isinstance(sub, PointwiseOp) and sub.plain["fn"] == "sub"):
+        return False
+    top = sub.inputs[1].owner
+    if not (isinstance(top, ReduceOp) and isinstance(add, ReduceOp)):
+        return False
+    over = {"dims": top.plain["dims"], "keep_dims": True}
+    return (
+        top.plain == {"fn": "max", **over}
+        and add.plain == {"fn": "sum", **over}
+        and top.inputs[0] is sub.inputs[0]
+        and add.inputs[0] is powers
+        and _readers(top.outputs[0]) == 1
+    )
 
 
-def _made_by(value: SSAValue, fn: str) -> PointwiseOp | None:
+def _source(off: SSAValue) -> tuple[SSAValue, tuple[int, ...]]:
+    """Return what is shifted, and the dims of its maximum."""
+    sub = off.owner
+    assert isinstance(sub, PointwiseOp)
+    top = sub.inputs[1].owner
+    assert isinstance(top, ReduceOp)
+    return sub.inputs[0], top.plain["dims"]
+
+
+def _operand(value: SSAValue, fn: str) -> SSAValue | None:
+    """Return the operand of a pointwise function, where that made the value."""
     op = value.owner
-    return op if isinstance(op, PointwiseOp) and op.plain["fn"] == fn else None
+    return op.inputs[0] if isinstance(op, PointwiseOp) and op.plain["fn"] == fn else None
 
 
-def _uses(op: FlowOp) -> int:
-    return sum(1 for _ in op.outputs[0].uses)
+def _summed(value: SSAValue) -> SSAValue | None:
+    return value.owner.inputs[0] if isinstance(value.owner, ReduceOp) else None
+
+
+def _readers(value: SSAValue) -> int:
+    return sum(1 for _ in value.uses)

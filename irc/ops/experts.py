@@ -1,22 +1,25 @@
 """Mixture-of-experts ops as irc plans them: a whole layer of experts, and grouped matmuls.
 
-``irc::experts(hidden, index, weights, gate_up, down, act, num_experts)`` is kept whole, as attention
-is: between its two matmuls each rank would hold the rows of its own experts, which no placement
-says. It gives
+``irc::experts(hidden, index, weights, gate_up, down, act, num_experts)`` is kept whole, as
+attention is: between its two matmuls each rank would hold the rows of its own experts, which no
+placement says. It gives
 
-    result[t] = sum over k of  weights[t, k] * down[e] @ act(gate_up[e] @ hidden[t]),  e = index[t, k]
+    result[t] = sum over k of  weights[t, k] * down[e] @ act(gate_up[e] @ hidden[t])
 
-where an index outside of ``down`` counts nothing. So experts can be split: each rank shifts the
-indices to its own, and the ranks' results add up (expert parallelism; tokens that were split over
-the same axis are gathered before and reduce-scattered after).
+with ``e = index[t, k]``, where an index outside of ``down`` counts nothing. So experts can be
+split: each rank shifts the indices to its own, and the ranks' results add up (expert parallelism;
+tokens that were split over the same axis are gathered before and reduce-scattered after).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
-from irc.dialects.placement import B, Partial, Split
-from irc.ops.custom import Call, Declaration
+from irc.dialects.placement import AxisPlacement, B, Partial, Split
+from irc.ops.custom import Call, Declaration, declaration
+from irc.ops.derivatives_split import vjp_strategies
 from irc.ops.infer import Attrs, Signature
 from irc.ops.strategies import Strategy
 
@@ -56,8 +59,51 @@ def _split_experts(
     return [] if count == 1 else [Strategy("own-experts", placed, (Partial("sum"),), count)]
 
 
+def _inner(arguments: Any) -> tuple[str, Any]:
+    """Return target and arguments of the op that an ``irc::vjp`` differentiates."""
+    name, attrs = arguments[0], arguments[1]
+    if name != "flow.extern":
+        return name, None
+    return attrs["target"], json.loads(attrs["arguments"])
+
+
+def _vjp_flops(call: Call) -> int:
+    """The op again, and about twice as much for a gradient; 0, not known, where the op is not."""
+    target, arguments = _inner(call.arguments)
+    known = declaration(target) if arguments is not None else None
+    if known is None or known.flops is None:
+        return 0
+    return 3 * known.flops(Call(call.sizes, arguments, call.item_bytes))
+
+
+def _vjp_bytes(call: Call) -> int:
+    """0, nothing special: each operand and gradient once."""
+    return 0
+
+
+def _split_vjp(
+    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
+) -> list[Strategy]:
+    """Split the experts: their own gradients stay with them, those of tokens add up."""
+    arguments = json.loads(attrs["arguments"])
+    target, _ = _inner(arguments)
+    count = operands[4][0][0] if target == EXPERTS else 1
+    others = vjp_strategies(attrs, operands, results)
+    if count == 1:
+        return others
+    part = Partial("sum")
+    made: list[AxisPlacement] = [Split(0) if wanted in (3, 4) else part for wanted in arguments[4]]
+    placed = (B, B, B, Split(0), Split(0), *(B for _ in operands[5:]))
+    return [Strategy("own-experts", placed, tuple(made), count), *others]
+
+
 def _grouped_flops(call: Call) -> int:
     return 2 * call["s"] * call["k"] * call["n"]
+
+
+def _grouped_bytes(call: Call) -> int:
+    rows = call["s"] * (call["k"] + call["n"])
+    return call.item_bytes * (rows + call["e"] * call["k"] * call["n"])
 
 
 def _grouped(target: str) -> Declaration:
@@ -65,9 +111,8 @@ def _grouped(target: str) -> Declaration:
 
     Rows are sorted by group, so only the columns and the summed dim can be split by a rule.
     """
-    return Declaration(
-        target, "(s k, e k n, e) -> (s n) sum(k) whole(s e) linear(0) linear(1)", _grouped_flops
-    )
+    rule = "(s k, e k n, e) -> (s n) sum(k) whole(s e) linear(0) linear(1)"
+    return Declaration(target, rule, _grouped_flops, _grouped_bytes)
 
 
 DECLARATIONS: tuple[Declaration, ...] = (
@@ -79,6 +124,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         reference="irc.runtime.experts:experts",
         strategies=_split_experts,
     ),
+    Declaration("irc::vjp", flops=_vjp_flops, bytes=_vjp_bytes, strategies=_split_vjp),
     _grouped("aten::_grouped_mm"),
     _grouped("transformers::grouped_mm_fallback"),
 )

@@ -69,7 +69,7 @@ def op_signatures(op: FlowOp) -> tuple[list[Signature], list[Signature]]:
     def one(kind: object) -> Signature:
         return (kind.shape, kind.dtype) if isinstance(kind, TensorType) else ((), "opaque")
 
-    return [one(v.type) for v in op.inputs], [one(v.type) for v in op.outputs]
+    return [one(v.type) for v in op.operands], [one(v.type) for v in op.results]
 
 
 def _rule_text(op: FlowOp) -> str:

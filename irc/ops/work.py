@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, log2, prod
+from operator import is_not
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 from irc.dialects.placement import Mesh, Placement, Split
 from irc.dialects.types import ITEM_BYTES
@@ -112,18 +114,33 @@ def _local_factors(op: FlowOp, signature: Sharded, mesh: Mesh) -> tuple[Rule, di
 
 
 def _factors(op: FlowOp) -> tuple[Rule, dict[str, int]]:
-    rule = rule_of(op)
-    operands, results = op_signatures(op)
-    shapes = [shape for shape, _ in operands], [shape for shape, _ in results]
-    return rule, static(rule.factor_sizes(*shapes))
+    """Return the rule of an op and its factors' sizes; a search asks for each signature again."""
+    parts = (
+        *op.properties.values(),
+        *(v.type for v in op.operands),
+        *(v.type for v in op.results),
+    )
+    known = _KNOWN.get(op)
+    if known is None or len(known[0]) != len(parts) or any(map(is_not, known[0], parts)):
+        rule = rule_of(op)
+        operands, results = op_signatures(op)
+        shapes = [shape for shape, _ in operands], [shape for shape, _ in results]
+        _KNOWN[op] = known = parts, rule, static(rule.factor_sizes(*shapes))
+    return known[1], dict(known[2])
+
+
+_KNOWN: WeakKeyDictionary[FlowOp, tuple[tuple[object, ...], Rule, dict[str, int]]] = (
+    WeakKeyDictionary()
+)
 
 
 def _flops(op: FlowOp, rule: Rule, sizes: Mapping[str, int], num_bytes: int) -> int:
     if op.name == "flow.extern":
         known = declaration(op.plain["target"])
-        if known is not None and known.flops is not None:
-            return known.flops(call_of(op.plain, sizes, _item_bytes(op)))
-        return UNKNOWN_FLOPS * num_bytes // _item_bytes(op)
+        stated = (
+            known.flops(call_of(op.plain, sizes, _item_bytes(op))) if known and known.flops else 0
+        )
+        return stated or UNKNOWN_FLOPS * num_bytes // _item_bytes(op)
     return FLOPS[op.name](op.plain, rule, sizes) if op.name in FLOPS else 0
 
 
@@ -195,4 +212,4 @@ FLOPS: Mapping[str, Formula] = {
     "flow.top_k": _sort,
     "flow.attention": _attention,
 }
-"""Ops that are not here only move data, but for library ops, which declare theirs or are assumed."""
+"""Ops that are not here only move data; library ops declare theirs, or are assumed."""

@@ -185,8 +185,8 @@ def _collectives(a: Plan, b: Plan) -> tuple[CollectiveChange, ...]:
     for name in dict.fromkeys((*was, *now)):
         before, after = was.get(name, (0, 0, 0.0)), now.get(name, (0, 0, 0.0))
         if before != after:
-            runs, num_bytes, times = zip(before, after, strict=True)
-            rows.append(CollectiveChange(name, runs, num_bytes, times))
+            runs, num_bytes = (before[0], after[0]), (before[1], after[1])
+            rows.append(CollectiveChange(name, runs, num_bytes, (before[2], after[2])))
     return tuple(rows)
 
 

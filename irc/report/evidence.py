@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 
@@ -19,7 +19,7 @@ from irc.dialects.text import load
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.schema import Plan
-from irc.sharding.graph import call_counts
+from irc.sharding.facts import call_counts
 
 
 class Evidence:
@@ -101,12 +101,12 @@ class Evidence:
         if not isinstance(attr, StringAttr):
             return {}
         try:
-            found = json.loads(attr.data)
+            found: object = json.loads(attr.data)
         except (ValueError, RecursionError):
             raise IrcError("plan-corrupt", "irc.plan_cost is not JSON") from None
         if not isinstance(found, dict):
             raise IrcError("plan-corrupt", "irc.plan_cost is not a JSON object")
-        return found
+        return cast("dict[str, Any]", found)
 
     @property
     def cluster(self) -> str:

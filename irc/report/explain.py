@@ -266,9 +266,10 @@ def _fallbacks(found: Explanation) -> list[str]:
         return ["  none: every op has signatures of its own"]
     total = sum(row.flops * row.count for row in found.ops)
     rows = [
-        (row.name, row.what, str(row.count), _share(row, total), row.loc) for row in found.fallbacks
+        (row.name, row.what, str(row.count), _share(row, total), seconds(row.total_s), row.loc)
+        for row in found.fallbacks
     ]
-    return table(("op", "what", "runs", "FLOPs", "source"), rows, right="llrr")
+    return table(("op", "what", "runs", "FLOPs", "compute", "source"), rows, right="llrrr")
 
 
 def _share(row: OpRow, total: int) -> str:
@@ -289,6 +290,8 @@ def _fusion(groups: Sequence[Group], *, all_ops: bool = False) -> list[str]:
             )
         ]
     several = [group for group in groups if len(group.ops) > 1]
+    if not several:
+        return ["  none: each kernel computes one op"]
     rows = [(g.id, g.kind, str(g.runs), str(len(g.ops)), g.why, g.loc) for g in several[:SHOWN]]
     lines = table(("group", "kind", "runs", "ops", "why", "source"), rows, right="llrr")
     return lines + _rest(len(several), SHOWN, "groups", "; --fusion shows all")

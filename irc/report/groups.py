@@ -8,7 +8,7 @@ from irc.dialects.builder import functions
 from irc.dialects.flow import FlowOp, FusionOp, id_of, loc_of
 from irc.report.evidence import Evidence
 from irc.report.ops import label
-from irc.sharding.graph import call_counts
+from irc.sharding.facts import call_counts
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,11 @@ def fusion_groups(evidence: Evidence) -> list[Group]:
             f"{name}/{id_of(op)}",
             str(op.plain["kind"]),
             counts[name],
-            tuple(f"{id_of(o)} {label(o)}" for o in op.body.block.ops if _computes(o)),
+            tuple(
+                f"{id_of(inner)} {label(inner)}"
+                for inner in op.body.block.ops
+                if isinstance(inner, FlowOp) and inner.name != "flow.yield"
+            ),
             _text(op, "why"),
             loc_of(op),
         )
@@ -42,10 +46,6 @@ def fusion_groups(evidence: Evidence) -> list[Group]:
         for op in func.body.block.ops
         if isinstance(op, FusionOp)
     ]
-
-
-def _computes(op: object) -> bool:
-    return isinstance(op, FlowOp) and op.name != "flow.yield"
 
 
 def _text(op: FlowOp, key: str) -> str:

@@ -8,6 +8,7 @@ from math import prod
 from typing import Protocol
 
 from irc.dialects.types import ITEM_BYTES
+from irc.ops.custom import assumed
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels, Library, Plan, Start
 
@@ -49,10 +50,8 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
                 a.op for a in plan.actions if isinstance(a, Library) and a.op not in VIEW_FREE
             ),
         ),
-        (
-            "fall-back",
-            _counted(externs(plan)) + " (replicated: no sharding rule)" * bool(externs(plan)),
-        ),
+        ("fall-back", _fallbacks(plan)),
+        ("assumed", _assumed(plan)),
         ("collectives", _collectives(plan)),
         ("weights", f"{_megabytes(weight_bytes(plan))} a rank"),
         (
@@ -69,13 +68,20 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
     return "\n".join(f"{name:<12}{text}" for name, text in lines)
 
 
-def externs(plan: Plan) -> list[str]:
-    """Return the targets of ops that run as they are, one per action."""
-    return [
-        str(a.attrs["target"])
-        for a in plan.actions
-        if isinstance(a, Library) and a.op == "flow.extern"
-    ]
+def _fallbacks(plan: Plan) -> str:
+    """Name the library ops that have no sharding rule of any kind."""
+    alone = [a.attrs["target"] for a in _library_ops(plan) if "rule" in assumed(a.attrs)]
+    return _counted(map(str, alone)) + " (replicated: no sharding rule)" * bool(alone)
+
+
+def _assumed(plan: Plan) -> str:
+    """Name the library ops whose work nobody declared: the cost model estimates it."""
+    missing = [(a.attrs["target"], set(assumed(a.attrs)) - {"rule"}) for a in _library_ops(plan)]
+    return _counted(f"{target} ({', '.join(sorted(what))})" for target, what in missing if what)
+
+
+def _library_ops(plan: Plan) -> list[Library]:
+    return [a for a in plan.actions if isinstance(a, Library) and a.op == "flow.extern"]
 
 
 def weight_bytes(plan: Plan) -> int:

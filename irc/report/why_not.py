@@ -16,7 +16,7 @@ from irc.errors import IrcError
 from irc.report.diff import Changes, placement_changes, transition_lines
 from irc.report.evidence import Evidence
 from irc.report.table import counted, pairs, percent, seconds, signed, size
-from irc.sharding.graph import LOADED
+from irc.sharding.facts import LOADED
 from irc.sharding.mesh import mesh_of
 from irc.sharding.pins import Statement, parse_constraints, parse_pattern
 from irc.sharding.shards import local_shape

@@ -277,5 +277,3 @@ class _Outputs:
         if self._plain:
             return tuple(fresh)
         return tuple(view_of(fresh[k], buffer) for k, buffer in self._shown)
-
-

@@ -1,5 +1,6 @@
 """A layer of experts on the CPU: what ``irc::experts`` means (see `irc.ops.experts`)."""
 
+# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -46,8 +47,9 @@ def experts(
             made.append(y * weights.reshape(-1)[mine, None])
     shape = (count * choices, down.shape[1])
     if not made:
-        # Keeps the graph of autograd: a rank that no token chose has zero gradients, not none.
-        return hidden.new_zeros(count, down.shape[1]) + 0 * (hidden.sum() + weights.sum())
+        # A rank that no token chose has gradients of zero, not none.
+        nothing = sum(x[:0].sum() for x in (hidden, weights, gate_up, down))
+        return hidden.new_zeros(count, down.shape[1]) + nothing
     # Out of place, so that torch can differentiate it; summed over k in order, as the model does.
     spread = made[0].new_zeros(shape).index_put((torch.cat(rows),), torch.cat(made))
     return spread.reshape(count, choices, -1).sum(1).to(hidden.dtype)

@@ -326,9 +326,7 @@ def _random(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     return uniform.reshape(shape).to(dtypes()[dtype])
 
 
-def _places(
-    shape: Sequence[int], attrs: Attrs, inputs: Sequence[torch.Tensor]
-) -> torch.Tensor:
+def _places(shape: Sequence[int], attrs: Attrs, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the row-major place of each element, in the whole tensor if this is a shard of one."""
     import torch
 

@@ -60,7 +60,7 @@ def _forward(
     from irc.runtime import library
 
     # Only results that have gradients matter, and those have their gradients' shapes.
-    stated = [((), "f32")] * (max(given) + 1)
+    stated: list[tuple[tuple[int, ...], str]] = [((), "f32")] * (max(given) + 1)
     for index, gradient in zip(given, gradients, strict=True):
         stated[index] = (tuple(gradient.shape), library.dtype_names()[gradient.dtype])
     if name in SMOOTH:

@@ -1,51 +1,61 @@
-"""A memory budget that cannot be met, and why."""
+"""A memory budget that cannot be met, and why.
+
+Constraints come in named groups: the budget, each statement of the user, and what the entry asks of
+its inputs. The conflict is what is left when no group can be left out without a plan appearing (a
+deletion filter, Chinneck and Dravnieks 1991).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from irc.errors import IrcError
-from irc.sharding.problem import Node, Problem
+from irc.sharding.boxing import Boxing
+from irc.sharding.graph import Graph
+from irc.sharding.program import least_memory
+from irc.sharding.trees import Trees
 
 SHOWN = 3
 
+Build = Callable[[Sequence[str]], Graph]
+"""Makes the problem with the named groups only."""
 
-def check_budget(problem: Problem) -> None:
-    """Check that some choice holds the budget.
 
-    Arguments choose freely of each other, and every placement of one can be boxed to what a reader
-    wants; so the least memory is the sum of each argument's least, and the arguments whose options
-    are all large (pinned whole, or of sizes that no axis divides) are the conflict.
+def infeasible(graph: Graph, boxing: Boxing, groups: Sequence[str], build: Build) -> IrcError:
+    """Return the error for a budget that nothing fits into.
 
-    Raises:
-        IrcError: ``sharding-infeasible``, with the smallest budget that works.
+    Args:
+        graph: the problem with all groups.
+        boxing: transitions and their prices.
+        groups: names of the groups that may be left out, beside the budget.
+        build: makes the problem again.
     """
-    budget = problem.memory_bytes
-    if budget is None:
-        return
-    held = [node for node in problem.nodes if node.num_bytes]
-    least = sum(min(node.num_bytes) for node in held)
-    if least <= budget:
-        return
-    stuck = sorted((n for n in held if len(n.num_bytes) == 1), key=_least, reverse=True)
-    groups = [
-        f"group memory: memory_bytes={budget}; "
-        f"parameters, buffers and constants need {least} at least"
-    ]
-    groups += [
-        f"group pin: {node.name} holds {_least(node)} bytes as it is pinned"
-        for node in stuck[:SHOWN]
-    ]
-    largest = sorted((n for n in held if n not in stuck), key=_least, reverse=True)
-    groups += [
-        f"{node.name} needs {_least(node)} bytes, split as far as it goes"
-        for node in largest[:SHOWN]
-    ]
-    raise IrcError(
+    option, budget = "memory_bytes", graph.problem.memory_bytes or 0
+    stored = graph.problem.stored_bytes
+    if stored is not None and least_memory(graph.problem, boxing, stored=True)[0] > stored:
+        option, budget = "stored_bytes", stored
+    is_stored = option == "stored_bytes"
+    least, choice = least_memory(graph.problem, boxing, stored=is_stored)
+    needed = list(groups)
+    for group in groups:
+        without = [other for other in needed if other != group]
+        if least_memory(build(without).problem, boxing, stored=is_stored)[0] > budget:
+            needed = without
+    because = [f"group memory: {option}={budget}; a plan needs {least} at least"]
+    because += [f"group {group}" for group in needed]
+    because += _holders(graph, choice, Trees(boxing))
+    return IrcError(
         "sharding-infeasible",
         f"no sharding holds {budget} bytes on a device",
-        because=groups,
-        help=f"the smallest budget that works is memory_bytes={least}",
+        because=because,
+        help=f"the smallest budget that works is {option}={least}",
     )
 
 
-def _least(node: Node) -> int:
-    return min(node.num_bytes)
+def _holders(graph: Graph, choice: Sequence[int], trees: Trees) -> list[str]:
+    liveness = graph.problem.liveness
+    assert liveness is not None
+    _, moment = liveness.worst(choice, trees)
+    parts = liveness.breakdown(moment, choice, trees)
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:SHOWN]
+    return [f"at {liveness.label(moment)}: {what} hold {size} bytes" for what, size in largest]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from irc.dialects.placement import Placement
 from irc.sharding.boxing import Boxing, LocalShape
-from irc.sharding.problem import Net, Problem
+from irc.sharding.problem import Net, Peak, Problem
 from irc.sharding.spaces import Arcs, Codes, Numbers, Space
 
 if TYPE_CHECKING:
@@ -17,6 +17,21 @@ if TYPE_CHECKING:
 
 MICRO = 1e6
 """The objective is in microseconds: a solver's tolerances are absolute."""
+
+
+@dataclass(frozen=True)
+class NetColumns:
+    """The columns of a net's boxings.
+
+    Attributes:
+        arcs: its transitions.
+        flows: for each reader, the column of each transition.
+        paid: the columns of transitions that any reader takes; those of the only reader.
+    """
+
+    arcs: Arcs
+    flows: tuple[Codes, ...]
+    paid: Codes
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,7 @@ class Matrix:
         starts: where each row starts in ``indices`` and ``values``.
         indices: the column of each entry.
         values: the coefficient of each entry.
+        nets: where the boxings of each net are.
     """
 
     cost: Numbers
@@ -42,6 +58,7 @@ class Matrix:
     starts: NDArray[np.int32]
     indices: NDArray[np.int32]
     values: Numbers
+    nets: tuple[NetColumns, ...]
 
 
 def spaces_of(problem: Problem, boxing: Boxing) -> dict[tuple[LocalShape, str], Space]:
@@ -95,28 +112,31 @@ def matrix_of(
         builder.add(np.repeat(builder.new_rows(1, 1.0, 1.0), len(chosen)), chosen, 1.0)
     num_binaries = builder.num_columns
     starts = np.array(first, dtype=np.int64)
-    for net in problem.nets:
-        _add_net(builder, net, spaces[net.shape, net.dtype], starts)
-    _add_budget(builder, problem, starts)
-    return _compressed(builder, num_binaries, starts)
+    nets = [
+        _add_net(builder, net, spaces[net.shape, net.dtype], starts) for net in problem.nets
+    ]
+    return _compressed(builder, num_binaries, starts, tuple(nets))
 
 
-def _add_net(builder: _Builder, net: Net, space: Space, first: Codes) -> None:
+def _add_net(builder: _Builder, net: Net, space: Space, first: Codes) -> NetColumns:
     source = space.codes(net.source.placements)
     sinks = [space.codes(sink.placements) for sink in net.sinks]
     arcs = space.useful(source, sinks)
     cost = arcs.seconds * (net.count * MICRO)
     shared = len(sinks) > 1
     paid = builder.columns(cost, np.inf) if shared else None
+    flows: list[Codes] = []
     for sink, codes in zip(net.sinks, sinks, strict=True):
         flow = builder.columns(np.zeros_like(cost) if shared else cost, np.inf)
         makes = first[net.source.node] + np.arange(len(source))
         wants = first[sink.node] + np.arange(len(codes))
         _conserve(builder, (source, makes), (codes, wants), arcs, flow)
+        flows.append(flow)
         if paid is not None and len(paid):
             rows = builder.new_rows(len(flow), -np.inf, 0.0)
             builder.add(rows, flow, 1.0)
             builder.add(rows, paid, -1.0)
+    return NetColumns(arcs, tuple(flows), flows[0] if paid is None else paid)
 
 
 def _conserve(
@@ -137,22 +157,42 @@ def _conserve(
     builder.add(rows, columns, signs)
 
 
-def _add_budget(builder: _Builder, problem: Problem, first: Codes) -> None:
-    if problem.memory_bytes is None:
-        return
-    columns = [
-        first[n] + np.arange(len(node.num_bytes))
-        for n, node in enumerate(problem.nodes)
-        if node.num_bytes
-    ]
-    if columns:
-        held = np.array([b for node in problem.nodes for b in node.num_bytes], dtype=np.float64)
-        every = np.concatenate(columns)
-        row = builder.new_rows(1, -np.inf, 1.0)
-        builder.add(np.repeat(row, len(every)), every, held / problem.memory_bytes)
+def with_least_memory(matrix: Matrix) -> Matrix:
+    """Return the same choices, to be taken for the least memory: its column is the last.
+
+    Time decides between equals.
+    """
+    faint = 1e-9 / max(float(matrix.cost.sum()), 1.0)
+    return replace(
+        matrix,
+        cost=np.append(matrix.cost * faint, MICRO),
+        upper=np.append(matrix.upper, np.inf),
+    )
 
 
-def _compressed(builder: _Builder, num_binaries: int, first: Codes) -> Matrix:
+def peak_row(
+    matrix: Matrix, peak: Peak
+) -> tuple[NDArray[np.int32], Numbers]:
+    """Return columns and values of the row that says: a moment needs the budget at most, 1.0.
+
+    What a boxing makes counts with all placements between, so the row errs on the safe side.
+    """
+    room = max(peak.limit_bytes, 1)
+    total = np.zeros(len(matrix.cost))
+    for node, held in peak.held.items():
+        start = matrix.first[node]
+        total[start : start + len(held)] += held
+    for index, sink in peak.copies:
+        net = matrix.nets[index]
+        columns = net.paid if sink is None else net.flows[sink]
+        total[columns] += net.arcs.num_bytes
+    columns = np.flatnonzero(total)
+    return columns.astype(np.int32), total[columns] / room
+
+
+def _compressed(
+    builder: _Builder, num_binaries: int, first: Codes, nets: tuple[NetColumns, ...]
+) -> Matrix:
     """Sort the entries by row, and add up those of one place.
 
     A node that reads its own result (a call after a call) meets itself in a row.
@@ -174,4 +214,5 @@ def _compressed(builder: _Builder, num_binaries: int, first: Codes) -> Matrix:
         starts.astype(np.int32),
         (keys % builder.num_columns).astype(np.int32),
         summed,
+        nets,
     )

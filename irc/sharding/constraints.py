@@ -60,7 +60,7 @@ class Constraints:
         if pin is not None and isinstance(pin.pattern, Pattern):
             exact = pin.pattern.exact(self.mesh, kind.ndim)
             given = given if exact is None else (_without_single(exact, self.mesh),)
-        used = [pin] * (pin is not None) + forbids
+        used = [pin, *forbids] if pin else forbids
         left = tuple(p for p in given if self._fits(pin, forbids, [p], kind.ndim))
         if not left:
             raise _nothing_left(f"argument '{name}'", used, given, "")
@@ -87,7 +87,8 @@ class Constraints:
             if not left:
                 made = dict.fromkeys(s.results[index] for s in before)
                 what = f"op '{id_of(op)}' ({op.name})"
-                raise _nothing_left(what, [pin] * (pin is not None) + forbids, made, loc_of(op))
+                used = [pin, *forbids] if pin else forbids
+                raise _nothing_left(what, used, made, loc_of(op))
         return left
 
     def _op_fits(
@@ -191,7 +192,7 @@ def _named_arguments(statement: Statement, values: Mapping[str, SSAValue]) -> li
 
 def _named_ops(statement: Statement, ops: Mapping[str, FlowOp]) -> list[str]:
     if statement.kind == "line":
-        found = [n for n, op in ops.items() if _at_line(loc_of(op), statement)]
+        found = [n for n, op in ops.items() if _at_line(loc_of(op), statement) and _leaves(op)]
         known = {loc_of(op) for op in ops.values()}
     else:
         glob = Statement(statement.verb, "op", statement.glob.partition("#")[0], statement.pattern)
@@ -210,6 +211,12 @@ def _named_ops(statement: Statement, ops: Mapping[str, FlowOp]) -> list[str]:
 
 def _at_line(loc: str, statement: Statement) -> bool:
     return statement.matches(loc) or loc.endswith("/" + statement.glob)
+
+
+def _leaves(op: FlowOp) -> bool:
+    """Return whether the op's result is read by another source line, or returned."""
+    uses = (use for value in op.outputs for use in value.uses)
+    return any(loc_of(use.operation) != loc_of(op) for use in uses)
 
 
 def _check_mesh(statement: Statement, mesh: Mesh) -> None:

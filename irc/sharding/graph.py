@@ -9,9 +9,8 @@ is never dearer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
-from math import prod
 from typing import Literal, TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp
@@ -19,21 +18,23 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue, Use
 
 from irc.cost.model import ClusterCost
-from irc.dialects.builder import arguments, functions, results
+from irc.dialects.builder import arguments, entry, functions, results
 from irc.dialects.flow import FlowOp, id_of
 from irc.dialects.placement import B, Mesh, Placement, Split
-from irc.dialects.types import ITEM_BYTES, TensorType
+from irc.dialects.types import TensorType
 from irc.errors import InternalError
 from irc.sharding.boxing import LocalShape, even_shape
 from irc.sharding.constraints import Constraints
+from irc.sharding.facts import LOADED, Facts
+from irc.sharding.moments import liveness_of
+from irc.sharding.options import Options
 from irc.sharding.partials import Partials
 from irc.sharding.problem import Net, Node, Port, Problem
 from irc.sharding.prune import undominated
 from irc.sharding.signatures import NdSignature
+from irc.sharding.twins import phase_of
 
 Inputs: TypeAlias = Literal["replicated", "any"]
-LOADED = ("parameter", "buffer", "constant", "state")
-"""Roles whose ranks may load any slice."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,14 @@ class Wishes:
     Attributes:
         inputs: how the entry gets its inputs: whole on each rank, or as the plan likes.
         constraints: pins and forbids.
-        memory_bytes: how many bytes of parameters and buffers a device may hold.
+        memory_bytes: how many bytes a device may hold at any moment.
+        stored_bytes: how many of them may be parameters, states and buffers.
     """
 
     inputs: Inputs = "replicated"
     constraints: Constraints = field(default_factory=Constraints)
     memory_bytes: int | None = None
+    stored_bytes: int | None = None
 
 
 class Graph:
@@ -61,21 +64,34 @@ class Graph:
         reads: the port that each operand is read by, by (op, operand index).
     """
 
-    def __init__(self, module: ModuleOp, cost: ClusterCost, wishes: Wishes) -> None:
-        self.problem = Problem(memory_bytes=wishes.memory_bytes)
+    def __init__(
+        self,
+        module: ModuleOp,
+        cost: ClusterCost,
+        wishes: Wishes,
+        facts: Facts | None = None,
+        options: Options | None = None,
+    ) -> None:
+        self.problem = Problem(
+            memory_bytes=wishes.memory_bytes, stored_bytes=wishes.stored_bytes
+        )
         self.ops: dict[Operation, tuple[int, list[NdSignature]]] = {}
         self.sources: dict[SSAValue, Port] = {}
         self.reads: dict[tuple[Operation, int], Port] = {}
-        self._cost, self._wishes, self._mesh = cost, wishes, cost.mesh
-        self._functions = functions(module)
-        self._counts = call_counts(self._functions)
-        self._partials = Partials(self._functions, self._mesh)
-        self._whole = Placement.replicated(self._mesh.names)
+        self.groups: dict[SSAValue, list[tuple[Use, ...]]] = {}
+        self.nets: dict[SSAValue, list[int | None]] = {}
+        self._wishes, self.mesh, self._boxing = wishes, cost.mesh, cost.boxing
+        self.facts = facts or Facts(module, wishes.constraints.arguments.get)
+        self.options = options or Options(cost, self.facts.key)
+        self.functions = self.facts.functions
+        self._counts = self.facts.counts
+        self._partials = Partials(self.functions, self.options, self.facts.twin)
+        self._whole = Placement.replicated(self.mesh.names)
         self._fixed = Port(self.problem.add_node(Node("replicated", (0.0,))), (self._whole,))
-        # Callees before callers, whose calls read the callees' ports.
-        for name in _callees_first(self._functions):
-            self._add_function(name, self._functions[name])
-        self.problem.merge_nets()
+        # Callees come before callers, whose calls read the callees' ports.
+        for name, func in self.functions.items():
+            self._add_function(name, func)
+        self.problem.liveness = liveness_of(self)
 
     def _add_function(self, name: str, func: FuncOp) -> None:
         is_entry = name == "forward"
@@ -99,20 +115,35 @@ class Graph:
             self._add_net(value, self._counts[name])
 
     def _add_op(self, op: FlowOp, function: str) -> None:
+        if op in self.facts.twin:
+            self._add_twin(op, self.facts.twin[op])
+            return
         found = self._wishes.constraints.signatures(function, op, self._partials.signatures[op])
-        seconds = [self._cost.op_seconds(op, signature) for signature in found]
-        kept = undominated(op, found, seconds, self._cost.boxing)
+        seconds = [self.options.seconds(op, signature) for signature in found]
+        kept = undominated(op, found, seconds, self._boxing)
         found, seconds = [found[i] for i in kept], [seconds[i] for i in kept]
         node = Node(f"{function}/{id_of(op)}", tuple(seconds), self._counts[function])
         index = self.problem.add_node(node)
         self.ops[op] = (index, found)
-        for i in range(len(op.inputs)):
+        for i in range(len(op.operands)):
             self.reads[op, i] = Port(index, tuple(s.operands[i] for s in found))
-        for i, value in enumerate(op.outputs):
+        for i, value in enumerate(op.results):
             self.sources[value] = Port(index, tuple(s.results[i] for s in found))
 
+    def _add_twin(self, op: FlowOp, other: Operation) -> None:
+        """Let an op choose as another one does."""
+        assert isinstance(other, FlowOp)
+        index, found = self.ops[other]
+        node = self.problem.nodes[index]
+        self.problem.nodes[index] = replace(node, count=node.count + 1)
+        self.ops[op] = index, found
+        for i in range(len(op.operands)):
+            self.reads[op, i] = self.reads[other, i]
+        for value, twin in zip(op.results, other.results, strict=True):
+            self.sources[value] = self.sources[twin]
+
     def _add_call(self, op: CallOp) -> None:
-        callee = self._functions[op.callee.string_value()]
+        callee = self.functions[op.callee.string_value()]
         end = callee.body.block.last_op
         assert end is not None
         for i, argument in enumerate(callee.body.block.args):
@@ -122,10 +153,10 @@ class Graph:
 
     def _add_entry_arguments(self, func: FuncOp, end: ReturnOp) -> None:
         updated = {name for role, name in results(func) if role == "state"}
-        twins: dict[object, Port] = {}
+        known: dict[object, Port] = {}
         for role, name, value in arguments(func):
             loaded = role in LOADED or (role == "input" and self._wishes.inputs == "any")
-            uses = _uses(value)
+            uses = self.facts.uses(value)
             if not isinstance(value.type, TensorType):
                 self.sources[value] = self._fixed
                 continue
@@ -141,12 +172,12 @@ class Graph:
                 continue
             else:
                 options = self._any_placement(value, uses)
-            self.sources[value] = self._argument(role, name, value, options, uses, twins)
+            self.sources[value] = self._argument(role, name, value, options, uses, known)
 
     def _follows(self, role: str, updated: bool, uses: Sequence[Use]) -> bool:
         if len(uses) != 1 or updated or isinstance(uses[0].operation, ReturnOp):
             return False
-        if self._wishes.memory_bytes is not None and role != "input":
+        if self._is_short and role != "input":
             return False
         port = self.reads[uses[0].operation, uses[0].index]
         return not any(placement.partial_axes() for placement in port.placements)
@@ -158,39 +189,29 @@ class Graph:
         value: SSAValue,
         options: tuple[Placement, ...],
         uses: Sequence[Use],
-        twins: dict[object, Port],
+        known: dict[object, Port],
     ) -> Port:
         """Add the node of an argument; equal weights of the calls of one block decide together."""
-        shape, dtype = self._shape(value)
-        held = tuple(_num_bytes(shape, dtype, p, self._mesh) for p in options)
-        held = () if role == "input" else held
-        readers = tuple(self.reads.get((use.operation, use.index)) for use in uses)
-        key = (role, shape, dtype, options, readers)
-        if None not in readers and key in twins:
-            port = twins[key]
-            twin = self.problem.nodes[port.node]
-            self.problem.nodes[port.node] = Node(
-                twin.name,
-                twin.seconds,
-                twin.count,
-                tuple(a + b for a, b in zip(twin.num_bytes, held, strict=True)),
-            )
-            return port
-        node = Node(f"argument {name}", (0.0,) * len(options), num_bytes=held)
-        twins[key] = Port(self.problem.add_node(node), options)
-        return twins[key]
+        own = [(use.operation, use.index) for use in uses]
+        # A state's new value lies as the argument itself: its port is not known yet.
+        readers = [self.reads.get(use) for use in own if not isinstance(use[0], ReturnOp)]
+        key = (role, *self._shape(value), options, *readers)
+        if key not in known:
+            node = Node(f"argument {name}", (0.0,) * len(options))
+            known[key] = Port(self.problem.add_node(node), options)
+        return known[key]
 
     def _add_entry_results(self, func: FuncOp, end: ReturnOp) -> None:
         held = {name: value for _, name, value in arguments(func)}
         for i, (role, name) in enumerate(results(func)):
-            buffer = held.get(name) if role == "state" else None
+            buffer = held.get(name) if role in ("state", "gradient") else None
             self.reads[end, i] = self._fixed if buffer is None else self.sources[buffer]
 
     def _add_block_results(self, end: ReturnOp, function: str) -> None:
         for i, value in enumerate(end.operands):
             if not isinstance(value.type, TensorType):
                 self.reads[end, i] = self._fixed
-            elif len(_uses(value)) == 1 and value in self.sources:
+            elif len(self.facts.uses(value)) == 1 and value in self.sources and not self._is_short:
                 self.reads[end, i] = self.sources[value]
             else:
                 made = self.sources[value].placements if value in self.sources else ()
@@ -200,7 +221,7 @@ class Graph:
 
     def _add_block_arguments(self, func: FuncOp, function: str) -> None:
         for i, value in enumerate(func.body.block.args):
-            uses = _uses(value)
+            uses = self.facts.uses(value)
             if not isinstance(value.type, TensorType) or not uses:
                 self.sources[value] = self._fixed
             elif len(uses) == 1:
@@ -222,17 +243,45 @@ class Graph:
         return tuple(dict.fromkeys((*self._free(value), *asked)))
 
     def _free(self, value: SSAValue) -> list[Placement]:
-        return even_placements(self._shape(value)[0], self._mesh)
+        return even_placements(self._shape(value)[0], self.mesh)
+
+    @property
+    def _is_short(self) -> bool:
+        """Memory is bounded: values may lie otherwise between functions than their readers want."""
+        return (self._wishes.memory_bytes, self._wishes.stored_bytes) != (None, None)
 
     def _add_net(self, value: SSAValue, count: int) -> None:
         if not isinstance(value.type, TensorType):
             return
-        source = self.sources[value]
-        sinks = [self.reads[use.operation, use.index] for use in _uses(value)]
-        if all(sink == source for sink in sinks):
-            return
         shape, dtype = self._shape(value)
-        self.problem.add_net(Net(shape, dtype, source, tuple(sinks), count))
+        self.groups[value] = groups = self._reader_groups(value)
+        self.nets[value] = [
+            self.problem.add_net(
+                Net(
+                    shape,
+                    dtype,
+                    self.sources[value],
+                    tuple(self.reads[use.operation, use.index] for use in group),
+                    count,
+                )
+            )
+            for group in groups
+        ]
+
+    def _reader_groups(self, value: SSAValue) -> list[tuple[Use, ...]]:
+        """Return the readers of a value, apart where they do not share a boxing.
+
+        Where memory is short, what is gathered of a weight is dropped after a call, and gathered
+        again for the backward pass.
+        """
+        uses = self.facts.uses(value)
+        if not (self._is_short and value in self.facts.loaded):
+            return [tuple(uses)] if uses else []
+        found: dict[object, list[Use]] = {}
+        for use in uses:
+            op = use.operation
+            found.setdefault(op if isinstance(op, CallOp) else phase_of(op), []).append(use)
+        return [tuple(group) for group in found.values()]
 
     def _shape(self, value: SSAValue) -> tuple[LocalShape, str]:
         assert isinstance(value.type, TensorType)
@@ -247,49 +296,3 @@ def even_placements(shape: LocalShape, mesh: Mesh) -> list[Placement]:
     ]
     every = (Placement.in_mesh_order(tuple(zip(mesh.names, p, strict=True))) for p in product(*how))
     return [placement for placement in every if even_shape(shape, placement, mesh) is not None]
-
-
-def call_counts(known: Mapping[str, FuncOp]) -> dict[str, int]:
-    """Return how often each function runs when the entry runs once."""
-    counts = dict.fromkeys(known, 0)
-    counts["forward"] = 1
-    for name in reversed(_callees_first(known)):
-        for op in known[name].body.block.ops:
-            if isinstance(op, CallOp):
-                counts[op.callee.string_value()] += counts[name]
-    return counts
-
-
-def _callees_first(known: Mapping[str, FuncOp]) -> list[str]:
-    order: dict[str, None] = {}
-
-    def visit(name: str, inside: tuple[str, ...]) -> None:
-        if name in inside:
-            raise InternalError(f"function @{name} calls itself")
-        if name in order:
-            return
-        for op in known[name].body.block.ops:
-            if isinstance(op, CallOp):
-                visit(op.callee.string_value(), (*inside, name))
-        order[name] = None
-
-    for name in known:
-        visit(name, ())
-    return list(order)
-
-
-def _uses(value: SSAValue) -> list[Use]:
-    """Return the uses in program order: xDSL's order is that of its edits."""
-    found = list(value.uses)
-    if len(found) < 2:
-        return found
-    block = found[0].operation.parent_block()
-    assert block is not None
-    place = {op: i for i, op in enumerate(block.ops)}
-    return sorted(found, key=lambda use: (place[use.operation], use.index))
-
-
-def _num_bytes(shape: LocalShape, dtype: str, placement: Placement, mesh: Mesh) -> int:
-    local = even_shape(shape, placement, mesh)
-    assert local is not None
-    return prod(local) * ITEM_BYTES[dtype]

@@ -175,7 +175,7 @@ class Local:
 
 
 def _held(local: Local) -> tuple[SSAValue, SSAValue]:
-    """Count the indices (operand 1) from the first row of the table (operand 0) that the rank holds.
+    """Count the indices (operand 1) from the first row of the table (operand 0) on the rank.
 
     Returns:
         Which of them are in its part, and their place there.

@@ -5,17 +5,23 @@ Boxing never makes a partial value, so a weight is none, nor is what pointwise f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.flow import FlowOp
-from irc.dialects.placement import Mesh, Partial, Placement
-from irc.sharding.signatures import NdSignature, signatures
+from irc.dialects.placement import Partial, Placement
+from irc.sharding.options import Options
+from irc.sharding.signatures import NdSignature
 
 AxisPartial: TypeAlias = tuple[str, Partial]
+Want: TypeAlias = tuple[
+    NdSignature, list[tuple[int, set[AxisPartial]]], list[tuple[int, set[AxisPartial]]]
+]
+EMPTY: frozenset[AxisPartial] = frozenset()
 
 
 class Partials:
@@ -25,33 +31,37 @@ class Partials:
         signatures: of each op, those whose partial operands can arise.
     """
 
-    def __init__(self, known: Mapping[str, FuncOp], mesh: Mesh) -> None:
+    def __init__(
+        self, known: Mapping[str, FuncOp], options: Options, twin: Mapping[Operation, Operation]
+    ) -> None:
         self._known = known
         self._can: dict[SSAValue, set[AxisPartial]] = {}
-        all_of = {
-            op: signatures(op, mesh)
-            for func in known.values()
-            for op in func.body.block.ops
-            if isinstance(op, FlowOp)
+        # An op that plans as another one does adds nothing.
+        self._ops = {
+            name: [op for op in func.body.block.ops if op not in twin]
+            for name, func in known.items()
         }
+        ops = [op for every in self._ops.values() for op in every if isinstance(op, FlowOp)]
+        self._wants = {op: _wants(options.signatures(op)) for op in ops}
         # Grows only, and calls pass it on both ways: repeat until nothing is new.
-        while self._spread(all_of):
+        while self._spread():
             pass
         self.signatures = {
-            op: [s for s in found if self._arises(op, s)] for op, found in all_of.items()
+            op: [s for s, needs, _ in self._wants[op] if self._arises(op, needs)] for op in ops
         }
 
     def possible(self, value: SSAValue, placement: Placement) -> bool:
         """Return whether the value can lie so as far as partial axes go."""
-        return _partial_axes(placement) <= self._can.get(value, set())
+        return _partial_axes(placement) <= self._can.get(value, EMPTY)
 
-    def _arises(self, op: FlowOp, signature: NdSignature) -> bool:
-        return all(map(self.possible, op.inputs, signature.operands))
+    def _arises(self, op: FlowOp, needs: Sequence[tuple[int, set[AxisPartial]]]) -> bool:
+        operands = op.operands
+        return all(axes <= self._can.get(operands[i], EMPTY) for i, axes in needs)
 
-    def _spread(self, all_of: Mapping[FlowOp, list[NdSignature]]) -> bool:
+    def _spread(self) -> bool:
         grown = False
-        for func in self._known.values():
-            for op in func.body.block.ops:
+        for ops in self._ops.values():
+            for op in ops:
                 if isinstance(op, CallOp):
                     callee = self._known[op.callee.string_value()].body.block
                     end = callee.last_op
@@ -61,19 +71,29 @@ class Partials:
                         *zip(end.operands, op.results, strict=True),
                     ]
                     for before, after in pairs:
-                        grown |= self._add(after, self._can.get(before, set()))
+                        grown |= self._add(after, self._can.get(before, EMPTY))
                 elif isinstance(op, FlowOp):
-                    for signature in all_of[op]:
-                        if self._arises(op, signature):
-                            for value, placement in zip(op.outputs, signature.results, strict=True):
-                                grown |= self._add(value, _partial_axes(placement))
+                    for _, needs, gives in self._wants[op]:
+                        if gives and self._arises(op, needs):
+                            for i, axes in gives:
+                                grown |= self._add(op.results[i], axes)
         return grown
 
-    def _add(self, value: SSAValue, more: set[AxisPartial]) -> bool:
+    def _add(self, value: SSAValue, more: AbstractSet[AxisPartial]) -> bool:
         have = self._can.setdefault(value, set())
         before = len(have)
         have |= more
         return len(have) > before
+
+
+def _wants(found: Sequence[NdSignature]) -> list[Want]:
+    """Return each signature with the partial axes of its operands and of its results."""
+    return [(s, _partial(s.operands), _partial(s.results)) for s in found]
+
+
+def _partial(placements: Sequence[Placement]) -> list[tuple[int, set[AxisPartial]]]:
+    axes = ((i, _partial_axes(placement)) for i, placement in enumerate(placements))
+    return [(i, found) for i, found in axes if found]
 
 
 def _partial_axes(placement: Placement) -> set[AxisPartial]:

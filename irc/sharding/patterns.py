@@ -34,8 +34,9 @@ class AxisPattern:
             case "P(*)":
                 return isinstance(found, Partial)
             case Split(dim, order):
-                same = isinstance(found, Split) and found.dim == (dim + ndim if dim < 0 else dim)
-                return same and (not self.ordered or found.order == order)
+                if not isinstance(found, Split) or found.dim != (dim + ndim if dim < 0 else dim):
+                    return False
+                return not self.ordered or found.order == order
             case _:
                 return found == self.placed
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
 
-from irc.dialects.placement import B, Partial, Placement, Reduction, Split
+from irc.dialects.placement import B, Partial, Placement, Split
 from irc.dialects.types import PlacementAttr
 from irc.errors import IrcError, did_you_mean
 from irc.sharding.patterns import ANYTHING, AxisPattern, Pattern, SignaturePattern
@@ -233,7 +233,7 @@ def _placed(node: Any, where: str) -> AxisPattern:
                     where=where,
                     help=did_you_mean(tokens[0], ("sum", "max", "min")),
                 )
-            return AxisPattern(Partial(cast("Reduction", tokens[0])))
+            return AxisPattern(Partial(tokens[0]))
         case kind:
             return FIXED[kind]
 
@@ -251,10 +251,10 @@ def _syntax_error(text: str, source: str, error: Any) -> IrcError:
     """Say where reading stopped, and what could have been there."""
     line = max(int(getattr(error, "line", 1) or 1), 1)
     lines = text.splitlines() or [""]
-    # The end of the text has no line of its own.
     wrong = lines[min(line, len(lines)) - 1]
     column = int(getattr(error, "column", 0) or 0)
-    if column < 1 or line > len(lines):
+    # The end of the text has the place of the token before it.
+    if getattr(getattr(error, "token", None), "type", "") == "$END" or column < 1:
         column = len(wrong) + 1
     statement = wrong[: column - 1].rpartition(";")[2] + wrong[column - 1 :].partition(";")[0]
     placed = "=" in wrong[: column - 1].rpartition(";")[2]

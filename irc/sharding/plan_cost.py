@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from irc.dialects.flow import id_of
 from irc.sharding.boxing import Boxing
@@ -16,6 +18,9 @@ from irc.sharding.graph import Graph
 from irc.sharding.problem import Net, Problem
 from irc.sharding.program import Solution
 from irc.sharding.trees import Trees
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 CLOSE = 3
 """So many candidates of an op are priced exactly; the others are further by the sum of their
@@ -28,20 +33,35 @@ def plan_cost(graph: Graph, solution: Solution, cluster: str, boxing: Boxing, tr
         {
             "cluster": cluster,
             "objective_s": float(f"{solution.seconds:.7g}"),
-            "bound_s": _short(solution.bound_s),
+            "bound_s": float(f"{solution.bound_s:.7g}"),
             "gap": _short(solution.gap),
             "nodes": solution.num_nodes,
             "columns": solution.num_columns,
-            "bytes_held": graph.problem.num_bytes(solution.choice),
+            **_memory(graph, solution, trees),
             "ops": _ops(graph, solution.choice, boxing, trees),
         },
         separators=(",", ":"),
     )
 
 
+def _memory(graph: Graph, solution: Solution, trees: Trees) -> dict[str, Any]:
+    """Say what a device holds when it holds most, when that is, and what it is."""
+    liveness = graph.problem.liveness
+    if liveness is None:
+        return {}
+    held, moment = liveness.worst(solution.choice, trees)
+    return {
+        "bytes_held": held,
+        "bytes_limit": graph.problem.memory_bytes,
+        "peak_at": liveness.label(moment),
+        "peak_bytes": liveness.breakdown(moment, solution.choice, trees),
+    }
+
+
 def _ops(graph: Graph, choice: Sequence[int], boxing: Boxing, trees: Trees) -> list[dict[str, Any]]:
     nets = _nets_of(graph.problem)
     rows: list[dict[str, Any]] = []
+    runners_up: dict[int, tuple[int, float] | None] = {}
     for op, (index, signatures) in graph.ops.items():
         node, chosen = graph.problem.nodes[index], choice[index]
         row: dict[str, Any] = {
@@ -51,8 +71,12 @@ def _ops(graph: Graph, choice: Sequence[int], boxing: Boxing, trees: Trees) -> l
             "chosen": str(signatures[chosen]),
             "seconds": _short(node.seconds[chosen]),
         }
-        found = _runner_up(graph.problem, nets.get(index, []), index, choice, boxing, trees)
-        if found is not None:
+        if index not in runners_up:
+            of_node = nets.get(index, [])
+            runners_up[index] = _runner_up(
+                graph.problem, of_node, index, choice, boxing, trees
+            )
+        if (found := runners_up[index]) is not None:
             row["runner_up"], row["more_s"] = str(signatures[found[0]]), _short(found[1])
         rows.append(row)
     return rows
@@ -76,38 +100,42 @@ def _runner_up(
 ) -> tuple[int, float] | None:
     node, chosen = problem.nodes[index], choice[index]
 
-    def changed(option: int) -> list[int]:
-        return [option if n == index else other for n, other in enumerate(choice)]
-
-    def estimate(option: int) -> float:
-        after = changed(option)
-        return node.count * node.seconds[option] + sum(
-            net.count * _paths(net, after, boxing) for net in nets
-        )
+    total = np.array(node.seconds) * node.count
+    for net in nets:
+        total = total + net.count * _paths(net, index, choice, boxing)
 
     def exact(option: int) -> float:
-        after, total = changed(option), node.count * node.seconds[option]
+        after = [*choice]
+        after[index] = option
+        seconds = node.count * node.seconds[option]
         for net in nets:
             tree = problem.tree(net, after, trees)
             if tree is None:
                 return float("inf")
-            total += net.count * tree.seconds
-        return total
+            seconds += net.count * tree.seconds
+        return seconds
 
-    others = [option for option in range(len(node.seconds)) if option != chosen]
-    close = sorted(others, key=estimate)[:CLOSE]
-    priced = [(exact(option), option) for option in close]
+    close = [int(option) for option in np.argsort(total, kind="stable") if option != chosen]
+    priced = [(exact(option), option) for option in close[:CLOSE]]
     if not priced or min(priced)[0] == float("inf"):
         return None
     seconds, option = min(priced)
     return option, seconds - exact(chosen)
 
 
-def _paths(net: Net, choice: Sequence[int], boxing: Boxing) -> float:
-    """Return what boxing costs if no reader shares a step."""
-    source = net.source.placements[choice[net.source.node]]
-    targets = [sink.placements[choice[sink.node]] for sink in net.sinks]
-    return float(boxing.matrix(net.shape, net.dtype, [source], targets).sum())
+def _paths(net: Net, index: int, choice: Sequence[int], boxing: Boxing) -> NDArray[np.float64]:
+    """Return for each option of a node what boxing costs if no reader shares a step."""
+    ports = (net.source, *net.sinks)
+    number = next(len(port.placements) for port in ports if port.node == index)
+    placed = [
+        list(port.placements) if port.node == index else [port.placements[choice[port.node]]]
+        for port in ports
+    ]
+    total = np.zeros(number)
+    for sink in placed[1:]:
+        table = boxing.matrix(net.shape, net.dtype, placed[0], sink)
+        total = total + (table.diagonal() if len(table) == len(table.T) > 1 else table.ravel())
+    return total
 
 
 def _short(value: float) -> float:

@@ -7,12 +7,17 @@ is paid as boxing, by a tree that the readers share (`irc.sharding.trees`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from irc.dialects.placement import Placement
 from irc.sharding.boxing import LocalShape
 from irc.sharding.trees import Tree, Trees
+
+if TYPE_CHECKING:
+    from irc.sharding.liveness import Liveness
+    from irc.sharding.spaces import Numbers
 
 
 @dataclass(frozen=True)
@@ -23,20 +28,19 @@ class Node:
         name: for messages; unique.
         seconds: the cost of each option, once.
         count: how often the node runs: the calls of its block.
-        num_bytes: the parameter bytes that a device holds under each option, all ``count``
-        together;
-            empty where it holds none.
     """
 
     name: str
     seconds: tuple[float, ...]
     count: int = 1
-    num_bytes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Port:
-    """Where a node meets a net: the placement that each of the node's options has there."""
+    """Where a node meets a net: the placement that each of the node's options has there.
+
+    Ports are equal where they are the same object.
+    """
 
     node: int
     placements: tuple[Placement, ...]
@@ -53,36 +57,70 @@ class Net:
     count: int = 1
 
 
+@dataclass(frozen=True)
+class Peak:
+    """What a device holds at one moment, for every choice.
+
+    Attributes:
+        name: the moment; unique.
+        limit_bytes: what it may need.
+        held: of a node, the bytes under each of its options.
+        copies: boxed copies: the index of a net, and of one reader whose copy it is (None: those of
+            all readers).
+    """
+
+    name: str
+    limit_bytes: int
+    held: Mapping[int, Numbers]
+    copies: tuple[tuple[int, int | None], ...] = ()
+
+
 Choice = Sequence[int]
 """The option of each node."""
 
 
 @dataclass
 class Problem:
-    """Nodes, nets, and how many bytes of parameters a device may hold (None: any)."""
+    """Nodes, nets, and how many bytes a device may hold.
+
+    Attributes:
+        nodes: what chooses.
+        nets: values that join them.
+        memory_bytes: what a device may hold at any moment; None: as much as it takes.
+        stored_bytes: what it may hold all the time, of parameters, states and other loaded values.
+        liveness: what is held when.
+    """
 
     nodes: list[Node] = field(default_factory=list[Node])
     nets: list[Net] = field(default_factory=list[Net])
     memory_bytes: int | None = None
+    stored_bytes: int | None = None
+    liveness: Liveness | None = None
 
     def add_node(self, node: Node) -> int:
         """Add a node and return its index."""
         self.nodes.append(node)
         return len(self.nodes) - 1
 
-    def add_net(self, net: Net) -> None:
-        """Add a net; a reader twice counts once, and a net without readers not at all."""
-        sinks = tuple(dict.fromkeys(net.sinks))
-        if sinks:
-            self.nets.append(replace(net, sinks=sinks))
+    def add_net(self, net: Net) -> int | None:
+        """Add a net, or once more one that is there, and return its index.
 
-    def merge_nets(self) -> None:
-        """Make one net of those that join the same ports: a block called after itself."""
-        merged: dict[Net, int] = {}
-        for net in self.nets:
-            key = replace(net, count=1)
-            merged[key] = merged.get(key, 0) + net.count
-        self.nets = [replace(net, count=count) for net, count in merged.items()]
+        A reader twice counts once, and a net whose readers all are its producer not at all.
+        """
+        sinks = tuple(dict.fromkeys(sink for sink in net.sinks if sink != net.source))
+        if not sinks:
+            return None
+        key = replace(net, sinks=sinks, count=1)
+        index = self._places.setdefault(key, len(self.nets))
+        if index == len(self.nets):
+            self.nets.append(replace(key, count=net.count))
+        else:
+            known = self.nets[index]
+            self.nets[index] = replace(known, count=known.count + net.count)
+        return index
+
+    def __post_init__(self) -> None:
+        self._places: dict[Net, int] = {}
 
     def tree(self, net: Net, choice: Choice, trees: Trees) -> Tree | None:
         """Return the boxings of one net under a choice; None where they do not exist."""
@@ -92,7 +130,7 @@ class Problem:
 
     def seconds(self, choice: Choice, trees: Trees) -> float | None:
         """Return the cost of a choice; None where a boxing or the memory forbids it."""
-        if self.memory_bytes is not None and self.num_bytes(choice) > self.memory_bytes:
+        if self.worst_peak(choice, trees) is not None:
             return None
         total = sum(
             node.count * node.seconds[option]
@@ -105,10 +143,18 @@ class Problem:
             total += net.count * tree.seconds
         return total
 
-    def num_bytes(self, choice: Choice) -> int:
-        """Return the bytes of parameters that a device holds under a choice."""
-        return sum(
-            node.num_bytes[option]
-            for node, option in zip(self.nodes, choice, strict=True)
-            if node.num_bytes
-        )
+    def num_bytes(self, choice: Choice, trees: Trees) -> int:
+        """Return the bytes that a device holds under a choice when it holds most."""
+        return self.liveness.worst(choice, trees)[0] if self.liveness else 0
+
+    def worst_peak(self, choice: Choice, trees: Trees) -> Peak | None:
+        """Return the moment that needs most, where that is more than a device has."""
+        if self.liveness is None:
+            return None
+        stored = self.stored_bytes
+        if stored is not None and self.liveness.stored(choice) > stored:
+            return self.liveness.peak((), stored)
+        if self.memory_bytes is None:
+            return None
+        held, moment = self.liveness.worst(choice, trees)
+        return self.liveness.peak(moment, self.memory_bytes) if held > self.memory_bytes else None

@@ -156,7 +156,12 @@ def _typed(placed: Sequence[AxisPlacement], dtypes: Sequence[str]) -> bool:
 
 
 def signatures(
-    op: FlowOp, mesh: Mesh, *, uneven: bool = False, limit: int = 512
+    op: FlowOp,
+    mesh: Mesh,
+    *,
+    uneven: bool = False,
+    limit: int = 512,
+    choices: Sequence[Signature] | None = None,
 ) -> list[NdSignature]:
     """Return the signatures of an op on a mesh, all-B first, in a fixed order.
 
@@ -168,8 +173,9 @@ def signatures(
         mesh: the mesh.
         uneven: allow ceil-sized chunks too, where the op's local program does.
         limit: keep so many; the first to go are those with partial operands on many axes.
+        choices: what an axis may do, all-B first; by default, whatever the op allows.
     """
-    choices = axis_signatures(op)
+    choices = axis_signatures(op) if choices is None else choices
     if not mesh.axes:
         alone = Placement(())
         return [NdSignature((alone,) * len(op.inputs), (alone,) * len(op.outputs), (), ())]

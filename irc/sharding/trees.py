@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from irc.dialects.placement import Placement
 from irc.sharding.boxing import Boxing, LocalShape
+from irc.sharding.spaces import num_bytes
 
 MAX_EXACT = 5
 """Up to so many wanted placements the tree is exact; beyond, it is grown greedily."""
@@ -46,6 +47,7 @@ class Trees:
     def __init__(self, boxing: Boxing) -> None:
         self._boxing = boxing
         self._found: dict[object, Tree | None] = {}
+        self._bytes: dict[object, int] = {}
 
     def tree(
         self, shape: LocalShape, dtype: str, source: Placement, targets: Iterable[Placement]
@@ -60,6 +62,13 @@ class Trees:
         if key not in self._found:
             self._found[key] = self._search(shape, dtype, source, wanted)
         return self._found[key]
+
+    def num_bytes(self, shape: LocalShape, dtype: str, placement: Placement) -> int:
+        """Return the bytes that a rank holds of a value."""
+        key = (shape, dtype, placement)
+        if key not in self._bytes:
+            self._bytes[key] = num_bytes(shape, dtype, placement, self._boxing.mesh)
+        return self._bytes[key]
 
     def _search(
         self, shape: LocalShape, dtype: str, source: Placement, targets: tuple[Placement, ...]

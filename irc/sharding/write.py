@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
@@ -19,6 +20,10 @@ from irc.sharding.boxing import Boxing
 from irc.sharding.graph import Graph
 from irc.sharding.problem import Choice, Port
 from irc.sharding.trees import Trees
+
+
+Shared: TypeAlias = tuple[SSAValue, int]
+"""A value and the group of its readers that share boxings."""
 
 
 def write_placements(
@@ -44,7 +49,13 @@ def write_placements(
         wanted = {
             (op, i): _at(graph.reads[op, i], choice) for op in ops for i in range(len(op.operands))
         }
-        boxings = _Boxings(values, wanted, trees, boxing)
+        apart = {
+            (use.operation, use.index): number
+            for value in made
+            for number, group in enumerate(graph.groups.get(value, ()))
+            for use in group
+        }
+        boxings = _Boxings(values, wanted, apart, trees, boxing)
         boxings.insert(ops)
         boxings.retype()
         func.update_function_type()
@@ -56,22 +67,33 @@ def _at(port: Port, choice: Choice) -> Placement:
 
 @dataclass
 class _Boxings:
-    """The boxings of one function."""
+    """The boxings of one function.
+
+    Attributes:
+        values: how each value is made.
+        wanted: how each reader wants it.
+        apart: the group of each reader: those of one group share boxings.
+    """
 
     values: Mapping[SSAValue, Placement]
     wanted: Mapping[tuple[Operation, int], Placement]
+    apart: Mapping[tuple[Operation, int], int]
     trees: Trees
     boxing: Boxing
 
     def __post_init__(self) -> None:
-        self._made: dict[tuple[SSAValue, Placement], SSAValue] = {}
-        self._parents: dict[SSAValue, Mapping[Placement, Placement]] = {}
-        targets: dict[SSAValue, list[Placement]] = {}
-        for (op, i), placement in self.wanted.items():
-            targets.setdefault(op.operands[i], []).append(placement)
-        for value, asked in targets.items():
-            if isinstance(value.type, TensorType):
-                self._parents[value] = self._tree(value, asked)
+        self._made: dict[tuple[Shared, Placement], SSAValue] = {}
+        self._parents: dict[Shared, Mapping[Placement, Placement]] = {}
+        self._numbers: dict[SSAValue, int] = {}
+        targets: dict[Shared, list[Placement]] = {}
+        for use, placement in self.wanted.items():
+            targets.setdefault(self._shared(*use), []).append(placement)
+        for shared, asked in targets.items():
+            if isinstance(shared[0].type, TensorType):
+                self._parents[shared] = self._tree(shared[0], asked)
+
+    def _shared(self, op: Operation, index: int) -> Shared:
+        return op.operands[index], self.apart.get((op, index), 0)
 
     def _tree(self, value: SSAValue, asked: Iterable[Placement]) -> Mapping[Placement, Placement]:
         kind, source = tensor(value), self.values[value]
@@ -85,23 +107,26 @@ class _Boxings:
         for op in ops:
             for i, value in enumerate(op.operands):
                 if isinstance(value.type, TensorType):
-                    op.operands[i] = self._under(value, self.wanted[op, i], op)
+                    shared = self._shared(op, i)
+                    op.operands[i] = self._under(shared, self.wanted[op, i], op)
 
-    def _under(self, value: SSAValue, placement: Placement, reader: Operation) -> SSAValue:
+    def _under(self, shared: Shared, placement: Placement, reader: Operation) -> SSAValue:
+        value = shared[0]
         if placement == self.values[value]:
             return value
-        key = (value, placement)
+        key = (shared, placement)
         if key not in self._made:
-            parent = self._parents[value][placement]
-            self._under(value, parent, reader)
-            self._made[key] = self._box(value, parent, placement, reader)
+            parent = self._parents[shared][placement]
+            self._under(shared, parent, reader)
+            self._made[key] = self._box(shared, parent, placement, reader)
         return self._made[key]
 
     def _box(
-        self, value: SSAValue, parent: Placement, placement: Placement, reader: Operation
+        self, shared: Shared, parent: Placement, placement: Placement, reader: Operation
     ) -> SSAValue:
-        before = self._made.get((value, parent), value)
-        number = sum(1 for made, _ in self._made if made is value)
+        value = shared[0]
+        before = self._made.get((shared, parent), value)
+        number = self._numbers[value] = self._numbers.get(value, -1) + 1
         name, loc = _origin(value, reader)
         kind = tensor(value)
         op = BoxingOp.make(

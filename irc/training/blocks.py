@@ -89,7 +89,7 @@ class Blocks:
     ) -> Variant:
         region = self._known[callee].body.clone()
         block = region.detach_block(region.block)
-        arguments = list(block.args)
+        arguments: list[SSAValue] = list(block.args)
         end = block.last_op
         assert isinstance(end, ReturnOp)
         results = list(end.operands)
@@ -105,11 +105,13 @@ class Blocks:
             for result, g in zip(results, given, strict=True)
         ]
         sweep.run(added_seeds(sweep, results, gradients))
-        made = [sweep.gradient(a) if use else None for a, use in zip(arguments, wanted, strict=True)]
+        made = [
+            sweep.gradient(a) if use else None for a, use in zip(arguments, wanted, strict=True)
+        ]
         results = list(end.operands)
         end.detach()
         end.erase()
-        kept = [g for g in gradients if g is not None]
+        kept: list[SSAValue] = [g for g in gradients if g is not None]
         return self._cut(callee, block, (arguments, results, kept), made)
 
     def _cut(
@@ -258,4 +260,3 @@ def _is_cheap(op: Operation) -> bool:
         return False
     source, result = tensor(op.inputs[0]), tensor(op.outputs[0])
     return ITEM_BYTES[source.dtype] <= ITEM_BYTES[result.dtype]
-

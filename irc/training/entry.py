@@ -85,15 +85,14 @@ def loss_index(func: FuncOp, name: str) -> int:
             if name
             else f"{len(scalars)} results are one real number",
             because=f"the program gives {shown}",
-            help=did_you_mean(name, scalars) if name and scalars else
-            'return the loss from the module, or name it: differentiate{loss="loss"}',
+            help=did_you_mean(name, scalars)
+            if name and scalars
+            else 'return the loss from the module, or name it: differentiate{loss="loss"}',
         )
     return [n for _, n in results(func)].index(chosen[0])
 
 
-def set_results(
-    func: FuncOp, values: Sequence[SSAValue], attrs: Sequence[DictionaryAttr]
-) -> None:
+def set_results(func: FuncOp, values: Sequence[SSAValue], attrs: Sequence[DictionaryAttr]) -> None:
     """Return these values, at the end of the body."""
     end = func.body.block.last_op
     assert isinstance(end, ReturnOp)
@@ -129,7 +128,9 @@ def drop_uncalled(module: ModuleOp) -> None:
         name = todo.pop()
         if name not in reached:
             reached.add(name)
-            todo += [op.callee.string_value() for op in known[name].walk() if isinstance(op, CallOp)]
+            todo += [
+                op.callee.string_value() for op in known[name].walk() if isinstance(op, CallOp)
+            ]
     for name, func in known.items():
         if name not in reached:
             func.detach()
@@ -143,4 +144,3 @@ def distinguish_ids(module: ModuleOp) -> None:
         for op in func.body.block.ops:
             if (key := id_of(op)) and seen.setdefault(key, name) != name:
                 op.attributes["id"] = StringAttr(f"{key}.v{number}")
-

@@ -1,7 +1,8 @@
 """Contenders of a benchmark: each in a process of its own, stopped while another is timed.
 
-Two pools that spin beside each other spoil each other's times, so every worker but one is under SIGSTOP.
-A worker is this file run as a script: it reads commands (``cold``, ``block N``) and answers in JSON.
+Two pools that spin beside each other spoil each other's times, so every worker but one is under
+SIGSTOP. A worker is this file run as a script: it reads commands (``cold``, ``block N``) and
+answers in JSON.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from irc.cluster.topology import Cluster, Link
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 
-
 SWITCHED = [n for n, c in PRESETS.items() if not any(link.peer_bytes_per_s for link in c.links)]
 
 

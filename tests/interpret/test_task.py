@@ -6,10 +6,12 @@ from xdsl.dialects.builtin import IntegerAttr, i64
 
 from irc.dialects.flow import to_attribute
 from irc.dialects.mapping import MappingAttr, TaskMapping, parse_mapping
+from irc.dialects.placement import Mesh
 from irc.dialects.task import KernelOp, LaunchOp, StoreOp, ViewOp
 from irc.dialects.text import load
 from irc.errors import InternalError
-from irc.interpret.task import run_kernel, run_launch, run_task, run_view, task_table
+from irc.interpret.spmd import run_spmd
+from irc.interpret.task import result_id, run_kernel, run_launch, run_view, task_table
 
 SOFTMAX = """
 task.kernel @softmax {template = "rows", space = array<i64: 5, 7>, parallel = 1, num_inputs = 1,
@@ -98,18 +100,19 @@ def test_softmax_follows_its_mapping() -> None:
     torch.testing.assert_close(found.reshape(5, 7), x.softmax(1))
 
 
-def test_run_task_traces_flow_ids_and_widens() -> None:
+def test_one_device_runs_as_a_mesh_of_one_and_widens() -> None:
     x, seen = draw(5, 7), []
     module = load(SOFTMAX)
-    (found,) = run_task(
+    (found,) = run_spmd(
         module,
         [x],
+        Mesh(()),
         dtype=torch.float64,
-        trace=lambda name, index, *_: seen.append((name, index)),
+        trace=lambda _name, index, _parts, op, _placed: seen.append(result_id(op, index)),
     )
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, x.double().softmax(1))
-    assert seen == [("n2", 0)]
+    assert seen == ["n2"]
 
 
 def test_run_launch_needs_no_more_than_the_module() -> None:
@@ -187,23 +190,3 @@ def test_a_view_starts_at_its_offset() -> None:
     view = next(op for op in load(text).walk() if isinstance(op, ViewOp))
     x = draw(5, 7)
     assert torch.equal(run_view(view, x), x[1:3, 1:6:2].T)
-
-
-def test_comm_ops_go_to_the_hook() -> None:
-    text = """
-    func.func @forward(%x: !flow.tensor<[3], f32>) -> !flow.tensor<[3], f32> {
-      %0 = comm.all_reduce(%x) {axis = "data", fn = "sum", id = "n0"}
-          : (!flow.tensor<[3], f32>) -> !comm.pending<!flow.tensor<[3], f32>>
-      %1 = comm.wait(%0) {id = "n0"}
-          : (!comm.pending<!flow.tensor<[3], f32>>) -> !flow.tensor<[3], f32>
-      func.return %1 : !flow.tensor<[3], f32>
-    }"""
-    asked = []
-
-    def hook(op: object, given: list[torch.Tensor]) -> list[torch.Tensor]:
-        asked.append(op.name)
-        return [2 * given[0]] if op.name == "comm.all_reduce" else given
-
-    x = draw(3)
-    assert torch.equal(run_task(load(text), [x], hook=hook)[0], 2 * x)
-    assert asked == ["comm.all_reduce", "comm.wait"]

@@ -13,6 +13,7 @@ from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp
 from xdsl.ir import Block, SSAValue
 
+from irc.cost.memory import memory_of
 from irc.dialects.builder import (
     FlowBuilder,
     argument_attrs,
@@ -28,7 +29,10 @@ from irc.dialects.text import context, dump, load
 from irc.dialects.types import PlacementAttr, TensorType
 from irc.errors import IrcError
 from irc.passes.auto_shard import AutoShardPass
+from irc.passes.lower_boxing import LowerBoxingPass
 from irc.plugin import parse_passes
+from irc.sharding.mesh import mesh_of
+from irc.sharding.spaces import num_bytes
 
 T = TensorType.of
 
@@ -264,8 +268,9 @@ def test_a_state_lies_as_its_buffer() -> None:
 
 
 def test_inputs_may_come_in_parts() -> None:
-    whole = shard(mlp(batch=4096), "data=4", cluster="8xH100")
-    parts = shard(mlp(batch=4096), "data=4", cluster="8xH100", inputs="any")
+    sizes = (8192, 2048, 8192)
+    whole = shard(mlp(*sizes), "data=4", cluster="8xH100")
+    parts = shard(mlp(*sizes), "data=4", cluster="8xH100", inputs="any")
     assert (placements(whole)["x"], placements(parts)["x"]) == ("[data = B]", "[data = S(0)]")
     assert float(report(parts)["objective_s"]) < float(report(whole)["objective_s"])  # type: ignore[arg-type]
 
@@ -284,22 +289,68 @@ def test_a_budget_stores_parameters_in_parts_and_gathers_them() -> None:
     sizes = (8192, 2048, 8192)
     free = shard(mlp(*sizes), "data=4", cluster="8xH100")
     total = 4 * (2 * 2048 * 8192 + 8192 + 2048)
-    tight = shard(mlp(*sizes), "data=4", cluster="8xH100", memory_bytes=total // 2)
-    assert int(report(tight)["bytes_held"]) <= total // 2  # type: ignore[call-overload]
+    tight = shard(mlp(*sizes), "data=4", cluster="8xH100", stored_bytes=total // 2)
+    assert stored_bytes(tight) <= total // 2
     assert "[data = S(" in placements(tight)["up.weight"] + placements(tight)["down.weight"]
     assert float(report(tight)["objective_s"]) > float(report(free)["objective_s"])  # type: ignore[arg-type]
 
 
+def stored_bytes(module: ModuleOp) -> int:
+    mesh = mesh_of(module)
+    return sum(
+        num_bytes(kind.static_shape(), kind.dtype, kind.placement, mesh)  # type: ignore[arg-type]
+        for role, _, value in arguments(entry(module))
+        if role != "input" and (kind := tensor(value))
+    )
+
+
+def test_a_budget_bounds_what_is_held_at_the_worst_moment() -> None:
+    """By its own account, and by that of the program that it becomes."""
+    sizes = (8192, 2048, 8192)
+    free = shard(mlp(*sizes), "data=4", cluster="8xH100")
+    most = int(report(free)["bytes_held"])  # type: ignore[call-overload]
+    tight = shard(mlp(*sizes), "data=4", cluster="8xH100", memory_bytes=int(0.8 * most))
+    held = int(report(tight)["bytes_held"])  # type: ignore[call-overload]
+    assert held <= 0.8 * most < most
+    assert float(report(tight)["objective_s"]) > float(report(free)["objective_s"])  # type: ignore[arg-type]
+    LowerBoxingPass().apply(context(), tight)
+    assert memory_of(tight).total_bytes == pytest.approx(held, rel=0.15)
+    parts = report(tight)["peak_bytes"]
+    assert isinstance(parts, dict)
+    assert sum(parts.values()) == held
+
+
+def test_the_memory_of_the_device_is_the_budget() -> None:
+    """Weights of 96 GB do not fit into 80 GB, unasked."""
+    module = shard(mlp(64, 49152, 262144), "data=8", cluster="8xH100")
+    assert int(report(module)["bytes_held"]) < 80e9 / 1.08  # type: ignore[call-overload]
+    assert "S(" in placements(module)["up.weight"]
+
+
 def test_an_impossible_budget_says_what_works() -> None:
     least = (2 * 96 * 384 + 384 + 96) * 4 // 4
-    with pytest.raises(IrcError, match=f"memory_bytes={least}") as error:
-        shard(mlp(), "data=4", memory_bytes=least - 1)
+    with pytest.raises(IrcError, match=f"stored_bytes={least}") as error:
+        shard(mlp(), "data=4", stored_bytes=least - 1)
     assert error.value.code == "sharding-infeasible"
     assert error.value.exit_code == 4
     assert "group memory" in str(error.value)
-    shard(mlp(), "data=4", memory_bytes=least)
-    with pytest.raises(IrcError, match=r"group pin: argument up.weight holds 147456 bytes"):
-        shard(mlp(), "data=4", memory_bytes=least, pins="up.weight = [data = B]")
+    shard(mlp(), "data=4", stored_bytes=least)
+    pinned = "down.weight = [data = S(0)]; up.weight = [data = B]"
+    with pytest.raises(IrcError, match=r"group pin up.weight") as error:
+        shard(mlp(), "data=4", stored_bytes=least, pins=pinned)
+    # The other pin is not in conflict.
+    assert "group pin down.weight" not in str(error.value)
+
+
+def test_the_smallest_budget_works_and_less_does_not() -> None:
+    with pytest.raises(IrcError, match="memory_bytes=") as error:
+        shard(mlp(), "data=4", memory_bytes=1000)
+    assert error.value.help is not None
+    least = int(error.value.help.rpartition("=")[2])
+    held = int(report(shard(mlp(), "data=4", memory_bytes=least))["bytes_held"])  # type: ignore[call-overload]
+    assert held <= least
+    with pytest.raises(IrcError, match="sharding-infeasible"):
+        shard(mlp(), "data=4", memory_bytes=least - 64)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ from irc.dialects.flow import (
 from irc.dialects.text import context, load
 from irc.dialects.types import TensorType
 from irc.interpret.flow import run_function
-from irc.interpret.levels import difference, random_inputs
-from irc.interpret.task import run_task
+from irc.interpret.levels import difference, execute, random_inputs
 from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.fuse import FusePass
 from irc.passes.map_tasks import MapTasksPass
@@ -310,5 +309,5 @@ def test_rows_and_columns_of_one_iota_are_two_axes() -> None:
         """
     )
     run_passes(module, [FusePass(), MapTasksPass(target="cpu")], verify_each="ir")
-    (mask,) = run_task(module, [])
+    (mask,) = execute(module, [])
     assert torch.equal(mask, torch.ones(1, 5, 5, dtype=torch.bool).tril())

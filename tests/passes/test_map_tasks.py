@@ -24,8 +24,7 @@ from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.interpret.flow import run_function
-from irc.interpret.levels import difference, random_inputs
-from irc.interpret.task import run_task
+from irc.interpret.levels import difference, execute, random_inputs
 from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.fuse import FusePass
 from irc.passes.map_tasks import MapTasksPass
@@ -155,9 +154,7 @@ def lowered(module: ModuleOp, *passes: object) -> list[float]:
     for each in passes:
         each.apply(context(), module)
         module.verify()
-        mapped = any(isinstance(op, KernelOp | ViewOp) for op in module.walk())
-        run = run_task if mapped else run_function
-        got = run(module, inputs, dtype=torch.float64)
+        got = execute(module, inputs)
         errors.append(max(difference(a, b) for a, b in zip(got, want, strict=True)))
     return errors
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+import torch.nn.functional as F
 from torch import Tensor, nn
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 
@@ -79,10 +79,10 @@ def placed(value: Any, axis: int = 0) -> Any:
     return placement.axes[axis][1]
 
 
-def sharded(model: nn.Module, *args: Tensor, mesh: str, cluster: str = NODE, **options: Any) -> Plan:
+def sharded(model: nn.Module, *args: Tensor, mesh: str, **options: Any) -> Plan:
     module = capture(model.to("meta"), args).program.module
     CanonicalizePass().apply(context(), module)
-    AutoShardPass(mesh=mesh, cluster=cluster, **options).apply(context(), module)
+    AutoShardPass(mesh=mesh, cluster=NODE, **options).apply(context(), module)
     return Plan(module)
 
 
@@ -91,6 +91,8 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 
 
 class Mlp(nn.Module):
+    """Two matmuls."""
+
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.up = nn.Linear(width, inner, bias=False, dtype=BF16)
@@ -101,6 +103,8 @@ class Mlp(nn.Module):
 
 
 class Attention(nn.Module):
+    """Causal self-attention."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -110,12 +114,15 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, h = x.shape
-        q, k, v = (f(x).view(b, t, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        made = [f(x).view(b, t, self.heads, -1) for f in (self.q, self.k, self.v)]
+        q, k, v = (value.transpose(1, 2) for value in made)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o(y.transpose(1, 2).reshape(b, t, h))
 
 
 class Layers(nn.Module):
+    """A transformer without its ends."""
+
     def __init__(self, count: int, width: int, heads: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(count))
@@ -127,6 +134,8 @@ class Layers(nn.Module):
 
 
 class Layer(nn.Module):
+    """A pre-norm transformer layer."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.first, self.second = (nn.RMSNorm(width, eps=1e-5, dtype=BF16) for _ in range(2))
@@ -145,7 +154,10 @@ WEIGHTS = LAYERS * 12 * WIDTH * WIDTH * 2
 def test_megatron_pairs_columns_with_rows() -> None:
     plan = sharded(Mlp(WIDTH, 4 * WIDTH), empty(1, 1024, WIDTH), mesh="tensor=8")
     whole = sharded(
-        Mlp(WIDTH, 4 * WIDTH), empty(1, 1024, WIDTH), mesh="tensor=8", pins="*.weight = [tensor = B]"
+        Mlp(WIDTH, 4 * WIDTH),
+        empty(1, 1024, WIDTH),
+        mesh="tensor=8",
+        pins="*.weight = [tensor = B]",
     )
     plan.reason(whole)
     assert plan.parameter("up.weight") == Split(0)
@@ -161,8 +173,8 @@ def norms(plan: Plan) -> set[Any]:
 
 def test_norms_are_sequence_parallel_when_they_pay() -> None:
     model, budget = Layers(LAYERS, WIDTH, HEADS), WEIGHTS // 8 + 2**20
-    many = sharded(model, empty(1, 2048, WIDTH), mesh="tensor=8", memory_bytes=budget)
-    few = sharded(model, empty(1, 128, WIDTH), mesh="tensor=8", memory_bytes=budget)
+    many = sharded(model, empty(1, 2048, WIDTH), mesh="tensor=8", stored_bytes=budget)
+    few = sharded(model, empty(1, 128, WIDTH), mesh="tensor=8", stored_bytes=budget)
     many.reason()
     few.reason()
     assert norms(many) == {Split(1)}
@@ -177,7 +189,7 @@ def test_norms_are_sequence_parallel_when_they_pay() -> None:
 def test_parameters_are_stored_split_when_memory_is_short() -> None:
     model, x = Layers(LAYERS, WIDTH, HEADS), empty(8, 4096, WIDTH)
     rich = sharded(model, x, mesh="data=8")
-    poor = sharded(model, x, mesh="data=8", memory_bytes=WEIGHTS // 8 + 2**20)
+    poor = sharded(model, x, mesh="data=8", stored_bytes=WEIGHTS // 8 + 2**20)
     poor.reason(rich)
     assert all(placed(op.inputs[1]) == B for op in rich.ops("flow.contract"))
     assert rich.parameter("layers.1.attention.q.weight") == B
@@ -192,6 +204,8 @@ def test_parameters_are_stored_split_when_memory_is_short() -> None:
 
 
 class Head(nn.Module):
+    """A vocabulary's logits and their loss."""
+
     def __init__(self, width: int, vocabulary: int, dtype: torch.dtype = BF16) -> None:
         super().__init__()
         self.out = nn.Linear(width, vocabulary, bias=False, dtype=dtype)
@@ -239,6 +253,8 @@ def test_a_vocabulary_parallel_loss_is_the_loss() -> None:
 
 
 class MixtureOfExperts(nn.Module):
+    """A router and its experts, two of them a token."""
+
     def __init__(self, width: int, inner: int, count: int) -> None:
         super().__init__()
         self.router = nn.Linear(width, count, bias=False, dtype=BF16)
@@ -258,7 +274,7 @@ def test_a_mixture_of_experts_is_expert_parallel(mesh: str, axis: int) -> None:
     # The layer of Mixtral 8x7B, stored as far as a card holds an eighth (a quarter) of it.
     model, x = MixtureOfExperts(4096, 14336, 8), empty(4096, 4096)
     budget = 8 * 3 * 4096 * 14336 * 2 // (4 if axis else 8) + 2**20
-    plan = sharded(model, x, mesh=mesh, memory_bytes=budget)
+    plan = sharded(model, x, mesh=mesh, stored_bytes=budget)
     plan.reason()
     (layer,) = plan.ops("flow.extern")
     assert placed(layer.inputs[3], axis) == placed(layer.inputs[4], axis) == Split(0)
@@ -269,6 +285,8 @@ def test_a_mixture_of_experts_is_expert_parallel(mesh: str, axis: int) -> None:
 
 
 class Projection(nn.Module):
+    """A matmul whose result is only added up."""
+
     def __init__(self, width: int, features: int) -> None:
         super().__init__()
         self.w = nn.Linear(width, features, bias=False, dtype=BF16)
@@ -283,9 +301,7 @@ def test_column_and_sequence_parallel_cross_over_at_tokens_equal_features(featur
     pins = "x = [tensor = S(0)]; w.weight = [tensor = S(0)]"
 
     def plan(tokens: int) -> Plan:
-        found = sharded(
-            Projection(4096, features), empty(tokens, 4096), mesh="tensor=8", pins=pins
-        )
+        found = sharded(Projection(4096, features), empty(tokens, 4096), mesh="tensor=8", pins=pins)
         found.reason()
         return found
 
@@ -310,7 +326,7 @@ def test_long_attention_goes_from_sequence_to_heads() -> None:
 
 
 def test_long_attention_of_few_heads_splits_rows() -> None:
-    """Heads that no axis divides: rows of q stay split, and what keys and values need is gathered."""
+    """Heads that no axis divides: rows of q stay split; what keys and values need is gathered."""
     plan = sharded(
         Attention(512, 4), empty(1, 131072, 512), mesh="tensor=8", inputs="any",
         pins="x = [tensor = S(1)]",

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from xdsl.ir import Block
+from xdsl.ir import Block, SSAValue
 
 from irc.dialects import flow
 from irc.dialects.flow import FlowOp, tensor
@@ -23,11 +24,15 @@ from irc.dialects.placement import Broadcast, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
 from irc.interpret.flow import run_op
 from irc.interpret.sharded import run_ranks
+from irc.ops.derivative import Adjoint, NotDifferentiable, PhaseBuilder
+from irc.ops.derivatives import gradient, is_flat, is_smooth
 from irc.ops.infer import infer
-from irc.runtime.library import dtypes
 from irc.ops.rule import DimTerm, Rule, parse_rule
 from irc.ops.rules import RULES
+from irc.ops.strategies import AS_IT_IS, STRATEGIES, Strategy
+from irc.runtime.library import dtypes
 from irc.sharding import signatures as signatures_module
+from irc.sharding.local import Local
 from irc.sharding.shards import combine, shard
 from irc.sharding.signatures import NdSignature, find_signature, signatures
 
@@ -79,7 +84,8 @@ def window(**changed: Any) -> dict[str, Any]:
     return {"strides": (1, 1), "low": (1, 1), "high": (1, 1), "dilations": (1, 1), **changed}
 
 
-EXPERTS = '[[%s, "silu", %%d], {}]' % ", ".join(f'{{"operand": {i}}}' for i in range(5))
+PLACES = ", ".join(f'{{"operand": {i}}}' for i in range(5))
+EXPERTS = f'[[{PLACES}, "silu", %d], {{}}]'
 
 
 def experts(tokens: int, count: int) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -217,14 +223,18 @@ def partial_value(value: torch.Tensor, placement: Placement, mesh: Mesh) -> list
             noise = torch.zeros_like(parts[group[0]])
             for index, rank in enumerate(group[1:], 1):
                 place = index * torch.ones_like(parts[rank])
-                if placement[axis] == Partial("sum"):
+                if parts[rank].dtype == torch.bool:
+                    neutral = placement[axis] == Partial("min")
+                    parts[rank] = torch.full_like(parts[rank], neutral)
+                elif placement[axis] == Partial("sum"):
                     parts[rank] = parts[rank] + place
                     noise = noise + place
                 elif placement[axis] == Partial("max"):
                     parts[rank] = parts[rank] - place
                 else:
                     parts[rank] = parts[rank] + place
-            parts[group[0]] = parts[group[0]] - noise
+            if placement[axis] == Partial("sum"):
+                parts[group[0]] = parts[group[0]] - noise
     return parts
 
 
@@ -281,6 +291,50 @@ def test_shards_on_three_axes_compute_the_op(sizes: tuple[int, int], uneven: boo
     assert set(counted) == set(RULES)
 
 
+def backward(case: Case) -> Iterator[tuple[FlowOp, list[torch.Tensor]]]:
+    """The ops of an op's derivative, with the values that they meet."""
+    op, inputs = case.build(), case.inputs()
+    smooth = [i for i, v in enumerate(op.inputs) if is_smooth(v)]
+    if is_flat(op) or not smooth or not any(map(is_smooth, op.outputs)):
+        return
+    block = op.parent_block()
+    assert block is not None
+    found = run_op(op, inputs, dtype=torch.float64)
+    values = dict(zip((*block.args, *op.outputs), (*inputs, *found), strict=True))
+    gradients: list[SSAValue | None] = []
+    for value in op.outputs:
+        gradients.append(block.insert_arg(value.type, len(block.args)) if is_smooth(value) else None)
+        if gradients[-1] is not None:
+            values[gradients[-1]] = torch.randn_like(values[value])
+    at = Adjoint(op, PhaseBuilder(block, "backward", prefix="b", loc="t.py:1"), gradients, smooth)
+    with suppress(NotDifferentiable):
+        for operand in smooth:
+            gradient(at, operand)
+    made = op.next_op
+    while made is not None:
+        assert isinstance(made, FlowOp)
+        given = [values[v] for v in made.inputs]
+        values.update(zip(made.outputs, run_op(made, given, dtype=torch.float64), strict=True))
+        yield made, given
+        made = made.next_op
+
+
+@pytest.mark.parametrize(("mesh", "uneven"), [("data=2", False), ("data=3", True), ("data=2,tensor=2", False)])
+def test_backward_ops_compute_under_every_signature(mesh: str, uneven: bool) -> None:
+    on, counted, seen = Mesh.parse(mesh), Counter[str](), set[str]()
+    for case in cases(7, 5) if uneven else cases(12, 6):
+        for op, values in backward(case):
+            kinds = [str(v.type) for v in (*op.inputs, *op.outputs)]
+            if (key := f"{op.name} {op.plain} {kinds}") in seen:
+                continue
+            seen.add(key)
+            for signature in signatures(op, on, uneven=uneven):
+                assert holds(case, op, signature, on, values), f"{op}\n{signature}"
+                counted[op.plain.get("target", op.name)] += 1
+    print(f"{mesh}: {counted.total()} signatures of {len(seen)} backward ops of {len(counted)} kinds")
+    assert {"irc::vjp", "aten::convolution", "aten::convolution_backward", "flow.scatter"} <= set(counted)
+
+
 def attrs(**given: Any) -> dict[str, Any]:
     return given
 
@@ -301,6 +355,9 @@ WRONG: list[tuple[str, Case, str]] = [
      "(g s d, g t d, g t e) -> (g s e) sum(t d) whole(t d e)"),
     ("query heads of other groups", Case(flow.AttentionOp, f((N, 5, 4), (M, 5, 4), (M, 5, 4)), attrs(is_causal=False, scale=1.0)),
      "([r g] s d, g t d, g t e) -> ([r g] s e) sum(t d) whole(t d e s) size(g=6)"),
+    ("rows written by two ranks", Case(flow.ScatterOp, (((N, M), "f32"), ((N, 2), "i64"), ((N, 2), "f32")), attrs(dim=1, fn="sum"), below=M),
+     "(a 1, a b, a b) -> (a 1) sum(b)"),
+    ("random numbers drawn twice", Case(flow.RandomOp, (((), "i64"),), attrs(distribution="normal", stream=0), f((N, M))), "(.) -> (a b)"),
     ("softmax split", Case(flow.ExternOp, f((N, M)), attrs(target="aten::softmax.int", arguments='[[{"operand": 0}, -1], {}]'), f((N, M))),
      "(a b) -> (a b)"),
 ]  # fmt: skip
@@ -312,6 +369,41 @@ def test_a_wrong_rule_is_caught(case: Case, rule: str, monkeypatch: pytest.Monke
     monkeypatch.setitem(RULES, case.op.name, lambda *_: parse_rule(rule))  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match=case.op.name):
         check_all([case], Mesh.parse("data=2"), uneven=False)
+
+
+def test_a_partial_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros on each rank add up to zeros; ones do not add up to ones."""
+    case = Case(flow.ConstantOp, (), {"value": (1.0,)}, f((N, M)))
+    check_all([case], Mesh.parse("data=2"), uneven=False)
+    wrong = Strategy(AS_IT_IS, (), (Partial("sum"),), 0, split="nothing")
+    monkeypatch.setitem(STRATEGIES, "flow.constant", lambda *_: [wrong])  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match=r"flow\.constant"):
+        check_all([case], Mesh.parse("data=2"), uneven=False)
+
+
+PLANTED: list[tuple[str, Case]] = [
+    ("masked-scatter", Case(flow.ScatterOp, (((N, M), "f32"), ((4, M), "i64"), ((4, M), "f32")), attrs(dim=0, fn="max"), below=N)),
+    ("offset-random", Case(flow.RandomOp, (((), "i64"),), attrs(distribution="normal", stream=0), f((N, M)))),
+    ("own-experts", Case(flow.ExternOp, experts(N, M), attrs(target="irc::experts", arguments=EXPERTS % M), f((N, 3)))),
+    ("offset-iota", Case(flow.IotaOp, (), attrs(dim=0), f((N, M)))),
+    ("causal-rows", Case(flow.AttentionOp, f((2, N, 4), (2, N, 4), (2, N, 4)), attrs(is_causal=True, scale=1.0))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "case"), PLANTED, ids=[p[0] for p in PLANTED])
+def test_a_rank_that_forgets_its_offset_is_caught(
+    name: str, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = Mesh.parse("data=2")
+    assert any(name in s.strategy for s in signatures(case.build(), mesh))
+    check_all([case], mesh, uneven=False)
+
+    def nowhere(self: Local, logical: Any, placement: Any, dim: int, dtype: str) -> SSAValue:
+        return self.scalar(0, dtype)
+
+    monkeypatch.setattr(Local, "offset", nowhere)
+    with pytest.raises(AssertionError, match=case.op.name):
+        check_all([case], mesh, uneven=False)
 
 
 def test_a_split_of_the_minor_factor_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import ContractOp, ConvolutionOp, tensor
 from irc.dialects.size import Dim, Size
-from irc.dialects.types import is_float
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.extern import extern
 from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, static
@@ -222,12 +221,6 @@ def convert_conv_transpose(node: Node) -> SSAValue:
         node, [(node.shape()[0], static(node.shape(1)[1:2])[0] * groups, *shape)],
         strides=strides, low=low, high=high, dilations=dilations, groups=groups, extra=extra,
     )[0]  # fmt: skip
-
-
-def require_float(node: Node) -> None:
-    """Decline element types that a floating-point converter cannot express."""
-    if not is_float(node.dtype()):
-        raise Unsupported(f"element type {node.dtype()}")
 
 
 CONVERTERS: Mapping[str, Converter] = {

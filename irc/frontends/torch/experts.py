@@ -7,10 +7,11 @@ implementation their config names. A layer that this op cannot express (biases, 
 keeps its implementation, except ``eager``, which becomes ``grouped_mm``.
 """
 
+# pyright: basic
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,7 +52,7 @@ def _(
 
 
 @contextmanager
-def whole_experts() -> Iterator[None]:
+def whole_experts() -> Generator[None]:
     """Trace expert layers as ``irc::experts``; does nothing where transformers has none loaded."""
     moe: Any = sys.modules.get(MOE)
     interface = getattr(moe, "ExpertsInterface", None)

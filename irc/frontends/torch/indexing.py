@@ -7,7 +7,7 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import GatherOp, ScatterOp, TakeOp, tensor
+from irc.dialects.flow import GatherOp, ScatterOp, TakeOp, tensor, to_attribute
 from irc.dialects.size import Dim, product
 from irc.frontends.torch.lowering import Lowering, Operand, broadcast_shapes, dim_of, lowers
 from irc.frontends.torch.shapes import iota, permuted
@@ -24,10 +24,18 @@ REDUCTIONS = {
 
 @lowers("embedding")
 def embedding(
-    t: Lowering, weight: SSAValue, indices: SSAValue, *options: Any, **more: Any
+    t: Lowering,
+    weight: SSAValue,
+    indices: SSAValue,
+    padding_idx: int = -1,
+    *options: Any,
+    **more: Any,
 ) -> SSAValue:
-    """Look rows up."""
-    return t.b.op(TakeOp, [weight, indices], dim=0)
+    """Look rows up; the row of ``padding_idx`` is not trained, which the op says."""
+    value = t.b.op(TakeOp, [weight, indices], dim=0)
+    if padding_idx >= 0 and isinstance(value.owner, TakeOp):
+        value.owner.attributes["padding_idx"] = to_attribute(padding_idx)
+    return value
 
 
 @lowers("index_select")

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import GatherOp, tensor
+from irc.dialects.flow import tensor
 from irc.dialects.size import Dim
-from irc.frontends.torch.lowering import Lowering, count, dim_of, lowers, number
-from irc.frontends.torch.reductions import centred, log_softmax_of, mean_of, total
+from irc.frontends.torch.lowering import Lowering, count, lowers, number
+from irc.frontends.torch.reductions import centred, mean_of, total
 from irc.runtime.library import dtypes
 
 Maybe = SSAValue | None
@@ -296,67 +296,3 @@ def l1_loss(t: Lowering, self: SSAValue, target: SSAValue, reduction: int = 1) -
     """Return the absolute difference."""
     off = t.pointwise("sub", self, target, dtype=t.accumulating(t.dtype))
     return reduced(t, t.b.pointwise("abs", off), reduction)
-
-
-@lowers("nll_loss", "nll_loss_nd")
-def nll_loss(
-    t: Lowering,
-    self: SSAValue,
-    target: SSAValue,
-    weight: Maybe = None,
-    reduction: int = 1,
-    ignore_index: int = -100,
-) -> SSAValue:
-    """Return minus the log-probability of each target, without the ignored ones."""
-    return _picked(
-        t, t.b.cast(self, t.accumulating(t.dtype)), target, weight, reduction, ignore_index
-    )[0]
-
-
-@lowers("nll_loss_forward")
-def nll_loss_forward(
-    t: Lowering, self: SSAValue, target: SSAValue, weight: Maybe, reduction: int, ignore_index: int
-) -> list[SSAValue]:
-    """Return the loss and the number of targets that count."""
-    wide = t.b.cast(self, t.accumulating(t.dtype))
-    loss, weights = _picked(t, wide, target, weight, reduction, ignore_index)
-    return [loss, t.b.cast(weights, t.results[1].dtype)]
-
-
-@lowers("cross_entropy_loss")
-def cross_entropy_loss(
-    t: Lowering,
-    self: SSAValue,
-    target: SSAValue,
-    weight: Maybe = None,
-    reduction: int = 1,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> SSAValue:
-    """Return the negative log-likelihood of softmax; targets are class indices."""
-    if label_smoothing or tensor(target).ndim == tensor(self).ndim:
-        t.decline()
-    x = t.b.cast(self, t.accumulating(t.dtype))
-    log = log_softmax_of(t, x, dim_of(1, tensor(x).ndim) if tensor(x).ndim > 1 else 0)
-    return _picked(t, log, target, weight, reduction, ignore_index)[0]
-
-
-def _picked(
-    t: Lowering, log: SSAValue, target: SSAValue, weight: Maybe, reduction: int, ignore_index: int
-) -> tuple[SSAValue, SSAValue]:
-    if weight is not None:
-        t.decline()
-    dim, dtype = (1 if tensor(log).ndim > 1 else 0), tensor(log).dtype
-    shape = tensor(target).shape
-    counted = t.b.pointwise("ne", target, t.value(ignore_index, tensor(target).dtype))
-    # The ignored index may lie outside the classes, and gather must not look there.
-    safe = t.b.pointwise("where", counted, target, t.value(0, tensor(target).dtype))
-    index = t.b.reshape(safe, (*shape[:dim], 1, *shape[dim:]))
-    found = t.b.reshape(t.b.op(GatherOp, [log, index], dim=dim), shape)
-    loss = t.b.pointwise("where", counted, t.b.pointwise("neg", found), t.value(0, dtype))
-    weights = total(t, t.b.cast(counted, dtype), range(len(shape)), False)
-    if reduction != 1:
-        return reduced(t, loss, reduction), weights
-    return t.b.cast(
-        t.b.pointwise("div", total(t, loss, range(len(shape)), False), weights), t.dtype
-    ), weights

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from irc.dialects.size import Dim, Size, symbol
+from irc.dialects.size import Dim, symbol
 
 if TYPE_CHECKING:
     import sympy
@@ -92,8 +92,3 @@ def dims_of(spec: Any) -> Iterator[tuple[int, Any]]:
         yield from spec.items()
     elif isinstance(spec, list | tuple):
         yield from enumerate(spec)
-
-
-def is_symbolic(shape: tuple[Dim, ...]) -> bool:
-    """True where a dim is not a number."""
-    return any(isinstance(dim, Size) for dim in shape)

@@ -57,16 +57,8 @@ def _register_cache(cls: type) -> None:
         names = [f"{i}_{name}" for i, (_, held, _) in enumerate(template.layers) for name in held]
         return [(pytree.MappingKey(k), v) for k, v in zip(names, tensors, strict=True)], template
 
-    pytree.register_pytree_node(
-        cls,
-        flatten,
-        unflatten,
-        serialized_type_name=f"{cls.__module__}.{cls.__name__}",
-        flatten_with_keys_fn=flatten_with_keys,
-        to_dumpable_context=repr,
-        from_dumpable_context=str,
-    )
-    _register_with_fx(cls, flatten)
+    contexts = {"to_dumpable_context": repr, "from_dumpable_context": str}
+    _register(cls, flatten, unflatten, flatten_with_keys, **contexts)
 
 
 def _register_pair(cls: type) -> None:
@@ -85,19 +77,27 @@ def _register_pair(cls: type) -> None:
         parts, updated = flatten(cache)
         return [(pytree.MappingKey(k), v) for k, v in zip(names, parts, strict=True)], updated
 
+    _register(cls, flatten, unflatten, flatten_with_keys)
+
+
+def _register(
+    cls: type,
+    flatten: Callable[[Any], tuple[list[Any], Any]],
+    unflatten: Callable[[Sequence[Any], Any], Any],
+    flatten_with_keys: Callable[[Any], tuple[list[Any], Any]],
+    **contexts: Callable[[Any], Any],
+) -> None:
+    """Make a class known to torch's two kinds of pytrees."""
+    from torch.fx._pytree import register_pytree_flatten_spec
+
     pytree.register_pytree_node(
         cls,
         flatten,
         unflatten,
         serialized_type_name=f"{cls.__module__}.{cls.__name__}",
         flatten_with_keys_fn=flatten_with_keys,
+        **contexts,
     )
-    _register_with_fx(cls, flatten)
-
-
-def _register_with_fx(cls: type, flatten: Callable[[Any], tuple[list[Any], Any]]) -> None:
-    from torch.fx._pytree import register_pytree_flatten_spec
-
     register_pytree_flatten_spec(cls, lambda cache, spec: flatten(cache)[0])
 
 

@@ -10,6 +10,7 @@ from irc.frontends.torch import (
     creation,
     indexing,
     linear,
+    losses,
     norms,
     pointwise,
     reductions,
@@ -18,7 +19,7 @@ from irc.frontends.torch import (
 )
 from irc.frontends.torch.lowering import TABLE, Row
 
-MODULES = (creation, indexing, linear, norms, pointwise, reductions, shapes, windows)
+MODULES = (creation, indexing, linear, losses, norms, pointwise, reductions, shapes, windows)
 
 
 @cache

@@ -1,0 +1,124 @@
+"""`irc cluster`: what machines plans are made for, and what this one is."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from irc.errors import IrcError
+
+if TYPE_CHECKING:
+    from irc.tune.calibrate import Calibration
+
+HELP = "show a cluster, detect this machine, or calibrate it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `irc cluster`."""
+    parser.add_argument("action", choices=[*ACTIONS], help="what to do")
+    parser.add_argument(
+        "name", metavar="NAME|FILE", nargs="?", help="show: a cluster; without one, list all"
+    )
+    parser.add_argument("--toml", action="store_true", help="show: as a file that can be edited")
+    parser.add_argument("--example", action="store_true", help="show: a complete file, explained")
+    parser.add_argument(
+        "--mesh", metavar="AXES", help="show: what collectives of a mesh's axes cost"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE.toml", help="calibrate: write it there")
+    parser.add_argument("--quick", action="store_true", help="calibrate: take less than 20 s")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the first word says."""
+    return ACTIONS[args.action](args)
+
+
+def _show(args: argparse.Namespace) -> int:
+    from irc.cluster.load import example, find_cluster
+    from irc.cluster.presets import KINDS, PRESETS
+    from irc.cluster.text import describe, to_toml
+
+    if args.example:
+        print(example())
+        return 0
+    if args.name is None:
+        for name in PRESETS:
+            print(describe(find_cluster(name)).partition("\n")[0])
+        print(f"also NODESxDEVICESxKIND, such as 64x8xH100; kinds: {', '.join(KINDS)}")
+        return 0
+    cluster = find_cluster(args.name)
+    print(to_toml(cluster) if args.toml else describe(cluster))
+    if args.mesh:
+        from irc.cost.show import axis_table
+
+        print(axis_table(cluster, _mesh(args.mesh)))
+    return 0
+
+
+def _mesh(text: str) -> Any:
+    from irc.dialects.placement import Mesh
+
+    try:
+        return Mesh.parse(text)
+    except ValueError as error:
+        raise IrcError(
+            "mesh-syntax",
+            f"cannot read --mesh '{text}'",
+            because=str(error),
+            help="data=2,tensor=4",
+        ) from error
+
+
+def _detect(args: argparse.Namespace) -> int:
+    from irc.tune.detect import detect
+
+    print(detect())
+    return 0
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    import os
+
+    from irc.tune.calibrate import QUICK, Effort, calibrate_host
+    from irc.tune.launched import calibrate_launched, launch_environment
+
+    effort = QUICK if args.quick else Effort()
+    if not launch_environment(os.environ):
+        return _write(calibrate_host(effort, _generated), args.output, install=True)
+    found = calibrate_launched(effort, _generated)
+    # Rank 0 writes for all.
+    return 0 if found is None else _write(found, args.output, install=False)
+
+
+def _generated(_a: Any, _b: Any) -> Any:
+    """Compile a matmul of two tensors to irc's own kernels."""
+    import irc
+
+    def product(a: Any, b: Any) -> Any:
+        return a @ b
+
+    return irc.compile(product)
+
+
+def _write(found: "Calibration", output: str | None, *, install: bool) -> int:
+    from pathlib import Path
+
+    from irc.cluster.cache import CALIBRATED, write_text
+    from irc.cluster.text import to_toml
+
+    print(found)
+    text = to_toml(found.cluster, ("Measured by `irc cluster calibrate`.",))
+    if output is None and not install:
+        print(f"\n{text}")
+        return 0
+    if output is None:
+        path = write_text(CALIBRATED, text)
+        print(f"\nwritten to {path}: this is now the cluster 'this-host'")
+        return 0
+    try:
+        Path(output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise IrcError("output-write", f"cannot write '{output}': {error.strerror}") from error
+    print(f"\nwritten to {output}: use it as --cluster {output}")
+    return 0
+
+
+ACTIONS = {"show": _show, "detect": _detect, "calibrate": _calibrate}

@@ -1,0 +1,26 @@
+"""`irc tune`: time what a plan runs, on this machine."""
+
+import argparse
+
+from irc.errors import IrcError
+
+HELP = "time a plan's kernels on this machine, for better predictions"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `irc tune`."""
+    parser.add_argument("plan", metavar="PLAN", help="the folder of the plan")
+    parser.add_argument(
+        "--rounds", metavar="N", type=int, default=9, help="how often to run it (default: 9)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Time the plan, print a table, and keep the times for later predictions."""
+    from irc.plan.load import load_plan
+    from irc.tune.plan import tune_plan
+
+    if args.rounds < 1:
+        raise IrcError("option-value", f"--rounds is {args.rounds}; it must be positive")
+    print(tune_plan(load_plan(args.plan), rounds=args.rounds))
+    return 0

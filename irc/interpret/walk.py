@@ -1,0 +1,52 @@
+"""Running a block op by op: what the interpreters of all levels share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from irc.dialects.flow import YieldOp, id_of
+from irc.errors import InternalError
+
+if TYPE_CHECKING:
+    import torch
+
+V = TypeVar("V")
+
+
+def run_block(
+    block: Block,
+    inputs: Sequence[V],
+    known: Mapping[str, FuncOp],
+    step: Callable[[Operation, list[V], str], list[V]],
+    path: str = "",
+) -> list[V]:
+    """Run a block, and the functions that it calls, and return what it ends with.
+
+    Args:
+        block: of a function or a fusion.
+        inputs: a value for each argument.
+        known: the functions of the module.
+        step: runs one op on its operands; is also given the path of calls that lead here.
+        path: of the calls that lead to the block: ``n40/``.
+    """
+    values: dict[SSAValue, V] = dict(zip(block.args, inputs, strict=True))
+    for op in block.ops:
+        operands = [values[v] for v in op.operands]
+        if isinstance(op, ReturnOp | YieldOp):
+            return operands
+        if isinstance(op, CallOp):
+            callee = known[op.callee.string_value()].body.block
+            found = run_block(callee, operands, known, step, f"{path}{id_of(op)}/")
+        else:
+            found = step(op, operands, path)
+        values.update(zip(op.results, found, strict=True))
+    raise InternalError("a block ends in neither func.return nor flow.yield")
+
+
+def widened(inputs: Sequence[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:
+    """Convert floats to a dtype, where one is asked for."""
+    return [t.to(dtype) if dtype is not None and t.is_floating_point() else t for t in inputs]

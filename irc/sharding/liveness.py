@@ -1,0 +1,208 @@
+"""What a device holds when: the memory of a plan, moment by moment.
+
+A *moment* is an op of the entry, and where that is a call, an op inside of the callee, and so on. A
+device holds then all that is loaded, every value between the op that makes it and its last reader,
+and the boxed copies that readers have asked for. Functions are walked once, however often they are
+called: what is live outside and inside of a call add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from irc.sharding.problem import Choice, Peak, Port
+from irc.sharding.trees import Trees
+
+if TYPE_CHECKING:
+    from irc.sharding.boxing import LocalShape
+    from irc.sharding.spaces import Numbers
+
+Moment: TypeAlias = tuple[tuple[str, int], ...]
+"""From the entry inwards: the function, and the place of the op in it."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A value that is held from one op to another.
+
+    Attributes:
+        what: the kind of the value, for reports: ``parameters``, ``activations``.
+        node: whose option says how it lies.
+        num_bytes: of each option.
+        start: the op that makes it.
+        end: its last reader.
+        is_stored: it is loaded before the first call, and stays.
+    """
+
+    what: str
+    node: int
+    num_bytes: tuple[int, ...]
+    start: int
+    end: int
+    is_stored: bool = False
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The readers of a value, in program order, which may want it boxed.
+
+    Attributes:
+        net: the index of its net.
+        shape: the logical shape.
+        dtype: the element type.
+        source: where it is made.
+        at: each reader's place, the number of its port among the net's readers, and the port.
+    """
+
+    net: int
+    shape: LocalShape
+    dtype: str
+    source: Port
+    at: tuple[tuple[int, int, Port], ...]
+
+
+@dataclass
+class Timeline:
+    """One function: what it holds when.
+
+    Attributes:
+        labels: the name of each op.
+        spans: values that are held.
+        given: values that are held inside and outside; counted outside.
+        reads: values that may be boxed.
+        calls: the callee of each op that is a call.
+    """
+
+    labels: list[str]
+    spans: list[Span] = field(default_factory=list[Span])
+    given: list[Span] = field(default_factory=list[Span])
+    reads: list[Reads] = field(default_factory=list[Reads])
+    calls: dict[int, str] = field(default_factory=dict[int, str])
+
+    def held(self, choice: Choice, trees: Trees) -> Numbers:
+        """Return the bytes at each op, without what its callee holds."""
+        change = np.zeros(len(self.labels) + 1)
+        for span in self.spans:
+            size = span.num_bytes[choice[span.node]]
+            change[span.start] += size
+            change[span.end + 1] -= size
+        for start, end, size in self.copies(choice, trees):
+            change[start] += size
+            change[end + 1] -= size
+        given = sum(span.num_bytes[choice[span.node]] for span in self.given)
+        return np.cumsum(change)[:-1] - given
+
+    def copies(self, choice: Choice, trees: Trees) -> Iterable[tuple[int, int, int]]:
+        """Yield the first and the last reader of each boxed copy, and its bytes."""
+        for reads in self.reads:
+            source = reads.source.placements[choice[reads.source.node]]
+            wanted = [(at, port.placements[choice[port.node]]) for at, _, port in reads.at]
+            if all(placement == source for _, placement in wanted):
+                continue
+            tree = trees.tree(reads.shape, reads.dtype, source, [p for _, p in wanted])
+            if tree is None:
+                continue
+            times = {
+                branch.target: [at for at, p in wanted if p == branch.target]
+                for branch in tree.branches
+            }
+            # A copy that others are made from is there from when the first of them is.
+            for branch in reversed(tree.branches):
+                if branch.source in times:
+                    times[branch.source].append(min(times[branch.target]))
+            for target, at in times.items():
+                yield min(at), max(at), trees.num_bytes(reads.shape, reads.dtype, target)
+
+
+class Liveness:
+    """The memory of all functions of a module.
+
+    Args:
+        functions: by name; the entry is ``forward``.
+    """
+
+    def __init__(self, functions: Mapping[str, Timeline]) -> None:
+        self.functions = functions
+
+    def worst(self, choice: Choice, trees: Trees) -> tuple[int, Moment]:
+        """Return the bytes at the moment when a device holds most, and that moment."""
+        found: dict[str, tuple[int, Moment]] = {}
+        most, moment = self._worst("forward", choice, trees, found)
+        return most, moment
+
+    def _worst(
+        self, name: str, choice: Choice, trees: Trees, found: dict[str, tuple[int, Moment]]
+    ) -> tuple[int, Moment]:
+        if name in found:
+            return found[name]
+        timeline = self.functions[name]
+        held = timeline.held(choice, trees)
+        inside: dict[int, Moment] = {}
+        for index, callee in timeline.calls.items():
+            more, moment = self._worst(callee, choice, trees, found)
+            if more > 0:
+                held[index] += more
+                inside[index] = moment
+        if not len(held):
+            return 0, ()
+        at = int(np.argmax(held))
+        found[name] = int(held[at]), ((name, at), *inside.get(at, ()))
+        return found[name]
+
+    def label(self, moment: Moment) -> str:
+        """Return a moment's name, ``n12/b0n3``."""
+        return "/".join(self.functions[name].labels[at] for name, at in moment)
+
+    def stored(self, choice: Choice) -> int:
+        """Return the bytes of what a device has loaded."""
+        spans = self.functions["forward"].spans
+        return sum(s.num_bytes[choice[s.node]] for s in spans if s.is_stored)
+
+    def peak(self, moment: Moment, limit_bytes: int) -> Peak:
+        """Return what a moment needs, for every choice; the empty one, what is loaded."""
+        held: dict[int, Numbers] = {}
+
+        def add(spans: Iterable[Span], sign: float) -> None:
+            for span in spans:
+                size = sign * np.array(span.num_bytes, dtype=float)
+                held[span.node] = held[span.node] + size if span.node in held else size
+
+        copies: list[tuple[int, int | None]] = []
+        if not moment:
+            add((s for s in self.functions["forward"].spans if s.is_stored), 1.0)
+        for name, at in moment:
+            timeline = self.functions[name]
+            add((s for s in timeline.spans if s.start <= at <= s.end), 1.0)
+            add(timeline.given, -1.0)
+            for reads in timeline.reads:
+                copies += _copies_at(reads, at)
+        return Peak(self.label(moment), limit_bytes, held, tuple(copies))
+
+    def breakdown(self, moment: Moment, choice: Choice, trees: Trees) -> dict[str, int]:
+        """Return what the bytes at a moment are: by kind of value, and of boxed copies."""
+        found: dict[str, int] = {}
+        for name, at in moment:
+            timeline = self.functions[name]
+            inside = "" if name == "forward" else "transients"
+            for span in timeline.spans:
+                if span.start <= at <= span.end:
+                    what = inside or span.what
+                    found[what] = found.get(what, 0) + span.num_bytes[choice[span.node]]
+            for span in timeline.given:
+                found[inside] = found.get(inside, 0) - span.num_bytes[choice[span.node]]
+            for start, end, size in timeline.copies(choice, trees):
+                if start <= at <= end:
+                    found["boxed"] = found.get("boxed", 0) + size
+        return {what: size for what, size in found.items() if size}
+
+
+def _copies_at(reads: Reads, at: int) -> Sequence[tuple[int, int | None]]:
+    """Return the net, and the reader (None: all) whose copies may be there at an op."""
+    places = [place for place, _, _ in reads.at]
+    if min(places) == max(places) == at and len({sink for _, sink, _ in reads.at}) == 1:
+        return [(reads.net, reads.at[0][1])]
+    return [(reads.net, None)] if min(places) <= at <= max(places) else []

@@ -1,0 +1,88 @@
+"""The options of ops on one mesh: signatures and what they cost, once for all equal ops.
+
+A search over many meshes need not look at every signature on each. What an op does along one axis
+(split this factor, split that one, hold everything) and what came near the optimum on one mesh are
+its *ways*; on the next mesh the axes choose among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from irc.cost.model import ClusterCost
+from irc.dialects.flow import FlowOp
+from irc.dialects.placement import AxisPlacement, Split
+from irc.sharding.signatures import NdSignature, Signature, axis_signatures, signatures
+
+Key: TypeAlias = object
+"""Equal for ops that only differ in what they are called and whom they read."""
+
+Way: TypeAlias = tuple[tuple[AxisPlacement, ...], tuple[AxisPlacement, ...], str]
+"""What one axis does in an op: the placements of operands and results, and the strategy."""
+
+Ways: TypeAlias = Mapping[Key, frozenset[Way]]
+
+NAMES = frozenset({"loc", "id", "phase", "grad"})
+"""Attributes that say nothing of what an op computes."""
+
+
+class Options:
+    """Signatures and prices, remembered.
+
+    Args:
+        cost: the cost model; its mesh is that of the signatures.
+        key: what equal ops have in common.
+        ways: what axes may do in each op; None: anything.
+    """
+
+    def __init__(
+        self, cost: ClusterCost, key: Callable[[FlowOp], Key], ways: Ways | None = None
+    ) -> None:
+        self.cost, self.key, self.ways = cost, key, ways
+        self._found: dict[Key, list[NdSignature]] = {}
+        self._seconds: dict[tuple[Key, int], float] = {}
+
+    def signatures(self, op: FlowOp) -> list[NdSignature]:
+        """Return the signatures of an op; equal ops have the same list."""
+        key = self.key(op)
+        if key not in self._found:
+            self._found[key] = signatures(op, self.cost.mesh, choices=self._choices(op))
+        return self._found[key]
+
+    def _choices(self, op: FlowOp) -> list[Signature] | None:
+        if self.ways is None:
+            return None
+        allowed = self.ways.get(self.key(op))
+        if allowed is None:
+            return None
+        every = axis_signatures(op)
+        # The first holds everything everywhere, which is always possible.
+        return every[:1] + [s for s in every[1:] if (s.operands, s.results, s.strategy) in allowed]
+
+    def seconds(self, op: FlowOp, signature: NdSignature) -> float:
+        """Return the time of an op under one of its signatures."""
+        key = (self.key(op), id(signature))
+        if key not in self._seconds:
+            self._seconds[key] = self.cost.op_seconds(op, signature)
+        return self._seconds[key]
+
+
+def ways_of(signature: NdSignature, axes: Iterable[str]) -> Iterable[Way]:
+    """Yield what each axis does in a signature."""
+    for index, axis in enumerate(axes):
+        operands = tuple(_unordered(placement[axis]) for placement in signature.operands)
+        results = tuple(_unordered(placement[axis]) for placement in signature.results)
+        yield operands, results, signature.strategy[index]
+
+
+def _unordered(placed: AxisPlacement) -> AxisPlacement:
+    return Split(placed.dim) if isinstance(placed, Split) else placed
+
+
+def op_key(op: FlowOp) -> Key:
+    """Return name, attributes and types of an op, as something that compares fast."""
+    every = {**op.properties, **op.attributes}
+    named = tuple((name, every[name]) for name in sorted(every) if name not in NAMES)
+    kinds = tuple(v.type for v in op.operands), tuple(v.type for v in op.results)
+    return op.name, named, kinds

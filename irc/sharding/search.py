@@ -1,0 +1,99 @@
+"""The best plan of a module on one mesh, within the memory of a device.
+
+Memory is looked at second: without a bound a weight simply lies as its reader wants it, and where
+the cheapest such plan fits there is nothing to add. Where it does not fit, everything that
+outlives an op may lie otherwise than its readers want, and the search goes again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from xdsl.dialects.builtin import ModuleOp
+
+from irc.cost.model import ClusterCost
+from irc.sharding.graph import Graph, Wishes
+from irc.sharding.facts import Facts
+from irc.sharding.options import Options, Ways
+from irc.sharding.program import Infeasible, Solution, solve
+from irc.sharding.trees import Trees
+
+MARGIN = 1.08
+"""Of a device's memory this part is left to the allocator and the libraries: Mist reports 8 to 9 %
+more reserved than allocated, OneFlow divides by 1.06."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found on one mesh.
+
+    Attributes:
+        graph: the problem that was solved last, and what its ports stand for.
+        solution: the choice.
+        trees: boxings that were looked up.
+    """
+
+    graph: Graph
+    solution: Solution
+    trees: Trees
+
+
+class TooSmall(Exception):  # noqa: N818 - what the solver says, not a fault
+    """No plan fits into the memory.
+
+    Attributes:
+        graph: the problem without a solution.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(f"no plan fits into {graph.problem.memory_bytes} bytes")
+        self.graph = graph
+
+
+def budget_bytes(cost: ClusterCost) -> int:
+    """Return how many bytes of a device a plan may take."""
+    return int(cost.cluster.device.memory_bytes / MARGIN)
+
+
+def search(
+    module: ModuleOp,
+    cost: ClusterCost,
+    wishes: Wishes,
+    *,
+    node_limit: int = 10_000,
+    beat_s: float = float("inf"),
+    facts: Facts | None = None,
+    ways: Ways | None = None,
+) -> Plan:
+    """Find the cheapest plan that fits.
+
+    Args:
+        module: level flow.
+        cost: the cost model, on a mesh.
+        wishes: what the user fixes; without a budget, that of the cluster's device holds.
+        node_limit: branch-and-bound nodes.
+        beat_s: stop where nothing cheaper is to be found.
+        facts: what is known of the module.
+        ways: what axes may do in each op, so that many meshes can be tried; None: anything.
+
+    Raises:
+        TooSmall: nothing fits.
+        Worse: nothing is cheaper than ``beat_s``.
+    """
+    budget = budget_bytes(cost) if wishes.memory_bytes is None else wishes.memory_bytes
+    facts = facts or Facts(module, wishes.constraints.arguments.get)
+    options, trees = Options(cost, facts.key, ways), Trees(cost.boxing)
+    unbounded = replace(wishes, memory_bytes=None, stored_bytes=None)
+    graph = Graph(module, cost, unbounded, facts, options)
+    free = solve(graph.problem, cost.boxing, node_limit=node_limit, beat_s=beat_s, trees=trees)
+    stored = graph.problem.liveness.stored(free.choice) if graph.problem.liveness else 0
+    if free.num_bytes <= budget and (
+        wishes.stored_bytes is None or stored <= wishes.stored_bytes
+    ):
+        return Plan(graph, free, trees)
+    graph = Graph(module, cost, replace(wishes, memory_bytes=budget), facts, options)
+    try:
+        found = solve(graph.problem, cost.boxing, node_limit=node_limit, beat_s=beat_s, trees=trees)
+    except Infeasible:
+        raise TooSmall(graph) from None
+    return Plan(graph, found, trees)

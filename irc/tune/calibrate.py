@@ -1,0 +1,212 @@
+"""Calibration: measures this machine, or the machines of a launch, and states them as a cluster."""
+
+# pyright: basic
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from irc.cluster.device import Device
+from irc.cluster.host import memory_bytes, num_cores, processor
+from irc.cluster.links import COLLECTIVES, Fit, Link
+from irc.cluster.topology import Cluster
+from irc.cost.collectives import Line, lines
+from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+from irc.runtime.launch import torchrun_command, worker_environment
+from irc.tune.exchange import QUICK_SIZES, SIZES, Curves
+from irc.tune.fit import Point, fit_collective
+from irc.tune.timing import quiet_s
+
+Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor], object]
+Compile: TypeAlias = Callable[[torch.Tensor, torch.Tensor], Multiply]
+"""Makes a matmul of two tensors: torch's, or generated kernels."""
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f64": torch.float64,
+}
+MATMULS = (64, 128, 256, 512, 768, 1024)
+QUICK_MATMULS = (64, 256, 512)
+COPY_BYTES = 64 << 20
+EXCHANGE_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        matmuls: sizes of square matrices.
+        copy_bytes: of the tensor that is copied for the memory's bandwidth.
+        sizes: bytes of collectives.
+        budget_s: for each median.
+        ranks: processes that exchange; at least two.
+    """
+
+    matmuls: tuple[int, ...] = MATMULS
+    copy_bytes: int = COPY_BYTES
+    sizes: tuple[int, ...] = SIZES
+    budget_s: float = 0.25
+    ranks: int = 4
+
+
+QUICK = Effort(QUICK_MATMULS, 32 << 20, QUICK_SIZES, 0.05)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured.
+
+    Attributes:
+        cluster: the machines, as `find_cluster` reads them.
+        matmuls: GF/s of one core by dtype and size, as generated.
+        library: the same, by torch.
+        curves: collectives by level.
+    """
+
+    cluster: Cluster
+    matmuls: Mapping[tuple[str, int], float]
+    library: Mapping[tuple[str, int], float]
+    curves: Sequence[Curves]
+
+    def __str__(self) -> str:
+        device = self.cluster.device
+        rows = [f"{'matmul, one core':<20}{'generated':>16}{'torch':>16}"]
+        for (dtype, size), flops in self.matmuls.items():
+            other = self.library[dtype, size]
+            rows.append(f"{dtype:>5} {size:>6}{flops / 1e9:>19.1f} GF/s{other / 1e9:>11.1f} GF/s")
+        rows.append(f"memory bandwidth {device.bytes_per_s / 1e9:.1f} GB/s")
+        rows.append(f"small op         {device.launch_s * 1e6:.2f} us")
+        for level, found in enumerate(self.curves):
+            rows += ["", f"{f'collectives, level {level}':<34}{'measured':>14}{'fitted':>14}"]
+            rows += self._fitted(level, found)
+        return "\n".join(rows)
+
+    def _fitted(self, level: int, found: Curves) -> Iterator[str]:
+        link = self.cluster.links[level]
+        for kind, points in found.items():
+            for point in points:
+                alone = Cluster("fit", self.cluster.device, (_level(point.ranks, link.fits),))
+                axis = alone.axis_link(Mesh.of({"all": point.ranks}), "all")
+                (line,) = lines(kind, axis, self.cluster.device.bytes_per_s)
+                yield _row(kind, point, line)
+
+
+def _row(kind: str, point: Point, line: Line) -> str:
+    return (
+        f"{kind:<15}{point.ranks:>5} x{point.num_bytes:>10} B"
+        f"{point.seconds * 1e6:>13.0f} us{line.seconds(point.num_bytes) * 1e6:>11.0f} us"
+    )
+
+
+def calibrate_host(effort: Effort = Effort(), compile_: Compile | None = None) -> Calibration:
+    """Measure this machine: one core, its memory, and gloo between processes.
+
+    Args:
+        effort: how much to measure.
+        compile_: makes a generated matmul; torch's stands for it where none is given.
+
+    Raises:
+        IrcError: ``run-failed`` where the processes did not talk to each other.
+    """
+    found = _exchange(effort)
+    fits = {kind: fit_collective(kind, found[kind]) for kind in COLLECTIVES}
+    device, generated, library = measure_device(effort, compile_)
+    link = _level(max(2, num_cores()), fits)
+    cluster = Cluster("this-host", device, (link,))
+    return Calibration(cluster, generated, library, (found,))
+
+
+def _level(devices: int, fits: Mapping[Any, Fit]) -> Link:
+    summed = fits["all_reduce"]
+    return Link(devices, summed.latency_s, summed.bytes_per_s, summed.launch_s, fits=fits)
+
+
+def measure_device(
+    effort: Effort, compile_: Compile | None = None, *, processes: int = 1
+) -> tuple[Device, dict[tuple[str, int], float], dict[tuple[str, int], float]]:
+    """Return this machine as a device, and GF/s of one core's matmuls, generated and by torch.
+
+    Args:
+        effort: how much to measure.
+        compile_: makes a generated matmul; torch's stands for it where none is given.
+        processes: how many of this machine measure at the same time: the memory's bandwidth is
+            then what is left for one.
+    """
+    generated: dict[tuple[str, int], float] = {}
+    library: dict[tuple[str, int], float] = {}
+    with threads(1):
+        for dtype, size in ((d, s) for d in DTYPES for s in effort.matmuls):
+            a, b = (torch.full((size, size), 0.5, dtype=DTYPES[dtype]) for _ in range(2))
+            library[dtype, size] = _flops(torch.mm, a, b, effort)
+            multiply = compile_(a, b) if compile_ else torch.mm
+            generated[dtype, size] = _flops(multiply, a, b, effort)
+        one = torch.ones(1)
+        launch = quiet_s(lambda: one.add_(1), budget_s=effort.budget_s)
+    with threads(max(1, num_cores() // processes)):
+        source = torch.zeros(effort.copy_bytes, dtype=torch.uint8)
+        target = torch.ones_like(source)
+        copy = quiet_s(lambda: target.copy_(source), budget_s=effort.budget_s)
+    best = {d: max(f for (dtype, _), f in generated.items() if dtype == d) for d in DTYPES}
+    # What no kernel of ours computes in half precision computes in single precision.
+    peaks = {"f32": best["f32"], "bf16": best["bf16"], "f16": best["bf16"], "f64": best["f64"]}
+    speed = 2 * effort.copy_bytes / copy
+    device = Device(processor(), peaks, speed, memory_bytes(), launch, cores=num_cores())
+    return device, generated, library
+
+
+def _flops(multiply: Multiply, a: torch.Tensor, b: torch.Tensor, effort: Effort) -> float:
+    return 2 * a.shape[0] ** 3 / quiet_s(lambda: multiply(a, b), budget_s=effort.budget_s)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run torch, and what asks it, on some threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _exchange(effort: Effort) -> Curves:
+    """Start processes on this machine that time collectives, and return what they found."""
+    with tempfile.TemporaryDirectory(prefix="irc-calibrate-") as name:
+        folder = Path(name)
+        output = folder / "curves.json"
+        words = [str(output), *map(str, effort.sizes)]
+        command = torchrun_command(effort.ranks, folder, "irc.tune.exchange", words)
+        with (folder / "log.txt").open("wb") as log:
+            try:
+                ended = subprocess.run(
+                    command,
+                    env=worker_environment(folder, effort.ranks),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    timeout=EXCHANGE_TIMEOUT_S,
+                    check=False,
+                )
+                status = f"status {ended.returncode}"
+            except subprocess.TimeoutExpired:
+                status = f"no end after {EXCHANGE_TIMEOUT_S:.0f} s"
+        if not output.exists():
+            said = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+            raise IrcError(
+                "run-failed",
+                f"the processes that time collectives ended early ({status})",
+                because=["the last they printed:", *said.splitlines()[-8:]],
+            )
+        data = json.loads(output.read_text(encoding="utf-8"))
+    return {kind: [Point(*point) for point in data[kind]] for kind in COLLECTIVES}

@@ -1,0 +1,259 @@
+"""Times the kernels and library ops of a plan on this machine, where they run: inside the plan.
+
+A kernel alone, called again and again, finds its data in the cache; inside the plan it finds there
+what the ops before it left. So the plan runs as a whole, every launch as a segment of its own with
+a clock around it. One rank is enough: its peers are taken to be waiting, and the simulator shares
+the cores.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from irc.cluster.host import num_cores
+from irc.cost.measured import Typed, kernel_key, library_key, load_times, save_times
+from irc.plan.load import LoadedPlan
+from irc.plan.schema import Action, Call, Kernels, Library, Plan, Start, Step
+from irc.runtime.collectives import Finish, Operands
+from irc.runtime.executor import POSITIONAL, Executor
+from irc.runtime.frame import Frame
+from irc.runtime.inputs import inputs_for
+from irc.runtime.processes import threads_per_process
+from irc.runtime.segments import Segment, SegmentCall, load_segments
+from irc.runtime.weights import load_weights
+from irc.simulate.plan import predict, stated_seconds
+
+ROUNDS = 9
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One kernel or library op of a plan.
+
+    Attributes:
+        name: of the kernel or op.
+        calls: how often a call of the plan runs it.
+        seconds: median of one, over the calls of the plan that were disturbed least.
+        stated_s: what the plan states for one; None where it states nothing.
+    """
+
+    name: str
+    calls: int
+    seconds: float
+    stated_s: float | None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune_plan` found.
+
+    Attributes:
+        rows: kernels and library ops, the most expensive first.
+        path: the table that they were added to.
+        stated_s: seconds of a call as the plan states it.
+        predicted_s: the same with the measured times.
+    """
+
+    rows: tuple[Measured, ...]
+    path: str
+    stated_s: float
+    predicted_s: float
+
+    def __str__(self) -> str:
+        lines = [f"{'':<28}{'calls':>6}{'measured':>14}{'stated':>14}"]
+        for row in self.rows:
+            stated = "-" if row.stated_s is None else f"{row.stated_s * 1e6:.1f} us"
+            lines.append(f"{row.name:<28}{row.calls:>6}{row.seconds * 1e6:>11.1f} us{stated:>14}")
+        lines.append(
+            f"a call: {self.stated_s * 1e3:.3g} ms as stated, {self.predicted_s * 1e3:.3g} ms with"
+            " what was measured"
+        )
+        lines.append(f"written to {self.path}; plans compiled for this-host from now on use it")
+        return "\n".join(lines)
+
+
+def tune_plan(loaded: LoadedPlan, *, rounds: int = ROUNDS, seed: int = 0) -> Tuned:
+    """Time a plan's kernels and library ops, and add them to this machine's table.
+
+    Args:
+        loaded: a plan with kernels that run here.
+        rounds: how often the plan is run.
+        seed: of its random inputs.
+
+    Raises:
+        IrcError: the plan does not run here, or the cache folder is not private.
+    """
+    plan = loaded.plan
+    threads = threads_per_process(plan.device_mesh.num_ranks)
+    samples = _samples(loaded, threads, rounds, seed)
+    keys = _keys(loaded, threads)
+    by_key: dict[str, list[float]] = defaultdict(list)
+    for key, seconds in zip(keys, samples, strict=True):
+        if key is not None:
+            by_key[key].append(seconds)
+    found = {key: median(seconds) for key, seconds in by_key.items()}
+    path = save_times(load_times().with_(found))
+    steps = _timed_steps(plan)
+    return Tuned(
+        _rows(plan, steps, keys, found),
+        path,
+        _predicted(plan, stated_seconds, threads),
+        _predicted(plan, _with_measured(steps, keys, found), threads),
+    )
+
+
+def _predicted(plan: Plan, seconds: Callable[[Step], float], threads: int) -> float:
+    return predict(plan, seconds, cores=num_cores(), threads=threads).seconds
+
+
+def _with_measured(
+    steps: Sequence[Step], keys: Sequence[str | None], found: Mapping[str, float]
+) -> Callable[[Step], float]:
+    known = {id(step): found[key] for step, key in zip(steps, keys, strict=True) if key is not None}
+    return lambda step: known.get(id(step), stated_seconds(step))
+
+
+def _rows(
+    plan: Plan, steps: Sequence[Step], keys: Sequence[str | None], found: Mapping[str, float]
+) -> tuple[Measured, ...]:
+    of_key: dict[str, list[Step]] = defaultdict(list)
+    for step, key in zip(steps, keys, strict=True):
+        if key is not None:
+            of_key[key].append(step)
+    rows = [
+        Measured(_name(plan, same[0]), len(same), found[key], getattr(same[0], "seconds", None))
+        for key, same in of_key.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.calls * row.seconds))
+
+
+def _name(plan: Plan, step: Step) -> str:
+    return plan.kernels[step.kernel].name if isinstance(step, Call) else getattr(step, "op", "")
+
+
+def _timed_steps(plan: Plan) -> list[Step]:
+    """Return what is timed: launches one by one, and library ops, in the order of the plan."""
+    found: list[Step] = []
+    for action in plan.actions:
+        if isinstance(action, Kernels):
+            found += action.calls
+        elif isinstance(action, Library):
+            found.append(action)
+    return found
+
+
+def _keys(loaded: LoadedPlan, threads: int) -> list[str | None]:
+    plan = loaded.plan
+    texts = loaded.kernel_sources()
+    kernels = [kernel_key(texts[k.name], k.name, threads) for k in plan.kernels]
+
+    def key(step: Step) -> str | None:
+        if isinstance(step, Call):
+            return kernels[step.kernel]
+        if not isinstance(step, Library) or step.op in POSITIONAL:
+            return None
+        inputs, outputs = ([_typed(plan, i) for i in side] for side in (step.inputs, step.outputs))
+        return library_key(step.op, step.attrs, inputs, outputs, threads)
+
+    return [key(step) for step in _timed_steps(plan)]
+
+
+def _typed(plan: Plan, index: int) -> Typed:
+    buffer = plan.buffers[index]
+    return buffer.shape, buffer.dtype
+
+
+def _samples(loaded: LoadedPlan, threads: int, rounds: int, seed: int) -> list[float]:
+    """Return the seconds of each timed step, in the order of the plan."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        clock = _Clock()
+        run = _TimedExecutor(
+            loaded,
+            load_weights(loaded, 0),
+            communicator=_Absent(),
+            load=clock.load,
+            num_threads=threads,
+            clock=clock,
+        )
+        inputs = inputs_for(loaded, None, seed)
+        run(*inputs)
+        taken: list[list[float]] = []
+        for _ in range(max(rounds, 1)):
+            clock.ticks.clear()
+            run(*inputs)
+            taken.append([*clock.ticks])
+    finally:
+        torch.set_num_threads(before)
+    # The calls that were disturbed least, as a run reports its best call: parts of one call, so
+    # that they add up to it.
+    kept = sorted(taken, key=sum)[: max(1, len(taken) // 3)]
+    return [max(median(column) - clock.overhead_s, 0.0) for column in zip(*kept, strict=True)]
+
+
+class _Absent:
+    """Collectives without peers: what would arrive is zeros, which are valid indices as well."""
+
+    def start(self, action: Start, operands: Operands) -> Finish:
+        operands.target.zero_()
+        return lambda: None
+
+
+class _Clock:
+    """Makes each launch a segment with a clock around it."""
+
+    def __init__(self) -> None:
+        self.ticks: list[float] = []
+        self.overhead_s = 0.0
+
+    def load(
+        self, loaded: LoadedPlan, segments: Sequence[Sequence[SegmentCall]], num_threads: int
+    ) -> Sequence[Segment]:
+        single = [[call] for calls in segments for call in calls]
+        made = iter(load_segments(loaded, [*single, []], num_threads) if single else [])
+        found = [_Clocked(self, [next(made) for _ in calls]) for calls in segments]
+        for empty in made:
+            # What the call from Python costs, which the plan pays once for many launches.
+            self.overhead_s = min(_timed(partial(empty.run, 0)) for _ in range(50))
+        return found
+
+
+class _Clocked:
+    def __init__(self, clock: _Clock, segments: Sequence[Segment]) -> None:
+        self.clock, self.segments = clock, segments
+
+    def run(self, table: int) -> None:
+        for segment in self.segments:
+            self.clock.ticks.append(_timed(partial(segment.run, table)))
+
+
+def _timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+class _TimedExecutor(Executor):
+    """An executor that also times library ops."""
+
+    def __init__(self, *args: Any, clock: _Clock, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._clock = clock
+
+    def _step(
+        self, index: int, action: Action, frame: Frame, segments: Any, pending: dict[int, Finish]
+    ) -> Callable[[], None]:
+        run = super()._step(index, action, frame, segments, pending)
+        if not isinstance(action, Library):
+            return run
+        return lambda: self._clock.ticks.append(_timed(run))

@@ -1,0 +1,116 @@
+"""The commands that read plans: what they print, and what they say to wrong input."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from irc.cli import main
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "net.onnx"
+    weights = [
+        numpy_helper.from_array(np.ones((48, 96), np.float32), "up"),
+        numpy_helper.from_array(np.ones((96, 48), np.float32), "down"),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "up"], ["h"]),
+        helper.make_node("MatMul", ["h", "down"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 48])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 48])],
+        weights,
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(model: Path) -> Path:
+    folder = model.parent / "plan"
+    constraints = model.parent / "plan.sbp"
+    constraints.write_text("# up is cut by columns\nup = [tensor = S(1)]\ndown = [tensor = S(0)]\n")
+    words = ["compile", str(model), "-o", str(folder), "--mesh", "tensor=2"]
+    assert main([*words, "--cluster", "demo-gpus", "--pins", str(constraints)]) == 0
+    constraints.unlink()
+    return folder
+
+
+def output_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main([*words]) == 0
+    output, errors = capsys.readouterr()
+    assert errors == ""
+    return output
+
+
+def test_explain_and_diff_print_answers(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    text = output_of(capsys, "explain", "plan", str(plan))
+    assert "tensor=2 (2 ranks)" in text
+    assert "[Shard(1)]" in text
+    assert "runner-up" in output_of(capsys, "explain", "plan", str(plan), "--op", "n0")
+    found = output_of(capsys, "explain", "plan", str(plan), "--op", "n0", "--why-not", "B")
+    assert "costs" in found
+    assert json.loads(output_of(capsys, "explain", "plan", str(plan), "--json"))["cluster"]
+    assert output_of(capsys, "diff", str(plan), str(plan)) == "the plans are the same\n"
+    assert json.loads(output_of(capsys, "diff", str(plan), str(plan), "--json"))["same"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "code", "says"),
+    [
+        ("explain plan nowhere", 2, "plan-missing", "nowhere"),
+        ("explain plan PLAN --op n99", 2, "option-value", "the plan has no op 'n99'"),
+        ("explain plan PLAN --why-not B", 2, "option-value", "--op"),
+        ("explain plan PLAN --op n0 --why-not S[0]", 2, "placement-syntax", "S["),
+        ("explain plan PLAN --op n0 --why-not B,B", 2, "mesh-mismatch", "lists 2 axes"),
+        ("explain plan PLAN --opp n0", 2, "option-unknown", "did you mean '--op'?"),
+        ("explain error mesh-syntax --op n0", 2, "option-value", "--op is for plans"),
+        ("explain pass fuse --json", 2, "option-value", "--json is for plans"),
+        ("diff PLAN", 2, "option-value", "B"),
+        ("diff PLAN nowhere", 2, "plan-missing", "nowhere"),
+    ],
+)
+def test_wrong_input_has_no_traceback(
+    words: str, status: int, code: str, says: str, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main([str(plan) if word == "PLAN" else word for word in words.split()]) == status
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.startswith(f"error[{code}]: ")
+    assert says in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("pins", "status", "code"),
+    [
+        ("up = [tensor = S(1)\n", 2, "placement-syntax"),
+        ("upp = B", 2, "input-mismatch"),
+        ("x = S(0)", 2, "mesh-axis-indivisible"),
+        ("op n0 = P(max)", 4, "sharding-infeasible"),
+        ("no-such-file.sbp", 2, "file-missing"),
+    ],
+)
+def test_constraints_that_cannot_be_end_the_compilation(
+    pins: str,
+    status: int,
+    code: str,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    words = ["compile", str(model), "-o", str(tmp_path / "plan"), "--mesh", "tensor=2"]
+    assert main([*words, "--cluster", "demo-gpus", "--pins", pins]) == status
+    assert capsys.readouterr().err.startswith(f"error[{code}]: ")
+    assert not (tmp_path / "plan").exists()

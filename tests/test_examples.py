@@ -1,0 +1,52 @@
+"""The examples run as their first lines say."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stderr
+    return done.stdout
+
+
+def test_decorator(tmp_path: Path) -> None:
+    lines = run("decorator.py", tmp_path).splitlines()
+    assert lines[0].startswith("class:    norm.weight, norm.bias, up.weight")
+    errors = [float(line.rsplit(maxsplit=1)[1]) for line in lines[1:4]]
+    assert len(errors) == 3
+    assert max(errors) < 1e-4
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_command_line(tmp_path: Path) -> None:
+    output = run("command_line.py", tmp_path)
+    assert "OK" in output.splitlines()
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_plugin_pass(tmp_path: Path) -> None:
+    output = run("plugin_pass.py", tmp_path)
+    assert "approximate-gelu  [plug-in: approximate-gelu]" in output
+    assert 'fn = "gelu_tanh"' in output
+    assert 'fn = "gelu"' not in output
+
+
+def test_every_example_is_tested() -> None:
+    source = Path(__file__).read_text(encoding="utf-8")
+    for example in EXAMPLES.glob("*.py"):
+        assert f'run("{example.name}"' in source

@@ -1,0 +1,98 @@
+"""Timing a plan's kernels, and plans that know the times."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from irc.cli import main
+from irc.cluster.cache import cache_root
+from irc.cost.measured import Times, load_times, save_times
+from irc.plan.load import load_plan
+from irc.tune.plan import tune_plan
+
+
+class Block(torch.nn.Module):
+    """A residual perceptron, and an op that only torch has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(48, 80), torch.nn.Linear(80, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.down(torch.relu(self.up(x)))
+        return torch.cumsum(x, 1)
+
+
+def compiled(folder: Path, mesh: str | None = None) -> str:
+    import irc
+
+    torch.manual_seed(0)
+    irc.export_plan(
+        Block().eval(), (torch.randn(36, 48),), out=folder, mesh=mesh, cluster="this-host"
+    )
+    return str(folder)
+
+
+@pytest.fixture
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.parametrize("mesh", [None, "tensor=2"])
+def test_a_plan_compiled_after_tuning_states_what_was_measured(
+    tmp_path: Path, mesh: str | None
+) -> None:
+    before = load_plan(compiled(tmp_path / "before", mesh))
+    tuned = tune_plan(before, rounds=2)
+    assert {row.name.partition("_")[0] for row in tuned.rows} >= {"k0", "flow.cumulative"}
+    after = load_plan(compiled(tmp_path / "after", mesh)).plan
+    stated = {
+        after.kernels[call.kernel].name: call.seconds
+        for action in after.actions
+        if action.kind == "kernels"
+        for call in action.calls
+    }
+    measured = {row.name: row.seconds for row in tuned.rows if row.name in stated}
+    assert measured
+    assert measured.items() <= stated.items()
+    assert after.predicted_s == pytest.approx(tuned.predicted_s, rel=1e-6)
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_times_survive_writing_and_damage_forgets_them() -> None:
+    assert load_times() == Times()
+    path = save_times(Times({"a": 1e-6}).with_({"b": 2e-6}))
+    assert load_times().seconds == {"a": 1e-6, "b": 2e-6}
+    assert cache_root().stat().st_mode & 0o777 == 0o700
+    for text in ("", "{", "[]", '{"format": 9}', '{"format": 1, "seconds": 3}', "\0", "[" * 10**5):
+        Path(path).write_text(text)
+        assert load_times() == Times()
+    Path(path).write_text('{"format": 1, "seconds": {"a": "x", "b": -1, "c": true, "d": 0.5}}')
+    assert load_times().seconds == {"d": 0.5}
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_times_of_this_machine_do_not_price_another(tmp_path: Path) -> None:
+    import irc
+
+    tune_plan(load_plan(compiled(tmp_path / "here")), rounds=1)
+    x = (torch.randn(36, 48),)
+    plans: list[float | None] = []
+    for name in ("a", "b"):
+        irc.export_plan(Block().eval(), x, out=tmp_path / name, cluster="8xH100")
+        plans.append(load_plan(tmp_path / name).plan.predicted_s)
+        save_times(Times(dict.fromkeys(load_times().seconds, 1.0)))
+    assert plans[0] == plans[1]
+    assert plans[0] is not None
+    assert plans[0] < 1.0
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = compiled(tmp_path / "plan")
+    assert main(["tune", folder, "--rounds", "1"]) == 0
+    assert "flow.cumulative" in capsys.readouterr().out
+    assert main(["tune", folder, "--rounds", "0"]) == 2
+    assert main(["tune", str(tmp_path / "none")]) == 2
