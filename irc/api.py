@@ -17,6 +17,7 @@ from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.save import check_target, save_plan
 from irc.program import Program
 from irc.report.summary import summary
+from irc.sharding.pins import Pins, pins_option
 
 if TYPE_CHECKING:
     from irc.runtime.executor import Executor
@@ -31,7 +32,7 @@ def compile(
     mesh: str = "",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
-    pins: str = "",
+    pins: Pins = "",
     disable: bool = False,
 ) -> T: ...
 @overload
@@ -41,7 +42,7 @@ def compile(
     mesh: str = "",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
-    pins: str = "",
+    pins: Pins = "",
     disable: bool = False,
 ) -> Callable[[T], T]: ...
 def compile(
@@ -50,7 +51,7 @@ def compile(
     mesh: str = "",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
-    pins: str = "",
+    pins: Pins = "",
     disable: bool = False,
 ) -> Any:
     """Compile a module class, a module or a function; also a decorator, with or without options.
@@ -65,13 +66,16 @@ def compile(
             processes, of which one compiles and the others receive the plan.
         cluster: a preset or TOML file that prices the plan.
         passes: names of plug-in passes to run.
-        pins: placements to keep, as pass ``auto-shard`` takes them.
+        pins: constraints: text, the name of a file of them (grammar/sharding.lark), or placements
+            by globs on the names of parameters.
         disable: give the target back unchanged.
 
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
     """
-    options = Options(mesh=parse_mesh(mesh), cluster=cluster, passes=tuple(passes), pins=pins)
+    options = Options(
+        mesh=parse_mesh(mesh), cluster=cluster, passes=tuple(passes), pins=pins_option(pins)
+    )
     if target is None:
         return partial(_compile, options=options, disable=disable)
     return _compile(target, options=options, disable=disable)
@@ -132,7 +136,7 @@ def export_plan(
     backend: str = "cpu",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
-    pins: str = "",
+    pins: Pins = "",
     force: bool = False,
 ) -> str:
     """Compile a PyTorch module to a plan folder that ``irc run`` and torchrun start.
@@ -146,7 +150,7 @@ def export_plan(
         backend: what writes the kernels.
         cluster: prices the plan.
         passes: plug-in passes to run.
-        pins: placements to keep.
+        pins: constraints, as :func:`compile` takes them.
         force: replace a plan in the folder.
 
     Returns:
@@ -155,7 +159,11 @@ def export_plan(
     from irc.frontends.torch.capture import capture
 
     options = Options(
-        mesh=parse_mesh(mesh), backend=backend, cluster=cluster, passes=tuple(passes), pins=pins
+        mesh=parse_mesh(mesh),
+        backend=backend,
+        cluster=cluster,
+        passes=tuple(passes),
+        pins=pins_option(pins),
     )
     check_target(Path(out), force=force)
     program = capture(module, tuple(args), dict(kwargs or {})).program
@@ -171,7 +179,7 @@ def compile_file(
     cluster: str | None = None,
     sizes: Mapping[str, int] | None = None,
     passes: Sequence[str] = (),
-    pins: str = "",
+    pins: Pins = "",
     force: bool = False,
 ) -> str:
     """Compile an ONNX file to a plan folder; see :func:`export_plan`.
@@ -184,7 +192,7 @@ def compile_file(
         cluster: prices the plan.
         sizes: numbers for the model's named sizes.
         passes: plug-in passes to run.
-        pins: placements to keep.
+        pins: constraints, as :func:`compile` takes them.
         force: replace a plan in the folder.
     """
     options = Options(
@@ -192,7 +200,7 @@ def compile_file(
         backend=backend,
         cluster=cluster or "this-host",
         passes=tuple(passes),
-        pins=pins,
+        pins=pins_option(pins),
     )
     check_target(Path(out), force=force)
     from irc.frontends.onnx import load_onnx

@@ -52,7 +52,7 @@ class Options:
         cluster: a preset's name or a TOML file; prices communication and compute.
         sizes: numbers for named sizes.
         passes: names of plug-in passes to run, each where its ``after`` says.
-        pins: placements that the user fixes, by glob on argument names.
+        pins: constraints, or the name of a file of them (grammar/sharding.lark).
         verify_each: verify the IR after each pass, or run it before and after and compare.
     """
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from xdsl.ir import Operation
 
 from irc.dialects.builder import arguments, entry
-from irc.dialects.flow import tensor
+from irc.dialects.flow import ExternOp, tensor
+from irc.ops.derivatives_extern import VJP
 from irc.pipeline import run_passes
 from irc.plugin import find_pass
 from irc.program import Program
@@ -42,6 +46,7 @@ def training_program(
     """
     import torch
 
+    from irc.runtime import vjp
     from irc.runtime.library import dtypes
 
     if not isinstance(trainable, str):
@@ -55,9 +60,23 @@ def training_program(
         given = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
         passes.append(find_pass("add-optimizer")(**given))
     run_passes(program.module, passes)
+    vjp.check([_call(op) for op in program.module.walk() if _is_vjp(op)])
     tensors = dict(program.tensors)
     for role, name, value in arguments(entry(program.module)):
         if role == "state" and name not in tensors:
             kind = tensor(value)
             tensors[name] = torch.zeros(kind.static_shape(), dtype=dtypes()[kind.dtype])
     return Program(program.module, tensors, program.source)
+
+
+def _is_vjp(op: Operation) -> bool:
+    if not isinstance(op, ExternOp) or op.plain["target"] != VJP:
+        return False
+    # Without numbers for all sizes the first run has to tell.
+    return all(isinstance(d, int) for value in op.inputs for d in tensor(value).shape)
+
+
+def _call(op: Operation) -> tuple[Any, list[tuple[tuple[int, ...], str]]]:
+    assert isinstance(op, ExternOp)
+    kinds = [(tensor(value).static_shape(), tensor(value).dtype) for value in op.inputs]
+    return json.loads(op.plain["arguments"]), kinds

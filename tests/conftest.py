@@ -15,9 +15,14 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import filecheck.main
+import hypothesis
 import pytest
 
 import irc.cli
+
+# How long one example takes is the machine's business: two busy cores are no failure.
+hypothesis.settings.register_profile("irc", deadline=None)
+hypothesis.settings.load_profile("irc")
 
 COMMANDS = {
     "irc": lambda words: irc.cli.main(words[1:]),

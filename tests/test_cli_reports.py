@@ -60,6 +60,7 @@ def test_explain_and_diff_print_answers(plan: Path, capsys: pytest.CaptureFixtur
     found = output_of(capsys, "explain", "plan", str(plan), "--op", "n0", "--why-not", "B")
     assert "costs" in found
     assert json.loads(output_of(capsys, "explain", "plan", str(plan), "--json"))["cluster"]
+    assert "PLAN" in output_of(capsys, "export", str(plan), "--format", "parallelize-module")
     assert output_of(capsys, "diff", str(plan), str(plan)) == "the plans are the same\n"
     assert json.loads(output_of(capsys, "diff", str(plan), str(plan), "--json"))["same"]
 
@@ -75,6 +76,11 @@ def test_explain_and_diff_print_answers(plan: Path, capsys: pytest.CaptureFixtur
         ("explain plan PLAN --opp n0", 2, "option-unknown", "did you mean '--op'?"),
         ("explain error mesh-syntax --op n0", 2, "option-value", "--op is for plans"),
         ("explain pass fuse --json", 2, "option-value", "--json is for plans"),
+        ("export PLAN", 2, "option-value", "--format"),
+        ("export PLAN --format toml", 2, "option-value", "torchtitan"),
+        ("export nowhere --format json", 2, "plan-missing", "nowhere"),
+        ("export PLAN --format json -o PLAN", 2, "output-exists", "choose another file"),
+        ("export PLAN --format json -o no/such/folder", 2, "option-value", "cannot write"),
         ("diff PLAN", 2, "option-value", "B"),
         ("diff PLAN nowhere", 2, "plan-missing", "nowhere"),
     ],

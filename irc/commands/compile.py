@@ -33,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="run a plug-in's pass, where it says it goes; may be given again",
     )
-    parser.add_argument("--pins", metavar="TEXT", default="", help="placements to keep")
+    parser.add_argument(
+        "--pins",
+        metavar="TEXT|FILE",
+        default="",
+        help="placements to pin and to forbid, as in '*.weight = [tensor = S(0)]'",
+    )
     parser.add_argument(
         "--force", action="store_true", help="replace a plan that is in the folder already"
     )

@@ -18,7 +18,8 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from irc.report.diff import diff_plans, write
+    from irc.report.terminal import for_stdout
 
     found = diff_plans(args.before, args.after)
-    print(json.dumps(asdict(found), indent=1) if args.json else write(found))
+    print(json.dumps(asdict(found), indent=1) if args.json else for_stdout(write(found)))
     return 0

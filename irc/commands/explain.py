@@ -29,7 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the explanation."""
     if args.kind == "plan":
-        print(_plan(args).rstrip())
+        text = _plan(args).rstrip()
+        if not args.json:
+            from irc.report.terminal import for_stdout
+
+            text = for_stdout(text)
+        print(text)
         return 0
     for name, option in OF_PLANS.items():
         if getattr(args, name):

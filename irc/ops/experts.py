@@ -73,7 +73,11 @@ def _vjp_flops(call: Call) -> int:
     known = declaration(target) if arguments is not None else None
     if known is None or known.flops is None:
         return 0
-    return 3 * known.flops(Call(call.sizes, arguments, call.item_bytes))
+    try:
+        return 3 * known.flops(Call(call.sizes, arguments, call.item_bytes))
+    except KeyError:
+        # Without a rule of its own the gradient's factors have other names: not known.
+        return 0
 
 
 def _vjp_bytes(call: Call) -> int:

@@ -1,51 +1,27 @@
 """``irc explain plan``: what was decided, what it costs, and what it was held against.
 
-`gather` collects facts from the plan folder, `write` lays them out; `--json` prints the facts.
+`irc.report.facts` collects what the plan folder holds, here it is laid out; ``--json`` prints it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from irc.errors import IrcError, did_you_mean
 from irc.report.evidence import Evidence
-from irc.report.groups import Group, fusion_groups
-from irc.report.ops import OpRow, Ops
-from irc.report.summary import weight_bytes
+from irc.report.facts import Explanation, gather
+from irc.report.groups import Group
+from irc.report.ops import OpRow
 from irc.report.table import counted, pairs, percent, seconds, signed, size, table
-from irc.report.timing import ActionRow, Split, action_rows, split
-from irc.report.traffic import Collective, Traffic
-from irc.report.weights import ArgumentRow, argument_rows
+from irc.report.timing import ActionRow, Split
 
 SHOWN = 12
 """Rows of a long table; --op and --json show all."""
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """All facts of a plan; JSON has these fields."""
-
-    hash: str
-    mesh: dict[str, int]
-    cluster: str
-    backend: str
-    blocks: dict[str, int]
-    time: Split
-    weight_bytes: int
-    arena_bytes: int
-    arena_lower_bytes: int
-    search: dict[str, Any]
-    arguments: list[ArgumentRow]
-    actions: list[ActionRow]
-    ops: list[OpRow]
-    collectives: list[Collective]
-    fallbacks: list[OpRow]
-    fusion: list[Group]
 
 
 def explain_plan(
@@ -73,30 +49,6 @@ def explain_plan(
             return _json([asdict(group) for group in found.fusion])
         return "\n".join(_fusion(found.fusion, all_ops=True)) or "the plan fuses nothing"
     return _json(asdict(found)) if as_json else write(found)
-
-
-def gather(evidence: Evidence) -> Explanation:
-    """Collect the facts of a plan."""
-    plan = evidence.plan
-    rows = Ops(evidence).rows()
-    return Explanation(
-        evidence.loaded.hash,
-        dict(plan.device_mesh.axes),
-        evidence.cluster,
-        plan.backend,
-        {name: n for name, n in evidence.counts.items() if name != "forward"},
-        split(plan),
-        weight_bytes(plan),
-        plan.arena_bytes,
-        plan.arena_lower_bytes,
-        {key: value for key, value in evidence.search.items() if key != "ops"},
-        argument_rows(evidence),
-        action_rows(plan),
-        rows,
-        Traffic(evidence).rows(),
-        [row for row in rows if row.what.startswith("extern") or row.replicated_only],
-        fusion_groups(evidence),
-    )
 
 
 def write(found: Explanation) -> str:
@@ -133,6 +85,8 @@ def _heading(found: Explanation) -> str:
         rows.append(("blocks", calls))
     rows += [("time", _time(found.time)), ("memory", _memory(found))]
     if found.search:
+        if "peak_at" in found.search:
+            rows.append(("peak", _peak(found.search)))
         rows.append(("search", _search(found.search)))
     if len(found.mesh) > 1:
         rows.append(("notation", f"a placement says ({', '.join(found.mesh)})"))
@@ -155,6 +109,15 @@ def _memory(found: Explanation) -> str:
         f"a rank holds {size(found.weight_bytes)} of weights and {size(found.arena_bytes)} of arena"
         f" (at least {size(found.arena_lower_bytes)})"
     )
+
+
+def _peak(search: dict[str, Any]) -> str:
+    """Say what a device holds when it holds most, as the search counts it: before fusion."""
+    parts: dict[str, float] = search.get("peak_bytes", {})
+    held = ", ".join(f"{name} {size(part)}" for name, part in parts.items() if part)
+    limit = search.get("bytes_limit")
+    bound = f" of {size(limit)} allowed" if limit else ""
+    return f"{size(search['bytes_held'])}{bound} at {search['peak_at']}, before fusion: {held}"
 
 
 def _search(search: dict[str, Any]) -> str:
@@ -266,16 +229,19 @@ def _fallbacks(found: Explanation) -> list[str]:
         return ["  none: every op has signatures of its own"]
     total = sum(row.flops * row.count for row in found.ops)
     rows = [
-        (row.name, row.what, str(row.count), _share(row, total), seconds(row.total_s), row.loc)
+        (
+            row.name,
+            row.what,
+            str(row.count),
+            percent(row.flops * row.count, total),
+            seconds(row.total_s),
+            ", ".join(row.assumed) or "no signature but replicated",
+            row.loc,
+        )
         for row in found.fallbacks
     ]
-    return table(("op", "what", "runs", "FLOPs", "compute", "source"), rows, right="llrrr")
-
-
-def _share(row: OpRow, total: int) -> str:
-    if row.what.startswith("extern") and not row.flops:
-        return "not stated"
-    return percent(row.flops * row.count, total)
+    heads = ("op", "what", "runs", "FLOPs", "compute", "not declared", "source")
+    return table(heads, rows, right="llrrr")
 
 
 def _fusion(groups: Sequence[Group], *, all_ops: bool = False) -> list[str]:

@@ -18,6 +18,7 @@ from irc.dialects.placement import Placement
 from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
+from irc.ops.custom import assumed
 from irc.ops.rule import RuleError
 from irc.ops.work import flops
 from irc.report.evidence import Evidence
@@ -56,6 +57,8 @@ class OpRow:
         compute_s: its own work, once; None where nothing prices it.
         communication_s: the boxings of its operands, once.
         flops: of the whole op, once.
+        replicated_only: it has one signature, the whole on each rank.
+        assumed: what an op of a library does not declare, so that the cost model estimates it.
     """
 
     name: str
@@ -68,6 +71,7 @@ class OpRow:
     communication_s: float | None
     flops: int
     replicated_only: bool
+    assumed: tuple[str, ...]
     runner_up: RunnerUp | None
 
     @property
@@ -116,6 +120,7 @@ class Ops:
             sum((self.boxing_s(value) for value in op.inputs), 0.0),
             _flops(op),
             bool(self._mesh.axes) and _replicated_only(op),
+            tuple(assumed(op.plain)) if op.name == "flow.extern" else (),
             self._runner_up(op, priced),
         )
 

@@ -184,10 +184,10 @@ def _comment(text: str) -> str:
 
 
 def _quote(text: str) -> str:
-    r"""Write a string literal with double quotes.
+    """Write a string literal, with double quotes where the text has none.
 
-    >>> _quote('a"b'), _quote("plain")
-    ("'a\"b'", '"plain"')
+    >>> print(_quote("plain"), _quote('say "so"'))
+    "plain" 'say "so"'
     """
     literal = ascii(text)
     return f'"{literal[1:-1]}"' if literal[0] == "'" and '"' not in literal else literal

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 INDENT = "  "
+WIDTH = 12
+"""Of a name before what it is."""
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
@@ -27,7 +29,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "
     return lines
 
 
-def pairs(rows: Sequence[tuple[str, str]], width: int = 12) -> list[str]:
+def pairs(rows: Sequence[tuple[str, str]], width: int = WIDTH) -> list[str]:
     """Lay out names and what they are."""
     return [f"{name:<{width}}{text}".rstrip() for name, text in rows]
 
@@ -48,12 +50,12 @@ def seconds(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """Write a difference of times; less than a nanosecond is rounding.
+    """Write a difference of times; below a twentieth of a microsecond it is rounding.
 
     >>> [signed(t) for t in (2e-6, -0.25, -1e-15)]
     ['+2.0 us', '-250.000 ms', '+0']
     """
-    if abs(value) < 1e-9:
+    if abs(value) < 5e-8:
         return "+0"
     return ("+" if value > 0 else "-") + seconds(abs(value))
 

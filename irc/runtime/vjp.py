@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from irc.errors import IrcError
+from irc.errors import ErrorCollector, IrcError
 
 if TYPE_CHECKING:
     import torch
@@ -37,13 +37,19 @@ def run(arguments: Sequence[Any], values: Sequence[torch.Tensor]) -> list[torch.
         found = _forward(name, attrs, operands, given, gradients)
         made = [found[i] for i in given]
         if stuck := [i for i, value in zip(given, made, strict=True) if not value.requires_grad]:
-            raise _not_differentiable(name, attrs, stuck)
-        back = torch.autograd.grad(
-            made,
-            [operands[i] for i in wanted],
-            [g.to(value.dtype) for g, value in zip(gradients, made, strict=True)],
-            allow_unused=True,
-        )
+            because = f"result {stuck[0]} does not depend on the operands that need a gradient"
+            raise _not_differentiable(name, attrs, because)
+        try:
+            back = torch.autograd.grad(
+                made,
+                [operands[i] for i in wanted],
+                [g.to(value.dtype) for g, value in zip(gradients, made, strict=True)],
+                allow_unused=True,
+            )
+        except RuntimeError as error:
+            if "is not implemented" not in str(error):
+                raise
+            raise _not_differentiable(name, attrs, str(error)) from error
     return [
         torch.zeros_like(operands[i]).detach() if g is None else g.detach()
         for i, g in zip(wanted, back, strict=True)
@@ -102,11 +108,38 @@ SMOOTH: Mapping[str, Callable[..., torch.Tensor]] = {"flow.pool": _pool}
 """Ops whose meaning is written another way here, for the derivative that torch gives it."""
 
 
-def _not_differentiable(name: str, attrs: Mapping[str, Any], results: Sequence[int]) -> IrcError:
+def _not_differentiable(name: str, attrs: Mapping[str, Any], because: str) -> IrcError:
     target = attrs.get("target", name)
     return IrcError(
         "not-differentiable",
         f"torch has no derivative of {target}",
-        because=f"result {results[0]} does not depend on the operands that need a gradient",
+        because=because,
         help="detach its operand in the module, or freeze the parameters before it",
     )
+
+
+def check(calls: Sequence[tuple[Sequence[Any], Sequence[tuple[tuple[int, ...], str]]]]) -> None:
+    """Refuse, all at once, the calls that torch cannot differentiate.
+
+    They run on tensors without memory; an op that cannot do that is left to its first real run.
+
+    Args:
+        calls: the arguments of each call, and shape and dtype of its values.
+
+    Raises:
+        IrcError: ``not-differentiable``.
+    """
+    import torch
+
+    from irc.runtime.library import dtypes
+
+    errors = ErrorCollector()
+    for arguments, kinds in calls:
+        values = [torch.empty(shape, dtype=dtypes()[d], device="meta") for shape, d in kinds]
+        try:
+            run(arguments, values)
+        except IrcError as error:
+            errors.add(error)
+        except (NotImplementedError, RuntimeError):
+            continue
+    errors.check()

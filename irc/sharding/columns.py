@@ -15,8 +15,8 @@ from irc.sharding.spaces import Arcs, Codes, Numbers, Space
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MICRO = 1e6
-"""The objective is in microseconds: a solver's tolerances are absolute."""
+WHOLE = 1e6
+"""What the objective of a cheapest plan is about: a solver's tolerances are absolute."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Matrix:
     """An integer program by rows, in compressed form; the first columns are binary.
 
     Attributes:
-        cost: of each column, microseconds.
+        cost: of each column, in parts of a second.
+        scale: parts of a second.
         upper: the upper bound of each column; lower bounds are zero.
         num_binaries: how many columns choose an option.
         first: the first column of each node.
@@ -51,6 +52,7 @@ class Matrix:
     """
 
     cost: Numbers
+    scale: float
     upper: Numbers
     num_binaries: int
     first: Codes
@@ -73,6 +75,7 @@ def spaces_of(problem: Problem, boxing: Boxing) -> dict[tuple[LocalShape, str], 
 
 @dataclass
 class _Builder:
+    scale: float
     cost: list[Numbers] = field(default_factory=list["Numbers"])
     bounded: list[Numbers] = field(default_factory=list["Numbers"])
     rows: list[Numbers] = field(default_factory=list["Numbers"])
@@ -100,29 +103,36 @@ class _Builder:
 
 
 def matrix_of(
-    problem: Problem, boxing: Boxing, spaces: dict[tuple[LocalShape, str], Space]
+    problem: Problem,
+    spaces: dict[tuple[LocalShape, str], Space],
+    *,
+    branching: bool = True,
 ) -> Matrix:
     """Write the integer program of a problem; see `irc.sharding.program` for what it says."""
-    builder = _Builder()
+    least = sum(min(node.seconds) * node.count for node in problem.nodes)
+    builder = _Builder(WHOLE / least if least > 0 else WHOLE)
     first: list[int] = []
     for node in problem.nodes:
         first.append(builder.num_columns)
-        cost = np.array(node.seconds) * (node.count * MICRO)
+        cost = np.array(node.seconds) * (node.count * builder.scale)
         chosen = builder.columns(cost, 1.0)
         builder.add(np.repeat(builder.new_rows(1, 1.0, 1.0), len(chosen)), chosen, 1.0)
     num_binaries = builder.num_columns
     starts = np.array(first, dtype=np.int64)
     nets = [
-        _add_net(builder, net, spaces[net.shape, net.dtype], starts) for net in problem.nets
+        _add_net(builder, net, spaces[net.shape, net.dtype], starts, branching)
+        for net in problem.nets
     ]
     return _compressed(builder, num_binaries, starts, tuple(nets))
 
 
-def _add_net(builder: _Builder, net: Net, space: Space, first: Codes) -> NetColumns:
+def _add_net(
+    builder: _Builder, net: Net, space: Space, first: Codes, branching: bool
+) -> NetColumns:
     source = space.codes(net.source.placements)
     sinks = [space.codes(sink.placements) for sink in net.sinks]
-    arcs = space.useful(source, sinks)
-    cost = arcs.seconds * (net.count * MICRO)
+    arcs = space.useful(source, sinks, branching=branching)
+    cost = arcs.seconds * (net.count * builder.scale)
     shared = len(sinks) > 1
     paid = builder.columns(cost, np.inf) if shared else None
     flows: list[Codes] = []
@@ -151,9 +161,7 @@ def _conserve(
     _, row_of = np.unique(places, return_inverse=True)
     rows = builder.new_rows(int(row_of.max()) + 1, 0.0, 0.0)[row_of]
     columns = np.concatenate([source[1], sink[1], flow, flow])
-    signs = np.repeat(
-        [1.0, -1.0, -1.0, 1.0], [len(source[0]), len(sink[0]), len(flow), len(flow)]
-    )
+    signs = np.repeat([1.0, -1.0, -1.0, 1.0], [len(source[0]), len(sink[0]), len(flow), len(flow)])
     builder.add(rows, columns, signs)
 
 
@@ -162,17 +170,15 @@ def with_least_memory(matrix: Matrix) -> Matrix:
 
     Time decides between equals.
     """
-    faint = 1e-9 / max(float(matrix.cost.sum()), 1.0)
+    faint = 1e-6 / WHOLE
     return replace(
         matrix,
-        cost=np.append(matrix.cost * faint, MICRO),
+        cost=np.append(matrix.cost * faint, WHOLE),
         upper=np.append(matrix.upper, np.inf),
     )
 
 
-def peak_row(
-    matrix: Matrix, peak: Peak
-) -> tuple[NDArray[np.int32], Numbers]:
+def peak_row(matrix: Matrix, peak: Peak) -> tuple[NDArray[np.int32], Numbers]:
     """Return columns and values of the row that says: a moment needs the budget at most, 1.0.
 
     What a boxing makes counts with all placements between, so the row errs on the safe side.
@@ -207,6 +213,7 @@ def _compressed(
     starts = np.searchsorted(keys, np.arange(builder.num_rows + 1) * builder.num_columns)
     return Matrix(
         np.concatenate(builder.cost),
+        builder.scale,
         np.concatenate(builder.bounded),
         num_binaries,
         first,

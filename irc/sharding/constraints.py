@@ -16,10 +16,10 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
-from irc.dialects.placement import B, Mesh, Partial, Placement, Split
+from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean
-from irc.sharding.boxing import even_shape
+from irc.sharding.constraint_checks import check_argument, check_mesh, check_op, result_index
 from irc.sharding.patterns import Pattern, SignaturePattern, all_match
 from irc.sharding.pins import Statement
 from irc.sharding.signatures import NdSignature
@@ -79,8 +79,8 @@ class Constraints:
             return list(found)
         left = list(found)
         # Constraints of the first result and of the second are each their own.
-        for index in sorted({_result_index(s) for s in statements}):
-            mine = [s for s in statements if _result_index(s) == index]
+        for index in sorted({result_index(s) for s in statements}):
+            mine = [s for s in statements if result_index(s) == index]
             pin, forbids = effective(mine)
             before = left
             left = [s for s in left if self._op_fits(op, s, index, pin, forbids)]
@@ -161,14 +161,14 @@ def resolve(module: ModuleOp, mesh: Mesh, statements: Iterable[Statement]) -> Co
     on_arguments: dict[str, list[Statement]] = {}
     on_ops: dict[str, list[Statement]] = {}
     for statement in statements:
-        _check_mesh(statement, mesh)
+        check_mesh(statement, mesh)
         if statement.kind == "argument":
             for name in _named_arguments(statement, entry_values):
-                _check_argument(statement, name, tensor(entry_values[name]), mesh)
+                check_argument(statement, name, tensor(entry_values[name]), mesh)
                 on_arguments.setdefault(name, []).append(statement)
         else:
             for name in _named_ops(statement, ops):
-                _check_op(statement, ops[name])
+                check_op(statement, ops[name])
                 on_ops.setdefault(name, []).append(statement)
     return Constraints(mesh, _frozen(on_arguments), _frozen(on_ops))
 
@@ -184,7 +184,7 @@ def _named_arguments(statement: Statement, values: Mapping[str, SSAValue]) -> li
         raise IrcError(
             "input-mismatch",
             f"{statement.verb} '{statement.glob}' names no argument",
-            where=_located(statement),
+            where=statement.where,
             help=did_you_mean(statement.glob, placeable),
         )
     return found
@@ -203,7 +203,7 @@ def _named_ops(statement: Statement, ops: Mapping[str, FlowOp]) -> list[str]:
         raise IrcError(
             "input-mismatch",
             f"{what} '{statement.glob}'",
-            where=_located(statement),
+            where=statement.where,
             help=did_you_mean(statement.glob, known),
         )
     return found
@@ -219,113 +219,6 @@ def _leaves(op: FlowOp) -> bool:
     return any(loc_of(use.operation) != loc_of(op) for use in uses)
 
 
-def _check_mesh(statement: Statement, mesh: Mesh) -> None:
-    pattern = statement.pattern
-    sides = (pattern,) if isinstance(pattern, Pattern) else (*pattern.operands, *pattern.results)
-    try:
-        for side in sides:
-            side.axes(mesh)
-    except ValueError as error:
-        raise IrcError(
-            "mesh-mismatch",
-            f"cannot {statement.verb} '{statement.glob}': {error}",
-            where=_located(statement),
-            help=f"its axes are {', '.join(mesh.names)}",
-        ) from None
-
-
-def _check_argument(statement: Statement, name: str, kind: TensorType, mesh: Mesh) -> None:
-    pattern = statement.pattern
-    if not isinstance(pattern, Pattern):
-        raise IrcError(
-            "placement-syntax",
-            f"'{statement.glob}' is an argument, which has a placement and no signature",
-            where=_located(statement),
-        )
-    _check_dims(statement, pattern, name, kind, mesh)
-    partial = [a for a, p in zip(mesh.names, pattern.axes(mesh), strict=True)
-               if isinstance(p.placed, Partial) or p.placed == "P(*)"]  # fmt: skip
-    if statement.verb == "pin" and partial:
-        raise IrcError(
-            "placement-syntax",
-            f"pin '{statement.glob}' makes an argument partial on {', '.join(partial)}",
-            where=_located(statement),
-            because="what a rank loads is a slice, or the whole",
-            help="use S(dim) or B",
-        )
-    if statement.verb == "pin":
-        _check_even(statement, pattern, name, kind, mesh)
-
-
-def _check_dims(
-    statement: Statement, pattern: Pattern, name: str, kind: TensorType, mesh: Mesh
-) -> None:
-    for axis, one in zip(mesh.names, pattern.axes(mesh), strict=True):
-        placed = one.placed
-        if isinstance(placed, Split) and not -kind.ndim <= placed.dim < kind.ndim:
-            raise IrcError(
-                "placement-syntax",
-                f"'{name}' has {kind.ndim} dims; axis '{axis}' cannot split dim {placed.dim}",
-                where=_located(statement),
-            )
-
-
-def _check_even(
-    statement: Statement, pattern: Pattern, name: str, kind: TensorType, mesh: Mesh
-) -> None:
-    """Refuse a pin whose shards differ.
-
-    Raises:
-        IrcError: ``mesh-axis-indivisible``, naming the sizes of the axis that would do.
-    """
-    shape = list(kind.static_shape())
-    for axis, one in zip(mesh.names, pattern.axes(mesh), strict=True):
-        placed = one.placed
-        if not isinstance(placed, Split):
-            continue
-        dim, parts = placed.dim % kind.ndim, mesh.size(axis)
-        if shape[dim] % parts:
-            asks = "the pin asks for" if statement.equal else "auto-shard makes"
-            fitting = [str(n) for n in range(2, min(shape[dim], 64) + 1) if shape[dim] % n == 0]
-            raise IrcError(
-                "mesh-axis-indivisible",
-                f"cannot shard '{name}' dim {dim} ({shape[dim]}) over mesh axis '{axis}' ({parts})",
-                where=_located(statement),
-                because=f"{asks} equal shards, and {shape[dim]} is not a multiple of {parts}",
-                help=f"use a size of '{axis}' that divides it ({', '.join(fitting[:6])})"
-                if fitting
-                else "split another dim",
-            )
-        shape[dim] //= parts
-    exact = pattern.exact(mesh, kind.ndim)
-    assert exact is None or even_shape(kind.static_shape(), exact, mesh) is not None
-
-
-def _check_op(statement: Statement, op: FlowOp) -> None:
-    index = _result_index(statement)
-    if index >= len(op.outputs):
-        raise IrcError(
-            "input-mismatch",
-            f"op '{id_of(op)}' ({op.name}) has {len(op.outputs)} results; there is no #{index}",
-            where=_located(statement),
-        )
-    pattern = statement.pattern
-    if isinstance(pattern, SignaturePattern):
-        counts = len(pattern.operands), len(pattern.results)
-        if counts != (len(op.inputs), len(op.outputs)):
-            raise IrcError(
-                "placement-syntax",
-                f"op '{id_of(op)}' ({op.name}) takes {len(op.inputs)} operands and gives"
-                f" {len(op.outputs)} results; the signature has {counts[0]} and {counts[1]}",
-                where=_located(statement),
-            )
-
-
-def _result_index(statement: Statement) -> int:
-    number = statement.glob.rpartition("#")[2] if "#" in statement.glob else ""
-    return int(number) if number.isdigit() and statement.kind == "op" else 0
-
-
 def _ndim(value: SSAValue) -> int:
     return value.type.ndim if isinstance(value.type, TensorType) else 0
 
@@ -336,10 +229,6 @@ def _without_single(placement: Placement, mesh: Mesh) -> Placement:
     order = sorted(kept, key=lambda item: item[1].order if isinstance(item[1], Split) else 0)
     numbered = dict(Placement.in_mesh_order(tuple(order)).axes)
     return Placement(tuple((axis, numbered[axis]) for axis in mesh.names))
-
-
-def _located(statement: Statement) -> str:
-    return statement.where
 
 
 def _nothing_left(

@@ -43,9 +43,7 @@ class Facts:
         self.module = module
         self.functions = {name: known[name] for name in _callees_first(known)}
         self.counts = call_counts(known)
-        self.place = {
-            op: i for func in known.values() for i, op in enumerate(func.body.block.ops)
-        }
+        self.place = {op: i for func in known.values() for i, op in enumerate(func.body.block.ops)}
         self.loaded = {value for role, _, value in arguments(entry(module)) if role in LOADED}
         self._keys: dict[FlowOp, Key] = {}
         self._numbers: dict[Key, int] = {}

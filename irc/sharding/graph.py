@@ -8,7 +8,7 @@ is never dearer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal, TypeAlias
@@ -18,11 +18,10 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue, Use
 
 from irc.cost.model import ClusterCost
-from irc.dialects.builder import arguments, entry, functions, results
+from irc.dialects.builder import arguments, results
 from irc.dialects.flow import FlowOp, id_of
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import TensorType
-from irc.errors import InternalError
 from irc.sharding.boxing import LocalShape, even_shape
 from irc.sharding.constraints import Constraints
 from irc.sharding.facts import LOADED, Facts
@@ -72,9 +71,7 @@ class Graph:
         facts: Facts | None = None,
         options: Options | None = None,
     ) -> None:
-        self.problem = Problem(
-            memory_bytes=wishes.memory_bytes, stored_bytes=wishes.stored_bytes
-        )
+        self.problem = Problem(memory_bytes=wishes.memory_bytes, stored_bytes=wishes.stored_bytes)
         self.ops: dict[Operation, tuple[int, list[NdSignature]]] = {}
         self.sources: dict[SSAValue, Port] = {}
         self.reads: dict[tuple[Operation, int], Port] = {}

@@ -1,7 +1,7 @@
 """From a planning problem to what is held when: the timelines of `irc.sharding.liveness`.
 
 Views hold nothing of their own, and neither does what one kernel makes and reads again: a pointwise
-result that only another pointwise op or a reduction reads (`irc.passes.fuse` joins them). A state is
+result that only a pointwise op or a reduction reads (`irc.passes.fuse` joins them). A state is
 updated where it lies.
 """
 
@@ -177,8 +177,10 @@ def _is_joined(op: Operation) -> bool:
         return False
     uses = [use.operation for result in op.results for use in result.uses]
     small = op.name == "flow.constant" and len(op.results) == 1
-    return bool(uses) and (len(uses) == 1 or small) and all(
-        use.name in ("flow.pointwise", "flow.reduce") for use in uses
+    return (
+        bool(uses)
+        and (len(uses) == 1 or small)
+        and all(use.name in ("flow.pointwise", "flow.reduce") for use in uses)
     )
 
 

@@ -87,6 +87,15 @@ def constraint_text(pins: Pins) -> tuple[str, str]:
         ) from None
 
 
+def pins_option(pins: Pins) -> str:
+    """Return constraints as the option ``pins`` of auto-shard takes them: text, or a file's name.
+
+    >>> pins_option({"*.up.weight": "S(0)"})
+    '"*.up.weight" = S(0)'
+    """
+    return constraint_text(pins)[0] if isinstance(pins, Mapping) else str(pins)
+
+
 def parse_constraints(text: str, source: str = INLINE) -> tuple[Statement, ...]:
     """Read constraints.
 

@@ -73,9 +73,7 @@ def _ops(graph: Graph, choice: Sequence[int], boxing: Boxing, trees: Trees) -> l
         }
         if index not in runners_up:
             of_node = nets.get(index, [])
-            runners_up[index] = _runner_up(
-                graph.problem, of_node, index, choice, boxing, trees
-            )
+            runners_up[index] = _runner_up(graph.problem, of_node, index, choice, boxing, trees)
         if (found := runners_up[index]) is not None:
             row["runner_up"], row["more_s"] = str(signatures[found[0]]), _short(found[1])
         rows.append(row)

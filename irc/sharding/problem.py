@@ -16,7 +16,7 @@ from irc.sharding.boxing import LocalShape
 from irc.sharding.trees import Tree, Trees
 
 if TYPE_CHECKING:
-    from irc.sharding.liveness import Liveness
+    from irc.sharding.liveness import Liveness, Moment
     from irc.sharding.spaces import Numbers
 
 
@@ -64,6 +64,7 @@ class Peak:
     Attributes:
         name: the moment; unique.
         limit_bytes: what it may need.
+        excess_bytes: how much more a choice needed.
         held: of a node, the bytes under each of its options.
         copies: boxed copies: the index of a net, and of one reader whose copy it is (None: those of
             all readers).
@@ -73,6 +74,7 @@ class Peak:
     limit_bytes: int
     held: Mapping[int, Numbers]
     copies: tuple[tuple[int, int | None], ...] = ()
+    excess_bytes: int = 0
 
 
 Choice = Sequence[int]
@@ -151,10 +153,14 @@ class Problem:
         """Return the moment that needs most, where that is more than a device has."""
         if self.liveness is None:
             return None
-        stored = self.stored_bytes
-        if stored is not None and self.liveness.stored(choice) > stored:
-            return self.liveness.peak((), stored)
+        stored = self.liveness.stored(choice)
+        if self.stored_bytes is not None and stored > self.stored_bytes:
+            return self._peak((), self.stored_bytes, stored)
         if self.memory_bytes is None:
             return None
         held, moment = self.liveness.worst(choice, trees)
-        return self.liveness.peak(moment, self.memory_bytes) if held > self.memory_bytes else None
+        return self._peak(moment, self.memory_bytes, held) if held > self.memory_bytes else None
+
+    def _peak(self, moment: Moment, limit: int, held: int) -> Peak:
+        assert self.liveness is not None
+        return replace(self.liveness.peak(moment, limit), excess_bytes=held - limit)

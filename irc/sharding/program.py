@@ -25,7 +25,7 @@ clock: plans repeat.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,6 @@ import numpy as np
 from irc.errors import InternalError
 from irc.sharding.boxing import Boxing
 from irc.sharding.columns import (
-    MICRO,
     Matrix,
     matrix_of,
     peak_row,
@@ -50,11 +49,11 @@ if TYPE_CHECKING:
 FRACTION = 1e-6
 """A column this far from whole is fractional."""
 
-GAP_MICRO = 1e-6
-"""Choices that differ by less, in microseconds, are equally good."""
+GAP = 1e-6
+"""Choices whose objectives differ by less are equally good."""
 
-NEAR = 1e-3
-"""An option that costs less than this part of the optimum more may be best on another mesh."""
+HOPELESS = 100
+"""An option that costs so many times the optimum without a budget is out of the question."""
 
 MAX_ROUNDS = 60
 """So many moments that need too much memory are looked at, then the last choice must do."""
@@ -71,7 +70,6 @@ class Solution:
         num_columns: columns of the integer program after pruning.
         num_nodes: branch-and-bound nodes that were searched.
         num_bytes: what a device holds when it holds most.
-        near: of each node, the options that cost little more in the relaxation.
     """
 
     choice: tuple[int, ...]
@@ -80,7 +78,6 @@ class Solution:
     num_columns: int
     num_nodes: int
     num_bytes: int = 0
-    near: tuple[tuple[int, ...], ...] = ()
 
     @property
     def gap(self) -> float:
@@ -111,6 +108,7 @@ def solve(
     node_limit: int = 10_000,
     beat_s: float = float("inf"),
     trees: Trees | None = None,
+    branching: bool = True,
 ) -> Solution:
     """Find the cheapest choice.
 
@@ -120,38 +118,45 @@ def solve(
         node_limit: Branch-and-bound nodes; the gap that is left is reported.
         beat_s: What is known already: stop where nothing cheaper is to be found.
         trees: The boxings of a value for all its readers, if they are wanted again.
+        branching: Look at all trees; otherwise only at those that branch where readers are, which
+            is faster, and the bound is one on such choices.
 
     Raises:
         Infeasible: where constraints contradict each other.
         Worse: where no choice is cheaper than ``beat_s``.
     """
-    matrix = matrix_of(problem, boxing, spaces_of(problem, boxing))
-    search = _Search(matrix, node_limit, beat_s * MICRO)
+    matrix = matrix_of(problem, spaces_of(problem, boxing), branching=branching)
+    search = _Search(matrix, node_limit, beat_s * matrix.scale)
     trees = trees or Trees(boxing)
-    seen: set[str] = set()
+    excess: dict[str, int] = {}
     values, is_whole = search.relax(), False
+    search.drop_hopeless()
+    bound = search.bound
     for _ in range(MAX_ROUNDS):
         choice = _choice(matrix, values)
         peak = problem.worst_peak(choice, trees)
-        if peak is not None and peak.name not in seen:
-            seen.add(peak.name)
-            search.bound_memory(peak)
+        if peak is not None and (is_whole or peak.name not in excess):
+            # Flow that parts over several ways holds less than a choice does: ask for more room.
+            more = peak.excess_bytes if peak.name in excess else 0
+            excess[peak.name] = excess.get(peak.name, 0) + more
+            search.bound_memory(replace(peak, limit_bytes=peak.limit_bytes - excess[peak.name]))
             values, is_whole = search.relax(), False
         elif is_whole:
             break
         else:
             values, is_whole = search.whole(values), True
+        # A row that asks for more room than there is proves nothing.
+        bound = bound if any(excess.values()) else search.bound
     seconds = problem.seconds(choice, trees)
     if seconds is None:
         raise Infeasible
     return Solution(
         choice,
         seconds,
-        search.bound / MICRO,
+        bound / matrix.scale,
         len(matrix.cost),
         search.num_nodes,
         problem.num_bytes(choice, trees),
-        search.near(choice),
     )
 
 
@@ -166,7 +171,7 @@ def least_memory(
         stored: Of what is loaded alone.
     """
     unit = problem.memory_bytes or problem.stored_bytes or 1
-    matrix = with_least_memory(matrix_of(problem, boxing, spaces_of(problem, boxing)))
+    matrix = with_least_memory(matrix_of(problem, spaces_of(problem, boxing)))
     search = _Search(matrix, node_limit=1000, beat=float("inf"), is_free=True)
     trees = Trees(boxing)
     best: tuple[int, tuple[int, ...]] | None = None
@@ -232,21 +237,28 @@ class _Search:
             Infeasible: where there is none.
             Worse: where it is no cheaper than what is known.
         """
-        self._run(self._relaxed)
+        try:
+            self._run(self._relaxed)
+        except InternalError:
+            # The basis of the rounds before can be bad for this one.
+            self._relaxed.clearSolver()
+            self._run(self._relaxed)
         self.bound = self._relaxed.getInfo().objective_function_value
         if self.bound >= self.beat:
-            raise Worse(self.bound / MICRO)
+            raise Worse(self.bound / self.matrix.scale)
         return np.array(self._relaxed.getSolution().col_value)
 
-    def near(self, choice: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Return the options of each node whose reduced costs are small."""
-        reduced = np.array(self._relaxed.getSolution().col_dual)
-        starts, ends = self.matrix.first, np.append(self.matrix.first[1:], self.matrix.num_binaries)
-        found: list[tuple[int, ...]] = []
-        for chosen, start, end in zip(choice, starts, ends, strict=True):
-            small = np.flatnonzero(reduced[start:end] <= NEAR * self.bound)
-            found.append(tuple(sorted({chosen, *map(int, small)})))
-        return tuple(found)
+    def drop_hopeless(self) -> None:
+        """Forbid options that alone cost many times the optimum: their prices blur the others'.
+
+        No plan that is found has one, or it were many times as dear as the bound.
+        """
+        hopeless = np.flatnonzero(
+            self.matrix.cost[: self.matrix.num_binaries] > HOPELESS * max(self.bound, 1.0)
+        ).astype(np.int32)
+        self.matrix.upper[hopeless] = 0.0
+        zero = np.zeros(len(hopeless))
+        self._relaxed.changeColsBounds(len(hopeless), hopeless, zero, zero)
 
     def whole(self, values: Numbers) -> Numbers:
         """Return the columns of the best whole choice, given those of the relaxation."""
@@ -266,14 +278,14 @@ class _Search:
             raise Infeasible
         columns, cost, self.bound = found
         # A choice with another option costs its reduced cost more than the relaxation, at least.
-        possible = reduced <= cost - least + GAP_MICRO
+        possible = reduced <= cost - least + GAP
         if (possible & ~allowed).any():
             again = self._branch(possible | (values[:count] > FRACTION))
             if again is not None and again[1] <= cost:
                 columns, cost, self.bound = again
         self.bound = max(least, min(self.bound, cost))
         if self.bound >= self.beat:
-            raise Worse(self.bound / MICRO)
+            raise Worse(self.bound / self.matrix.scale)
         return columns
 
     def _branch(self, allowed: NDArray[np.bool_]) -> tuple[Numbers, float, float] | None:
@@ -315,9 +327,7 @@ def _is_fractional(values: Numbers) -> bool:
     return bool((np.abs(values - np.round(values)) > FRACTION).any())
 
 
-def _solver(
-    matrix: Matrix, allowed: NDArray[np.bool_] | None = None, node_limit: int = 0
-) -> Any:
+def _solver(matrix: Matrix, allowed: NDArray[np.bool_] | None = None, node_limit: int = 0) -> Any:
     """Return HiGHS with the relaxation, or with the integer program over the options allowed."""
     import highspy
 
@@ -337,7 +347,7 @@ def _solver(
             len(matrix.cost) - matrix.num_binaries
         )
         options |= {
-            "mip_max_nodes": node_limit, "mip_rel_gap": 0.0, "mip_abs_gap": GAP_MICRO
+            "mip_max_nodes": node_limit, "mip_rel_gap": 0.0, "mip_abs_gap": GAP
         }  # fmt: skip
     lp.col_upper_ = upper
     solver: Any = highspy.Highs()

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.cost.model import ClusterCost
-from irc.sharding.graph import Graph, Wishes
 from irc.sharding.facts import Facts
+from irc.sharding.graph import Graph, Wishes
 from irc.sharding.options import Options, Ways
+from irc.sharding.problem import Problem
 from irc.sharding.program import Infeasible, Solution, solve
 from irc.sharding.trees import Trees
 
@@ -85,15 +86,24 @@ def search(
     options, trees = Options(cost, facts.key, ways), Trees(cost.boxing)
     unbounded = replace(wishes, memory_bytes=None, stored_bytes=None)
     graph = Graph(module, cost, unbounded, facts, options)
-    free = solve(graph.problem, cost.boxing, node_limit=node_limit, beat_s=beat_s, trees=trees)
+
+    def best(problem: Problem) -> Solution:
+        return solve(
+            problem,
+            cost.boxing,
+            node_limit=node_limit,
+            beat_s=beat_s,
+            trees=trees,
+            branching=ways is None,
+        )
+
+    free = best(graph.problem)
     stored = graph.problem.liveness.stored(free.choice) if graph.problem.liveness else 0
-    if free.num_bytes <= budget and (
-        wishes.stored_bytes is None or stored <= wishes.stored_bytes
-    ):
+    if free.num_bytes <= budget and (wishes.stored_bytes is None or stored <= wishes.stored_bytes):
         return Plan(graph, free, trees)
     graph = Graph(module, cost, replace(wishes, memory_bytes=budget), facts, options)
     try:
-        found = solve(graph.problem, cost.boxing, node_limit=node_limit, beat_s=beat_s, trees=trees)
+        found = best(graph.problem)
     except Infeasible:
         raise TooSmall(graph) from None
     return Plan(graph, found, trees)

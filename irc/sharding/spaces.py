@@ -83,9 +83,7 @@ class Space:
             [num_bytes(shape, dtype, placement, boxing.mesh) for placement in known], dtype=float
         )
         heads = table[:, 1].astype(np.int64)
-        self.arcs = Arcs(
-            table[:, 0].astype(np.int64), heads, table[:, 2], self.num_bytes[heads]
-        )
+        self.arcs = Arcs(table[:, 0].astype(np.int64), heads, table[:, 2], self.num_bytes[heads])
         self.distances: Numbers = boxing.matrix(shape, dtype, known, known)
         self._found: dict[object, Arcs] = {}
         self._codes: dict[tuple[Placement, ...], Codes] = {}
@@ -96,29 +94,47 @@ class Space:
             self._codes[placements] = np.array([self.code[p] for p in placements], dtype=np.int64)
         return self._codes[placements]
 
-    def useful(self, source: Codes, sinks: Sequence[Codes]) -> Arcs:
+    def useful(self, source: Codes, sinks: Sequence[Codes], *, branching: bool = True) -> Arcs:
         """Return the transitions that a cheapest tree from a source to all sinks can have.
 
-        To one sink, those on a cheapest way from some option to some other. A tree to several
+        To one sink, those of one cheapest way from each option to each other. A tree to several
         branches wherever it pays: all.
+
+        Args:
+            source: the producer's options.
+            sinks: the options of each reader.
+            branching: let trees branch anywhere, not only at what a reader may want.
         """
-        if len(sinks) > 1:
+        if len(sinks) > 1 and branching:
             return self.arcs
-        starts, ends = np.unique(source), np.unique(sinks[0])
+        starts, ends = np.unique(source), np.unique(np.concatenate(sinks))
+        if len(sinks) > 1:
+            starts = np.union1d(starts, ends)
         key = (starts.tobytes(), ends.tobytes())
         if key not in self._found:
-            self._found[key] = self._between(starts, ends)
+            keep = self._ways(starts, ends)
+            arcs = self.arcs
+            self._found[key] = Arcs(
+                arcs.tails[keep], arcs.heads[keep], arcs.seconds[keep], arcs.num_bytes[keep]
+            )
         return self._found[key]
 
-    def _between(self, starts: Codes, ends: Codes) -> Arcs:
+    def _ways(self, starts: Codes, ends: Codes) -> NDArray[np.bool_]:
+        """Mark the transitions of one cheapest way from each start to each end."""
         d, arcs = self.distances, self.arcs
         keep = np.zeros(len(arcs.tails), dtype=bool)
-        for s in starts:
-            whole = d[s, ends]
-            reached = np.isfinite(whole)
-            if reached.any():
-                # What a way from s through a placement takes more than the cheapest, at best.
-                allowed = whole[reached] * (1 + SLACK) + SLACK_S
-                spare = (allowed[None, :] - d[:, ends[reached]]).max(axis=1)
-                keep |= d[s, arcs.tails] + arcs.seconds <= spare[arcs.heads]
-        return Arcs(arcs.tails[keep], arcs.heads[keep], arcs.seconds[keep], arcs.num_bytes[keep])
+        way = d[np.ix_(starts, arcs.tails)] + arcs.seconds
+        least = d[np.ix_(starts, arcs.heads)]
+        rows, steps = np.nonzero(np.isfinite(least) & (way <= least * (1 + SLACK) + SLACK_S))
+        last = np.full((len(starts), len(d)), -1)
+        # Of several, the first: the others are overwritten.
+        last[rows[::-1], arcs.heads[steps[::-1]]] = steps[::-1]
+        row, here = (part.ravel() for part in np.meshgrid(range(len(starts)), ends, indexing="ij"))
+        for _ in range(len(d)):
+            step = last[row, here]
+            on = (step >= 0) & (here != starts[row])
+            if not on.any():
+                break
+            keep[step[on]] = True
+            row, here = row[on], arcs.tails[step[on]]
+        return keep

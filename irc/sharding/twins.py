@@ -1,4 +1,4 @@
-"""Ops of an optimiser's step that plan as others do: the same formula for the weights of each layer.
+"""Ops of an optimiser's step that plan as others do: one formula for the weights of each layer.
 
 A training step has a dozen ops for each parameter. Those of one weight of a layer differ from those
 of the same weight of another layer in nothing that a plan depends on, as far as the layers are
@@ -39,9 +39,7 @@ def twins(
         key: what equal ops have in common.
         fixed: what the user fixes of an argument.
     """
-    steps = [
-        op for op in func.body.block.ops if isinstance(op, FlowOp) and phase_of(op) == "step"
-    ]
+    steps = [op for op in func.body.block.ops if isinstance(op, FlowOp) and phase_of(op) == "step"]
     if not steps:
         return {}
     colours = _Refinement(func, steps, key, fixed).run()

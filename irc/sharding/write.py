@@ -21,7 +21,6 @@ from irc.sharding.graph import Graph
 from irc.sharding.problem import Choice, Port
 from irc.sharding.trees import Trees
 
-
 Shared: TypeAlias = tuple[SSAValue, int]
 """A value and the group of its readers that share boxings."""
 

@@ -36,7 +36,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "f64": torch.float64,
 }
 MATMULS = (64, 128, 256, 512, 768, 1024)
-QUICK_MATMULS = (64, 256, 512)
+QUICK_MATMULS = (128, 512)
 COPY_BYTES = 64 << 20
 EXCHANGE_TIMEOUT_S = 300.0
 
@@ -60,7 +60,7 @@ class Effort:
     ranks: int = 4
 
 
-QUICK = Effort(QUICK_MATMULS, 32 << 20, QUICK_SIZES, 0.05)
+QUICK = Effort(QUICK_MATMULS, 32 << 20, QUICK_SIZES, 0.03)
 
 
 @dataclass(frozen=True)

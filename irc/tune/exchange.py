@@ -70,7 +70,8 @@ def _prepared(
         "reduce_scatter": (_scatter, (part, whole)),
         "all_to_all": (dist.all_to_all_single, (other, whole)),
     }
-    start, tensors = given[kind]
+    start: Any = given[kind][0]
+    tensors = given[kind][1]
 
     def run() -> None:
         start(*tensors, group=group, async_op=True).wait()

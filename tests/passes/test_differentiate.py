@@ -10,8 +10,8 @@ from torch import nn
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.builder import entry, functions, results
-from irc.dialects.flow import RandomOp, id_of
-from irc.dialects.placement import Mesh
+from irc.dialects.flow import ExternOp, RandomOp, id_of, tensor
+from irc.dialects.placement import Mesh, Partial
 from irc.dialects.text import dump, load
 from irc.errors import IrcError
 from irc.interpret.flow import run_function
@@ -286,7 +286,15 @@ def test_a_split_batch_leaves_partial_gradients(mesh: str) -> None:
     if "tensor" in mesh:
         pins = "image = [data = S(0), tensor = B]; label = [data = S(0), tensor = B]"
     shard = f'auto-shard{{mesh="{mesh}" cluster=demo-gpus report=false inputs=any pins="{pins}"}}'
-    run_passes(program.module, parse_passes(f"canonicalize,{shard},lower-boxing"))
+    run_passes(program.module, parse_passes(f"canonicalize,{shard}"))
+    kernels = [
+        tensor(op.outputs[0]).placement
+        for op in program.module.walk()
+        if isinstance(op, ExternOp) and op.plain["target"] == "aten::convolution_backward"
+    ]
+    assert len(kernels) == 3, "the stem, and two of a residual block"
+    assert all(placed is not None and isinstance(placed["data"], Partial) for placed in kernels)
+    run_passes(program.module, parse_passes("lower-boxing"))
     found = run_spmd(program.module, given, Mesh.parse(mesh), dtype=torch.float64)
     for value, want in zip(found, wanted, strict=True):
         torch.testing.assert_close(value, want, rtol=1e-9, atol=1e-9)

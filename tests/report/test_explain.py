@@ -10,7 +10,8 @@ from irc.dialects.placement import B, Partial, Placement, Split
 from irc.errors import IrcError
 from irc.plan.schema import Start
 from irc.report.evidence import Evidence
-from irc.report.explain import explain_plan, gather
+from irc.report.explain import explain_plan
+from irc.report.facts import gather
 from irc.report.notation import oneflow, short
 from irc.report.ops import Ops
 from irc.report.timing import action_rows, split

@@ -15,7 +15,7 @@ from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.passes.auto_shard import AutoShardPass
 from irc.sharding.patterns import Pattern
-from irc.sharding.pins import constraint_text, parse_constraints, parse_pattern
+from irc.sharding.pins import parse_constraints, parse_pattern, pins_option
 
 T = TensorType.of
 MESH = Mesh.parse("data=2,tensor=2")
@@ -261,8 +261,9 @@ def test_a_file_and_a_mapping_say_the_same_as_text(tmp_path: Path) -> None:
     path = tmp_path / "plan.sbp"
     path.write_text("# up is split by rows\n*.up.weight = (B, S(0))\n")
     assert held(shard(str(path))) == held(shard("*.up.weight = (B, S(0))"))
-    text, _ = constraint_text({"*.up.weight": Placement.of(data=B, tensor=Split(0))})
-    assert held(shard(text)) == held(shard(str(path)))
+    placement = Placement.of(data=B, tensor=Split(0))
+    for pins in ({"*.up.weight": placement}, {"*.up.weight": "B, S(0)"}, path):
+        assert held(shard(pins_option(pins))) == held(shard(str(path)))
     path.write_text("*.upp.weight = (B, S(0))\n\n*.weight = (B\n")
     assert failure(str(path)).where == "plan.sbp, line 3, column 14"
     assert failure(str(tmp_path / "none.sbp")).code == "file-missing"

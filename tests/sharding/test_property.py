@@ -90,7 +90,11 @@ EXPERTS = f'[[{PLACES}, "silu", %d], {{}}]'
 
 def experts(tokens: int, count: int) -> tuple[tuple[tuple[int, ...], str], ...]:
     """Operands of a layer of experts: two for each token, gated, 6 wide."""
-    return (((tokens, 3), "f32"), ((tokens, 2), "i64"), *f((tokens, 2), (count, 2, 6, 3), (count, 3, 6)))
+    return (
+        ((tokens, 3), "f32"),
+        ((tokens, 2), "i64"),
+        *f((tokens, 2), (count, 2, 6, 3), (count, 3, 6)),
+    )
 
 
 def cases(n: int, m: int) -> list[Case]:
@@ -303,7 +307,9 @@ def backward(case: Case) -> Iterator[tuple[FlowOp, list[torch.Tensor]]]:
     values = dict(zip((*block.args, *op.outputs), (*inputs, *found), strict=True))
     gradients: list[SSAValue | None] = []
     for value in op.outputs:
-        gradients.append(block.insert_arg(value.type, len(block.args)) if is_smooth(value) else None)
+        gradients.append(
+            block.insert_arg(value.type, len(block.args)) if is_smooth(value) else None
+        )
         if gradients[-1] is not None:
             values[gradients[-1]] = torch.randn_like(values[value])
     at = Adjoint(op, PhaseBuilder(block, "backward", prefix="b", loc="t.py:1"), gradients, smooth)
@@ -319,7 +325,14 @@ def backward(case: Case) -> Iterator[tuple[FlowOp, list[torch.Tensor]]]:
         made = made.next_op
 
 
-@pytest.mark.parametrize(("mesh", "uneven"), [("data=2", False), ("data=3", True), ("data=2,tensor=2", False)])
+@pytest.mark.parametrize(
+    ("mesh", "uneven"),
+    [
+        ("data=2", False),
+        ("data=3", True),
+        pytest.param("data=2,tensor=2", False, marks=pytest.mark.slow),
+    ],
+)
 def test_backward_ops_compute_under_every_signature(mesh: str, uneven: bool) -> None:
     on, counted, seen = Mesh.parse(mesh), Counter[str](), set[str]()
     for case in cases(7, 5) if uneven else cases(12, 6):
@@ -331,8 +344,12 @@ def test_backward_ops_compute_under_every_signature(mesh: str, uneven: bool) -> 
             for signature in signatures(op, on, uneven=uneven):
                 assert holds(case, op, signature, on, values), f"{op}\n{signature}"
                 counted[op.plain.get("target", op.name)] += 1
-    print(f"{mesh}: {counted.total()} signatures of {len(seen)} backward ops of {len(counted)} kinds")
-    assert {"irc::vjp", "aten::convolution", "aten::convolution_backward", "flow.scatter"} <= set(counted)
+    print(
+        f"{mesh}: {counted.total()} signatures of {len(seen)} backward ops of {len(counted)} kinds"
+    )
+    assert {"irc::vjp", "aten::convolution", "aten::convolution_backward", "flow.scatter"} <= set(
+        counted
+    )
 
 
 def attrs(**given: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import AttentionOp, ContractOp, tensor
 from irc.dialects.size import Dim
+from irc.frontends.torch.dropping import dropped_attention
 from irc.frontends.torch.lowering import Lowering, broadcast_shapes, dim_of, lowers, number
 from irc.frontends.torch.reductions import logsumexp
 
@@ -167,9 +168,9 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> SSAValue:
-    """Keep attention whole; dropout inside it stays in the library."""
+    """Keep attention whole, except around dropout."""
     q, k = tensor(query).shape, tensor(key).shape
-    if dropout_p or len(q) < 3 or len(k) != len(q):
+    if dropout_p >= 1 or len(q) < 3 or len(k) != len(q):
         t.decline()
     if not enable_gqa and q[:-2] != k[:-2]:
         query, key, value = _same_batch(t, query, key, value)
@@ -178,10 +179,14 @@ def attention(
         t.decline()
     if isinstance(q[-3], int) and isinstance(k[-3], int) and q[-3] % k[-3]:
         t.decline()
-    inputs = [t.b.cast(x, t.dtype) for x in (query, key, value)]
-    if attn_mask is not None:
-        inputs.append(attn_mask)
+    query, key, value = (t.b.cast(x, t.dtype) for x in (query, key, value))
     scale = number(q[-1]) ** -0.5 if scale is None else scale
+    if dropout_p:
+        operands = query, key, value
+        return dropped_attention(
+            t, operands, attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
+        )
+    inputs = [query, key, value, *([] if attn_mask is None else [attn_mask])]
     return t.b.op(AttentionOp, inputs, is_causal=bool(is_causal), scale=float(scale))
 
 

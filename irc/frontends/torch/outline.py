@@ -122,6 +122,10 @@ def _region(nodes: Sequence[Node], index: dict[Node, int], start: int, stop: int
 
 def _draws(node: Node) -> bool:
     name = str(node.target)
+    if "scaled_dot_product" in name:
+        place = 4 if name.startswith("aten.scaled_dot_product_attention") else 3
+        given = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0)
+        return bool(given)
     return name.startswith(RANDOM) and not ("dropout" in name and node.args[2:] == (False,))
 
 

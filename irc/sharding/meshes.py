@@ -1,0 +1,241 @@
+"""The shape of the mesh: every way to arrange the devices on one to three axes, ranked.
+
+The mesh whose axes are the cluster's own levels is planned in full. What its ops do along an axis
+are then the *ways* (`irc.sharding.options`) from which the axes of the other meshes choose, so that
+each takes a fraction of the time; ways that win somewhere are kept for the meshes after it. A mesh
+of three axes refines two of two axes, which share its plans but for launches, and so those go
+first: it is tried in the order of the better of them, and not at all where both are far behind. The
+winner is planned in full again, where that is not out of reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf, prod
+
+from xdsl.dialects.builtin import ModuleOp
+
+from irc.cluster.topology import Cluster
+from irc.cost.model import ClusterCost
+from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+from irc.sharding.facts import Facts
+from irc.sharding.graph import Wishes
+from irc.sharding.options import Key, Way, Ways, ways_of
+from irc.sharding.program import Worse
+from irc.sharding.search import Plan, TooSmall, search
+
+NAMES = (("data",), ("data", "tensor"), ("data", "context", "tensor"))
+"""Names of the axes, outermost first; the search gives them their meaning."""
+
+FAR = 1.05
+"""A mesh of three axes is not tried where both that it refines take so many times the best."""
+
+MAX_FINE = 6
+"""So many meshes of three axes are tried."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One mesh of the search.
+
+    Attributes:
+        mesh: its axes.
+        seconds: of its plan; infinite where there is none.
+        num_bytes: what a device holds at the worst moment.
+        gap: between the plan and the bound.
+        is_full: every signature was looked at, not only the ways that won elsewhere.
+        note: why there is no plan.
+    """
+
+    mesh: Mesh
+    seconds: float = inf
+    num_bytes: int = 0
+    gap: float = 0.0
+    is_full: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """All meshes, best first, and the plan of the best."""
+
+    tried: tuple[Tried, ...]
+    plan: Plan
+    cost: ClusterCost
+
+
+def factorisations(devices: int, most: int = 3) -> list[Mesh]:
+    """Return all meshes of a number of devices on one to ``most`` axes of two ranks and more.
+
+    >>> [str(mesh) for mesh in factorisations(8)][:4]
+    ['data=8', 'data=2,tensor=4', 'data=4,tensor=2', 'data=2,context=2,tensor=2']
+    """
+    found: list[Mesh] = []
+    for number in range(1, most + 1):
+        found += [
+            Mesh(tuple(zip(NAMES[number - 1], sizes, strict=True)))
+            for sizes in _factors(devices, number)
+        ]
+    return found
+
+
+def _factors(devices: int, number: int) -> Iterator[tuple[int, ...]]:
+    if number == 1:
+        if devices > 1:
+            yield (devices,)
+        return
+    for first in range(2, devices // 2 + 1):
+        if devices % first == 0:
+            for rest in _factors(devices // first, number - 1):
+                yield first, *rest
+
+
+def level_mesh(cluster: Cluster, devices: int) -> Mesh:
+    """Return the mesh whose axes are the levels of a cluster, two at most: nodes, and devices.
+
+    >>> from irc.cluster.presets import PRESETS
+    >>> str(level_mesh(PRESETS["8x8xH100"], 64))
+    'data=8,tensor=8'
+    """
+    inside = [link.devices for link in cluster.links if link.devices < devices]
+    inside = [size for size in inside if size > 1 and devices % size == 0]
+    if not inside:
+        return Mesh((("data", devices),))
+    return Mesh((("data", devices // inside[0]), ("tensor", inside[0])))
+
+
+def coarser(mesh: Mesh) -> list[Mesh]:
+    """Return the meshes that one refines: those with two neighbouring axes as one.
+
+    >>> [str(mesh) for mesh in coarser(Mesh.parse("data=2,context=3,tensor=5"))]
+    ['data=6,tensor=5', 'data=2,tensor=15']
+    """
+    sizes = [size for _, size in mesh.axes]
+    joined = [[*sizes[:i], a * b, *sizes[i + 2 :]] for i, (a, b) in enumerate(pairwise(sizes))]
+    return [Mesh(tuple(zip(NAMES[len(s) - 1], s, strict=True))) for s in joined]
+
+
+def search_meshes(
+    module: ModuleOp,
+    cluster: Cluster,
+    devices: int,
+    wishes: Wishes,
+    *,
+    node_limit: int = 10_000,
+    max_fine: int = MAX_FINE,
+) -> Ranking:
+    """Find the best mesh of a number of devices, and its plan.
+
+    Args:
+        module: level flow.
+        cluster: the machines.
+        devices: how many of their devices to use.
+        wishes: what the user fixes, on any mesh.
+        node_limit: branch-and-bound nodes for each mesh.
+        max_fine: so many meshes of three axes are tried.
+
+    Raises:
+        IrcError: ``sharding-infeasible``, where no mesh has a plan that fits.
+    """
+    return _MeshSearch(module, cluster, wishes, node_limit, max_fine).run(devices)
+
+
+@dataclass
+class _MeshSearch:
+    module: ModuleOp
+    cluster: Cluster
+    wishes: Wishes
+    node_limit: int
+    max_fine: int
+    tried: dict[str, Tried] = field(default_factory=dict[str, Tried])
+    ways: dict[Key, frozenset[Way]] = field(default_factory=dict[Key, "frozenset[Way]"])
+    best: tuple[float, Plan, ClusterCost] | None = None
+
+    def __post_init__(self) -> None:
+        self._facts = Facts(self.module)
+
+    def run(self, devices: int) -> Ranking:
+        level = level_mesh(self.cluster, devices)
+        self._try(level, None)
+        every = [mesh for mesh in factorisations(devices) if mesh != level]
+        for mesh in every:
+            if len(mesh.axes) < 3:
+                self._try(mesh, self.ways)
+        self._try_fine([mesh for mesh in every if len(mesh.axes) == 3])
+        if self.best is None:
+            raise self._nothing(devices)
+        winner = self.best[2].mesh
+        if len(winner.axes) < 3 and not self.tried[str(winner)].is_full:
+            self._try(winner, None)
+        _, plan, cost = self.best
+        order = sorted(self.tried.values(), key=lambda t: (t.seconds, len(t.mesh.axes)))
+        return Ranking(tuple(order), plan, cost)
+
+    def _try_fine(self, meshes: list[Mesh]) -> None:
+        """Try meshes of three axes, most promising first."""
+        limit = FAR * (self.best[0] if self.best else inf)
+        promise = {mesh: min(self.tried[str(m)].seconds for m in coarser(mesh)) for mesh in meshes}
+        order = sorted(meshes, key=lambda mesh: (promise[mesh], -self._alignment(mesh)))
+        for number, mesh in enumerate(order):
+            if promise[mesh] > limit:
+                self._skip(mesh, f"the meshes that it refines take {promise[mesh]:.3g} s and more")
+            elif number >= self.max_fine:
+                self._skip(mesh, "others were more promising")
+            else:
+                self._try(mesh, self.ways)
+
+    def _alignment(self, mesh: Mesh) -> int:
+        """Return how many levels of the cluster end where an axis does."""
+        sizes = [size for _, size in mesh.axes]
+        ends = {prod(sizes[i:]) for i in range(len(sizes))}
+        return sum(link.devices in ends for link in self.cluster.links)
+
+    def _skip(self, mesh: Mesh, note: str) -> None:
+        self.tried[str(mesh)] = Tried(mesh, note=note)
+
+    def _try(self, mesh: Mesh, ways: Ways | None) -> None:
+        cost = ClusterCost(self.cluster, mesh)
+        # A plan in full replaces one of a few ways, also where it is no better.
+        again = str(mesh) in self.tried
+        beat_s = inf if self.best is None or again else self.best[0] * FAR
+        try:
+            plan = search(
+                self.module,
+                cost,
+                self.wishes,
+                node_limit=self.node_limit,
+                beat_s=beat_s,
+                facts=self._facts,
+                ways=ways,
+            )
+        except TooSmall as error:
+            self._skip(mesh, f"no plan fits into {error.graph.problem.memory_bytes} bytes")
+            return
+        except Worse as error:
+            self.tried[str(mesh)] = Tried(mesh, note=str(error))
+            return
+        found = plan.solution
+        self.tried[str(mesh)] = Tried(
+            mesh, found.seconds, found.num_bytes, found.gap, is_full=ways is None
+        )
+        self._learn(plan)
+        if self.best is None or found.seconds < self.best[0] or again:
+            self.best = found.seconds, plan, cost
+
+    def _learn(self, plan: Plan) -> None:
+        for op, (node, signatures) in plan.graph.ops.items():
+            chosen = signatures[plan.solution.choice[node]]
+            key = self._facts.key(op)
+            more = frozenset(ways_of(chosen, plan.graph.mesh.names))
+            self.ways[key] = self.ways.get(key, frozenset()) | more
+
+    def _nothing(self, devices: int) -> IrcError:
+        return IrcError(
+            "sharding-infeasible",
+            f"no mesh of {devices} devices has a plan that fits",
+            because=[f"{tried.mesh}: {tried.note}" for tried in self.tried.values()],
+            help="use more devices, or plan on one mesh to see what needs the memory",
+        )

@@ -1,0 +1,92 @@
+"""Attention with dropout: drawn once, from irc's counter, and differentiable."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from irc.dialects.builder import functions, results
+from irc.dialects.flow import RandomOp
+from irc.frontends.torch.capture import capture
+from irc.interpret.flow import run_function
+from irc.passes.differentiate import DifferentiatePass
+from irc.pipeline import run_passes
+
+P = 0.4
+
+
+class Attention(nn.Module):
+    """Attention whose values are a parameter."""
+
+    def __init__(self, groups: int, causal: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q = nn.Parameter(torch.randn(2, 4, 5, 3).double())
+        self.k = nn.Parameter(torch.randn(2, groups, 5, 3).double())
+        self.v = nn.Parameter(torch.randn(2, groups, 5, 6).double())
+        self.causal = causal
+
+    def forward(self, mask: Tensor) -> Tensor:
+        """Return one number."""
+        found = F.scaled_dot_product_attention(
+            self.q, self.k, self.v, None if self.causal else mask, P, self.causal, enable_gqa=True
+        )
+        return (found**2).sum()
+
+    def dropped(self, mask: Tensor, kept: Tensor) -> Tensor:
+        """Do the same with a mask of what is kept."""
+        heads = self.q.shape[1] // self.k.shape[1]
+        k, v = (x.repeat_interleave(heads, 1) for x in (self.k, self.v))
+        seen = torch.ones(5, 5, dtype=torch.bool).tril() if self.causal else mask
+        scores = self.q @ k.transpose(-1, -2) * 3**-0.5
+        chances = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        return ((torch.where(kept, chances / (1 - P), 0) @ v) ** 2).sum()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_are_those_of_the_mask_that_was_drawn(groups: int, causal: bool) -> None:
+    module = Attention(groups, causal)
+    mask = torch.rand(2, 1, 5, 5, generator=torch.Generator().manual_seed(1)) < 0.7
+    mask[..., 0] = True
+    captured = capture(module, (mask,))
+    assert not captured.externs
+    program = captured.program
+    run_passes(program.module, [DifferentiatePass()])
+    drawn: list[Tensor] = []
+
+    def keep(key: str, index: int, value: Tensor, op: object) -> None:
+        if isinstance(op, RandomOp):
+            drawn.append(value.reshape(2, 4, 5, 5) >= P)
+
+    given = program.bind(dict.fromkeys(program.input_names, mask))
+    found = run_function(program.module, given, dtype=torch.float64, trace=keep)
+    (kept,) = drawn
+    loss = module.dropped(mask, kept)
+    loss.backward()
+    torch.testing.assert_close(found[0], loss.detach())
+    for name, value in module.named_parameters():
+        position = results(functions(program.module)["forward"]).index(("gradient", name))
+        torch.testing.assert_close(found[position], value.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_layers_that_drop_are_not_made_one_function() -> None:
+    """Each needs a stream of its own."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(6, 18)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).view(2, 1, 5, 18).split(6, -1)
+            return x + F.scaled_dot_product_attention(q, k, v, dropout_p=P).view(2, 5, 6)
+
+    captured = capture(nn.Sequential(Layer(), Layer(), Layer()), (torch.randn(2, 5, 6),))
+    assert list(functions(captured.program.module)) == ["forward"]
+    streams = [
+        op.plain["stream"] for op in captured.program.module.walk() if isinstance(op, RandomOp)
+    ]
+    assert sorted(streams) == [0, 1, 2]
