@@ -147,6 +147,7 @@ class AutoShardPass(ModulePass):
                 inputs=inputs,
                 constraints=resolve(op, cost.mesh, kept),
                 memory_bytes=graph.problem.memory_bytes,
+                stored_bytes=graph.problem.stored_bytes,
             )
             return Graph(op, cost, fewer)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from irc.errors import IrcError
 from irc.sharding.boxing import Boxing
 from irc.sharding.graph import Graph
-from irc.sharding.program import least_memory
+from irc.sharding.least import is_feasible, least_memory
 from irc.sharding.trees import Trees
 
 SHOWN = 3
@@ -34,12 +34,11 @@ def infeasible(graph: Graph, boxing: Boxing, groups: Sequence[str], build: Build
     stored = graph.problem.stored_bytes
     if stored is not None and least_memory(graph.problem, boxing, stored=True)[0] > stored:
         option, budget = "stored_bytes", stored
-    is_stored = option == "stored_bytes"
-    least, choice = least_memory(graph.problem, boxing, stored=is_stored)
+    least, choice = least_memory(graph.problem, boxing, stored=option == "stored_bytes")
     needed = list(groups)
     for group in groups:
         without = [other for other in needed if other != group]
-        if least_memory(build(without).problem, boxing, stored=is_stored)[0] > budget:
+        if not is_feasible(build(without).problem, boxing):
             needed = without
     because = [f"group memory: {option}={budget}; a plan needs {least} at least"]
     because += [f"group {group}" for group in needed]

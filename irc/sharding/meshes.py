@@ -24,7 +24,7 @@ from irc.errors import IrcError
 from irc.sharding.facts import Facts
 from irc.sharding.graph import Wishes
 from irc.sharding.options import Key, Way, Ways, ways_of
-from irc.sharding.program import Worse
+from irc.sharding.relaxation import Worse
 from irc.sharding.search import Plan, TooSmall, search
 
 NAMES = (("data",), ("data", "tensor"), ("data", "context", "tensor"))

@@ -16,7 +16,8 @@ from irc.sharding.facts import Facts
 from irc.sharding.graph import Graph, Wishes
 from irc.sharding.options import Options, Ways
 from irc.sharding.problem import Problem
-from irc.sharding.program import Infeasible, Solution, solve
+from irc.sharding.program import Solution, solve
+from irc.sharding.relaxation import Infeasible
 from irc.sharding.trees import Trees
 
 MARGIN = 1.08

@@ -17,7 +17,8 @@ from irc.dialects.types import TensorType
 from irc.sharding import graph as graphs
 from irc.sharding.graph import Graph, Wishes
 from irc.sharding.problem import Net, Node, Port, Problem
-from irc.sharding.program import Infeasible, solve
+from irc.sharding.program import solve
+from irc.sharding.relaxation import Infeasible
 from irc.sharding.trees import Trees
 
 MOST = 6000

@@ -1,0 +1,96 @@
+"""The least memory that any plan needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+
+from irc.sharding.boxing import Boxing
+from irc.sharding.columns import matrix_of, spaces_of, with_least_memory
+from irc.sharding.problem import Problem
+from irc.sharding.program import MAX_ROUNDS, solve
+from irc.sharding.relaxation import Infeasible, Relaxation, choice_of
+from irc.sharding.trees import Trees
+
+SMALL = 5000
+"""Problems of so many columns are solved exactly."""
+
+CLOSE = 1.01
+"""Of larger ones, a budget that is so near the smallest is good enough."""
+
+
+def least_memory(
+    problem: Problem, boxing: Boxing, *, stored: bool = False
+) -> tuple[int, tuple[int, ...]]:
+    """Return a budget that some choice holds, the smallest or close to it, and that choice.
+
+    Args:
+        problem: nodes and nets, and a budget that no choice holds.
+        boxing: transitions and their prices.
+        stored: of what is loaded alone.
+    """
+    matrix = matrix_of(problem, spaces_of(problem, boxing))
+    if len(matrix.cost) <= SMALL:
+        return _exact(problem, boxing, stored=stored)
+    return _bisected(problem, boxing, stored=stored)
+
+
+def is_feasible(problem: Problem, boxing: Boxing) -> bool:
+    """Return whether some choice holds the budget."""
+    try:
+        solve(problem, boxing)
+    except Infeasible:
+        return False
+    return True
+
+
+def _bisected(problem: Problem, boxing: Boxing, *, stored: bool) -> tuple[int, tuple[int, ...]]:
+    free = solve(replace(problem, memory_bytes=None, stored_bytes=None), boxing)
+    trees, liveness = Trees(boxing), problem.liveness
+    assert liveness is not None
+
+    def held(choice: tuple[int, ...]) -> int:
+        return liveness.stored(choice) if stored else liveness.worst(choice, trees)[0]
+
+    low = (problem.stored_bytes if stored else problem.memory_bytes) or 1
+    high, best = held(free.choice), free.choice
+    while high > low * CLOSE:
+        budget = int(sqrt(low * high))
+        bounded = replace(
+            problem,
+            memory_bytes=None if stored else budget,
+            stored_bytes=budget if stored else None,
+        )
+        try:
+            best = solve(bounded, boxing).choice
+            high = min(budget, held(best))
+        except Infeasible:
+            low = budget
+    return high, best
+
+
+def _exact(problem: Problem, boxing: Boxing, *, stored: bool) -> tuple[int, tuple[int, ...]]:
+    unit = problem.memory_bytes or problem.stored_bytes or 1
+    matrix = with_least_memory(matrix_of(problem, spaces_of(problem, boxing)))
+    search = Relaxation(matrix, node_limit=1000, beat=float("inf"), is_free=True)
+    trees = Trees(boxing)
+    best: tuple[int, tuple[int, ...]] | None = None
+    liveness = problem.liveness
+    assert liveness is not None
+    seen: set[str] = set()
+    while len(seen) < MAX_ROUNDS:
+        values = search.relax()
+        values = search.whole(values) if len(seen) > 1 else values
+        choice = choice_of(matrix, values)
+        held, moment = liveness.worst(choice, trees)
+        if stored:
+            held, moment = liveness.stored(choice), ()
+        if best is None or held < best[0]:
+            best = held, choice
+        peak = liveness.peak(moment, unit)
+        if peak.name in seen:
+            break
+        seen.add(peak.name)
+        search.bound_memory(peak)
+    assert best is not None
+    return best

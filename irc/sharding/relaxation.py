@@ -1,0 +1,216 @@
+"""HiGHS on the matrix of a planning problem: the relaxation, then branch and bound.
+
+The relaxation is almost always integral, and is solved alone first: it costs a tenth of what the
+integer solver takes to say the same. Where it is not, its reduced costs say which options no better
+choice can have, and branch and bound sees the few that are left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from irc.errors import InternalError
+from irc.sharding.columns import Matrix, peak_row
+from irc.sharding.problem import Peak
+from irc.sharding.spaces import Numbers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FRACTION = 1e-6
+"""A column this far from whole is fractional."""
+
+GAP = 1e-6
+"""Choices whose objectives differ by less are equally good."""
+
+NEAR = 1e-6
+"""Options whose reduced costs are below this part of the bound are tried first."""
+
+LARGE = 20_000
+GOOD = 5e-3
+"""With more columns than this, a choice that is so near the bound is good enough; the gap tells."""
+
+HOPELESS = 100
+"""An option that costs so many times the optimum without a budget is out of the question."""
+
+
+class Infeasible(Exception):  # noqa: N818 - what the solver says, not a fault
+    """No choice satisfies all constraints."""
+
+
+class Worse(Exception):  # noqa: N818 - what the solver says, not a fault
+    """No choice is cheaper than what is known already.
+
+    Attributes:
+        bound_s: no choice is cheaper than this.
+    """
+
+    def __init__(self, bound_s: float) -> None:
+        super().__init__(f"at least {bound_s:.4g} s")
+        self.bound_s = bound_s
+
+
+@dataclass
+class Relaxation:
+    """HiGHS on one matrix, which memory rows are added to."""
+
+    matrix: Matrix
+    node_limit: int
+    beat: float
+    bound: float = 0.0
+    num_nodes: int = 0
+    is_free: bool = False
+    rows: list[tuple[NDArray[np.int32], Numbers]] = field(default_factory=list[Any])
+
+    def __post_init__(self) -> None:
+        self._relaxed: Any = _solver(self.matrix)
+
+    def bound_memory(self, peak: Peak) -> None:
+        """Add the row that says that a moment fits into the memory."""
+        columns, values = peak_row(self.matrix, peak)
+        if self.is_free:
+            columns = np.append(columns, np.int32(len(self.matrix.cost) - 1))
+            values = np.append(values, -1.0)
+        self.rows.append((columns, values))
+        self._limit(self._relaxed, columns, values)
+
+    def _limit(self, solver: Any, columns: NDArray[np.int32], values: Numbers) -> None:
+        solver.addRow(-np.inf, 0.0 if self.is_free else 1.0, len(columns), columns, values)
+
+    def relax(self) -> Numbers:
+        """Return the columns of the relaxation's optimum.
+
+        Raises:
+            Infeasible: where there is none.
+            Worse: where it is no cheaper than what is known.
+        """
+        if self.rows:
+            # From its last basis it would take longer than from nothing: that goes by presolve.
+            self._relaxed.clearSolver()
+        self._run(self._relaxed)
+        self.bound = self._relaxed.getInfo().objective_function_value
+        if self.bound >= self.beat:
+            raise Worse(self.bound / self.matrix.scale)
+        return np.array(self._relaxed.getSolution().col_value)
+
+    def drop_hopeless(self) -> None:
+        """Forbid options that alone cost many times the optimum: their prices blur the others'.
+
+        No plan that is found has one, or it were many times as dear as the bound.
+        """
+        hopeless = np.flatnonzero(
+            self.matrix.cost[: self.matrix.num_binaries] > HOPELESS * max(self.bound, 1.0)
+        ).astype(np.int32)
+        self.matrix.upper[hopeless] = 0.0
+        zero = np.zeros(len(hopeless))
+        self._relaxed.changeColsBounds(len(hopeless), hopeless, zero, zero)
+
+    def whole(self, values: Numbers) -> Numbers:
+        """Return the columns of the best whole choice, given those of the relaxation."""
+        count = self.matrix.num_binaries
+        if not _is_fractional(values[:count]):
+            return values
+        least = self.bound
+        reduced = np.array(self._relaxed.getSolution().col_dual)[:count]
+        allowed = values[:count] > FRACTION
+        near = NEAR * max(least, 1.0)
+        found = self._branch(allowed)
+        while found is None and not allowed.all():
+            allowed |= reduced <= near
+            near *= 8
+            found = self._branch(allowed)
+        if found is None:
+            raise Infeasible
+        columns, cost, self.bound = found
+        if len(self.matrix.cost) > LARGE and cost - least <= GOOD * cost:
+            self.bound = least
+            return columns
+        # A choice with another option costs its reduced cost more than the relaxation, at least.
+        possible = reduced <= cost - least + GAP
+        if (possible & ~allowed).any():
+            again = self._branch(possible | (values[:count] > FRACTION))
+            if again is not None and again[1] <= cost:
+                columns, cost, self.bound = again
+        self.bound = max(least, min(self.bound, cost))
+        if self.bound >= self.beat:
+            raise Worse(self.bound / self.matrix.scale)
+        return columns
+
+    def _branch(self, allowed: NDArray[np.bool_]) -> tuple[Numbers, float, float] | None:
+        import highspy
+
+        solver = _solver(self.matrix, allowed, self.node_limit)
+        for columns, values in self.rows:
+            self._limit(solver, columns, values)
+        try:
+            self._run(solver)
+        except Infeasible:
+            return None
+        info = solver.getInfo()
+        self.num_nodes += max(0, info.mip_node_count)
+        if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+            return None
+        found = np.array(solver.getSolution().col_value)
+        return found, info.objective_function_value, info.mip_dual_bound
+
+    def _run(self, solver: Any) -> None:
+        import highspy
+
+        solver.run()
+        status = solver.getModelStatus()
+        if status in (
+            highspy.HighsModelStatus.kInfeasible,
+            highspy.HighsModelStatus.kUnboundedOrInfeasible,
+        ):
+            raise Infeasible
+        if status not in (
+            highspy.HighsModelStatus.kOptimal,
+            highspy.HighsModelStatus.kSolutionLimit,
+            highspy.HighsModelStatus.kIterationLimit,
+        ):
+            raise InternalError(f"HiGHS ends with {solver.modelStatusToString(status)}")
+
+
+def _is_fractional(values: Numbers) -> bool:
+    return bool((np.abs(values - np.round(values)) > FRACTION).any())
+
+
+def _solver(matrix: Matrix, allowed: NDArray[np.bool_] | None = None, node_limit: int = 0) -> Any:
+    """Return HiGHS with the relaxation, or with the integer program over the options allowed."""
+    import highspy
+
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(matrix.cost), len(matrix.rows)
+    lp.col_cost_, lp.col_lower_ = matrix.cost, np.zeros(len(matrix.cost))
+    lp.row_lower_, lp.row_upper_ = matrix.rows[:, 0].copy(), matrix.rows[:, 1].copy()
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_, lp.a_matrix_.index_ = matrix.starts, matrix.indices
+    lp.a_matrix_.value_ = matrix.values
+    upper = matrix.upper.copy()
+    options: dict[str, Any] = {"output_flag": False, "threads": 1, "random_seed": 1}
+    if allowed is not None:
+        upper[: matrix.num_binaries][~allowed] = 0.0
+        integer, real = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
+        lp.integrality_ = [integer] * matrix.num_binaries + [real] * (
+            len(matrix.cost) - matrix.num_binaries
+        )
+        options |= {
+            "mip_max_nodes": node_limit, "mip_rel_gap": 0.0, "mip_abs_gap": GAP
+        }  # fmt: skip
+    lp.col_upper_ = upper
+    solver: Any = highspy.Highs()
+    for option, value in options.items():
+        solver.setOptionValue(option, value)
+    solver.passModel(lp)
+    return solver
+
+
+def choice_of(matrix: Matrix, values: Numbers) -> tuple[int, ...]:
+    """Return the option of each node that has the largest column."""
+    ends = np.append(matrix.first[1:], matrix.num_binaries)
+    return tuple(
+        int(np.argmax(values[start:end])) for start, end in zip(matrix.first, ends, strict=True)
+    )
