@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+from irc.constraints.pins import Pins, pins_option
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
@@ -17,7 +18,6 @@ from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.save import check_target, save_plan
 from irc.program import Program
 from irc.report.summary import summary
-from irc.sharding.pins import Pins, pins_option
 
 if TYPE_CHECKING:
     from irc.runtime.executor import Executor

@@ -12,18 +12,18 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.passes import ModulePass
 
 from irc.cluster.load import find_cluster
+from irc.constraints.pins import Statement, constraint_text, module_pins, parse_constraints
+from irc.constraints.resolve import Constraints, resolve
 from irc.cost.model import ClusterCost
 from irc.dialects.flow import loc_of, tensor
 from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean
-from irc.sharding.budget import infeasible
-from irc.sharding.constraints import Constraints, resolve
-from irc.sharding.graph import Graph, Wishes
-from irc.sharding.pins import Statement, constraint_text, module_pins, parse_constraints
-from irc.sharding.plan_cost import plan_cost
-from irc.sharding.search import Plan, TooSmall, search
-from irc.sharding.write import write_placements
+from irc.search.budget import infeasible
+from irc.search.graph import Graph, Wishes
+from irc.search.on_mesh import Plan, TooSmall, search
+from irc.search.plan_cost import plan_cost
+from irc.search.write import write_placements
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class AutoShardPass(ModulePass):
 
     Each op has signatures: how its operands and results may lie so that every rank computes its
     part from what it holds. The cheapest combination, local work and boxing together, is the
-    optimum of an integer program (`irc.sharding.program`). A block that is called many times is
+    optimum of an integer program (`irc.search.program`). A block that is called many times is
     planned once and priced as often as it runs; two readers that want one placement share its
     boxing.
 

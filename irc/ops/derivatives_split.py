@@ -21,7 +21,8 @@ def vjp_strategies(
     attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
 ) -> list[Strategy]:
     """Split the factors of the differentiated op's rule; sums pass from gradients to gradients."""
-    name, inner, count, given, wanted = json.loads(attrs["arguments"])
+    call: tuple[str, Attrs, int, list[int], list[int]] = json.loads(attrs["arguments"])
+    name, inner, count, given, wanted = call
     text = _rule_text(name, inner)
     if "rule" in attrs or not text:
         return []

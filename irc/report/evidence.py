@@ -19,7 +19,7 @@ from irc.dialects.text import load
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.schema import Plan
-from irc.sharding.facts import call_counts
+from irc.search.facts import call_counts
 
 
 class Evidence:

@@ -8,7 +8,7 @@ from irc.dialects.builder import functions
 from irc.dialects.flow import FlowOp, FusionOp, id_of, loc_of
 from irc.report.evidence import Evidence
 from irc.report.ops import label
-from irc.sharding.facts import call_counts
+from irc.search.facts import call_counts
 
 
 @dataclass(frozen=True)

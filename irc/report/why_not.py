@@ -10,15 +10,15 @@ from typing import Any, TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 
+from irc.constraints.pins import Statement, parse_constraints, parse_pattern
 from irc.dialects.builder import arguments, entry
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.errors import IrcError
 from irc.report.diff import Changes, placement_changes, transition_lines
 from irc.report.evidence import Evidence
 from irc.report.table import counted, pairs, percent, seconds, signed, size
-from irc.sharding.facts import LOADED
+from irc.search.facts import LOADED
 from irc.sharding.mesh import mesh_of
-from irc.sharding.pins import Statement, parse_constraints, parse_pattern
 from irc.sharding.shards import local_shape
 
 PlanAgain: TypeAlias = Callable[[ModuleOp, Mapping[str, Any]], None]

@@ -1,1 +1,1 @@
-"""The algebra of placements: signatures, boxing paths and the search over them."""
+"""The algebra of placements: shards, signatures, boxing paths, what each rank runs."""

@@ -16,10 +16,10 @@ from typing import Any, Literal, TypeAlias, cast
 
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
 
+from irc.constraints.patterns import ANYTHING, AxisPattern, Pattern, SignaturePattern
 from irc.dialects.placement import B, Partial, Placement, Split
 from irc.dialects.types import PlacementAttr
 from irc.errors import IrcError, did_you_mean
-from irc.sharding.patterns import ANYTHING, AxisPattern, Pattern, SignaturePattern
 
 Verb: TypeAlias = Literal["pin", "forbid"]
 Kind: TypeAlias = Literal["argument", "op", "line"]

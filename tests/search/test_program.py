@@ -14,11 +14,11 @@ from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
 from irc.dialects.flow import ContractOp, TransposeOp, tensor
 from irc.dialects.placement import B, Mesh, Placement
 from irc.dialects.types import TensorType
-from irc.sharding import graph as graphs
-from irc.sharding.graph import Graph, Wishes
-from irc.sharding.problem import Net, Node, Port, Problem
-from irc.sharding.program import solve
-from irc.sharding.relaxation import Infeasible
+from irc.search import graph as graphs
+from irc.search.graph import Graph, Wishes
+from irc.search.problem import Net, Node, Port, Problem
+from irc.search.program import solve
+from irc.search.relaxation import Infeasible
 from irc.sharding.trees import Trees
 
 MOST = 6000

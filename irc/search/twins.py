@@ -8,7 +8,7 @@ read values of one colour, and are read alike, until no colour parts further.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -131,7 +131,7 @@ def _is_scalar(value: SSAValue) -> bool:
 
 def _read(
     value: SSAValue,
-    readers: Mapping[SSAValue, list[Colour]],
+    readers: Mapping[SSAValue, Sequence[Colour]],
     colour: Mapping[SSAValue, int],
 ) -> Colour:
     if _is_scalar(value):
@@ -141,7 +141,7 @@ def _read(
 
 def _seen(how: Colour, colour: Mapping[SSAValue, int]) -> Colour:
     match how:
-        case ("state", SSAValue() as held):
+        case ("state", SSAValue() as held):  # pyright: ignore[reportUnknownVariableType]
             return "state", colour[held]
         case ("step", FlowOp() as op, int(i)):
             return colour[op.results[0]], i

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import sqrt
 
+from irc.search.columns import matrix_of, spaces_of, with_least_memory
+from irc.search.problem import Problem
+from irc.search.program import MAX_ROUNDS, solve
+from irc.search.relaxation import Infeasible, Relaxation, choice_of
 from irc.sharding.boxing import Boxing
-from irc.sharding.columns import matrix_of, spaces_of, with_least_memory
-from irc.sharding.problem import Problem
-from irc.sharding.program import MAX_ROUNDS, solve
-from irc.sharding.relaxation import Infeasible, Relaxation, choice_of
 from irc.sharding.trees import Trees
 
 SMALL = 5000

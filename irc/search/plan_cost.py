@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from irc.dialects.flow import id_of
+from irc.search.graph import Graph
+from irc.search.problem import Net, Problem
+from irc.search.program import Solution
 from irc.sharding.boxing import Boxing
-from irc.sharding.graph import Graph
-from irc.sharding.problem import Net, Problem
-from irc.sharding.program import Solution
 from irc.sharding.trees import Trees
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from irc.sharding.boxing import LocalShape
 from irc.sharding.trees import Tree, Trees
 
 if TYPE_CHECKING:
-    from irc.sharding.liveness import Liveness, Moment
+    from irc.search.liveness import Liveness, Moment
     from irc.sharding.spaces import Numbers
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from irc.sharding.problem import Choice, Peak, Port
+from irc.search.problem import Choice, Peak, Port
 from irc.sharding.trees import Trees
 
 if TYPE_CHECKING:

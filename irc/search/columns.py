@@ -1,4 +1,4 @@
-"""The matrix of the planning problem: columns, rows and entries (`irc.sharding.program`)."""
+"""The matrix of the planning problem: columns, rows and entries (`irc.search.program`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from irc.dialects.placement import Placement
+from irc.search.problem import Net, Peak, Problem
 from irc.sharding.boxing import Boxing, LocalShape
-from irc.sharding.problem import Net, Peak, Problem
 from irc.sharding.spaces import Arcs, Codes, Numbers, Space
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def matrix_of(
     *,
     branching: bool = True,
 ) -> Matrix:
-    """Write the integer program of a problem; see `irc.sharding.program` for what it says."""
+    """Write the integer program of a problem; see `irc.search.program` for what it says."""
     least = sum(min(node.seconds) * node.count for node in problem.nodes)
     builder = _Builder(WHOLE / least if least > 0 else WHOLE)
     first: list[int] = []
@@ -207,7 +207,7 @@ def _compressed(
     columns = np.concatenate(builder.entry_columns)
     values = np.concatenate(builder.entry_values)
     keys, place = np.unique(rows * builder.num_columns + columns, return_inverse=True)
-    summed = np.bincount(place, weights=values, minlength=len(keys))
+    summed = np.bincount(place, weights=values, minlength=len(keys)).astype(np.float64)
     keep = summed != 0.0
     keys, summed = keys[keep], summed[keep]
     starts = np.searchsorted(keys, np.arange(builder.num_rows + 1) * builder.num_columns)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from irc.constraints.patterns import Pattern, SignaturePattern
+from irc.constraints.pins import Statement
 from irc.dialects.flow import FlowOp, id_of
 from irc.dialects.placement import Mesh, Partial, Split
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.sharding.boxing import even_shape
-from irc.sharding.patterns import Pattern, SignaturePattern
-from irc.sharding.pins import Statement
 
 
 def check_mesh(statement: Statement, mesh: Mesh) -> None:

@@ -7,6 +7,8 @@ import pytest
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Block, SSAValue
 
+from irc.constraints.patterns import Pattern
+from irc.constraints.pins import parse_constraints, parse_pattern, pins_option
 from irc.dialects.builder import FlowBuilder, argument_attrs, arguments, entry, finish_function
 from irc.dialects.flow import ContractOp, FlowOp, SortOp, id_of, tensor
 from irc.dialects.placement import B, Mesh, Partial, Placement, Split
@@ -14,8 +16,6 @@ from irc.dialects.text import context
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.passes.auto_shard import AutoShardPass
-from irc.sharding.patterns import Pattern
-from irc.sharding.pins import parse_constraints, parse_pattern, pins_option
 
 T = TensorType.of
 MESH = Mesh.parse("data=2,tensor=2")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from irc.errors import InternalError
-from irc.sharding.columns import Matrix, peak_row
-from irc.sharding.problem import Peak
+from irc.search.columns import Matrix, peak_row
+from irc.search.problem import Peak
 from irc.sharding.spaces import Numbers
 
 if TYPE_CHECKING:

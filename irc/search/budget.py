@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from irc.errors import IrcError
+from irc.search.graph import Graph
+from irc.search.least import is_feasible, least_memory
 from irc.sharding.boxing import Boxing
-from irc.sharding.graph import Graph
-from irc.sharding.least import is_feasible, least_memory
 from irc.sharding.trees import Trees
 
 SHOWN = 3

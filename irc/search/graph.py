@@ -17,21 +17,21 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue, Use
 
+from irc.constraints.resolve import Constraints
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import arguments, results
 from irc.dialects.flow import FlowOp, id_of
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import TensorType
+from irc.search.facts import LOADED, Facts
+from irc.search.moments import liveness_of
+from irc.search.options import Options
+from irc.search.partials import Partials
+from irc.search.problem import Net, Node, Port, Problem
+from irc.search.prune import undominated
+from irc.search.twins import phase_of
 from irc.sharding.boxing import LocalShape, even_shape
-from irc.sharding.constraints import Constraints
-from irc.sharding.facts import LOADED, Facts
-from irc.sharding.moments import liveness_of
-from irc.sharding.options import Options
-from irc.sharding.partials import Partials
-from irc.sharding.problem import Net, Node, Port, Problem
-from irc.sharding.prune import undominated
 from irc.sharding.signatures import NdSignature
-from irc.sharding.twins import phase_of
 
 Inputs: TypeAlias = Literal["replicated", "any"]
 

@@ -14,14 +14,14 @@ from typing import Any
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
+from irc.constraints.checks import check_argument, check_mesh, check_op, result_index
+from irc.constraints.patterns import Pattern, SignaturePattern, all_match
+from irc.constraints.pins import Statement
 from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean
-from irc.sharding.constraint_checks import check_argument, check_mesh, check_op, result_index
-from irc.sharding.patterns import Pattern, SignaturePattern, all_match
-from irc.sharding.pins import Statement
 from irc.sharding.signatures import NdSignature
 
 

@@ -14,7 +14,7 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.flow import FlowOp
 from irc.dialects.placement import Partial, Placement
-from irc.sharding.options import Options
+from irc.search.options import Options
 from irc.sharding.signatures import NdSignature
 
 AxisPartial: TypeAlias = tuple[str, Partial]

@@ -18,7 +18,7 @@ column.
 The relaxation is almost always integral, and is solved alone first: it costs a tenth of what the
 integer solver takes to say the same. Where it is not, its reduced costs say which options no
 better choice can have, and branch and bound sees the few that are left. Memory is bounded at the
-moments when a choice needs too much (`irc.sharding.liveness`): one row for each, added when it is
+moments when a choice needs too much (`irc.search.liveness`): one row for each, added when it is
 first seen, and the solver goes on from where it was. A node limit bounds the search, never a
 clock: plans repeat.
 """
@@ -27,10 +27,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from irc.search.columns import matrix_of, spaces_of
+from irc.search.problem import Problem
+from irc.search.relaxation import Infeasible, Relaxation, choice_of
 from irc.sharding.boxing import Boxing
-from irc.sharding.columns import matrix_of, spaces_of
-from irc.sharding.problem import Problem
-from irc.sharding.relaxation import Infeasible, Relaxation, choice_of
 from irc.sharding.trees import Trees
 
 MAX_ROUNDS = 60
@@ -98,7 +98,7 @@ def solve(
     excess: dict[str, int] = {}
     values, is_whole = search.relax(), False
     search.drop_hopeless()
-    bound = search.bound
+    bound, choice = search.bound, choice_of(matrix, values)
     for _ in range(MAX_ROUNDS):
         choice = choice_of(matrix, values)
         peak = problem.worst_peak(choice, trees)

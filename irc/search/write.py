@@ -16,9 +16,9 @@ from irc.dialects.placement import Placement
 from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import PlacementAttr, TensorType
 from irc.errors import InternalError
+from irc.search.graph import Graph
+from irc.search.problem import Choice, Port
 from irc.sharding.boxing import Boxing
-from irc.sharding.graph import Graph
-from irc.sharding.problem import Choice, Port
 from irc.sharding.trees import Trees
 
 Shared: TypeAlias = tuple[SSAValue, int]

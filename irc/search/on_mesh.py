@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.cost.model import ClusterCost
-from irc.sharding.facts import Facts
-from irc.sharding.graph import Graph, Wishes
-from irc.sharding.options import Options, Ways
-from irc.sharding.problem import Problem
-from irc.sharding.program import Solution, solve
-from irc.sharding.relaxation import Infeasible
+from irc.search.facts import Facts
+from irc.search.graph import Graph, Wishes
+from irc.search.options import Options, Ways
+from irc.search.problem import Problem
+from irc.search.program import Solution, solve
+from irc.search.relaxation import Infeasible
 from irc.sharding.trees import Trees
 
 MARGIN = 1.08

@@ -1,7 +1,7 @@
 """The shape of the mesh: every way to arrange the devices on one to three axes, ranked.
 
 The mesh whose axes are the cluster's own levels is planned in full. What its ops do along an axis
-are then the *ways* (`irc.sharding.options`) from which the axes of the other meshes choose, so that
+are then the *ways* (`irc.search.options`) from which the axes of the other meshes choose, so that
 each takes a fraction of the time; ways that win somewhere are kept for the meshes after it. A mesh
 of three axes refines two of two axes, which share its plans but for launches, and so those go
 first: it is tried in the order of the better of them, and not at all where both are far behind. The
@@ -19,13 +19,14 @@ from xdsl.dialects.builtin import ModuleOp
 
 from irc.cluster.topology import Cluster
 from irc.cost.model import ClusterCost
+from irc.dialects.flow import FlowOp
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
-from irc.sharding.facts import Facts
-from irc.sharding.graph import Wishes
-from irc.sharding.options import Key, Way, Ways, ways_of
-from irc.sharding.relaxation import Worse
-from irc.sharding.search import Plan, TooSmall, search
+from irc.search.facts import Facts
+from irc.search.graph import Wishes
+from irc.search.on_mesh import Plan, TooSmall, search
+from irc.search.options import Key, Way, Ways, ways_of
+from irc.search.relaxation import Worse
 
 NAMES = (("data",), ("data", "tensor"), ("data", "context", "tensor"))
 """Names of the axes, outermost first; the search gives them their meaning."""
@@ -227,6 +228,7 @@ class _MeshSearch:
 
     def _learn(self, plan: Plan) -> None:
         for op, (node, signatures) in plan.graph.ops.items():
+            assert isinstance(op, FlowOp)
             chosen = signatures[plan.solution.choice[node]]
             key = self._facts.key(op)
             more = frozenset(ways_of(chosen, plan.graph.mesh.names))

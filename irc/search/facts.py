@@ -12,8 +12,8 @@ from xdsl.ir import Operation, SSAValue, Use
 from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import FlowOp
 from irc.errors import InternalError
-from irc.sharding.options import Key, op_key
-from irc.sharding.twins import twins
+from irc.search.options import Key, op_key
+from irc.search.twins import twins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

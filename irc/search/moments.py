@@ -1,4 +1,4 @@
-"""From a planning problem to what is held when: the timelines of `irc.sharding.liveness`.
+"""From a planning problem to what is held when: the timelines of `irc.search.liveness`.
 
 Views hold nothing of their own, and neither does what one kernel makes and reads again: a pointwise
 result that only a pointwise op or a reduction reads (`irc.passes.fuse` joins them). A state is
@@ -17,13 +17,13 @@ from irc.dialects.builder import arguments, results
 from irc.dialects.flow import FlowOp, id_of
 from irc.dialects.types import TensorType
 from irc.ops.work import VIEWS
-from irc.sharding.liveness import Liveness, Reads, Span, Timeline
-from irc.sharding.problem import Port
+from irc.search.liveness import Liveness, Reads, Span, Timeline
+from irc.search.problem import Port
+from irc.search.twins import phase_of
 from irc.sharding.spaces import num_bytes
-from irc.sharding.twins import phase_of
 
 if TYPE_CHECKING:
-    from irc.sharding.graph import Graph
+    from irc.search.graph import Graph
 
 JOINED = frozenset({"flow.pointwise", "flow.constant", "flow.iota"})
 """Ops that a kernel computes where it reads them."""

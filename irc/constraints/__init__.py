@@ -1,0 +1,1 @@
+"""What the user fixes: constraint files, patterns of placements, and what they allow."""

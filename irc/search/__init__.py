@@ -1,0 +1,1 @@
+"""The search for a plan: the graph of choices, the integer program, its bounds, the meshes."""
