@@ -36,8 +36,8 @@ def vjp_strategies(
         if _is_linear(rule, factor) and sizes.get(factor, 1) != 1
     ]
     partial = Partial("sum")
-    passed: list[AxisPlacement] = [B] * count + [partial] * len(given)
-    sums = Strategy(AS_IT_IS, tuple(passed), (partial,) * len(wanted), 0, split="gradients")
+    passed: tuple[AxisPlacement, ...] = (*(B,) * count, *(partial,) * len(given))
+    sums = Strategy(AS_IT_IS, passed, (partial,) * len(wanted), 0, split="gradients")
     return [*found, sums]
 
 

@@ -51,7 +51,9 @@ CASES: list[tuple[dict[str, Any], Callable[[Any], torch.optim.Optimizer], float]
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "make", "clip"), CASES, ids=[str(case[0])[:40] for case in CASES])
+@pytest.mark.parametrize(
+    ("options", "make", "clip"), CASES, ids=[str(case[0])[:40] for case in CASES]
+)
 def test_three_steps(
     options: dict[str, Any], make: Callable[[Any], torch.optim.Optimizer], clip: float
 ) -> None:
