@@ -9,24 +9,47 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from irc.api import compile as compile
+    from irc.api import compile_entries as compile_entries
+    from irc.api import compile_step as compile_step
+    from irc.api import export_entries as export_entries
     from irc.api import export_plan as export_plan
     from irc.api import load as load
     from irc.api import original as original
+    from irc.frontends.torch.annotations import place as place
     from irc.frontends.torch.capture import capture as capture
     from irc.ops.custom import register_op as register_op
+    from irc.runtime.held import whole as whole
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "capture": "irc.frontends.torch.capture",
     "compile": "irc.api",
+    "compile_entries": "irc.api",
+    "compile_step": "irc.api",
+    "export_entries": "irc.api",
     "export_plan": "irc.api",
     "load": "irc.api",
     "original": "irc.api",
+    "place": "irc.frontends.torch.annotations",
     "register_op": "irc.ops.custom",
+    "whole": "irc.runtime.held",
 }
 
-__all__ = ["__version__", "capture", "compile", "export_plan", "load", "original", "register_op"]
+__all__ = [
+    "__version__",
+    "capture",
+    "compile",
+    "compile_entries",
+    "compile_step",
+    "export_entries",
+    "export_plan",
+    "load",
+    "original",
+    "place",
+    "register_op",
+    "whole",
+]
 
 
 def __getattr__(name: str) -> object:

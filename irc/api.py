@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
@@ -18,9 +19,14 @@ from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.save import check_target, save_plan
 from irc.program import Program
 from irc.report.summary import summary
+from irc.training.recipe import OptimizerOption, Recipe, recipe_of
 
 if TYPE_CHECKING:
+    from irc.entries import Entries
+    from torch import nn
+
     from irc.runtime.executor import Executor
+    from irc.step import TrainingStep
 
 T = TypeVar("T")
 
@@ -103,6 +109,95 @@ def _compile(target: object, *, options: Options, disable: bool) -> Any:
     )
 
 
+def compile_step(
+    model: nn.Module,
+    *,
+    loss: str | Callable[..., Any] | None = None,
+    optimizer: OptimizerOption = "adamw",
+    mesh: str = "",
+    cluster: str = "this-host",
+    pins: Pins = "",
+    passes: Sequence[str] = (),
+    frozen: str = "",
+    accumulate: int = 1,
+    memory_bytes: int | None = None,
+    stored_bytes: int | None = None,
+    seed: int = 0,
+) -> TrainingStep:
+    """Return a step of training, to be called with each batch: ``loss = step(*batch, lr=1e-3)``.
+
+    The first batch of a kind compiles forward, backward and optimiser as one program. On one device
+    the module's own parameters move. With a mesh the program runs under torchrun with as many
+    processes; each calls the step with the same, whole batch, and keeps only its parts of parameters
+    and optimiser states, while the module's parameters go to the meta device.
+    ``step.state_dict()`` puts everything together, ``step.load_state_dict`` goes on from there, on
+    any mesh.
+
+    Where parameters and states lie is the planner's choice, within the memory of the cluster's
+    devices. ``stored_bytes`` (or a small device) makes it split what is stored: parameters and
+    states over all ranks is ZeRO 3. ``pins`` fix it: ``"optimizer.* = [data = S(0)]; *.weight =
+    [data = B]"`` splits the states and keeps weights whole, which is ZeRO 1. States are named
+    ``optimizer.exp_avg.NAME``, ``optimizer.exp_avg_sq.NAME`` or ``optimizer.momentum_buffer.NAME``.
+
+    In training mode dropout draws from a counter: the same numbers under any sharding, others in
+    each step. Parameters that do not require a gradient have no gradient, state or work.
+
+    Args:
+        model: the module; its training flag counts.
+        loss: nothing, where the module gives one real number; the name of one of its results; or a
+            function ``loss(output, *targets)``, whose targets are the last arguments of a batch.
+        optimizer: adamw, adam, sgd or momentum, or ``{"kind": "adamw", "lr": 3e-4, "betas": (0.9,
+            0.95), "weight_decay": 0.1, "no_decay": "*.bias", "clip_norm": 1.0}``.
+        mesh: axes of a mesh, ``data=2,tensor=2``.
+        cluster: a preset or TOML file that prices the plan and says how much memory a device has.
+        pins: constraints, as :func:`compile` takes them.
+        passes: names of plug-in passes to run.
+        frozen: globs of further parameters that stay as they are.
+        accumulate: micro-batches that a batch is cut into along its first dim; gradients are added
+            up where they are and reduced once. The loss is the mean of theirs.
+        memory_bytes: the most that a device may hold at any moment.
+        stored_bytes: the most that it may hold all the time.
+        seed: of random numbers.
+
+    Raises:
+        IrcError: for options that cannot be; on the first call, what capture and planning raise.
+    """
+    from irc.step import TrainingStep
+
+    recipe = _recipe(model, loss, optimizer, frozen, accumulate)
+    options = Options(
+        mesh=parse_mesh(mesh),
+        cluster=cluster,
+        passes=tuple(passes),
+        pins=pins_option(pins),
+        memory_bytes=memory_bytes,
+        stored_bytes=stored_bytes,
+    )
+    called = None if isinstance(loss, str) else loss
+    return TrainingStep(model, recipe, options, loss=called, seed=seed)
+
+
+def _recipe(
+    model: object,
+    loss: object,
+    optimizer: OptimizerOption,
+    frozen: str,
+    accumulate: int,
+) -> Recipe:
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise IrcError(
+            "input-mismatch", f"a training step is of a module, not of {type(model).__name__}"
+        )
+    if not (loss is None or isinstance(loss, str) or callable(loss)):
+        raise IrcError(
+            "input-mismatch", f"a loss is a name or a function, not {type(loss).__name__}"
+        )
+    name = loss if isinstance(loss, str) else ""
+    return recipe_of(optimizer, loss=name, frozen=frozen, accumulate=accumulate)
+
+
 def original(compiled: Any) -> Any:
     """Return what ``irc.compile`` was given: the module with its own forward, or the function."""
     from irc.compiled import original as found
@@ -138,8 +233,17 @@ def export_plan(
     passes: Sequence[str] = (),
     pins: Pins = "",
     force: bool = False,
+    optimizer: OptimizerOption | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    frozen: str = "",
+    accumulate: int = 1,
+    memory_bytes: int | None = None,
+    stored_bytes: int | None = None,
 ) -> str:
     """Compile a PyTorch module to a plan folder that ``irc run`` and torchrun start.
+
+    With an optimiser it is a plan of training steps: ``irc run`` makes some of them, and holds
+    losses, parameters and states against PyTorch's autograd and optimiser.
 
     Args:
         module: a module or function.
@@ -152,6 +256,12 @@ def export_plan(
         passes: plug-in passes to run.
         pins: constraints, as :func:`compile` takes them.
         force: replace a plan in the folder.
+        optimizer: for a plan of training, as :func:`compile_step` takes it.
+        loss: what is trained on, as :func:`compile_step` takes it; targets are the last of ``args``.
+        frozen: globs of parameters that stay as they are.
+        accumulate: micro-batches of a step.
+        memory_bytes: the most that a device may hold at any moment.
+        stored_bytes: the most that it may hold all the time.
 
     Returns:
         A summary of the plan.
@@ -164,10 +274,46 @@ def export_plan(
         cluster=cluster,
         passes=tuple(passes),
         pins=pins_option(pins),
+        memory_bytes=memory_bytes,
+        stored_bytes=stored_bytes,
     )
+    if optimizer is not None:
+        recipe = _recipe(module, loss, optimizer, frozen, accumulate)
+        check_target(Path(out), force=force)
+        return _write_training(module, args, kwargs, recipe, loss, options, out, force=force)
+    if loss is not None or frozen or accumulate != 1:
+        raise IrcError(
+            "option-value",
+            "a loss, frozen parameters and micro-batches are of a plan of training",
+            help='name an optimiser: optimizer="adamw"',
+        )
     check_target(Path(out), force=force)
     program = capture(module, tuple(args), dict(kwargs or {})).program
     return _write(program, options, out, force=force)
+
+
+def _write_training(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    recipe: Recipe,
+    loss: object,
+    options: Options,
+    out: str | Path,
+    *,
+    force: bool,
+) -> str:
+    import torch
+
+    from irc.step import captured_step, training_plan
+
+    called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
+    with torch.no_grad():
+        captured, split = captured_step(module, called, recipe, tuple(args), dict(kwargs or {}))
+    recipe = replace(recipe, split=split)
+    plan = training_plan(captured.program, recipe, options, module, keep_ir=True)
+    save_plan(out, plan, tensors=captured.program.tensors, force=force)
+    return summary(plan, options.cluster, captured.program)
 
 
 def compile_file(
@@ -212,6 +358,80 @@ def _write(program: Program, options: Options, out: str | Path, *, force: bool) 
     plan = make_plan(program, options)
     save_plan(out, plan, tensors=program.tensors, force=force)
     return summary(plan, options.cluster, program)
+
+
+def compile_entries(
+    entries: Mapping[str, Sequence[Any]],
+    *,
+    mesh: str = "",
+    cluster: str = "this-host",
+    pins: Pins = "",
+    runs: Mapping[str, int] | None = None,
+) -> Entries:
+    """Compile several entry points of one model, such as prefill and decode, together.
+
+    They share weights and caches, whose placements are searched for all entries at once. On a mesh
+    the program runs under torchrun; each rank keeps its part of a cache between calls.
+
+    Args:
+        entries: by name a module or function, its example arguments, and if need be its keyword
+            arguments: ``{"prefill": (model, (), {"input_ids": ids, "past_key_values": cache})}``.
+        mesh: axes of a mesh, as :func:`compile` takes them.
+        cluster: a preset or TOML file that prices the plans.
+        pins: constraints of arguments, as :func:`compile` takes them; those of weights and caches
+            by their names, those of one entry's inputs as ``ENTRY/NAME``.
+        runs: how often each entry runs, relative to the others, as in ``{"decode": 100}``.
+
+    Returns:
+        The entries by name: ``found["decode"](ids, cache)`` runs one, on calls like its example.
+
+    Raises:
+        IrcError: what capture and planning raise; ``option-value`` for a name that is no entry.
+    """
+    from irc.entries import compile_entries as compile_all
+
+    options = Options(mesh=parse_mesh(mesh), cluster=cluster, pins=pins_option(pins))
+    return compile_all(entries, options, runs)
+
+
+def export_entries(
+    entries: Mapping[str, Sequence[Any]],
+    *,
+    out: str | Path,
+    mesh: str = "",
+    backend: str = "cpu",
+    cluster: str = "this-host",
+    pins: Pins = "",
+    runs: Mapping[str, int] | None = None,
+    force: bool = False,
+) -> str:
+    """Write several entry points of one model into one folder: a plan each, the weights once.
+
+    Args:
+        entries: as :func:`compile_entries` takes them; a name is the name of a plan's folder.
+        out: the folder; ``irc run OUT/ENTRY`` and ``irc.load("OUT/ENTRY")`` take a plan from it.
+        mesh: axes of the mesh.
+        backend: what writes the kernels.
+        cluster: prices the plans.
+        pins: constraints, as :func:`compile_entries` takes them.
+        runs: how often each entry runs, relative to the others.
+        force: replace such a folder.
+
+    Returns:
+        A summary of each plan.
+    """
+    from irc.entries import export_entries as export_all
+    from irc.plan.shared import ENTRIES
+
+    check_target(Path(out), force=force, marker=ENTRIES)
+    options = Options(
+        mesh=parse_mesh(mesh), backend=backend, cluster=cluster, pins=pins_option(pins)
+    )
+    found = export_all(entries, options, out, runs, force=force)
+    return "\n\n".join(
+        f"entry       {name}\n{summary(plan, cluster, program)}"
+        for name, (plan, program) in found.items()
+    )
 
 
 def load(folder: str | Path) -> Executor:

@@ -11,21 +11,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
+from irc.constraints.pins import pin
 from irc.errors import IrcError
-from irc.frontends.torch.capture import Captured, capture
+from irc.frontends.torch.capture import capture
+from irc.frontends.torch.in_place import in_place
 from irc.pipeline import Options, make_plan
+from irc.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.runtime.executor import Executor
+from irc.version import Version, gathered, placements_for
+
+if TYPE_CHECKING:
+    from irc.runtime.ranks import Ranks
 
 C = TypeVar("C", bound=type[nn.Module])
-
-MAX_VERSIONS = 16
-"""Versions of one module before a call is an error: a sign of a shape that varies freely."""
 
 
 class _Tracing:
@@ -54,7 +59,7 @@ class _Tracing:
             return True
 
 
-_TRACING = _Tracing()
+TRACING = _Tracing()
 
 
 def _is_traced() -> bool:
@@ -62,27 +67,7 @@ def _is_traced() -> bool:
     if torch.compiler.is_dynamo_compiling():
         return True
     tracing = torch.compiler.is_compiling() or torch.compiler.is_exporting()
-    return tracing and not _TRACING.is_elsewhere()
-
-
-class Version:
-    """One compiled version: guards, the way in and out, and what runs."""
-
-    def __init__(self, captured: Captured, executor: Executor) -> None:
-        self._captured = captured
-        self._executor = executor
-        self.mismatch = captured.guards.check
-
-    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run on arguments that meet the guards."""
-        inputs = self._captured.flatten(args, dict(kwargs))
-        outputs = self._executor(*inputs)
-        if mutated := self._captured.mutated_inputs:
-            # What the module writes into its arguments comes last, after what it returns.
-            written = outputs[-len(mutated) :]
-            for index, value in zip(mutated.values(), written, strict=True):
-                inputs[index].copy_(value)
-        return self._captured.unflatten(outputs)
+    return tracing and not TRACING.is_elsewhere()
 
 
 class Dispatcher:
@@ -97,7 +82,8 @@ class Dispatcher:
         self.original = original
         self.options = options
         self.versions: list[Version] = []
-        self.recompiles: list[str] = []
+        self._recompiles = Recompiles()
+        self._ranks: Ranks | None = None
         self._training: Callable[..., Any] | None = None
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -106,12 +92,25 @@ class Dispatcher:
             return self._with_gradients(args, kwargs)
         version, _ = self._find(args, kwargs)
         if version is None:
-            with _TRACING:
+            with TRACING:
                 # Another thread may have compiled it; and while one traces, guards fail.
                 version, reason = self._find(args, kwargs)
-                if version is None:
+                if version is None and len(self.versions) < MAX_VERSIONS:
                     version = self._add(args, kwargs, reason)
+            if version is None:
+                return self._eager(args, kwargs, reason)
         return version(args, kwargs)
+
+    @property
+    def recompiles(self) -> list[str]:
+        """Why each version but the first was compiled."""
+        return self._recompiles.reasons
+
+    @property
+    def statistics(self) -> Statistics:
+        """How often it was compiled, and why."""
+        found = self._recompiles
+        return Statistics(len(self.versions), tuple(found.reasons), found.eager_calls)
 
     def _find(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -126,32 +125,46 @@ class Dispatcher:
 
     def _add(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str | None) -> Version:
         if reason is not None:
-            self.recompiles.append(reason)
-        if len(self.versions) == MAX_VERSIONS:
-            raise IrcError(
-                "input-mismatch",
-                f"this would be version {MAX_VERSIONS + 1} of one compiled module",
-                because=self.recompiles[-3:],
-                help="pad what varies to a few sizes, or compile separate modules",
-            )
+            self._recompiles.add(reason, self.versions[-1].resized(args, kwargs))
         version = self._compile(args, kwargs)
         self.versions.append(version)
         return version
 
     def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
-        captured = capture(self.original, tuple(args), dict(kwargs))
         if self.options.mesh.num_ranks > 1:
-            from irc.runtime.join import join
+            return self._compile_for_ranks(args, kwargs)
+        captured = in_place(capture(self.original, tuple(args), dict(kwargs)))
+        plan = make_plan(captured.program, self.options, keep_ir=False)
+        return Version(captured, Executor(plan, captured.program.tensors))
 
-            executor = join(
-                lambda: make_plan(captured.program, self.options),
-                captured.program.tensors,
-                self.options.mesh,
-            )
-        else:
-            plan = make_plan(captured.program, self.options, keep_ir=False)
-            executor = Executor(plan, captured.program.tensors)
+    def _compile_for_ranks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
+        """Compile, linked to the versions before: weights and caches lie as these have put them.
+
+        The versions cannot be searched together, because the call that the second one is for is
+        not known when the first one runs. Where all calls are known beforehand, they can:
+        :func:`irc.entries.compile_entries`.
+        """
+        from irc.runtime import held
+        from irc.runtime.ranks import Ranks
+
+        if self._ranks is None:
+            self._ranks = Ranks.of(self.options.mesh)
+        ranks = self._ranks
+        blank = pytree.tree_map(held.blank, (tuple(args), dict(kwargs)))
+        captured = in_place(capture(self.original, *blank))
+        given = captured.flatten(args, dict(kwargs))
+        pin(captured.program.module, placements_for(captured, given, ranks.mesh, ranks.placements))
+        executor = ranks.executor(
+            lambda: make_plan(captured.program, self.options), captured.program.tensors
+        )
         return Version(captured, executor)
+
+    def _eager(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str | None) -> Any:
+        """Run a call that no version fits and that is not worth one; caches come whole for it."""
+        self._recompiles.add_eager(reason)
+        if self.options.mesh.num_ranks > 1:
+            args, kwargs = gathered(args, kwargs)
+        return self.original(*args, **kwargs)
 
     def _wants_gradients(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         given = (*args, *kwargs.values())
@@ -211,6 +224,7 @@ def compiled_function(function: Callable[..., Any], options: Options) -> Callabl
         return dispatcher(args, kwargs)
 
     run._irc_original = function  # type: ignore[attr-defined]  # what irc.original returns
+    run._irc_dispatcher = dispatcher  # type: ignore[attr-defined]  # what statistics reads
     return run
 
 
@@ -229,6 +243,22 @@ def original(compiled: Any) -> Any:
 def dispatcher_of(module: nn.Module) -> Dispatcher | None:
     """Return the compiled versions of a module, None before its first call."""
     return _DISPATCHERS.get(module)
+
+
+def statistics(compiled: Any) -> Statistics:
+    """Return how often a compiled module or function has been compiled so far, and why.
+
+    Raises:
+        IrcError: ``input-mismatch`` where the argument was not made by ``irc.compile``.
+    """
+    found = getattr(compiled, "_irc_dispatcher", None)
+    if isinstance(compiled, nn.Module):
+        original(compiled)
+        found = dispatcher_of(compiled)
+        return Statistics(0, (), 0) if found is None else found.statistics
+    if found is None:
+        raise IrcError("input-mismatch", f"{type(compiled).__name__} was not made by irc.compile")
+    return found.statistics
 
 
 def _as(cls: type[nn.Module], module: nn.Module) -> nn.Module:

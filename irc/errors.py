@@ -131,6 +131,12 @@ class ErrorCollector:
         """Note an error; one that reads the same as an earlier one is dropped."""
         self._errors.setdefault(error.render(), error)
 
+    def move_to(self, other: "ErrorCollector") -> None:
+        """Give what was collected to another collector."""
+        for error in self._errors.values():
+            other.add(error)
+        self._errors.clear()
+
     def check(self) -> None:
         """Raise what was collected: nothing, the one error, or an `IrcErrors`."""
         errors = tuple(self._errors.values())

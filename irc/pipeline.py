@@ -53,6 +53,8 @@ class Options:
         sizes: numbers for named sizes.
         passes: names of plug-in passes to run, each where its ``after`` says.
         pins: constraints, or the name of a file of them (grammar/sharding.lark).
+        memory_bytes: what a device may hold at any moment; by default what the cluster's have.
+        stored_bytes: what it may hold all the time: parameters, states, buffers, constants.
         verify_each: verify the IR after each pass, or run it before and after and compare.
     """
 
@@ -63,6 +65,8 @@ class Options:
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     passes: tuple[str, ...] = ()
     pins: str = ""
+    memory_bytes: int | None = None
+    stored_bytes: int | None = None
     verify_each: VerifyEach = None
 
 
@@ -79,7 +83,10 @@ def default_pipeline(options: Options) -> list[ModulePass]:
     pipeline.append(("canonicalize", {}))
     if distributed:
         choices = {"mesh": str(options.mesh), "cluster": options.cluster, "pins": options.pins}
-        pipeline.append(("auto-shard", {k: v for k, v in choices.items() if v}))
+        limits = {"memory_bytes": options.memory_bytes, "stored_bytes": options.stored_bytes}
+        given = {k: v for k, v in choices.items() if v}
+        bounds = {k: v for k, v in limits.items() if v is not None}
+        pipeline.append(("auto-shard", {**given, **bounds}))
         pipeline.append(("lower-boxing", {}))
     pipeline.append(("fuse", {}))
     target = options.target or find_backend(options.backend).targets[0]
@@ -208,13 +215,20 @@ def lower(program: Program, options: Options, on_stage: OnStage | None = None) -
     )
 
 
-def make_plan(program: Program, options: Options, *, keep_ir: bool = True) -> LoadedPlan:
+def make_plan(
+    program: Program,
+    options: Options,
+    *,
+    keep_ir: bool = True,
+    extra: Mapping[str, str] | None = None,
+) -> LoadedPlan:
     """Compile a program to a plan in memory.
 
     Args:
         program: as a frontend gives it; its module is changed.
         options: what the user chose.
         keep_ir: also keep the text after every pass, which ``irc check`` reads.
+        extra: other files of the plan, by name.
     """
     import torch
 
@@ -246,6 +260,6 @@ def make_plan(program: Program, options: Options, *, keep_ir: bool = True) -> Lo
         plan,
         ir=texts,
         kernels=sources,
-        extra=launch_files(plan) if keep_ir else {},
+        extra={**(launch_files(plan) if keep_ir else {}), **(extra or {})},
         torch_version=torch.__version__,
     )

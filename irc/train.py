@@ -26,6 +26,9 @@ def training_program(
     frozen: str = "",
     optimizer: str | Mapping[str, object] | None = "adamw",
     loss: str = "",
+    accumulate: int = 1,
+    split: str = "*",
+    recompute: str = "none",
 ) -> Program:
     """Return a program that computes a loss and trains on it.
 
@@ -40,14 +43,52 @@ def training_program(
         optimizer: a kind (``adamw``, ``adam``, ``sgd``, ``momentum``), or ``{"kind": .., ..}`` with
             options of pass ``add-optimizer``; None for gradients alone.
         loss: name of the result to train on; not needed where only one is a real scalar.
+        accumulate: micro-batches of a step; the program is of one, and becomes that of all.
+        split: globs of the inputs that have a part for each micro-batch; others serve them all.
+        recompute: what the backward pass computes again instead of having it saved: ``none``,
+            ``cheap``, ``selective``, ``full``, or globs (pass ``recompute``).
 
     Raises:
         IrcError: ``loss-unknown``, ``option-value``, or all that is ``not-differentiable`` at once.
     """
     import torch
 
-    from irc.runtime import vjp
     from irc.runtime.library import dtypes
+
+    add_training(
+        program,
+        trainable=trainable,
+        frozen=frozen,
+        optimizer=optimizer,
+        loss=loss,
+        accumulate=accumulate,
+        split=split,
+        recompute=recompute,
+    )
+    tensors = dict(program.tensors)
+    for role, name, value in arguments(entry(program.module)):
+        if role == "state" and name not in tensors:
+            kind = tensor(value)
+            tensors[name] = torch.zeros(kind.static_shape(), dtype=dtypes()[kind.dtype])
+    return Program(program.module, tensors, program.source)
+
+
+def add_training(
+    program: Program,
+    *,
+    trainable: str | nn.Module = "*",
+    frozen: str = "",
+    optimizer: str | Mapping[str, object] | None = "adamw",
+    loss: str = "",
+    accumulate: int = 1,
+    split: str = "*",
+    recompute: str = "none",
+) -> None:
+    """Make a program one of training in place; its states have no tensors yet.
+
+    See :func:`training_program` for the arguments and errors.
+    """
+    from irc.runtime import vjp
 
     if not isinstance(trainable, str):
         named = trainable.named_parameters(remove_duplicate=False)
@@ -56,17 +97,14 @@ def training_program(
         trainable = "*"
     options = {"loss": loss, "trainable": trainable, "frozen": frozen}
     passes = [find_pass("canonicalize")(), find_pass("differentiate")(**options)]
+    passes.append(find_pass("recompute")(policy=recompute))
+    if accumulate > 1:
+        passes.append(find_pass("accumulate-gradients")(count=accumulate, split=split))
     if optimizer is not None:
         given = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
         passes.append(find_pass("add-optimizer")(**given))
     run_passes(program.module, passes)
     vjp.check([_call(op) for op in program.module.walk() if _is_vjp(op)])
-    tensors = dict(program.tensors)
-    for role, name, value in arguments(entry(program.module)):
-        if role == "state" and name not in tensors:
-            kind = tensor(value)
-            tensors[name] = torch.zeros(kind.static_shape(), dtype=dtypes()[kind.dtype])
-    return Program(program.module, tensors, program.source)
 
 
 def _is_vjp(op: Operation) -> bool:

@@ -7,6 +7,7 @@ pass imports one module.
 from collections.abc import Mapping
 
 BUILTIN: Mapping[str, str] = {
+    "accumulate-gradients": "irc.passes.accumulate_gradients:AccumulateGradientsPass",
     "add-optimizer": "irc.passes.add_optimizer:AddOptimizerPass",
     "auto-shard": "irc.passes.auto_shard:AutoShardPass",
     "lower-boxing": "irc.passes.lower_boxing:LowerBoxingPass",
@@ -16,4 +17,5 @@ BUILTIN: Mapping[str, str] = {
     "differentiate": "irc.passes.differentiate:DifferentiatePass",
     "fuse": "irc.passes.fuse:FusePass",
     "order": "irc.passes.order:OrderPass",
+    "recompute": "irc.passes.recompute:RecomputePass",
 }

@@ -108,7 +108,7 @@ def simplify(block: Block) -> None:
 
 def _rewritten(op: FlowOp) -> FlowOp | None:
     """Apply identities to an op until none holds; None where an older value took its place."""
-    while True:
+    while not _is_pinned(op):
         found = next(
             (f for f in (i(op) for i in IDENTITIES.get(op.name, ())) if f is not None), None
         )
@@ -124,6 +124,12 @@ def _rewritten(op: FlowOp) -> FlowOp | None:
         op.parent.insert_op_before(found, op)
         _replace(op, list(found.outputs))
         op = found
+    return op
+
+
+def _is_pinned(op: Operation) -> bool:
+    """True for a reshape that is there for the placement that the model asks for."""
+    return "pin" in op.properties
 
 
 def _replace(op: Operation, values: Sequence[SSAValue]) -> None:
@@ -135,7 +141,9 @@ def _replace(op: Operation, values: Sequence[SSAValue]) -> None:
 
 def _identity(op: FlowOp) -> tuple[Any, ...]:
     properties = tuple(sorted(op.properties.items(), key=lambda item: item[0]))
-    return op.name, properties, tuple(op.inputs), tuple(v.type for v in op.outputs)
+    # What backward computes again to save memory is not to be kept from forward instead.
+    again = op.attributes.get("recompute")
+    return op.name, properties, tuple(op.inputs), tuple(v.type for v in op.outputs), again
 
 
 # Identities. Each takes an op and returns what equals it, or None.
@@ -161,6 +169,9 @@ def slice_of_all(op: FlowOp) -> Rewrite:
 
 def reshape_of_reshape(op: FlowOp) -> Rewrite:
     """``reshape(reshape(x, s), t)`` is ``reshape(x, t)``."""
+    inner = op.inputs[0].owner
+    if isinstance(inner, Operation) and _is_pinned(inner):
+        return None
     return _past_inner(ReshapeOp, op)
 
 

@@ -17,6 +17,7 @@ import irc
 import irc.compiled
 from irc.compiled import Dispatcher, dispatcher_of
 from irc.errors import IrcError
+from irc.recompiles import RecompileWarning
 
 
 class Net(nn.Module):
@@ -192,14 +193,23 @@ def test_another_kind_of_call_says_why(second: Tensor, says: str) -> None:
 
 
 @torch.no_grad()
-def test_a_size_that_varies_freely_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_varies_freely_is_told_and_then_runs_eagerly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(irc.compiled, "MAX_VERSIONS", 3)
     double = irc.compile(lambda x: x * 2)
-    for rows in (1, 2, 3):
+    for rows in (1, 2):
         double(torch.randn(rows, 7))
-    with pytest.raises(IrcError, match="version 4") as caught:
-        double(torch.randn(4, 7))
-    assert "[4, 7], compiled for [3, 7]" in str(caught.value)
+    with pytest.warns(RecompileWarning, match=r"'x' has another size .*: dim 0 was 2, is 3"):
+        double(torch.randn(3, 7))
+    x = torch.randn(4, 7)
+    with pytest.warns(RecompileWarning, match="none of 3 versions") as caught:
+        assert torch.equal(double(x), x * 2)
+    assert "[4, 7], compiled for [3, 7]" in str(caught[0].message)
+    double(torch.randn(5, 7))
+    double(torch.randn(1, 7))
+    found = irc.compiled.statistics(double)
+    assert (found.compilations, len(found.reasons), found.eager_calls) == (3, 2, 2)
 
 
 @torch.no_grad()

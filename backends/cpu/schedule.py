@@ -211,8 +211,10 @@ def _scratch(
 def _divide(nest: Nest, vector: int | None, width: int, workers: int) -> tuple[int, int]:
     """Return the number of chunks and the block of a parallel vector dim."""
     tasks = prod(nest.extents[: nest.parallel])
-    if vector is None or vector >= nest.parallel or tasks == 0:
+    if vector is None or vector >= nest.parallel:
         return min(workers, tasks), 0
+    if tasks == 0:
+        return 0, 1
     extent = nest.extents[vector]
     rows = tasks // extent
     pieces = -(-min(workers, tasks) // rows)

@@ -1,15 +1,22 @@
-"""`irc compile`: an ONNX file in, a plan folder out."""
+"""`irc compile`: an ONNX file or a PyTorch module in, a plan folder out."""
 
 import argparse
+from pathlib import Path
 
 from irc.errors import IrcError
 
-HELP = "compile an ONNX model into a plan"
+HELP = "compile an ONNX model or a PyTorch module into a plan"
+ADAMW = "adamw"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc compile`."""
-    parser.add_argument("model", metavar="MODEL.onnx", help="the model")
+    parser.add_argument(
+        "model",
+        metavar="MODEL.onnx|NAME:FUNCTION",
+        help="an ONNX file; or a function of a Python module (pkg.net:build) or file (net.py:build)"
+        " that returns (module, example_args)",
+    )
     parser.add_argument(
         "-o", "--output", metavar="DIR", required=True, help="the folder for the plan"
     )
@@ -39,16 +46,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="placements to pin and to forbid, as in '*.weight = [tensor = S(0)]'",
     )
+    _add_training_arguments(parser)
     parser.add_argument(
         "--force", action="store_true", help="replace a plan that is in the folder already"
     )
 
 
+def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--train",
+        metavar="OPTIMIZER",
+        nargs="?",
+        const=ADAMW,
+        help="plan a step of training with adamw (the default), adam, sgd or momentum",
+    )
+    parser.add_argument(
+        "--lr", metavar="X", type=float, help="the learning rate (default: 0.001)"
+    )
+    parser.add_argument(
+        "--loss",
+        metavar="RESULT|NAME:FUNCTION",
+        help="the result to train on, or a function loss(output, *targets) of the module's output"
+        " and the last example arguments",
+    )
+    parser.add_argument(
+        "--frozen", metavar="GLOBS", default="", help="parameters that stay as they are"
+    )
+    parser.add_argument(
+        "--accumulate", metavar="N", type=int, default=1, help="micro-batches of a step"
+    )
+    parser.add_argument(
+        "--stored-bytes",
+        metavar="N",
+        type=int,
+        help="the most that a device may hold all the time: parameters and states",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Compile, and print a summary of the plan."""
+    print(_compile_module(args) if is_named_object(args.model) else _compile_file(args))
+    return 0
+
+
+def is_named_object(text: str) -> bool:
+    """True for ``NAME:FUNCTION``, where no file is called so.
+
+    >>> is_named_object("nets/gpt.py:build"), is_named_object("model.onnx")
+    (True, False)
+    """
+    name, _, function = text.rpartition(":")
+    return bool(name) and function.isidentifier() and not Path(text).exists()
+
+
+def _compile_file(args: argparse.Namespace) -> str:
     from irc.api import compile_file
 
-    summary = compile_file(
+    given = {name: getattr(args, name) for name in ("train", "lr", "loss", "frozen", "stored_bytes")}
+    given["accumulate"] = args.accumulate != 1
+    for option, value in given.items():
+        if value:
+            raise IrcError(
+                "option-value",
+                f"--{option.replace('_', '-')} is of PyTorch modules, not of ONNX files",
+                help="name a function that returns (module, example_args): net.py:build",
+            )
+    return compile_file(
         args.model,
         args.output,
         mesh=args.mesh,
@@ -59,8 +122,38 @@ def run(args: argparse.Namespace) -> int:
         pins=args.pins,
         force=args.force,
     )
-    print(summary)
-    return 0
+
+
+def _compile_module(args: argparse.Namespace) -> str:
+    from irc.api import export_plan
+    from irc.frontends.torch.named import named_example, named_loss
+
+    if args.size:
+        raise IrcError(
+            "option-value",
+            "--size is of ONNX files; a module has the sizes of its example arguments",
+        )
+    example = named_example(args.model)
+    optimizer = None if args.train is None else {"kind": args.train}
+    if optimizer is not None and args.lr is not None:
+        optimizer["lr"] = args.lr
+    return export_plan(
+        example.module,
+        example.args,
+        example.kwargs,
+        out=args.output,
+        mesh=args.mesh or "",
+        backend=args.backend,
+        cluster=args.cluster or "this-host",
+        passes=args.passes,
+        pins=args.pins,
+        force=args.force,
+        optimizer=optimizer,
+        loss=None if args.loss is None else named_loss(args.loss),
+        frozen=args.frozen,
+        accumulate=args.accumulate,
+        stored_bytes=args.stored_bytes,
+    )
 
 
 def _sizes(texts: list[str]) -> dict[str, int]:

@@ -15,7 +15,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", metavar="N", type=int, default=0, help="of random inputs (default: 0)"
     )
-    parser.add_argument("--outputs", metavar="F.safetensors", help="write the outputs there")
+    parser.add_argument(
+        "--outputs",
+        metavar="F.safetensors",
+        help="write the outputs there; of a plan of training, parameters and states",
+    )
+    parser.add_argument(
+        "--steps", metavar="N", type=int, help="steps of a plan of training (default: 3)"
+    )
     parser.add_argument(
         "--no-compare", action="store_true", help="do not compare with the model run eagerly"
     )
@@ -23,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the plan, print what it reports, and return 1 where its numbers are wrong."""
+    from irc.errors import IrcError
     from irc.runtime.launch import run_plan
+
+    if args.steps is not None and args.steps < 1:
+        raise IrcError("option-value", f"--steps {args.steps}: a run has 1 step or more")
 
     report = run_plan(
         args.plan,
@@ -32,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         compare=not args.no_compare,
         seed=args.seed,
         outputs=args.outputs,
+        steps=args.steps,
     )
     print(report)
     return report.exit_code

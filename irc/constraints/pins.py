@@ -14,9 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 
 from irc.constraints.patterns import ANYTHING, AxisPattern, Pattern, SignaturePattern
+from irc.dialects.builder import functions
+from irc.dialects.flow import ReshapeOp, id_of, loc_of
 from irc.dialects.placement import B, Partial, Placement, Split
 from irc.dialects.types import PlacementAttr
 from irc.errors import IrcError, did_you_mean
@@ -29,6 +31,9 @@ Pins: TypeAlias = str | Path | Mapping[str, "str | Placement"]
 MAX_BYTES = 1 << 20
 INLINE = "pins"
 """Where constraints come from that are in no file."""
+
+ANNOTATED = "irc.place"
+"""Where those come from that the model's own code asks for."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +139,32 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def module_pins(module: ModuleOp) -> tuple[Statement, ...]:
-    """Return the pins that the module's attribute ``irc.pins`` holds."""
+    """Return what the module itself asks for: its attribute ``irc.pins``, and pinned reshapes.
+
+    Raises:
+        IrcError: ``constraint-syntax`` or ``placement-syntax``.
+    """
+    found: list[Statement] = []
     attr = module.attributes.get("irc.pins")
-    if not isinstance(attr, DictionaryAttr):
-        return ()
-    return tuple(
-        Statement("pin", "argument", glob, Pattern.of(value.data), where="the module's irc.pins")
-        for glob, value in attr.data.items()
-        if isinstance(value, PlacementAttr)
-    )
+    for glob, value in attr.data.items() if isinstance(attr, DictionaryAttr) else ():
+        if isinstance(value, PlacementAttr | StringAttr):
+            given = value.data
+            pattern = parse_pattern(given) if isinstance(given, str) else Pattern.of(given)
+            found.append(Statement("pin", "argument", glob, pattern, where=ANNOTATED))
+    for name, func in functions(module).items():
+        for op in func.body.block.ops:
+            if isinstance(op, ReshapeOp) and op.pin is not None:
+                pattern, glob = parse_pattern(op.pin.data), f"{name}/{id_of(op)}"
+                found.append(Statement("pin", "op", glob, pattern, where=loc_of(op)))
+    return tuple(found)
+
+
+def pin(module: ModuleOp, placements: Mapping[str, Placement]) -> None:
+    """Pin arguments of a module by name, beside what is pinned already; users' pins go first."""
+    attr = module.attributes.get("irc.pins")
+    held = attr.data if isinstance(attr, DictionaryAttr) else {}
+    added = {name: PlacementAttr(placement) for name, placement in placements.items()}
+    module.attributes["irc.pins"] = DictionaryAttr({**held, **added})
 
 
 @cache

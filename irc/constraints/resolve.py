@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from irc.constraints.checks import check_argument, check_mesh, check_op, result_index
 from irc.constraints.patterns import Pattern, SignaturePattern, all_match
 from irc.constraints.pins import Statement
-from irc.dialects.builder import arguments, entry, functions
+from irc.dialects.builder import arguments, entry, functions, results
 from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import TensorType
@@ -152,6 +153,7 @@ def resolve(module: ModuleOp, mesh: Mesh, statements: Iterable[Statement]) -> Co
         IrcError: a glob matches nothing, or a placement does not fit the mesh or the tensor.
     """
     entry_values = {name: value for _, name, value in arguments(entry(module))}
+    entry_values |= _held_results(entry(module))
     ops = {
         f"{name}/{id_of(op)}": op
         for name, func in functions(module).items()
@@ -171,6 +173,13 @@ def resolve(module: ModuleOp, mesh: Mesh, statements: Iterable[Statement]) -> Co
                 check_op(statement, ops[name])
                 on_ops.setdefault(name, []).append(statement)
     return Constraints(mesh, _frozen(on_arguments), _frozen(on_ops))
+
+
+def _held_results(func: FuncOp) -> dict[str, SSAValue]:
+    """Return the results that lie as the plan likes, such as a new key-value cache, by name."""
+    end = func.body.block.last_op
+    named = zip(results(func), end.operands if end is not None else (), strict=False)
+    return {name: value for (role, name), value in named if role == "cache"}
 
 
 def _frozen(found: Mapping[str, list[Statement]]) -> dict[str, tuple[Statement, ...]]:

@@ -13,7 +13,13 @@ from irc.cluster.topology import Collective
 from irc.cost.measured import Times, Typed, kernel_key, library_key, load_times
 from irc.cost.model import ClusterCost
 from irc.cost.roofline import roofline_s
-from irc.dialects.comm import CollectiveOp, LocalChunkOp, RankIndexOp
+from irc.dialects.comm import (
+    CollectiveOp,
+    LocalChunkOp,
+    MarkedRowsOp,
+    PermuteOp,
+    RankIndexOp,
+)
 from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.placement import Mesh
 from irc.dialects.task import (
@@ -76,6 +82,10 @@ class ActionCost:
                 return self._kernels[op.kernel_name]
             case ViewOp() | RankIndexOp():
                 return 0.0
+            case PermuteOp():
+                return self._model.permute_seconds(op)
+            case MarkedRowsOp():
+                return self._model.exchange_seconds(op)
             case CollectiveOp():
                 return self._collective_s(op)
             case LocalChunkOp():

@@ -25,7 +25,7 @@ A step of a ring through nodes is charged the latency of the link that it takes,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2, prod
 
@@ -199,6 +199,13 @@ def _protocols(hops: tuple[Hop, ...]) -> list[tuple[Protocol, ...]]:
     """Return the protocols that all levels can speak, each as seen by every level."""
     known = dict.fromkeys(protocol.name for hop in hops for protocol in hop.protocols)
     return [tuple(hop.protocol(name) for hop in hops) for name in known or [""]]
+
+
+def lines_of_protocols(
+    name: str, hops: tuple[Hop, ...], line: Callable[[Sequence[Protocol], str], Line]
+) -> list[Line]:
+    """Return a line for each protocol that all levels can speak."""
+    return [line(choice, _named(name, choice)) for choice in _protocols(hops)]
 
 
 def _named(algorithm: str, choice: Sequence[Protocol]) -> str:

@@ -9,12 +9,14 @@ from xdsl.ir import Attribute, Block
 
 from irc.cluster.topology import COLLECTIVES, Cluster, Collective
 from irc.cost.collectives import lines, seconds_of
+from irc.cost.permute import permute_s
 from irc.cost.roofline import roofline_s
-from irc.dialects.comm import CollectiveOp
+from irc.dialects.comm import CollectiveOp, DispatchRowsOp, MarkedRowsOp, PermuteOp
 from irc.dialects.flow import FlowOp
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import ITEM_BYTES, TensorType
-from irc.ops.work import VIEWS, bytes_moved, flops, local_bytes, local_flops
+from irc.ops.strategies import RING
+from irc.ops.work import VIEWS, Traffic, bytes_moved, flops, local_bytes, local_flops
 from irc.sharding.boxing import Boxing, LocalShape, Step
 from irc.sharding.local import build_local, local_type
 from irc.sharding.signatures import RULE, NdSignature
@@ -27,7 +29,9 @@ charged."""
 class CostModel(Protocol):
     """What a cost model answers; all times are seconds that one rank takes."""
 
-    def op_seconds(self, op: FlowOp, signature: NdSignature) -> float: ...
+    def op_seconds(
+        self, op: FlowOp, signature: NdSignature, traffic: Traffic | None = None
+    ) -> float: ...
 
     def boxing_seconds(
         self, shape: LocalShape, dtype: str, source: Placement, target: Placement
@@ -50,24 +54,42 @@ class ClusterCost:
         self.cluster = cluster.alone(mesh) if alone else cluster.fit(mesh)
         self.mesh = mesh
         self.boxing = Boxing(mesh, self)
+        self._links = {axis: self.cluster.axis_link(mesh, axis) for axis in mesh.names}
         self._lines = {
-            (kind, axis): lines(
-                kind, self.cluster.axis_link(mesh, axis), self.cluster.device.bytes_per_s
-            )
+            (kind, axis): lines(kind, self._links[axis], self.cluster.device.bytes_per_s)
             for axis in mesh.names
             for kind in COLLECTIVES
         }
 
-    def op_seconds(self, op: FlowOp, signature: NdSignature) -> float:
-        """Return the time of one op's local program, its own collectives included."""
+    def op_seconds(
+        self, op: FlowOp, signature: NdSignature, traffic: Traffic | None = None
+    ) -> float:
+        """Return the time of one op's local program, its own collectives included.
+
+        Args:
+            op: a whole op.
+            signature: how it is split.
+            traffic: what its kernel moves of it where it is fused; None: it runs alone.
+        """
         if op.name in VIEWS:
             placed = zip(op.outputs, signature.results, strict=True)
             held = sum(_num_bytes(local_type(v.type, p, self.mesh)) for v, p in placed)
             return VIEW_PART * held / self.cluster.device.bytes_per_s
         if set(signature.strategy) <= {RULE}:
-            return self._seconds(
-                op, local_flops(op, signature, self.mesh), local_bytes(op, signature, self.mesh)
-            )
+            num_bytes = local_bytes(op, signature, self.mesh, traffic)
+            seconds = self._seconds(op, local_flops(op, signature, self.mesh), num_bytes)
+            is_inner = traffic is not None and not traffic.launches
+            return seconds - self.cluster.device.launch_s if is_inner else seconds
+        if RING not in signature.strategy:
+            return self._program_seconds(op, signature)
+        # All steps of a ring after the first two cost the same.
+        ranks = self.mesh.size(self.mesh.names[signature.strategy.index(RING)])
+        first = self._program_seconds(op, signature, steps=2)
+        if ranks == 2:
+            return first
+        return first + (ranks - 2) * (self._program_seconds(op, signature, steps=3) - first)
+
+    def _program_seconds(self, op: FlowOp, signature: NdSignature, steps: int = 0) -> float:
         program: list[FlowOp] = []
         inputs = Block(
             arg_types=[
@@ -75,11 +97,15 @@ class ClusterCost:
                 for value, placement in zip(op.inputs, signature.operands, strict=True)
             ]
         )
-        build_local(op, signature, self.mesh, inputs.args, program.append)
+        build_local(op, signature, self.mesh, inputs.args, program.append, steps=steps)
         return sum(map(self.local_seconds, program))
 
     def local_seconds(self, op: FlowOp) -> float:
         """Return the time of one op of level spmd, whose tensors are what one rank holds."""
+        if isinstance(op, PermuteOp):
+            return self.permute_seconds(op)
+        if isinstance(op, MarkedRowsOp):
+            return self.exchange_seconds(op)
         if isinstance(op, CollectiveOp):
             kind: Collective = next(c for c in COLLECTIVES if op.name == f"comm.{c}")
             held = max(_num_bytes(op.inputs[0].type), _num_bytes(op.result_tensor))
@@ -100,6 +126,25 @@ class ClusterCost:
     def collective_seconds(self, kind: Collective, num_bytes: float, axis: str) -> float:
         """Return the time of one collective; see `irc.cost.collectives` for what the bytes are."""
         return seconds_of(self._lines[kind, axis], num_bytes)
+
+    def permute_seconds(self, op: PermuteOp) -> float:
+        """Return the time of one permute, beside nothing else: see `irc.cost.permute`."""
+        num_bytes = _num_bytes(op.result_tensor)
+        copy = self.cluster.device.bytes_per_s
+        return permute_s(op.plain["targets"], self._links[op.axis.data], num_bytes, copy)
+
+    def exchange_seconds(self, op: MarkedRowsOp) -> float:
+        """Return the time of an exchange of rows: of as many as are expected to be marked.
+
+        The marks go first, so that every rank knows what comes. Rows are packed and unpacked or
+        added up; a dispatch also writes zeros for those that do not come.
+        """
+        axis, fill = op.axis.data, op.plain["fill"]
+        rows, marks = _num_bytes(op.chunks), _num_bytes(op.inputs[1].type)
+        moved = self.collective_seconds("all_to_all", fill * rows, axis)
+        zeros = rows if isinstance(op, DispatchRowsOp) else fill * rows
+        copied = (4 * fill * rows + zeros) / 2
+        return moved + self.collective_seconds("all_to_all", marks, axis) + self._copy_s(copied)
 
     def boxing_seconds(
         self, shape: LocalShape, dtype: str, source: Placement, target: Placement

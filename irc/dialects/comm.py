@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.dialects.builtin import DenseArrayBase, FloatAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, TypeAttribute
 from xdsl.irdl import irdl_attr_definition, irdl_op_definition, prop_def
 from xdsl.parser import AttrParser
@@ -97,6 +97,87 @@ class AllToAllOp(CollectiveOp):
     concat_dim = prop_def(IntegerAttr)
 
 
+class MarkedRowsOp(CollectiveOp):
+    """Base of the collectives that move only the rows that bools ``[ranks, rows]`` mark.
+
+    Shapes are static and every marking is right, while only marked rows travel. ``fill`` is the
+    share of rows that are expected to: the price reads it, the meaning does not.
+    """
+
+    fill = prop_def(FloatAttr)
+
+    @property
+    def chunks(self) -> TensorType:
+        """The side that has a chunk of rows for each rank, [ranks, rows, ..]."""
+        return max(tensor(self.inputs[0]), self.result_tensor, key=lambda kind: kind.ndim)
+
+    @property
+    def own(self) -> TensorType:
+        """The other side, [rows, ..]."""
+        return min(tensor(self.inputs[0]), self.result_tensor, key=lambda kind: kind.ndim)
+
+    def verify_(self) -> None:
+        CollectiveOp.verify_(self)
+        marks = tensor(self.inputs[1])
+        if self.own.shape != self.chunks.shape[1:] or self.own.ndim < 1:
+            raise VerifyException(f"{self.name} gives {self.result_tensor}")
+        if marks.dtype != "i1" or marks.shape != self.chunks.shape[:2]:
+            raise VerifyException(f"{self.name} marks rows by bools, [ranks, rows]")
+
+
+@irdl_op_definition
+class DispatchRowsOp(MarkedRowsOp):
+    """Rank r sends to rank s those of its rows that line s of the marks names.
+
+    Chunk s of the result is what rank s sent, each row in its place; others are zeros.
+
+    ```mlir
+    %p = comm.dispatch_rows(%x, %m) {axis = "expert", fill = 0.25 : f64, loc = "m.py:3"}
+        : (!flow.tensor<[8, 16], f32>, !flow.tensor<[4, 8], i1>)
+        -> !comm.pending<!flow.tensor<[4, 8, 16], f32>>
+    ```
+    """
+
+    name = "comm.dispatch_rows"
+
+
+@irdl_op_definition
+class CombineRowsOp(MarkedRowsOp):
+    """Rank r sends the marked rows of chunk s to rank s, which adds up what comes for each place.
+
+    Ranks are added in their order, so the result is the same in every run.
+    """
+
+    name = "comm.combine_rows"
+
+
+@irdl_op_definition
+class PermuteOp(CollectiveOp):
+    """Rank r of the group sends its whole input to rank ``targets[r]``, to nobody where that is -1.
+
+    A rank that nobody sends to gets zeros. Each rank receives at most once.
+
+    ```mlir
+    %p = comm.permute(%x) {axis = "seq", targets = array<i64: 1, 2, 0>, loc = "m.py:3"}
+        : (!flow.tensor<[4], f32>) -> !comm.pending<!flow.tensor<[4], f32>>
+    ```
+    """
+
+    name = "comm.permute"
+    targets = prop_def(DenseArrayBase)
+
+    def verify_(self) -> None:
+        CollectiveOp.verify_(self)
+        if tensor(self.inputs[0]).shape != self.result_tensor.shape:
+            raise VerifyException("comm.permute changes the shape")
+        targets: Sequence[int] = self.plain["targets"]
+        reached = [target for target in targets if target != -1]
+        if wrong := [target for target in reached if not 0 <= target < len(targets)]:
+            raise VerifyException(f"comm.permute of {len(targets)} ranks sends to rank {wrong[0]}")
+        if twice := [target for target in reached if reached.count(target) > 1]:
+            raise VerifyException(f"comm.permute sends twice to rank {twice[0]}")
+
+
 @irdl_op_definition
 class WaitOp(FlowOp):
     """Wait for a collective and give its value."""
@@ -135,6 +216,17 @@ class RankIndexOp(FlowOp):
 
 Comm = Dialect(
     "comm",
-    [AllReduceOp, AllGatherOp, ReduceScatterOp, AllToAllOp, WaitOp, LocalChunkOp, RankIndexOp],
+    [
+        AllReduceOp,
+        AllGatherOp,
+        ReduceScatterOp,
+        AllToAllOp,
+        DispatchRowsOp,
+        CombineRowsOp,
+        PermuteOp,
+        WaitOp,
+        LocalChunkOp,
+        RankIndexOp,
+    ],
     [PendingType],
 )

@@ -266,9 +266,13 @@ class ReshapeOp(FlowOp):
     %r = flow.reshape(%x) {loc = "m.py:3"}
         : (!flow.tensor<[8, 12], f32>) -> !flow.tensor<[8, 3, 4], f32>
     ```
+
+    With ``pin``, the placement that the model's own code asks for (`irc.place`), it stays as it is
+    until the program is sharded.
     """
 
     name = "flow.reshape"
+    pin = opt_prop_def(StringAttr)
 
 
 @irdl_op_definition
@@ -499,6 +503,12 @@ def loc_of(op: Operation) -> str:
     """Return the user's source line of an op, ``unknown`` where none is known."""
     attr = op.attributes.get("loc")
     return attr.data if isinstance(attr, StringAttr) else "unknown"
+
+
+def phase_of(op: Operation) -> str:
+    """Return what part of a training step an op belongs to; empty where nobody said."""
+    attr = op.attributes.get("phase") or op.properties.get("phase")
+    return attr.data if isinstance(attr, StringAttr) else ""
 
 
 def id_of(op: Operation) -> str:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 Ranks: TypeAlias = "list[torch.Tensor]"
-Group: TypeAlias = "Callable[[Mapping[str, Any], list[torch.Tensor]], list[torch.Tensor]]"
-"""From attributes and the parts of one group to the results of the group, both in group order."""
+Group: TypeAlias = "Callable[..., list[torch.Tensor]]"
+"""From attributes and the parts of one group of each operand to the group's results, both in group
+order."""
 
 
 def run_collective(op: Operation, operands: Sequence[Ranks], mesh: Mesh) -> Ranks:
@@ -43,7 +44,8 @@ def run_collective(op: Operation, operands: Sequence[Ranks], mesh: Mesh) -> Rank
         if op.name == "comm.rank_index":
             made = [torch.tensor(index) for index in range(len(group))]
         else:
-            made = COLLECTIVES[op.name](attrs, [operands[0][rank] for rank in group])
+            held = [[parts[rank] for rank in group] for parts in operands]
+            made = COLLECTIVES[op.name](attrs, *held)
         for rank, value in zip(group, made, strict=True):
             results[rank] = value
     return results
@@ -93,6 +95,44 @@ def _all_to_all(attrs: Mapping[str, Any], parts: Ranks) -> Ranks:
     ]
 
 
+def _dispatch_rows(attrs: Mapping[str, Any], parts: Ranks, marks: Ranks) -> Ranks:
+    """Chunk s of what a rank gets are the rows that rank s marked for it; the others are zeros."""
+    import torch
+
+    ranks = range(len(parts))
+    return [
+        torch.stack([_kept(parts[sender], marks[sender][receiver]) for sender in ranks])
+        for receiver in ranks
+    ]
+
+
+def _combine_rows(attrs: Mapping[str, Any], parts: Ranks, marks: Ranks) -> Ranks:
+    """Chunk s goes to rank s, which adds up what is marked, in the order of the ranks."""
+    ranks = range(len(parts))
+    return [
+        reduce(
+            lambda a, b: a + b,
+            [_kept(parts[sender][receiver], marks[sender][receiver]) for sender in ranks],
+        )
+        for receiver in ranks
+    ]
+
+
+def _kept(rows: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.where(marks.reshape(-1, *(1,) * (rows.ndim - 1)), rows, rows.new_zeros(()))
+
+
+def _permute(attrs: Mapping[str, Any], parts: Ranks) -> Ranks:
+    """Rank r's part goes to rank ``targets[r]``; ranks that none goes to get zeros."""
+    results = [part.new_zeros(part.shape) for part in parts]
+    for part, target in zip(parts, attrs["targets"], strict=True):
+        if target >= 0:
+            results[target] = part.clone()
+    return results
+
+
 def _local_chunk(attrs: Mapping[str, Any], parts: Ranks) -> Ranks:
     return [_chunks(part, len(parts), attrs["dim"])[index] for index, part in enumerate(parts)]
 
@@ -102,5 +142,8 @@ COLLECTIVES: Mapping[str, Group] = {
     "comm.all_gather": _all_gather,
     "comm.reduce_scatter": _reduce_scatter,
     "comm.all_to_all": _all_to_all,
+    "comm.dispatch_rows": _dispatch_rows,
+    "comm.combine_rows": _combine_rows,
+    "comm.permute": _permute,
     "comm.local_chunk": _local_chunk,
 }

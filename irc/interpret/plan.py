@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 
 from irc.dialects.task import KernelOp
+from irc.interpret.collectives import COLLECTIVES
 from irc.interpret.task import run_kernel
 from irc.plan.schema import Action, Call, Copy, Kernels, Library, Plan, Start, Wait
 from irc.runtime import library
@@ -80,7 +81,7 @@ class _Ranks:
             frame = new_frame(plan, own, show_all=True)
             frame.arena.fill_(GARBAGE)
             given = {
-                index: input_part(plan, index, rank, value).contiguous()
+                index: input_part(plan, index, rank, value).clone().contiguous()
                 for index, value in zip(plan.inputs, inputs, strict=True)
             }
             for index, buffer in enumerate(plan.buffers):
@@ -151,8 +152,8 @@ class _Ranks:
         # Read as late as it may be, so that whoever overwrote the input early is found.
         self._spoil(start)
         for group in self.plan.device_mesh.groups(start.attrs["axis"]):
-            sources = [self.tensor(rank, start.inputs[0]) for rank in group]
-            for rank, value in zip(group, exchange(start, sources), strict=True):
+            held = [[self.tensor(rank, index) for rank in group] for index in start.inputs]
+            for rank, value in zip(group, exchange(start, *held), strict=True):
                 self.tensor(rank, start.outputs[0]).copy_(value)
         self._report(start.outputs)
 
@@ -166,8 +167,10 @@ class _Ranks:
                     self.trace(name, int(result), [self.tensor(rank, index) for rank in self.ranks])
 
 
-def exchange(start: Start, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return what a collective gives each rank of one group."""
+def exchange(
+    start: Start, sources: Sequence[torch.Tensor], marks: Sequence[torch.Tensor] = ()
+) -> list[torch.Tensor]:
+    """Return what a collective gives each rank of one group; marks are the rows that travel."""
     size, attrs = len(sources), start.attrs
     match start.op:
         case "comm.all_reduce":
@@ -179,6 +182,14 @@ def exchange(start: Start, sources: Sequence[torch.Tensor]) -> list[torch.Tensor
         case "comm.all_to_all":
             parts = [source.chunk(size, attrs["split_dim"]) for source in sources]
             return [torch.cat([p[r] for p in parts], attrs["concat_dim"]) for r in range(size)]
+        case "comm.dispatch_rows" | "comm.combine_rows" as op:
+            return COLLECTIVES[op](attrs, list(sources), list(marks))
+        case "comm.permute":
+            senders = {target: source for source, target in enumerate(attrs["targets"])}
+            return [
+                sources[senders[r]] if r in senders else torch.zeros_like(sources[r])
+                for r in range(size)
+            ]
         case _:
             raise KeyError(start.op)
 

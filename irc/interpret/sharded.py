@@ -13,12 +13,13 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.builder import entry, functions
-from irc.dialects.comm import RankIndexOp
+from irc.dialects.comm import CollectiveOp, LocalChunkOp, RankIndexOp, WaitOp
 from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
+from irc.interpret.collectives import run_collective
 from irc.interpret.flow import Trace, run_op
 from irc.interpret.walk import run_block, widened
 from irc.ops.refusals import refusal
@@ -129,6 +130,9 @@ def run_ranks(
     """
     results: list[Ranks] = [[] for _ in op.outputs]
     shared = _program(op, signature, mesh, None) if _even(op, signature, mesh) else None
+    exchanging = CollectiveOp | LocalChunkOp
+    if shared is not None and any(isinstance(op, exchanging) for op in shared[0].ops):
+        return _run_together(*shared, operands, mesh, dtype)
     for rank in range(mesh.num_ranks):
         coordinates = mesh.coordinates(rank)
         program = shared or _program(op, signature, mesh, coordinates)
@@ -181,6 +185,32 @@ def _run_local(
             found = [torch.tensor(coordinates[op.axis.data])]
         else:
             found = run_op(op, [values[v] for v in op.inputs], dtype=dtype)
+        values.update(zip(op.outputs, found, strict=True))
+    return [values[value] for value in results]
+
+
+def _run_together(
+    block: Block,
+    results: list[SSAValue],
+    inputs: Sequence[Ranks],
+    mesh: Mesh,
+    dtype: torch.dtype | None,
+) -> list[Ranks]:
+    """Run one op on all ranks before the next: a collective sees what all of them hold."""
+    values: dict[SSAValue, Ranks] = dict(zip(block.args, inputs, strict=True))
+    for op in block.ops:
+        assert isinstance(op, FlowOp), op.name
+        given = [values[v] for v in op.inputs]
+        if isinstance(op, WaitOp):
+            found = given
+        elif op.name.startswith("comm."):
+            found = [run_collective(op, given, mesh)]
+        else:
+            by_rank = [
+                run_op(op, [parts[rank] for parts in given], dtype=dtype)
+                for rank in range(mesh.num_ranks)
+            ]
+            found = [list(parts) for parts in zip(*by_rank, strict=True)]
         values.update(zip(op.outputs, found, strict=True))
     return [values[value] for value in results]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.flow import ContractOp, FlowOp, PointwiseOp, ReduceOp, tensor
+from irc.dialects.flow import ContractOp, FlowOp, PointwiseOp, ReduceOp, phase_of, tensor
 from irc.dialects.types import ITEM_BYTES
 from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, has_kernel, shape_of
 from irc.kernels.nest import Nest, nest_of
@@ -163,7 +163,9 @@ class Grouping:
 
     def _unions(self, op: FlowOp, reads: Sequence[Unit]) -> Iterable[list[Unit]]:
         """Yield what an op may join, best first: a matmul, all row groups at once, each alone."""
-        latest = sorted(reads, key=lambda unit: -self.position[unit.ops[-1]])
+        # A kernel of forward that took backward ops along would make early what is kept for long.
+        same = [unit for unit in reads if _is_forward(unit.ops[0]) == _is_forward(op)]
+        latest = sorted(same, key=lambda unit: -self.position[unit.ops[-1]])
         if isinstance(op, PointwiseOp):
             for unit in latest:
                 if unit.kind == "matmul" and self._continues(op, unit):
@@ -189,6 +191,8 @@ class Grouping:
         if len(ops) > MAX_OPS:
             return f"over {MAX_OPS} ops"
         outputs = self.outputs(ops)
+        if not outputs:
+            return "nothing reads it"
         try:
             nest = nest_of(ops, outputs, whole)
         except GroupError as error:
@@ -199,6 +203,10 @@ class Grouping:
         if nest.template != kind:
             return "a matmul that would lose its tiles"
         return _wasteful(nest)
+
+
+def _is_forward(op: Operation) -> bool:
+    return phase_of(op) in ("", "forward")
 
 
 def _users(value: SSAValue) -> Iterable[Operation]:

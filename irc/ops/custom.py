@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from irc.errors import IrcError
 from irc.ops.infer import Attrs, Signature
-from irc.ops.rule import parse_rule
+from irc.ops.rule import Rule, parse_rule
 
 if TYPE_CHECKING:
     from irc.dialects.flow import FlowOp
@@ -57,6 +57,7 @@ class Call:
 
 
 Formula: TypeAlias = Callable[[Call], int]
+RuleFunction: TypeAlias = Callable[[Attrs, Sequence[Signature], Sequence[Signature]], Rule]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -66,18 +67,21 @@ class Declaration:
 
     Attributes:
         target: ``namespace::name``, or with an overload, ``namespace::name.overload``.
-        rule: its sharding rule as text; empty where it is not known.
+        rule: its sharding rule as text, or what makes it of a call; empty where it is not known.
         flops: its arithmetic operations; a formula may give 0 for a call that it does not know.
         bytes: the bytes that it reads and writes; None or 0: each operand and result once.
         reference: what computes it on CPU tensors, or ``module:function``; None: torch's own op.
+        derivative: gives the gradients of its tensor operands from those of its results, or
+            ``module:function``; None: torch's autograd of the reference, else of the op.
         strategies: ways to shard it that the rule cannot say (`irc.ops.strategies`).
     """
 
     target: str
-    rule: str = ""
+    rule: str | RuleFunction = ""
     flops: Formula | None = None
     bytes: Formula | None = None
     reference: Callable[..., Any] | str | None = None
+    derivative: Callable[..., Any] | str | None = None
     strategies: (
         Callable[[Attrs, Sequence[Signature], Sequence[Signature]], list[Strategy]] | None
     ) = None
@@ -89,10 +93,18 @@ class Declaration:
 
     def run(self) -> Callable[..., Any] | None:
         """Return the reference, imported."""
-        if not isinstance(self.reference, str):
-            return self.reference
-        module, _, function = self.reference.partition(":")
-        return getattr(import_module(module), function)
+        return _imported(self.reference)
+
+    def differentiate(self) -> Callable[..., Any] | None:
+        """Return the derivative, imported."""
+        return _imported(self.derivative)
+
+
+def _imported(function: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.partition(":")
+    return getattr(import_module(module), name)
 
 
 DECLARED: dict[str, Declaration] = {}
@@ -106,6 +118,7 @@ def register_op(
     flops: Formula | None = None,
     bytes: Formula | None = None,  # noqa: A002 - what users call it
     reference: Callable[..., Any] | None = None,
+    derivative: Callable[..., Any] | None = None,
 ) -> Callable[[Function], Function]:
     """Declare an op; used as a decorator, the function below is its CPU reference.
 
@@ -116,6 +129,10 @@ def register_op(
         flops: arithmetic operations of a call; reads the sizes of the rule's factors.
         bytes: bytes read and written by a call.
         reference: computes the op on CPU tensors.
+        derivative: called with a tuple of the results' gradients (None where a result has none) and
+            then as the op is; returns the gradient of each tensor operand in order, None where it
+            is zero. Without it torch differentiates the reference, or the op where it registers
+            an autograd formula.
 
     Raises:
         IrcError: ``rule-syntax``.
@@ -123,7 +140,7 @@ def register_op(
     name = _name(target)
     if rule:
         parse_rule(rule, where=name)
-    made = Declaration(name, rule, flops, bytes, reference)
+    made = Declaration(name, rule, flops, bytes, reference, derivative)
     DECLARED[name] = made
 
     def with_reference(function: Function) -> Function:
@@ -170,9 +187,10 @@ def declaration(target: str) -> Declaration | None:
 @cache
 def _builtin() -> Mapping[str, Declaration]:
     # Its formulas are written with the classes above.
-    from irc.ops.experts import DECLARATIONS
+    from irc.ops import attention_ops, experts, grouped
 
-    return {found.target: found for found in DECLARATIONS}
+    own = (*experts.DECLARATIONS, *grouped.DECLARATIONS, *attention_ops.DECLARATIONS)
+    return {found.target: found for found in own}
 
 
 @cache

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ContractOp, tensor
+from irc.dialects.flow import ContractOp, ExternOp, tensor
+from irc.dialects.size import Size
+from irc.dialects.types import TensorType
 from irc.ops.attention import chances, grouped, lead_letters
+from irc.ops.attention_ops import form_of
 from irc.ops.derivative import Adjoint, reduced_to
 
 
@@ -20,6 +23,41 @@ class _Softmax:
 
 
 def attention(at: Adjoint, operand: int) -> SSAValue | None:
+    """Keep it whole: forward gives its log-sums too, and one op all gradients.
+
+    Where a mask has a gradient, or a size is not bound yet, the scores are taken apart.
+    """
+    made: list[SSAValue] = at.shared("gradients", lambda: _whole(at))
+    return made[operand] if made else _apart(at, operand)
+
+
+def _whole(at: Adjoint) -> list[SSAValue]:
+    """Return the gradients of q, k and v, or nothing where the scores have to be taken apart."""
+    if max(at.wanted) > 2 or any(isinstance(d, Size) for v in at.inputs for d in tensor(v).shape):
+        return []
+    before, kind = at.op, tensor(at.y)
+    form = form_of(at.attrs, len(before.inputs))
+    wide = "f32" if kind.dtype in ("f16", "bf16") else kind.dtype
+    made = ExternOp.make(
+        before.inputs, [kind, TensorType.of(kind.shape[:-1], wide)], **form.forward()
+    )
+    made.attributes.update(before.attributes)
+    block = before.parent_block()
+    assert block is not None
+    block.insert_op_before(made, before)
+    before.outputs[0].replace_all_uses_with(made.outputs[0])
+    g = at.g
+    before.detach()
+    before.erase()
+    q, k, v, *mask = made.inputs
+    form = replace(form, mask=6 if mask else None)
+    kinds = [tensor(x) for x in (q, k, v)]
+    return at.b.ops(
+        ExternOp, [g, q, k, v, *made.outputs, *mask], results=kinds, **form.backward()
+    )
+
+
+def _apart(at: Adjoint, operand: int) -> SSAValue | None:
     """Compute the softmax ``P`` again from q and k, and from it all gradients.
 
     ``dV = P^T dO`` and ``dS = P * (dO V^T - sum(dO * O))``; then ``dQ = dS K`` and ``dK = dS^T Q``.

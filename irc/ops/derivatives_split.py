@@ -46,7 +46,7 @@ def _rule_text(name: str, inner: Attrs) -> str:
         return ""
     known = declaration(inner["target"])
     stated: str = inner.get("rule", "")
-    return stated or (known.rule if known else "")
+    return stated or (known.rule if known and isinstance(known.rule, str) else "")
 
 
 def _is_linear(rule: Rule, factor: str) -> bool:

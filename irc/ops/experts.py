@@ -1,4 +1,4 @@
-"""Mixture-of-experts ops as irc plans them: a whole layer of experts, and grouped matmuls.
+"""A layer of a mixture of experts as irc plans it.
 
 ``irc::experts(hidden, index, weights, gate_up, down, act, num_experts)`` is kept whole, as
 attention is: between its two matmuls each rank would hold the rows of its own experts, which no
@@ -7,21 +7,30 @@ placement says. It gives
     result[t] = sum over k of  weights[t, k] * down[e] @ act(gate_up[e] @ hidden[t])
 
 with ``e = index[t, k]``, where an index outside of ``down`` counts nothing. So experts can be
-split: each rank shifts the indices to its own, and the ranks' results add up (expert parallelism;
-tokens that were split over the same axis are gathered before and reduce-scattered after).
+split in two ways (expert parallelism). *Own experts*: every rank has all tokens, shifts the indices
+to its own experts, and the ranks' results add up; tokens that were split over the same axis are
+gathered before and reduce-scattered after. *Travelling tokens*: tokens are split over the same
+axis, and each goes to the ranks of its experts and back (two all-to-alls, GShard,
+arXiv:2006.16668). No routing is refused and no token is dropped: buffers are as large as all
+tokens. What travels depends on the routing, and is priced as if a token's experts were different
+and all equally likely; a router that sends all tokens to one rank sends as much as a gather would.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from math import gcd
 from typing import Any
 
 from irc.dialects.placement import AxisPlacement, B, Partial, Split
+from irc.ops import grouped
 from irc.ops.custom import Call, Declaration, declaration
 from irc.ops.derivatives_split import vjp_strategies
 from irc.ops.infer import Attrs, Signature
-from irc.ops.strategies import Strategy
+from irc.ops.rule import parse_rule
+from irc.ops.rules_naming import letters
+from irc.ops.strategies import TRAVELLING, TRAVELLING_BACK, Strategy
 
 EXPERTS = "irc::experts"
 NUM_EXPERTS = 6
@@ -56,7 +65,21 @@ def _split_experts(
     """Split the experts: a rank computes the rows of those that it holds."""
     count = operands[4][0][0]
     placed = (B, B, B, Split(0), Split(0))
-    return [] if count == 1 else [Strategy("own-experts", placed, (Partial("sum"),), count)]
+    if count == 1:
+        return []
+    own = Strategy("own-experts", placed, (Partial("sum"),), count)
+    return [own, *_travelling(TRAVELLING, operands, (Split(0),))]
+
+
+def _travelling(
+    name: str, operands: Sequence[Signature], results: tuple[AxisPlacement, ...]
+) -> list[Strategy]:
+    """Split tokens and experts over the same axes: tokens travel to their experts and back."""
+    tokens, count = operands[0][0][0], operands[4][0][0]
+    if not (isinstance(tokens, int) and isinstance(count, int)) or gcd(tokens, count) == 1:
+        return []
+    placed = (Split(0),) * len(operands)
+    return [Strategy(name, placed, results, gcd(tokens, count), even=True)]
 
 
 def _inner(arguments: Any) -> tuple[str, Any]:
@@ -74,10 +97,31 @@ def _vjp_flops(call: Call) -> int:
     if known is None or known.flops is None:
         return 0
     try:
-        return 3 * known.flops(Call(call.sizes, arguments, call.item_bytes))
+        return 3 * known.flops(Call(_inner_sizes(call, known), arguments, call.item_bytes))
     except KeyError:
-        # Without a rule of its own the gradient's factors have other names: not known.
+        # A rule that is made for each call names factors that the gradient does not know.
         return 0
+
+
+def _inner_sizes(call: Call, known: Declaration) -> dict[str, int]:
+    """Return the sizes of the factors of the op that a gradient differentiates.
+
+    The gradient has no rule: its factors are named dim by dim, those of the op's operands first
+    (`irc.ops.rules_naming.letters`). A dim of size 1 has no name. The factors that no operand has
+    (those of a broadcast) are the results', whose gradients come next.
+    """
+    stated = call.arguments[1].get("rule", "") or known.rule
+    if not stated or not isinstance(stated, str):
+        return dict(call.sizes)
+    rule = parse_rule(stated)
+    terms = (*rule.operands, *(rule.results[i] for i in call.arguments[3]))
+    dims = [dim for term in terms for dim in term]
+    names = letters((2,) * len(dims))
+    found = dict(rule.sizes)
+    for dim, (name,) in zip(dims, names, strict=True):
+        if len(dim) == 1:
+            found.setdefault(dim[0], call.sizes.get(name, 1))
+    return found
 
 
 def _vjp_bytes(call: Call) -> int:
@@ -92,31 +136,17 @@ def _split_vjp(
     arguments = json.loads(attrs["arguments"])
     target, _ = _inner(arguments)
     count = operands[4][0][0] if target == EXPERTS else 1
+    if target in grouped.GROUPED_MM:
+        own = grouped.vjp_strategies(arguments[4], operands, results)
+        return [*own, *vjp_strategies(grouped.with_rule(attrs, operands), operands, results)]
     others = vjp_strategies(attrs, operands, results)
     if count == 1:
         return others
     part = Partial("sum")
     made: list[AxisPlacement] = [Split(0) if wanted in (3, 4) else part for wanted in arguments[4]]
     placed = (B, B, B, Split(0), Split(0), *(B for _ in operands[5:]))
-    return [Strategy("own-experts", placed, tuple(made), count), *others]
-
-
-def _grouped_flops(call: Call) -> int:
-    return 2 * call["s"] * call["k"] * call["n"]
-
-
-def _grouped_bytes(call: Call) -> int:
-    rows = call["s"] * (call["k"] + call["n"])
-    return call.item_bytes * (rows + call["e"] * call["k"] * call["n"])
-
-
-def _grouped(target: str) -> Declaration:
-    """Return the declaration of a matmul of row groups by a matrix each (offsets end the groups).
-
-    Rows are sorted by group, so only the columns and the summed dim can be split by a rule.
-    """
-    rule = "(s k, e k n, e) -> (s n) sum(k) whole(s e) linear(0) linear(1)"
-    return Declaration(target, rule, _grouped_flops, _grouped_bytes)
+    travelling = _travelling(TRAVELLING_BACK, operands, (Split(0),) * len(results))
+    return [Strategy("own-experts", placed, tuple(made), count), *travelling, *others]
 
 
 DECLARATIONS: tuple[Declaration, ...] = (
@@ -129,6 +159,4 @@ DECLARATIONS: tuple[Declaration, ...] = (
         strategies=_split_experts,
     ),
     Declaration("irc::vjp", flops=_vjp_flops, bytes=_vjp_bytes, strategies=_split_vjp),
-    _grouped("aten::_grouped_mm"),
-    _grouped("transformers::grouped_mm_fallback"),
 )

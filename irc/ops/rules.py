@@ -58,8 +58,10 @@ def rule_of(op: FlowOp) -> Rule:
         KeyError: for ops that are not planned (fusion, yield).
     """
     operands, results = op_signatures(op)
-    if op.name == "flow.extern" and (text := _rule_text(op)):
-        return _stated(op, text, operands, results)
+    if op.name == "flow.extern" and (stated := _own_rule(op)):
+        if isinstance(stated, str):
+            return _stated(op, stated, operands, results)
+        return stated(op.plain, operands, results)
     return RULES[op.name](op.plain, operands, results)
 
 
@@ -72,7 +74,7 @@ def op_signatures(op: FlowOp) -> tuple[list[Signature], list[Signature]]:
     return [one(v.type) for v in op.operands], [one(v.type) for v in op.results]
 
 
-def _rule_text(op: FlowOp) -> str:
+def _own_rule(op: FlowOp) -> str | RuleFunction:
     """Return the rule that a library op carries, else that of its declaration."""
     if "rule" in op.plain:
         return op.plain["rule"]

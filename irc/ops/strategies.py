@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from irc.dialects.placement import AxisPlacement, B, Partial, Split
 from irc.dialects.size import Dim
+from irc.dialects.types import Shape
 from irc.ops.custom import declaration
 from irc.ops.infer import Attrs, Signature
 from irc.ops.rules import op_signatures
@@ -30,6 +31,7 @@ class Strategy:
         results: the placement of each result.
         size: the size that the axis divides; 0 where it divides none.
         split: what the axis splits, for strategies that split one of several dims.
+        even: true where the local program has collectives, which take equal shards.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Strategy:
     results: tuple[AxisPlacement, ...]
     size: Dim
     split: str = ""
+    even: bool = False
 
 
 AS_IT_IS = "rule"
@@ -99,6 +102,23 @@ def _zeros(
     return []
 
 
+def _over_the_dim(name: str) -> StrategyFunction:
+    """Split the dim that the op works along: ranks exchange what each found in its part."""
+
+    def strategies(
+        attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
+    ) -> list[Strategy]:
+        (shape, dtype), dim = operands[0], dim_of(attrs)
+        if shape[dim] == 1 or dtype == "i1" or dtype.startswith("c"):
+            return []
+        split = Split(dim)
+        # A scan keeps the dim; a search leaves nothing of it.
+        made = split if name == "scan-of-shards" else B
+        return [Strategy(name, (split,), (made,) * len(results), shape[dim], even=True)]
+
+    return strategies
+
+
 def _scatter(
     attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
 ) -> list[Strategy]:
@@ -116,21 +136,62 @@ def _scatter(
     return found
 
 
-def _causal_rows(
+RING = "ring"
+"""Sequence split of q, k and v alike; keys and values travel (arXiv:2310.01889)."""
+
+CAUSAL_ROWS = "causal-rows"
+"""Rows of q split; every rank has all keys and values, and masks by where its rows stand."""
+
+TRAVELLING = "travelling-tokens"
+"""Tokens go to the ranks of their experts and back (`irc.ops.experts`)."""
+
+TRAVELLING_BACK = "travelling-gradients"
+"""The same for the derivative."""
+
+ONE_AXIS = frozenset({RING, TRAVELLING, TRAVELLING_BACK})
+"""Strategies whose local program sends along one mesh axis, so that no second one takes part."""
+
+
+def mask_dim(mask: Shape, q: Shape, from_end: int) -> AxisPlacement:
+    """Return how a mask lies where that dim of q is split: split too, unless it is broadcast."""
+    full = len(mask) >= from_end and mask[-from_end] == q[-from_end]
+    return Split(len(mask) - from_end) if full else B
+
+
+def mask_rows(mask: Shape, q: Shape) -> AxisPlacement:
+    """Return how a mask lies where the rows of q are split."""
+    return mask_dim(mask, q, 2)
+
+
+def ring(
+    operands: Sequence[Signature], masks: Sequence[Signature], num_results: int
+) -> list[Strategy]:
+    """Split the sequence of q, k and v alike, where both have one length; shards are equal.
+
+    Args:
+        operands: q, k and v.
+        masks: none or one.
+        num_results: of attention: its result, and the log-sums.
+    """
+    q, k = operands[0][0], operands[1][0]
+    rows = Split(len(q) - 2)
+    if q[-2] != k[-2] or q[-2] == 1:
+        return []
+    placed = (rows, rows, rows, *(mask_rows(shape, q) for shape, _ in masks))
+    return [Strategy(RING, placed, (rows,) * num_results, q[-2], even=True)]
+
+
+def _attention(
     attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
 ) -> list[Strategy]:
-    """Split the rows of q under a causal mask: a rank masks by the logical number of its rows."""
+    """A ring; and under a causal mask the rows of q alone, masked by where they stand."""
     q = operands[0][0]
-    rows = len(q) - 2
-    placed: list[AxisPlacement] = [Split(rows), B, B]
-    for shape, dtype in operands[3:]:
-        if dtype != "i1":
-            return []
-        of_rows = len(shape) >= 2 and shape[-2] == q[rows]
-        placed.append(Split(len(shape) - 2) if of_rows else B)
-    if not attrs["is_causal"] or q[rows] == 1:
-        return []
-    return [Strategy("causal-rows", tuple(placed), (Split(rows),), q[rows])]
+    found = ring(operands[:3], operands[3:], 1)
+    if attrs["is_causal"] and q[-2] != 1:
+        rows = Split(len(q) - 2)
+        placed = (rows, B, B, *(mask_rows(shape, q) for shape, _ in operands[3:]))
+        found.append(Strategy(CAUSAL_ROWS, placed, (rows,), q[-2]))
+    return found
 
 
 STRATEGIES: Mapping[str, StrategyFunction] = {
@@ -140,5 +201,8 @@ STRATEGIES: Mapping[str, StrategyFunction] = {
     "flow.iota": _offset_iota,
     "flow.random": _offset_random,
     "flow.constant": _zeros,
-    "flow.attention": _causal_rows,
+    "flow.attention": _attention,
+    "flow.top_k": _over_the_dim("two-stage-top-k"),
+    "flow.arg_reduce": _over_the_dim("two-stage-arg"),
+    "flow.cumulative": _over_the_dim("scan-of-shards"),
 }

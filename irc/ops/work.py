@@ -7,8 +7,9 @@ formula for each op gives the work of the whole op and of one rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil, log2, prod
-from operator import is_not
+from operator import is_not, mul
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -33,6 +34,22 @@ class Sharded(Protocol):
     def results(self) -> tuple[Placement, ...]: ...
     @property
     def splits(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The part of an op's operands and results that moves between memory and its kernel.
+
+    Attributes:
+        reads: of each operand, from 0 (made in the kernel, or read by it already) to 1; between
+            them where a smaller tensor is broadcast on the way.
+        writes: of each result, 0 where only the kernel reads it, else 1.
+        launches: the op pays for its kernel's launch.
+    """
+
+    reads: tuple[float, ...]
+    writes: tuple[float, ...]
+    launches: bool = True
 
 
 Formula: TypeAlias = Callable[[Attrs, Rule, Mapping[str, int]], int]
@@ -73,11 +90,18 @@ def bytes_moved(op: FlowOp) -> int:
     return _bytes(op.name, *_whole_sizes(op))
 
 
-def local_bytes(op: FlowOp, signature: Sharded, mesh: Mesh) -> int:
-    """Return the bytes that the busiest rank reads and writes."""
+def local_bytes(op: FlowOp, signature: Sharded, mesh: Mesh, traffic: Traffic | None = None) -> int:
+    """Return the bytes that the busiest rank reads and writes.
+
+    Args:
+        op: a whole op.
+        signature: how it is split.
+        mesh: over what.
+        traffic: the part of each that its kernel does move; None: all of it.
+    """
     if declared := _declared_bytes(op, lambda: _local_factors(op, signature, mesh)[1]):
         return declared
-    return _bytes(op.name, *_local_sizes(op, signature, mesh))
+    return _bytes(op.name, *_local_sizes(op, signature, mesh), traffic)
 
 
 def _declared_bytes(op: FlowOp, sizes: Callable[[], Mapping[str, int]]) -> int:
@@ -144,12 +168,16 @@ def _flops(op: FlowOp, rule: Rule, sizes: Mapping[str, int], num_bytes: int) -> 
     return FLOPS[op.name](op.plain, rule, sizes) if op.name in FLOPS else 0
 
 
-def _bytes(name: str, reads: Sequence[int], writes: Sequence[int]) -> int:
+def _bytes(
+    name: str, reads: Sequence[int], writes: Sequence[int], traffic: Traffic | None = None
+) -> int:
     if name in VIEWS:
         return 0
     if name in LOOKUPS:
-        return 2 * sum(writes) + sum(reads[1:])
-    return sum(reads) + sum(writes)
+        reads = [sum(writes), *reads[1:]]
+    if traffic is None:
+        return sum(reads) + sum(writes)
+    return int(sum(map(mul, (*reads, *writes), (*traffic.reads, *traffic.writes))))
 
 
 def _size(signature: Signature) -> int:

@@ -29,6 +29,7 @@ ALLOWED = re.compile(
     r"|kernels/[A-Za-z0-9_.-]{1,128}\.(ll|py|cu)"
     r"|launch/[a-z0-9_-]{1,64}\.(sh|sbatch|json|yaml)"
     r"|report/[a-z0-9_-]{1,64}\.(json|txt|html)"
+    r"|training/[a-z0-9_-]{1,64}\.(json|mlir)"
 )
 MAX_FILE_BYTES = 1 << 30
 MAX_FILES = 100_000

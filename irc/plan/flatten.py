@@ -17,8 +17,10 @@ from irc.dialects.placement import Mesh, Placement
 from irc.dialects.task import BufferType, KernelOp, LaunchOp, ViewOp
 from irc.dialects.types import ITEM_BYTES, PlacementAttr, TensorType
 from irc.errors import InternalError, IrcError
+from irc.plan.in_place import scatters_in_place
 from irc.plan.packing import scratch_sizes
 from irc.plan.schema import (
+    AxisCut,
     Buffer,
     Call,
     Copy,
@@ -36,7 +38,7 @@ Seconds: TypeAlias = Callable[[Operation], float | None]
 """Predicted time of one launch, library op or collective."""
 
 MAX_CALL_DEPTH = 32
-CALLER_ROLES = ("input", "value")
+CALLER_ROLES = ("input", "value", "cache")
 
 
 class Flattener:
@@ -58,6 +60,7 @@ class Flattener:
         self.outputs: list[int] = []
         self._kernel_index: dict[str, int] = {}
         self._pending: dict[int, int] = {}
+        self._in_place = scatters_in_place(self.entry, self.functions)
 
     def run(self) -> None:
         values = self._arguments()
@@ -182,7 +185,8 @@ class Flattener:
         return self._kernel_index[symbol]
 
     def _library(self, op: FlowOp, operands: list[int], path: str) -> list[int]:
-        made = self._results(op, path)
+        in_place = (path, op) in self._in_place
+        made = operands[:1] if in_place else self._results(op, path)
         self.steps.append(
             Library(
                 "library",
@@ -232,35 +236,46 @@ class Flattener:
         """Make outputs of the returned values, then write the states back."""
         named = results(self.entry)
         states: list[tuple[int, int]] = []
-        by_name = {self.buffers[w].name: w for w in self.weights}
-        for (role, name), value in zip(named, returned, strict=True):
+        held = (*self.weights, *(i for i in self.inputs if self.buffers[i].role == "cache"))
+        by_name = {self.buffers[i].name: i for i in held}
+        attrs = self.entry.res_attrs
+        placed = attrs.data if attrs else [DictionaryAttr({})] * len(named)
+        for (role, name), value, own in zip(named, returned, placed, strict=True):
             # The new value of an input goes back to the caller, whose memory it is.
             if role == "state" and name in by_name:
                 states.append((value, by_name[name]))
             else:
-                self.outputs.append(self._output(value, name))
+                self.outputs.append(self._output(value, name, cut(_placement(own))))
         # All states are read before one is written: `a, b = b, a` swaps.
-        staged = [(self._staged(value), target) for value, target in states]
+        staged = [(self._staged(value, target), target) for value, target in states]
         for value, target in staged:
+            if value == target:  # written in place
+                continue
             self.steps.append(Copy("copy", value, target, id=self.buffers[target].name))
 
-    def _output(self, value: int, name: str) -> int:
+    def _output(self, value: int, name: str, placed: tuple[AxisCut, ...]) -> int:
         buffer = self.buffers[value]
         root = value if buffer.root is None else buffer.root
         owner = self.buffers[root]
         covers = buffer.is_contiguous and buffer.size_bytes == owner.size_bytes
         if owner.storage == "arena" and covers:
             self.buffers[root] = replace(owner, storage="output")
-            self.buffers[value] = replace(self.buffers[value], name=name, role="output")
+            self.buffers[value] = replace(
+                self.buffers[value], name=name, role="output", placement=placed
+            )
             return value
-        made = self._new(Buffer(buffer.dtype, buffer.shape, "output", name=name, role="output"))
+        made = self._new(
+            Buffer(buffer.dtype, buffer.shape, "output", name=name, role="output", placement=placed)
+        )
         self.steps.append(Copy("copy", value, made, id=name))
         return made
 
-    def _staged(self, value: int) -> int:
+    def _staged(self, value: int, target: int) -> int:
+        if value == target:
+            return value
         buffer = self.buffers[value]
         root = self.buffers[value if buffer.root is None else buffer.root]
-        if root.storage != "weight":
+        if root.storage != "weight" and root.role != "cache":
             return value
         made = self._new(Buffer(buffer.dtype, buffer.shape, "arena"))
         self.steps.append(Copy("copy", value, made))

@@ -42,6 +42,11 @@ def scratch_sizes(
                 None if leads(source, attrs["split_dim"]) else (size, *chunk),
                 None if leads(chunk, attrs["concat_dim"]) else (size, *chunk),
             )
+        case "comm.dispatch_rows":
+            # Marked rows stand close together; there may be as many as there are rows.
+            return target, target
+        case "comm.combine_rows":
+            return source, source
         case _:
             return None, None
 

@@ -18,7 +18,8 @@ from irc.dialects.types import TensorType
 
 KEEPING = frozenset({
     "flow.reshape", "flow.transpose", "flow.slice", "flow.concat", "flow.broadcast", "sbp.boxing",
-    "comm.local_chunk", "comm.all_gather", "comm.all_to_all", "comm.wait", "task.view",
+    "comm.local_chunk", "comm.all_gather", "comm.all_to_all", "comm.permute", "comm.wait",
+    "comm.dispatch_rows", "task.view",
 })  # fmt: skip
 INDEXING = frozenset({"flow.take", "flow.gather", "flow.scatter"})
 """Ops whose operand 0 is indexed along ``dim`` by operand 1."""

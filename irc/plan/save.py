@@ -69,7 +69,7 @@ def save_plan(
     target = Path(folder).absolute()
     check_target(target, force=force)
     try:
-        with _published(target) as place:
+        with published(target) as place:
             for name, content in (*plan.texts.items(), (MANIFEST, plan.manifest)):
                 (place / name).parent.mkdir(exist_ok=True)
                 (place / name).write_bytes(content)
@@ -84,8 +84,13 @@ def save_plan(
     return plan.hash
 
 
-def check_target(target: Path, *, force: bool = False) -> None:
+def check_target(target: Path, *, force: bool = False, marker: str = MANIFEST) -> None:
     """Refuse a place that holds something: call it before the long work, too.
+
+    Args:
+        target: the place.
+        force: allow one that holds what is to be written.
+        marker: the file by which that is known.
 
     Raises:
         IrcError: ``output-exists``.
@@ -94,7 +99,7 @@ def check_target(target: Path, *, force: bool = False) -> None:
         return
     if target.is_dir() and not any(target.iterdir()):
         return
-    is_plan = (target / MANIFEST).is_file()
+    is_plan = (target / marker).is_file()
     if force and is_plan:
         return
     raise IrcError(
@@ -109,7 +114,7 @@ def check_target(target: Path, *, force: bool = False) -> None:
 
 
 @contextmanager
-def _published(target: Path) -> Generator[Path]:
+def published(target: Path) -> Generator[Path]:
     """Give a folder to fill; on success it becomes the target, on failure nothing is left."""
     target.parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))

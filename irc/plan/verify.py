@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from irc.dialects.flow import OP_BY_NAME
 from irc.dialects.types import ITEM_BYTES
@@ -32,7 +33,15 @@ LIBRARY_OPS = frozenset(OP_BY_NAME) - {"flow.fusion", "flow.yield"} | {
     "comm.rank_index",
 }
 COLLECTIVES = frozenset(
-    {"comm.all_reduce", "comm.all_gather", "comm.reduce_scatter", "comm.all_to_all"}
+    {
+        "comm.all_reduce",
+        "comm.all_gather",
+        "comm.reduce_scatter",
+        "comm.all_to_all",
+        "comm.dispatch_rows",
+        "comm.combine_rows",
+        "comm.permute",
+    }
 )
 MAX_ELEMENTS = 1 << 48
 
@@ -156,7 +165,7 @@ class _Replay:
                     raise _ProblemError(f"no library op {action.op!r}")
                 if action.op.startswith("comm.") and action.attrs["axis"] not in self.axes:
                     raise _ProblemError(f"no mesh axis {action.attrs['axis']!r}")
-                self._run(action.inputs, action.outputs)
+                self._run(action.inputs, () if self._is_in_place(action) else action.outputs)
             case Copy():
                 self._check_copy(action)
                 self._run((action.source,), (action.target,))
@@ -169,6 +178,14 @@ class _Replay:
                 self.valid.update(self.plan.root(b) for b in start.outputs)
             case _:
                 raise _ProblemError("not an action")
+
+    def _is_in_place(self, action: Library) -> bool:
+        """True for a scatter that writes into what the caller holds, which it reads."""
+        in_place = action.op == "flow.scatter" and len(action.inputs) == 3
+        if not in_place or action.outputs != action.inputs[:1]:
+            return False
+        index = _natural(action.inputs[0])
+        return index < len(self.plan.buffers) and self.plan.buffers[index].role == "cache"
 
     def unfinished(self) -> str | None:
         if self.busy:
@@ -205,11 +222,15 @@ class _Replay:
             )
 
     def _start(self, index: int, start: Start) -> None:
-        if start.op not in COLLECTIVES or len(start.inputs) != 1 or len(start.outputs) != 1:
+        count = 2 if start.op in ("comm.dispatch_rows", "comm.combine_rows") else 1
+        if start.op not in COLLECTIVES or len(start.inputs) != count or len(start.outputs) != 1:
             raise _ProblemError(f"no collective {start.op!r} of these buffers")
         size = self.axes[start.attrs["axis"]]
         source = self.plan.buffers[_natural(start.inputs[0])]
         target = self.plan.buffers[_natural(start.outputs[0])]
+        if count == 2:
+            chunks = target if start.op == "comm.dispatch_rows" else source
+            self._check_marks(self.plan.buffers[_natural(start.inputs[1])], chunks, size)
         expected = _collective_shape(start, source.shape, size)
         if (expected, source.dtype) != (target.shape, target.dtype):
             raise _ProblemError(f"{start.op} gives {expected}, not {target.shape}")
@@ -228,6 +249,15 @@ class _Replay:
         self.valid.difference_update(self.plan.root(b) for b in start.outputs)
         self.busy[index] = start
 
+    def _check_marks(self, marks: Buffer, rows: Buffer, size: int) -> None:
+        """The rows of a chunk for each rank, and one bool for each of them."""
+        if rows.shape[:1] != (size,) or len(rows.shape) < 2:
+            raise _ProblemError(f"{rows.shape} are no rows for each of {size} ranks")
+        if (marks.shape, marks.dtype) != (rows.shape[:2], "i1") or not marks.is_contiguous:
+            raise _ProblemError(
+                f"{rows.shape[:2]} rows are marked by {marks.shape} {marks.dtype}"
+            )
+
     def _run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         plan = self.plan
         for index in (*inputs, *outputs):
@@ -245,7 +275,7 @@ class _Replay:
         buffer = plan.buffers[index]
         if buffer.storage == "alias":
             raise _ProblemError(f"writes buffer {index}, which is a view")
-        if buffer.storage == "input":
+        if buffer.storage == "input" and buffer.role != "cache":
             raise _ProblemError(f"writes buffer {index}, which is the caller's")
         if index in reading:
             raise _ProblemError(f"writes buffer {index}, which it reads")
@@ -272,6 +302,17 @@ def _natural(index: int) -> int:
     return index
 
 
+def _permute_problem(targets: object, size: int) -> str | None:
+    """Say what is wrong with a permute's table; None where each rank receives at most once."""
+    if not isinstance(targets, tuple | list):
+        return "has no table of targets"
+    table = cast("Sequence[object]", targets)
+    if len(table) != size or not all(type(t) is int and -1 <= t < size for t in table):
+        return f"has no target for each of {size} ranks: {[*table]}"
+    reached = [target for target in table if target != -1]
+    return "sends twice to one rank" if len(set(reached)) < len(reached) else None
+
+
 def _collective_shape(start: Start, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
     """Return the result's shape, by the op's rule; chunks are even."""
     grown = list(shape)
@@ -288,4 +329,10 @@ def _collective_shape(start: Start, shape: tuple[int, ...], size: int) -> tuple[
         "min",
     ):
         raise _ProblemError(f"{start.op} reduces by sum, max or min, not {attrs['fn']!r}")
+    if start.op == "comm.dispatch_rows":
+        grown.insert(0, size)
+    if start.op == "comm.combine_rows":
+        del grown[:1]
+    if start.op == "comm.permute" and (problem := _permute_problem(attrs["targets"], size)):
+        raise _ProblemError(f"{start.op} {problem}")
     return tuple(grown)

@@ -55,6 +55,6 @@ def gather(evidence: Evidence) -> Explanation:
         action_rows(plan),
         rows,
         Traffic(evidence).rows(),
-        [row for row in rows if "rule" in row.assumed or row.replicated_only],
+        [row for row in rows if row.assumed or row.replicated_only],
         fusion_groups(evidence),
     )

@@ -144,8 +144,8 @@ class Ops:
         text, more = str(priced["runner_up"]), float(priced["more_s"])
         found = next((s for s in signatures(op, self._mesh) if str(s) == text), None)
         compute: float | None = None
-        if found is not None and self.model is not None and "seconds" in priced:
-            extra = self.model.op_seconds(op, found) - float(priced["seconds"])
+        if found is not None and "runner_up_s" in priced:
+            extra = float(priced["runner_up_s"]) - float(priced["seconds"])
             compute = extra * int(priced.get("count", 1))
         return RunnerUp(
             signature_text(found) if found else text,

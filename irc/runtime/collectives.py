@@ -28,12 +28,16 @@ NOT_REDUCED = (torch.int16,)
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of one collective; scratch is None where none is needed."""
+    """The tensors of one collective; scratch is None where none is needed.
+
+    ``marks`` are the rows that an exchange of rows sends.
+    """
 
     source: torch.Tensor
     target: torch.Tensor
     send: torch.Tensor | None = None
     receive: torch.Tensor | None = None
+    marks: torch.Tensor | None = None
 
 
 class Communicator(Protocol):
@@ -124,11 +128,113 @@ def _all_to_all(group: Any, size: int, attrs: Mapping[str, Any], given: Operands
     return _unpacking(work, given, attrs["concat_dim"])
 
 
+def _dispatch_rows(group: Any, size: int, _attrs: Mapping[str, Any], given: Operands) -> Finish:
+    """Send each rank the rows that are marked for it, and put what comes in its place."""
+    marks = given.marks
+    assert marks is not None
+    rows = marks.shape[1]
+    source = given.source.reshape(rows, -1)
+    finish, landing, coming = _send_rows(group, source, marks.nonzero()[:, 1], given)
+    target = given.target.view(size * rows, -1)
+
+    def unpacked() -> None:
+        finish()
+        target.zero_()
+        target[coming.reshape(-1).nonzero().reshape(-1)] = landing
+
+    return unpacked
+
+
+def _combine_rows(group: Any, size: int, _attrs: Mapping[str, Any], given: Operands) -> Finish:
+    """Send each rank the rows that are marked for it, and add what comes, rank by rank."""
+    marks = given.marks
+    assert marks is not None
+    rows = marks.shape[1]
+    source = given.source.reshape(size * rows, -1)
+    finish, landing, coming = _send_rows(group, source, marks.reshape(-1).nonzero()[:, 0], given)
+    target = given.target.view(rows, -1)
+
+    def added() -> None:
+        finish()
+        target.zero_()
+        parts = landing.split([int(count) for count in coming.sum(1)])
+        for places, part in zip(coming, parts, strict=True):
+            target.index_add_(0, places.nonzero()[:, 0], part)
+
+    return added
+
+
+def _send_rows(
+    group: Any, source: torch.Tensor, places: torch.Tensor, given: Operands
+) -> tuple[Finish, torch.Tensor, torch.Tensor]:
+    """Start to send rows; the marks go first, so that each rank knows what comes.
+
+    Args:
+        group: the ranks.
+        source: rows, [count, width].
+        places: which of them, receiver by receiver.
+        given: marks and scratch.
+
+    Returns:
+        What waits; where the rows arrive, close together; what the senders marked.
+    """
+    marks, send, receive = given.marks, given.send, given.receive
+    assert marks is not None
+    assert send is not None
+    assert receive is not None
+    coming = torch.empty_like(marks)
+    dist.all_to_all_single(_bytes(coming), _bytes(marks), group=group)
+    packed = send.view(marks.numel(), -1)[: len(places)]
+    landing = receive.view(marks.numel(), -1)[: int(coming.sum())]
+    torch.index_select(source, 0, places, out=packed)
+    row_bytes = source.shape[1] * source.element_size()
+    work: Any = dist.all_to_all_single(
+        _bytes(landing),
+        _bytes(packed),
+        [row_bytes * int(count) for count in coming.sum(1)],
+        [row_bytes * int(count) for count in marks.sum(1)],
+        group=group,
+        async_op=True,
+    )
+    return work.wait, landing, coming
+
+
+def _permute(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
+    """Send to one rank and receive from one, at the same time."""
+    here, targets = dist.get_rank(group), [int(target) for target in attrs["targets"]]
+    to = targets[here]
+    source = targets.index(here) if here in targets else -1
+    if to == here:
+        given.target.copy_(given.source)
+        return _nothing
+    if source == -1:
+        given.target.zero_()
+
+    def peer(rank: int) -> int:
+        return rank if group is None else dist.get_global_rank(group, rank)
+
+    moves: list[Any] = []
+    if to != -1:
+        moves.append(dist.P2POp(dist.isend, _bytes(given.source), peer(to), group))
+    if source != -1:
+        moves.append(dist.P2POp(dist.irecv, _bytes(given.target), peer(source), group))
+    started: list[Any] = dist.batch_isend_irecv(moves) if moves else []
+
+    def finish() -> None:
+        for work in started:
+            work.wait()
+
+    return finish
+
+
 STARTS: Mapping[str, Callable[[Any, int, Mapping[str, Any], Operands], Finish]] = {
     "comm.all_reduce": _all_reduce,
     "comm.all_gather": _all_gather,
     "comm.reduce_scatter": _reduce_scatter,
     "comm.all_to_all": _all_to_all,
+    "comm.dispatch_rows": _dispatch_rows,
+    "comm.combine_rows": _combine_rows,
+    "comm.permute": _permute,
 }
 
 # torch 2.13 renamed both; the old names warn there, the new ones are missing before.

@@ -28,11 +28,13 @@ class Comparison:
         max_abs: largest difference from eager in the model's dtypes.
         relative: largest difference from eager in float64, relative to an output's magnitude.
         eager_relative: the same of eager in the model's dtypes: what rounding alone does.
+        where: the tensor that the relative errors are of, where each has a limit of its own.
     """
 
     max_abs: float
     relative: float
     eager_relative: float
+    where: str = ""
 
     @property
     def ok(self) -> bool:
@@ -64,7 +66,18 @@ def compare(
     given |= {plan.buffers[i].name: x for i, x in zip(plan.inputs, inputs, strict=True)}
     ordered = [given[argument] for _, argument, _ in arguments(entry(module))]
     # States go into weights; one that is an input's new value is an output of the plan.
-    shown = [role != "state" or name not in weights for role, name in results(entry(module))]
+    # What ranks hold between calls is no output, or on each rank a part of one.
+    held = {plan.buffers[i].name for i in plan.inputs if plan.buffers[i].role == "cache"}
+    parts = {plan.buffers[i].name for i in plan.outputs if plan.buffers[i].placement}
+    shown = [
+        name not in parts if role != "state" else name not in weights and name not in held
+        for role, name in results(entry(module))
+    ]
+    outputs = [
+        value
+        for i, value in zip(plan.outputs, outputs, strict=True)
+        if not plan.buffers[i].placement
+    ]
     with torch.no_grad():
         eager = _outputs(run_function(module, ordered), shown)
         exact = _outputs(run_function(module, ordered, dtype=torch.float64), shown)

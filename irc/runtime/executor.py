@@ -22,7 +22,7 @@ from irc.runtime import library
 from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
 from irc.runtime.frame import Frame, new_frame, view_of
 from irc.runtime.library import dtypes
-from irc.runtime.local_weights import LocalWeights
+from irc.runtime.local_weights import LocalWeights, WeightCopy
 from irc.runtime.segments import LoadSegments, Segment, load_segments, segment_calls
 
 Run: TypeAlias = Callable[[], None]
@@ -40,6 +40,7 @@ class Executor:
         communicator: starts collectives; none is needed on one device.
         load: compiles the kernels; by default the plan's backend does.
         num_threads: for kernels; by default what torch uses.
+        copies: contiguous copies of weights by name, which the plans of one model share.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Executor:
         communicator: Communicator | None = None,
         load: LoadSegments = load_segments,
         num_threads: int | None = None,
+        copies: dict[str, WeightCopy] | None = None,
     ) -> None:
         plan = loaded.plan
         if communicator is None and plan.device_mesh.num_ranks > 1:
@@ -62,7 +64,7 @@ class Executor:
         self.plan = plan
         self.rank = rank
         self._communicator = communicator or NoPeers()
-        weights = LocalWeights(plan, tensors)
+        weights = LocalWeights(plan, tensors, copies)
         self._weights = weights.by_buffer
         self._copies = weights if weights.are_copied else None
         calls = segment_calls(plan)
@@ -158,6 +160,7 @@ class Executor:
             case Start():
                 source, target = action.inputs[0], action.outputs[0]
                 send, receive = action.send, action.receive
+                marks = action.inputs[1] if len(action.inputs) > 1 else None
                 start = self._communicator.start
 
                 def begin() -> None:
@@ -168,6 +171,7 @@ class Executor:
                             t[target],
                             None if send is None else t[send],
                             None if receive is None else t[receive],
+                            None if marks is None else t[marks],
                         ),
                     )
 
@@ -182,6 +186,10 @@ class Executor:
             size = plan.device_mesh.size(action.attrs["axis"])
             run = POSITIONAL[action.op]
             return lambda: run(action.attrs, place, size, [t[i] for i in inputs], t[outputs[0]])
+        if action.op == "flow.scatter" and outputs == inputs[:1]:
+            cache, index, source = inputs
+            dim = action.attrs["dim"]
+            return lambda: t[cache].scatter_(dim, t[index], t[source])
         results = [(plan.buffers[i].shape, plan.buffers[i].dtype) for i in outputs]
 
         def call() -> None:
@@ -236,16 +244,29 @@ def input_part(plan: Plan, index: int, rank: int, whole: torch.Tensor) -> torch.
     return whole[local_slices(placement, plan.device_mesh, rank, tuple(whole.shape))]
 
 
+def held_parts(plan: Plan, wholes: Sequence[torch.Tensor], rank: int) -> list[torch.Tensor]:
+    """Return whole inputs as a rank gives them: of what ranks hold, a copy of its own part."""
+    return [
+        input_part(plan, index, rank, whole).clone(memory_format=torch.contiguous_format)
+        if plan.buffers[index].role == "cache"
+        else whole
+        for index, whole in zip(plan.inputs, wholes, strict=True)
+    ]
+
+
 class _Input:
     """Checks one input and gives the part of it that this rank reads, contiguous."""
 
     def __init__(self, plan: Plan, index: int, rank: int) -> None:
         buffer = plan.buffers[index]
-        self.shape = torch.Size(whole_shape(plan, index))
+        # What ranks hold between calls is given as they hold it, and written in place.
+        self.is_held = buffer.role == "cache"
+        self.shape = torch.Size(buffer.shape if self.is_held else whole_shape(plan, index))
         self.dtype = dtypes()[buffer.dtype]
         self.base = plan.bases.index(index) + 1
         self.name = buffer.name
-        self._part = partial(input_part, plan, index, rank) if buffer.placement else None
+        split = buffer.placement and not self.is_held
+        self._part = partial(input_part, plan, index, rank) if split else None
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.shape != self.shape or tensor.dtype is not self.dtype or not tensor.is_cpu:
@@ -257,6 +278,12 @@ class _Input:
             )
         if self._part is not None:
             tensor = self._part(tensor)
+        if self.is_held and not tensor.is_contiguous():
+            raise IrcError(
+                "input-mismatch",
+                f"input '{self.name}' is written in place and its memory has gaps",
+                help="give a contiguous tensor",
+            )
         return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 

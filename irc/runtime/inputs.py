@@ -13,17 +13,30 @@ from irc.dialects.types import is_float
 from irc.errors import IrcError, did_you_mean
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Plan
+from irc.plan.training import recipe_of_plan
 from irc.runtime.executor import whole_shape
 from irc.runtime.library import dtypes
 
 
 def inputs_for(loaded: LoadedPlan, file: str | None, seed: int) -> list[torch.Tensor]:
-    """Return whole inputs in the order of the plan.
+    """Return whole inputs in the order of the plan; a plan of training knows its learning rate.
 
     Raises:
         IrcError: ``file-missing`` or ``input-mismatch``.
     """
-    return random_inputs(loaded.plan, seed) if file is None else read_inputs(loaded, file)
+    if file is not None:
+        return read_inputs(loaded, file)
+    found = random_inputs(loaded.plan, seed)
+    return [
+        known_inputs(loaded).get(loaded.plan.buffers[index].name, value)
+        for index, value in zip(loaded.plan.inputs, found, strict=True)
+    ]
+
+
+def known_inputs(loaded: LoadedPlan) -> dict[str, torch.Tensor]:
+    """Return what a plan has values for itself: of one of training, the learning rate."""
+    recipe = recipe_of_plan(loaded)
+    return {} if recipe is None else {"lr": torch.tensor(recipe.lr, dtype=torch.float64)}
 
 
 def random_inputs(plan: Plan, seed: int) -> list[torch.Tensor]:
@@ -77,6 +90,7 @@ def choose_inputs(loaded: LoadedPlan, given: Mapping[str, torch.Tensor]) -> list
                 "input-mismatch", f"the plan has no input '{name}'", help=did_you_mean(name, names)
             )
     found: list[torch.Tensor] = []
+    given = {**known_inputs(loaded), **given}
     for buffer in buffers:
         if buffer.name not in given:
             raise IrcError("input-mismatch", f"input '{buffer.name}' is missing")

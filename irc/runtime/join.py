@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,9 @@ from irc.runtime.processes import (
 )
 from irc.runtime.segments import LoadSegments, load_segments
 from irc.runtime.weights import slice_weights
+
+COMPILE_TIMEOUT_S = 1800
+"""How long ranks wait for the one that compiles; one that dies ends the others at once."""
 
 
 def join(
@@ -45,22 +49,69 @@ def join(
     Raises:
         IrcError: ``world-size``; what ``make`` raises.
     """
+    rank = join_processes(mesh)
+    plan = shared_plan(make, rank)
+    own = slice_weights(plan.plan, tensors, rank)
+    communicator = TorchCommunicator.of(mesh, rank)
+    return Executor(plan, own, rank=rank, communicator=communicator, load=load)
+
+
+def join_processes(mesh: Mesh) -> int:
+    """Join the processes of the run, unless the program has joined them; return this one's rank.
+
+    Raises:
+        IrcError: ``world-size``.
+    """
     rank, world = _place()
     check_world(mesh, world)
     if not dist.is_initialized():
-        start_processes(rank, world)
+        start_processes(rank, world, timeout_s=COMPILE_TIMEOUT_S)
         torch.set_num_threads(threads_per_process(int(os.environ.get("LOCAL_WORLD_SIZE", world))))
-    plan = _shared(make, rank)
-    agree(plan.hash)
-    communicator = TorchCommunicator.of(mesh, rank)
-    own = slice_weights(plan.plan, tensors, rank)
-    return Executor(plan, own, rank=rank, communicator=communicator, load=load)
+    return rank
+
+
+def agree_on_inputs(inputs: Sequence[torch.Tensor]) -> None:
+    """Compare inputs between ranks; all call it.
+
+    Each rank takes its part of the whole batch, so one that is given another batch would be wrong
+    without a word.
+
+    Raises:
+        IrcError: ``input-mismatch``.
+    """
+    digest = hashlib.sha256()
+    for tensor in inputs:
+        flat = tensor.detach().contiguous().reshape(-1)
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, own)
+    others = [rank for rank, row in enumerate(rows) if not torch.equal(row, rows[0])]
+    if others:
+        raise IrcError(
+            "input-mismatch",
+            f"rank {others[0]} was given another batch than rank 0",
+            because="each rank is given the whole batch, and takes its part of it",
+            help="give every rank the same tensors: no DistributedSampler, one seed",
+        )
 
 
 def _place() -> tuple[int, int]:
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return place_of(os.environ)
+
+
+def shared_plan(make: Callable[[], LoadedPlan], rank: int) -> LoadedPlan:
+    """Return the plan that rank 0 makes, on every rank; each calls it.
+
+    Raises:
+        IrcError: what ``make`` raises; on the other ranks ``run-failed``.
+    """
+    plan = _shared(make, rank)
+    agree(plan.hash)
+    return plan
 
 
 def _shared(make: Callable[[], LoadedPlan], rank: int) -> LoadedPlan:

@@ -37,6 +37,7 @@ def run_plan(
     compare: bool = True,
     seed: int = 0,
     outputs: str | None = None,
+    steps: int | None = None,
     worker: str = WORKER,
 ) -> RunReport:
     """Run a plan on this machine and report.
@@ -47,7 +48,9 @@ def run_plan(
         nproc: the number of processes; must be that of the plan.
         compare: hold the outputs against the model run eagerly.
         seed: of random inputs.
-        outputs: a ``.safetensors`` file for the outputs, by name.
+        outputs: a ``.safetensors`` file for the outputs, by name; of a plan of training, for all
+            parameters and states after the steps.
+        steps: how many a plan of training makes.
         worker: the module that each process runs.
 
     Raises:
@@ -58,6 +61,7 @@ def run_plan(
     check_world(loaded.plan.device_mesh, ranks if nproc is None else nproc)
     words = [str(Path(plan).absolute()), f"--seed={seed}"]
     words += ["--compare"] if compare else []
+    words += [f"--steps={steps}"] if steps is not None else []
     words += [f"--inputs={Path(inputs).absolute()}"] if inputs is not None else []
     words += [f"--save={Path(outputs).absolute()}"] if outputs is not None else []
     if ranks == 1 and worker == WORKER:

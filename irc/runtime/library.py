@@ -348,8 +348,7 @@ def _splitmix64(x: torch.Tensor) -> torch.Tensor:
 def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     target: str = attrs["target"]
     arguments = json.loads(attrs["arguments"])
-    namespace, _, rest = target.partition("::")
-    if namespace == "onnx":
+    if target.startswith("onnx::"):
         from irc.runtime import onnx_library
 
         return onnx_library.run(target, arguments, inputs, results)
@@ -359,35 +358,50 @@ def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
         return vjp.run(arguments, inputs)
     import torch
 
-    op = _operator(target, namespace, rest)
-    positional, keywords = (_fill(part, inputs) for part in arguments)
+    op = _operator(target)
+    positional, keywords = called_with(arguments, inputs)
     found = op(*positional, **keywords)
     flat = list(found) if isinstance(found, tuple | list) else [found]
     return [value for value in flat if isinstance(value, torch.Tensor)]
 
 
-@cache
-def _operator(target: str, namespace: str, rest: str) -> Callable[..., Any]:
+def _operator(target: str) -> Callable[..., Any]:
     """Return the reference that an op's declaration gives, else torch's own op.
 
     Raises:
         IrcError: ``op-undeclared``, where this process has neither.
     """
-    import torch
-
     known = declaration(target)
     if known is not None and (reference := known.run()) is not None:
         return reference
-    name, _, overload = rest.partition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-    except AttributeError:
+    if (found := own_op(target)) is None:
         raise IrcError(
             "op-undeclared",
             f"this process has no op {target}",
             because="no package registers it with torch or under the entry point 'irc.ops'",
             help=f"import the module that defines {target} before, or declare an entry point",
-        ) from None
+        )
+    return found
+
+
+def own_op(target: str) -> Callable[..., Any] | None:
+    """Return torch's op of a name, ``namespace::name.overload``; None where it has none."""
+    import torch
+
+    namespace, _, rest = target.partition("::")
+    name, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+    except AttributeError:
+        return None
+
+
+def called_with(
+    arguments: Sequence[Any], inputs: Sequence[torch.Tensor]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return positional and keyword arguments of a ``flow.extern`` with its operands in place."""
+    positional, keywords = (_fill(part, inputs) for part in arguments)
+    return positional, keywords
 
 
 def _fill(value: Any, inputs: Sequence[torch.Tensor]) -> Any:

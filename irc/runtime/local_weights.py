@@ -13,13 +13,22 @@ from irc.runtime.library import dtypes
 
 
 @dataclass
-class _Copy:
+class WeightCopy:
     """A weight of other strides, its contiguous copy, and the version that was copied."""
 
     weight: torch.Tensor
     copy: torch.Tensor
     version: int | None
-    is_state: bool
+
+    def shows(self, weight: torch.Tensor) -> bool:
+        """True where the copy is one of this memory, read in this way."""
+        own = self.weight
+        return (own.data_ptr(), own.shape, own.stride(), own.dtype) == (
+            weight.data_ptr(),
+            weight.shape,
+            weight.stride(),
+            weight.dtype,
+        )
 
 
 class LocalWeights:
@@ -31,14 +40,22 @@ class LocalWeights:
     Args:
         plan: says which weights, and which are written to.
         tensors: this rank's parts, by name.
+        copies: contiguous copies by name, shared by the plans of one model; new ones are added.
 
     Raises:
         IrcError: ``input-mismatch`` where one is missing or is not what the plan takes.
     """
 
-    def __init__(self, plan: Plan, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        tensors: Mapping[str, torch.Tensor],
+        copies: dict[str, WeightCopy] | None = None,
+    ) -> None:
         self.by_buffer: dict[int, torch.Tensor] = {}
-        self._copies: list[_Copy] = []
+        self._copies: list[WeightCopy] = []
+        self._states: list[WeightCopy] = []
+        known = {} if copies is None else copies
         for index in plan.weights:
             buffer = plan.buffers[index]
             if buffer.name not in tensors:
@@ -51,10 +68,14 @@ class LocalWeights:
                     f"the plan takes {list(buffer.shape)} {dtypes()[buffer.dtype]}",
                 )
             if not tensor.is_contiguous():
-                copy = tensor.contiguous()
-                is_state = index in plan.states()
-                self._copies.append(_Copy(tensor, copy, _version(tensor), is_state))
-                tensor = copy
+                held = known.get(buffer.name)
+                if held is None or not held.shows(tensor):
+                    held = WeightCopy(tensor, tensor.contiguous(), _version(tensor))
+                    known[buffer.name] = held
+                self._copies.append(held)
+                if index in plan.states():
+                    self._states.append(held)
+                tensor = held.copy
             self.by_buffer[index] = tensor
 
     @property
@@ -72,10 +93,9 @@ class LocalWeights:
 
     def write_back(self) -> None:
         """Copy the states back to where they came from."""
-        for each in self._copies:
-            if each.is_state:
-                each.weight.copy_(each.copy)
-                each.version = _version(each.weight)
+        for each in self._states:
+            each.weight.copy_(each.copy)
+            each.version = _version(each.weight)
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from irc.runtime.onnx_ops.run import PREFIX, run_extern
+
 if TYPE_CHECKING:
     import torch
 
@@ -30,11 +32,23 @@ def run(
         inputs: operands.
         results: shape and dtype that the op states for each result, which are checked.
     """
+    if target.startswith(PREFIX):
+        found = run_extern(target, arguments, inputs, [dtype for _, dtype in results])
+        return _checked(target, found, results)
     positions, options = arguments
     operands = [None if p is None else inputs[p["operand"]] for p in positions]
     found = LIBRARY[target.removeprefix("onnx::")](operands, options)[: len(results)]
+    return _checked(target, found, results)
+
+
+def _checked(
+    target: str, found: list[Any], results: Sequence[tuple[tuple[int, ...], str]]
+) -> list[torch.Tensor]:
     for value, (shape, _) in zip(found, results, strict=True):
-        if tuple(value.shape) != shape:
+        # -1: what decides the size is this op.
+        if len(value.shape) != len(shape) or any(
+            stated not in (-1, size) for stated, size in zip(shape, value.shape, strict=True)
+        ):
             raise ValueError(f"{target} gives {list(value.shape)}, the program says {list(shape)}")
     return found
 
@@ -313,17 +327,14 @@ def _dft(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
     (x,) = operands
     assert x is not None
     axis, length = options["axis"], options["length"]
-    x = x if x.dtype == torch.float64 else x.to(torch.float32)
-    values = (
-        torch.view_as_complex(x.contiguous()) if x.shape[-1] == 2 else x[..., 0].to(torch.complex64)
-    )
-    if x.shape[-1] == 1 and x.dtype == torch.float64:
-        values = x[..., 0].to(torch.complex128)
+    # In double precision, which costs little here: sums of many terms cancel.
+    wide = x.to(torch.float64)
+    values = torch.view_as_complex(wide.contiguous()) if x.shape[-1] == 2 else wide[..., 0]
     fn = torch.fft.ifft if options["inverse"] else torch.fft.fft
     found = fn(values, n=length, dim=axis)
     if options["onesided"]:
         found = found.narrow(axis, 0, found.shape[axis] // 2 + 1)
-    return [torch.view_as_real(found.resolve_conj()).contiguous()]
+    return [torch.view_as_real(found.resolve_conj()).to(x.dtype).contiguous()]
 
 
 LIBRARY: Mapping[str, Kernel] = {

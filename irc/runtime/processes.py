@@ -72,9 +72,9 @@ def place_of(environment: Mapping[str, str]) -> tuple[int, int]:
     return int(texts[0]), int(texts[1])
 
 
-def start_processes(rank: int, world: int) -> None:
-    """Join the processes of a run; all call it."""
-    timeout = timedelta(seconds=JOIN_TIMEOUT_S)
+def start_processes(rank: int, world: int, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+    """Join the processes of a run; all call it, and wait so long for each other."""
+    timeout = timedelta(seconds=timeout_s)
     path = os.environ.get(STORE_VARIABLE)
     # torch documents FileStore but does not list it among its exports.
     made = dist.FileStore  # pyright: ignore[reportPrivateImportUsage]

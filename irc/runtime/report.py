@@ -4,8 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from irc.errors import printable
 from irc.plan import json_text
 from irc.runtime.compare import Comparison
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """Some steps of training.
+
+    Attributes:
+        losses: of each step, as text: one may be no number.
+        stored_bytes: parameters, states and buffers of a rank.
+        arena_bytes: what a step leases beside them.
+        resident_bytes: the most memory that each process had, libraries included.
+    """
+
+    losses: tuple[str, ...]
+    stored_bytes: int
+    arena_bytes: int
+    resident_bytes: tuple[int, ...]
+
+    def memory(self, rank: int) -> str:
+        """Say what a rank holds."""
+        parts = (
+            (self.stored_bytes, "stored"),
+            (self.arena_bytes, "arena"),
+            (self.resident_bytes[rank], "resident"),
+        )
+        return ", ".join(f"{size / 2**20:.2f} MiB {what}" for size, what in parts)
+
+    def __str__(self) -> str:
+        return f"{len(self.losses)}, loss {' -> '.join(self.losses)}"
 
 
 @dataclass(frozen=True)
@@ -18,6 +48,7 @@ class RunReport:
         seconds: of one call, by rank.
         predicted_s: by the cost model.
         cluster: that it was predicted for; empty for this machine.
+        training: of a plan of training, what its steps were.
         comparison: with eager, where it was asked for and the plan has the model's IR.
     """
 
@@ -27,6 +58,7 @@ class RunReport:
     predicted_s: float | None = None
     comparison: Comparison | None = None
     cluster: str = ""
+    training: TrainingReport | None = None
 
     @property
     def ok(self) -> bool:
@@ -44,15 +76,19 @@ class RunReport:
         lines = [f"mesh       {self.mesh or 'one device'}"]
         lines.append(f"ranks      {ranks}, {threads} each")
         for rank, seconds in enumerate(self.seconds):
-            lines.append(f"rank {rank:<6}{show_seconds(seconds)}")
+            held = "" if self.training is None else f" a step, {self.training.memory(rank)}"
+            lines.append(f"rank {rank:<6}{show_seconds(seconds)}{held}")
+        if self.training is not None:
+            lines.append(f"steps      {self.training}")
         if self.predicted_s is not None:
             ratio = self.predicted_s / max(self.seconds)
             how = f"on {self.cluster}" if self.cluster else f"({ratio:.2f} of the slowest rank)"
             lines.append(f"predicted  {show_seconds(self.predicted_s)} {how}")
         if self.comparison is not None:
             found = self.comparison
+            where = f" in {printable(found.where)}" if found.where else ""
             lines.append(
-                f"eager      max abs error {found.max_abs:.1e}, relative {found.relative:.1e} "
+                f"eager      max abs error {found.max_abs:.1e}, relative {found.relative:.1e}{where} "
                 f"(eager's own {found.eager_relative:.1e})"
             )
             lines.append("OK" if found.ok else "FAIL")

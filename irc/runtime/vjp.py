@@ -7,10 +7,12 @@ Jacobian, for each operand that is asked for. An operand that does not matter ge
 # pyright: basic
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from irc.errors import ErrorCollector, IrcError
+from irc.ops.custom import declaration
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +32,18 @@ def run(arguments: Sequence[Any], values: Sequence[torch.Tensor]) -> list[torch.
 
     name, attrs, count, given, wanted = arguments
     gradients = list(values[count:])
+    if (declared := _declared(name, attrs)) is not None:
+        return _by_declaration(declared, arguments, values[:count], gradients)
     with torch.inference_mode(False), torch.enable_grad():
         operands = [value.detach().clone() for value in values[:count]]
         for index in wanted:
             operands[index].requires_grad_(True)
         found = _forward(name, attrs, operands, given, gradients)
         made = [found[i] for i in given]
+        if not all(value.requires_grad for value in made) and name == "flow.extern":
+            # The reference is no torch code; the op itself may know its derivative.
+            found = _by_own_op(attrs, operands) or found
+            made = [found[i] for i in given]
         if stuck := [i for i, value in zip(given, made, strict=True) if not value.requires_grad]:
             because = f"result {stuck[0]} does not depend on the operands that need a gradient"
             raise _not_differentiable(name, attrs, because)
@@ -54,6 +62,59 @@ def run(arguments: Sequence[Any], values: Sequence[torch.Tensor]) -> list[torch.
         torch.zeros_like(operands[i]).detach() if g is None else g.detach()
         for i, g in zip(wanted, back, strict=True)
     ]
+
+
+def _declared(name: str, attrs: Mapping[str, Any]) -> Callable[..., Any] | None:
+    known = declaration(attrs["target"]) if name == "flow.extern" else None
+    return known.differentiate() if known else None
+
+
+def _by_declaration(
+    derivative: Callable[..., Any],
+    arguments: Sequence[Any],
+    operands: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Ask the op's declaration for the gradients of all operands, and give the wanted ones."""
+    import torch
+
+    from irc.runtime.library import called_with
+
+    _, attrs, count, given, wanted = arguments
+    by_result: list[torch.Tensor | None] = [None] * (max(given) + 1)
+    for index, gradient in zip(given, gradients, strict=True):
+        by_result[index] = gradient
+    positional, keywords = called_with(json.loads(attrs["arguments"]), operands)
+    found = derivative(tuple(by_result), *positional, **keywords)
+    found = list(found) if isinstance(found, tuple | list) else [found]
+    if len(found) != count:
+        raise IrcError(
+            "not-differentiable",
+            f"the derivative declared for {attrs['target']} gives {len(found)} gradients",
+            because=f"the op has {count} tensor operands",
+            help="return one for each tensor operand, None for those without",
+        )
+    return [
+        torch.zeros_like(operands[i]) if found[i] is None else found[i].to(operands[i].dtype)
+        for i in wanted
+    ]
+
+
+def _by_own_op(
+    attrs: Mapping[str, Any], operands: Sequence[torch.Tensor]
+) -> list[torch.Tensor] | None:
+    """Run torch's own op; None where this process has none."""
+    import torch
+
+    from irc.runtime.library import called_with, own_op
+
+    op = own_op(attrs["target"])
+    if op is None:
+        return None
+    positional, keywords = called_with(json.loads(attrs["arguments"]), operands)
+    found = op(*positional, **keywords)
+    flat = list(found) if isinstance(found, tuple | list) else [found]
+    return [value for value in flat if isinstance(value, torch.Tensor)]
 
 
 def _forward(
@@ -140,6 +201,6 @@ def check(calls: Sequence[tuple[Sequence[Any], Sequence[tuple[tuple[int, ...], s
             run(arguments, values)
         except IrcError as error:
             errors.add(error)
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError, TypeError, ValueError):
             continue
     errors.check()

@@ -17,6 +17,7 @@ from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Buffer, Plan, placement_of
 from irc.plan.weights import Reference, local_slices, parse_references
+from irc.runtime.executor import whole_shape
 from irc.runtime.library import dtypes
 
 
@@ -36,6 +37,8 @@ def slice_weights(
 
 def load_weights(loaded: LoadedPlan, rank: int | None) -> dict[str, torch.Tensor]:
     """Read a rank's slices of the weights that the plan's folder holds or refers to.
+
+    A state that it has no value for starts at zero.
 
     Args:
         loaded: a plan with a folder.
@@ -58,10 +61,22 @@ def load_weights(loaded: LoadedPlan, rank: int | None) -> dict[str, torch.Tensor
         reference = references.get(buffer.name, Reference(WEIGHTS, buffer.name))
         path = folder / reference.file
         try:
+            if buffer.role == "state" and not _has(path, reference.tensor, opened):
+                shape = buffer.shape if rank is not None else whole_shape(plan, index)
+                found[buffer.name] = torch.zeros(shape, dtype=dtypes()[buffer.dtype])
+                continue
             found[buffer.name] = _read(plan, buffer, reference, path, rank, opened)
         except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
             raise corrupt(f"weight '{buffer.name}' cannot be read: {error}", str(path)) from None
     return found
+
+
+def _has(path: Path, tensor: str, opened: dict[Path, Any]) -> bool:
+    if not tensor or not path.is_file():
+        return bool(not tensor)
+    if path not in opened:
+        opened[path] = safe_open(path, framework="pt")
+    return tensor in opened[path].keys()  # noqa: SIM118 - the file is no mapping
 
 
 def _read(

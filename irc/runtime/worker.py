@@ -20,9 +20,10 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan, load_plan
+from irc.plan.training import recipe_of_plan
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.compare import compare
-from irc.runtime.executor import Executor
+from irc.runtime.executor import Executor, held_parts
 from irc.runtime.inputs import inputs_for
 from irc.runtime.processes import (
     agree,
@@ -35,12 +36,15 @@ from irc.runtime.processes import (
 )
 from irc.runtime.report import RunReport
 from irc.runtime.segments import LoadSegments, load_segments
+from irc.runtime.train_plan import train
 from irc.runtime.weights import load_weights
 
 REPORT_VARIABLE = "IRC_REPORT"
 """A folder for reports and errors, where `irc run` reads them."""
 
 TIMED_CALLS = 5
+STEPS = 3
+"""Of training, that are compared with eager's."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
     made.add_argument("--compare", action="store_true", help="compare with the model run eagerly")
     made.add_argument("--save", metavar="F.safetensors", help="write the outputs (rank 0)")
+    made.add_argument("--steps", type=int, default=STEPS, help="of a plan of training")
     return made
 
 
@@ -66,6 +71,8 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
     if world == 1:
         loaded = load_plan(args.plan)
         check_world(loaded.plan.device_mesh, world)
+        if recipe_of_plan(loaded) is not None:
+            return train(args, loaded, rank, None, load)
         return _report(args, loaded, *_timed(args, loaded, rank, None, load))
     loaded, problem = _try_load(args.plan)
     # Before joining: with another number of processes, some would wait for ever.
@@ -80,6 +87,8 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
         if loaded is None:
             raise problem or AssertionError("no plan and no problem")
         communicator = TorchCommunicator.of(loaded.plan.device_mesh, rank)
+        if recipe_of_plan(loaded) is not None:
+            return train(args, loaded, rank, communicator, load)
         inputs, outputs, seconds = _timed(args, loaded, rank, communicator, load)
         all_seconds = gather_seconds(seconds[0])
     # The comparison takes its time: nobody waits for it.
@@ -105,11 +114,12 @@ def _timed(
     run = Executor(
         loaded, load_weights(loaded, rank), rank=rank, communicator=communicator, load=load
     )
-    outputs = run(*inputs)
+    outputs = run(*held_parts(loaded.plan, inputs, rank))
     best = math.inf
     for _ in range(TIMED_CALLS):
+        given = held_parts(loaded.plan, inputs, rank)
         start = time.perf_counter()
-        run(*inputs)
+        run(*given)
         best = min(best, time.perf_counter() - start)
     return inputs, outputs, [best]
 

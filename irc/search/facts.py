@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp
-from xdsl.ir import Operation, SSAValue, Use
+from xdsl.ir import SSAValue, Use
 
 from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import FlowOp
+from irc.dialects.types import TensorType
 from irc.errors import InternalError
+from irc.search.candidates import candidates
 from irc.search.options import Key, op_key
-from irc.search.twins import twins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LOADED = ("parameter", "buffer", "constant", "state")
-"""Roles whose ranks may load any slice."""
+    from irc.sharding.boxing import LocalShape
+
+LOADED = ("parameter", "buffer", "constant", "state", "cache")
+"""Roles whose ranks may load any slice, or hold any between calls."""
 
 
 class Facts:
@@ -27,35 +29,40 @@ class Facts:
 
     Args:
         module: level flow.
-        fixed: what the user fixes of an entry argument, by name.
 
     Attributes:
         functions: by name, callees before callers.
         counts: how often each runs when the entry runs once.
         loaded: entry arguments that ranks load.
-        twin: ops that plan as an earlier one does.
+        traffic: what ops move that are fused with others.
     """
 
-    def __init__(
-        self, module: ModuleOp, fixed: Callable[[str], object] = lambda name: None
-    ) -> None:
+    def __init__(self, module: ModuleOp) -> None:
         known = functions(module)
         self.module = module
         self.functions = {name: known[name] for name in _callees_first(known)}
         self.counts = call_counts(known)
         self.place = {op: i for func in known.values() for i, op in enumerate(func.body.block.ops)}
         self.loaded = {value for role, _, value in arguments(entry(module)) if role in LOADED}
+        self.traffic = {op: t for func in known.values() for op, t in candidates(func)}
         self._keys: dict[FlowOp, Key] = {}
         self._numbers: dict[Key, int] = {}
         self._uses: dict[SSAValue, list[Use]] = {}
-        self.twin: dict[Operation, Operation] = twins(entry(module), self.key, fixed)
+        self._kinds: dict[SSAValue, tuple[LocalShape, str]] = {}
 
     def key(self, op: FlowOp) -> int:
-        """Return a number that equal ops have in common."""
+        """Return a number that equal ops, alike in their kernels, have in common."""
         if op not in self._keys:
-            key = op_key(op)
+            key = op_key(op), self.traffic.get(op)
             self._keys[op] = self._numbers.setdefault(key, len(self._numbers))
         return self._keys[op]  # type: ignore[return-value]
+
+    def kind(self, value: SSAValue) -> tuple[LocalShape, str]:
+        """Return shape and dtype of a value that is a tensor."""
+        if value not in self._kinds:
+            assert isinstance(value.type, TensorType)
+            self._kinds[value] = value.type.static_shape(), value.type.dtype
+        return self._kinds[value]
 
     def uses(self, value: SSAValue) -> list[Use]:
         """Return the uses in program order: xDSL's order is that of its edits."""

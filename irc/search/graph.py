@@ -9,7 +9,7 @@ is never dearer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal, TypeAlias
 
@@ -20,16 +20,15 @@ from xdsl.ir import Operation, SSAValue, Use
 from irc.constraints.resolve import Constraints
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import arguments, results
-from irc.dialects.flow import FlowOp, id_of
+from irc.dialects.flow import FlowOp, id_of, phase_of
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import TensorType
 from irc.search.facts import LOADED, Facts
 from irc.search.moments import liveness_of
 from irc.search.options import Options
-from irc.search.partials import Partials
+from irc.search.partials import Partials, is_possible
 from irc.search.problem import Net, Node, Port, Problem
 from irc.search.prune import undominated
-from irc.search.twins import phase_of
 from irc.sharding.boxing import LocalShape, even_shape
 from irc.sharding.signatures import NdSignature
 
@@ -77,12 +76,14 @@ class Graph:
         self.reads: dict[tuple[Operation, int], Port] = {}
         self.groups: dict[SSAValue, list[tuple[Use, ...]]] = {}
         self.nets: dict[SSAValue, list[int | None]] = {}
+        self._placements: dict[object, tuple[Placement, ...]] = {}
+        self._even: dict[LocalShape, tuple[Placement, ...]] = {}
         self._wishes, self.mesh, self._boxing = wishes, cost.mesh, cost.boxing
-        self.facts = facts or Facts(module, wishes.constraints.arguments.get)
-        self.options = options or Options(cost, self.facts.key)
+        self.facts = facts or Facts(module)
+        self.options = options or Options(cost, self.facts.key, self.facts.traffic)
         self.functions = self.facts.functions
         self._counts = self.facts.counts
-        self._partials = Partials(self.functions, self.options, self.facts.twin)
+        self._partials = Partials(self.functions, self.options)
         self._whole = Placement.replicated(self.mesh.names)
         self._fixed = Port(self.problem.add_node(Node("replicated", (0.0,))), (self._whole,))
         # Callees come before callers, whose calls read the callees' ports.
@@ -112,9 +113,6 @@ class Graph:
             self._add_net(value, self._counts[name])
 
     def _add_op(self, op: FlowOp, function: str) -> None:
-        if op in self.facts.twin:
-            self._add_twin(op, self.facts.twin[op])
-            return
         found = self._wishes.constraints.signatures(function, op, self._partials.signatures[op])
         seconds = [self.options.seconds(op, signature) for signature in found]
         kept = undominated(op, found, seconds, self._boxing)
@@ -126,18 +124,6 @@ class Graph:
             self.reads[op, i] = Port(index, tuple(s.operands[i] for s in found))
         for i, value in enumerate(op.results):
             self.sources[value] = Port(index, tuple(s.results[i] for s in found))
-
-    def _add_twin(self, op: FlowOp, other: Operation) -> None:
-        """Let an op choose as another one does."""
-        assert isinstance(other, FlowOp)
-        index, found = self.ops[other]
-        node = self.problem.nodes[index]
-        self.problem.nodes[index] = replace(node, count=node.count + 1)
-        self.ops[op] = index, found
-        for i in range(len(op.operands)):
-            self.reads[op, i] = self.reads[other, i]
-        for value, twin in zip(op.results, other.results, strict=True):
-            self.sources[value] = self.sources[twin]
 
     def _add_call(self, op: CallOp) -> None:
         callee = self.functions[op.callee.string_value()]
@@ -202,7 +188,18 @@ class Graph:
         held = {name: value for _, name, value in arguments(func)}
         for i, (role, name) in enumerate(results(func)):
             buffer = held.get(name) if role in ("state", "gradient") else None
-            self.reads[end, i] = self._fixed if buffer is None else self.sources[buffer]
+            if role == "cache":
+                self.reads[end, i] = self._held_result(name, end.operands[i])
+            else:
+                self.reads[end, i] = self._fixed if buffer is None else self.sources[buffer]
+
+    def _held_result(self, name: str, value: SSAValue) -> Port:
+        """Return the port of a result that lies as the plan likes until the next call."""
+        assert isinstance(value.type, TensorType)
+        made = [p for p in self.sources[value].placements if not p.partial_axes()]
+        options = tuple(dict.fromkeys((*self._free(value), *made)))
+        options = self._wishes.constraints.placements(name, options, value.type)
+        return Port(self.problem.add_node(Node(f"result {name}", (0.0,) * len(options))), options)
 
     def _add_block_results(self, end: ReturnOp, function: str) -> None:
         for i, value in enumerate(end.operands):
@@ -230,17 +227,21 @@ class Graph:
 
     def _any_placement(self, value: SSAValue, uses: Sequence[Use]) -> tuple[Placement, ...]:
         """Return all placements without partial axes, and those that readers ask for."""
-        asked = [
-            p
-            for use in uses
-            if (use.operation, use.index) in self.reads
-            for p in self.reads[use.operation, use.index].placements
-            if self._partials.possible(value, p)
-        ]
-        return tuple(dict.fromkeys((*self._free(value), *asked)))
+        found = (self.reads.get((use.operation, use.index)) for use in uses)
+        ports = tuple(dict.fromkeys(port for port in found if port is not None))
+        partial = self._partials.axes(value)
+        # The weights of all layers have one answer.
+        key = self._shape(value)[0], ports, partial
+        if key not in self._placements:
+            asked = [p for port in ports for p in port.placements if is_possible(p, partial)]
+            self._placements[key] = tuple(dict.fromkeys((*self._free(value), *asked)))
+        return self._placements[key]
 
-    def _free(self, value: SSAValue) -> list[Placement]:
-        return even_placements(self._shape(value)[0], self.mesh)
+    def _free(self, value: SSAValue) -> tuple[Placement, ...]:
+        shape = self._shape(value)[0]
+        if shape not in self._even:
+            self._even[shape] = tuple(even_placements(shape, self.mesh))
+        return self._even[shape]
 
     @property
     def _is_short(self) -> bool:
@@ -281,8 +282,7 @@ class Graph:
         return [tuple(group) for group in found.values()]
 
     def _shape(self, value: SSAValue) -> tuple[LocalShape, str]:
-        assert isinstance(value.type, TensorType)
-        return value.type.static_shape(), value.type.dtype
+        return self.facts.kind(value)
 
 
 def even_placements(shape: LocalShape, mesh: Mesh) -> list[Placement]:

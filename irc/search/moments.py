@@ -14,16 +14,16 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, results
-from irc.dialects.flow import FlowOp, id_of
+from irc.dialects.flow import FlowOp, id_of, phase_of
 from irc.dialects.types import TensorType
 from irc.ops.work import VIEWS
 from irc.search.liveness import Liveness, Reads, Span, Timeline
 from irc.search.problem import Port
-from irc.search.twins import phase_of
 from irc.sharding.spaces import num_bytes
 
 if TYPE_CHECKING:
     from irc.search.graph import Graph
+    from irc.sharding.boxing import LocalShape
 
 JOINED = frozenset({"flow.pointwise", "flow.constant", "flow.iota"})
 """Ops that a kernel computes where it reads them."""
@@ -33,27 +33,57 @@ KINDS: Mapping[str, str] = {
     "buffer": "buffers",
     "constant": "buffers",
     "state": "optimizer state",
+    "cache": "key-value cache",
     "input": "inputs",
 }
 
 
 def liveness_of(graph: Graph) -> Liveness:
     """Return the memory of every choice of a graph's problem."""
+    updated = _updated(graph.functions)
     return Liveness(
-        {name: _Walk(graph, name, func).timeline() for name, func in graph.functions.items()}
+        {
+            name: _Walk(graph, name, func, updated[name]).timeline()
+            for name, func in graph.functions.items()
+        }
     )
+
+
+def _updated(known: Mapping[str, FuncOp]) -> dict[str, set[SSAValue]]:
+    """Return the new values of states, by function: they take the place of the old ones.
+
+    In a function that is called, those that are a state's new value in every call.
+    """
+    func = known["forward"]
+    end = func.body.block.last_op
+    assert isinstance(end, ReturnOp)
+    pairs = zip(results(func), end.operands, strict=True)
+    found: dict[str, set[SSAValue]] = {name: set() for name in known}
+    found["forward"] = {value for (role, _), value in pairs if role == "state"}
+    kept: dict[str, set[int]] = {}
+    for op in func.body.block.ops:
+        if isinstance(op, CallOp):
+            here = {i for i, value in enumerate(op.results) if value in found["forward"]}
+            callee = op.callee.string_value()
+            kept[callee] = kept.get(callee, here) & here
+    for name, indices in kept.items():
+        last = known[name].body.block.last_op
+        assert isinstance(last, ReturnOp)
+        found[name] = {last.operands[i] for i in indices}
+    return found
 
 
 class _Walk:
     """One function on its way to a timeline."""
 
-    def __init__(self, graph: Graph, name: str, func: FuncOp) -> None:
-        self._graph, self._func = graph, func
+    def __init__(self, graph: Graph, name: str, func: FuncOp, updated: set[SSAValue]) -> None:
+        self._graph, self._func, self._updated = graph, func, updated
         self._is_entry = name == "forward"
         self._ops: list[Operation] = list(func.body.block.ops)
         self._place = {op: i for i, op in enumerate(self._ops)}
         self._end: dict[SSAValue, int] = {}
-        self._sizes: dict[tuple[Port, TensorType], tuple[int, ...]] = {}
+        self._sizes: dict[tuple[Port, LocalShape, str], tuple[int, ...]] = {}
+        self._sinks: dict[int, dict[Port, int]] = {}
         self._timeline = Timeline([_label(op) for op in self._ops])
         for op in reversed(self._ops):
             for value in op.results:
@@ -69,12 +99,11 @@ class _Walk:
             if self._is_entry:
                 self._add_argument(value, roles.get(value, "input"))
             self._add_reads(value)
-        updated = self._updated()
         for at, op in enumerate(self._ops):
             if isinstance(op, CallOp):
                 made.calls[at] = op.callee.string_value()
             for value in op.results:
-                if not _is_joined(op) and value not in updated:
+                if not _is_joined(op) and value not in self._updated:
                     self._add_span(self._kind(value, at), value, at, max(at, self._end[value]))
                 self._add_reads(value)
         if not self._is_entry:
@@ -95,14 +124,6 @@ class _Walk:
         if not self._is_entry:
             return {}
         return {value: role for role, _, value in arguments(self._func)}
-
-    def _updated(self) -> set[SSAValue]:
-        """Return the new values of states, which take the place of the old ones."""
-        end = self._ops[-1]
-        if not (self._is_entry and isinstance(end, ReturnOp)):
-            return set()
-        pairs = zip(results(self._func), end.operands, strict=True)
-        return {value for (role, _), value in pairs if role == "state"}
 
     def _add_argument(self, value: SSAValue, role: str) -> None:
         last = self._end[value] if role == "input" else len(self._ops) - 1
@@ -129,18 +150,18 @@ class _Walk:
     ) -> None:
         if isinstance(value.type, TensorType):
             port = self._graph.sources[value]
-            size = self._bytes(port, value.type)
+            size = self._bytes(port, value)
             self._timeline.spans.append(Span(what, port.node, size, start, end, is_stored))
 
     def _add_given(self) -> None:
         end = self._ops[-1]
         for i, value in enumerate(end.operands):
             owner = value.owner
-            if not isinstance(owner, Operation) or _is_joined(owner):
+            if not isinstance(owner, Operation) or _is_joined(owner) or value in self._updated:
                 continue
             if isinstance(value.type, TensorType):
                 port = self._graph.reads[end, i]
-                size = self._bytes(port, value.type)
+                size = self._bytes(port, value)
                 self._timeline.given.append(Span("given", port.node, size, 0, 0))
 
     def _add_reads(self, value: SSAValue) -> None:
@@ -151,20 +172,23 @@ class _Walk:
         for group, net in groups:
             if net is None:
                 continue
-            sinks = graph.problem.nets[net].sinks
-            source = graph.sources[value]
+            if net not in self._sinks:
+                sinks = graph.problem.nets[net].sinks
+                self._sinks[net] = {port: i for i, port in enumerate(sinks)}
+            sinks, source = self._sinks[net], graph.sources[value]
             at = [
-                (self._place[use.operation], sinks.index(port), port)
+                (self._place[use.operation], sinks[port], port)
                 for use in group
                 if (port := graph.reads[use.operation, use.index]) is not source
             ]
-            shape, dtype = value.type.static_shape(), value.type.dtype
+            shape, dtype = graph.facts.kind(value)
             self._timeline.reads.append(Reads(net, shape, dtype, source, tuple(at)))
 
-    def _bytes(self, port: Port, kind: TensorType) -> tuple[int, ...]:
-        key = (port, kind)
+    def _bytes(self, port: Port, value: SSAValue) -> tuple[int, ...]:
+        key = (port, *self._graph.facts.kind(value))
         if key not in self._sizes:
-            shape, dtype, mesh = kind.static_shape(), kind.dtype, self._graph.mesh
+            _, shape, dtype = key
+            mesh = self._graph.mesh
             self._sizes[key] = tuple(num_bytes(shape, dtype, p, mesh) for p in port.placements)
         return self._sizes[key]
 

@@ -83,8 +83,8 @@ def search(
         Worse: nothing is cheaper than ``beat_s``.
     """
     budget = budget_bytes(cost) if wishes.memory_bytes is None else wishes.memory_bytes
-    facts = facts or Facts(module, wishes.constraints.arguments.get)
-    options, trees = Options(cost, facts.key, ways), Trees(cost.boxing)
+    facts = facts or Facts(module)
+    options, trees = Options(cost, facts.key, facts.traffic, ways), Trees(cost.boxing)
     unbounded = replace(wishes, memory_bytes=None, stored_bytes=None)
     graph = Graph(module, cost, unbounded, facts, options)
 

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from irc.cost.model import ClusterCost
 from irc.dialects.flow import FlowOp
 from irc.dialects.placement import AxisPlacement, Split
+from irc.ops.work import Traffic
 from irc.sharding.signatures import NdSignature, Signature, axis_signatures, signatures
 
 Key: TypeAlias = object
@@ -33,13 +34,18 @@ class Options:
     Args:
         cost: the cost model; its mesh is that of the signatures.
         key: what equal ops have in common.
+        traffic: what ops move that are fused with others.
         ways: what axes may do in each op; None: anything.
     """
 
     def __init__(
-        self, cost: ClusterCost, key: Callable[[FlowOp], Key], ways: Ways | None = None
+        self,
+        cost: ClusterCost,
+        key: Callable[[FlowOp], Key],
+        traffic: Mapping[FlowOp, Traffic],
+        ways: Ways | None = None,
     ) -> None:
-        self.cost, self.key, self.ways = cost, key, ways
+        self.cost, self.key, self.traffic, self.ways = cost, key, traffic, ways
         self._found: dict[Key, list[NdSignature]] = {}
         self._seconds: dict[tuple[Key, int], float] = {}
 
@@ -64,7 +70,7 @@ class Options:
         """Return the time of an op under one of its signatures."""
         key = (self.key(op), id(signature))
         if key not in self._seconds:
-            self._seconds[key] = self.cost.op_seconds(op, signature)
+            self._seconds[key] = self.cost.op_seconds(op, signature, self.traffic.get(op))
         return self._seconds[key]
 
 

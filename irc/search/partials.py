@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from irc.dialects.flow import FlowOp
 from irc.dialects.placement import Partial, Placement
@@ -31,16 +31,10 @@ class Partials:
         signatures: of each op, those whose partial operands can arise.
     """
 
-    def __init__(
-        self, known: Mapping[str, FuncOp], options: Options, twin: Mapping[Operation, Operation]
-    ) -> None:
+    def __init__(self, known: Mapping[str, FuncOp], options: Options) -> None:
         self._known = known
         self._can: dict[SSAValue, set[AxisPartial]] = {}
-        # An op that plans as another one does adds nothing.
-        self._ops = {
-            name: [op for op in func.body.block.ops if op not in twin]
-            for name, func in known.items()
-        }
+        self._ops = {name: list(func.body.block.ops) for name, func in known.items()}
         ops = [op for every in self._ops.values() for op in every if isinstance(op, FlowOp)]
         self._wants = {op: _wants(options.signatures(op)) for op in ops}
         # Grows only, and calls pass it on both ways: repeat until nothing is new.
@@ -50,9 +44,9 @@ class Partials:
             op: [s for s, needs, _ in self._wants[op] if self._arises(op, needs)] for op in ops
         }
 
-    def possible(self, value: SSAValue, placement: Placement) -> bool:
-        """Return whether the value can lie so as far as partial axes go."""
-        return _partial_axes(placement) <= self._can.get(value, EMPTY)
+    def axes(self, value: SSAValue) -> frozenset[AxisPartial]:
+        """Return on which axes a value can be partial, and how."""
+        return frozenset(self._can.get(value, EMPTY))
 
     def _arises(self, op: FlowOp, needs: Sequence[tuple[int, set[AxisPartial]]]) -> bool:
         operands = op.operands
@@ -80,10 +74,17 @@ class Partials:
         return grown
 
     def _add(self, value: SSAValue, more: AbstractSet[AxisPartial]) -> bool:
+        if not more:
+            return False
         have = self._can.setdefault(value, set())
         before = len(have)
         have |= more
         return len(have) > before
+
+
+def is_possible(placement: Placement, axes: AbstractSet[AxisPartial]) -> bool:
+    """Return whether a value with these partial axes can lie so as far as they go."""
+    return _partial_axes(placement) <= axes
 
 
 def _wants(found: Sequence[NdSignature]) -> list[Want]:

@@ -75,7 +75,9 @@ def _ops(graph: Graph, choice: Sequence[int], boxing: Boxing, trees: Trees) -> l
             of_node = nets.get(index, [])
             runners_up[index] = _runner_up(graph.problem, of_node, index, choice, boxing, trees)
         if (found := runners_up[index]) is not None:
-            row["runner_up"], row["more_s"] = str(signatures[found[0]]), _short(found[1])
+            other, more_s = found
+            row["runner_up"], row["more_s"] = str(signatures[other]), _short(more_s)
+            row["runner_up_s"] = _short(node.seconds[other])
         rows.append(row)
     return rows
 

@@ -109,20 +109,19 @@ class Problem:
 
         A reader twice counts once, and a net whose readers all are its producer not at all.
         """
-        sinks = tuple(dict.fromkeys(sink for sink in net.sinks if sink != net.source))
+        sinks = tuple(dict.fromkeys(sink for sink in net.sinks if sink is not net.source))
         if not sinks:
             return None
-        key = replace(net, sinks=sinks, count=1)
+        key = net.shape, net.dtype, net.source, sinks
         index = self._places.setdefault(key, len(self.nets))
         if index == len(self.nets):
-            self.nets.append(replace(key, count=net.count))
+            self.nets.append(Net(*key, net.count))
         else:
-            known = self.nets[index]
-            self.nets[index] = replace(known, count=known.count + net.count)
+            self.nets[index] = Net(*key, self.nets[index].count + net.count)
         return index
 
     def __post_init__(self) -> None:
-        self._places: dict[Net, int] = {}
+        self._places: dict[tuple[LocalShape, str, Port, tuple[Port, ...]], int] = {}
 
     def tree(self, net: Net, choice: Choice, trees: Trees) -> Tree | None:
         """Return the boxings of one net under a choice; None where they do not exist."""

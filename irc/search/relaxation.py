@@ -29,6 +29,10 @@ GAP = 1e-6
 NEAR = 1e-6
 """Options whose reduced costs are below this part of the bound are tried first."""
 
+PATIENCE = 0.3
+"""The simplex method has so many iterations for each column, then an interior point takes over: of
+budgets that nothing fits the simplex method may need minutes to say so."""
+
 LARGE = 20_000
 GOOD = 5e-3
 """With more columns than this, a choice that is so near the bound is good enough; the gap tells."""
@@ -90,7 +94,11 @@ class Relaxation:
         if self.rows:
             # From its last basis it would take longer than from nothing: that goes by presolve.
             self._relaxed.clearSolver()
-        self._run(self._relaxed)
+        if not self._run(self._relaxed):
+            self._relaxed.setOptionValue("solver", "ipm")
+            self._relaxed.clearSolver()
+            self._run(self._relaxed)
+            self._relaxed.setOptionValue("solver", "simplex")
         self.bound = self._relaxed.getInfo().objective_function_value
         if self.bound >= self.beat:
             raise Worse(self.bound / self.matrix.scale)
@@ -156,7 +164,12 @@ class Relaxation:
         found = np.array(solver.getSolution().col_value)
         return found, info.objective_function_value, info.mip_dual_bound
 
-    def _run(self, solver: Any) -> None:
+    def _run(self, solver: Any) -> bool:
+        """Run HiGHS; return whether it came to an end before a limit on iterations.
+
+        Raises:
+            Infeasible: where there is no solution.
+        """
         import highspy
 
         solver.run()
@@ -172,6 +185,7 @@ class Relaxation:
             highspy.HighsModelStatus.kIterationLimit,
         ):
             raise InternalError(f"HiGHS ends with {solver.modelStatusToString(status)}")
+        return status != highspy.HighsModelStatus.kIterationLimit
 
 
 def _is_fractional(values: Numbers) -> bool:
@@ -190,15 +204,20 @@ def _solver(matrix: Matrix, allowed: NDArray[np.bool_] | None = None, node_limit
     lp.a_matrix_.start_, lp.a_matrix_.index_ = matrix.starts, matrix.indices
     lp.a_matrix_.value_ = matrix.values
     upper = matrix.upper.copy()
+    is_large = len(matrix.cost) > LARGE
     options: dict[str, Any] = {"output_flag": False, "threads": 1, "random_seed": 1}
-    if allowed is not None:
+    if allowed is None:
+        options["simplex_iteration_limit"] = int(max(len(matrix.cost), LARGE) * PATIENCE)
+    else:
         upper[: matrix.num_binaries][~allowed] = 0.0
         integer, real = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
         lp.integrality_ = [integer] * matrix.num_binaries + [real] * (
             len(matrix.cost) - matrix.num_binaries
         )
         options |= {
-            "mip_max_nodes": node_limit, "mip_rel_gap": 0.0, "mip_abs_gap": GAP
+            "mip_max_nodes": node_limit,
+            "mip_rel_gap": GOOD / 2 if is_large else 0.0,
+            "mip_abs_gap": GAP,
         }  # fmt: skip
     lp.col_upper_ = upper
     solver: Any = highspy.Highs()

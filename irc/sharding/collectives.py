@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp
 
 from irc.dialects.builder import functions
-from irc.dialects.comm import CollectiveOp, LocalChunkOp, WaitOp
+from irc.dialects.comm import CollectiveOp, LocalChunkOp, MarkedRowsOp, WaitOp
 from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
@@ -69,6 +69,11 @@ def _size_problem(op: CollectiveOp | LocalChunkOp, mesh: Mesh) -> str | None:
     given = tensor(op.inputs[0]).static_shape()
     result = op.result_tensor if isinstance(op, CollectiveOp) else tensor(op.outputs[0])
     made, size, attrs = result.static_shape(), mesh.size(op.axis.data), op.plain
+    if op.name == "comm.permute" and len(attrs["targets"]) != size:
+        return f"has targets for {len(attrs['targets'])} ranks, and its groups have {size}"
+    if isinstance(op, MarkedRowsOp):
+        ranks = op.chunks.static_shape()[0]
+        return None if ranks == size else f"has rows for {ranks} ranks, and its groups have {size}"
     split = attrs.get("split_dim", None if op.name == "comm.all_gather" else attrs.get("dim"))
     joined = attrs.get("concat_dim", attrs.get("dim") if op.name == "comm.all_gather" else None)
     expected = _scaled(given, split, joined, size)

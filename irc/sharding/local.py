@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import Attribute, SSAValue
 
-from irc.dialects.comm import RankIndexOp
+from irc.dialects.comm import CollectiveOp, PendingType, RankIndexOp, WaitOp
 from irc.dialects.flow import (
-    AttentionOp,
     ConstantOp,
     FlowOp,
     IotaOp,
@@ -35,6 +34,7 @@ from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import PlacementAttr, TensorType, is_float
 from irc.ops.infer import Attrs, broadcast_shapes
 from irc.ops.rules_naming import dim_of
+from irc.sharding.local_attention import ATTENTION_PROGRAMS
 from irc.sharding.shards import dim_range, local_shape
 from irc.sharding.signatures import RULE, NdSignature
 
@@ -63,6 +63,7 @@ def build_local(
     inputs: Sequence[SSAValue],
     emit: Emit,
     coordinates: Mapping[str, int] | None = None,
+    steps: int = 0,
 ) -> list[SSAValue]:
     """Build the local program of an op and return its results.
 
@@ -80,8 +81,17 @@ def build_local(
     """
     strategies = sorted(set(signature.strategy) - {RULE})
     assert len(strategies) <= 1, strategies
-    local = Local(op, signature, mesh, list(inputs), emit, coordinates)
-    return PROGRAMS[strategies[0]](local) if strategies else local.same(local.inputs)
+    local = Local(op, signature, mesh, list(inputs), emit, coordinates, steps)
+    return _program(strategies[0])(local) if strategies else local.same(local.inputs)
+
+
+def _program(strategy: str) -> Callable[[Local], list[SSAValue]]:
+    if strategy in PROGRAMS:
+        return PROGRAMS[strategy]
+    # They are written with the class below.
+    from irc.sharding.local_exchanges import EXCHANGES
+
+    return EXCHANGES[strategy]
 
 
 class Local:
@@ -95,9 +105,11 @@ class Local:
         inputs: list[SSAValue],
         emit: Emit,
         coordinates: Mapping[str, int] | None,
+        steps: int = 0,
     ) -> None:
         self.op, self.signature, self.mesh = op, signature, mesh
         self.inputs, self.emit, self.coordinates = inputs, emit, coordinates
+        self.steps = steps
         self._count = 0
 
     def result_types(self) -> list[Attribute]:
@@ -118,13 +130,13 @@ class Local:
         made = type(self.op)(
             operands=[list(inputs)], result_types=[self.result_types()], properties=properties
         )
-        return self._last(made) if last else self._before(made)
+        return self._last(made) if last else self.inner(made)
 
     def before(
         self, cls: type[FlowOp], inputs: Sequence[SSAValue], result: TensorType, **attrs: Any
     ) -> SSAValue:
         """Emit an op before the last."""
-        (value,) = self._before(cls.make(inputs, [result], **attrs))
+        (value,) = self.inner(cls.make(inputs, [result], **attrs))
         return value
 
     def last(self, cls: type[FlowOp], inputs: Sequence[SSAValue], **attrs: Any) -> list[SSAValue]:
@@ -160,7 +172,20 @@ class Local:
         start = self.pointwise("mul", place, self.scalar(length, "i64"))
         return start if dtype == "i64" else self.pointwise("cast", start, dtype=dtype)
 
-    def _before(self, made: FlowOp) -> list[SSAValue]:
+    def collective(
+        self,
+        cls: type[CollectiveOp],
+        inputs: Sequence[SSAValue],
+        result: TensorType,
+        axis: str,
+        **attrs: Any,
+    ) -> SSAValue:
+        """Emit a collective over a mesh axis, and the wait for it, before the last op."""
+        (pending,) = self.inner(cls.make(inputs, [PendingType(result)], axis=axis, **attrs))
+        return self.before(WaitOp, [pending], result)
+
+    def inner(self, made: FlowOp) -> list[SSAValue]:
+        """Emit an op before the last, and return its results."""
         made.attributes["loc"] = StringAttr(loc_of(self.op))
         made.attributes["id"] = StringAttr(f"{id_of(self.op)}.{self._count}")
         self._count += 1
@@ -249,20 +274,6 @@ def _offset_iota(local: Local) -> list[SSAValue]:
     return local.last(PointwiseOp, [count, start], fn="add")
 
 
-def _causal_rows(local: Local) -> list[SSAValue]:
-    """Mask out columns after each row, counted where the row stands in the logical tensor."""
-    q, k, v, *mask = local.inputs
-    dim = tensor(q).ndim - 2
-    kind = TensorType.of((tensor(q).shape[dim], tensor(k).shape[dim]), "i64")
-    start = local.offset(tensor(local.op.inputs[0]), local.signature.operands[0], dim, "i64")
-    rows = local.pointwise("add", local.before(IotaOp, [], kind, dim=0), start)
-    keep = local.pointwise("ge", rows, local.before(IotaOp, [], kind, dim=1), dtype="i1")
-    for given in mask:
-        keep = local.pointwise("logical_and", given, keep)
-    scale: float = local.op.plain["scale"]
-    return local.last(AttentionOp, [q, k, v, keep], is_causal=False, scale=scale)
-
-
 def _own_experts(local: Local) -> list[SSAValue]:
     """Count experts from the first that the rank holds; others are then out of range."""
     hidden, index, *rest = local.inputs
@@ -277,7 +288,7 @@ PROGRAMS: Mapping[str, Callable[[Local], list[SSAValue]]] = {
     "masked-scatter": _masked_scatter,
     "offset-iota": _offset_iota,
     "offset-random": _offset_random,
-    "causal-rows": _causal_rows,
+    **ATTENTION_PROGRAMS,
     "own-experts": _own_experts,
 }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product as cartesian
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -85,8 +86,9 @@ def local_shape(
         return tuple(dim_range(n, i, placement, mesh, coordinates)[1] for i, n in enumerate(shape))
     for dim, size in enumerate(shape):
         axes = placement.split_axes(dim)
-        lengths = set(chunk_lengths(size, [mesh.size(axis) for axis in axes]))
-        if len(lengths) > 1:
+        parts = [mesh.size(axis) for axis in axes]
+        # Listing the lengths of thousands of ranks takes as long.
+        if size % prod(parts) and len(set(chunk_lengths(size, parts))) > 1:
             raise ValueError(
                 f"dim {dim} of size {size} does not split evenly over "
                 f"{' and '.join(axes)} of {mesh}"

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from itertools import product as cartesian
 from math import prod
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import FlowOp
+from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.placement import AxisPlacement, B, Broadcast, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
 from irc.ops.rule import Rule, TensorTerm, static
 from irc.ops.rules import op_signatures, rule_of
-from irc.ops.strategies import AS_IT_IS, Strategy, strategies_of
-from irc.sharding.shards import chunk_lengths
+from irc.ops.strategies import AS_IT_IS, ONE_AXIS, Strategy, strategies_of
+from irc.sharding.shards import chunk_lengths, local_shape
 
 RULE = AS_IT_IS
 """The strategy name of a signature whose local program is the op itself, as by its rule."""
@@ -142,6 +143,7 @@ def _of_strategy(strategy: Strategy) -> Signature:
         strategy=strategy.name,
         split=f"<{strategy.name} {strategy.split}>" if strategy.split else f"<{strategy.name}>",
         size=size,
+        even=strategy.even,
         filled=size > 0,
     )
 
@@ -181,7 +183,7 @@ def signatures(
         return [NdSignature((alone,) * len(op.inputs), (alone,) * len(op.outputs), (), ())]
     per_axis = [choices if size > 1 else choices[:1] for _, size in mesh.axes]
     combined = [c for c in cartesian(*per_axis) if _divides(c, mesh, uneven)]
-    found = [s for c in combined if (s := combine(c, mesh)) is not None]
+    found = [s for c in combined if (s := combine(c, mesh)) and _exchanges(op, c, s, mesh)]
     if len(found) > limit:
         found = sorted(found, key=lambda s: _num_partial(s.operands))[:limit]
     return found
@@ -192,7 +194,7 @@ def combine(chosen: Sequence[Signature], mesh: Mesh) -> NdSignature | None:
 
     None where a tensor would mix kinds of partial, or the op strategies: each has its own program.
     """
-    if len({s.strategy for s in chosen} - {RULE}) > 1:
+    if not _one_program(chosen):
         return None
     operands = [_placed(mesh, column) for column in zip(*(s.operands for s in chosen), strict=True)]
     results = [_placed(mesh, column) for column in zip(*(s.results for s in chosen), strict=True)]
@@ -204,6 +206,12 @@ def combine(chosen: Sequence[Signature], mesh: Mesh) -> NdSignature | None:
         tuple(s.strategy for s in chosen),
         tuple(s.split for s in chosen),
     )
+
+
+def _one_program(chosen: Sequence[Signature]) -> bool:
+    """True where the axes' strategies are one, and several axes may take it."""
+    own = [s.strategy for s in chosen if s.strategy != RULE]
+    return len(own) < 2 or (len(set(own)) == 1 and own[0] not in ONE_AXIS)
 
 
 def _placed(mesh: Mesh, column: Sequence[AxisPlacement]) -> Placement:
@@ -231,6 +239,25 @@ def _divides(chosen: Sequence[Signature], mesh: Mesh, uneven: bool) -> bool:
             return False
         if signature.filled and min(chunk_lengths(signature.size, parts)) == 0:
             return False
+    return True
+
+
+def _exchanges(
+    op: FlowOp, chosen: Sequence[Signature], placed: NdSignature, mesh: Mesh
+) -> bool:
+    """True unless a local program with collectives would meet shards of several shapes.
+
+    A strategy may split what another axis splits by the rule: together they have to come out even.
+    """
+    if not any(s.strategy != RULE and s.even for s in chosen):
+        return True
+    pairs = zip((*op.inputs, *op.outputs), (*placed.operands, *placed.results), strict=True)
+    shapes = [(tensor(value).static_shape(), placement) for value, placement in pairs]
+    try:
+        for shape, placement in shapes:
+            local_shape(shape, placement, mesh)
+    except ValueError:
+        return False
     return True
 
 
@@ -265,27 +292,23 @@ def find_signature(
         if found is None:
             return None
         chosen.append(found)
-    if any(map(_mixes, (*given, *made))) or not _one_order(chosen, mesh, (*given, *made)):
+    if any(map(_mixes, (*given, *made))) or not _one_order((*given, *made)):
         return None
-    if len({s.strategy for s in chosen} - {RULE}) > 1:
+    if not _one_program(chosen) or not _divides(chosen, mesh, uneven=True):
         return None
-    if not _divides(chosen, mesh, uneven=True):
-        return None
-    return NdSignature(
+    placed = NdSignature(
         tuple(given), tuple(made), tuple(s.strategy for s in chosen), tuple(s.split for s in chosen)
     )
+    return placed if _exchanges(op, chosen, placed, mesh) else None
 
 
-def _one_order(chosen: Sequence[Signature], mesh: Mesh, placements: Sequence[Placement]) -> bool:
-    """True where the axes that split one factor apply in the same order in every tensor."""
-    factor = {axis: s.split for axis, s in zip(mesh.names, chosen, strict=True)}
-    orders: dict[str, tuple[str, ...]] = {}
+def _one_order(placements: Sequence[Placement]) -> bool:
+    """True where two axes that split one dim apply in the same order in every tensor."""
+    first: set[tuple[str, str]] = set()
     for placement in placements:
         for dim in {p.dim for p in placement if isinstance(p, Split)}:
-            axes = placement.split_axes(dim)
-            if orders.setdefault(factor[axes[0]], axes) != axes:
-                return False
-    return True
+            first.update(combinations(placement.split_axes(dim), 2))
+    return not any((after, before) in first for before, after in first)
 
 
 def _unordered(placed: AxisPlacement) -> AxisPlacement:

@@ -18,6 +18,7 @@ from irc.dialects.builder import finish_function
 from irc.dialects.flow import PointwiseOp, carry, id_of, loc_of, tensor
 from irc.dialects.types import ITEM_BYTES
 from irc.errors import ErrorCollector
+from irc.training.pairs import FORWARD
 from irc.training.sweep import Gradients, Sweep
 
 VIEWS = frozenset({"flow.reshape", "flow.transpose", "flow.broadcast"})
@@ -131,6 +132,7 @@ class Blocks:
             block.erase_arg(argument)
         forward = self._add(f"{callee}_forward", block, [*results, *cut.saved])
         backward = self._add(f"{callee}_backward", back, [copies[v] for v in returned])
+        self._known[backward].attributes[FORWARD] = StringAttr(forward)
         return Variant(
             forward,
             backward,

@@ -107,10 +107,16 @@ def set_results(func: FuncOp, values: Sequence[SSAValue], attrs: Sequence[Dictio
 
 def add_argument(func: FuncOp, kind: TensorType, role: str, name: str) -> SSAValue:
     """Append an argument."""
+    return add_arguments(func, [(kind, role, name)])[0]
+
+
+def add_arguments(func: FuncOp, wanted: Sequence[tuple[TensorType, str, str]]) -> list[SSAValue]:
+    """Append arguments, each a type, a role and a name."""
     block = func.body.block
     known = func.arg_attrs.data if func.arg_attrs else [DictionaryAttr({})] * len(block.args)
-    func.arg_attrs = ArrayAttr([*known, argument_attrs(role, name)])
-    return block.insert_arg(kind, len(block.args))
+    more = [argument_attrs(role, name) for _, role, name in wanted]
+    func.arg_attrs = ArrayAttr([*known, *more])
+    return [block.insert_arg(kind, len(block.args)) for kind, _, _ in wanted]
 
 
 def drop_unread(func: FuncOp) -> None:

@@ -96,16 +96,17 @@ class Sweep:
             assert given[0] is not None
             self._add(b, softmax.x, softmax.gradient(b, given[0]))
             return
-        at = Adjoint(op, b, given, wanted)
+        # A derivative may put another op in the place of its own, which keeps more for it.
+        at, operands = Adjoint(op, b, given, wanted), list(op.inputs)
         for operand in wanted:
-            b.part = self.part(op.inputs[operand])
+            b.part = self.part(operands[operand])
             try:
                 found = gradient(at, operand)
             except NotDifferentiable as reason:
                 self._refuse(op, str(reason))
                 # Go on past it, so that all such ops are reported at once.
-                found = at.zeros(at.kind(operand)) if is_smooth(op.inputs[operand]) else None
-            self._add(b, op.inputs[operand], found)
+                found = at.zeros(at.kind(operand)) if is_smooth(operands[operand]) else None
+            self._add(b, operands[operand], found)
 
     def _add(self, b: PhaseBuilder, value: SSAValue, found: SSAValue | None) -> None:
         if found is None or value not in self.active:

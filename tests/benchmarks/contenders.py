@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,14 +24,17 @@ class Contender:
     """One worker process.
 
     Args:
-        name: what it runs: ``eager``, ``inductor``, ``irc.compile``, ``irc backend``.
-        model: which model (see :func:`build`).
+        name: what it runs, a key of :data:`tests.benchmarks.runners.RUNNERS`.
+        model: which model (see :func:`tests.benchmarks.models.build`).
         threads: OpenMP threads.
+        warm: an ended contender, whose caches it goes on with.
     """
 
-    def __init__(self, name: str, model: str, threads: int = 2) -> None:
+    def __init__(
+        self, name: str, model: str, threads: int = 2, warm: Contender | None = None
+    ) -> None:
         self.name = name
-        self._caches = TemporaryDirectory()
+        self._caches = TemporaryDirectory() if warm is None else warm._caches
         env = dict(os.environ)
         # Cold means cold: no cache of an earlier run, of torch or of irc.
         env |= {
@@ -61,12 +63,13 @@ class Contender:
         self._pause()
         return answer
 
-    def close(self) -> None:
-        """End the worker and drop its caches."""
+    def close(self, *, keep_caches: bool = False) -> None:
+        """End the worker and, unless another goes on with them, drop its caches."""
         self._process.send_signal(signal.SIGCONT)
         self._process.kill()
         self._process.wait()
-        self._caches.cleanup()
+        if not keep_caches:
+            self._caches.cleanup()
 
     def _pause(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
@@ -79,80 +82,25 @@ class Contender:
         raise RuntimeError(f"contender {self.name} ended with {self._process.wait()}")
 
 
-def build(model: str) -> tuple[Any, tuple[Any, ...]]:
-    """Return a module in eval mode and its inputs, from fixed seeds."""
-    import torch
-
-    torch.manual_seed(0)
-    if model == "gpt":
-        from tests.models.gpt import GPT
-
-        return GPT().eval(), (torch.randint(0, 256, (4, 256)),)
-    if model == "tiny":
-        return torch.nn.Linear(8, 8).eval(), (torch.randn(2, 8),)
-    raise ValueError(f"no model {model!r}")
-
-
-def _compiled(name: str, module: Any) -> Any:
-    import torch
-
-    match name:
-        case "eager":
-            return module
-        case "inductor":
-            return torch.compile(module)
-        case "irc.compile":
-            import irc
-
-            return irc.compile(module)
-        case "irc backend":
-            return torch.compile(module, backend="irc")
-        case _:
-            raise ValueError(f"no contender {name!r}")
-
-
-TRACING = (
-    "torch._dynamo",
-    "torch._export.non_strict_utils",
-    "torch._functorch.aot_autograd",
-    "torch.export._trace",
-)
-"""What every compiler of torch modules imports on first use."""
-
-INDUCTOR = (
-    "torch._inductor.compile_fx",
-    "torch._inductor.cpp_builder",
-    "torch._inductor.scheduler",
-)
-IRC = (
-    "irc.backends.cpu",
-    "irc.compiled",
-    "irc.passes.canonicalize",
-    "irc.passes.fuse",
-    "irc.passes.map_tasks",
-    "irc.plan.build",
-    "irc.runtime.executor",
-    "irc.torch_backend",
-)
-
-
-def _imports(name: str) -> None:
-    """Import what the contender will need, so that the cold time is compiling alone."""
-    for module in TRACING if name != "eager" else ():
-        import_module(module)
-    for module in {"inductor": INDUCTOR, "eager": ()}.get(name, IRC):
-        import_module(module)
-
-
 def _answer(value: Any) -> None:
     print("@" + json.dumps(value), flush=True)
+
+
+def _peak_bytes() -> int:
+    """Return the most memory that this process held (``ru_maxrss`` counts its parent's too)."""
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x)
+    return int(line.split()[1]) * 1024
 
 
 def _worker(name: str, model: str) -> None:
     import torch
 
+    from tests.benchmarks.limits import work_of
+    from tests.benchmarks.models import build
+    from tests.benchmarks.runners import RUNNERS, import_for
+
     module, inputs = build(model)
-    _imports(name)
+    import_for(name)
     with torch.no_grad():
         expected = module(*inputs)
         expected = expected[0] if isinstance(expected, tuple) else expected
@@ -162,12 +110,17 @@ def _worker(name: str, model: str) -> None:
             command, *rest = line.split()
             if command == "cold":
                 start = time.perf_counter()
-                run = _compiled(name, module)
+                run = RUNNERS[name](module, inputs)
+                made = time.perf_counter() - start
                 found = run(*inputs)
                 seconds = time.perf_counter() - start
                 found = found[0] if isinstance(found, tuple) else found
                 error = float((found - expected).abs().max() / expected.abs().max())
-                _answer({"seconds": seconds, "error": error})
+                _answer({"seconds": seconds, "first_call": seconds - made, "error": error})
+            elif command == "work":
+                _answer(work_of(module, inputs))
+            elif command == "memory":
+                _answer(_peak_bytes())
             elif command == "block":
                 times: list[float] = []
                 for _ in range(int(rest[0])):

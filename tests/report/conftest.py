@@ -58,7 +58,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("one", "", ""),
         ("pair", "tensor=2", PAIR),
         ("free", "tensor=2", ""),
-        ("grid", "data=2,tensor=2", PAIR),
+        ("grid", "data=2,tensor=2", f"{PAIR}\nnorm.* = [tensor = S(0)]"),
     ):
         made[name] = folder / name
         export_plan(module.eval(), (x,), out=made[name], mesh=mesh, cluster="demo-gpus", pins=pins)

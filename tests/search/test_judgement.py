@@ -79,10 +79,12 @@ def placed(value: Any, axis: int = 0) -> Any:
     return placement.axes[axis][1]
 
 
-def sharded(model: nn.Module, *args: Tensor, mesh: str, **options: Any) -> Plan:
+def sharded(
+    model: nn.Module, *args: Tensor, mesh: str, cluster: str = NODE, **options: Any
+) -> Plan:
     module = capture(model.to("meta"), args).program.module
     CanonicalizePass().apply(context(), module)
-    AutoShardPass(mesh=mesh, cluster=NODE, **options).apply(context(), module)
+    AutoShardPass(mesh=mesh, cluster=cluster, **options).apply(context(), module)
     return Plan(module)
 
 
@@ -173,17 +175,24 @@ def norms(plan: Plan) -> set[Any]:
 
 def test_norms_are_sequence_parallel_when_they_pay() -> None:
     model, budget = Layers(LAYERS, WIDTH, HEADS), WEIGHTS // 8 + 2**20
-    many = sharded(model, empty(1, 2048, WIDTH), mesh="tensor=8", stored_bytes=budget)
-    few = sharded(model, empty(1, 128, WIDTH), mesh="tensor=8", stored_bytes=budget)
+
+    def plan(tokens: int, cluster: str) -> Plan:
+        x = empty(1, tokens, WIDTH)
+        return sharded(model, x, mesh="tensor=8", cluster=cluster, stored_bytes=budget)
+
+    many, few = plan(2048, "8xA100"), plan(128, "8xA100")
     many.reason()
     few.reason()
     assert norms(many) == {Split(1)}
     assert (Partial("sum"), Split(1)) in [(a, b) for a, b, _ in many.boxings()]
     # At few tokens, latency decides: one all-reduce, not a reduce-scatter and an all-gather.
     assert norms(few) == {B}
-    for plan in (many, few):
-        assert plan.parameter("layers.0.mlp.up.weight") == Split(0)
-        assert plan.parameter("layers.0.mlp.down.weight") == Split(1)
+    # Where switches add up, an all-reduce costs less than the two: more tokens are needed.
+    assert norms(plan(2048, "8xH100")) == {B}
+    assert norms(plan(32768, "8xH100")) == {Split(1)}
+    for found in (many, few):
+        assert found.parameter("layers.0.mlp.up.weight") == Split(0)
+        assert found.parameter("layers.0.mlp.down.weight") == Split(1)
 
 
 def test_parameters_are_stored_split_when_memory_is_short() -> None:

@@ -20,6 +20,7 @@ from irc.dialects.flow import (
 )
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import OpaqueType, TensorType
+from irc.ops.attention_ops import Form, form_of
 from irc.sharding.local import build_local, local_type
 from irc.sharding.signatures import NdSignature, signatures
 
@@ -90,8 +91,9 @@ def test_causal_rows_are_masked_by_their_logical_number() -> None:
     ops, signature = built(op, ("g", "<causal-rows>"))
     assert str(signature.operands[0]) == "[data = S(0), tensor = S(1)]"
     assert str(signature.operands[1]) == "[data = S(0), tensor = B]"
-    assert ops[-1].plain == {"is_causal": False, "scale": 0.5}
-    assert tensor(ops[-1].inputs[3]) == TensorType.of((4, 8), "i1")
+    assert form_of(ops[-1].plain, 4) == Form(True, 0.5, start=3, with_sums=False)
+    # No mask of all rows and columns: how far the first row is from the first column.
+    assert tensor(ops[-1].inputs[3]) == TensorType.of((), "i64")
 
 
 def test_a_slice_takes_the_whole_shard_where_it_took_the_whole_dim() -> None:

@@ -24,6 +24,7 @@ from irc.dialects.placement import Broadcast, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
 from irc.interpret.flow import run_op
 from irc.interpret.sharded import run_ranks
+from irc.ops.attention_ops import Form
 from irc.ops.derivative import Adjoint, NotDifferentiable, PhaseBuilder
 from irc.ops.derivatives import gradient, is_flat, is_smooth
 from irc.ops.infer import infer
@@ -95,6 +96,25 @@ def experts(tokens: int, count: int) -> tuple[tuple[tuple[int, ...], str], ...]:
         ((tokens, 2), "i64"),
         *f((tokens, 2), (count, 2, 6, 3), (count, 3, 6)),
     )
+
+
+def attention_cases(n: int, m: int) -> list[Case]:
+    """Attention of n tokens by m groups of heads, with its log-sums, and its derivative."""
+    found: list[Case] = []
+    for heads, groups, causal, masks in (
+        (2 * m, m, True, ()),
+        (m, 1, False, (((2, 1, n, n), "f32"),)),
+        (m, m, True, (((n, n), "i1"),)),
+        (m, m, False, (((m, 1, n), "i1"),)),
+    ):
+        form = Form(causal, 0.5, 3 if masks else None)
+        q, k, v = f((2, heads, n, 3), (2, groups, n, 3), (2, groups, n, 4))
+        y, sums = f((2, heads, n, 4), (2, heads, n))
+        found.append(Case(flow.AttentionOp, (q, k, v, *masks), {"is_causal": causal, "scale": 0.5}))
+        found.append(Case(flow.ExternOp, (q, k, v, *masks), form.forward(), (y, sums)))
+        back = Form(causal, 0.5, 6 if masks else None)
+        found.append(Case(flow.ExternOp, (y, q, k, v, y, sums, *masks), back.backward(), (q, k, v)))
+    return found
 
 
 def cases(n: int, m: int) -> list[Case]:
@@ -196,6 +216,7 @@ def cases(n: int, m: int) -> list[Case]:
             {"is_causal": True, "scale": 0.5},
         ),
         Case(flow.AttentionOp, f((n, 3), (m, 3), (m, 3)), {"is_causal": False, "scale": 1.0}),
+        *attention_cases(n, m),
         Case(
             flow.ExternOp,
             f((n, m)),

@@ -66,10 +66,9 @@ class _Wide(TorchFunctionMode):
         given = dict(kwargs or {})
         if func is torch.Tensor.float:
             return args[0].double()
-        if func is torch.Tensor.to:
-            args = [torch.float64 if a is torch.float32 else a for a in args]
-            if given.get("dtype") is torch.float32:
-                given["dtype"] = torch.float64
+        args = [torch.float64 if a is torch.float32 else a for a in args]
+        if given.get("dtype") is torch.float32:
+            given["dtype"] = torch.float64
         return func(*args, **given)
 
 

@@ -45,6 +45,7 @@ def convert_if(node: Node) -> list[Value]:
     if condition is not None:
         name = names[bool(condition.reshape(-1)[0])]
         return run_graph(node, node.attr(name), [], name.replace("_", " "))
+    before = node.owner.library_nodes
     try:
         no, yes = (run_graph(node, node.attr(n), [], n.replace("_", " ")) for n in names)
     except Blocked:
@@ -52,6 +53,9 @@ def convert_if(node: Node) -> list[Value]:
             "a condition that depends on inputs, with a branch that cannot be computed",
             "if the condition is the same in every call, give its input by `constants`",
         ) from None
+    if node.owner.library_nodes > before and node.owner.dynamic:
+        # What only the run knows may fail in the branch that is not taken.
+        raise Unsupported("a branch with nodes that run as they are")
     b, results = node.b, list[Value]()
     chosen = b.reshape(node[0], ())
     for left, right in zip(yes, no, strict=True):

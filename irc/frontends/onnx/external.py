@@ -21,6 +21,7 @@ from onnx import TensorProto, numpy_helper
 
 from irc.errors import IrcError
 from irc.frontends.onnx.read import Source
+from irc.runtime.onnx_ops.values import ELEMENTS, strings
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +85,67 @@ def to_array(tensor: TensorProto, source: Source) -> Array:
         return numpy_helper.to_array(tensor).astype(dtype, copy=False).reshape(shape)
     except (ValueError, TypeError) as error:
         raise _invalid(source, tensor, str(error)) from None
+
+
+SMALL: Mapping[int, tuple[Any, int]] = {
+    TensorProto.UINT4: (np.dtype(ml_dtypes.uint4), 4),
+    TensorProto.INT4: (np.dtype(ml_dtypes.int4), 4),
+    TensorProto.FLOAT4E2M1: (np.dtype(ml_dtypes.float4_e2m1fn), 4),
+    TensorProto.UINT2: (np.dtype(ml_dtypes.uint2), 2),
+    TensorProto.INT2: (np.dtype(ml_dtypes.int2), 2),
+}
+"""Element types of which a byte holds several, and their bits."""
+
+
+def to_any_array(tensor: TensorProto, source: Source) -> Array:
+    """Return a tensor of any element type: as :func:`to_array`, and those that flow lacks.
+
+    Raises:
+        IrcError: as :func:`to_array`.
+    """
+    if tensor.data_type in DTYPES:
+        return to_array(tensor, source)
+    if tensor.data_type not in ELEMENTS:
+        dtype_of(tensor.data_type)
+    shape = tuple(tensor.dims)
+    if any(dim < 0 for dim in shape) or prod(shape) > 1 << 40:
+        raise _invalid(source, tensor, f"its shape {list(shape)} cannot be")
+    dtype, bits = SMALL.get(tensor.data_type, (ELEMENTS[tensor.data_type], 0))
+    bits = bits or dtype.itemsize * 8
+    external = tensor.data_location == TensorProto.EXTERNAL
+    if dtype == object and not external:
+        texts = [text.decode("utf-8", "replace") for text in tensor.string_data]
+        if len(texts) != prod(shape):
+            raise _invalid(source, tensor, f"it holds {len(texts)} strings")
+        return strings(texts, shape)
+    if not external and not tensor.HasField("raw_data"):
+        try:
+            return numpy_helper.to_array(tensor).reshape(shape)
+        except (ValueError, TypeError) as error:
+            raise _invalid(source, tensor, str(error)) from None
+    wanted = -(-prod(shape) * bits // 8)
+    data = _external(tensor, source, (wanted,), np.dtype(np.uint8)) if external else (
+        np.frombuffer(tensor.raw_data, np.uint8)
+    )  # fmt: skip
+    if dtype == object or data.size != wanted:
+        raise _invalid(source, tensor, f"it holds {data.size} bytes, not {wanted}")
+    return unpack(data, dtype, bits, prod(shape)).reshape(shape)
+
+
+def unpack(data: Array, dtype: Any, bits: int, count: int) -> Array:
+    """Return ``count`` elements from bytes; of small ones the first is in the lowest bits.
+
+    >>> unpack(np.array([0xF1], np.uint8), np.dtype(ml_dtypes.int4), 4, 2).tolist()
+    [1, -1]
+    """
+    if bits >= 8:
+        return data.view(dtype)
+    places = np.arange(0, 8, bits, dtype=np.uint8)
+    parts = ((data[:, None] >> places) & ((1 << bits) - 1)).reshape(-1)[:count]
+    if dtype in (ml_dtypes.int4, ml_dtypes.int2):
+        sign = 1 << (bits - 1)
+        return ((parts.astype(np.int8) ^ sign) - sign).astype(dtype)
+    return parts.view(dtype) if dtype == ml_dtypes.float4_e2m1fn else parts.astype(dtype)
 
 
 def to_torch(array: Array) -> torch.Tensor:

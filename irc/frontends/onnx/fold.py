@@ -42,11 +42,10 @@ def fold(node: Node) -> list[Value] | None:
             return None
         given.append(value.known)
     try:
-        found = rule(node, given)
-    except (Declined, TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError):
+        found, dtype = rule(node, given), result_dtype(node)
+    except (Declined, ArithmeticError, LookupError, TypeError, ValueError):
         # Whatever is wrong with the numbers, the converter says it better.
         return None
-    dtype = result_dtype(node)
     results = [plain(array, dtype) for array in (found if isinstance(found, list) else [found])]
     if not all(small(value.shape, value.dtype) for value in results):
         return None

@@ -15,23 +15,36 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import helper
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Attribute, Block, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
 from irc.dialects.flow import ConcatOp
 from irc.dialects.size import Dim, Size, symbol, terms_of
-from irc.dialects.types import TensorType
+from irc.dialects.types import OpaqueType, TensorType
 from irc.errors import ErrorCollector, IrcError, printable
+from irc.frontends.onnx.at_run import at_run, runs
+from irc.frontends.onnx.elementwise import Converter
 from irc.frontends.onnx.evaluate import evaluate
-from irc.frontends.onnx.external import NUMPY_NAMES, Array, dtype_of, to_array, to_torch
+from irc.frontends.onnx.external import DTYPES, NUMPY_NAMES, Array, dtype_of, to_array, to_torch
 from irc.frontends.onnx.fold import fold
-from irc.frontends.onnx.node import Blocked, NeedsSize, Node, Unsupported, Value, size_names
+from irc.frontends.onnx.node import (
+    OPAQUE,
+    Blocked,
+    NeedsSize,
+    Node,
+    Unsupported,
+    Value,
+    size_names,
+)
+from irc.frontends.onnx.old import modernise
+from irc.frontends.onnx.opaque import opaque_value, stored_opaque
 from irc.frontends.onnx.prepare import nodes
 from irc.frontends.onnx.read import DOMAINS, Source
 from irc.frontends.onnx.sizes import SizeTable
 from irc.ops.infer import ShapeError
 from irc.program import Program
+from irc.runtime.onnx_ops.run import key_of
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +52,9 @@ if TYPE_CHECKING:
 LITERAL = 64
 MAX_ELEMENTS = 1 << 40
 MAX_OPS = 500_000
+
+ANY_OPERANDS = frozenset({"If", "Loop", "Scan"})
+"""Ops whose converters take operands that are no tensors of flow."""
 
 Scope = ChainMap[str, "Value | None"]
 """Values by name; None for what a node that could not be converted would have given."""
@@ -51,6 +67,8 @@ class Importer:
         source: the model, with functions expanded.
         sizes: numbers for named sizes.
         constants: the values of inputs that are the same in every call.
+        dynamic: also take what only an interpreter runs: sizes that are known when it runs,
+            sequences, strings, element types that flow lacks.
     """
 
     def __init__(
@@ -58,8 +76,13 @@ class Importer:
         source: Source,
         sizes: Mapping[str, int] | None = None,
         constants: Mapping[str, Array] | None = None,
+        *,
+        dynamic: bool = False,
     ) -> None:
         self.source = source
+        self.dynamic = dynamic
+        self.backed_by: dict[str, SSAValue] = {}
+        self.library_nodes = 0
         self._frozen = dict(constants or {})
         self.sizes = SizeTable(sizes)
         self.block = Block()
@@ -73,7 +96,9 @@ class Importer:
         graph = source.model.graph
         self.readers = Counter(name for node in nodes(graph) for name in node.input)
         self.readers.update(output.name for output in graph.output)
-        self._opset = next(o.version for o in source.model.opset_import if o.domain in DOMAINS)
+        self._versions = {
+            "" if o.domain in DOMAINS else o.domain: o.version for o in source.model.opset_import
+        }
 
     def run(self) -> Program:
         """Convert the main graph.
@@ -147,24 +172,63 @@ class Importer:
     ) -> Sequence[Value]:
         from irc.frontends.onnx.table import CONVERTERS
 
-        attributes = {a.name: _attribute(a) for a in proto.attribute}
-        node = Node(self, proto, operands, self._opset, attributes, scope)
-        if (values := fold(node)) is not None:
+        version, attributes = self.version_of(proto.domain), _attributes(proto)
+        node = modernise(Node(self, proto, operands, version, attributes, scope))
+        if proto.domain in DOMAINS and (values := fold(node)) is not None:
             return values
-        if proto.domain not in DOMAINS or proto.op_type not in CONVERTERS:
-            domain = "" if proto.domain in DOMAINS else f" of domain '{proto.domain}'"
-            raise IrcError(
-                "op-unsupported",
-                f"no converter for op '{proto.op_type}'{domain}",
-                help="export the model without it, or give it a function body in the model",
-            )
-        found = CONVERTERS[proto.op_type](node)
-        results = list(found) if isinstance(found, list | tuple) else [found]
+        outer, self.errors = self.errors, ErrorCollector()
+        try:
+            try:
+                results = _as_list(_converter(node, CONVERTERS)(node))
+            except (Unsupported, NeedsSize, ShapeError, VerifyException, IrcError) as error:
+                inner, self.errors = self.errors, outer
+                found = self._at_run(node, error)
+                if found is None:
+                    inner.move_to(outer)
+                    raise
+                results = found
+            else:
+                self.errors.move_to(outer)
+        finally:
+            self.errors = outer
         values = [r if isinstance(r, Value) else Value.of(r) for r in results]
         for value in values:
             self.check_volume(value.shape)
             value.loc = value.loc or self.b.loc
         return values
+
+    def _at_run(self, node: Node, error: Exception) -> Sequence[Value] | None:
+        """Leave a node that was not converted to the library, or return None.
+
+        A node that does not fit its operands is an error of the model, unless sizes or kinds that
+        only the run knows are among them. A named size of an input is the user's to give.
+        """
+        names = size_names([d for v in node.inputs if v is not None for d in v.shape])
+        loose = not names.isdisjoint(self.backed_by) or any(
+            v is not None and v.dtype == OPAQUE for v in node.inputs
+        )
+        if isinstance(error, IrcError) and error.code != "op-unsupported":
+            return None
+        if isinstance(error, NeedsSize) and not self._library_may_bind(error.names):
+            return None
+        if isinstance(error, ShapeError | VerifyException) and not (loose and self.dynamic):
+            return None
+        if not runs(node):
+            return None
+        found = at_run(node, static=not self.dynamic)
+        self.library_nodes += found is not None
+        return found
+
+    def _library_may_bind(self, names: frozenset[str]) -> bool:
+        return self.dynamic and not names.isdisjoint(self.backed_by)
+
+    def version_of(self, domain: str) -> int:
+        """Return the opset of a domain; 1 where the model does not say."""
+        return self._versions.get("" if domain in DOMAINS else domain, 1)
+
+    def unbacked(self, kind: str) -> Dim:
+        """Return a fresh size, which a library op decides when it runs."""
+        return self.sizes.dim("", f"{kind.lower()}_{self.fresh()}")
 
     def _lookup(self, scope: Scope, name: str) -> Value | None:
         if name not in scope:
@@ -178,7 +242,9 @@ class Importer:
         if value.ssa is None:
             assert value.known is not None
             here, self.b.loc = self.b.loc, value.loc or self.b.loc
-            if value.known.dtype == object:
+            if value.dtype == OPAQUE:
+                value.ssa = stored_opaque(self, value)
+            elif value.known.dtype == object:
                 value.ssa = self._sizes(value.known, value.dtype)
             else:
                 value.ssa = self._literal(value, value.known)
@@ -214,7 +280,7 @@ class Importer:
         self._content[ssa] = self.tensors[unique]
         return ssa
 
-    def _argument(self, kind: TensorType, role: str, name: str) -> SSAValue:
+    def _argument(self, kind: Attribute, role: str, name: str) -> SSAValue:
         self._arg_attrs.append(argument_attrs(role, name))
         return self.block.insert_arg(kind, len(self.block.args))
 
@@ -260,11 +326,17 @@ class Importer:
 
     def _sweep(self, results: Sequence[SSAValue]) -> None:
         """Drop ops and weights that nothing reads: constants that were looked at, or folded."""
-        kept = set(results)
+        kept, needed = set(results), set[str]()
+        for value in results:
+            needed |= _names_of(value)
         for op in reversed(list(self.block.ops)):
-            if not any(result.uses or result in kept for result in op.results):
+            decides = any(self.backed_by.get(name) in op.results for name in needed)
+            if not decides and not any(result.uses or result in kept for result in op.results):
                 op.detach()
                 op.erase()
+                continue
+            for result in op.results:
+                needed |= _names_of(result)
         for index in reversed(range(len(self.block.args))):
             argument = self.block.args[index]
             if argument in self._content and not argument.uses and argument not in kept:
@@ -277,11 +349,13 @@ class Importer:
     def _input(self, given: onnx.ValueInfoProto) -> Value | None:
         where = printable(f"{self.source.name}: input '{given.name}'")
         try:
-            if not given.type.HasField("tensor_type") or not given.type.tensor_type.HasField(
-                "shape"
-            ):
-                raise IrcError("op-unsupported", "an input that is not a tensor of known ndim")
             tensor = given.type.tensor_type
+            known = given.type.HasField("tensor_type") and tensor.HasField("shape")
+            if self.dynamic and not (known and tensor.elem_type in DTYPES):
+                ssa = self._argument(OpaqueType(), "input", printable(given.name))
+                return Value.of(ssa, kind=given.type)
+            if not known:
+                raise IrcError("op-unsupported", "an input that is not a tensor of known ndim")
             dtype = dtype_of(tensor.elem_type)
             shape = [self._input_dim(given.name, i, d) for i, d in enumerate(tensor.shape.dim)]
             self.check_volume(shape)
@@ -318,12 +392,21 @@ class Importer:
 
     def _stored(self, tensor: onnx.TensorProto) -> Value | None:
         try:
-            array = to_array(tensor, self.source)
+            return self.stored(tensor)
         except IrcError as error:
             name = printable(f"{self.source.name}: tensor '{tensor.name}'")
             self.errors.add(IrcError(error.code, error.message, name, error.because, error.help))
             return None
-        return Value.of_array(array, role="parameter", name=tensor.name)
+
+    def stored(self, tensor: onnx.TensorProto) -> Value:
+        """Return an initializer as a value.
+
+        Raises:
+            IrcError: as `to_array`.
+        """
+        if self.dynamic and tensor.data_type not in DTYPES:
+            return opaque_value(tensor, self.source)
+        return Value.of_array(to_array(tensor, self.source), role="parameter", name=tensor.name)
 
     def _outputs(self, graph: onnx.GraphProto, scope: Scope) -> list[SSAValue]:
         results: list[SSAValue] = []
@@ -384,6 +467,39 @@ class Importer:
             "onnx-invalid", f"{proto.op_type} does not fit its operands: {error}", self.b.loc,
             because=f"its operands are {shapes}",
         )  # fmt: skip
+
+
+def _converter(node: Node, table: Mapping[str, Converter]) -> Converter:
+    """Return the converter of a node.
+
+    Raises:
+        IrcError: ``op-unsupported`` where there is none.
+        Unsupported: where an operand is no tensor of flow.
+    """
+    proto = node.proto
+    if (key := key_of(proto.op_type, proto.domain)) not in table:
+        domain = "" if proto.domain in DOMAINS else f" of domain '{proto.domain}'"
+        raise IrcError(
+            "op-unsupported",
+            f"no converter for op '{proto.op_type}'{domain}",
+            help="export the model without it, or give it a function body in the model",
+        )
+    if proto.op_type not in ANY_OPERANDS and any(v and v.dtype == OPAQUE for v in node.inputs):
+        raise Unsupported("an operand that is not a tensor of flow")
+    return table[key]
+
+
+def _as_list(found: Any) -> list[SSAValue | Value]:
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def _names_of(value: SSAValue) -> frozenset[str]:
+    kind = value.type
+    return size_names(kind.shape) if isinstance(kind, TensorType) else frozenset()
+
+
+def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
+    return {attribute.name: _attribute(attribute) for attribute in proto.attribute}
 
 
 def _attribute(attribute: onnx.AttributeProto) -> Any:

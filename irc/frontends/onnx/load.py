@@ -19,6 +19,7 @@ def load_onnx(
     sizes: Mapping[str, int] | None = None,
     *,
     constants: Mapping[str, Array] | None = None,
+    dynamic: bool = False,
 ) -> Program:
     """Import an ONNX model.
 
@@ -33,10 +34,12 @@ def load_onnx(
             name is named by its input and position: ``{"x_0": 1}``.
         constants: arrays for inputs that are the same in every call (a sample rate, axes); they
             are inputs of the program no more, and may decide shapes and branches.
+        dynamic: also take what only an interpreter runs (`irc.interpret.dynamic`): sizes that are
+            known when it runs, sequences, strings, element types that flow lacks.
 
     Raises:
         IrcError: ``file-missing``, ``not-onnx``, ``onnx-version``, ``onnx-invalid``,
             ``external-data``, ``op-unsupported``, ``size-unbound``, ``size-unknown``; an
             `IrcErrors` where there are several.
     """
-    return Importer(prepare(read_model(model)), sizes, constants).run()
+    return Importer(prepare(read_model(model)), sizes, constants, dynamic=dynamic).run()

@@ -12,12 +12,16 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import tensor
 from irc.dialects.size import Dim, Size
-from irc.dialects.types import Shape
+from irc.dialects.types import OpaqueType, Shape
 from irc.frontends.onnx.external import NUMPY_NAMES, Array
 
 if TYPE_CHECKING:
     from irc.dialects.builder import FlowBuilder
     from irc.frontends.onnx.importer import Importer
+
+
+OPAQUE = "opaque"
+"""The dtype of values that flow has no tensors of."""
 
 
 class Unsupported(Exception):  # noqa: N818 - what the node is, not an error of ours
@@ -46,11 +50,12 @@ class Value:
 
     Attributes:
         shape: its sizes.
-        dtype: irc's dtype name.
+        dtype: irc's dtype name, or ``opaque`` for what goes only in and out of library ops.
         known: the numbers, where the file or its shapes decide them. An object array holds sizes
             (int or `Size`): arithmetic on shapes works while they are still names.
         role: of the argument that it becomes if it is too big for a literal.
         name: its original name, if it came with one.
+        kind: the ONNX type of an opaque value, as far as it is known.
     """
 
     shape: Shape
@@ -60,12 +65,15 @@ class Value:
     name: str = ""
     ssa: SSAValue | None = None
     loc: str = ""
+    kind: onnx.TypeProto | None = None
 
     @staticmethod
-    def of(ssa: SSAValue) -> Value:
-        """Wrap a computed value."""
-        kind = tensor(ssa)
-        return Value(kind.shape, kind.dtype, ssa=ssa)
+    def of(ssa: SSAValue, kind: onnx.TypeProto | None = None) -> Value:
+        """Wrap a computed value; one that is no tensor of flow with its ONNX type, if known."""
+        if isinstance(ssa.type, OpaqueType):
+            return Value((), OPAQUE, ssa=ssa, kind=kind)
+        found = tensor(ssa)
+        return Value(found.shape, found.dtype, ssa=ssa)
 
     @staticmethod
     def of_array(array: Array, dtype: str | None = None, **more: Any) -> Value:

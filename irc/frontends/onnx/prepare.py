@@ -33,6 +33,10 @@ def prepare(source: Source) -> Source:
     """
     check_functions(source)
     skeleton, large = strip(source.model)
+    if source.inputs:
+        typed = {given.name: given for given in source.inputs}
+        for given in skeleton.graph.input:
+            given.CopyFrom(typed.get(given.name, given))
     check(skeleton, source)
     expanded = expand(skeleton, source)
     model = onnx.ModelProto()
@@ -127,6 +131,12 @@ def expand(skeleton: onnx.ModelProto, source: Source) -> onnx.ModelProto:
         wanted = sorted({n.op_type for n in nodes(model.graph) if needs_body(n, model)})
         if not wanted:
             break
+        if model is skeleton:
+            model = onnx.ModelProto()
+            model.CopyFrom(skeleton)
+        for node in nodes(model.graph):
+            if node.op_type in wanted:
+                fill_defaults(node, model)
         try:
             typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
             model = onnx.inliner.inline_selected_functions(
@@ -141,11 +151,22 @@ def needs_body(node: onnx.NodeProto, model: onnx.ModelProto) -> bool:
     """True for ops of onnx without a converter whose schema gives a body."""
     if node.domain not in DOMAINS or node.op_type in CONVERTERS:
         return False
-    version = next(o.version for o in model.opset_import if o.domain in DOMAINS)
+    version = next((o.version for o in model.opset_import if o.domain in DOMAINS), 0)
     if not onnx.defs.has(node.op_type, version):
         return False
     schema = onnx.defs.get_schema(node.op_type, version)
     return schema.has_function or schema.has_context_dependent_function
+
+
+def fill_defaults(node: onnx.NodeProto, model: onnx.ModelProto) -> None:
+    """Write out the attributes that a node leaves to their defaults, which its body refers to."""
+    version = next(o.version for o in model.opset_import if o.domain in DOMAINS)
+    if node.domain not in DOMAINS or not onnx.defs.has(node.op_type, version):
+        return
+    given = {attribute.name for attribute in node.attribute}
+    for name, attribute in onnx.defs.get_schema(node.op_type, version).attributes.items():
+        if name not in given and attribute.default_value.type:
+            node.attribute.append(attribute.default_value)
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -12,8 +12,7 @@ from google.protobuf.message import DecodeError
 
 from irc.errors import IrcError
 
-OLDEST_OPSET = 7
-"""Opset 7 made broadcasting numpy's; older models are converted by `onnx.version_converter`."""
+OLDEST_OPSET = 1
 
 DOMAINS = ("", "ai.onnx")
 
@@ -39,7 +38,8 @@ MAGIC: tuple[tuple[int, bytes, str], ...] = (
 class Source:
     """A decoded model, its short name for messages, and where its external data may lie.
 
-    ``stored`` holds initializers that are not in the graph: large ones are never copied.
+    ``stored`` holds initializers that are not in the graph: large ones are never copied. ``inputs``
+    replaces the types of the graph's inputs (those of one call in place of free sizes).
     """
 
     model: onnx.ModelProto
@@ -47,6 +47,7 @@ class Source:
     folder: Path | None
     real_folder: Path | None
     stored: tuple[onnx.TensorProto, ...] = ()
+    inputs: tuple[onnx.ValueInfoProto, ...] = ()
 
 
 def read_model(given: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Source:
@@ -130,7 +131,8 @@ def check_versions(source: Source) -> None:
                 where=source.name,
                 help="convert it with onnx.version_converter.convert_version(model, 17)",
             )
-    if not any(opset.domain in DOMAINS for opset in model.opset_import):
+    needed = any(node.domain in DOMAINS for node in model.graph.node) or model.functions
+    if needed and not any(opset.domain in DOMAINS for opset in model.opset_import):
         raise IrcError(
             "onnx-version",
             "the model does not say which opset of ONNX it uses",

@@ -8,7 +8,6 @@ tensor shards like any other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -19,27 +18,28 @@ from irc.dialects.types import is_float
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.external import NUMPY, Array
 from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, static
-
-
-@dataclass(frozen=True)
-class Axis:
-    """How one dim is resized: sizes, scale, and the part of it for ``tf_crop_and_resize``."""
-
-    size: int
-    result: int
-    scale: float
-    start: float = 0.0
-    end: float = 1.0
+from irc.runtime.onnx_ops.resize import (
+    MODES,
+    ROUNDINGS,
+    TRANSFORMS,
+    Axis,
+    antialiased,
+    coordinates,
+    interpolation,
+    nearest,
+)
 
 
 def convert_resize(node: Node) -> SSAValue:
     """Resize each dim whose scale is not 1 in turn."""
     mode = node.attr("mode", "nearest")
-    if mode not in ("nearest", "linear", "cubic"):
-        raise Unsupported(f"mode {mode!r}")
+    how = node.attr("nearest_mode", "round_prefer_floor")
     transform = node.attr("coordinate_transformation_mode", "half_pixel")
     if node.kind == "Upsample" or node.version < 11:
         transform = "asymmetric"
+    for word, known in ((mode, MODES), (transform, TRANSFORMS), (how, ROUNDINGS)):
+        if word not in known:
+            raise Unsupported(f"mode {word!r}")
     x, outside = node[0], None
     for dim, axis in resized_axes(node).items():
         places = coordinates(axis, transform)
@@ -107,33 +107,6 @@ def _targets(node: Node) -> tuple[list | None, list | None]:
     return None, [float(s) for s in node.numbers(where).reshape(-1).tolist()]
 
 
-def coordinates(axis: Axis, transform: str) -> Array:
-    """Return where in the source each element of the result lies."""
-    i = np.arange(axis.result, dtype=np.float64)
-    whole = axis.size * axis.scale
-    match transform:
-        case "asymmetric":
-            return i / axis.scale
-        case "half_pixel":
-            return (i + 0.5) / axis.scale - 0.5
-        case "pytorch_half_pixel":
-            return (i + 0.5) / axis.scale - 0.5 if axis.result > 1 else i * 0
-        case "align_corners":
-            return i * ((axis.size - 1) / (axis.result - 1)) if axis.result > 1 else i * 0
-        case "half_pixel_symmetric":
-            adjusted = axis.size / 2 * (1 - axis.result / whole)
-            return adjusted + (i + 0.5) / axis.scale - 0.5
-        case "tf_half_pixel_for_nn":
-            return (i + 0.5) / axis.scale
-        case "tf_crop_and_resize":
-            first = axis.start * (axis.size - 1)
-            if axis.result == 1:
-                return 0.5 * (axis.start + axis.end) * (axis.size - 1) + i * 0
-            return first + i * (axis.end - axis.start) * (axis.size - 1) / (axis.result - 1)
-        case _:
-            raise Unsupported(f"coordinates {transform!r}")
-
-
 def resize_dim(node: Node, x: SSAValue, dim: int, axis: Axis, places: Array, mode: str) -> SSAValue:
     """Resize one dim."""
     if mode == "nearest":
@@ -152,61 +125,6 @@ def resize_dim(node: Node, x: SSAValue, dim: int, axis: Axis, places: Array, mod
         return multiply(node, x, dim, matrix)
     taps, weights = interpolation(places, axis.size, mode, a, exclude)
     return add_taps(node, x, dim, taps, weights)
-
-
-def nearest(places: Array, how: str) -> Array:
-    """Round source coordinates to elements."""
-    match how:
-        case "round_prefer_floor":
-            return np.ceil(places - 0.5)
-        case "round_prefer_ceil":
-            return np.floor(places + 0.5)
-        case "floor":
-            return np.floor(places)
-        case "ceil":
-            return np.ceil(places)
-        case _:
-            raise Unsupported(f"nearest_mode {how!r}")
-
-
-def kernel(distance: Array, mode: str, a: float) -> Array:
-    """Return the weight of an element at a distance: a triangle, or Keys's cubic (1981)."""
-    d = abs(distance)
-    if mode == "linear":
-        return np.maximum(0, 1 - d)
-    near = (a + 2) * d**3 - (a + 3) * d**2 + 1
-    far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0))
-
-
-def interpolation(
-    places: Array, size: int, mode: str, a: float, exclude: bool
-) -> tuple[Array, Array]:
-    """Return the elements [taps, result] and weights that give each element of the result."""
-    reach = 1 if mode == "linear" else 2
-    base = np.floor(places)
-    taps = base + np.arange(1 - reach, reach + 1).reshape(-1, 1)
-    weights = kernel(taps - places, mode, a)
-    if exclude:
-        weights = np.where((taps < 0) | (taps >= size), 0, weights)
-        weights = weights / weights.sum(0)
-    return taps.clip(0, size - 1).astype(np.int64), weights
-
-
-def antialiased(
-    axis: Axis, places: Array, mode: str, a: float, shrink: float, exclude: bool
-) -> Array:
-    """Return the matrix [result, size] of a kernel that is stretched by ``1 / shrink``."""
-    reach = int(np.ceil((1 if mode == "linear" else 2) / shrink))
-    taps = np.floor(places) + np.arange(-reach, reach + 2).reshape(-1, 1)
-    weights = kernel((taps - places) * shrink, mode, a)
-    if exclude:
-        weights = np.where((taps < 0) | (taps >= axis.size), 0, weights)
-    weights = weights / weights.sum(0)
-    matrix = np.zeros((axis.result, axis.size))
-    rows = np.broadcast_to(np.arange(axis.result), taps.shape)
-    np.add.at(matrix, (rows, taps.clip(0, axis.size - 1).astype(np.int64)), weights)
-    return matrix
 
 
 def multiply(node: Node, x: SSAValue, dim: int, matrix: Array) -> SSAValue:

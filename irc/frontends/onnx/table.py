@@ -15,6 +15,7 @@ from irc.frontends.onnx import (
     reductions,
     resize,
     shapes,
+    training,
     windows,
 )
 from irc.frontends.onnx.elementwise import Converter
@@ -31,5 +32,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **quantize.CONVERTERS,
     **extern.CONVERTERS,
     **control.CONVERTERS,
+    **training.CONVERTERS,
 }
-"""Every op type of the default domain that has a converter; others expand to their functions."""
+"""Every op that has a converter, those of other domains as ``domain::Op``; others expand to their
+functions, or run as they are."""

@@ -27,6 +27,11 @@ from irc.runtime.library import dtype_names
 LITERAL = 64
 """Constants of more elements are arguments."""
 
+SEED = TensorType.of((), "i64")
+
+SEED_BITS = 24
+"""Seeds count calls of the program: so many bits of them come before those of its blocks."""
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -87,6 +92,7 @@ class _Assembler:
         self.arguments: dict[str, tuple[Argument, SSAValue]] = {}
         self.functions: list[FuncOp] = []
         self.blocks: dict[str, str] = {}
+        self.drawn = 0
 
     def run(
         self,
@@ -127,10 +133,16 @@ class _Assembler:
 
     def _seed(self) -> SSAValue:
         if "seed" not in self.arguments:
-            value = self.block.insert_arg(TensorType.of((), "i64"), len(self.block.args))
+            value = self.block.insert_arg(SEED, len(self.block.args))
             seed = Argument("seed", "seed", torch.zeros((), dtype=torch.int64))
             self.arguments["seed"] = seed, value
         return self.arguments["seed"][1]
+
+    def _next_seed(self) -> SSAValue:
+        """Return the seed of one call of a block, that no call of this step or a later one has."""
+        self.drawn += 1
+        number = self.scope.b.scalar(self.drawn << SEED_BITS, "i64")
+        return self.scope.b.pointwise("add", self._seed(), number)
 
     def _constants(self) -> None:
         for node in self.module.graph.nodes:
@@ -177,6 +189,8 @@ class _Assembler:
             self.blocks[region.key] = f"block_{len(self.blocks)}"
             self._block(self.blocks[region.key], region, nodes, inputs)
         self.scope.b.loc = region.loc
+        if region.draws:
+            inputs.append(self._next_seed())
         kinds = [self.shared.kind(node.meta["val"]) for node in region.outputs]
         values = self.scope.b.call(self.blocks[region.key], inputs, kinds)
         self.scope.values.update(zip(region.outputs, values, strict=True))
@@ -188,7 +202,11 @@ class _Assembler:
         prefix = f"b{name.rpartition('_')[2]}n"
         scope = Scope(self.shared, FlowBuilder(block, prefix), self.module)
         scope.values.update(zip(region.inputs, block.args, strict=True))
-        scope.run(nodes)
+        if region.draws:
+            with self.shared.drawing_from(block.insert_arg(SEED, len(block.args))):
+                scope.run(nodes)
+        else:
+            scope.run(nodes)
         self.functions.append(
             finish_function(name, block, [scope.resolve(node) for node in region.outputs])
         )

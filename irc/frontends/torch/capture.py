@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import Node
 from torch.utils import _pytree as pytree
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 
+from irc.dialects.builder import arguments as named_arguments
+from irc.dialects.builder import entry
+from irc.frontends.torch.annotations import ANNOTATION
 from irc.frontends.torch.assemble import Argument, Assembly, Result, assemble
+from irc.frontends.torch.caches import Part, Watch, parts_of, put_together, spans_of
 from irc.frontends.torch.export import as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
@@ -38,11 +43,14 @@ class Output:
         position: index among the results of role output; None for a constant.
         constant: the value of a leaf that does not depend on tensors.
         number: true where the module returns a Python number, not a tensor.
+        given: index of the input that the module gives back, written to or not: the caller's own
+            tensor, which :meth:`Captured.returned` returns.
     """
 
     position: int | None
     constant: Any = None
     number: bool = False
+    given: int | None = None
 
 
 @dataclass
@@ -59,6 +67,10 @@ class Captured:
         states: names of the results of role state, in order: buffers, or inputs written to.
         mutated_inputs: among these, state name -> index of the input that is copied back to.
         externs: how often each library op without flow form is called.
+        input_names: of the inputs, in order.
+        cached_inputs: those that are tensors of caches.
+        parts: the leaves of the return value, where caches are leaves.
+        parts_spec: how they make it up.
     """
 
     program: Program
@@ -70,6 +82,10 @@ class Captured:
     states: tuple[str, ...] = ()
     mutated_inputs: dict[str, int] = field(default_factory=dict[str, int])
     externs: Counter[str] = field(default_factory=Counter[str])
+    input_names: tuple[str, ...] = ()
+    cached_inputs: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
+    parts_spec: pytree.TreeSpec | None = None
 
     def flatten(
         self, args: Sequence[Any], kwargs: dict[str, Any] | None = None
@@ -82,6 +98,26 @@ class Captured:
         """Return what the module would return, given the program's results of role output."""
         leaves = [_leaf(output, results) for output in self.outputs]
         return pytree.tree_unflatten(leaves, self.out_spec)
+
+    def returned(
+        self,
+        results: Sequence[torch.Tensor],
+        given: Sequence[torch.Tensor],
+        caches: Sequence[Any] = (),
+    ) -> Any:
+        """Return what the module would return: with the caller's own tensors and caches.
+
+        Args:
+            results: as :meth:`unflatten` takes them.
+            given: the inputs, in order.
+            caches: those among the arguments; they are brought up to date.
+        """
+        leaves = [
+            _leaf(each, results) if each.given is None else given[each.given]
+            for each in self.outputs
+        ]
+        assert self.parts_spec is not None
+        return put_together(self.parts, self.parts_spec, leaves, caches)
 
 
 def _leaf(output: Output, results: Sequence[torch.Tensor]) -> Any:
@@ -117,7 +153,8 @@ def capture(
     module, args, kwargs = as_module(module_or_function), tuple(args), dict(kwargs or {})
     args, kwargs = _placed(module, args, kwargs)
     guards = Guards.of(module, args, kwargs, dynamic_shapes)
-    with explained(module_or_function):
+    watch = Watch()
+    with explained(module_or_function), watch.on(module):
         spec, leaf_specs = shape_specs(module.forward, args, kwargs, dynamic_shapes)
         exported = export(module, args, kwargs, spec)
     leaf_names = argument_names(module.forward, args, kwargs)
@@ -136,7 +173,20 @@ def capture(
         source=_source(module_or_function),
         outline=outline,
     )
-    return _captured(assembly, guards, exported, tensor_leaves, outputs, results, arguments)
+    _note_annotations(assembly.program.module, module, reader.first)
+    named = [(node, arguments[node].name) for node in inputs]
+    outputs = _with_given(outputs, results, named)
+    spans = spans_of((args, kwargs), tensor_leaves)
+    parts = parts_of(reader.example(), watch.kept, spans, [output.given for output in outputs])
+    captured = _captured(assembly, guards, exported, tensor_leaves, outputs, results, arguments)
+    cached = tuple(i for own, _ in spans for i in own if i is not None)
+    return replace(
+        captured,
+        input_names=tuple(captured.program.input_names),
+        cached_inputs=cached,
+        parts=parts[0],
+        parts_spec=parts[1],
+    )
 
 
 def _captured(
@@ -164,6 +214,34 @@ def _captured(
         mutated,
         assembly.externs,
     )
+
+
+def _with_given(
+    outputs: list[Output], results: list[tuple[Any, Result]], inputs: list[tuple[Node, str]]
+) -> list[Output]:
+    """Mark the outputs that are inputs: as they came, or one node is output and new value."""
+    named = {result.name: value for value, result in results if result.role == "state"}
+    own = {named.get(name, node): i for i, (node, name) in enumerate(inputs)}
+    return [
+        output
+        if output.position is None or output.number
+        else replace(output, given=own.get(results[output.position][0]))
+        for output in outputs
+    ]
+
+
+def _note_annotations(program: ModuleOp, module: nn.Module, names: dict[int, str]) -> None:
+    """Pin the parameters and buffers that `irc.place` was called on."""
+    held = (*_named(module.named_parameters), *_named(module.named_buffers))
+    asked = {
+        names[id(value)]: StringAttr(getattr(value, ANNOTATION))
+        for _, value in held
+        if hasattr(value, ANNOTATION)
+    }
+    known = {name for _, name, _ in named_arguments(entry(program))}
+    pins = {name: pin for name, pin in asked.items() if name in known}
+    if pins:
+        program.attributes["irc.pins"] = DictionaryAttr(dict(pins))
 
 
 class _Reader:
@@ -224,19 +302,22 @@ class _Reader:
                 )
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
                 states.append((value, Result("state", self.inputs[str(spec.target)])))
-        # Caches flatten by what is a tensor, so the leaves have to be tensors.
-        tree = pytree.tree_unflatten(
-            [torch.empty(0)] * len(leaves), self.exported.call_spec.out_spec
-        )
         names = [
             n
-            for n, leaf in zip(output_names(tree), leaves, strict=True)
+            for n, leaf in zip(output_names(self.example()), leaves, strict=True)
             if leaf.position is not None
         ]
         outputs = [
             (value, Result("output", name)) for (value, _), name in zip(values, names, strict=True)
         ]
         return leaves, [*outputs, *states]
+
+    def example(self) -> Any:
+        """Return a value of the structure that the module returns."""
+        spec = self.exported.call_spec.out_spec
+        assert spec is not None
+        # Caches flatten by what is a tensor, so the leaves have to be tensors.
+        return pytree.tree_unflatten([torch.empty(0)] * spec.num_leaves, spec)
 
     def _returned(self) -> list[Any]:
         (output,) = (node for node in self.exported.graph.nodes if node.op == "output")

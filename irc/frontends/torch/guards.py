@@ -113,6 +113,21 @@ class Guards:
             return self._tensor()
         return self._arguments(args, kwargs or {})
 
+    def resized(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[str, int, int, int] | None:
+        """Return the first leaf with other sizes: its name, the dim, the size then and now."""
+        given = pytree.tree_leaves((tuple(args), self.ordered(kwargs)))
+        if len(given) != len(self.leaves):
+            return None
+        for leaf, value in zip(self.leaves, given, strict=True):
+            if not isinstance(value, torch.Tensor) or len(value.shape) != len(leaf.shape):
+                continue
+            for dim, (was, now) in enumerate(zip(leaf.shape, value.shape, strict=True)):
+                if isinstance(was, int) and was != now:
+                    return leaf.name, dim, was, now
+        return None
+
     def ordered(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments in the order of capture."""
         if tuple(kwargs) == self.keywords or set(kwargs) != set(self.keywords):

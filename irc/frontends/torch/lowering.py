@@ -26,7 +26,8 @@ Operand: TypeAlias = SSAValue | Scalar
 Row: TypeAlias = Callable[..., Any]
 
 TABLE: dict[str, Row] = {}
-"""Rows by ATen name without namespace: ``add``, or ``add.Tensor`` for one overload."""
+"""Rows by ATen name without namespace: ``add``, or ``add.Tensor`` for one overload; of irc's own
+ops by their whole names."""
 
 
 class Declined(Exception):  # noqa: N818 - an answer, not an error

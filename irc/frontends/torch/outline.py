@@ -25,7 +25,7 @@ MIN_OPS = 4
 
 NUMBERED = re.compile(r"(?:^|\.)\d+$")
 RANDOM = ("aten.dropout", "aten.native_dropout", "aten.rand", "aten.bernoulli")
-"""Random ops take the entry's seed and a stream of their own: what draws is not shared."""
+"""Ops that draw from the program's seed: their block takes a seed of its own at each call."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Region:
         outputs: nodes inside that others read, in order.
         key: equal for regions of one canonical form.
         loc: source line of the first node.
+        draws: it has random ops.
     """
 
     start: int
@@ -45,6 +46,7 @@ class Region:
     outputs: tuple[Node, ...]
     key: str
     loc: str
+    draws: bool = False
 
 
 def regions(nodes: Sequence[Node]) -> list[Region]:
@@ -92,14 +94,16 @@ def _region(nodes: Sequence[Node], index: dict[Node, int], start: int, stop: int
     local: dict[Node, int] = {}
     lines: list[Any] = []
     outputs: list[Node] = []
+    draws = False
     for node in nodes[start:stop]:
         if node.op != "call_function" or not node.users:
             continue
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             continue
-        if _draws(node) or isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
             return None
+        draws = draws or _draws(node)
         line = [
             str(node.target),
             _form(node.args, inputs, local),
@@ -117,7 +121,7 @@ def _region(nodes: Sequence[Node], index: dict[Node, int], start: int, stop: int
     taken = [_type(node.meta.get("val")) for node in inputs]
     key = json.dumps([lines, taken, [local[node] for node in outputs]])
     first = next(node for node in nodes[start:stop] if node in local)
-    return Region(start, stop, tuple(inputs), tuple(outputs), key, location(first))
+    return Region(start, stop, tuple(inputs), tuple(outputs), key, location(first), draws)
 
 
 def _draws(node: Node) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from irc.frontends.torch.caches import CLASSES
+
 
 def register_known() -> None:
     """Teach torch's trees the key-value caches of transformers, if it is imported."""
@@ -21,6 +23,7 @@ def register_known() -> None:
         if cls is not None and cls not in pytree.SUPPORTED_NODES:
             register = _register_pair if name == "EncoderDecoderCache" else _register_cache
             register(cls)
+            CLASSES.add(cls)
 
 
 def _register_cache(cls: type) -> None:
@@ -101,24 +104,32 @@ def _register(
     register_pytree_flatten_spec(cls, lambda cache, spec: flatten(cache)[0])
 
 
+PLAIN = bool | int | float | str
+
+
 class _Template:
     """What of a cache is not tensors; equal by what it says, so that two calls compare equal."""
 
     def __init__(self, layers: list[Any], rest: dict[str, Any]) -> None:
         self.layers = layers
         self.rest = rest
+        # Numbers too: a sliding window counts in one, and masks are computed from it.
+        self._said = (
+            [(kind, names, {k: v for k, v in rest if isinstance(v, PLAIN)})
+             for kind, names, rest in layers],
+            {k: v for k, v in rest.items() if isinstance(v, PLAIN)},
+        )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Template) and repr(self) == repr(other)
+        return isinstance(other, _Template) and self._said == other._said
 
     def __hash__(self) -> int:
         return hash(repr(self))
 
     def __repr__(self) -> str:
-        plain = {k: v for k, v in self.rest.items() if isinstance(v, bool | int | str | None)}
-        shown = [(kind.__name__, names, [(k, v) for k, v in rest if isinstance(v, bool | str)])
-                 for kind, names, rest in self.layers]  # fmt: skip
-        return f"cache({shown}, {plain})"
+        layers, rest = self._said
+        shown = [(kind.__name__, names, sorted(plain.items())) for kind, names, plain in layers]
+        return f"cache({shown}, {rest})"
 
 
 def argument_names(

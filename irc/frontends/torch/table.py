@@ -7,6 +7,7 @@ from functools import cache
 import torch
 
 from irc.frontends.torch import (
+    annotations,
     creation,
     indexing,
     linear,
@@ -19,13 +20,17 @@ from irc.frontends.torch import (
 )
 from irc.frontends.torch.lowering import TABLE, Row
 
-MODULES = (creation, indexing, linear, losses, norms, pointwise, reductions, shapes, windows)
+MODULES = (
+    annotations, creation, indexing, linear, losses, norms, pointwise, reductions, shapes, windows
+)  # fmt: skip
 
 
 @cache
 def row_of(op: torch._ops.OpOverload) -> Row | None:
-    """Return the row of an ATen op: of its overload, else of its name; None where it has none."""
+    """Return the row of an op: of its overload, else of its name; None where it has none."""
     namespace, _, name = op._schema.name.partition("::")
-    if namespace != "aten" or op._schema.is_mutable:
+    if op._schema.is_mutable:
         return None
+    if namespace != "aten":
+        return TABLE.get(op._schema.name)
     return TABLE.get(f"{name}.{op._overloadname}") or TABLE.get(name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,6 +45,14 @@ class Translation:
         """Return the seed and the number of a stream that nothing else draws from."""
         self._streams += 1
         return self._seed(), self._streams - 1
+
+    @contextmanager
+    def drawing_from(self, seed: SSAValue) -> Generator[None]:
+        """Let random ops take another seed: that of a block, whose streams are its own."""
+        kept = self._seed, self._streams
+        self._seed, self._streams = lambda: seed, 0
+        yield
+        self._seed, self._streams = kept
 
     def kind(self, value: torch.Tensor) -> TensorType:
         """Return the type of a fake tensor."""
@@ -173,7 +182,9 @@ class Scope:
         name = extern.target(target)
         self.shared.externs[name] += 1
         declared = declaration(name)
-        rule = (declared.rule or None) if declared else None
+        # A rule that is made for each call is made where it is asked for.
+        stated = declared.rule if declared else ""
+        rule = stated if stated and isinstance(stated, str) else None
         results = iter(
             self.b.ops(ExternOp, operands, results=kinds, target=name, arguments=text, rule=rule)
         )

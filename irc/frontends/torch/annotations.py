@@ -1,0 +1,65 @@
+"""`irc.place`: placements that a module's own code asks for.
+
+JAX calls this ``with_sharding_constraint``, GSPMD (arXiv:2105.04663, section 3) ``mesh_split``.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from xdsl.ir import SSAValue
+
+from irc.constraints.pins import parse_pattern
+from irc.dialects.flow import ReshapeOp, tensor
+from irc.frontends.torch.lowering import Lowering, lowers
+
+ANNOTATION = "irc_placement"
+
+
+def place(x: torch.Tensor, placement: str) -> torch.Tensor:
+    """Ask for a placement of a tensor; the plan is the best among those that grant it.
+
+    In a ``forward`` it pins the value: ``h = irc.place(h, "[tensor = S(1)]")``. Of a parameter or
+    buffer outside it pins how ranks store it: ``irc.place(self.up.weight, "[tensor = S(0)]")``. A
+    constraint file's pin of the same priority comes later and so holds instead. On one device, and
+    in eager PyTorch, it does nothing.
+
+    Args:
+        x: any shape and dtype.
+        placement: as in a constraint file; axes that it leaves out are free. Its axes must be
+            those of the mesh when a plan is made.
+
+    Returns:
+        ``x``.
+
+    Raises:
+        IrcError: ``placement-syntax``.
+    """
+    parse_pattern(placement)
+    if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+        return torch.ops.irc.place(x, placement)
+    setattr(x, ANNOTATION, placement)
+    return x
+
+
+@torch.library.custom_op("irc::place", mutates_args=())
+def _place(x: torch.Tensor, placement: str) -> torch.Tensor:
+    return x.clone()
+
+
+@_place.register_fake
+def _(x: torch.Tensor, placement: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _setup(ctx: object, inputs: object, output: object) -> None:
+    """Keep nothing: the gradient is the gradient."""
+
+
+_place.register_autograd(lambda ctx, grad: (grad, None), setup_context=_setup)
+
+
+@lowers("irc::place")
+def _lowered(t: Lowering, x: SSAValue, placement: str) -> SSAValue:
+    return t.b.op(ReshapeOp, [x], result=tensor(x), pin=placement)

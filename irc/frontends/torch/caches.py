@@ -1,0 +1,164 @@
+"""Key-value caches in a call: which object comes back, and what of it the call has changed.
+
+A cache is an object that a model writes to and gives back. Its tensors are the program's arguments
+and results; the object itself stays the caller's. What is returned is therefore either made anew
+from results, or one of the caller's own tensors and caches: which, is watched while the module is
+traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+CLASSES: set[type] = set()
+"""The classes of caches that torch's trees have been taught."""
+
+
+def is_cache(value: object) -> bool:
+    """True for an object that a model writes to and gives back."""
+    return type(value) in CLASSES
+
+
+def caches_in(tree: Any) -> list[Any]:
+    """Return the caches of a tree, outermost ones, in order."""
+    return [each for each in pytree.tree_leaves(tree, is_leaf=is_cache) if is_cache(each)]
+
+
+@dataclass
+class Watch:
+    """What the last trace of a module did with the caches that it was given.
+
+    Attributes:
+        kept: for each cache among the results, which of the given ones it is; None for a new one.
+    """
+
+    kept: list[int | None] = field(default_factory=list[int | None])
+
+    @contextmanager
+    def on(self, module: nn.Module) -> Iterator[None]:
+        """Watch calls of a module."""
+
+        def see(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            given = [id(cache) for cache in caches_in((args, kwargs))]
+            self.kept = [
+                given.index(id(cache)) if id(cache) in given else None
+                for cache in caches_in(output)
+            ]
+
+        hook = module.register_forward_hook(see, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A leaf of what a call returns, caches being leaves.
+
+    Attributes:
+        start, stop: its own leaves, among all.
+        spec: for a cache, the structure of its leaves; None for anything else.
+        given: which of the caller's caches it is; None for one that the module made.
+        is_untouched: all leaves of that cache are the caller's own tensors, at their places.
+    """
+
+    start: int
+    stop: int
+    spec: pytree.TreeSpec | None = None
+    given: int | None = None
+    is_untouched: bool = False
+
+
+Span: TypeAlias = tuple[list[int | None], pytree.TreeSpec]
+"""Of a given cache: for each leaf, which of the program's inputs it is; the structure."""
+
+
+def spans_of(arguments: Any, tensor_leaves: Sequence[int]) -> list[Span]:
+    """Return the spans of the caches among the arguments."""
+    number = {leaf: i for i, leaf in enumerate(tensor_leaves)}
+    found: list[Span] = []
+    start = 0
+    for item in pytree.tree_leaves(arguments, is_leaf=is_cache):
+        spec = pytree.tree_structure(item)
+        if is_cache(item):
+            leaves = range(start, start + spec.num_leaves)
+            found.append(([number.get(leaf) for leaf in leaves], spec))
+        start += spec.num_leaves
+    return found
+
+
+def parts_of(
+    example: Any, kept: Sequence[int | None], spans: Sequence[Span], own: Sequence[int | None]
+) -> tuple[tuple[Part, ...], pytree.TreeSpec]:
+    """Return the parts of what a call returns, and how they make it up.
+
+    Args:
+        example: a value of the structure that is returned.
+        kept: see :class:`Watch`.
+        spans: of the given caches.
+        own: for each leaf that is returned, which of the inputs it is, if any.
+    """
+    items, spec = pytree.tree_flatten(example, is_leaf=is_cache)
+    known = iter(kept)
+    parts: list[Part] = []
+    start = 0
+    for item in items:
+        inner = pytree.tree_structure(item)
+        stop = start + inner.num_leaves
+        if is_cache(item):
+            given = next(known, None)
+            same = given is not None and spans[given] == ([*own[start:stop]], inner)
+            parts.append(Part(start, stop, inner, given, same))
+        else:
+            parts.append(Part(start, stop))
+        start = stop
+    return tuple(parts), spec
+
+
+def put_together(
+    parts: Sequence[Part], spec: pytree.TreeSpec, leaves: Sequence[Any], given: Sequence[Any]
+) -> Any:
+    """Return what the module would return; caches of the caller's are brought up to date.
+
+    Args:
+        parts: of the result.
+        spec: how they make it up.
+        leaves: the result's leaves: tensors, numbers and constants.
+        given: the caches among the caller's arguments.
+    """
+    items: list[Any] = []
+    for part in parts:
+        if part.spec is None:
+            items.append(leaves[part.start])
+            continue
+        if part.given is not None and part.is_untouched:
+            items.append(given[part.given])
+            continue
+        made = pytree.tree_unflatten(list(leaves[part.start : part.stop]), part.spec)
+        if part.given is not None:
+            adopt(given[part.given], made)
+            made = given[part.given]
+        items.append(made)
+    return pytree.tree_unflatten(items, spec)
+
+
+def adopt(held: Any, made: Any) -> None:
+    """Give a cache the contents of another one of its class; the object and its layers stay."""
+    layers: list[Any] | None = getattr(made, "layers", None)
+    if layers is None:
+        for name, value in vars(made).items():
+            if is_cache(value):
+                adopt(getattr(held, name), value)
+            elif isinstance(value, Mapping):
+                getattr(held, name).update(value)
+        return
+    for old, new in zip(held.layers, layers, strict=False):
+        vars(old).update(vars(new))
+    held.layers.extend(layers[len(held.layers) :])

@@ -1,0 +1,124 @@
+"""What goes in and out of a model: types as text, and a caller's arrays as the program's values."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, TypeProto, numpy_helper
+
+from irc.errors import IrcError
+from irc.runtime.onnx_ops.values import ELEMENTS, as_item, strings
+
+NAMES: Mapping[int, str] = {
+    TensorProto.FLOAT: "float", TensorProto.DOUBLE: "double", TensorProto.FLOAT16: "float16",
+}  # fmt: skip
+"""Element types whose name in ONNX Runtime's type text is not that of the enumeration."""
+
+
+def type_text(kind: TypeProto) -> str:
+    """Return a type as ONNX Runtime writes it.
+
+    >>> kind = onnx.helper.make_tensor_type_proto(1, [2])
+    >>> type_text(kind), type_text(onnx.helper.make_sequence_type_proto(kind))
+    ('tensor(float)', 'seq(tensor(float))')
+    """
+    match kind.WhichOneof("value"):
+        case "tensor_type":
+            return f"tensor({element_text(kind.tensor_type.elem_type)})"
+        case "sequence_type":
+            return f"seq({type_text(kind.sequence_type.elem_type)})"
+        case "optional_type":
+            return f"optional({type_text(kind.optional_type.elem_type)})"
+        case "map_type":
+            key = element_text(kind.map_type.key_type)
+            return f"map({key},{type_text(kind.map_type.value_type)})"
+        case "sparse_tensor_type":
+            return f"sparse_tensor({element_text(kind.sparse_tensor_type.elem_type)})"
+        case _:
+            return "unknown"
+
+
+def element_text(element: int) -> str:
+    """Return an element type as ONNX Runtime writes it."""
+    return NAMES.get(element) or TensorProto.DataType.Name(element).lower()
+
+
+def shape_of(kind: TypeProto) -> list[int | str | None] | None:
+    """Return the sizes of a tensor type: numbers, names, None where it has neither.
+
+    None for what has no shape.
+    """
+    tensor = kind.tensor_type
+    if not kind.HasField("tensor_type") or not tensor.HasField("shape"):
+        return None
+    return [
+        d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim
+    ]
+
+
+def to_value(given: Any, kind: TypeProto, name: str) -> Any:
+    """Return what a caller gives as an array, a list or None.
+
+    Raises:
+        IrcError: ``input-mismatch`` where it is not of the type that the model states.
+    """
+    if isinstance(given, TensorProto):
+        given = numpy_helper.to_array(given)
+    match kind.WhichOneof("value"):
+        case "optional_type":
+            return None if given is None else to_value(given, kind.optional_type.elem_type, name)
+        case "sequence_type":
+            if isinstance(given, list | tuple):
+                return [to_value(each, kind.sequence_type.elem_type, name) for each in given]
+        case "tensor_type":
+            return _tensor(given, kind, name)
+        case _:
+            return as_item(given)
+    raise _mismatch(name, kind, type(given).__name__)
+
+
+def _tensor(given: Any, kind: TypeProto, name: str) -> np.ndarray:
+    wanted = ELEMENTS.get(kind.tensor_type.elem_type)
+    array = as_item(given) if hasattr(given, "detach") else np.asarray(given)
+    if wanted == object and array.dtype.kind in "US":
+        flat = [t.decode() if isinstance(t, bytes) else t for t in array.reshape(-1).tolist()]
+        array = strings(flat, array.shape)
+    if array.dtype != wanted:
+        raise _mismatch(name, kind, f"of {array.dtype}")
+    sizes = shape_of(kind)
+    fits = sizes is None or (
+        len(sizes) == array.ndim
+        and all(
+            not isinstance(d, int) or d == n for d, n in zip(sizes, array.shape, strict=True)
+        )
+    )
+    if not fits:
+        raise _mismatch(name, kind, f"of shape {list(array.shape)}")
+    return array
+
+
+def _mismatch(name: str, kind: TypeProto, found: str) -> IrcError:
+    shape = shape_of(kind)
+    stated = type_text(kind) + ("" if shape is None else f" {shape}")
+    return IrcError("input-mismatch", f"input '{name}' is {found}; the model takes {stated}")
+
+
+def specialised(
+    graph_inputs: Sequence[onnx.ValueInfoProto], arrays: Mapping[str, Any]
+) -> list[onnx.ValueInfoProto]:
+    """Return the types of inputs with the shapes of one call."""
+    found: list[onnx.ValueInfoProto] = []
+    for given in graph_inputs:
+        copy = onnx.ValueInfoProto()
+        copy.CopyFrom(given)
+        if given.type.HasField("tensor_type") and given.name in arrays:
+            del copy.type.tensor_type.shape.dim[:]
+            copy.type.tensor_type.shape.SetInParent()
+            for size in arrays[given.name].shape:
+                copy.type.tensor_type.shape.dim.add().dim_value = size
+        found.append(copy)
+    return found

@@ -1,0 +1,40 @@
+"""What a plan of training keeps beside its actions: the recipe, and the model before it."""
+
+from __future__ import annotations
+
+from irc.plan import json_text
+from irc.plan.load import LoadedPlan
+from irc.training.recipe import Recipe
+
+RECIPE = "training/recipe.json"
+FORWARD = "training/forward.mlir"
+"""The captured forward pass of one micro-batch: what eager training runs."""
+
+
+def training_files(recipe: Recipe, forward: str) -> dict[str, str]:
+    """Return the files of a training plan by name."""
+    return {RECIPE: json_text.dump(json_text.encode(recipe)), FORWARD: forward}
+
+
+def recipe_of_plan(loaded: LoadedPlan) -> Recipe | None:
+    """Return how a plan trains; None for a plan of inference.
+
+    Raises:
+        IrcError: ``plan-corrupt``.
+    """
+    text = loaded.texts.get(RECIPE)
+    if text is None:
+        return None
+    return json_text.decode(Recipe, json_text.parse(text, RECIPE), RECIPE)
+
+
+def forward_text(loaded: LoadedPlan) -> str:
+    """Return the model of a training plan.
+
+    Raises:
+        IrcError: ``plan-corrupt`` where it is missing.
+    """
+    text = loaded.texts.get(FORWARD)
+    if text is None:
+        raise json_text.corrupt(f"the plan has {RECIPE} and no {FORWARD}")
+    return text.decode("utf-8", "replace")

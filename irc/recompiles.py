@@ -1,0 +1,90 @@
+"""How often a module is compiled, and what happens when that does not end.
+
+A plan is for fixed sizes. A size that grows with every call, such as that of a key-value cache
+which concatenates, would compile every call: the user is told which one it is, and after
+``MAX_VERSIONS`` versions further calls run eagerly, as with torch's recompile limit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+
+from irc.errors import IrcError
+
+MAX_VERSIONS = 8
+"""Versions of one module; a call for which there is none runs eagerly then."""
+
+NOTABLE = 2
+"""So many versions for other sizes of one dim are worth a warning."""
+
+
+class RecompileWarning(UserWarning):
+    """A module is compiled again and again, or no longer."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What became of the calls of one compiled module or function.
+
+    Attributes:
+        compilations: versions compiled.
+        reasons: why each but the first was.
+        eager_calls: calls that ran uncompiled, because there were too many versions.
+    """
+
+    compilations: int
+    reasons: tuple[str, ...]
+    eager_calls: int
+
+
+@dataclass
+class Recompiles:
+    """Counts, and warns.
+
+    Attributes:
+        reasons: why each version but the first was compiled.
+        eager_calls: calls that ran uncompiled.
+    """
+
+    reasons: list[str] = field(default_factory=list[str])
+    eager_calls: int = 0
+    _sizes: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
+
+    def add(self, reason: str, resized: tuple[str, int, int, int] | None) -> None:
+        """Note one more version; warn where it is not the first for another size of one dim.
+
+        Args:
+            reason: what the last version's guards say.
+            resized: the argument, the dim and its two sizes, where it is about sizes.
+        """
+        self.reasons.append(reason)
+        if resized is None:
+            return
+        name, dim, was, now = resized
+        self._sizes[name, dim] += 1
+        if self._sizes[name, dim] == NOTABLE:
+            _warn(
+                f"'{name}' has another size with every call: dim {dim} was {was}, is {now}",
+                "each size is a program of its own; compiling takes as long every time",
+                AVOID,
+            )
+
+    def add_eager(self, reason: str | None) -> None:
+        """Note a call that runs uncompiled; the first one is warned of."""
+        self.eager_calls += 1
+        if self.eager_calls == 1:
+            _warn(
+                f"calls that none of {len(self.reasons) + 1} versions fits run eagerly from now on",
+                reason or "",
+                AVOID,
+            )
+
+
+AVOID = "pad what varies to one size or a few; for generation, cache_implementation='static'"
+
+
+def _warn(message: str, because: str, remedy: str) -> None:
+    text = str(IrcError("recompile-limit", message, because=because, help=remedy))
+    warnings.warn(text.replace("error[", "warning[", 1), RecompileWarning, stacklevel=2)

@@ -1,0 +1,176 @@
+"""Eager training: the captured forward pass under autograd, and torch's own optimiser.
+
+Nothing of it is irc's derivatives or optimiser formulas: it is what a plan of training is held
+against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from irc.dialects.builder import arguments, entry, results
+from irc.dialects.text import load
+from irc.interpret.flow import run_function
+from irc.plan.load import LoadedPlan
+from irc.plan.training import FORWARD, forward_text, recipe_of_plan
+from irc.runtime.compare import HALF_SLACK, TOLERANCE, Comparison
+from irc.runtime.torch_optimizer import STEP, state_name, torch_optimizer
+from irc.training.entry import loss_index
+from irc.training.recipe import Recipe
+
+LR = "lr"
+SMALL = 1e-2
+"""Of the largest magnitude among tensors of one kind: what is smaller is judged by that."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Some steps of training: the loss of each, and all tensors after the last, by irc's names."""
+
+    losses: torch.Tensor
+    tensors: Mapping[str, torch.Tensor]
+
+
+def train_eagerly(
+    loaded: LoadedPlan,
+    weights: Mapping[str, torch.Tensor],
+    batches: Sequence[Mapping[str, torch.Tensor]],
+    dtype: torch.dtype | None = None,
+) -> Trained:
+    """Train with PyTorch.
+
+    Args:
+        loaded: a plan of training.
+        weights: whole, by name, as they were before the first step; they stay as they are.
+        batches: per step the inputs by name, among them ``lr``.
+        dtype: compute floats in this dtype instead of the model's.
+    """
+    recipe = recipe_of_plan(loaded)
+    assert recipe is not None
+    plan = loaded.plan
+    trained = [plan.buffers[i].name for i in plan.states() if plan.buffers[i].role == "parameter"]
+    held = {n: _wide(t, dtype).clone().requires_grad_(n in trained) for n, t in weights.items()}
+    optimizer = torch_optimizer(recipe, {name: held[name] for name in trained})
+    losses = [_step(loaded, recipe, held, optimizer, batch, dtype) for batch in batches]
+    found = {name: value.detach() for name, value in held.items()}
+    for name in trained:
+        for key, value in optimizer.state[held[name]].items():
+            found[STEP if key == "step" else state_name(key, name)] = torch.as_tensor(value)
+    return Trained(torch.stack(losses), found)
+
+
+def _step(
+    loaded: LoadedPlan,
+    recipe: Recipe,
+    held: dict[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: Mapping[str, torch.Tensor],
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    func = entry(load(forward_text(loaded), FORWARD))
+    named = results(func)
+    place = loss_index(func, recipe.loss)
+    optimizer.zero_grad()
+    losses: list[torch.Tensor] = []
+    for number, inputs in enumerate(_micro_batches(recipe, batch)):
+        given = {**held, **inputs}
+        if "seed" in held and recipe.accumulate > 1:
+            given["seed"] = held["seed"] * recipe.accumulate + number
+        ordered = [given[name] for _, name, _ in arguments(func)]
+        with torch.enable_grad():
+            values = run_function(load(forward_text(loaded), FORWARD), ordered, dtype=dtype)
+            (values[place] / recipe.accumulate).backward()  # type: ignore[no-untyped-call]
+        losses.append(values[place].detach())
+        for (role, name), value in zip(named, values, strict=True):
+            if role == "state" and name in held:
+                held[name] = value.detach()
+    for group in optimizer.param_groups:
+        group["lr"] = float(batch[LR])
+    if limit := recipe.numbers.get("clip_norm"):
+        moved = [p for group in optimizer.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(moved, limit)
+    optimizer.step()
+    if "seed" in held:
+        held["seed"] = held["seed"] + 1
+    return torch.stack(losses).mean()
+
+
+def _micro_batches(
+    recipe: Recipe, batch: Mapping[str, torch.Tensor]
+) -> Iterator[dict[str, torch.Tensor]]:
+    for number in range(recipe.accumulate):
+        yield {
+            name: whole.chunk(recipe.accumulate)[number] if name in recipe.split else whole
+            for name, whole in batch.items()
+        }
+
+
+def _wide(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+
+
+def compare_training(
+    loaded: LoadedPlan,
+    weights: Mapping[str, torch.Tensor],
+    batches: Sequence[Mapping[str, torch.Tensor]],
+    found: Trained,
+) -> Comparison:
+    """Hold losses, parameters and states after some steps against eager training.
+
+    Each tensor has its own limit, as :class:`irc.runtime.compare.Comparison` has it; the one that
+    is nearest to its limit, or furthest beyond it, is reported. Errors are relative to a tensor's
+    magnitude; one far below the others of its kind (the gradient of a key's bias is zero but for
+    rounding) is judged by theirs.
+    """
+    eager = _all(train_eagerly(loaded, weights, batches))
+    exact = _all(train_eagerly(loaded, weights, batches, torch.float64))
+    own = _all(found)
+    floors = _floors(exact)
+    worst, most = Comparison(0.0, 0.0, 0.0), 0.0
+    largest = 0.0
+    for name in sorted(set(own) & set(exact)):
+        error = _apart(own[name], exact[name], floors[_kind(name)])
+        rounding = _apart(eager[name], exact[name], floors[_kind(name)])
+        largest = max(largest, _max_abs(own[name], eager[name]))
+        share = error / max(TOLERANCE, HALF_SLACK * rounding)
+        if share >= most:
+            worst, most = Comparison(0.0, error, rounding, name), share
+    return Comparison(largest, worst.relative, worst.eager_relative, worst.where)
+
+
+def _all(trained: Trained) -> dict[str, torch.Tensor]:
+    return {**trained.tensors, "the losses": trained.losses}
+
+
+def _kind(name: str) -> str:
+    """Return what tensors a tensor is compared with: moments of one sort, parameters, losses."""
+    head, _, rest = name.partition(".")
+    return rest.partition(".")[0] if head == "optimizer" else "weights"
+
+
+def _floors(exact: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    floors: dict[str, float] = {}
+    for name, value in exact.items():
+        if value.numel() and value.is_floating_point():
+            most = SMALL * float(value.abs().nan_to_num(0.0).max())
+            floors[_kind(name)] = max(floors.get(_kind(name), 0.0), most)
+    return {**dict.fromkeys(map(_kind, exact), 0.0), **floors}
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor, floor: float) -> float:
+    if a.shape != b.shape or not bool(torch.isfinite(a.to(torch.float64)).all()):
+        return float("inf")
+    if a.numel() == 0:
+        return 0.0
+    wide = b.to(torch.float64)
+    scale = max(float(wide.abs().max()), floor) or 1.0
+    return _max_abs(a, b) / scale
+
+
+def _max_abs(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.numel() == 0:
+        return 0.0
+    return float((a.to(torch.float64) - b.to(torch.float64)).abs().max())

@@ -1,0 +1,64 @@
+"""What a kernel sees: one call of an op, with its operands and attributes."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from irc.runtime.onnx_ops.values import Array, Item
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call.
+
+    Attributes:
+        op: the op type.
+        version: the opset in whose meaning it is read.
+        inputs: operands in order; None where an optional one is absent.
+        attributes: Python values; tensors are arrays, subgraphs are functions from operands to
+            results.
+        outputs: how many results are wanted.
+    """
+
+    op: str
+    version: int
+    inputs: Sequence[Item]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    outputs: int = 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def has(self, index: int) -> bool:
+        """True where an operand is given."""
+        return self[index] is not None
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """Return an attribute, or the default."""
+        return self.attributes.get(name, default)
+
+    def ints(self, index: int) -> list[int] | None:
+        """Return an operand as a list of integers, or None."""
+        value = self[index]
+        return None if value is None else [int(n) for n in value.reshape(-1).tolist()]
+
+    def number(self, index: int, default: Any = None) -> Any:
+        """Return an operand of one element as a Python number, or the default."""
+        value = self[index]
+        return default if value is None else value.reshape(-1)[0].item()
+
+    def axes(self, index: int) -> tuple[int, ...] | None:
+        """Return axes from the attribute (older opsets) or an operand; None where neither is."""
+        given = self.attr("axes")
+        if given is None:
+            given = self.ints(index)
+        return None if given is None else tuple(int(axis) for axis in given)
+
+
+Kernel: TypeAlias = Callable[[Call], "Array | Sequence[Item] | Any"]
+"""Gives one array, or a tuple of results (a list is one result: a sequence)."""
+
+Kernels: TypeAlias = Mapping[str, Kernel]

@@ -1,0 +1,112 @@
+"""If, Loop and Scan: bodies that run as often as the values say."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from irc.runtime.onnx_ops.call import Call, Kernels
+from irc.runtime.onnx_ops.values import Array, Item
+
+
+def truth(value: Array) -> bool:
+    """Return a condition of one element as a bool."""
+    return bool(value.reshape(-1)[0])
+
+
+def _if(call: Call) -> tuple[Item, ...]:
+    return tuple(call.attr("then_branch" if truth(call[0]) else "else_branch")())
+
+
+def _loop(call: Call) -> tuple[Item, ...]:
+    body: Callable[..., list[Item]] = call.attr("body")
+    trips, going = call.number(0), True if call[1] is None else truth(call[1])
+    carried = list(call.inputs[2:])
+    columns: list[list[Array]] | None = None
+    trip = 0
+    while going and (trips is None or trip < trips):
+        condition, *found = body(np.array(trip, np.int64), np.array(going), *carried)
+        carried, rows = found[: len(carried)], found[len(carried) :]
+        columns = columns or [[] for _ in rows]
+        for column, row in zip(columns, rows, strict=True):
+            column.append(row)
+        going, trip = truth(condition), trip + 1
+    if columns is None:
+        # No trip, no row to tell the shape from: what the program states as dtype is float32.
+        columns = [[] for _ in range(call.outputs - len(carried))]
+    return *carried, *(np.stack(c) if c else np.zeros((0,), np.float32) for c in columns)
+
+
+def _scan(call: Call) -> tuple[Item, ...]:
+    if call.version < 9:
+        return _scan_of_batches(call)
+    return _scan_once(call, list(call.inputs), call.attr("body"))
+
+
+def _scan_of_batches(call: Call) -> tuple[Item, ...]:
+    """Scan before opset 9: a first operand of lengths, and a batch dim in front of everything."""
+    lengths, operands = call[0], list(call.inputs[1:])
+    count = call.attr("num_scan_inputs")
+    batch = operands[0].shape[0]
+    runs: list[tuple[Item, ...]] = []
+    for b in range(batch):
+        given = [x[b] for x in operands]
+        if lengths is not None:
+            steps = int(lengths[b])
+            given = [x[:steps] if i >= len(given) - count else x for i, x in enumerate(given)]
+        runs.append(_scan_once(call, given, call.attr("body"), "directions"))
+    return tuple(np.stack([_padded(run[i], runs, i) for run in runs]) for i in range(len(runs[0])))
+
+
+def _padded(value: Array, runs: list[tuple[Item, ...]], index: int) -> Array:
+    longest = max(run[index].shape[0] if run[index].ndim else 0 for run in runs)
+    more = longest - value.shape[0] if value.ndim else 0
+    return np.pad(value, [(0, more)] + [(0, 0)] * (value.ndim - 1)) if more else value
+
+
+def _scan_once(
+    call: Call,
+    operands: list[Array],
+    body: Callable[..., list[Item]],
+    directions: str = "scan_input_directions",
+) -> tuple[Item, ...]:
+    count: int = call.attr("num_scan_inputs")
+    states, scanned = operands[:-count], operands[-count:]
+    axes = call.attr("scan_input_axes") or [0] * count
+    backwards = call.attr(directions) or [0] * count
+    steps = scanned[0].shape[axes[0]]
+    columns: list[list[Array]] = [[] for _ in range(call.outputs - len(states))]
+    for step in range(steps):
+        rows = [
+            np.take(x, steps - 1 - step if back else step, axis)
+            for x, axis, back in zip(scanned, axes, backwards, strict=True)
+        ]
+        found = body(*states, *rows)
+        states = found[: len(states)]
+        for column, value in zip(columns, found[len(states) :], strict=True):
+            column.append(value)
+    turned = call.attr("scan_output_directions") or [0] * len(columns)
+    places = call.attr("scan_output_axes") or [0] * len(columns)
+    joined = [
+        np.stack(column[::-1] if turn else column, axis) if column else np.zeros((0,), np.float32)
+        for column, turn, axis in zip(columns, turned, places, strict=True)
+    ]
+    return *states, *joined
+
+
+def _sequence_map(call: Call) -> tuple[Any, ...]:
+    """SequenceMap: the body on each item; what is not a sequence is the same for all."""
+    body: Callable[..., list[Item]] = call.attr("body")
+    count = len(call[0])
+    columns: list[list[Item]] = [[] for _ in range(call.outputs)]
+    for i in range(count):
+        given = [x[i] if isinstance(x, list) else x for x in call.inputs]
+        for column, value in zip(columns, body(*given), strict=True):
+            column.append(value)
+    return tuple(columns)
+
+
+KERNELS: Kernels = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}

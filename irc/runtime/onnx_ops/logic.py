@@ -1,0 +1,42 @@
+"""Comparison, logic and choice, elementwise."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from irc.runtime.onnx_ops.call import Call, Kernel, Kernels
+from irc.runtime.onnx_ops.values import Array
+
+
+def _compare(fn: Callable[..., Any]) -> Kernel:
+    return lambda call: np.asarray(fn(call[0], call[1])).astype(np.bool_)
+
+
+def _is_inf(call: Call) -> Array:
+    x = call[0].astype(np.float32) if call[0].dtype.kind == "V" else call[0]
+    found = np.zeros(x.shape, np.bool_)
+    if call.attr("detect_positive", 1):
+        found |= x == np.inf
+    if call.attr("detect_negative", 1):
+        found |= x == -np.inf
+    return found
+
+
+KERNELS: Kernels = {
+    "And": _compare(np.logical_and),
+    "Equal": _compare(np.equal),
+    "Greater": _compare(np.greater),
+    "GreaterOrEqual": _compare(np.greater_equal),
+    "IsInf": _is_inf,
+    "IsNaN": lambda call: call[0] != call[0],
+    "Less": _compare(np.less),
+    "LessOrEqual": _compare(np.less_equal),
+    "Not": lambda call: np.logical_not(call[0]),
+    "Or": _compare(np.logical_or),
+    "Where": lambda call: np.where(call[0], call[1], call[2]),
+    "Xor": _compare(np.logical_xor),
+}

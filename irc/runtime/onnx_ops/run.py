@@ -1,0 +1,157 @@
+"""Running ONNX ops: the joined table, one op, and the bodies of If, Loop and Scan."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from irc.errors import IrcError
+from irc.runtime.onnx_ops.call import Call, Kernels
+from irc.runtime.onnx_ops.values import Item, as_item, as_tensor, literal
+
+if TYPE_CHECKING:
+    import torch
+
+PREFIX = "onnx::node::"
+
+CATEGORIES = (
+    "attention", "bits", "casts", "contrib", "control", "convolution", "generators", "image",
+    "indexing", "logic",
+    "losses", "math", "ml", "norms", "pooling", "quantization", "recurrent", "reductions",
+    "regions", "resize", "sequence", "shapes", "signal", "text", "training", "trees", "units",
+)  # fmt: skip
+"""Modules of this package, each with a table ``KERNELS`` from op type to kernel.
+
+Ops of other domains than ONNX's own are written ``domain::Op``.
+"""
+
+
+@cache
+def kernels() -> Kernels:
+    """Return all kernels by op type."""
+    found: dict[str, Any] = {}
+    for name in CATEGORIES:
+        for key, kernel in import_module(f"irc.runtime.onnx_ops.{name}").KERNELS.items():
+            assert key not in found, key
+            found[key] = kernel
+    return found
+
+
+def key_of(op: str, domain: str) -> str:
+    """Return the name of an op in the table.
+
+    >>> key_of("Add", ""), key_of("Binarizer", "ai.onnx.ml")
+    ('Add', 'ai.onnx.ml::Binarizer')
+    """
+    return op if domain in ("", "ai.onnx") else f"{domain}::{op}"
+
+
+def run_extern(
+    target: str, arguments: Sequence[Any], inputs: Sequence[Item], wanted: Sequence[str | None]
+) -> list[Item]:
+    """Run an extern op of a program.
+
+    Args:
+        target: ``onnx::node::Unique``.
+        arguments: the op's decoded JSON: positions (an operand's number, or null) and options.
+        inputs: operands: torch tensors, or what an earlier op gave.
+        wanted: for each result, the dtype of a tensor, or None for a value of another kind.
+
+    Raises:
+        IrcError: ``input-mismatch`` where the op cannot run on these values.
+        ValueError: where a result is not of the dtype that the program states.
+    """
+    positions, options = arguments
+    items = [as_item(value) for value in inputs]
+    operands = [None if p is None else items[p["operand"]] for p in positions]
+    env = {slot: items[place] for slot, place in options.get("captures", ())}
+    key = target.removeprefix(PREFIX)
+    try:
+        found = run_node(
+            key, options["version"], operands, options["attributes"], len(wanted), env
+        )
+    except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        shown = ", ".join(_kind(value) for value in operands)
+        raise IrcError(
+            "input-mismatch", f"{key} cannot run on these values: {error}",
+            because=f"its operands are {shown}",
+        ) from error  # fmt: skip
+    return [
+        value if dtype is None else _tensor(target, value, dtype)
+        for value, dtype in zip(found, wanted, strict=False)
+    ]
+
+
+def _kind(value: Item) -> str:
+    return f"{list(value.shape)} {value.dtype}" if isinstance(value, np.ndarray) else str(type(value).__name__)
+
+
+def _tensor(target: str, value: Item, dtype: str) -> torch.Tensor:
+    from irc.runtime.onnx_ops.values import FLOW
+
+    if not isinstance(value, np.ndarray) or value.dtype != FLOW[dtype]:
+        kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+        raise ValueError(f"{target} gives {kind}, the program says {dtype}")
+    return as_tensor(value)
+
+
+def run_node(
+    key: str,
+    version: int,
+    operands: Sequence[Item],
+    attributes: Mapping[str, Any],
+    outputs: int,
+    env: Mapping[int, Item],
+) -> list[Item]:
+    """Run one op; ``env`` holds what bodies among its attributes see of what surrounds them."""
+    call = Call(key, version, operands, {k: _attribute(v, env) for k, v in attributes.items()},
+                outputs)  # fmt: skip
+    with np.errstate(all="ignore"):
+        found = kernels()[key](call)
+    results = found if isinstance(found, tuple) else (found,)
+    return [_normal(value) for value in results]
+
+
+def _normal(value: Any) -> Item:
+    if value is None or isinstance(value, np.ndarray | list):
+        return value
+    if isinstance(value, str):
+        return np.array(value, object)
+    return np.asarray(value) if isinstance(value, np.generic | int | float) else as_item(value)
+
+
+def _attribute(value: Any, env: Mapping[int, Item]) -> Any:
+    match value:
+        case {"graph": body}:
+            return partial(run_body, body, env)
+        case {"data": _} | {"strings": _}:
+            return literal(value)
+        case {"float": text}:
+            return float(text)
+        case list():
+            return [_attribute(each, env) for each in value]
+        case _:
+            return value
+
+
+def run_body(body: Mapping[str, Any], env: Mapping[int, Item], *given: Item) -> list[Item]:
+    """Run a subgraph.
+
+    Args:
+        body: slots of its inputs and outputs, and its nodes in order: key, version,
+            slots of operands and results (-1: absent), attributes.
+        env: values of slots outside it.
+        given: its inputs.
+    """
+    values = dict(env)
+    values.update(zip(body["in"], given, strict=False))
+    for key, version, read, written, attributes in body["nodes"]:
+        operands = [None if slot < 0 else values[slot] for slot in read]
+        found = run_node(key, version, operands, attributes, len(written), values)
+        values.update((s, v) for s, v in zip(written, found, strict=False) if s >= 0)
+    return [values[slot] for slot in body["out"]]

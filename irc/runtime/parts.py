@@ -1,0 +1,137 @@
+"""What a rank holds between the calls of a training plan: its parts of weights and of states.
+
+Parts are copies of their own, so that the whole tensors that they come from can be freed: a rank
+of N then needs 1/N of what is split (ZeRO, arXiv:1910.02054). A whole tensor is put together when
+it is asked for, one at a time.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from irc.dialects.placement import Mesh, Placement
+from irc.errors import IrcError
+from irc.plan.schema import Plan, placement_of
+from irc.plan.weights import local_slices
+from irc.runtime.executor import whole_shape
+from irc.runtime.library import dtypes
+
+
+class Parts:
+    """The tensors of one rank by name.
+
+    Attributes:
+        local: this rank's parts; on one device the tensors themselves.
+        roles: of each: parameter, buffer, constant, state or seed.
+    """
+
+    def __init__(self, mesh: Mesh, rank: int) -> None:
+        self.mesh, self.rank = mesh, rank
+        self.local: dict[str, torch.Tensor] = {}
+        self.roles: dict[str, str] = {}
+        self._placed: dict[str, tuple[Placement, tuple[int, ...]]] = {}
+
+    def adopt(self, plan: Plan, wholes: Mapping[str, torch.Tensor]) -> None:
+        """Take this rank's parts of what a plan loads and is not here yet.
+
+        Args:
+            plan: says which part; a state that has no value starts at zero.
+            wholes: values by name.
+
+        Raises:
+            IrcError: ``input-mismatch`` where a weight has no value.
+        """
+        for index in plan.weights:
+            buffer = plan.buffers[index]
+            if buffer.name in self.local:
+                continue
+            shape = whole_shape(plan, index)
+            self._placed[buffer.name] = placement_of(buffer), shape
+            self.roles[buffer.name] = buffer.role
+            if buffer.name in wholes:
+                self.local[buffer.name] = self._own(wholes[buffer.name].detach(), buffer.name)
+            elif buffer.role == "state":
+                self.local[buffer.name] = torch.zeros(buffer.shape, dtype=dtypes()[buffer.dtype])
+            else:
+                raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
+
+    def hold(self, plan: Plan, local: Mapping[str, torch.Tensor]) -> None:
+        """Take tensors that are this rank's parts already."""
+        for index in plan.weights:
+            buffer = plan.buffers[index]
+            self._placed[buffer.name] = placement_of(buffer), whole_shape(plan, index)
+            self.roles[buffer.name] = buffer.role
+            self.local[buffer.name] = local[buffer.name]
+
+    def placements(self) -> dict[str, Placement]:
+        """Return how each tensor lies."""
+        return {name: placement for name, (placement, _) in self._placed.items()}
+
+    def num_bytes(self, *roles: str) -> int:
+        """Return the bytes of this rank's parts of some roles, or of all."""
+        chosen = [t for n, t in self.local.items() if not roles or self.roles[n] in roles]
+        return sum(t.numel() * t.element_size() for t in chosen)
+
+    def whole(self, name: str, *, everywhere: bool = True) -> torch.Tensor | None:
+        """Return a copy of a whole tensor; every rank calls it, for the same names in one order.
+
+        Args:
+            name: whose.
+            everywhere: on every rank; otherwise rank 0 gets it and the others None.
+        """
+        part, (placement, shape) = self.local[name], self._placed[name]
+        if placement.is_replicated or self.mesh.num_ranks == 1:
+            return part.clone() if everywhere or self.rank == 0 else None
+        rows = self._gathered(part, placement, shape, everywhere)
+        if rows is None:
+            return None
+        made = torch.empty(shape, dtype=part.dtype)
+        for rank, row in enumerate(rows):
+            where = local_slices(placement, self.mesh, rank, shape)
+            size = [s.stop - s.start for s in where]
+            made[where] = row.view(part.dtype)[: _count(size)].view(size)
+        return made
+
+    def load(self, name: str, whole: torch.Tensor) -> None:
+        """Write this rank's part of a whole tensor over the one that it holds."""
+        self.local[name].copy_(whole[self._slices(name)])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+        return self._placed[name][1]
+
+    def _own(self, whole: torch.Tensor, name: str) -> torch.Tensor:
+        if self.mesh.num_ranks == 1:
+            return whole
+        return whole[self._slices(name)].clone(memory_format=torch.contiguous_format)
+
+    def _slices(self, name: str) -> tuple[slice, ...]:
+        placement, shape = self._placed[name]
+        return local_slices(placement, self.mesh, self.rank, shape)
+
+    def _gathered(
+        self, part: torch.Tensor, placement: Placement, shape: tuple[int, ...], everywhere: bool
+    ) -> list[torch.Tensor] | None:
+        """Return the bytes of every rank's part; parts of ceil-sized chunks differ in length."""
+        slices = [local_slices(placement, self.mesh, r, shape) for r in range(self.mesh.num_ranks)]
+        longest = max(_count([s.stop - s.start for s in where]) for where in slices)
+        own = torch.zeros(longest * part.element_size(), dtype=torch.uint8)
+        flat = part.contiguous().view(-1).view(torch.uint8)
+        own[: flat.numel()] = flat
+        rows = [torch.empty_like(own) for _ in slices]
+        if everywhere:
+            dist.all_gather(rows, own)
+            return rows
+        dist.gather(own, rows if self.rank == 0 else None, dst=0)
+        return rows if self.rank == 0 else None
+
+
+def _count(sizes: list[int]) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found

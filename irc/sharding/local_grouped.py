@@ -1,0 +1,63 @@
+"""Local programs of grouped matmuls: the rows that a rank holds of the groups that it holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.comm import LocalChunkOp
+from irc.dialects.flow import ExternOp, PadOp, tensor
+from irc.dialects.types import TensorType
+from irc.ops.grouped import GROUPED_ROWS, GROUPS
+from irc.sharding.local import Local
+
+CALL = json.dumps([[{"operand": i} for i in range(4)], {}])
+
+
+def _bounds(local: Local) -> list[SSAValue]:
+    """Return where each group of the rank starts and ends, counted from the rank's first row."""
+    offs, rows = local.inputs[2], local.signature.operands[0]
+    kind = tensor(offs)
+    shifted = local.before(PadOp, [offs], kind, low=(1,), high=(-1,), value=0.0)
+    found: list[SSAValue] = []
+    for value in (shifted, offs):
+        value = _own_groups(local, value)
+        if rows.split_axes(0):
+            start = local.offset(tensor(local.op.inputs[0]), rows, 0, kind.dtype)
+            value = local.pointwise("sub", value, start)
+            value = local.pointwise("maximum", value, local.scalar(0, kind.dtype))
+            held = local.scalar(tensor(local.inputs[0]).static_shape()[0], kind.dtype)
+            value = local.pointwise("minimum", value, held)
+        found.append(value)
+    return found
+
+
+def _own_groups(local: Local, value: SSAValue) -> SSAValue:
+    for axis in local.signature.operands[1].split_axes(0):
+        kind = tensor(value)
+        part = TensorType.of((kind.static_shape()[0] // local.mesh.size(axis),), kind.dtype)
+        value = local.before(LocalChunkOp, [value], part, axis=axis, dim=0)
+    return value
+
+
+def _grouped(local: Local) -> list[SSAValue]:
+    rows, matrices = local.inputs[:2]
+    given = [rows, matrices, *_bounds(local)]
+    return local.last(ExternOp, given, target=GROUPED_ROWS, arguments=CALL)
+
+
+def _gradients(local: Local) -> list[SSAValue]:
+    rows, matrices, _, g = local.inputs
+    given = [rows, matrices, *_bounds(local), g]
+    *_, wanted = json.loads(local.op.plain["arguments"])
+    call = {"target": GROUPED_ROWS, "arguments": CALL}
+    arguments = json.dumps(["flow.extern", call, 4, [0], wanted])
+    return local.last(ExternOp, given, target="irc::vjp", arguments=arguments)
+
+
+GROUPED_PROGRAMS: Mapping[str, Callable[[Local], list[SSAValue]]] = {
+    GROUPS: _grouped,
+    f"{GROUPS}-back": _gradients,
+}

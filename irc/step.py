@@ -1,0 +1,298 @@
+"""A training step: one call computes the loss and its gradients, and moves the parameters.
+
+On one device the parameters are the module's own. On a mesh every rank keeps its parts of
+parameters and optimiser states, and the module's parameters go to the meta device when the first
+call has taken their values: no rank then holds the whole (:mod:`irc.runtime.parts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from irc.compiled import MAX_VERSIONS, TRACING
+from irc.constraints.pins import constraint_text
+from irc.dialects.text import dump
+from irc.errors import IrcError
+from irc.frontends.torch.capture import Captured, capture
+from irc.frontends.torch.guards import Guards
+from irc.frontends.torch.loss import with_loss
+from irc.pipeline import Options, make_plan
+from irc.plan.load import LoadedPlan
+from irc.plan.training import training_files
+from irc.program import Program
+from irc.runtime.collectives import TorchCommunicator
+from irc.runtime.executor import Executor
+from irc.runtime.join import agree_on_inputs, join_processes, shared_plan
+from irc.runtime.training_state import TrainingState, shaped
+from irc.train import add_training
+from irc.training.recipe import Recipe
+
+Loss = Callable[..., Any]
+LR = "lr"
+
+
+@dataclass
+class StepVersion:
+    """The step for one kind of batch."""
+
+    captured: Captured
+    plan: LoadedPlan
+    executor: Executor
+
+    def __call__(self, inputs: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
+        """Run on the flattened batch."""
+        rate = torch.tensor(lr, dtype=torch.float64)
+        loss, *written = self.executor(*inputs, rate)
+        # What the module writes into its arguments comes last.
+        for index, value in zip(self.captured.mutated_inputs.values(), written, strict=True):
+            inputs[index].copy_(value)
+        return loss
+
+
+class TrainingStep:
+    """A compiled step of training; :func:`irc.compile_step` makes one and says what it is.
+
+    Args:
+        module: what is trained.
+        recipe: loss, optimiser, frozen parameters, micro-batches.
+        options: of the pipeline.
+        loss: a function of the module's output, where the module itself gives none.
+        seed: of random numbers (dropout); each call counts it up.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        recipe: Recipe,
+        options: Options,
+        *,
+        loss: Loss | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.module, self.recipe, self.options = module, recipe, options
+        self._loss = loss
+        self._versions: list[StepVersion] = []
+        self._state = TrainingState(module, recipe, options.mesh, seed)
+        self._wanted = _wanted(module)
+
+    def __call__(self, *batch: Any, lr: float | None = None, **named: Any) -> torch.Tensor:
+        """Train on a batch, the same on every rank, and return its loss.
+
+        Args:
+            batch: the module's arguments, then the targets of a loss function.
+            lr: the learning rate of this step; by default the optimiser's.
+            named: the module's keyword arguments.
+
+        Raises:
+            IrcError: on the first batch of a kind, what capture and planning raise.
+        """
+        rate = self.recipe.lr if lr is None else float(lr)
+        with torch.no_grad():
+            version = self._find(batch, named)
+            if version is not None:
+                return version(version.captured.flatten(batch, named), rate)
+            version = self._add(batch, named)
+            inputs = version.captured.flatten(batch, named)
+            if self.options.mesh.num_ranks > 1:
+                agree_on_inputs(inputs)
+            return version(inputs, rate)
+
+    @property
+    def plan(self) -> LoadedPlan | None:
+        """The plan of the last kind of batch that was compiled; None before the first call."""
+        return self._versions[-1].plan if self._versions else None
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return what this rank holds: ``parameters``, ``states``, and the ``arena`` of a call."""
+        parts = self._state.parts
+        return {
+            "parameters": parts.num_bytes("parameter") if parts.local else 0,
+            "states": parts.num_bytes("state") if parts.local else 0,
+            "arena": max((v.plan.plan.arena_bytes for v in self._versions), default=0),
+        }
+
+    def state_dict(self, *, everywhere: bool = True) -> dict[str, Any]:
+        """Return everything that a run goes on from, whole; on a mesh every rank calls it.
+
+        Args:
+            everywhere: give it to every rank; otherwise rank 0 gets it, the others ``{}``.
+
+        Returns:
+            ``model``, as the module's own ``state_dict``; ``optimizer``, as torch's distributed
+            checkpoints have it, ``{"state": {NAME: {"exp_avg": ..}}, "param_groups": [..]}``; and
+            ``seed``, of the next step's random numbers.
+        """
+        return self._state.state_dict(everywhere=everywhere)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave, on any mesh; every rank is given all of it.
+
+        Args:
+            state: any of ``model``, ``optimizer`` and ``seed``; what is left out stays as it is.
+
+        Raises:
+            IrcError: ``state-mismatch`` for a name or a shape that does not fit; nothing is
+                written then.
+        """
+        self._state.load_state_dict(state)
+
+    def _find(self, batch: Sequence[Any], named: Mapping[str, Any]) -> StepVersion | None:
+        if _wanted(self.module) != self._wanted:
+            raise IrcError(
+                "state-mismatch",
+                "the requires_grad of a parameter changed after the step was made",
+                help="make another step and load this one's state_dict()",
+            )
+        for version in self._versions:
+            if version.captured.guards.check(batch, named) is None:
+                return version
+        return None
+
+    def _add(self, batch: Sequence[Any], named: Mapping[str, Any]) -> StepVersion:
+        if len(self._versions) == MAX_VERSIONS:
+            raise IrcError(
+                "input-mismatch",
+                f"this would be version {MAX_VERSIONS + 1} of one training step",
+                help="pad batches to a few sizes",
+            )
+        rank = join_processes(self.options.mesh) if self.options.mesh.num_ranks > 1 else 0
+        captured, split = self._capture(batch, named)
+        recipe = replace(self.recipe, split=split)
+        # The plan is made from the program, but the tensors are those of this process.
+        tensors = captured.program.tensors
+
+        def make() -> LoadedPlan:
+            return training_plan(captured.program, recipe, self._options(), self.module)
+
+        plan = make() if self.options.mesh.num_ranks == 1 else shared_plan(make, rank)
+        self._state.adopt(plan.plan, tensors, rank)
+        # Its parameters may have gone to the meta device, which is no other kind of batch.
+        captured.guards = Guards.of(self._face(batch, named), batch, dict(named))
+        version = StepVersion(captured, plan, self._executor(plan, rank))
+        self._versions.append(version)
+        return version
+
+    def _executor(self, plan: LoadedPlan, rank: int) -> Executor:
+        tensors, mesh = self._state.parts.local, self.options.mesh
+        if mesh.num_ranks == 1:
+            return Executor(plan, tensors)
+        return Executor(plan, tensors, rank=rank, communicator=TorchCommunicator.of(mesh, rank))
+
+    def _capture(
+        self, batch: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[Captured, tuple[str, ...]]:
+        with TRACING, shaped(self.module):
+            return captured_step(self.module, self._loss, self.recipe, batch, named)
+
+    def _face(self, batch: Sequence[Any], named: Mapping[str, Any]) -> nn.Module:
+        return self.module if self._loss is None else with_loss(self.module, self._loss, batch, named)
+
+    def _options(self) -> Options:
+        """What was chosen; a further kind of batch has to leave what ranks hold where it is."""
+        placed = self._state.parts.placements() if self.options.mesh.num_ranks > 1 else {}
+        if not placed:
+            return self.options
+        text, _ = constraint_text(self.options.pins)
+        pins = [f'"{name}" = {placement}' for name, placement in placed.items()]
+        return replace(self.options, pins="\n".join([text, *pins]))
+
+
+def captured_step(
+    module: nn.Module,
+    loss: Loss | None,
+    recipe: Recipe,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[Captured, tuple[str, ...]]:
+    """Capture the forward pass of one micro-batch of a batch.
+
+    Returns:
+        It, and the names of the inputs that are cut into micro-batches.
+
+    Raises:
+        IrcError: ``input-mismatch`` where the batch cannot be cut; what capture raises.
+    """
+    _check_device(module)
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    cut = _cut(leaves, recipe.accumulate)
+    small = [leaf[: len(leaf) // recipe.accumulate] if i in cut else leaf
+             for i, leaf in enumerate(leaves)]  # fmt: skip
+    micro_args, micro_kwargs = pytree.tree_unflatten(small, spec)
+    face = module if loss is None else with_loss(module, loss, micro_args, micro_kwargs)
+    captured = capture(face, micro_args, micro_kwargs)
+    names = captured.program.input_names
+    if LR in names:
+        raise IrcError(
+            "input-mismatch",
+            f"an input of the module is called '{LR}', as the learning rate of a step is",
+            help="call it otherwise",
+        )
+    split = [n for n, i in zip(names, captured.tensor_leaves, strict=True) if i in cut]
+    return captured, tuple(split)
+
+
+def _cut(leaves: Sequence[Any], count: int) -> set[int]:
+    """Return which leaves have the batch as their first dim, as the first tensor has it."""
+    shaped_leaves = {i: leaf for i, leaf in enumerate(leaves)
+                     if isinstance(leaf, torch.Tensor) and leaf.ndim}  # fmt: skip
+    if count == 1 or not shaped_leaves:
+        return set()
+    size = len(next(iter(shaped_leaves.values())))
+    if size % count:
+        raise IrcError(
+            "input-mismatch",
+            f"a batch of {size} cannot be cut into {count} equal micro-batches",
+            help=f"give a multiple of {count} samples",
+        )
+    return {i for i, leaf in shaped_leaves.items() if len(leaf) == size}
+
+
+def training_plan(
+    program: Program,
+    recipe: Recipe,
+    options: Options,
+    module: nn.Module,
+    *,
+    keep_ir: bool = False,
+) -> LoadedPlan:
+    """Plan a step, from the program of the forward pass of one micro-batch, which is changed.
+
+    Args:
+        program: as captured.
+        recipe: with the inputs that are cut.
+        options: of the pipeline.
+        module: says which parameters require a gradient.
+        keep_ir: keep the text after every pass, and the model, which ``irc run`` trains eagerly.
+    """
+    forward = dump(program.module) if keep_ir else ""
+    add_training(
+        program,
+        trainable=module,
+        frozen=recipe.frozen,
+        optimizer=recipe.optimizer,
+        loss=recipe.loss,
+        accumulate=recipe.accumulate,
+        split=",".join(recipe.split),
+    )
+    extra = training_files(recipe, forward) if keep_ir else None
+    return make_plan(program, options, keep_ir=keep_ir, extra=extra)
+
+
+def _wanted(module: nn.Module) -> tuple[bool, ...]:
+    return tuple(p.requires_grad for p in module.parameters())
+
+
+def _check_device(module: nn.Module) -> None:
+    named = (*module.named_parameters(), *module.named_buffers())
+    for name, value in named:
+        if not value.is_cpu:
+            raise IrcError(
+                "input-mismatch",
+                f"'{name}' is on {value.device}; a training step starts from values on the CPU",
+            )

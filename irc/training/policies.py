@@ -1,0 +1,128 @@
+"""Recompute policies: which forward ops may run again in the backward pass.
+
+* ``none``: what costs nothing (:mod:`irc.training.saving`): as much as frameworks save.
+* ``cheap``: pointwise ops for products too, which read fewer saved bytes for one more pass.
+* ``selective``: what grows with the square of the sequence: products of two activations that are
+  larger than both, up to where a product takes them in again (attention's scores, softmax and
+  dropout; arXiv:2205.05198, section 5).
+* ``full``: everything inside a block; of a body without repeated blocks, inside of some sqrt(n)
+  stretches of it (arXiv:1604.06174, section 4).
+* anything else: globs of op ids, source lines and block names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from math import isqrt, prod
+
+from xdsl.dialects.func import CallOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from irc.dialects.flow import ContractOp, ExternOp, id_of, loc_of, tensor
+from irc.ops.derivatives_extern import DRAWS
+from irc.training.saving import LITERALS, UNBOUND, VIEWS, num_bytes
+
+POLICIES = ("none", "cheap", "selective", "full")
+"""The named ones, from what saves most to what saves least, but for ``cheap`` and ``selective``."""
+
+SPREADS = frozenset({"flow.pointwise", "flow.reduce", *VIEWS})
+"""Ops through which the core of attention goes on."""
+
+
+def may_run_again(op: Operation) -> bool:
+    """True for an op that gives the same again: no call, and nothing drawn by a library."""
+    if isinstance(op, ExternOp):
+        return not any(word in op.plain["target"].lower() for word in DRAWS)
+    return not isinstance(op, CallOp)
+
+
+def core(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> set[Operation]:
+    """Return what grows with the square of the sequence, and the masks that only it reads."""
+    found: set[Operation] = set()
+    for op in forward:
+        grows = isinstance(op, ContractOp) and _outgrows(op, fixed)
+        inner = op.name in SPREADS and any(value.owner in found for value in op.operands)
+        if grows or inner:
+            found.add(op)
+    made: set[Operation] = set()
+    for op in forward:
+        inner = op.name in SPREADS and all(value.owner in made for value in op.operands)
+        if inner or op.name in LITERALS or op.name == "flow.random":
+            made.add(op)
+    inside = set(forward)
+    for op in reversed(forward):
+        if op in made:
+            readers = {use.operation for value in op.results for use in value.uses} & inside
+            if readers and readers <= found:
+                found.add(op)
+    return found
+
+
+def _outgrows(op: ContractOp, fixed: AbstractSet[SSAValue]) -> bool:
+    """True for a product of activations that has more elements than either."""
+    if len(op.inputs) < 2 or any(value in fixed for value in op.inputs):
+        return False
+    return _count(op.outputs[0]) > max(_count(value) for value in op.inputs)
+
+
+def _count(value: SSAValue) -> int:
+    return prod(dim if isinstance(dim, int) else UNBOUND for dim in tensor(value).shape)
+
+
+def matching(forward: Sequence[Operation], name: str, globs: Sequence[str]) -> set[Operation]:
+    """Return the ops that globs choose, by id, by block and id, or by source line."""
+    return {
+        op
+        for op in forward
+        for glob in globs
+        if any(
+            fnmatchcase(text, glob) for text in (id_of(op), f"{name}/{id_of(op)}", loc_of(op), name)
+        )
+    }
+
+
+def stretches(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> set[Operation]:
+    """Return all ops of a body but those whose values are saved between some sqrt(n) stretches.
+
+    A stretch ends where the fewest bytes are alive, near the place that its share of what the
+    forward pass makes gives it.
+    """
+    alive = _alive(forward, fixed)
+    made = [sum(num_bytes(v) for v in op.results if v not in fixed) for op in forward]
+    heavy = sum(1 for op in forward if op.name not in SPREADS and op.name not in LITERALS)
+    count = max(1, isqrt(heavy))
+    places: list[int] = []
+    total, running = sum(made), 0
+    for i, size in enumerate(made):
+        running += size
+        if running * count >= total * (len(places) + 1):
+            places.append(i)
+    kept: set[SSAValue] = set()
+    for before, place in pairwise([0, *places]):
+        near = range(max(before, (before + place) // 2), min(place + 1, len(forward) - 1))
+        if near:
+            best = min(near, key=lambda i: (sum(map(num_bytes, alive[i])), -i))
+            kept |= alive[best]
+    return {op for op in forward if not any(value in kept for value in op.results)}
+
+
+def _alive(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> list[set[SSAValue]]:
+    """Return, after each op, the values that later forward ops read."""
+    alive: set[SSAValue] = set()
+    found: list[set[SSAValue]] = []
+    for op in reversed(forward):
+        found.append(set(alive))
+        alive.difference_update(op.results)
+        read = (_shown(value) for value in op.operands)
+        alive.update(v for v in read if v not in fixed and not isinstance(v.owner, Block))
+    return found[::-1]
+
+
+def _shown(value: SSAValue) -> SSAValue:
+    """Return the value that a view shows."""
+    while isinstance(value.owner, Operation) and value.owner.name in VIEWS:
+        value = value.owner.operands[0]
+    return value

@@ -1,0 +1,254 @@
+"""The step of an optimiser at the end of a program, written once for layers that are alike.
+
+A weight of a block that is called many times has its formula in a function, ``@step_N``, which each
+layer calls with its own weight, gradient and moments: a program grows by one call for each weight,
+and passes see the formula once. A weight whose gradient is not a block's result stands alone, and
+its formula in the entry.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.ir import Block, OpResult, SSAValue
+
+from irc.dialects.builder import argument_attrs, arguments, finish_function, functions, results
+from irc.dialects.flow import loc_of, tensor
+from irc.dialects.types import TensorType
+from irc.ops.derivative import PhaseBuilder
+from irc.training.entry import add_argument, add_arguments, set_results
+from irc.training.optimizers import Optimizer, Settings, Shared, shared
+
+Origin: TypeAlias = tuple[object, ...]
+"""Equal for weights of different layers that get their gradient, and their step, in one way."""
+
+Formula: TypeAlias = Callable[[PhaseBuilder, "list[SSAValue]"], "list[SSAValue]"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a step does.
+
+    Attributes:
+        optimizer: the kind.
+        settings: the numbers that it is told, for a parameter's name.
+        clip_norm: the limit of the norm of all gradients together; 0: none.
+    """
+
+    optimizer: Optimizer
+    settings: Callable[[str], Settings]
+    clip_norm: float = 0.0
+
+
+@dataclass
+class Update:
+    """One module while its entry gets its step."""
+
+    module: ModuleOp
+    func: FuncOp
+    options: Options
+    new: list[tuple[SSAValue, DictionaryAttr]] = field(
+        default_factory=list[tuple[SSAValue, DictionaryAttr]]
+    )
+
+    def __post_init__(self) -> None:
+        self._outlined: dict[Origin, _Outlined] = {}
+        self._alike: Counter[Origin] = Counter()
+        self._casts: dict[tuple[SSAValue, str], SSAValue] = {}
+
+    def run(self, gradients: Mapping[str, SSAValue]) -> None:
+        """Append the step and set the results: outputs, then states."""
+        func = self.func
+        end = func.body.block.last_op
+        assert isinstance(end, ReturnOp)
+        kept = [
+            (value, argument_attrs(role, name))
+            for (role, name), value in zip(results(func), end.operands, strict=True)
+            if role != "gradient"
+        ]
+        held = {name: value for role, name, value in arguments(func) if role == "parameter"}
+        end.detach()
+        self._alike = Counter(self._origin(name, value) for name, value in gradients.items())
+        scale = self._clip_scale(gradients)
+        by = self._shared(self._settings(gradients))
+        moments = self._moments(held, gradients)
+        for number, (name, gradient) in enumerate(gradients.items()):
+            self._parameter(number, name, held[name], gradient, moments[name], by, scale)
+        for value in self._casts.values():
+            if value.first_use is None and isinstance(value, OpResult):
+                value.op.detach()
+                value.op.erase()
+        func.body.block.add_op(end)
+        every = [*kept, *self.new]
+        set_results(func, [value for value, _ in every], [attrs for _, attrs in every])
+
+    def _settings(self, gradients: Mapping[str, SSAValue]) -> Settings:
+        # What all parameters share does not depend on the name.
+        return self.options.settings(next(iter(gradients)))
+
+    def _builder(self, name: str, loc: str) -> PhaseBuilder:
+        # Names are the user's; ids are ours.
+        return PhaseBuilder(self.func.body.block, "step", prefix=f"step{name}.", loc=loc)
+
+    def _origin(self, name: str, gradient: SSAValue) -> Origin:
+        if not (isinstance(gradient, OpResult) and isinstance(gradient.op, CallOp)):
+            return (gradient, name)
+        callee = gradient.op.callee.string_value()
+        return callee, gradient.index, self.options.settings(name)
+
+    def _shared(self, settings: Settings) -> Shared:
+        scalar = TensorType.of((), "f64")
+        lr = add_argument(self.func, scalar, "input", "lr")
+        b = self._builder("lr", "optimizer")
+        if not self.options.optimizer.counts:
+            return shared(b, settings, lr, None)
+        steps = add_argument(self.func, TensorType.of((), "i64"), "state", "optimizer.step")
+        count = b.pointwise("add", steps, b.scalar(1, "i64"))
+        self.new.append((count, argument_attrs("state", "optimizer.step")))
+        return shared(b, settings, lr, count)
+
+    def _moments(
+        self, held: Mapping[str, SSAValue], gradients: Mapping[str, SSAValue]
+    ) -> dict[str, dict[str, SSAValue]]:
+        """Add the arguments of all moments; return them by parameter and name."""
+        wanted: list[tuple[TensorType, str, str]] = []
+        for name in gradients:
+            kind = tensor(held[name])
+            wide = TensorType.of(kind.shape, widened(kind.dtype))
+            wanted += [
+                (wide, "state", f"optimizer.{moment}.{name}")
+                for moment in self.options.optimizer.moments
+            ]
+        added = iter(add_arguments(self.func, wanted))
+        names = iter(wanted)
+        return {
+            name: {next(names)[2]: next(added) for _ in self.options.optimizer.moments}
+            for name in gradients
+        }
+
+    def _parameter(
+        self,
+        number: int,
+        name: str,
+        parameter: SSAValue,
+        gradient: SSAValue,
+        moments: Mapping[str, SSAValue],
+        by: Shared,
+        scale: SSAValue | None,
+    ) -> None:
+        settings, kind = self.options.settings(name), tensor(parameter)
+        wide, narrow = widened(kind.dtype), tensor(gradient).dtype
+        numbers = [(by.lr, wide), (by.scale, wide), (by.root, wide), (scale, narrow)]
+        given = [n and self._cast(n, dtype) for n, dtype in numbers]
+
+        def formula(b: PhaseBuilder, values: list[SSAValue]) -> list[SSAValue]:
+            p, g, *rest = values
+            state, known = rest[: len(moments)], iter(rest[len(moments) :])
+            lr, first, root, clip = (n and next(known) for n in given)
+            assert lr is not None
+            if clip is not None:
+                g = b.pointwise("mul", g, clip)
+            p, g = b.cast(p, wide), b.cast(g, wide)
+            step = self.options.optimizer.step
+            value, *moved = step(b, settings, Shared(lr, first, root), p, g, state)
+            return [b.cast(value, kind.dtype), *moved]
+
+        operands = [parameter, gradient, *moments.values(), *(n for n in given if n is not None)]
+        value, *moved = self._written("step", number, name, gradient, operands, formula)
+        self.new.append((value, argument_attrs("state", name)))
+        self.new += [(m, argument_attrs("state", n)) for n, m in zip(moments, moved, strict=True)]
+
+    def _cast(self, value: SSAValue, dtype: str) -> SSAValue:
+        """Return a number of all parameters in another dtype: one cast for all of them."""
+        if (value, dtype) not in self._casts:
+            b = self._builder(f"as{len(self._casts)}", "optimizer")
+            self._casts[value, dtype] = b.cast(value, dtype)
+        return self._casts[value, dtype]
+
+    def _clip_scale(self, gradients: Mapping[str, SSAValue]) -> SSAValue | None:
+        """Return what all gradients are scaled by where their common norm exceeds the limit."""
+        limit = self.options.clip_norm
+        if not limit:
+            return None
+        b = self._builder("norm", "optimizer")
+        first = next(iter(gradients.values()))
+        dtype = widened(tensor(first).dtype)
+        total = b.scalar(0, dtype)
+
+        def formula(b: PhaseBuilder, values: list[SSAValue]) -> list[SSAValue]:
+            wide = b.cast(values[0], widened(tensor(values[0]).dtype))
+            square = b.pointwise("mul", wide, wide)
+            part = b.reduce("sum", square, range(tensor(wide).ndim), keep_dims=False)
+            return [b.pointwise("add", values[1], b.cast(part, dtype))]
+
+        for number, (name, value) in enumerate(gradients.items()):
+            (total,) = self._written("norm", number, name, value, [value, total], formula)
+        # torch.nn.utils.clip_grad_norm_ adds this to the norm.
+        norm = b.pointwise("add", b.pointwise("sqrt", total), b.scalar(1e-6, dtype))
+        ratio = b.pointwise("div", b.scalar(limit, dtype), norm)
+        return b.pointwise("minimum", ratio, b.scalar(1, dtype))
+
+    def _written(
+        self,
+        what: str,
+        number: int,
+        name: str,
+        gradient: SSAValue,
+        operands: list[SSAValue],
+        formula: Formula,
+    ) -> list[SSAValue]:
+        """Append a formula of one parameter: itself, or a call of what it shares with others."""
+        loc = "optimizer" if isinstance(gradient.owner, Block) else loc_of(gradient.owner)
+        prefix = f"{number}" if what == "step" else f"{number}.{what}"
+        origin = self._origin(name, gradient)
+        if self._alike[origin] == 1:
+            return formula(self._builder(prefix, loc), operands)
+        if (what, *origin) not in self._outlined:
+            free = self._free(f"{what}_{number}")
+            made = _outline(free, f"step{prefix}.", loc, operands, formula)
+            self._outlined[what, *origin] = made
+            self.module.body.block.insert_op_before(made.func, self.func)
+        known = self._outlined[what, *origin]
+        outputs = list(known.func.function_type.outputs)
+        call = CallOp(known.func.sym_name.data, [operands[i] for i in known.reads], outputs)
+        call.attributes["loc"] = StringAttr(loc)
+        call.attributes["id"] = StringAttr(f"step{prefix}")
+        call.attributes["phase"] = StringAttr("step")
+        self.func.body.block.add_op(call)
+        return list(call.results)
+
+    def _free(self, name: str) -> str:
+        known, number = functions(self.module), 0
+        while (free := f"{name}_{number}" if number else name) in known:
+            number += 1
+        return free
+
+
+@dataclass(frozen=True)
+class _Outlined:
+    """A function, and which operands of its formula it reads."""
+
+    func: FuncOp
+    reads: tuple[int, ...]
+
+
+def _outline(
+    name: str, prefix: str, loc: str, operands: Sequence[SSAValue], formula: Formula
+) -> _Outlined:
+    block = Block(arg_types=[value.type for value in operands])
+    made = formula(PhaseBuilder(block, "step", prefix=prefix, loc=loc), list(block.args))
+    reads = [i for i, value in enumerate(block.args) if value.first_use is not None]
+    for argument in reversed(block.args):
+        if argument.first_use is None and argument not in made:
+            block.erase_arg(argument)
+    return _Outlined(finish_function(name, block, made), tuple(reads))
+
+
+def widened(dtype: str) -> str:
+    """Return the dtype that a parameter of a dtype is updated in."""
+    return "f32" if dtype in ("f16", "bf16") else dtype

@@ -1,0 +1,186 @@
+"""One compiled version of a module: guards, the way in and out, and what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from irc.dialects.placement import Mesh, Placement
+from irc.errors import IrcError
+from irc.frontends.torch.caches import adopt, caches_in
+from irc.frontends.torch.capture import Captured
+from irc.plan.schema import Copy, Library, Plan, placement_of
+from irc.runtime import held
+from irc.runtime.executor import Executor
+
+
+class Version:
+    """Runs calls that meet its guards.
+
+    What the module writes into its arguments is written in place, into the caller's memory. On a
+    mesh, tensors of a cache stay with the ranks: each has its part between calls, and the cache
+    that the caller holds has DTensors. A cache of plain tensors is split once, when it first comes.
+
+    Args:
+        captured: with caches in place (:func:`irc.frontends.torch.in_place.in_place`).
+        executor: of the plan made from it.
+
+    Attributes:
+        layout: how inputs and results lie.
+        rank: of this process.
+    """
+
+    def __init__(self, captured: Captured, executor: Executor) -> None:
+        plan = executor.plan
+        self._captured = captured
+        self._executor = executor
+        self._mesh, self.rank = plan.device_mesh, executor.rank
+        self.layout = Layout(plan, captured.cached_inputs)
+        self._has_caches = bool(captured.cached_inputs) or any(p.spec for p in captured.parts)
+
+    @property
+    def plan(self) -> Plan:
+        """What is run."""
+        return self._executor.plan
+
+    def mismatch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """Return None where the call can run, else the first reason why not."""
+        reason = self._captured.guards.check(args, kwargs)
+        if reason is None and self.layout.split:
+            given = self._captured.flatten(args, dict(kwargs))
+            reason = self.layout.mismatch(given, self._mesh)
+        return reason
+
+    def resized(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[str, int, int, int] | None:
+        """Return the argument, the dim and its two sizes where only that differs."""
+        return self._captured.guards.resized(args, kwargs)
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run on arguments that meet the guards."""
+        captured = self._captured
+        named = dict(kwargs)
+        inputs = captured.flatten(args, named)
+        caches: list[Any] = []
+        if self._has_caches:
+            caches = caches_in((tuple(args), captured.guards.ordered(named)))
+        if self._mesh.num_ranks > 1:
+            inputs = self.layout.placed(inputs, caches, self._mesh, self.rank)
+        parts = [held.part_of(tensor) for tensor in inputs]
+        apart: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for index in self.layout.written:
+            if not parts[index].is_contiguous():
+                apart.append((parts[index], parts[index].contiguous()))
+                parts[index] = apart[-1][1]
+        results = list(self._executor(*parts))
+        for own, copy in apart:
+            own.copy_(copy)
+        self.layout.count_writes(parts)
+        for position, placement in self.layout.made:
+            results[position] = held.hold(results[position], placement, self._mesh)
+        return captured.returned(results, inputs, caches)
+
+
+class Layout:
+    """How the tensors lie that a plan is given and gives back as its ranks hold them.
+
+    Args:
+        plan: the plan.
+        cached: the inputs that belong to cache objects, in which a part can take a whole's place.
+
+    Attributes:
+        split: inputs of which each rank holds a part, and how.
+        held: all inputs that ranks hold between calls.
+        written: those that a call writes to.
+        made: results of which each rank holds a part, and how.
+    """
+
+    def __init__(self, plan: Plan, cached: Collection[int]) -> None:
+        self._cached = cached
+        buffers = [plan.buffers[index] for index in plan.inputs]
+        targets = {action.target for action in plan.actions if isinstance(action, Copy)}
+        targets |= {i for a in plan.actions if isinstance(a, Library) for i in a.outputs}
+        self.names = [buffer.name for buffer in buffers]
+        self.held = {i for i, buffer in enumerate(buffers) if buffer.role == "cache"}
+        self.split = {i: placement_of(buffers[i]) for i in self.held if buffers[i].placement}
+        self.written = [i for i, index in enumerate(plan.inputs) if index in targets]
+        outputs = [plan.buffers[index] for index in plan.outputs]
+        self.made = [(i, placement_of(b)) for i, b in enumerate(outputs) if b.placement]
+
+    def mismatch(self, given: Sequence[torch.Tensor], mesh: Mesh) -> str | None:
+        """Say which input ranks hold otherwise than the plan takes it, if one does."""
+        for index in self.held:
+            if held.is_held(given[index]):
+                lies = held.placement_of(given[index], mesh)
+                wanted = self.split.get(index, Placement.replicated(mesh.names))
+                if lies != wanted:
+                    return f"'{self.names[index]}' lies as {lies}, compiled for {wanted}"
+        return None
+
+    def placed(
+        self, given: Sequence[Any], caches: Sequence[Any], mesh: Mesh, rank: int
+    ) -> list[torch.Tensor]:
+        """Return the inputs as ranks are to hold them; caches are given what was split of them."""
+        placed = list(given)
+        for index, tensor in enumerate(given):
+            if index in self.split:
+                if held.is_held(tensor):
+                    continue
+                if index not in self._cached:
+                    raise _is_whole(self.names[index], self.split[index])
+                placed[index] = held.split(tensor, self.split[index], mesh, rank)
+            elif held.is_held(tensor):
+                placed[index] = tensor.full_tensor()
+        changed = {id(a): b for a, b in zip(given, placed, strict=True) if a is not b}
+        if changed:
+            for cache in caches:
+                leaves, spec = pytree.tree_flatten(cache)
+                adopt(cache, pytree.tree_unflatten([changed.get(id(x), x) for x in leaves], spec))
+        return placed
+
+    def count_writes(self, parts: Sequence[torch.Tensor]) -> None:
+        """Tell torch that tensors were written to, as its own ops do."""
+        counted = [parts[i] for i in self.written if not parts[i].is_inference()]
+        if counted:
+            torch.autograd.graph.increment_version(counted)
+
+
+def _is_whole(name: str, placement: Placement) -> IrcError:
+    return IrcError(
+        "input-mismatch",
+        f"'{name}' is whole, and the ranks hold it as {placement}",
+        because="what a call writes to it would be seen on this rank's part alone",
+        help=f"split it once, before the first call: entries.hold('{name.partition('.')[0]}', ..)",
+    )
+
+
+def placements_for(
+    captured: Captured, given: Sequence[Any], mesh: Mesh, known: Mapping[str, Placement]
+) -> dict[str, Placement]:
+    """Return what is decided of a program's arguments before it is planned for a mesh.
+
+    Weights lie as an earlier plan of the model has them (``known``), and a cache as the ranks hold
+    it. What the module writes into plain arguments and into its own buffers is everybody's: whole.
+    """
+    program = captured.program
+    whole = Placement.replicated(mesh.names)
+    inputs = captured.input_names
+    found = {name: known[name] for name in program.tensors if name in known}
+    for index in captured.cached_inputs:
+        if held.is_held(given[index]):
+            found[inputs[index]] = held.placement_of(given[index], mesh)
+    outside = set(captured.mutated_inputs.values()) - set(captured.cached_inputs)
+    found |= {inputs[index]: whole for index in outside}
+    buffers = set(captured.states) - set(captured.mutated_inputs)
+    return found | {name: whole for name in buffers if name in program.tensors}
+
+
+def gathered(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
+    """Return a call with everything whole on every rank; caches are gathered themselves."""
+    for cache in caches_in((tuple(args), dict(kwargs))):
+        adopt(cache, held.whole(cache))
+    return held.whole((tuple(args), dict(kwargs)))

@@ -1,0 +1,166 @@
+"""Real models on one CPU device: eager, torch.compile, ONNX Runtime and irc, side by side.
+
+Targets (exit status 1 when one is missed), float32, 2 threads:
+  every model      at least 90 % of its roofline, and no slower than the best peer (1.00)
+  geometric mean   at least 1.10 times as fast as the best peer
+  cold compile     irc.compile at least 10 times faster than torch.compile, backend="irc" 5 times
+bfloat16 (``--dtype bf16``): at least 80 % of the roofline, and 1.2 times the best peer.
+
+The roofline of a model is max(arithmetic / peak, bytes / bandwidth): the peak of multiply-adds in
+registers and the bandwidth of reading are measured in the same run, the bytes are those of weights,
+inputs and results. Each contender has a process of its own and empty caches; the others are stopped
+while one runs. Calls are timed in rounds, a block of each contender per round; the table has
+medians. "warm" is a second process on the caches that the first one left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.contenders import Contender
+from tests.benchmarks.limits import bandwidth, peak_flops
+
+MODELS = (
+    "bert", "gpt2", "llama-prefill", "llama-decode", "resnet50", "vit", "t5-encoder", "mlp",
+    "minilm",
+)  # fmt: skip
+QUICK = ("mlp", "minilm")
+INDUCTOR = (
+    "inductor",
+    "inductor freezing",
+    "inductor cpp_wrapper",
+    "inductor max-autotune",
+)
+NAMES = ("eager", *INDUCTOR, "onnxruntime", "irc.compile", "irc backend")
+QUICK_NAMES = ("eager", "inductor", "onnxruntime", "irc.compile")
+OURS = ("irc.compile", "irc backend")
+
+
+
+def measure(
+    model: str, names: tuple[str, ...], *, rounds: int, seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of each contender that runs a model.
+
+    Args:
+        model: as :func:`tests.benchmarks.models.build` takes it.
+        names: contenders.
+        rounds: blocks of each.
+        seconds: how long a block takes, about.
+    """
+    running: dict[str, Contender] = {}
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        for name in names:
+            try:
+                contender = Contender(name, model)
+                found[name] = {**contender.ask("cold"), "calls": []}
+                running[name] = contender
+            except RuntimeError as error:
+                print(f"{model}: {error}", file=sys.stderr)
+        work = running["eager"].ask("work")
+        for _ in range(rounds):
+            for name, contender in running.items():
+                once = median(contender.ask("block 2"))
+                calls = max(1, min(2000, int(seconds / once)))
+                found[name]["calls"].append(median(contender.ask(f"block {calls}")))
+        for name, contender in running.items():
+            found[name]["memory"] = contender.ask("memory")
+            found[name] |= work
+    finally:
+        for contender in running.values():
+            contender.close(keep_caches=True)
+    for name, contender in running.items():
+        again = Contender(name, model, warm=contender)
+        try:
+            found[name]["warm"] = again.ask("cold")["seconds"]
+        finally:
+            again.close()
+    return found
+
+
+def table(model: str, found: dict[str, dict[str, Any]], roof_s: float) -> dict[str, float]:
+    """Print a model's rows; return the ratios that have targets."""
+    best = min(median(row["calls"]) for name, row in found.items() if name not in (*OURS, "eager"))
+    for name, row in found.items():
+        call = median(row["calls"])
+        print(
+            f"{model:<14}{name:<24}{row['seconds']:>8.2f}{row['warm']:>8.2f}"
+            f"{row['first_call'] * 1e3:>10.1f}{call * 1e3:>10.3f}{roof_s / call:>8.0%}"
+            f"{best / call:>8.2f}{row['memory'] / 2**20:>8.0f}{row['error']:>10.1e}"
+        )
+    ours = median(found["irc.compile"]["calls"])
+    return {
+        "roofline": roof_s / ours,
+        "speed": best / ours,
+        "cold": found["inductor"]["seconds"] / found["irc.compile"]["seconds"],
+        "error": found["irc.compile"]["error"],
+    }
+
+
+def main() -> int:
+    """Print the table; return 1 where a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two small models, few contenders")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument("--models", metavar="A,B", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
+    args = parser.parse_args()
+    models = tuple(args.models.split(",")) if args.models else QUICK if args.quick else MODELS
+    names = QUICK_NAMES if args.quick else NAMES
+    if args.dtype == "bf16":
+        names = tuple(name for name in names if name != "onnxruntime")
+    peak, (read, copy) = peak_flops(2), bandwidth(2)
+    print(
+        f"peak {peak / 1e9:.0f} GF/s, reading {read / 1e9:.1f} GB/s, copying {copy / 1e9:.1f} GB/s"
+    )
+    print(
+        f"{'model':<14}{'contender':<24}{'cold s':>8}{'warm s':>8}{'first ms':>10}{'call ms':>10}"
+        f"{'roof':>8}{'speed':>8}{'MiB':>8}{'error':>10}"
+    )
+    every: dict[str, Any] = {}
+    ratios: dict[str, dict[str, float]] = {}
+    for model in models:
+        full = model if args.dtype == "f32" else f"{model}:{args.dtype}"
+        rounds, seconds = (3, 0.2) if args.quick else (9, 0.5)
+        every[model] = found = measure(full, names, rounds=rounds, seconds=seconds)
+        row = found["eager"]
+        ratios[model] = table(model, found, max(row["flops"] / peak, row["bytes"] / read))
+    if args.json:
+        figures = {"cores": os.cpu_count(), "peak": peak, "read": read, "models": every}
+        Path(args.json).write_text(json.dumps(figures, indent=1))
+    return _verdict(ratios, args.dtype)
+
+
+def _verdict(ratios: dict[str, dict[str, float]], dtype: str) -> int:
+    roof, speed, mean = (0.9, 1.0, 1.1) if dtype == "f32" else (0.8, 1.2, 1.2)
+    missed = [
+        f"{model} {what} {row[what]:.2f} < {least}"
+        for model, row in ratios.items()
+        for what, least in (("roofline", roof), ("speed", speed), ("cold", 10.0))
+        if row[what] < least
+    ]
+    missed += [f"{m} is wrong" for m, row in ratios.items() if row["error"] > 2e-2]
+    geomean = exp(sum(log(row["speed"]) for row in ratios.values()) / len(ratios))
+    if geomean < mean:
+        missed.append(f"geometric mean {geomean:.2f} < {mean}")
+    worst = min(row["speed"] for row in ratios.values())
+    print(
+        f"cpu: geometric mean {geomean:.2f} (target {mean}), slowest {worst:.2f} (target {speed}), "
+        f"least roofline {min(r['roofline'] for r in ratios.values()):.0%} (target {roof:.0%}): "
+        + (f"MISSED {'; '.join(missed)}" if missed else "all met")
+    )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

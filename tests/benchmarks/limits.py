@@ -1,0 +1,124 @@
+"""What the machine can do: the peak of fused multiply-adds, and the bandwidth of memory.
+
+A roofline is drawn from figures of its own run: clocks, neighbours and hypervisors change them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CHAINS = 12
+"""Independent accumulators: two ports times a latency of four, and some."""
+
+LOOPS = 4_000_000
+
+
+def _kernel(lanes: int) -> str:
+    """Return LLVM IR of ``peak(loops, out)``: chains of multiply-adds that stay in registers."""
+    kind, fma = f"<{lanes} x float>", f"@llvm.fma.v{lanes}f32"
+    phis = "\n".join(
+        f"  %a{i} = phi {kind} [ zeroinitializer, %entry ], [ %b{i}, %loop ]" for i in range(CHAINS)
+    )
+    steps = "\n".join(
+        f"  %b{i} = call {kind} {fma}({kind} %a{i}, {kind} %s, {kind} %t)" for i in range(CHAINS)
+    )
+    adds = "\n".join(
+        f"  %c{i} = fadd {kind} %{'b0' if i == 1 else f'c{i - 1}'}, %b{i}" for i in range(1, CHAINS)
+    )
+    return f"""
+declare {kind} {fma}({kind}, {kind}, {kind})
+define void @peak(i64 %loops, ptr %out) {{
+entry:
+  %x = load float, ptr %out
+  %s0 = insertelement {kind} undef, float %x, i32 0
+  %s = shufflevector {kind} %s0, {kind} undef, <{lanes} x i32> zeroinitializer
+  %t = fadd {kind} %s, %s
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+{phis}
+{steps}
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, %loops
+  br i1 %more, label %loop, label %done
+done:
+{adds}
+  %r = extractelement {kind} %c{CHAINS - 1}, i32 0
+  store float %r, ptr %out
+  ret void
+}}
+"""
+
+
+def peak_flops(threads: int) -> float:
+    """Return float32 operations a second that some threads reach together, in registers."""
+    from irc.backends.cpu.features import host
+    from irc.backends.cpu.jit import compile_module
+
+    lanes = host().float_lanes
+    address = compile_module(_kernel(lanes), "peak")
+    run = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(ctypes.c_float))(address)
+
+    def once() -> float:
+        values = [ctypes.c_float(0.0) for _ in range(threads)]
+        workers = [
+            threading.Thread(target=run, args=(LOOPS, ctypes.byref(value))) for value in values
+        ]
+        start = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return time.perf_counter() - start
+
+    return threads * LOOPS * CHAINS * lanes * 2 / min(once() for _ in range(5))
+
+
+def bandwidth(threads: int) -> tuple[float, float]:
+    """Return bytes a second of reading (a sum) and of copying (read plus written)."""
+    torch.set_num_threads(threads)
+    source = torch.ones(64 << 20, dtype=torch.float32)
+    target = torch.empty_like(source)
+
+    def best(run: Callable[[], object]) -> float:
+        times: list[float] = []
+        for _ in range(7):
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    size = source.numel() * 4
+    return size / best(source.sum), 2 * size / best(lambda: target.copy_(source))
+
+
+def work_of(module: Any, inputs: tuple[Any, ...]) -> dict[str, float]:
+    """Return the arithmetic of a call, and the bytes that it cannot but read or write.
+
+    These are the weights, the inputs and the results; what lies between could stay in caches.
+    """
+    import irc
+    from irc.dialects.builder import functions
+    from irc.dialects.flow import FlowOp
+    from irc.ops.work import flops
+    from irc.search.facts import call_counts
+
+    captured = irc.capture(module, inputs)
+    known = functions(captured.program.module)
+    counts = call_counts(known)
+    total = sum(
+        counts[name] * flops(op)
+        for name, func in known.items()
+        for op in func.body.block.ops
+        if isinstance(op, FlowOp)
+    )
+    given = sum(x.nbytes for x in (*captured.program.tensors.values(), *inputs))
+    results = module(*inputs)
+    made = sum(x.nbytes for x in (results if isinstance(results, tuple) else (results,)))
+    return {"flops": float(total), "bytes": float(given + made)}

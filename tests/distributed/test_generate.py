@@ -1,0 +1,79 @@
+"""``generate`` of a Llama on a mesh: eager's tokens, two compilations, caches that stay split."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plan.programs import rank_environment
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+
+def run(program: str, world: int, store: Path, *words: str) -> list[Any]:
+    """Start a program on several processes; what each rank has printed last."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"tests.distributed.{program}", *words],
+            env={**rank_environment(rank, world, str(store)), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for rank in range(world)
+    ]
+    said = [process.communicate(timeout=280) for process in ranks]
+    codes = [process.returncode for process in ranks]
+    assert codes == [0] * world, [err[-3000:] for _, err in said]
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+
+
+def generate(tmp_path: Path, mesh: str, world: int, **case: Any) -> list[dict[str, Any]]:
+    given = {"mesh": mesh, "layers": 2, **case}
+    found = run("generating_program", world, tmp_path / "store", json.dumps(given))
+    print(json.dumps(found, indent=1))
+    cases = [case for rank in found for case in rank["cases"]]
+    for each in cases:
+        assert each["equal"] == [True, True]
+        assert each["compilations"] == [2, 2]
+        assert each["eager_calls"] == 0
+        assert each["cache_error"] < 1e-5
+        assert each["linked"]
+        assert each["weights_once"]
+    return cases
+
+
+def test_two_ranks_give_eagers_tokens_without_recompiling(tmp_path: Path) -> None:
+    """Key-value heads are split where there are enough; a single one is whole on both ranks."""
+    cases = generate(tmp_path, "tensor=2", 2, heads=[2, 1], batches=[3])
+    two, one = cases[:2]
+    assert two["split_weights"]
+    (batch, heads, length, width), whole = two["cache"]
+    assert whole == [batch, 2 * heads, length, width]
+    assert [batch, heads, length, width] == [3, 1, 18, 16]
+    assert not two["moves_the_cache"]
+    assert one["cache"][1][1] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("heads", [4, 2, 1])
+def test_heads_and_ranks(tmp_path: Path, world: int, heads: int) -> None:
+    cases = generate(tmp_path, f"tensor={world}", world, heads=[heads], batches=[1, 3])
+    for each in cases:
+        assert each["split_weights"]
+        if heads >= world:
+            assert each["cache"][0][1] * world == heads
+            assert not each["moves_the_cache"]
+
+
+@pytest.mark.slow
+def test_batch_and_heads_split(tmp_path: Path) -> None:
+    generate(tmp_path, "data=2,tensor=2", 4, heads=[2], batches=[2])
