@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
-from irc.frontends.torch.caches import adopt, caches_in
+from irc.frontends.torch.caches import adopt, caches_in, is_cache
 from irc.frontends.torch.capture import Captured
 from irc.plan.schema import Copy, Library, Plan, placement_of
 from irc.runtime import held
@@ -181,6 +181,10 @@ def placements_for(
 
 def gathered(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
     """Return a call with everything whole on every rank; caches are gathered themselves."""
-    for cache in caches_in((tuple(args), dict(kwargs))):
+    given = (tuple(args), dict(kwargs))
+    for cache in caches_in(given):
         adopt(cache, held.whole(cache))
-    return held.whole((tuple(args), dict(kwargs)))
+    # The caches themselves: a call writes to the object.
+    return pytree.tree_map(
+        lambda x: x if is_cache(x) else held.whole(x), given, is_leaf=is_cache
+    )

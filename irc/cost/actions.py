@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import prod
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.cluster.load import THIS_HOST, find_cluster
-from irc.cluster.topology import Collective
 from irc.cost.measured import Times, Typed, kernel_key, library_key, load_times
-from irc.cost.model import ClusterCost
+from irc.cost.model import ClusterCost, computed_in
 from irc.cost.roofline import roofline_s
 from irc.dialects.comm import (
     CollectiveOp,
@@ -34,13 +33,6 @@ from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.pointwise import POINTWISE
 from irc.ops.rule import RuleError
 from irc.ops.work import bytes_moved, flops
-
-COLLECTIVES: Mapping[str, Collective] = {
-    "comm.all_reduce": "all_reduce",
-    "comm.all_gather": "all_gather",
-    "comm.reduce_scatter": "reduce_scatter",
-    "comm.all_to_all": "all_to_all",
-}
 
 
 class ActionCost:
@@ -87,7 +79,7 @@ class ActionCost:
             case MarkedRowsOp():
                 return self._model.exchange_seconds(op)
             case CollectiveOp():
-                return self._collective_s(op)
+                return self._model.start_seconds(op)
             case LocalChunkOp():
                 return self._roofline_s(0, 2 * _bytes(tensor(op.outputs[0])), "f32")
             case FlowOp():
@@ -107,10 +99,6 @@ class ActionCost:
             buffers[-1].dtype,
         )
 
-    def _collective_s(self, op: CollectiveOp) -> float:
-        held = max(_bytes(tensor(op.inputs[0])), _bytes(op.result_tensor))
-        return self._model.collective_seconds(COLLECTIVES[op.name], held, op.axis.data)
-
     def _library_s(self, op: FlowOp) -> float | None:
         if not all(isinstance(v.type, TensorType) for v in (*op.inputs, *op.outputs)):
             return None
@@ -120,7 +108,7 @@ class ActionCost:
             if key in self._times:
                 return self._times[key]
         try:
-            return self._roofline_s(flops(op), bytes_moved(op), tensor(op.outputs[0]).dtype)
+            return self._roofline_s(flops(op), bytes_moved(op), computed_in(op))
         except (RuleError, KeyError):
             return None
 

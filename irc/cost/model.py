@@ -11,8 +11,14 @@ from irc.cluster.topology import COLLECTIVES, Cluster, Collective
 from irc.cost.collectives import lines, seconds_of
 from irc.cost.permute import permute_s
 from irc.cost.roofline import roofline_s
-from irc.dialects.comm import CollectiveOp, DispatchRowsOp, MarkedRowsOp, PermuteOp
-from irc.dialects.flow import FlowOp
+from irc.dialects.comm import (
+    CollectiveOp,
+    DispatchRowsOp,
+    LocalChunkOp,
+    MarkedRowsOp,
+    PermuteOp,
+)
+from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.strategies import RING
@@ -53,7 +59,8 @@ class ClusterCost:
     def __init__(self, cluster: Cluster, mesh: Mesh, *, alone: bool = False) -> None:
         self.cluster = cluster.alone(mesh) if alone else cluster.fit(mesh)
         self.mesh = mesh
-        self.boxing = Boxing(mesh, self)
+        # Ranks that share a host's processors talk by gloo.
+        self.boxing = Boxing(mesh, self, aside=cluster.device.cores > 0)
         self._links = {axis: self.cluster.axis_link(mesh, axis) for axis in mesh.names}
         self._lines = {
             (kind, axis): lines(kind, self._links[axis], self.cluster.device.bytes_per_s)
@@ -107,9 +114,9 @@ class ClusterCost:
         if isinstance(op, MarkedRowsOp):
             return self.exchange_seconds(op)
         if isinstance(op, CollectiveOp):
-            kind: Collective = next(c for c in COLLECTIVES if op.name == f"comm.{c}")
-            held = max(_num_bytes(op.inputs[0].type), _num_bytes(op.result_tensor))
-            return self.collective_seconds(kind, held, op.axis.data)
+            return self.start_seconds(op)
+        if isinstance(op, LocalChunkOp):
+            return self._copy_s(_num_bytes(op.outputs[0].type))
         if op.name in VIEWS:
             held = sum(_num_bytes(value.type) for value in op.outputs)
             return VIEW_PART * held / self.cluster.device.bytes_per_s
@@ -118,14 +125,27 @@ class ClusterCost:
         return self._seconds(op, flops(op), bytes_moved(op))
 
     def _seconds(self, op: FlowOp, num_flops: float, num_bytes: float) -> float:
-        device = self.cluster.device
-        kinds = [v.type for v in (*op.outputs, *op.inputs) if isinstance(v.type, TensorType)]
-        dtype = kinds[0].dtype if kinds else "f32"
+        device, dtype = self.cluster.device, computed_in(op)
         return roofline_s(device, flops=num_flops, num_bytes=num_bytes, dtype=dtype)
 
     def collective_seconds(self, kind: Collective, num_bytes: float, axis: str) -> float:
         """Return the time of one collective; see `irc.cost.collectives` for what the bytes are."""
         return seconds_of(self._lines[kind, axis], num_bytes)
+
+    def start_seconds(self, op: CollectiveOp) -> float:
+        """Return the time of a collective as it runs: with what it copies before and after."""
+        kind: Collective = next(c for c in COLLECTIVES if op.name == f"comm.{c}")
+        held, given = _num_bytes(op.inputs[0].type), _num_bytes(op.result_tensor)
+        before, after = tensor(op.inputs[0]).static_shape(), op.result_tensor.static_shape()
+        attrs, dim = op.plain, op.plain.get("dim")
+        seconds = self.collective_seconds(kind, max(held, given), op.axis.data)
+        split = attrs.get("split_dim", dim if kind == "reduce_scatter" else None)
+        joined = attrs.get("concat_dim", dim if kind == "all_gather" else None)
+        if split is not None and prod(before[:split]) > 1:
+            seconds += self._copy_s(held)
+        if joined is not None and prod(after[:joined]) > 1:
+            seconds += self._copy_s(given)
+        return seconds
 
     def permute_seconds(self, op: PermuteOp) -> float:
         """Return the time of one permute, beside nothing else: see `irc.cost.permute`."""
@@ -170,6 +190,20 @@ class ClusterCost:
 
     def _copy_s(self, num_bytes: float) -> float:
         return roofline_s(self.cluster.device, flops=0.0, num_bytes=2 * num_bytes, dtype="f32")
+
+
+def computed_in(op: FlowOp) -> str:
+    """Return the dtype whose peak an op reaches: that of its result.
+
+    A library op whose result is kept wider than its operands multiplies these.
+    """
+    made, given = (
+        [value.type.dtype for value in values if isinstance(value.type, TensorType)]
+        for values in (op.outputs, op.inputs)
+    )
+    dtype = next(iter((*made, *given)), "f32")
+    is_wider = op.name == "flow.extern" and dtype == "f32" and given and given[0] != dtype
+    return given[0] if is_wider and given[0] in ("f16", "bf16") else dtype
 
 
 def _num_bytes(kind: Attribute) -> int:

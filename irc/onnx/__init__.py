@@ -9,14 +9,14 @@ Code written for ONNX Runtime changes one import::
 """
 
 from irc.onnx.backend import Backend, BackendRep
-from irc.onnx.session import (
+from irc.onnx.options import (
     GraphOptimizationLevel,
-    InferenceSession,
     NodeArg,
     SessionOptions,
     get_available_providers,
     get_device,
 )
+from irc.onnx.session import InferenceSession
 
 __all__ = [
     "Backend",

@@ -84,7 +84,7 @@ def to_value(given: Any, kind: TypeProto, name: str) -> Any:
 def _tensor(given: Any, kind: TypeProto, name: str) -> np.ndarray:
     wanted = ELEMENTS.get(kind.tensor_type.elem_type)
     array = as_item(given) if hasattr(given, "detach") else np.asarray(given)
-    if wanted == object and array.dtype.kind in "US":
+    if wanted is not None and wanted.kind == "O" and array.dtype.kind in "US":
         flat = [t.decode() if isinstance(t, bytes) else t for t in array.reshape(-1).tolist()]
         array = strings(flat, array.shape)
     if array.dtype != wanted:
@@ -92,9 +92,7 @@ def _tensor(given: Any, kind: TypeProto, name: str) -> np.ndarray:
     sizes = shape_of(kind)
     fits = sizes is None or (
         len(sizes) == array.ndim
-        and all(
-            not isinstance(d, int) or d == n for d, n in zip(sizes, array.shape, strict=True)
-        )
+        and all(not isinstance(d, int) or d == n for d, n in zip(sizes, array.shape, strict=True))
     )
     if not fits:
         raise _mismatch(name, kind, f"of shape {list(array.shape)}")

@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from typing import Any
 
 import onnx
@@ -24,46 +23,17 @@ from irc.frontends.onnx.prepare import prepare
 from irc.frontends.onnx.read import Source, read_model
 from irc.interpret.dynamic import is_static, run_dynamic
 from irc.onnx.boundary import shape_of, specialised, to_value, type_text
+from irc.onnx.options import (
+    NodeArg,
+    SessionOptions,
+    check_provider,
+    get_available_providers,
+)
 from irc.program import Program
 from irc.runtime.onnx_ops.values import as_item, as_tensor
 
 MAX_VERSIONS = 16
 """Kinds of shapes that a session keeps compiled; the one used longest ago is dropped."""
-
-
-class GraphOptimizationLevel(IntEnum):
-    """What ONNX Runtime's rewrites are asked to do; irc always does all of its own."""
-
-    ORT_DISABLE_ALL = 0
-    ORT_ENABLE_BASIC = 1
-    ORT_ENABLE_EXTENDED = 2
-    ORT_ENABLE_LAYOUT = 3
-    ORT_ENABLE_ALL = 99
-
-
-@dataclass
-class SessionOptions:
-    """The options that code for ONNX Runtime sets; the thread count is the one that irc reads.
-
-    Attributes:
-        intra_op_num_threads: threads of a kernel; 0: what torch uses.
-    """
-
-    intra_op_num_threads: int = 0
-    inter_op_num_threads: int = 0
-    graph_optimization_level: GraphOptimizationLevel = GraphOptimizationLevel.ORT_ENABLE_ALL
-    log_severity_level: int = 2
-    enable_mem_pattern: bool = True
-    enable_cpu_mem_arena: bool = True
-
-
-@dataclass(frozen=True)
-class NodeArg:
-    """An input or output: its name, its type as text, its sizes (numbers, names or None)."""
-
-    name: str
-    type: str
-    shape: list[int | str | None] | None
 
 
 @dataclass(frozen=True)
@@ -228,29 +198,6 @@ def with_inputs(source: Source, inputs: Sequence[onnx.ValueInfoProto]) -> Source
     if all(a is b for a, b in zip(given, inputs, strict=True)):
         return source
     return replace(source, inputs=tuple(inputs))
-
-
-def check_provider(name: str) -> None:
-    """Refuse execution providers that irc is not.
-
-    Raises:
-        IrcError: ``backend-unknown``.
-    """
-    if name not in get_available_providers():
-        known = get_available_providers()
-        raise IrcError(
-            "backend-unknown", f"irc has no execution provider '{name}'", help=did_you_mean(name, known)
-        )
-
-
-def get_available_providers() -> list[str]:
-    """Return the names of execution providers: the CPU."""
-    return ["CPUExecutionProvider"]
-
-
-def get_device() -> str:
-    """Return what models run on."""
-    return "CPU"
 
 
 def _argument(given: onnx.ValueInfoProto) -> NodeArg:

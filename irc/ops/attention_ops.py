@@ -202,9 +202,19 @@ REFERENCE = "irc.runtime.attention"
 
 DECLARATIONS: tuple[Declaration, ...] = (
     Declaration(
-        ATTENTION, forward_rule, forward_flops, _once, f"{REFERENCE}:attention", _forward_strategies
+        ATTENTION,
+        forward_rule,
+        forward_flops,
+        _once,
+        reference=f"{REFERENCE}:attention",
+        strategies=_forward_strategies,
     ),
     Declaration(
-        BACKWARD, backward_rule, backward_flops, _once, f"{REFERENCE}:backward", _backward_strategies
+        BACKWARD,
+        backward_rule,
+        backward_flops,
+        _once,
+        reference=f"{REFERENCE}:backward",
+        strategies=_backward_strategies,
     ),
 )

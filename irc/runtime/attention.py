@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-SCORES = 1 << 22
+SCORES = 1 << 18
 """So many scores are held at a time."""
 
 

@@ -312,10 +312,23 @@ def _attention(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> An
 def _random(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
+    shape, dtype = results[0]
+    drawn = torch.empty(prod(shape), dtype=dtypes()[dtype])
+    # Part by part: the numbers on the way take several times the memory of the result.
+    for first in range(0, len(drawn), RANDOM_PART):
+        part = drawn[first : first + RANDOM_PART]
+        part.copy_(_drawn(attrs, inputs, shape, first, len(part)))
+    return drawn.reshape(shape)
+
+
+def _drawn(
+    attrs: Attrs, inputs: Sequence[torch.Tensor], shape: Sequence[int], first: int, count: int
+) -> torch.Tensor:
+    import torch
+
     # Element i is a function of (seed, stream, i) alone: splitmix64 of a counter, so any shard of
     # the tensor can be drawn by itself (Steele et al., OOPSLA 2014, section 3).
-    shape, dtype = results[0]
-    counter = _places(shape, attrs, inputs) + (int(inputs[0]) << 20)
+    counter = _places(shape, attrs, inputs, first, count) + (int(inputs[0]) << 20)
     counter = counter + attrs["stream"] * 0x5851F42D
     uniform = (_splitmix64(counter) >> 11 & (1 << 53) - 1).to(torch.float64) * 2.0**-53
     if attrs["distribution"] == "normal":
@@ -323,19 +336,35 @@ def _random(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
             torch.float64
         ) * 2.0**-53
         uniform = torch.sqrt(-2 * torch.log1p(-uniform)) * torch.cos(2 * torch.pi * other)
-    return uniform.reshape(shape).to(dtypes()[dtype])
+    return uniform
 
 
-def _places(shape: Sequence[int], attrs: Attrs, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the row-major place of each element, in the whole tensor if this is a shard of one."""
+RANDOM_PART = 1 << 16
+"""So many numbers are drawn at a time."""
+
+
+def _places(
+    shape: Sequence[int], attrs: Attrs, inputs: Sequence[torch.Tensor], first: int, count: int
+) -> torch.Tensor:
+    """Return the row-major places of some elements, in the whole tensor if this is a shard of one.
+
+    Args:
+        shape: of the shard.
+        attrs: with ``strides``, the steps of the shard's dims in the whole tensor.
+        inputs: the seed, and the place of the shard's first element.
+        first: the row-major number of the first element in the shard.
+        count: how many.
+    """
     import torch
 
+    here = torch.arange(first, first + count, dtype=torch.int64)
     if "strides" not in attrs:
-        return torch.arange(prod(shape), dtype=torch.int64)
-    places = inputs[1].to(torch.int64)
-    for size, stride in zip(shape, attrs["strides"], strict=True):
-        places = places.unsqueeze(-1) + torch.arange(size, dtype=torch.int64) * stride
-    return places.reshape(-1)
+        return here
+    places = inputs[1].to(torch.int64).reshape(1)
+    for size, stride in zip(shape[::-1], attrs["strides"][::-1], strict=True):
+        places = places + here % size * stride
+        here = here // size
+    return places
 
 
 def _splitmix64(x: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from irc.runtime.onnx_ops.run import PREFIX, run_extern
+from irc.runtime.onnx_ops.signal import transformed
+from irc.runtime.onnx_ops.values import as_array, as_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -322,19 +324,13 @@ def _col2im(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor
 
 
 def _dft(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
-    import torch
-
     (x,) = operands
     assert x is not None
-    axis, length = options["axis"], options["length"]
-    # In double precision, which costs little here: sums of many terms cancel.
-    wide = x.to(torch.float64)
-    values = torch.view_as_complex(wide.contiguous()) if x.shape[-1] == 2 else wide[..., 0]
-    fn = torch.fft.ifft if options["inverse"] else torch.fft.fft
-    found = fn(values, n=length, dim=axis)
-    if options["onesided"]:
-        found = found.narrow(axis, 0, found.shape[axis] // 2 + 1)
-    return [torch.view_as_real(found.resolve_conj()).to(x.dtype).contiguous()]
+    found = transformed(
+        as_array(x), options["axis"], options["length"],
+        inverse=options["inverse"], onesided=options["onesided"],
+    )  # fmt: skip
+    return [as_tensor(found)]
 
 
 LIBRARY: Mapping[str, Kernel] = {

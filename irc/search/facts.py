@@ -35,6 +35,7 @@ class Facts:
         counts: how often each runs when the entry runs once.
         loaded: entry arguments that ranks load.
         traffic: what ops move that are fused with others.
+        often: of calls that run another number of times than the function that they stand in.
     """
 
     def __init__(self, module: ModuleOp) -> None:
@@ -45,6 +46,7 @@ class Facts:
         self.place = {op: i for func in known.values() for i, op in enumerate(func.body.block.ops)}
         self.loaded = {value for role, _, value in arguments(entry(module)) if role in LOADED}
         self.traffic = {op: t for func in known.values() for op, t in candidates(func)}
+        self.often: dict[Operation, int] = {}
         self._keys: dict[FlowOp, Key] = {}
         self._numbers: dict[Key, int] = {}
         self._uses: dict[SSAValue, list[Use]] = {}

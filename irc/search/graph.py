@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Operation, SSAValue, Use
+from xdsl.ir import Operation, OpResult, SSAValue, Use
 
 from irc.constraints.resolve import Constraints
 from irc.cost.model import ClusterCost
@@ -253,6 +253,7 @@ class Graph:
             return
         shape, dtype = self._shape(value)
         self.groups[value] = groups = self._reader_groups(value)
+        made = self.facts.often.get(value.owner, count) if isinstance(value, OpResult) else count
         self.nets[value] = [
             self.problem.add_net(
                 Net(
@@ -260,7 +261,7 @@ class Graph:
                     dtype,
                     self.sources[value],
                     tuple(self.reads[use.operation, use.index] for use in group),
-                    count,
+                    self.facts.often.get(group[0].operation, made),
                 )
             )
             for group in groups
@@ -272,7 +273,9 @@ class Graph:
         Where memory is short, what is gathered of a weight is dropped after a call, and gathered
         again for the backward pass.
         """
-        uses = self.facts.uses(value)
+        uses, often = self.facts.uses(value), self.facts.often
+        if any(use.operation in often for use in uses):
+            return [(use,) for use in uses]
         if not (self._is_short and value in self.facts.loaded):
             return [tuple(uses)] if uses else []
         found: dict[object, list[Use]] = {}

@@ -9,8 +9,7 @@ one program, which calls each of them:
         decode(weights, caches, inputs)    -> outputs, caches
 
 A weight is one argument with a reader in each entry, and a new cache lies as the argument of its
-name does: what the search prices is what every call pays. Each entry counts as often as it runs;
-what is boxed on the way into one counts as often as the one that runs most.
+name does: what the search prices is what every call pays, as often as each entry runs.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ def place_together(
     facts = Facts(module)
     often = {name: max(1, (runs or {}).get(name, 1)) for name in modules}
     for function in facts.counts:
-        factor = often.get(function.partition(".")[0], max(often.values()))
-        facts.counts[function] *= factor
+        facts.counts[function] *= often.get(function.partition(".")[0], 1)
+    facts.often.update({call: often[name] for name, call in union.calls.items()})
     wishes = Wishes("replicated", resolve(module, cost.mesh, pins), memory_bytes)
     found = search(module, cost, wishes, facts=facts)
     choice, sources = found.solution.choice, found.graph.sources
@@ -87,10 +86,12 @@ class _Union:
 
     Attributes:
         names: the argument of the union for each argument and new cache of an entry.
+        calls: the call of each entry.
     """
 
     own: Mapping[str, Collection[str]]
     names: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    calls: dict[str, CallOp] = field(default_factory=dict[str, CallOp])
     _block: Block = field(default_factory=Block)
     _functions: list[FuncOp] = field(default_factory=list[FuncOp])
     _arguments: dict[str, SSAValue] = field(default_factory=dict[str, SSAValue])
@@ -120,6 +121,7 @@ class _Union:
         ):
             self._result(name, role, own_name, value.type, made)
         self._block.add_op(call)
+        self.calls[name] = call
         func.arg_attrs = func.res_attrs = None
         for each in known.values():
             each.detach()

@@ -97,7 +97,7 @@ class Timeline:
         return np.cumsum(change)[:-1] - given
 
     def copies(self, choice: Choice, trees: Trees) -> Iterable[tuple[int, int, int]]:
-        """Yield the first and the last reader of each boxed copy, and its bytes."""
+        """Yield the first and the last op of each boxed copy and of its scratch, and the bytes."""
         for reads in self.reads:
             source = reads.source.placements[choice[reads.source.node]]
             wanted = [(at, port.placements[choice[port.node]]) for at, _, port in reads.at]
@@ -114,6 +114,13 @@ class Timeline:
             for branch in reversed(tree.branches):
                 if branch.source in times:
                     times[branch.source].append(min(times[branch.target]))
+            for branch in tree.branches:
+                at = min(times[branch.target])
+                size = trees.scratch_bytes(
+                    reads.shape, reads.dtype, branch.source, branch.target
+                )
+                if size:
+                    yield at, at, size
             for target, at in times.items():
                 yield min(at), max(at), trees.num_bytes(reads.shape, reads.dtype, target)
 
@@ -180,7 +187,7 @@ class Liveness:
             add(timeline.given, -1.0)
             for reads in timeline.reads:
                 copies += _copies_at(reads, at)
-        return Peak(self.label(moment), limit_bytes, held, tuple(copies))
+        return Peak(self.label(moment), limit_bytes, held, tuple(copies), moment=moment)
 
     def breakdown(self, moment: Moment, choice: Choice, trees: Trees) -> dict[str, int]:
         """Return what the bytes at a moment are: by kind of value, and of boxed copies."""

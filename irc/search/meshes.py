@@ -2,10 +2,14 @@
 
 The mesh whose axes are the cluster's own levels is planned in full. What its ops do along an axis
 are then the *ways* (`irc.search.options`) from which the axes of the other meshes choose, so that
-each takes a fraction of the time; ways that win somewhere are kept for the meshes after it. A mesh
-of three axes refines two of two axes, which share its plans but for launches, and so those go
-first: it is tried in the order of the better of them, and not at all where both are far behind. The
-winner is planned in full again, where that is not out of reach.
+each takes a fraction of the time; ways that win somewhere are kept for the meshes after it.
+
+Meshes of one and two axes are a line, by the size of the inner axis. The search walks it from the
+cluster's own mesh both ways, and a way ends at a mesh whose bound is far behind the best, or that
+holds no plan where another one did. A mesh of three axes refines two of two axes, which share its
+plans but for launches: it is tried in the order of the better of them, not at all where both are
+far behind, and no longer where several in a row were no better. The winner is planned in full
+again. Nothing depends on a clock, and a mesh that is not planned says why.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.search.facts import Facts
 from irc.search.graph import Wishes
-from irc.search.on_mesh import Plan, TooSmall, search
+from irc.search.on_mesh import Plan, Shortage, TooSmall, search
 from irc.search.options import Key, Way, Ways, ways_of
 from irc.search.relaxation import Worse
 
@@ -35,7 +39,8 @@ FAR = 1.05
 """A mesh of three axes is not tried where both that it refines take so many times the best."""
 
 MAX_FINE = 6
-"""So many meshes of three axes are tried."""
+MAX_VAIN = 3
+"""So many meshes of three axes are tried, and so many in a row that are no better end it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,10 @@ def _factors(devices: int, number: int) -> Iterator[tuple[int, ...]]:
         if devices % first == 0:
             for rest in _factors(devices // first, number - 1):
                 yield first, *rest
+
+
+def _inner(mesh: Mesh) -> int:
+    return mesh.axes[1][1] if len(mesh.axes) > 1 else 1
 
 
 def level_mesh(cluster: Cluster, devices: int) -> Mesh:
@@ -157,36 +166,55 @@ class _MeshSearch:
 
     def __post_init__(self) -> None:
         self._facts = Facts(self.module)
+        self._shortage = Shortage()
 
     def run(self, devices: int) -> Ranking:
         level = level_mesh(self.cluster, devices)
-        self._try(level, None)
-        every = [mesh for mesh in factorisations(devices) if mesh != level]
-        for mesh in every:
-            if len(mesh.axes) < 3:
-                self._try(mesh, self.ways)
+        every = factorisations(devices)
+        self._walk(level, [mesh for mesh in every if len(mesh.axes) < 3])
         self._try_fine([mesh for mesh in every if len(mesh.axes) == 3])
         if self.best is None:
             raise self._nothing(devices)
         winner = self.best[2].mesh
-        if len(winner.axes) < 3 and not self.tried[str(winner)].is_full:
+        if not self.tried[str(winner)].is_full:
             self._try(winner, None)
         _, plan, cost = self.best
         order = sorted(self.tried.values(), key=lambda t: (t.seconds, len(t.mesh.axes)))
         return Ranking(tuple(order), plan, cost)
+
+    def _walk(self, level: Mesh, line: list[Mesh]) -> None:
+        """Try the meshes of a line from one of them on, both ways."""
+        line.sort(key=_inner)
+        start = line.index(level)
+        self._try(level, None)
+        for way in (line[start + 1 :], line[:start][::-1]):
+            before = level
+            for number, mesh in enumerate(way):
+                if number and self._is_hopeless(before):
+                    self._skip(mesh, f"{before} next to it: {self.tried[str(before)].note}")
+                else:
+                    self._try(mesh, self.ways)
+                before = mesh
+
+    def _is_hopeless(self, mesh: Mesh) -> bool:
+        """Return whether a mesh has no plan, or none near the best, where another mesh has one."""
+        return self.best is not None and self.tried[str(mesh)].seconds > FAR * self.best[0]
 
     def _try_fine(self, meshes: list[Mesh]) -> None:
         """Try meshes of three axes, most promising first."""
         limit = FAR * (self.best[0] if self.best else inf)
         promise = {mesh: min(self.tried[str(m)].seconds for m in coarser(mesh)) for mesh in meshes}
         order = sorted(meshes, key=lambda mesh: (promise[mesh], -self._alignment(mesh)))
-        for number, mesh in enumerate(order):
+        number = vain = 0
+        for mesh in order:
             if promise[mesh] > limit:
-                self._skip(mesh, f"the meshes that it refines take {promise[mesh]:.3g} s and more")
-            elif number >= self.max_fine:
+                self._skip(mesh, "the meshes that it refines are far behind")
+            elif number >= self.max_fine or vain >= MAX_VAIN:
                 self._skip(mesh, "others were more promising")
             else:
+                best, number = self.best, number + 1
                 self._try(mesh, self.ways)
+                vain = 0 if self.best is not best else vain + 1
 
     def _alignment(self, mesh: Mesh) -> int:
         """Return how many levels of the cluster end where an axis does."""
@@ -211,6 +239,7 @@ class _MeshSearch:
                 beat_s=beat_s,
                 facts=self._facts,
                 ways=ways,
+                shortage=self._shortage,
             )
         except TooSmall as error:
             self._skip(mesh, f"no plan fits into {error.graph.problem.memory_bytes} bytes")

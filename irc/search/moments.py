@@ -2,7 +2,8 @@
 
 Views hold nothing of their own, and neither does what one kernel makes and reads again: a pointwise
 result that only a pointwise op or a reduction reads (`irc.passes.fuse` joins them). A state is
-updated where it lies.
+updated where it lies. An output is there from the start; what a library computes it allocates
+itself, so for that moment there are two of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, results
 from irc.dialects.flow import FlowOp, id_of, phase_of
+from irc.dialects.placement import Placement
 from irc.dialects.types import TensorType
+from irc.kernels.holds import has_kernel
 from irc.ops.work import VIEWS
 from irc.search.liveness import Liveness, Reads, Span, Timeline
 from irc.search.problem import Port
@@ -85,6 +88,7 @@ class _Walk:
         self._sizes: dict[tuple[Port, LocalShape, str], tuple[int, ...]] = {}
         self._sinks: dict[int, dict[Port, int]] = {}
         self._timeline = Timeline([_label(op) for op in self._ops])
+        self._outputs = self._allocated_first()
         for op in reversed(self._ops):
             for value in op.results:
                 self._end[value] = self._last_reader(value)
@@ -103,12 +107,22 @@ class _Walk:
             if isinstance(op, CallOp):
                 made.calls[at] = op.callee.string_value()
             for value in op.results:
-                if not _is_joined(op) and value not in self._updated:
-                    self._add_span(self._kind(value, at), value, at, max(at, self._end[value]))
+                if not self._is_joined(op) and value not in self._updated:
+                    self._add_made(value, at)
+                if _in_library(op):
+                    self._add_span("transients", value, at, at)
                 self._add_reads(value)
         if not self._is_entry:
             self._add_given()
         return made
+
+    def _allocated_first(self) -> set[SSAValue]:
+        """Return the outputs of the entry: a call begins with their memory."""
+        end = self._ops[-1]
+        if not (self._is_entry and isinstance(end, ReturnOp)):
+            return set()
+        pairs = zip(results(self._func), end.operands, strict=True)
+        return {_shown(value) for (role, _), value in pairs if role == "output"}
 
     def _last_reader(self, value: SSAValue) -> int:
         """Return the last op that reads a value, itself or through a view."""
@@ -116,7 +130,7 @@ class _Walk:
         for use in value.uses:
             op = use.operation
             last = max(last, self._place[op])
-            if _is_joined(op):
+            if self._is_joined(op):
                 last = max(last, *(self._end[result] for result in op.results))
         return last
 
@@ -129,6 +143,33 @@ class _Walk:
         last = self._end[value] if role == "input" else len(self._ops) - 1
         if last >= 0:
             self._add_span(KINDS.get(role, "buffers"), value, 0, last, role != "input")
+
+    def _is_joined(self, op: Operation) -> bool:
+        """True for what holds nothing: a view, or what only a later op of its kernel reads."""
+        traffic = self._graph.facts.traffic.get(op) if isinstance(op, FlowOp) else None
+        return _is_joined(op) if traffic is None else not any(traffic.writes)
+
+    def _add_made(self, value: SSAValue, at: int) -> None:
+        """Hold a value from its op to its last reader; an output that is whole, from the start."""
+        kind, last = self._kind(value, at), max(at, self._end[value])
+        if value not in self._outputs or not isinstance(value.type, TensorType):
+            self._add_span(kind, value, at, last)
+            return
+        end, port = len(self._ops) - 1, self._graph.sources[value]
+        size, whole = self._bytes(port, value), self._whole(value)
+        parts = [p.is_replicated for p in port.placements]
+        own = tuple(0 if w else n for n, w in zip(size, parts, strict=True))
+        spans = self._timeline.spans
+        spans.append(Span(kind, port.node, own, at, last))
+        spans.append(Span("outputs", port.node, (whole,) * len(size), 0, end - 1))
+        # At the end its boxed copy is counted, if it is one.
+        there = tuple(n if w else 0 for n, w in zip(size, parts, strict=True))
+        spans.append(Span("outputs", port.node, there, end, end))
+
+    def _whole(self, value: SSAValue) -> int:
+        shape, dtype = self._graph.facts.kind(value)
+        whole = Placement.replicated(self._graph.mesh.names)
+        return num_bytes(shape, dtype, whole, self._graph.mesh)
 
     def _kind(self, value: SSAValue, at: int) -> str:
         """Say what a value of the entry is, by who makes it and who reads it last."""
@@ -157,7 +198,9 @@ class _Walk:
         end = self._ops[-1]
         for i, value in enumerate(end.operands):
             owner = value.owner
-            if not isinstance(owner, Operation) or _is_joined(owner) or value in self._updated:
+            if not isinstance(owner, Operation) or value in self._updated:
+                continue
+            if self._is_joined(owner):
                 continue
             if isinstance(value.type, TensorType):
                 port = self._graph.reads[end, i]
@@ -206,6 +249,18 @@ def _is_joined(op: Operation) -> bool:
         and (len(uses) == 1 or small)
         and all(use.name in ("flow.pointwise", "flow.reduce") for use in uses)
     )
+
+
+def _in_library(op: Operation) -> bool:
+    """True for an op whose result the library allocates, and which is then copied to its place."""
+    return isinstance(op, FlowOp) and op.name not in VIEWS and not has_kernel(op)
+
+
+def _shown(value: SSAValue) -> SSAValue:
+    """Return what a view shows."""
+    while isinstance(value.owner, Operation) and value.owner.name in VIEWS:
+        value = value.owner.operands[0]
+    return value
 
 
 def _label(op: Operation) -> str:

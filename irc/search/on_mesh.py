@@ -7,7 +7,8 @@ outlives an op may lie otherwise than its readers want, and the search goes agai
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -19,6 +20,9 @@ from irc.search.problem import Problem
 from irc.search.program import Solution, solve
 from irc.search.relaxation import Infeasible
 from irc.sharding.trees import Trees
+
+if TYPE_CHECKING:
+    from irc.search.liveness import Moment
 
 MARGIN = 1.08
 """Of a device's memory this part is left to the allocator and the libraries: Mist reports 8 to 9 %
@@ -38,6 +42,19 @@ class Plan:
     graph: Graph
     solution: Solution
     trees: Trees
+
+
+@dataclass
+class Shortage:
+    """When memory was short on the meshes before: most likely it is then on the next one, too.
+
+    Attributes:
+        moments: when it was.
+        is_known: the cheapest plan did not fit, so that plans are bounded from the start.
+    """
+
+    moments: dict[Moment, None] = field(default_factory=dict["Moment", None])
+    is_known: bool = False
 
 
 class TooSmall(Exception):  # noqa: N818 - what the solver says, not a fault
@@ -66,6 +83,7 @@ def search(
     beat_s: float = float("inf"),
     facts: Facts | None = None,
     ways: Ways | None = None,
+    shortage: Shortage | None = None,
 ) -> Plan:
     """Find the cheapest plan that fits.
 
@@ -77,6 +95,7 @@ def search(
         beat_s: stop where nothing cheaper is to be found.
         facts: what is known of the module.
         ways: what axes may do in each op, so that many meshes can be tried; None: anything.
+        shortage: what is known of the memory, and is added to.
 
     Raises:
         TooSmall: nothing fits.
@@ -85,8 +104,7 @@ def search(
     budget = budget_bytes(cost) if wishes.memory_bytes is None else wishes.memory_bytes
     facts = facts or Facts(module)
     options, trees = Options(cost, facts.key, facts.traffic, ways), Trees(cost.boxing)
-    unbounded = replace(wishes, memory_bytes=None, stored_bytes=None)
-    graph = Graph(module, cost, unbounded, facts, options)
+    shortage = shortage or Shortage()
 
     def best(problem: Problem) -> Solution:
         return solve(
@@ -96,15 +114,22 @@ def search(
             beat_s=beat_s,
             trees=trees,
             branching=ways is None,
+            moments=shortage.moments,
         )
 
-    free = best(graph.problem)
-    stored = graph.problem.liveness.stored(free.choice) if graph.problem.liveness else 0
-    if free.num_bytes <= budget and (wishes.stored_bytes is None or stored <= wishes.stored_bytes):
-        return Plan(graph, free, trees)
+    if not shortage.is_known:
+        unbounded = replace(wishes, memory_bytes=None, stored_bytes=None)
+        graph = Graph(module, cost, unbounded, facts, options)
+        free = best(graph.problem)
+        stored = graph.problem.liveness.stored(free.choice) if graph.problem.liveness else 0
+        is_stored = wishes.stored_bytes is None or stored <= wishes.stored_bytes
+        if free.num_bytes <= budget and is_stored:
+            return Plan(graph, free, trees)
+        shortage.is_known = True
     graph = Graph(module, cost, replace(wishes, memory_bytes=budget), facts, options)
     try:
         found = best(graph.problem)
     except Infeasible:
         raise TooSmall(graph) from None
+    shortage.moments.update(dict.fromkeys(found.moments))
     return Plan(graph, found, trees)

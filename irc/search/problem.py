@@ -68,6 +68,7 @@ class Peak:
         held: of a node, the bytes under each of its options.
         copies: boxed copies: the index of a net, and of one reader whose copy it is (None: those of
             all readers).
+        moment: when it is; the empty one: all the time.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Peak:
     held: Mapping[int, Numbers]
     copies: tuple[tuple[int, int | None], ...] = ()
     excess_bytes: int = 0
+    moment: Moment = ()
 
 
 Choice = Sequence[int]

@@ -25,13 +25,18 @@ clock: plans repeat.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from irc.search.columns import matrix_of, spaces_of
 from irc.search.problem import Problem
 from irc.search.relaxation import Infeasible, Relaxation, choice_of
 from irc.sharding.boxing import Boxing
 from irc.sharding.trees import Trees
+
+if TYPE_CHECKING:
+    from irc.search.liveness import Moment
 
 MAX_ROUNDS = 60
 """So many moments that need too much memory are looked at, then the last choice must do."""
@@ -51,6 +56,7 @@ class Solution:
         num_columns: columns of the integer program after pruning.
         num_nodes: branch-and-bound nodes that were searched.
         num_bytes: what a device holds when it holds most.
+        moments: when memory was short on the way.
     """
 
     choice: tuple[int, ...]
@@ -59,6 +65,7 @@ class Solution:
     num_columns: int
     num_nodes: int
     num_bytes: int = 0
+    moments: tuple[Moment, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -76,6 +83,7 @@ def solve(
     beat_s: float = float("inf"),
     trees: Trees | None = None,
     branching: bool = True,
+    moments: Iterable[Moment] = (),
 ) -> Solution:
     """Find the cheapest choice.
 
@@ -87,6 +95,7 @@ def solve(
         trees: The boxings of a value for all its readers, if they are wanted again.
         branching: Look at all trees; otherwise only at those that branch where readers are, which
             is faster, and the bound is one on such choices.
+        moments: When memory was short in a problem like this one: bounded from the start.
 
     Raises:
         Infeasible: where constraints contradict each other.
@@ -96,6 +105,12 @@ def solve(
     search = Relaxation(matrix, node_limit, beat_s * matrix.scale)
     trees = trees or Trees(boxing)
     excess: dict[str, int] = {}
+    seen: list[Moment] = []
+    if problem.memory_bytes is not None and problem.liveness is not None:
+        for moment in moments:
+            peak = problem.liveness.peak(moment, problem.memory_bytes)
+            excess[peak.name] = 0
+            search.bound_memory(peak)
     values, is_whole = search.relax(), False
     search.drop_hopeless()
     bound, choice = search.bound, choice_of(matrix, values)
@@ -106,6 +121,7 @@ def solve(
             # Flow that parts over several ways holds less than a choice does: ask for more room.
             more = peak.excess_bytes if peak.name in excess else 0
             excess[peak.name] = excess.get(peak.name, 0) + more
+            seen += [peak.moment] if peak.moment else []
             search.bound_memory(replace(peak, limit_bytes=peak.limit_bytes - excess[peak.name]))
             values, is_whole = search.relax(), False
         elif is_whole:
@@ -124,4 +140,5 @@ def solve(
         len(matrix.cost),
         search.num_nodes,
         problem.num_bytes(choice, trees),
+        tuple(seen),
     )

@@ -10,6 +10,7 @@ from xdsl.ir import SSAValue
 from irc.dialects.flow import FlowOp
 from irc.dialects.placement import Placement
 from irc.dialects.types import TensorType
+from irc.ops.strategies import RING
 from irc.sharding.boxing import Boxing
 from irc.sharding.signatures import NdSignature
 
@@ -27,6 +28,8 @@ def undominated(
     to what t wants and results back to what s gives:
 
         c(t) + sum of d(operand of s, operand of t) + sum of d(result of t, result of s)  <=  c(s)
+
+    A ring, which is there for the memory that it saves, is only dominated by another ring.
     """
     import numpy as np
 
@@ -37,8 +40,12 @@ def undominated(
     for i, value in enumerate(op.outputs):
         total = total + _distances(value, [s.results[i] for s in found], boxing).T
     alive = np.ones(len(found), dtype=bool)
+    is_ring = np.array([RING in s.strategy for s in found])
     for s in range(len(found)):
         rivals = (total[s] <= 0.0) & alive
+        if is_ring[s]:
+            # What gathers all keys is hardly dearer or cheaper, but holds them all at once.
+            rivals &= is_ring
         rivals[s] = False
         # Of two that dominate each other, the first stays.
         alive[s] = not rivals.any()

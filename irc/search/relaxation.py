@@ -37,6 +37,10 @@ LARGE = 20_000
 GOOD = 5e-3
 """With more columns than this, a choice that is so near the bound is good enough; the gap tells."""
 
+FEW = 200
+FEW_NODES = 100
+"""Where it is not near, so many options more are looked at, in so many nodes."""
+
 HOPELESS = 100
 """An option that costs so many times the optimum without a budget is out of the question."""
 
@@ -133,16 +137,20 @@ class Relaxation:
         if found is None:
             raise Infeasible
         columns, cost, self.bound = found
-        if len(self.matrix.cost) > LARGE and cost - least <= GOOD * cost:
+        is_large = len(self.matrix.cost) > LARGE
+        if is_large and cost - least <= GOOD * cost:
             self.bound = least
             return columns
         # A choice with another option costs its reduced cost more than the relaxation, at least.
-        possible = reduced <= cost - least + GAP
+        room = cost - least
+        if is_large:
+            room = min(room, float(np.sort(reduced[~allowed])[:FEW][-1]))
+        possible = reduced <= room + GAP
         if (possible & ~allowed).any():
             again = self._branch(possible | (values[:count] > FRACTION))
             if again is not None and again[1] <= cost:
                 columns, cost, self.bound = again
-        self.bound = max(least, min(self.bound, cost))
+        self.bound = max(least, min(self.bound, cost, least + room))
         if self.bound >= self.beat:
             raise Worse(self.bound / self.matrix.scale)
         return columns
@@ -215,7 +223,7 @@ def _solver(matrix: Matrix, allowed: NDArray[np.bool_] | None = None, node_limit
             len(matrix.cost) - matrix.num_binaries
         )
         options |= {
-            "mip_max_nodes": node_limit,
+            "mip_max_nodes": min(node_limit, FEW_NODES) if is_large else node_limit,
             "mip_rel_gap": GOOD / 2 if is_large else 0.0,
             "mip_abs_gap": GAP,
         }  # fmt: skip

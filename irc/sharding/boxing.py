@@ -137,10 +137,13 @@ class Boxing:
     Args:
         mesh: The mesh of all placements.
         prices: What one step costs.
+        aside: The library of collectives gathers and scatters in memory of its own (gloo), which
+            is there beside what is sent and received.
     """
 
-    def __init__(self, mesh: Mesh, prices: StepPrices) -> None:
+    def __init__(self, mesh: Mesh, prices: StepPrices, *, aside: bool = False) -> None:
         self.mesh = mesh
+        self.aside = aside
         self._prices = prices
         self._tables: dict[tuple[LocalShape, str], _Table] = {}
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
-from irc.dialects.placement import Placement
+from irc.dialects.placement import Partial, Placement, Split
 from irc.sharding.boxing import Boxing, LocalShape
 from irc.sharding.spaces import num_bytes
 
@@ -69,6 +70,26 @@ class Trees:
         if key not in self._bytes:
             self._bytes[key] = num_bytes(shape, dtype, placement, self._boxing.mesh)
         return self._bytes[key]
+
+    def scratch_bytes(
+        self, shape: LocalShape, dtype: str, source: Placement, target: Placement
+    ) -> int:
+        """Return what a boxing holds while it runs, beside the value before and after.
+
+        Chunks along another dim than the first are packed, and some libraries gather and scatter in
+        memory of their own: either is as large as the larger side.
+        """
+        packed = aside = False
+        for axis, before in source.axes:
+            after = target[axis]
+            if before == after or not isinstance(before, Split | Partial):
+                continue
+            split = [p.dim for p in (before, after) if isinstance(p, Split)]
+            packed = packed or any(prod(shape[:dim]) > 1 for dim in split)
+            # A sum is added up in place; a reduction into parts, and a gathering, are not.
+            aside = aside or (len(split) == 1 and self._boxing.aside)
+        sides = (self.num_bytes(shape, dtype, p) for p in (source, target))
+        return (packed + aside) * max(sides)
 
     def _search(
         self, shape: LocalShape, dtype: str, source: Placement, targets: tuple[Placement, ...]

@@ -77,3 +77,22 @@ def test_heads_and_ranks(tmp_path: Path, world: int, heads: int) -> None:
 @pytest.mark.slow
 def test_batch_and_heads_split(tmp_path: Path) -> None:
     generate(tmp_path, "data=2,tensor=2", 4, heads=[2], batches=[2])
+
+
+def test_what_ranks_hold_and_what_is_everybodys(tmp_path: Path) -> None:
+    for found in run("holding_program", 2, tmp_path / "store"):
+        print(json.dumps(found, indent=1))
+        assert found["plain"] == dict.fromkeys(("close", "memory", "seen", "split"), True)
+        caches = found["caches"]
+        assert caches["close"] and caches["same"] and caches["stays"] and caches["gathered"]
+        assert caches["split"] == "DTensor"
+        assert caches["eager"]
+        assert caches["statistics"] == [2, 2]
+        assert caches["told"] == 1
+        entries = found["entries"]
+        assert "'memory.rows' is whole" in entries["refused"]
+        assert "entries.hold('memory', ..)" in entries["refused"]
+        assert entries["close"] == [True, True]
+        assert entries["memory"] and entries["untouched"]
+        assert entries["local"] == [6, 4]
+        assert "'x' has shape [2, 8], compiled for [1, 8]" in entries["other"]

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import irc
-from irc.training.recipe import recipe_of
 from irc.runtime.torch_optimizer import torch_optimizer
+from irc.training.recipe import recipe_of
 from tests.models.hugging_face import llama
 from tests.training.models import TARGETS, TOKENS, small_gpt
 
@@ -193,6 +193,15 @@ def dropout(mesh: str) -> dict[str, Any]:
     }
 
 
+def accumulated(mesh: str) -> dict[str, Any]:
+    """Four micro-batches of two samples: the mean of their losses is that of the batch."""
+    mine, theirs = net(), net()
+    step = irc.compile_step(
+        mine, loss=F.cross_entropy, optimizer=ADAMW, mesh=mesh, cluster=CLUSTER, accumulate=4
+    )
+    return compare(mine, theirs, step, cross_entropy, [*batches(3)])
+
+
 def saving(mesh: str) -> dict[str, Any]:
     """Two of four steps; rank 0 saves the state."""
     step = irc.compile_step(
@@ -248,7 +257,7 @@ CASES: dict[str, Callable[[str], dict[str, Any]]] = {
     function.__name__: function
     for function in (
         *(mlp, gpt, hugging_face, frozen, short_of_memory, split_states, dropout),
-        *(saving, loading, another_batch),
+        *(accumulated, saving, loading, another_batch),
     )
 }
 

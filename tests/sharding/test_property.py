@@ -196,6 +196,14 @@ def cases(n: int, m: int) -> list[Case]:
         Case(flow.PoolOp, f((n, m, 4, 6)), {**pool, "fn": "avg", "count_padding": True}, f((n, m, 2, 3))),
         Case(flow.SortOp, f((n, m)), {"dim": 1, "descending": True}),
         Case(flow.TopKOp, f((n, m)), {"k": 2, "dim": 0, "largest": True}),
+        # More than a shard has; equal numbers, of which the first counts; what a shard adds up to.
+        Case(flow.TopKOp, f((n, m)), {"k": 5, "dim": 1, "largest": False}),
+        Case(flow.TopKOp, (((n, m), i64),), {"k": 3, "dim": 0, "largest": True}, below=3),
+        Case(flow.ArgReduceOp, (((n, m), i64),), {"fn": "max", "dim": 0, "keep_dims": False}, below=3),
+        *(
+            Case(flow.CumulativeOp, (((n, m), kind),), {"fn": fn, "dim": 0, "exclusive": exclusive, "reverse": reverse}, below=5)
+            for kind, fn, exclusive, reverse in (("f32", "sum", True, True), (i64, "sum", True, False), (i64, "min", False, True), ("f32", "max", True, False))
+        ),
         Case(flow.RandomOp, (((), i64),), {"distribution": "normal", "stream": 3}, f((n, m))),
         *(
             Case(
@@ -424,6 +432,10 @@ PLANTED: list[tuple[str, Case]] = [
     ("offset-random", Case(flow.RandomOp, (((), "i64"),), attrs(distribution="normal", stream=0), f((N, M)))),
     ("own-experts", Case(flow.ExternOp, experts(N, M), attrs(target="irc::experts", arguments=EXPERTS % M), f((N, 3)))),
     ("offset-iota", Case(flow.IotaOp, (), attrs(dim=0), f((N, M)))),
+    ("travelling-tokens", Case(flow.ExternOp, experts(N, M), attrs(target="irc::experts", arguments=EXPERTS % M), f((N, 3)))),
+    ("two-stage-top-k", Case(flow.TopKOp, f((N, M)), attrs(k=2, dim=0, largest=True))),
+    ("two-stage-arg", Case(flow.ArgReduceOp, f((N, M)), attrs(fn="max", dim=0, keep_dims=False))),
+    ("scan-of-shards", Case(flow.CumulativeOp, f((N, M)), attrs(fn="sum", dim=0, exclusive=False, reverse=False))),
     ("causal-rows", Case(flow.AttentionOp, f((2, N, 4), (2, N, 4), (2, N, 4)), attrs(is_causal=True, scale=1.0))),
 ]  # fmt: skip
 

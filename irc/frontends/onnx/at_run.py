@@ -7,21 +7,51 @@ strings, element types that flow lacks.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Attribute, SSAValue
+from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.flow import ExternOp
 from irc.dialects.types import OpaqueType, TensorType
+from irc.errors import IrcError
 from irc.frontends.onnx.bodies import Encoder
-from irc.frontends.onnx.node import Node, Value
+from irc.frontends.onnx.node import OPAQUE, NeedsSize, Node, Value, size_names
 from irc.frontends.onnx.result_types import flow_type, fresh_names, inferred
+from irc.ops.infer import ShapeError
 from irc.runtime.onnx_ops.run import PREFIX, kernels, key_of
 
 
 def runs(node: Node) -> bool:
     """True where the runtime has a kernel for the node."""
     return key_of(node.proto.op_type, node.proto.domain) in kernels()
+
+
+def left_to_library(node: Node, error: Exception) -> Sequence[Value] | None:
+    """Leave a node that was not converted to the library, or return None.
+
+    A node that does not fit its operands is an error of the model, unless sizes or kinds that
+    only the run knows are among them. A named size of an input is the user's to give.
+    """
+    owner = node.owner
+    names = size_names([d for v in node.inputs if v is not None for d in v.shape])
+    loose = not names.isdisjoint(owner.backed_by) or any(
+        v is not None and v.dtype == OPAQUE for v in node.inputs
+    )
+    if isinstance(error, IrcError) and error.code != "op-unsupported":
+        return None
+    if isinstance(error, NeedsSize) and not (
+        owner.dynamic and not error.names.isdisjoint(owner.backed_by)
+    ):
+        return None
+    if isinstance(error, ShapeError | VerifyException) and not (loose and owner.dynamic):
+        return None
+    if not runs(node):
+        return None
+    found = at_run(node, static=not owner.dynamic)
+    owner.library_nodes += found is not None
+    return found
 
 
 def at_run(node: Node, *, static: bool) -> list[Value] | None:
@@ -46,7 +76,7 @@ def at_run(node: Node, *, static: bool) -> list[Value] | None:
         operands += [] if value is None else [node.owner.ssa(value)]
     encoder = Encoder(node, operands)
     options = {
-        "version": node.owner.version_of(node.proto.domain),
+        "version": node.version,
         "attributes": encoder.attributes(node.proto),
         "captures": encoder.captures,
     }

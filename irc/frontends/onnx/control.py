@@ -9,6 +9,7 @@ import onnx
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import ConcatOp
+from irc.errors import IrcError
 from irc.frontends.onnx.elementwise import Converter
 from irc.frontends.onnx.node import Blocked, Node, Unsupported, Value, check_axis, static
 from irc.frontends.onnx.shapes import cut
@@ -59,6 +60,12 @@ def convert_if(node: Node) -> list[Value]:
     b, results = node.b, list[Value]()
     chosen = b.reshape(node[0], ())
     for left, right in zip(yes, no, strict=True):
+        if left.dtype != right.dtype:
+            raise IrcError(
+                "onnx-invalid",
+                f"branches of different types: {left.dtype} and {right.dtype}",
+                help="ONNX wants the results of both branches to be of one element type",
+            )
         if (left.shape, left.dtype) != (right.shape, right.dtype):
             raise Unsupported(
                 f"a condition that depends on inputs, with branches of different types: "

@@ -123,14 +123,14 @@ def convert_dft(node: Node) -> list[SSAValue]:
     axis = check_axis(axis, node.ndim())
     length = int(node.number(1)) if node.has(1) else None
     onesided, inverse = node.attr("onesided", 0), node.attr("inverse", 0)
-    if onesided and inverse:
-        raise Unsupported("a one-sided inverse transform")
     shape = list(node.shape())
-    if length is not None:
-        shape[axis] = length
-    if onesided:
+    if onesided and inverse:
+        shape[axis] = 2 * (static([shape[axis]])[0] - 1)
+    elif onesided and length is None:
         shape[axis] = static([shape[axis]])[0] // 2 + 1
-    shape[-1] = 2
+    if length is not None:
+        shape[axis] = length // 2 + 1 if onesided and not inverse else length
+    shape[-1] = 1 if onesided and inverse else 2
     node.inputs = node.inputs[:1]
     return extern(node, [shape], axis=axis, length=length, onesided=onesided, inverse=inverse)
 

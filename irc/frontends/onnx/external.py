@@ -113,7 +113,7 @@ def to_any_array(tensor: TensorProto, source: Source) -> Array:
     dtype, bits = SMALL.get(tensor.data_type, (ELEMENTS[tensor.data_type], 0))
     bits = bits or dtype.itemsize * 8
     external = tensor.data_location == TensorProto.EXTERNAL
-    if dtype == object and not external:
+    if dtype.kind == "O" and not external:
         texts = [text.decode("utf-8", "replace") for text in tensor.string_data]
         if len(texts) != prod(shape):
             raise _invalid(source, tensor, f"it holds {len(texts)} strings")
@@ -127,7 +127,7 @@ def to_any_array(tensor: TensorProto, source: Source) -> Array:
     data = _external(tensor, source, (wanted,), np.dtype(np.uint8)) if external else (
         np.frombuffer(tensor.raw_data, np.uint8)
     )  # fmt: skip
-    if dtype == object or data.size != wanted:
+    if dtype.kind == "O" or data.size != wanted:
         raise _invalid(source, tensor, f"it holds {data.size} bytes, not {wanted}")
     return unpack(data, dtype, bits, prod(shape)).reshape(shape)
 

@@ -20,9 +20,11 @@ from irc.runtime.onnx_ops.run import PREFIX
 from irc.runtime.onnx_ops.values import to_literal
 
 if TYPE_CHECKING:
-    from irc.frontends.onnx.importer import Importer
+    from irc.frontends.onnx.arguments import FunctionValues
 
 MAX_LITERAL_BYTES = 1024
+VERSION = 1
+"""Constants mean the same in every opset."""
 
 
 def opaque_value(tensor: onnx.TensorProto, source: Source) -> Value:
@@ -36,7 +38,7 @@ def opaque_value(tensor: onnx.TensorProto, source: Source) -> Value:
     return Value((), OPAQUE, known=array, role="parameter", name=tensor.name, kind=kind)
 
 
-def stored_opaque(owner: Importer, value: Value) -> SSAValue:
+def stored_opaque(owner: FunctionValues, value: Value) -> SSAValue:
     """Append what gives the numbers of an opaque value: a literal, or a view of stored bytes."""
     array = value.known
     assert array is not None and value.kind is not None
@@ -49,7 +51,7 @@ def stored_opaque(owner: Importer, value: Value) -> SSAValue:
         element = value.kind.tensor_type.elem_type
         key, attributes = "irc::View", {"element": element, "shape": list(array.shape)}
     positions = [{"operand": index} for index in range(len(operands))]
-    options = {"version": owner.version_of(""), "attributes": attributes}
+    options = {"version": VERSION, "attributes": attributes}
     text = json.dumps([positions, options], sort_keys=True)
     (found,) = owner.b.ops(
         ExternOp, operands, results=[OpaqueType()], target=PREFIX + key, arguments=StringAttr(text)

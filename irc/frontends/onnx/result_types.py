@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx.defs
 import onnx.shape_inference
-from onnx import TypeProto, numpy_helper
+from onnx import TypeProto, helper, numpy_helper
 from xdsl.ir import Attribute
 
 from irc.dialects.size import Dim, Size, symbol
@@ -24,7 +24,7 @@ def inferred(node: Node) -> list[TypeProto | None]:
     """Return the type of each result; None where onnx cannot say."""
     proto = node.proto
     none: list[TypeProto | None] = [None] * len(proto.output)
-    version = node.owner.version_of(proto.domain)
+    version = node.version
     if not onnx.defs.has(proto.op_type, version, domain=proto.domain):
         return none
     schema = onnx.defs.get_schema(proto.op_type, version, domain=proto.domain)
@@ -37,11 +37,17 @@ def inferred(node: Node) -> list[TypeProto | None]:
                 data[name] = numpy_helper.from_array(np.ascontiguousarray(value.known), name)
     try:
         found = onnx.shape_inference.infer_node_outputs(
-            schema, proto, types, data, opset_imports=list(node.owner.source.model.opset_import)
+            schema, proto, types, data, opset_imports=opsets(node)
         )
-    except Exception:  # noqa: BLE001 - its errors have no common base; the op runs all the same
+    except Exception:
         return none
     return [found.get(name) for name in proto.output]
+
+
+def opsets(node: Node) -> list[onnx.OperatorSetIdProto]:
+    """Return the model's opsets, that of the node's own domain as the node is read."""
+    others = [o for o in node.owner.source.model.opset_import if o.domain != node.proto.domain]
+    return [*others, helper.make_opsetid(node.proto.domain, node.version)]
 
 
 def small(array: np.ndarray) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from irc.errors import IrcError
-from irc.frontends.onnx.external import Array, to_array, to_any_array
+from irc.frontends.onnx.external import Array, to_any_array, to_array
 from irc.frontends.onnx.read import Source
 
 MAX_ELEMENTS = 1 << 28
@@ -18,7 +18,7 @@ def dense(sparse: onnx.SparseTensorProto, source: Source) -> Array:
     """Return a sparse tensor's values in place, zeros elsewhere.
 
     Raises:
-        IrcError: ``onnx-invalid`` where an index is outside; ``op-unsupported`` past 2**28 elements.
+        IrcError: ``onnx-invalid`` where an index is outside, ``op-unsupported`` where it is huge.
     """
     shape = tuple(sparse.dims)
     if any(size < 0 for size in shape) or prod(shape) > MAX_ELEMENTS:

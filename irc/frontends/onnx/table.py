@@ -18,6 +18,7 @@ from irc.frontends.onnx import (
     training,
     windows,
 )
+from irc.frontends.onnx.contrib import table as contrib
 from irc.frontends.onnx.elementwise import Converter
 
 CONVERTERS: Mapping[str, Converter] = {
@@ -33,6 +34,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **extern.CONVERTERS,
     **control.CONVERTERS,
     **training.CONVERTERS,
+    **contrib.CONVERTERS,
 }
 """Every op that has a converter, those of other domains as ``domain::Op``; others expand to their
 functions, or run as they are."""

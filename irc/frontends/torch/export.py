@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.experts import whole_experts
+from irc.frontends.torch.flex import plain_flex_attention
 from irc.frontends.torch.locations import user_frames
 from irc.frontends.torch.repeat import expand, stubbed
 from irc.frontends.torch.table import row_of
@@ -42,7 +43,13 @@ def export(
     table has rows for them. Tracing it again, to make it functional or to decompose it, doubles the
     time, so that happens only where an op writes to its operands or has no row but a decomposition.
     """
-    with warnings.catch_warnings(), torch.no_grad(), user_frames(), whole_experts():
+    with (
+        warnings.catch_warnings(),
+        torch.no_grad(),
+        user_frames(),
+        whole_experts(),
+        plain_flex_attention(),
+    ):
         warnings.simplefilter("ignore")
         with stubbed(module) as repeated:
             program = _exported(module, args, kwargs, dynamic_shapes)

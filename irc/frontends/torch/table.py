@@ -16,12 +16,14 @@ from irc.frontends.torch import (
     pointwise,
     reductions,
     shapes,
+    varlen,
     windows,
 )
 from irc.frontends.torch.lowering import TABLE, Row
 
 MODULES = (
-    annotations, creation, indexing, linear, losses, norms, pointwise, reductions, shapes, windows
+    annotations, creation, indexing, linear, losses, norms, pointwise, reductions, shapes,
+    varlen, windows,
 )  # fmt: skip
 
 

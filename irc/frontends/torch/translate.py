@@ -134,7 +134,13 @@ class Scope:
         read = _read(node, len(fakes))
         row = row_of(target)
         if row is not None and all(isinstance(fake, torch.Tensor) for fake in fakes):
-            types = [self.shared.kind(fake) for fake in fakes]
+            # A result that nobody reads may be of a type that irc lacks (a generator's state).
+            types = [
+                self.shared.kind(fake)
+                if is_read or fake.dtype in dtype_names()
+                else TensorType.of((), "i64")
+                for fake, is_read in zip(fakes, read, strict=True)
+            ]
             try:
                 found = row(Lowering(self.b, types, read, self.shared.random), *args, **kwargs)
             except Declined:
@@ -228,7 +234,8 @@ class Scope:
 
 
 def _read(node: Node, count: int) -> Sequence[bool]:
-    items = {user.args[1] for user in node.users if user.target is operator.getitem}
+    # An item that nobody uses is taken by unpacking alone.
+    items = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
     whole = any(user.target is not operator.getitem for user in node.users)
     return [whole or index in items for index in range(count)]
 

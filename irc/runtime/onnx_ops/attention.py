@@ -139,7 +139,11 @@ def _linear_attention(call: Call) -> tuple[Array, Array]:
         state = state + key[..., None] * value[..., None, :]
         full = np.repeat(state, shares, 1)
         outputs.append(np.einsum("bhk,bhkv->bhv", q4[:, :, t], full) * scale)
-    found = packed(np.stack(outputs, 2)) if outputs else np.zeros((*q.shape[:2], count * shares * v4.shape[-1]))
+    found = (
+        packed(np.stack(outputs, 2))
+        if outputs
+        else np.zeros((*q.shape[:2], count * shares * v4.shape[-1]))
+    )
     return found.astype(dtype), state.astype(kind)
 
 

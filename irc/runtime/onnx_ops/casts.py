@@ -24,9 +24,9 @@ def cast(x: Array, dtype: np.dtype, *, saturate: bool = True, round_mode: str = 
     >>> cast(np.array([1000.0, -1000.0], np.float32), ELEMENTS[17]).astype(np.float32).tolist()
     [448.0, -448.0]
     """
-    if dtype == object:
+    if dtype.kind == "O":
         return _to_strings(x)
-    if x.dtype == object:
+    if x.dtype.kind == "O":
         x = np.array([_number(text) for text in x.reshape(-1).tolist()]).reshape(x.shape)
         if not is_float(dtype):
             return x.astype(np.float64).astype(dtype)

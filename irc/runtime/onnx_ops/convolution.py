@@ -67,8 +67,13 @@ def _conv_transpose(call: Call) -> Array:
     ))  # fmt: skip
     full = np.pad(full, [(0, 0), (0, 0), *((0, e) for e in extra)])
     low, high = _cropped(call, x.shape[2:], full.shape[2:], strides)
-    full = np.pad(full, [(0, 0), (0, 0), *((max(0, -a), max(0, -b)) for a, b in zip(low, high, strict=True))])
-    place = [slice(max(0, a), size - max(0, b)) for a, b, size in zip(low, high, full.shape[2:], strict=True)]
+    full = np.pad(
+        full, [(0, 0), (0, 0), *((max(0, -a), max(0, -b)) for a, b in zip(low, high, strict=True))]
+    )
+    place = [
+        slice(max(0, a), size - max(0, b))
+        for a, b, size in zip(low, high, full.shape[2:], strict=True)
+    ]
     found = full[(slice(None), slice(None), *place)]
     if bias is not None:
         found = found + bias.astype(found.dtype).reshape(-1, *[1] * n)
@@ -123,7 +128,9 @@ def _causal(call: Call) -> tuple[Array, Array]:
     joined = np.concatenate([state.astype(dtype), x], -1)
     wide = joined.astype(np.float32) if dtype in HALF else joined
     length = x.shape[-1]
-    found = sum(wide[..., i : i + length] * w[None, :, 0, i, None].astype(wide.dtype) for i in range(k))
+    found = sum(
+        wide[..., i : i + length] * w[None, :, 0, i, None].astype(wide.dtype) for i in range(k)
+    )
     if bias is not None:
         found = found + bias.astype(wide.dtype)[:, None]
     if call.attr("activation", "none") in ("silu", "swish"):
@@ -151,7 +158,9 @@ def _deform_conv(call: Call) -> Array:
         if mask is not None:
             values = values * mask.reshape(batch, parts, *kernel, rows, columns)[b, p, i, j]
         columned[b, p * each : (p + 1) * each, i, j] = values
-    flat = columned.reshape(batch, groups, channels // groups * kernel[0] * kernel[1], rows * columns)
+    flat = columned.reshape(
+        batch, groups, channels // groups * kernel[0] * kernel[1], rows * columns
+    )
     kernels = w.reshape(groups, w.shape[0] // groups, -1)
     found = np.einsum("gok,bgkn->bgon", kernels, flat).reshape(batch, w.shape[0], rows, columns)
     return found if bias is None else found + bias[:, None, None]

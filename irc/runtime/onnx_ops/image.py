@@ -167,7 +167,9 @@ def decoded(data: bytes) -> Array:
                 return decode(data)
             except (struct.error, KeyError, IndexError, ValueError, zlib.error) as error:
                 raise _refused(f"that is damaged: {error}") from None
-    name = next((name for magic, name in NAMES.items() if data.startswith(magic)), "no known format")
+    name = next(
+        (name for magic, name in NAMES.items() if data.startswith(magic)), "no known format"
+    )
     raise _refused(f"in {name}")
 
 

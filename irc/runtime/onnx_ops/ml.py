@@ -22,7 +22,9 @@ def _of_kind(call: Call, stem: str) -> Any:
 
 def _label_encoder(call: Call) -> Array:
     keys, values = _of_kind(call, "keys"), _of_kind(call, "values")
-    keys, values = (v.reshape(-1).tolist() if isinstance(v, np.ndarray) else v for v in (keys, values))
+    keys, values = (
+        v.reshape(-1).tolist() if isinstance(v, np.ndarray) else v for v in (keys, values)
+    )
     kind, default = _default(call, values)
     table = dict(zip(keys, values, strict=True))
     nan = next((value for key, value in table.items() if key != key), default)
@@ -40,7 +42,7 @@ def _default(call: Call, values: Any) -> tuple[Any, Any]:
         return kind, default if kind is None else default.item()
     if call.attr("values_tensor") is not None:
         kind = call.attr("values_tensor").dtype
-        if kind == object:
+        if kind.kind == "O":
             return None, "_Unused"
         return kind, -1 if kind.kind in "iu" else -0.0
     if isinstance(values[0], str):
@@ -67,7 +69,9 @@ def _binarizer(call: Call) -> Array:
 
 
 def _scaler(call: Call) -> Array:
-    offset, scale = (np.asarray(call.attr(n) or d, np.float32) for n, d in (("offset", [0]), ("scale", [1])))
+    offset, scale = (
+        np.asarray(call.attr(n) or d, np.float32) for n, d in (("offset", [0]), ("scale", [1]))
+    )
     return ((call[0] - offset) * scale).astype(np.float32)
 
 
@@ -87,7 +91,11 @@ def _imputer(call: Call) -> Array:
     x = call[0]
     floats = call.attr("imputed_value_floats")
     new = floats if floats is not None else call.attr("imputed_value_int64s")
-    old = call.attr("replaced_value_float", 0.0) if floats is not None else call.attr("replaced_value_int64", 0)
+    old = (
+        call.attr("replaced_value_float", 0.0)
+        if floats is not None
+        else call.attr("replaced_value_int64", 0)
+    )
     gone = np.isnan(x) if old != old else x == old
     return np.where(gone, np.asarray(new, x.dtype), x)
 
@@ -120,7 +128,9 @@ def _linear_classifier(call: Call) -> tuple[Array, Array]:
     if scores.shape[-1] == 1 and len(names) == 2:
         scores = np.concatenate([-scores, scores], -1)
     best = scores.argmax(-1)
-    label = strings([names[i] for i in best]) if isinstance(names[0], str) else np.array(names)[best]
+    label = (
+        strings([names[i] for i in best]) if isinstance(names[0], str) else np.array(names)[best]
+    )
     return label, transformed(scores, call.attr("post_transform", "NONE")).astype(np.float32)
 
 

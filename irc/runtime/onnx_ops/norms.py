@@ -31,7 +31,9 @@ def _batch(call: Call) -> Array | tuple[Array, ...]:
     if not training:
         return found
     keep = np.float32(call.attr("momentum", 0.9))
-    moved = [old * keep + new * (1 - keep) for old, new in zip(running, (mean, variance), strict=True)]
+    moved = [
+        old * keep + new * (1 - keep) for old, new in zip(running, (mean, variance), strict=True)
+    ]
     return found, *(m.astype(call[3].dtype) for m in moved)
 
 
@@ -86,7 +88,9 @@ def _root_mean_square(call: Call) -> Array:
 
 def _local_response(call: Call) -> Array:
     x, size = _wide(call[0]), call.attr("size")
-    alpha, beta, bias = (call.attr(n, d) for n, d in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+    alpha, beta, bias = (
+        call.attr(n, d) for n, d in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
+    )
     low, high = (size - 1) // 2, size - 1 - (size - 1) // 2
     squares = np.pad(np.square(x), [(0, 0), (low, high), *[(0, 0)] * (x.ndim - 2)])
     total = sum(squares[:, i : i + x.shape[1]] for i in range(size))
@@ -95,7 +99,11 @@ def _local_response(call: Call) -> Array:
 
 def _lp(call: Call) -> Array:
     x, axis, p = _wide(call[0]), call.attr("axis", -1), call.attr("p", 2)
-    size = np.abs(x).sum(axis, keepdims=True) if p == 1 else np.sqrt(np.square(x).sum(axis, keepdims=True))
+    size = (
+        np.abs(x).sum(axis, keepdims=True)
+        if p == 1
+        else np.sqrt(np.square(x).sum(axis, keepdims=True))
+    )
     return np.where(size == 0, np.zeros((), x.dtype), x / size).astype(call[0].dtype)
 
 

@@ -47,7 +47,9 @@ def quantized(x: Array, scale: Array, zero: Array | None, dtype: np.dtype, *,
     if zero is not None:
         whole = whole + zero.astype(np.float64)
     low, high = limits(dtype)
-    return np.clip(whole, low, high).astype(np.int32 if low >= -(1 << 31) else np.int64).astype(dtype)
+    return (
+        np.clip(whole, low, high).astype(np.int32 if low >= -(1 << 31) else np.int64).astype(dtype)
+    )
 
 
 def dequantized(x: Array, scale: Array, zero: Array | None) -> Array:
@@ -65,9 +67,7 @@ def _quantize(call: Call) -> Array:
     precision = call.attr("precision", 0)
     if precision:
         x, scale = x.astype(ELEMENTS[precision]), scale.astype(ELEMENTS[precision])
-    elif x.dtype in HALF and scale.dtype not in HALF:
-        x = x.astype(scale.dtype)
-    elif not is_float(x.dtype):
+    elif (x.dtype in HALF and scale.dtype not in HALF) or not is_float(x.dtype):
         x = x.astype(scale.dtype)
     scale = spread(scale, x, axis, block)
     zero = None if zero is None else spread(zero, x, axis, block)

@@ -35,4 +35,4 @@ def _recurrent(call: Call) -> tuple[Array, ...]:
     return tuple(as_array(value) for value in LIBRARY[call.op](operands, options))
 
 
-KERNELS: Kernels = {name: _recurrent for name in DEFAULTS}
+KERNELS: Kernels = dict.fromkeys(DEFAULTS, _recurrent)

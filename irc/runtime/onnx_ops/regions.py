@@ -60,7 +60,9 @@ def _roi_align(call: Call) -> Array:
         spans = [bottom - top, right - left]
         if not half:
             spans = [max(span, 1.0) for span in spans]
-        counts = [samples or int(np.ceil(s / n)) for s, n in zip(spans, (height, width), strict=True)]
+        counts = [
+            samples or int(np.ceil(s / n)) for s, n in zip(spans, (height, width), strict=True)
+        ]
         rows = _places(top, spans[0], height, counts[0])
         columns = _places(left, spans[1], width, counts[1])
         values = _read(x[int(batch[r])], rows, columns, call.attr("mode", "avg") == "max")

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 PREFIX = "onnx::node::"
 
 CATEGORIES = (
-    "attention", "bits", "casts", "contrib", "control", "convolution", "generators", "image",
-    "indexing", "logic",
-    "losses", "math", "ml", "norms", "pooling", "quantization", "recurrent", "reductions",
+    "attention", "bits", "casts", "control", "convolution", "generators", "image", "indexing",
+    "logic", "losses", "math", "ml", "norms", "pooling", "quantization", "recurrent", "reductions",
     "regions", "resize", "sequence", "shapes", "signal", "text", "training", "trees", "units",
 )  # fmt: skip
 """Modules of this package, each with a table ``KERNELS`` from op type to kernel.
@@ -72,9 +71,7 @@ def run_extern(
     env = {slot: items[place] for slot, place in options.get("captures", ())}
     key = target.removeprefix(PREFIX)
     try:
-        found = run_node(
-            key, options["version"], operands, options["attributes"], len(wanted), env
-        )
+        found = run_node(key, options["version"], operands, options["attributes"], len(wanted), env)
     except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
         shown = ", ".join(_kind(value) for value in operands)
         raise IrcError(
@@ -88,7 +85,11 @@ def run_extern(
 
 
 def _kind(value: Item) -> str:
-    return f"{list(value.shape)} {value.dtype}" if isinstance(value, np.ndarray) else str(type(value).__name__)
+    return (
+        f"{list(value.shape)} {value.dtype}"
+        if isinstance(value, np.ndarray)
+        else str(type(value).__name__)
+    )
 
 
 def _tensor(target: str, value: Item, dtype: str) -> torch.Tensor:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import numpy as np
 
 from irc.runtime.onnx_ops.call import Call, Kernel, Kernels
-from irc.runtime.onnx_ops.values import ELEMENTS, Array
+from irc.runtime.onnx_ops.values import ELEMENTS, HALF, Array
 
 
 def _complex(x: Array) -> Array:
     """Return the numbers of a tensor whose last dim is one real or a real and imaginary part."""
-    wide = x.astype(np.float64)
+    wide = x.astype(np.float32) if x.dtype in HALF else x
     return wide[..., 0] + 1j * wide[..., 1] if x.shape[-1] == 2 else wide[..., 0]
 
 
@@ -19,12 +19,10 @@ def _pairs(values: Array, dtype: np.dtype) -> Array:
     return np.stack([values.real, values.imag], -1).astype(dtype)
 
 
-def _dft(call: Call) -> Array:
-    x = call[0]
-    axis = int(call.number(2, -2)) if call.version >= 20 else call.attr("axis", 1)
-    axis = axis + x.ndim if axis < 0 else axis
-    values, length = _complex(x), call.number(1)
-    inverse, onesided = call.attr("inverse", 0), call.attr("onesided", 0)
+def transformed(x: Array, axis: int, length: int | None, *, inverse: bool,
+                onesided: bool) -> Array:  # fmt: skip
+    """Return the discrete Fourier transform along an axis, in the precision of the operand."""
+    values = _complex(x)
     if inverse and onesided:
         length = 2 * (x.shape[axis] - 1) if length is None else length
         return np.fft.irfft(values, n=length, axis=axis)[..., None].astype(x.dtype)
@@ -32,6 +30,14 @@ def _dft(call: Call) -> Array:
     if onesided:
         found = np.take(found, range(found.shape[axis] // 2 + 1), axis)
     return _pairs(found, x.dtype)
+
+
+def _dft(call: Call) -> Array:
+    axis = int(call.number(2, -2)) if call.version >= 20 else call.attr("axis", 1)
+    return transformed(
+        call[0], axis % call[0].ndim, call.number(1),
+        inverse=bool(call.attr("inverse", 0)), onesided=bool(call.attr("onesided", 0)),
+    )  # fmt: skip
 
 
 def _stft(call: Call) -> Array:

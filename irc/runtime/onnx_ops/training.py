@@ -21,7 +21,9 @@ def _grouped(step: Callable[..., tuple[Array, ...]], states: int) -> Kernel:
         each = len(tensors) // (2 + states)
         columns = [tensors[i * each : (i + 1) * each] for i in range(2 + states)]
         rows = [step(call, rate, count, *row) for row in zip(*columns, strict=True)]
-        return tuple(value.astype(tensors[0].dtype) for column in zip(*rows, strict=True) for value in column)
+        return tuple(
+            value.astype(tensors[0].dtype) for column in zip(*rows, strict=True) for value in column
+        )
 
     return kernel
 

@@ -132,7 +132,9 @@ def _old_forest(call: Call, kind: str) -> Forest:
     sides = [
         [
             -1 if mode == LEAF else to(tree, child)
-            for tree, child, mode in zip(trees, call.attr(f"nodes_{side}nodeids"), modes, strict=True)
+            for tree, child, mode in zip(
+                trees, call.attr(f"nodes_{side}nodeids"), modes, strict=True
+            )
         ]
         for side in ("true", "false")
     ]
@@ -145,7 +147,9 @@ def _old_forest(call: Call, kind: str) -> Forest:
 
 def _regressor(call: Call) -> Array:
     targets = call.attr("n_targets", 1)
-    found = _old_forest(call, "target").run(call[0], targets, call.attr("aggregate_function", "SUM"))
+    found = _old_forest(call, "target").run(
+        call[0], targets, call.attr("aggregate_function", "SUM")
+    )
     if (base := call.attr("base_values")) is not None:
         found = found + np.asarray(base)
     return transformed(found, call.attr("post_transform", "NONE")).astype(np.float32)
@@ -165,7 +169,9 @@ def _classifier(call: Call) -> tuple[Array, Array]:
         scores = np.concatenate([-score if logistic else 1 - score, score], -1)
     else:
         best = scores.argmax(-1)
-    label = strings([names[i] for i in best]) if isinstance(names[0], str) else np.array(names)[best]
+    label = (
+        strings([names[i] for i in best]) if isinstance(names[0], str) else np.array(names)[best]
+    )
     return label, transformed(scores, call.attr("post_transform", "NONE")).astype(np.float32)
 
 

@@ -22,12 +22,13 @@ LETTERS = "abcdefgh"
 
 
 def model_of(
-    body: str, inputs: str, outputs: str, *, opset: int = 17, stored: str = ""
+    body: str, inputs: str, outputs: str, *, opset: int = 17, stored: str = "", domains: str = ""
 ) -> onnx.ModelProto:
     """Write a model in ONNX's own text: ``x = ...`` lines, typed inputs, outputs and constants."""
+    others = "".join(f', "{domain}": 1' for domain in domains.split())
     weights = f" <{stored}>" if stored else ""
     text = (
-        f'<ir_version: {8 if opset < 21 else 10}, opset_import: ["": {opset}]>\n'
+        f'<ir_version: {8 if opset < 21 else 10}, opset_import: ["": {opset}{others}]>\n'
         f"g ({inputs}) => ({outputs}){weights} {{\n{body}\n}}"
     )
     return onnx.parser.parse_model(text)

@@ -40,11 +40,21 @@ def test_branches_of_different_types_are_refused() -> None:
         load_onnx(model_of(body, "bool c, float[3] x", "float[3] y"))
 
 
-def test_a_branch_that_cannot_be_computed_is_explained() -> None:
+@pytest.mark.parametrize("value", [True, False])
+def test_a_branch_of_sizes_that_only_the_run_knows_runs_as_it_is(value: bool) -> None:
     body = BRANCHES.format(then="Relu", other="Unique")
-    with pytest.raises(IrcError, match="by `constants`") as caught:
-        load_onnx(model_of(body, "bool c, float[3] x", "float[3] y"))
-    assert "else branch node 0 (Unique)" in str(caught.value)
+    feeds = {"c": np.array(value), "x": np.array([3, -1, 2], np.float32)}
+    program = check_text(body, "bool c, float[3] x", "y:1", feeds=feeds)
+    assert op_counts(program) == {"onnx::node::If": 1}
+
+
+def test_a_branch_that_cannot_be_computed_is_explained() -> None:
+    body = BRANCHES.format(then="Relu", other="com.acme.Mystery")
+    model = model_of(body, "bool c, float[3] x", "float[3] y", domains="com.acme")
+    with pytest.raises(IrcError) as caught:
+        load_onnx(model)
+    assert "no converter for op 'Mystery' of domain 'com.acme'" in str(caught.value)
+    assert "else branch node 0 (Mystery)" in str(caught.value)
 
 
 def test_loop_unrolls() -> None:

@@ -111,7 +111,7 @@ def graphs(model: Model) -> Graphs:
         "forward": _bound(plain.program, plain.flatten((), inputs)),
         "training": _bound(lossy.program, lossy.flatten((), labelled)),
     }
-    training = training_program(lossy.program, optimizer=None, loss="loss")
+    training = training_program(lossy.program, trainable=module, optimizer=None, loss="loss")
     seconds = time.process_time() - start
     return Graphs(plain.program, training, given, seconds, Counter(lossy.externs))
 

@@ -68,16 +68,17 @@ SENSES = (
         {"input_ids": _clip_tokens(), "pixel_values": real(BATCH, 3, 24, 24)},
         {"return_loss": True},
     ),
+    # Of its CTC head, Python code looks at the labels; what is below it is the same.
     Model(
         "wav2vec2",
         made(
-            "Wav2Vec2ForCTC", "Wav2Vec2Config", vocab_size=20, hidden_size=64,
-            num_hidden_layers=2, num_attention_heads=4, intermediate_size=104,
+            "Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", num_labels=LABELS,
+            hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=104,
             conv_dim=(32, 32), conv_kernel=(10, 3), conv_stride=(5, 2),
             num_feat_extract_layers=2, num_conv_pos_embeddings=16,
-            num_conv_pos_embedding_groups=4, apply_spec_augment=False,
+            num_conv_pos_embedding_groups=4, apply_spec_augment=False, classifier_proj_size=32,
         ),
         {"input_values": real(BATCH, 300)},
-        {"labels": whole(19, BATCH, 6, seed=5) + 1},
+        {"labels": whole(LABELS, BATCH, seed=5)},
     ),
 )  # fmt: skip

@@ -1,0 +1,76 @@
+"""What a rank holds inside of an op whose local program has steps of its own (`irc.ops.strategies`).
+
+A rank that sends its tokens to experts holds those of all ranks for a moment, and a two-stage
+search its candidates: memory that is no operand and no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from xdsl.ir import Block, SSAValue
+
+from irc.dialects.comm import CollectiveOp, MarkedRowsOp, WaitOp
+from irc.dialects.flow import FlowOp
+from irc.dialects.placement import Mesh
+from irc.dialects.types import ITEM_BYTES, TensorType
+from irc.ops.strategies import RING
+from irc.ops.work import VIEWS
+from irc.sharding.local import build_local, local_type
+from irc.sharding.signatures import RULE, NdSignature
+
+REPEATED = 3
+"""Of the steps of a ring that are looked at: the others hold what these do."""
+
+
+def inner_bytes(op: FlowOp, signature: NdSignature, mesh: Mesh) -> int:
+    """Return the most bytes that a local program holds beside the op's operands and results.
+
+    Args:
+        op: an op on logical tensors.
+        signature: how it is split.
+        mesh: over what.
+    """
+    if set(signature.strategy) <= {RULE}:
+        return 0
+    placed = zip(op.inputs, signature.operands, strict=True)
+    block = Block(arg_types=[local_type(value.type, p, mesh) for value, p in placed])
+    program: list[FlowOp] = []
+    steps = REPEATED if RING in signature.strategy else 0
+    results = build_local(op, signature, mesh, list(block.args), program.append, steps=steps)
+    return _peak(program, {*block.args, *results})
+
+
+def _peak(program: Sequence[FlowOp], elsewhere: set[SSAValue]) -> int:
+    """Return the most bytes alive at one op, less those of values that are counted elsewhere."""
+    root: dict[SSAValue, SSAValue] = {}
+    last: dict[SSAValue, int] = {}
+    for at, op in enumerate(program):
+        shows = op.name in VIEWS or isinstance(op, WaitOp)
+        for value in op.outputs:
+            root[value] = root.get(op.inputs[0], op.inputs[0]) if shows else value
+        for value in (*op.inputs, *op.outputs):
+            last[root.get(value, value)] = at
+    shown = {root.get(value, value) for value in elsewhere}
+    peak, alive = 0, 0
+    ends: dict[int, int] = {}
+    for at, op in enumerate(program):
+        for value in op.outputs:
+            if root[value] is value and value not in shown:
+                alive += _num_bytes(op, value)
+                ends[last[value]] = ends.get(last[value], 0) + _num_bytes(op, value)
+        scratch = 2 * _bytes(op.chunks) if isinstance(op, MarkedRowsOp) else 0
+        peak = max(peak, alive + scratch)
+        alive -= ends.get(at, 0)
+    return peak
+
+
+def _num_bytes(op: FlowOp, value: SSAValue) -> int:
+    if isinstance(op, CollectiveOp):
+        return _bytes(op.result_tensor)
+    return _bytes(value.type) if isinstance(value.type, TensorType) else 0
+
+
+def _bytes(kind: TensorType) -> int:
+    return prod(kind.static_shape()) * ITEM_BYTES[kind.dtype]

@@ -1,0 +1,45 @@
+"""What is said of nodes that do not fit their operands, or need a size that is a name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import onnx
+
+from irc.errors import IrcError, printable
+from irc.frontends.onnx.node import Value, size_names
+
+if TYPE_CHECKING:
+    from irc.frontends.onnx.importer import Importer
+
+
+def unbound(owner: Importer, names: frozenset[str], message: str) -> IrcError:
+    """Return the error that sizes are needed as numbers, with the option that gives them."""
+    known = owner.sizes.names(names)
+    return IrcError(
+        "size-unbound",
+        f"{message}: {', '.join(known)}",
+        owner.b.loc,
+        help="give it a number: " + " ".join(f"--size {printable(name)}=1" for name in known),
+    )
+
+
+def misfit(
+    owner: Importer, proto: onnx.NodeProto, operands: Sequence[Value | None], error: Exception
+) -> IrcError:
+    """Return the error that a node does not fit its operands, or does so only for some sizes."""
+    names = frozenset[str]().union(*(size_names(v.shape) for v in operands if v is not None))
+    if names:
+        return unbound(
+            owner,
+            names,
+            f"{proto.op_type} does not fit its operands ({error}) unless these sizes agree",
+        )
+    shapes = ", ".join(
+        "?" if v is None else f"[{', '.join(map(str, v.shape))}] {v.dtype}" for v in operands
+    )
+    return IrcError(
+        "onnx-invalid", f"{proto.op_type} does not fit its operands: {error}", owner.b.loc,
+        because=f"its operands are {shapes}",
+    )  # fmt: skip

@@ -1,0 +1,97 @@
+"""Writing an op as a composition of ONNX ops, on values under conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from onnx import helper
+
+from irc.frontends.onnx.node import Node, Unsupported, Value
+
+VERSION = 23
+"""The opset in whose meaning compositions are read, whatever the model's own is."""
+
+
+class Composer:
+    """The op under conversion, and what appends ops in its place.
+
+    Args:
+        node: the op.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __getitem__(self, index: int) -> Value:
+        return self.node.operand(index)
+
+    def has(self, index: int) -> bool:
+        """True where an optional operand is given."""
+        return self.node.has(index)
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """Return an attribute, or the default."""
+        return self.node.attr(name, default)
+
+    def get(self, index: int) -> Value | None:
+        """Return an operand, or None."""
+        return self[index] if self.has(index) else None
+
+    def ops(
+        self, kind: str, *operands: Value | None, outputs: int = 1, **attributes: Any
+    ) -> list[Value]:
+        """Append an op of ONNX and return its results; attributes that are None are left out."""
+        given = {key: value for key, value in attributes.items() if value is not None}
+        proto = helper.make_node(
+            kind,
+            [f"i{i}" if v is not None else "" for i, v in enumerate(operands)],
+            [f"o{i}" for i in range(outputs)],
+            **given,
+        )
+        return list(self.node.owner.convert_node(proto, list(operands), self.node.scope, VERSION))
+
+    def op(self, kind: str, *operands: Value | None, **attributes: Any) -> Value:
+        """Append an op of one result."""
+        return self.ops(kind, *operands, **attributes)[0]
+
+    def ints(self, *numbers: int) -> Value:
+        """Return constant integers, a vector."""
+        return Value.of_array(np.array(numbers, np.int64))
+
+    def number(self, value: float, like: Value) -> Value:
+        """Return a constant of one element, of the type of another value."""
+        return self.op("CastLike", Value.of_array(np.array(value, np.float32)), like)
+
+    def unsupported(self, what: str) -> Unsupported:
+        """Return the error that a form of the op is not known."""
+        return Unsupported(f"{what} in {self.node.kind}")
+
+    def heads(self, x: Value, count: int) -> Value:
+        """Reshape ``(batch, steps, heads * size)`` to ``(batch, heads, steps, size)``."""
+        apart = self.op("Reshape", x, self.ints(0, 0, count, -1))
+        return self.op("Transpose", apart, perm=[0, 2, 1, 3])
+
+    def packed(self, x: Value) -> Value:
+        """Undo :meth:`heads`."""
+        return self.op("Reshape", self.op("Transpose", x, perm=[0, 2, 1, 3]), self.ints(0, 0, -1))
+
+
+Composition: TypeAlias = Callable[[Composer], "Value | Sequence[Value | None]"]
+
+
+def composed(composition: Composition) -> Callable[[Node], list[Value]]:
+    """Return the converter of an op that is a composition."""
+
+    def convert(node: Node) -> list[Value]:
+        found = composition(Composer(node))
+        results = [found] if isinstance(found, Value) else list(found)
+        wanted = list(node.proto.output)
+        for name, value in zip(wanted, [*results, *[None] * len(wanted)], strict=False):
+            if name and value is None:
+                raise Unsupported(f"output '{name}' of {node.kind}")
+        return [value if value is not None else Value.of_array(np.zeros((), np.float32))
+                for value in results[: len(wanted)]]  # fmt: skip
+
+    return convert

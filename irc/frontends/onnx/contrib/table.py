@@ -1,0 +1,23 @@
+"""Op type to converter, for the ops of ``com.microsoft``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from irc.frontends.onnx.contrib import attention, layers, quantised
+from irc.frontends.onnx.contrib.compose import composed
+from irc.frontends.onnx.elementwise import Converter
+
+DOMAIN = "com.microsoft"
+
+COMPOSITIONS = {
+    **attention.COMPOSITIONS,
+    **layers.COMPOSITIONS,
+    **quantised.COMPOSITIONS,
+}
+
+CONVERTERS: Mapping[str, Converter] = {
+    **{f"{DOMAIN}::{name}": composed(each) for name, each in COMPOSITIONS.items()},
+    # Written without a domain by ONNX Runtime, though no opset of ONNX has it.
+    "SimplifiedLayerNormalization": composed(layers.simplified_norm),
+}

@@ -1,0 +1,93 @@
+"""Training on four processes: as PyTorch trains on one, and each holds its part only."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plan.programs import rank_environment
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+
+CLOSE = 5e-5
+"""Of float32 after three steps of AdamW, relative to a tensor's magnitude."""
+
+
+def run(folder: Path, mesh: str, *cases: str) -> list[dict[str, Any]]:
+    """Run cases in four processes; return what each of them says."""
+    state = folder / "state.pt"
+    words = ["-m", "tests.distributed.training_program", mesh, str(state), *cases]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env=rank_environment(rank, 4, str(folder / f"store-{mesh}-{'-'.join(cases)}")),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    said = [process.communicate(timeout=500) for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * 4, said[0][1] + said[1][1]
+    return [json.loads(out) for out, _ in said]
+
+
+def check(found: dict[str, Any]) -> None:
+    assert found["losses"] < 1e-5
+    assert found["parameters"] < CLOSE
+    assert found["states"] < CLOSE
+
+
+def test_a_step_under_torchrun(tmp_path: Path) -> None:
+    """A loss function, batches of two sizes, dropout; what each rank holds."""
+    for each in run(tmp_path, "data=2,tensor=2", "mlp", "dropout"):
+        check(each["mlp"])
+        check(each["dropout"])
+        assert each["mlp"]["on_meta"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=4", "data=2,tensor=2"])
+def test_models_on_meshes(tmp_path: Path, mesh: str) -> None:
+    """Tied weights and clipping; a Hugging Face Llama by keywords; frozen parameters."""
+    cases = ("mlp", "gpt", "hugging_face", "frozen", "dropout", "accumulated")
+    for each in run(tmp_path, mesh, *cases):
+        for case in cases:
+            check(each[case])
+
+
+@pytest.mark.slow
+def test_what_is_stored_is_split(tmp_path: Path) -> None:
+    """Under a short budget a rank has a fourth (ZeRO 3); pins on states give ZeRO 1."""
+    cases = ("short_of_memory", "split_states")
+    for each in run(tmp_path, "data=4", *cases):
+        whole = each["short_of_memory"]["whole"]
+        for case in cases:
+            check(each[case])
+        held = each["short_of_memory"]["bytes"]
+        assert held["parameters"] <= 0.27 * whole
+        assert held["states"] <= 0.27 * 2 * whole + 8
+        held = each["split_states"]["bytes"]
+        assert held["parameters"] == whole
+        assert held["states"] <= 0.27 * 2 * whole + 8
+
+
+@pytest.mark.slow
+def test_a_state_goes_to_another_mesh(tmp_path: Path) -> None:
+    said = run(tmp_path, "data=4", "saving")
+    assert [each["saving"]["given"] for each in said] == [True, False, False, False]
+    for each in run(tmp_path, "data=2,tensor=2", "loading"):
+        check(each["loading"])
+
+
+@pytest.mark.slow
+def test_ranks_that_give_different_batches(tmp_path: Path) -> None:
+    for each in run(tmp_path, "data=4", "another_batch"):
+        assert each["another_batch"] == {"refused": "input-mismatch"}

@@ -1,0 +1,129 @@
+"""Models of the zoo on four gloo processes: compiled in float32, started with torchrun."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from irc.dialects.builder import entry, results
+from irc.dialects.placement import Mesh, Split
+from irc.frontends.torch.capture import capture
+from irc.pipeline import Options, make_plan
+from irc.plan.save import save_plan
+from irc.program import Program
+from irc.runtime.launch import torchrun_command, worker_environment
+from irc.sharding.shards import combine
+from irc.train import training_program
+from tests.models.zoo.measure import CLUSTER, MESHES, Reference, error
+from tests.models.zoo.model import Model
+
+RANKS = 4
+ROUGH = 1e-4
+"""Relative error that float32 leaves."""
+
+ROOT = Path(__file__).resolve().parents[3]
+NAMES, INPUTS, OUTPUTS = "names.pt", "inputs.pt", "outputs.pt"
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of one model on one mesh, from torch in float64."""
+
+    forward: float
+    loss: float
+    gradient: float
+
+    @property
+    def worst(self) -> float:
+        """The largest."""
+        return max(self.forward, self.loss, self.gradient)
+
+
+def save_plans(model: Model, folder: Path, meshes: Sequence[str] = MESHES) -> None:
+    """Write a model's plans, forward and training step, for each mesh."""
+    module = model.build()
+    plain = capture(module, (), model.inputs)
+    lossy = capture(module, (), model.with_loss)
+    given = plain.flatten((), model.inputs), lossy.flatten((), model.with_loss)
+    training = training_program(lossy.program, trainable=module, optimizer=None, loss="loss")
+    for number, mesh in enumerate(meshes):
+        for kind, program, inputs in zip(
+            ("forward", "training"), (plain.program, training), given, strict=True
+        ):
+            place = folder / f"{model.name}-{number}-{kind}"
+            _save(program, inputs, mesh, place)
+
+
+def _save(program: Program, inputs: Sequence[Tensor], mesh: str, place: Path) -> None:
+    copy = Program(program.module.clone(), program.tensors, program.source)
+    options = Options(mesh=Mesh.parse(mesh), cluster=CLUSTER)
+    plan = make_plan(copy, options, keep_ir=False)
+    save_plan(place / "plan", plan, tensors=program.tensors)
+    func = entry(copy.module)
+    assert func.res_attrs is not None
+    placed = [attrs.data["sbp"].data for attrs in func.res_attrs]  # type: ignore[attr-defined]
+    torch.save(list(zip(results(func), placed, strict=True)), place / NAMES)
+    torch.save(list(inputs), place / INPUTS)
+
+
+def run_saved(folder: Path) -> Iterator[tuple[str, str]]:
+    """Run every plan in a folder on four processes; yield the names of those that fail, and why."""
+    while todo := [path.name for path in sorted(folder.iterdir()) if not _is_done(path)]:
+        command = torchrun_command(
+            RANKS, folder, "tests.models.zoo.worker", [str(folder), *todo]
+        )
+        environment = {**worker_environment(folder, RANKS), "PYTHONPATH": str(ROOT)}
+        found = subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        (folder / "store").unlink(missing_ok=True)
+        left = [name for name in todo if not _is_done(folder / name)]
+        if not left:
+            return
+        # The first without outputs ended the run; the others get another.
+        (folder / left[0] / "failed").touch()
+        yield left[0], found.stderr[-2000:]
+
+
+def _is_done(path: Path) -> bool:
+    if not (path / INPUTS).exists():
+        return True
+    outputs = [path / f"{rank}-{OUTPUTS}" for rank in range(RANKS)]
+    return all(part.exists() for part in outputs) or (path / "failed").exists()
+
+
+def errors(model: Model, mesh: str, folder: Path, wanted: Reference) -> Errors:
+    """Hold what the processes computed against torch."""
+    number = MESHES.index(mesh)
+    forward, training = (
+        _found(folder / f"{model.name}-{number}-{kind}", Mesh.parse(mesh))
+        for kind in ("forward", "training")
+    )
+    gradients = {name: value for (role, name), value in training.items() if role == "gradient"}
+    if set(gradients) != set(wanted.gradients):
+        return Errors(float("inf"), float("inf"), float("inf"))
+    outputs = [value for (role, _), value in forward.items() if role == "output"]
+    return Errors(
+        error(outputs, wanted.outputs),
+        error([training["output", "loss"]], [wanted.loss]),
+        error([gradients[n] for n in wanted.gradients], wanted.gradients.values()),
+    )
+
+
+def _found(place: Path, mesh: Mesh) -> dict[tuple[str, str], Tensor]:
+    """Return whole results by role and name, put together from what the ranks wrote."""
+    names = torch.load(place / NAMES, weights_only=False)
+    ranks = [torch.load(place / f"{rank}-{OUTPUTS}") for rank in range(RANKS)]
+    found: dict[tuple[str, str], Tensor] = {}
+    for (key, placed), *parts in zip(names, *ranks, strict=True):
+        shape = list(parts[0].shape)
+        for axis, part in placed.axes:
+            if isinstance(part, Split):
+                shape[part.dim] *= mesh.size(axis)
+        found[key] = combine(parts, placed, mesh, shape)
+    return found
