@@ -120,6 +120,7 @@ def compile_step(
     passes: Sequence[str] = (),
     frozen: str = "",
     accumulate: int = 1,
+    recompute: str = "none",
     memory_bytes: int | None = None,
     stored_bytes: int | None = None,
     seed: int = 0,
@@ -128,8 +129,8 @@ def compile_step(
 
     The first batch of a kind compiles forward, backward and optimiser as one program. On one device
     the module's own parameters move. With a mesh the program runs under torchrun with as many
-    processes; each calls the step with the same, whole batch, and keeps only its parts of parameters
-    and optimiser states, while the module's parameters go to the meta device.
+    processes; each calls the step with the same, whole batch, and keeps only its parts of
+    parameters and optimiser states, while the module's parameters go to the meta device.
     ``step.state_dict()`` puts everything together, ``step.load_state_dict`` goes on from there, on
     any mesh.
 
@@ -155,6 +156,8 @@ def compile_step(
         frozen: globs of further parameters that stay as they are.
         accumulate: micro-batches that a batch is cut into along its first dim; gradients are added
             up where they are and reduced once. The loss is the mean of theirs.
+        recompute: what the backward pass computes again instead of having it saved: ``none``,
+            ``cheap``, ``selective``, ``full``, or globs.
         memory_bytes: the most that a device may hold at any moment.
         stored_bytes: the most that it may hold all the time.
         seed: of random numbers.
@@ -164,7 +167,7 @@ def compile_step(
     """
     from irc.step import TrainingStep
 
-    recipe = _recipe(model, loss, optimizer, frozen, accumulate)
+    recipe = _recipe(model, loss, optimizer, frozen, accumulate, recompute)
     options = Options(
         mesh=parse_mesh(mesh),
         cluster=cluster,
@@ -183,6 +186,7 @@ def _recipe(
     optimizer: OptimizerOption,
     frozen: str,
     accumulate: int,
+    recompute: str,
 ) -> Recipe:
     from torch import nn
 
@@ -195,7 +199,9 @@ def _recipe(
             "input-mismatch", f"a loss is a name or a function, not {type(loss).__name__}"
         )
     name = loss if isinstance(loss, str) else ""
-    return recipe_of(optimizer, loss=name, frozen=frozen, accumulate=accumulate)
+    return recipe_of(
+        optimizer, loss=name, frozen=frozen, accumulate=accumulate, recompute=recompute
+    )
 
 
 def original(compiled: Any) -> Any:
@@ -237,6 +243,7 @@ def export_plan(
     loss: str | Callable[..., Any] | None = None,
     frozen: str = "",
     accumulate: int = 1,
+    recompute: str = "none",
     memory_bytes: int | None = None,
     stored_bytes: int | None = None,
 ) -> str:
@@ -257,9 +264,11 @@ def export_plan(
         pins: constraints, as :func:`compile` takes them.
         force: replace a plan in the folder.
         optimizer: for a plan of training, as :func:`compile_step` takes it.
-        loss: what is trained on, as :func:`compile_step` takes it; targets are the last of ``args``.
+        loss: what is trained on, as :func:`compile_step` takes it; the last of ``args`` are its
+            targets.
         frozen: globs of parameters that stay as they are.
         accumulate: micro-batches of a step.
+        recompute: what the backward pass computes again.
         memory_bytes: the most that a device may hold at any moment.
         stored_bytes: the most that it may hold all the time.
 
@@ -278,13 +287,13 @@ def export_plan(
         stored_bytes=stored_bytes,
     )
     if optimizer is not None:
-        recipe = _recipe(module, loss, optimizer, frozen, accumulate)
+        recipe = _recipe(module, loss, optimizer, frozen, accumulate, recompute)
         check_target(Path(out), force=force)
         return _write_training(module, args, kwargs, recipe, loss, options, out, force=force)
-    if loss is not None or frozen or accumulate != 1:
+    if loss is not None or frozen or accumulate != 1 or recompute != "none":
         raise IrcError(
             "option-value",
-            "a loss, frozen parameters and micro-batches are of a plan of training",
+            "loss, frozen, accumulate and recompute are of a plan of training",
             help='name an optimiser: optimizer="adamw"',
         )
     check_target(Path(out), force=force)
@@ -305,8 +314,9 @@ def _write_training(
 ) -> str:
     import torch
 
-    from irc.step import captured_step, training_plan
+    from irc.step import captured_step, check_device, training_plan
 
+    check_device(module)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
     with torch.no_grad():
         captured, split = captured_step(module, called, recipe, tuple(args), dict(kwargs or {}))

@@ -17,6 +17,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from irc.backends.launch.target import launch_files
 from irc.cluster.load import find_cluster
+from irc.constraints.pins import constraint_text, parse_constraints
 from irc.cost.actions import ActionCost
 from irc.dialects.placement import Mesh
 from irc.dialects.task import KernelOp
@@ -88,6 +89,8 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         bounds = {k: v for k, v in limits.items() if v is not None}
         pipeline.append(("auto-shard", {**given, **bounds}))
         pipeline.append(("lower-boxing", {}))
+    else:
+        _refuse_pins(options.pins)
     pipeline.append(("fuse", {}))
     target = options.target or find_backend(options.backend).targets[0]
     pipeline.append(("map-tasks", {"target": target}))
@@ -97,6 +100,23 @@ def default_pipeline(options: Options) -> list[ModulePass]:
     for name in options.passes:
         _insert(passes, find_pass(name)())
     return passes
+
+
+def _refuse_pins(pins: str) -> None:
+    """Refuse constraints where there is nothing to place.
+
+    Raises:
+        IrcError: ``mesh-mismatch``.
+    """
+    text, source = constraint_text(pins)
+    statements = parse_constraints(text, source)
+    if statements:
+        raise IrcError(
+            "mesh-mismatch",
+            f"'{statements[0]}' places something among ranks, and the mesh has one",
+            where=statements[0].where,
+            help='choose a mesh, as in mesh="data=2,tensor=2", or leave the constraints out',
+        )
 
 
 def _insert(passes: list[ModulePass], plugin: ModulePass) -> None:

@@ -187,11 +187,15 @@ class TrainingStep:
     def _capture(
         self, batch: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[Captured, tuple[str, ...]]:
+        if not self._versions:
+            check_device(self.module)
         with TRACING, shaped(self.module):
             return captured_step(self.module, self._loss, self.recipe, batch, named)
 
     def _face(self, batch: Sequence[Any], named: Mapping[str, Any]) -> nn.Module:
-        return self.module if self._loss is None else with_loss(self.module, self._loss, batch, named)
+        if self._loss is None:
+            return self.module
+        return with_loss(self.module, self._loss, batch, named)
 
     def _options(self) -> Options:
         """What was chosen; a further kind of batch has to leave what ranks hold where it is."""
@@ -218,7 +222,6 @@ def captured_step(
     Raises:
         IrcError: ``input-mismatch`` where the batch cannot be cut; what capture raises.
     """
-    _check_device(module)
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     cut = _cut(leaves, recipe.accumulate)
     small = [leaf[: len(leaf) // recipe.accumulate] if i in cut else leaf
@@ -279,6 +282,7 @@ def training_plan(
         loss=recipe.loss,
         accumulate=recipe.accumulate,
         split=",".join(recipe.split),
+        recompute=recipe.recompute,
     )
     extra = training_files(recipe, forward) if keep_ir else None
     return make_plan(program, options, keep_ir=keep_ir, extra=extra)
@@ -288,7 +292,12 @@ def _wanted(module: nn.Module) -> tuple[bool, ...]:
     return tuple(p.requires_grad for p in module.parameters())
 
 
-def _check_device(module: nn.Module) -> None:
+def check_device(module: nn.Module) -> None:
+    """Refuse a module without values, or on another device.
+
+    Raises:
+        IrcError: ``input-mismatch``.
+    """
     named = (*module.named_parameters(), *module.named_buffers())
     for name, value in named:
         if not value.is_cpu:

@@ -66,10 +66,14 @@ def training_program(
         recompute=recompute,
     )
     tensors = dict(program.tensors)
+    # A program that is planned elsewhere than it runs has no memory here, and neither have states.
+    device = "meta" if any(t.is_meta for t in tensors.values()) else "cpu"
     for role, name, value in arguments(entry(program.module)):
         if role == "state" and name not in tensors:
             kind = tensor(value)
-            tensors[name] = torch.zeros(kind.static_shape(), dtype=dtypes()[kind.dtype])
+            tensors[name] = torch.zeros(
+                kind.static_shape(), dtype=dtypes()[kind.dtype], device=device
+            )
     return Program(program.module, tensors, program.source)
 
 
@@ -97,9 +101,11 @@ def add_training(
         trainable = "*"
     options = {"loss": loss, "trainable": trainable, "frozen": frozen}
     passes = [find_pass("canonicalize")(), find_pass("differentiate")(**options)]
-    passes.append(find_pass("recompute")(policy=recompute))
+    again: dict[str, object] = {"policy": recompute}
+    passes.append(find_pass("recompute")(**again))
+    cut: dict[str, object] = {"count": accumulate, "split": split}
     if accumulate > 1:
-        passes.append(find_pass("accumulate-gradients")(count=accumulate, split=split))
+        passes.append(find_pass("accumulate-gradients")(**cut))
     if optimizer is not None:
         given = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
         passes.append(find_pass("add-optimizer")(**given))

@@ -185,6 +185,4 @@ def gathered(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[A
     for cache in caches_in(given):
         adopt(cache, held.whole(cache))
     # The caches themselves: a call writes to the object.
-    return pytree.tree_map(
-        lambda x: x if is_cache(x) else held.whole(x), given, is_leaf=is_cache
-    )
+    return pytree.tree_map(lambda x: x if is_cache(x) else held.whole(x), given, is_leaf=is_cache)

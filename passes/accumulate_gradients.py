@@ -207,7 +207,7 @@ def _check(func: FuncOp, cut: set[str]) -> None:
             raise IrcError(
                 "option-value",
                 f"accumulate-gradients: result '{name}' is {tensor(value)}, and no loss",
-                because="a loss is one real number, whose mean over micro-batches is that of a batch",
+                because="a loss is one real number, and that of a batch is the mean over its parts",
                 help="run differentiate before it, with outputs=loss",
             )
         if role == "state" and name in cut:

@@ -60,9 +60,7 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         const=ADAMW,
         help="plan a step of training with adamw (the default), adam, sgd or momentum",
     )
-    parser.add_argument(
-        "--lr", metavar="X", type=float, help="the learning rate (default: 0.001)"
-    )
+    parser.add_argument("--lr", metavar="X", type=float, help="the learning rate (default: 0.001)")
     parser.add_argument(
         "--loss",
         metavar="RESULT|NAME:FUNCTION",
@@ -74,6 +72,12 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--accumulate", metavar="N", type=int, default=1, help="micro-batches of a step"
+    )
+    parser.add_argument(
+        "--recompute",
+        metavar="POLICY",
+        default="none",
+        help="what backward computes again: none, cheap, selective, full, or globs",
     )
     parser.add_argument(
         "--stored-bytes",
@@ -102,8 +106,11 @@ def is_named_object(text: str) -> bool:
 def _compile_file(args: argparse.Namespace) -> str:
     from irc.api import compile_file
 
-    given = {name: getattr(args, name) for name in ("train", "lr", "loss", "frozen", "stored_bytes")}
+    given = {
+        name: getattr(args, name) for name in ("train", "lr", "loss", "frozen", "stored_bytes")
+    }
     given["accumulate"] = args.accumulate != 1
+    given["recompute"] = args.recompute != "none"
     for option, value in given.items():
         if value:
             raise IrcError(
@@ -152,6 +159,7 @@ def _compile_module(args: argparse.Namespace) -> str:
         loss=None if args.loss is None else named_loss(args.loss),
         frozen=args.frozen,
         accumulate=args.accumulate,
+        recompute=args.recompute,
         stored_bytes=args.stored_bytes,
     )
 

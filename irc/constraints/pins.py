@@ -23,7 +23,7 @@ from irc.dialects.placement import B, Partial, Placement, Split
 from irc.dialects.types import PlacementAttr
 from irc.errors import IrcError, did_you_mean
 
-Verb: TypeAlias = Literal["pin", "forbid"]
+Verb: TypeAlias = Literal["pin", "forbid", "same"]
 Kind: TypeAlias = Literal["argument", "op", "line"]
 Pins: TypeAlias = str | Path | Mapping[str, "str | Placement"]
 """Constraints as Python gives them: text, a file, or placements by glob."""
@@ -45,6 +45,7 @@ class Statement:
         glob: with ``*``, ``?`` and number ranges ``{0-5,7}``.
         priority: of two pins of one thing the higher holds, of equal ones the later.
         equal: refuse shards that are not equal.
+        others: of ``same``, the globs of what lies as ``glob`` does.
         where: the file and line, for messages.
     """
 
@@ -55,12 +56,15 @@ class Statement:
     priority: int = 0
     equal: bool = False
     where: str = INLINE
+    others: tuple[str, ...] = ()
 
     def matches(self, name: str) -> bool:
         """Return whether the glob fits a name."""
         return _regex(self.glob).fullmatch(name) is not None
 
     def __str__(self) -> str:
+        if self.verb == "same":
+            return f"same {', '.join((self.glob, *self.others))}"
         kind = {"argument": "", "op": "op ", "line": "at "}[self.kind]
         return f"{self.verb} {kind}{self.glob} = {self.pattern}"
 
@@ -68,14 +72,15 @@ class Statement:
 def constraint_text(pins: Pins) -> tuple[str, str]:
     """Return the text of constraints, and where it is from.
 
-    Text without a ``=`` is the name of a file.
+    Text without a ``=`` is the name of a file, unless it begins with ``same``.
 
     Raises:
         IrcError: ``file-missing``.
     """
     if isinstance(pins, Mapping):
         return "\n".join(f'"{glob}" = {value}' for glob, value in pins.items()), INLINE
-    if isinstance(pins, str) and ("=" in pins or not pins.strip() or "\n" in pins):
+    is_text = isinstance(pins, str) and ("=" in pins or "\n" in pins or _is_same(pins))
+    if isinstance(pins, str) and (is_text or not pins.strip()):
         return pins, INLINE
     path = Path(pins)
     try:
@@ -90,6 +95,10 @@ def constraint_text(pins: Pins) -> tuple[str, str]:
             because=str(reason),
             help="name a file, or write constraints: 'NAME = [tensor = S(0)]; ...'",
         ) from None
+
+
+def _is_same(text: str) -> bool:
+    return re.match(r"\s*same\s.*,", text) is not None
 
 
 def pins_option(pins: Pins) -> str:
@@ -198,6 +207,10 @@ def _parser() -> Any:
 
 
 def _statement(node: Any, text: str, source: str) -> Statement:
+    where = f"{source}, line {node.meta.line}" if "\n" in text.strip() else source
+    if node.data == "same":
+        first, *others = (str(name.children[0]).strip('"') for name in node.children)
+        return Statement("same", "argument", first, Pattern(), where=where, others=tuple(others))
     verb = "pin"
     children = list(node.children)
     if children[0].data in ("pin", "forbid"):
@@ -205,7 +218,6 @@ def _statement(node: Any, text: str, source: str) -> Statement:
     target, pattern, *qualifiers = children
     (name,) = target.children[0].children
     found = {str(q.data): int(q.children[0]) if q.children else 1 for q in qualifiers}
-    where = f"{source}, line {node.meta.line}" if "\n" in text.strip() else source
     return Statement(
         cast("Verb", verb),
         cast("Kind", str(target.data)),
@@ -304,5 +316,5 @@ def _syntax_error(text: str, source: str, error: Any) -> IrcError:
         f"cannot read the constraint '{statement.strip()}'",
         where=where,
         because=f"it stops making sense at '{found}'",
-        help="write it as: [pin|forbid] NAME = PLACEMENT, or: pin op ID = PLACEMENT",
+        help="write it as: [pin|forbid] NAME = PLACEMENT, pin op ID = PLACEMENT, or same A, B",
     )

@@ -8,7 +8,7 @@ pin of higher priority asks for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
@@ -34,11 +34,13 @@ class Constraints:
         mesh: the mesh.
         arguments: the statements about each entry argument, by its name.
         ops: the statements about each op, by ``function/id``.
+        same: arguments that lie in one way: of each, the first one that it lies as.
     """
 
     mesh: Mesh = field(default_factory=lambda: Mesh(()))
     arguments: Mapping[str, tuple[Statement, ...]] = field(default_factory=dict[str, Any])
     ops: Mapping[str, tuple[Statement, ...]] = field(default_factory=dict[str, Any])
+    same: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def restricts(self, name: str, *, loaded: bool) -> bool:
         """Return whether an argument has constraints; if it is given whole, only pins count."""
@@ -162,7 +164,11 @@ def resolve(module: ModuleOp, mesh: Mesh, statements: Iterable[Statement]) -> Co
     }
     on_arguments: dict[str, list[Statement]] = {}
     on_ops: dict[str, list[Statement]] = {}
+    same: dict[str, str] = {}
     for statement in statements:
+        if statement.verb == "same":
+            _link(statement, entry_values, same)
+            continue
         check_mesh(statement, mesh)
         if statement.kind == "argument":
             for name in _named_arguments(statement, entry_values):
@@ -172,7 +178,17 @@ def resolve(module: ModuleOp, mesh: Mesh, statements: Iterable[Statement]) -> Co
             for name in _named_ops(statement, ops):
                 check_op(statement, ops[name])
                 on_ops.setdefault(name, []).append(statement)
-    return Constraints(mesh, _frozen(on_arguments), _frozen(on_ops))
+    return Constraints(mesh, _frozen(on_arguments), _frozen(on_ops), same)
+
+
+def _link(statement: Statement, values: Mapping[str, SSAValue], same: dict[str, str]) -> None:
+    """Join what a statement names, and whatever lies as one of them, to one group."""
+    globs = (statement.glob, *statement.others)
+    named = [n for g in globs for n in _named_arguments(replace(statement, glob=g), values)]
+    firsts = dict.fromkeys(same.get(name, name) for name in named)
+    first = next(iter(firsts))
+    same |= dict.fromkeys(named, first)
+    same |= {name: first for name, other in same.items() if other in firsts}
 
 
 def _held_results(func: FuncOp) -> dict[str, SSAValue]:

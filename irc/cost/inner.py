@@ -1,4 +1,4 @@
-"""What a rank holds inside of an op whose local program has steps of its own (`irc.ops.strategies`).
+"""What a rank holds inside of an op whose local program has steps of its own.
 
 A rank that sends its tokens to experts holds those of all ranks for a moment, and a two-stage
 search its candidates: memory that is no operand and no result.
@@ -39,6 +39,9 @@ def inner_bytes(op: FlowOp, signature: NdSignature, mesh: Mesh) -> int:
     program: list[FlowOp] = []
     steps = REPEATED if RING in signature.strategy else 0
     results = build_local(op, signature, mesh, list(block.args), program.append, steps=steps)
+    if not any(isinstance(op, CollectiveOp) for op in program):
+        # One kernel, or a few that the fuser joins.
+        return 0
     return _peak(program, {*block.args, *results})
 
 

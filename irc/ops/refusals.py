@@ -16,9 +16,9 @@ REASONS: Mapping[str, str] = {
     "flow.pool": "a window reads rows of the neighbouring ranks: irc exchanges no halos, so only "
     "the dims before the windows split",
     "flow.sort": "the sorted dim has to be on one rank: the others split",
-    "flow.top_k": "the searched dim has to be on one rank: the others split",
-    "flow.arg_reduce": "the searched dim has to be on one rank: the others split",
-    "flow.cumulative": "each element needs those before it: the other dims split",
+    "flow.top_k": "shards of the searched dim have to be equal: ranks exchange what they find",
+    "flow.arg_reduce": "shards of the searched dim have to be equal: ranks exchange what they find",
+    "flow.cumulative": "shards of the dim have to be equal: ranks exchange what each comes to",
     "flow.attention": "every row needs all keys: rows of q split, keys and values do not (rings of "
     "keys are not planned; boxing gathers them, or moves the split to the heads)",
     "flow.reshape": "only the leading factor of a merged dim is contiguous on a rank",

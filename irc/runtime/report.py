@@ -88,8 +88,8 @@ class RunReport:
             found = self.comparison
             where = f" in {printable(found.where)}" if found.where else ""
             lines.append(
-                f"eager      max abs error {found.max_abs:.1e}, relative {found.relative:.1e}{where} "
-                f"(eager's own {found.eager_relative:.1e})"
+                f"eager      max abs error {found.max_abs:.1e}, "
+                f"relative {found.relative:.1e}{where} (eager's own {found.eager_relative:.1e})"
             )
             lines.append("OK" if found.ok else "FAIL")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""torch's optimiser for a recipe: what a plan's steps are compared with, and whose names they use."""
+"""torch's optimiser for a recipe: what steps are compared with, and whose names they use."""
 
 # pyright: basic
 from __future__ import annotations

@@ -85,7 +85,7 @@ class TrainingState:
         if not everywhere and self.parts.rank:
             return {}
         model = {
-            key: found[self._first.get(key, key)] if self._first.get(key, key) in found else value
+            key: found.get(self._first.get(key, key), value)
             for key, value in self._module.state_dict().items()
         }
         copied = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in model.items()}

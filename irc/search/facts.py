@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp
-from xdsl.ir import SSAValue, Use
+from xdsl.ir import Operation, SSAValue, Use
 
 from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import FlowOp

@@ -8,7 +8,7 @@ is never dearer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal, TypeAlias
@@ -23,6 +23,7 @@ from irc.dialects.builder import arguments, results
 from irc.dialects.flow import FlowOp, id_of, phase_of
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import TensorType
+from irc.errors import IrcError
 from irc.search.facts import LOADED, Facts
 from irc.search.moments import liveness_of
 from irc.search.options import Options
@@ -31,6 +32,8 @@ from irc.search.problem import Net, Node, Port, Problem
 from irc.search.prune import undominated
 from irc.sharding.boxing import LocalShape, even_shape
 from irc.sharding.signatures import NdSignature
+
+SHOWN = 4
 
 Inputs: TypeAlias = Literal["replicated", "any"]
 
@@ -76,6 +79,7 @@ class Graph:
         self.reads: dict[tuple[Operation, int], Port] = {}
         self.groups: dict[SSAValue, list[tuple[Use, ...]]] = {}
         self.nets: dict[SSAValue, list[int | None]] = {}
+        self._restricted: set[str] = set()
         self._placements: dict[object, tuple[Placement, ...]] = {}
         self._even: dict[LocalShape, tuple[Placement, ...]] = {}
         self._wishes, self.mesh, self._boxing = wishes, cost.mesh, cost.boxing
@@ -137,25 +141,63 @@ class Graph:
     def _add_entry_arguments(self, func: FuncOp, end: ReturnOp) -> None:
         updated = {name for role, name in results(func) if role == "state"}
         known: dict[object, Port] = {}
+        linked: dict[str, dict[str, SSAValue]] = {}
         for role, name, value in arguments(func):
-            loaded = role in LOADED or (role == "input" and self._wishes.inputs == "any")
             uses = self.facts.uses(value)
-            if not isinstance(value.type, TensorType):
+            options = self._argument_options(role, name, value)
+            if name in self._wishes.constraints.same:
+                linked.setdefault(self._wishes.constraints.same[name], {})[name] = value
+            elif options is None:
                 self.sources[value] = self._fixed
-                continue
-            if self._wishes.constraints.restricts(name, loaded=loaded):
-                options = self._wishes.constraints.placements(
-                    name, self._any_placement(value, uses), value.type
-                )
-            elif not loaded or not uses:
-                self.sources[value] = self._fixed
-                continue
-            elif self._follows(role, name in updated, uses):
+            elif name not in self._restricted and self._follows(role, name in updated, uses):
                 self.sources[value] = self.reads[uses[0].operation, uses[0].index]
-                continue
             else:
-                options = self._any_placement(value, uses)
-            self.sources[value] = self._argument(role, name, value, options, uses, known)
+                self.sources[value] = self._argument(role, name, value, options, uses, known)
+        roles = {name: role for role, name, _ in arguments(func)}
+        for group in linked.values():
+            self._link(group, roles)
+
+    def _argument_options(
+        self, role: str, name: str, value: SSAValue
+    ) -> tuple[Placement, ...] | None:
+        """Return how an entry argument may lie; None: whole, as it is given."""
+        loaded = role in LOADED or (role == "input" and self._wishes.inputs == "any")
+        uses = self.facts.uses(value)
+        if not isinstance(value.type, TensorType):
+            return None
+        if self._wishes.constraints.restricts(name, loaded=loaded):
+            self._restricted.add(name)
+            given = self._any_placement(value, uses)
+            return self._wishes.constraints.placements(name, given, value.type)
+        return self._any_placement(value, uses) if loaded and uses else None
+
+    def _link(self, group: Mapping[str, SSAValue], roles: Mapping[str, str]) -> None:
+        """Let arguments lie in one way, whatever it is: they share a node.
+
+        Raises:
+            IrcError: ``sharding-infeasible``, where no placement suits all of them.
+        """
+        found = {n: self._argument_options(roles[n], n, v) for n, v in group.items()}
+        given = {
+            name: set(options or ([self._whole] if self.facts.uses(group[name]) else []))
+            for name, options in found.items()
+        }
+        wanted = [options for options in given.values() if options]
+        every = dict.fromkeys(p for options in found.values() for p in options or [self._whole])
+        common = tuple(p for p in every if all(p in options for options in wanted))
+        if not common:
+            raise IrcError(
+                "sharding-infeasible",
+                f"no placement suits all of {', '.join(group)}, which are to lie in the same way",
+                because=[
+                    f"'{name}' can be {', '.join(sorted(map(str, options))[:SHOWN])}"
+                    for name, options in given.items()
+                ],
+                help="drop one of the constraints",
+            )
+        node = Node(f"same {next(iter(group))}", (0.0,) * len(common))
+        port = Port(self.problem.add_node(node), common)
+        self.sources.update(dict.fromkeys(group.values(), port))
 
     def _follows(self, role: str, updated: bool, uses: Sequence[Use]) -> bool:
         if len(uses) != 1 or updated or isinstance(uses[0].operation, ReturnOp):

@@ -74,13 +74,17 @@ class Timeline:
         spans: values that are held.
         given: values that are held inside and outside; counted outside.
         reads: values that may be boxed.
+        library: of ops that a library computes: the results, which it allocates beside them.
         calls: the callee of each op that is a call.
+        aside: the most that libraries of collectives hold, under the choice looked at last.
     """
 
     labels: list[str]
     spans: list[Span] = field(default_factory=list[Span])
     given: list[Span] = field(default_factory=list[Span])
     reads: list[Reads] = field(default_factory=list[Reads])
+    library: list[Span] = field(default_factory=list[Span])
+    aside: int = 0
     calls: dict[int, str] = field(default_factory=dict[int, str])
 
     def held(self, choice: Choice, trees: Trees) -> Numbers:
@@ -90,6 +94,7 @@ class Timeline:
             size = span.num_bytes[choice[span.node]]
             change[span.start] += size
             change[span.end + 1] -= size
+        self.aside = 0
         for start, end, size in self.copies(choice, trees):
             change[start] += size
             change[end + 1] -= size
@@ -116,11 +121,12 @@ class Timeline:
                     times[branch.source].append(min(times[branch.target]))
             for branch in tree.branches:
                 at = min(times[branch.target])
-                size = trees.scratch_bytes(
+                packed, aside = trees.scratch_bytes(
                     reads.shape, reads.dtype, branch.source, branch.target
                 )
-                if size:
-                    yield at, at, size
+                self.aside = max(self.aside, aside)
+                if packed:
+                    yield at, at, packed
             for target, at in times.items():
                 yield min(at), max(at), trees.num_bytes(reads.shape, reads.dtype, target)
 
@@ -139,7 +145,16 @@ class Liveness:
         """Return the bytes at the moment when a device holds most, and that moment."""
         found: dict[str, tuple[int, Moment]] = {}
         most, moment = self._worst("forward", choice, trees, found)
-        return most, moment
+        return most + self._aside(choice), moment
+
+    def _aside(self, choice: Choice) -> int:
+        """Return the most that a library allocates at a time: the arena is there all the time."""
+        computed: dict[tuple[str, int], int] = {}
+        for name, timeline in self.functions.items():
+            for span in timeline.library:
+                at = name, span.start
+                computed[at] = computed.get(at, 0) + span.num_bytes[choice[span.node]]
+        return max([*computed.values(), *(t.aside for t in self.functions.values())], default=0)
 
     def _worst(
         self, name: str, choice: Choice, trees: Trees, found: dict[str, tuple[int, Moment]]
@@ -197,13 +212,15 @@ class Liveness:
             inside = "" if name == "forward" else "transients"
             for span in timeline.spans:
                 if span.start <= at <= span.end:
-                    what = inside or span.what
+                    # What a callee is done with is taken off where it was counted.
+                    what = span.what if min(span.num_bytes) < 0 else inside or span.what
                     found[what] = found.get(what, 0) + span.num_bytes[choice[span.node]]
             for span in timeline.given:
                 found[inside] = found.get(inside, 0) - span.num_bytes[choice[span.node]]
             for start, end, size in timeline.copies(choice, trees):
                 if start <= at <= end:
                     found["boxed"] = found.get("boxed", 0) + size
+        found["library"] = self._aside(choice)
         return {what: size for what, size in found.items() if size}
 
 

@@ -38,8 +38,8 @@ NAMES = (("data",), ("data", "tensor"), ("data", "context", "tensor"))
 FAR = 1.05
 """A mesh of three axes is not tried where both that it refines take so many times the best."""
 
-MAX_FINE = 6
-MAX_VAIN = 3
+MAX_FINE = 5
+MAX_VAIN = 2
 """So many meshes of three axes are tried, and so many in a row that are no better end it."""
 
 
@@ -54,6 +54,7 @@ class Tried:
         gap: between the plan and the bound.
         is_full: every signature was looked at, not only the ways that won elsewhere.
         note: why there is no plan.
+        is_tried: it was planned, or a bound or the memory ended that; otherwise it was left out.
     """
 
     mesh: Mesh
@@ -62,6 +63,7 @@ class Tried:
     gap: float = 0.0
     is_full: bool = False
     note: str = ""
+    is_tried: bool = True
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,12 @@ def _factors(devices: int, number: int) -> Iterator[tuple[int, ...]]:
 
 def _inner(mesh: Mesh) -> int:
     return mesh.axes[1][1] if len(mesh.axes) > 1 else 1
+
+
+def _skew(mesh: Mesh) -> float:
+    """Return how much larger one of the two outer axes is than the other."""
+    (_, outer), (_, inner), *_ = mesh.axes
+    return max(outer / inner, inner / outer)
 
 
 def level_mesh(cluster: Cluster, devices: int) -> Mesh:
@@ -204,7 +212,9 @@ class _MeshSearch:
         """Try meshes of three axes, most promising first."""
         limit = FAR * (self.best[0] if self.best else inf)
         promise = {mesh: min(self.tried[str(m)].seconds for m in coarser(mesh)) for mesh in meshes}
-        order = sorted(meshes, key=lambda mesh: (promise[mesh], -self._alignment(mesh)))
+        order = sorted(
+            meshes, key=lambda mesh: (promise[mesh], -self._alignment(mesh), _skew(mesh))
+        )
         number = vain = 0
         for mesh in order:
             if promise[mesh] > limit:
@@ -223,7 +233,7 @@ class _MeshSearch:
         return sum(link.devices in ends for link in self.cluster.links)
 
     def _skip(self, mesh: Mesh, note: str) -> None:
-        self.tried[str(mesh)] = Tried(mesh, note=note)
+        self.tried[str(mesh)] = Tried(mesh, note=note, is_tried=False)
 
     def _try(self, mesh: Mesh, ways: Ways | None) -> None:
         cost = ClusterCost(self.cluster, mesh)
@@ -242,7 +252,8 @@ class _MeshSearch:
                 shortage=self._shortage,
             )
         except TooSmall as error:
-            self._skip(mesh, f"no plan fits into {error.graph.problem.memory_bytes} bytes")
+            note = f"no plan fits into {error.graph.problem.memory_bytes} bytes"
+            self.tried[str(mesh)] = Tried(mesh, note=note)
             return
         except Worse as error:
             self.tried[str(mesh)] = Tried(mesh, note=str(error))

@@ -2,13 +2,13 @@
 
 Views hold nothing of their own, and neither does what one kernel makes and reads again: a pointwise
 result that only a pointwise op or a reduction reads (`irc.passes.fuse` joins them). A state is
-updated where it lies. An output is there from the start; what a library computes it allocates
-itself, so for that moment there are two of it.
+updated where it lies. An output is there from the start. What a library computes it allocates
+itself, before it is copied to its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
@@ -23,6 +23,7 @@ from irc.ops.work import VIEWS
 from irc.search.liveness import Liveness, Reads, Span, Timeline
 from irc.search.problem import Port
 from irc.sharding.spaces import num_bytes
+from irc.sharding.workspace import workspace_bytes
 
 if TYPE_CHECKING:
     from irc.search.graph import Graph
@@ -44,12 +45,20 @@ KINDS: Mapping[str, str] = {
 def liveness_of(graph: Graph) -> Liveness:
     """Return the memory of every choice of a graph's problem."""
     updated = _updated(graph.functions)
-    return Liveness(
-        {
-            name: _Walk(graph, name, func, updated[name]).timeline()
-            for name, func in graph.functions.items()
-        }
-    )
+    walks = {
+        name: _Walk(graph, name, func, updated[name]) for name, func in graph.functions.items()
+    }
+    released = _released(list(walks.values()))
+    return Liveness({name: walk.timeline(released.get(name, ())) for name, walk in walks.items()})
+
+
+def _released(walks: Sequence[_Walk]) -> dict[str, set[int]]:
+    """Return, by function, the arguments that nobody reads after any of its calls."""
+    found: dict[str, set[int]] = {}
+    for walk in walks:
+        for callee, operands in walk.released():
+            found[callee] = found.get(callee, operands) & operands
+    return found
 
 
 def _updated(known: Mapping[str, FuncOp]) -> dict[str, set[SSAValue]]:
@@ -95,9 +104,31 @@ class _Walk:
         for value in func.body.block.args:
             self._end[value] = self._last_reader(value)
 
-    def timeline(self) -> Timeline:
-        """Return what the function holds when."""
+    def released(self) -> Iterator[tuple[str, set[int]]]:
+        """Yield, for each call, the operands whose last reader it is."""
+        for at, op in enumerate(self._ops):
+            if isinstance(op, CallOp):
+                shown = [_shown(value) for value in op.operands]
+                last = {
+                    i
+                    for i, value in enumerate(shown)
+                    if isinstance(value.owner, Operation)
+                    and self._end[value] == at
+                    and not self._is_joined(value.owner)
+                    and value not in self._outputs | self._updated
+                    and shown.count(value) == 1
+                }
+                yield op.callee.string_value(), last
+
+    def timeline(self, released: Iterable[int]) -> Timeline:
+        """Return what the function holds when.
+
+        Args:
+            released: the arguments whose memory is free after their last reader in here.
+        """
         made = self._timeline
+        for i in released:
+            self._add_release(self._func.body.block.args[i])
         roles = self._argument_roles()
         for value in self._func.body.block.args:
             if self._is_entry:
@@ -106,15 +137,35 @@ class _Walk:
         for at, op in enumerate(self._ops):
             if isinstance(op, CallOp):
                 made.calls[at] = op.callee.string_value()
+            self._add_inner(op, at)
             for value in op.results:
                 if not self._is_joined(op) and value not in self._updated:
                     self._add_made(value, at)
                 if _in_library(op):
-                    self._add_span("transients", value, at, at)
+                    self._add_library(value, at)
                 self._add_reads(value)
+            self._add_workspace(op, at)
         if not self._is_entry:
             self._add_given()
         return made
+
+    def _add_workspace(self, op: Operation, at: int) -> None:
+        found = self._graph.ops.get(op)
+        if found is None or not isinstance(op, FlowOp):
+            return
+        node, options = found
+        size = tuple(workspace_bytes(op, option, self._graph.mesh) for option in options)
+        if any(size):
+            self._timeline.spans.append(Span("transients", node, size, at, at))
+
+    def _add_inner(self, op: Operation, at: int) -> None:
+        """Hold what an op's local program holds beside its operands and results."""
+        if not isinstance(op, FlowOp) or op not in self._graph.ops:
+            return
+        node, found = self._graph.ops[op]
+        sizes = tuple(self._graph.options.inner_bytes(op, s) for s in found)
+        if any(sizes):
+            self._timeline.spans.append(Span("transients", node, sizes, at, at))
 
     def _allocated_first(self) -> set[SSAValue]:
         """Return the outputs of the entry: a call begins with their memory."""
@@ -193,6 +244,22 @@ class _Walk:
             port = self._graph.sources[value]
             size = self._bytes(port, value)
             self._timeline.spans.append(Span(what, port.node, size, start, end, is_stored))
+
+    def _add_library(self, value: SSAValue, at: int) -> None:
+        if isinstance(value.type, TensorType):
+            port = self._graph.sources[value]
+            size = self._bytes(port, value)
+            self._timeline.library.append(Span("library", port.node, size, at, at))
+
+    def _add_release(self, value: SSAValue) -> None:
+        """Take off an argument, which is counted outside, from its last reader on."""
+        if isinstance(value.type, TensorType):
+            port, last = self._graph.sources[value], len(self._ops) - 1
+            size = tuple(-n for n in self._bytes(port, value))
+            if self._end[value] < last:
+                self._timeline.spans.append(
+                    Span("activations", port.node, size, self._end[value] + 1, last)
+                )
 
     def _add_given(self) -> None:
         end = self._ops[-1]

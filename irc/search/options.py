@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
+from irc.cost.inner import inner_bytes
 from irc.cost.model import ClusterCost
 from irc.dialects.flow import FlowOp
 from irc.dialects.placement import AxisPlacement, Split
@@ -48,6 +49,7 @@ class Options:
         self.cost, self.key, self.traffic, self.ways = cost, key, traffic, ways
         self._found: dict[Key, list[NdSignature]] = {}
         self._seconds: dict[tuple[Key, int], float] = {}
+        self._inner: dict[tuple[Key, int], int] = {}
 
     def signatures(self, op: FlowOp) -> list[NdSignature]:
         """Return the signatures of an op; equal ops have the same list."""
@@ -72,6 +74,13 @@ class Options:
         if key not in self._seconds:
             self._seconds[key] = self.cost.op_seconds(op, signature, self.traffic.get(op))
         return self._seconds[key]
+
+    def inner_bytes(self, op: FlowOp, signature: NdSignature) -> int:
+        """Return what a rank holds inside of an op under one of its signatures."""
+        key = (self.key(op), id(signature))
+        if key not in self._inner:
+            self._inner[key] = inner_bytes(op, signature, self.cost.mesh)
+        return self._inner[key]
 
 
 def ways_of(signature: NdSignature, axes: Iterable[str]) -> Iterable[Way]:

@@ -35,11 +35,13 @@ budgets that nothing fits the simplex method may need minutes to say so."""
 
 LARGE = 20_000
 GOOD = 5e-3
-"""With more columns than this, a choice that is so near the bound is good enough; the gap tells."""
+"""With more columns than this, branch and bound over the options that the relaxation has a part of
+may end so near the optimum; the gap tells."""
 
-FEW = 200
+FAR = 5e-2
+FEW = 50
 FEW_NODES = 100
-"""Where it is not near, so many options more are looked at, in so many nodes."""
+"""Where it is so far from it, this many options more are looked at, in so many nodes."""
 
 HOPELESS = 100
 """An option that costs so many times the optimum without a budget is out of the question."""
@@ -138,7 +140,7 @@ class Relaxation:
             raise Infeasible
         columns, cost, self.bound = found
         is_large = len(self.matrix.cost) > LARGE
-        if is_large and cost - least <= GOOD * cost:
+        if is_large and (cost - least <= FAR * cost or allowed.all()):
             self.bound = least
             return columns
         # A choice with another option costs its reduced cost more than the relaxation, at least.
@@ -224,7 +226,7 @@ def _solver(matrix: Matrix, allowed: NDArray[np.bool_] | None = None, node_limit
         )
         options |= {
             "mip_max_nodes": min(node_limit, FEW_NODES) if is_large else node_limit,
-            "mip_rel_gap": GOOD / 2 if is_large else 0.0,
+            "mip_rel_gap": GOOD if is_large else 0.0,
             "mip_abs_gap": GAP,
         }  # fmt: skip
     lp.col_upper_ = upper

@@ -73,11 +73,11 @@ class Trees:
 
     def scratch_bytes(
         self, shape: LocalShape, dtype: str, source: Placement, target: Placement
-    ) -> int:
+    ) -> tuple[int, int]:
         """Return what a boxing holds while it runs, beside the value before and after.
 
-        Chunks along another dim than the first are packed, and some libraries gather and scatter in
-        memory of their own: either is as large as the larger side.
+        Chunks along another dim than the first are packed; and some libraries gather and scatter in
+        memory of their own, the second number. Either is as large as the larger side.
         """
         packed = aside = False
         for axis, before in source.axes:
@@ -89,7 +89,8 @@ class Trees:
             # A sum is added up in place; a reduction into parts, and a gathering, are not.
             aside = aside or (len(split) == 1 and self._boxing.aside)
         sides = (self.num_bytes(shape, dtype, p) for p in (source, target))
-        return (packed + aside) * max(sides)
+        most = max(sides)
+        return packed * most, aside * most
 
     def _search(
         self, shape: LocalShape, dtype: str, source: Placement, targets: tuple[Placement, ...]

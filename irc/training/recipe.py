@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from irc.errors import IrcError, did_you_mean
 from irc.training.optimizers import OPTIMIZERS
@@ -29,6 +29,7 @@ class Recipe:
         frozen: globs of parameters that stay as they are.
         accumulate: micro-batches of a step.
         split: inputs that are cut into micro-batches; others are given to each.
+        recompute: what backward computes again (pass ``recompute``).
     """
 
     kind: str = "adamw"
@@ -39,6 +40,7 @@ class Recipe:
     frozen: str = ""
     accumulate: int = 1
     split: tuple[str, ...] = ()
+    recompute: str = "none"
 
     @property
     def optimizer(self) -> dict[str, object]:
@@ -52,6 +54,7 @@ def recipe_of(
     loss: str = "",
     frozen: str = "",
     accumulate: int = 1,
+    recompute: str = "none",
 ) -> Recipe:
     """Read what the user says of a training step.
 
@@ -63,7 +66,9 @@ def recipe_of(
     Raises:
         IrcError: ``option-unknown`` or ``option-value``.
     """
-    given = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
+    given: dict[str, object] = (
+        {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
+    )
     kind = given.pop("kind", "adamw")
     if not isinstance(kind, str) or kind not in OPTIMIZERS:
         raise IrcError(
@@ -85,13 +90,17 @@ def recipe_of(
     if kind == "sgd" and numbers.get("momentum"):
         kind = "momentum"
     if type(accumulate) is not int or accumulate < 1:
-        raise IrcError("option-value", f"accumulate={accumulate!r}: a step has 1 micro-batch or more")
-    return Recipe(kind, numbers, no_decay, lr, loss, frozen, accumulate)
+        raise IrcError(
+            "option-value", f"accumulate={accumulate!r}: a step has 1 micro-batch or more"
+        )
+    return Recipe(kind, numbers, no_decay, lr, loss, frozen, accumulate, (), recompute)
 
 
 def _pair(betas: object) -> tuple[object, object]:
-    if isinstance(betas, Sequence) and not isinstance(betas, str) and len(betas) == 2:
-        return betas[0], betas[1]
+    if isinstance(betas, tuple | list):
+        numbers = list(cast("Sequence[object]", betas))
+        if len(numbers) == 2:
+            return numbers[0], numbers[1]
     raise IrcError("option-value", f"betas={betas!r}: an optimiser takes two numbers")
 
 
@@ -104,6 +113,8 @@ def _number(name: str, value: object) -> float:
 def _globs(value: object) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, Sequence) and all(isinstance(glob, str) for glob in value):
-        return ",".join(map(str, value))
+    if isinstance(value, tuple | list):
+        given = list(cast("Sequence[object]", value))
+        if all(isinstance(glob, str) for glob in given):
+            return ",".join(map(str, given))
     raise IrcError("option-value", f"no_decay={value!r}: give globs of parameter names")

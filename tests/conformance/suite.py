@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import unittest
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +15,7 @@ import onnx.backend.test
 
 from irc.errors import IrcError
 from irc.onnx import Backend
+from tests.conformance.expected import COLLECTED, MISSES
 
 SETS: Mapping[str, str] = {
     "OnnxBackendNodeModelTest": "node",
@@ -21,7 +23,7 @@ SETS: Mapping[str, str] = {
     "OnnxBackendPyTorchConvertedModelTest": "pytorch-converted",
     "OnnxBackendPyTorchOperatorModelTest": "pytorch-operator",
 }
-"""Sets of the suite by the name of onnx's own test class. Whole models, its fifth, are downloaded."""
+"""Sets of the suite by the name of onnx's own test class; its fifth is downloaded, whole models."""
 
 TOLERANCES: Mapping[str, Mapping[str, float]] = {"test_dft": {"atol": 1e-6}}
 """Where the suite's own tolerance is below what float32 gives; onnx's own run has the same."""
@@ -93,3 +95,32 @@ def reason_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     shown: list[Any] = lines[:2] or [type(error).__name__]
     return f"{type(error).__name__}: {' '.join(shown)}"[:200]
+
+
+def differences(outcomes: Sequence[Outcome], *, whole: bool = True) -> list[str]:
+    """Return what is otherwise than `expected` says, one line each.
+
+    Args:
+        outcomes: of the cases that ran.
+        whole: whether those are all cases; then none may be gone.
+    """
+    found = [f"{o.name} fails: {o.reason}" for o in outcomes if o.reason and o.name not in MISSES]
+    found += [
+        f"{o.name} passes: take it out of MISSES in tests/conformance/expected.py"
+        for o in outcomes
+        if not o.reason and o.name in MISSES
+    ]
+    return found + (too_few(outcomes) if whole else [])
+
+
+def too_few(collected: Iterable[Case | Outcome]) -> list[str]:
+    """Return a line for each set of which fewer cases are there than there were."""
+    names = list(collected)
+    counts = Counter(each.group for each in names)
+    lines = [
+        f"{counts[group]} cases of set {group} are collected, {least} are expected"
+        for group, least in COLLECTED.items()
+        if counts[group] < least
+    ]
+    gone = sorted(MISSES.keys() - {each.name for each in names})
+    return lines + [f"{name} is in MISSES, but not in the suite" for name in gone]

@@ -16,6 +16,7 @@ from irc.dialects.text import context
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.passes.auto_shard import AutoShardPass
+from irc.pipeline import Options, default_pipeline
 
 T = TensorType.of
 MESH = Mesh.parse("data=2,tensor=2")
@@ -277,3 +278,45 @@ def test_the_plan_remembers_its_constraints_without_the_file(tmp_path: Path) -> 
     options = json.loads(attr.data)
     assert options["pins"] == "*.up.weight = (B, S(0))\n"
     assert held(shard("")) != held(shard(options["pins"]))
+
+
+def test_same_is_read_and_printed() -> None:
+    (found,) = parse_constraints('same layers.{0-3}.up.weight, "x y"')
+    assert (found.verb, found.glob, found.others) == ("same", "layers.{0-3}.up.weight", ("x y",))
+    (plain,) = parse_constraints("same a.*, b")
+    assert parse_constraints(str(plain)) == (plain,)
+    # An argument may be called so.
+    assert parse_constraints('"same" = [tensor = S(0)]')[0].glob == "same"
+    for text in ("same a", "same a, b = S(0)", "same"):
+        with pytest.raises(IrcError):
+            parse_constraints(text)
+
+
+def test_same_gives_two_arguments_one_placement() -> None:
+    """Apart, Megatron's pairing splits columns of one and rows of the other."""
+    apart = held(shard("", mesh="tensor=2"))
+    assert apart["layers.0.up.weight"] != apart["layers.1.down.weight"]
+    same = "same *.up.weight, *.down.weight"
+    for pins in (same, f"{same}; *.up.weight = S(0)"):
+        linked = held(shard(pins, mesh="tensor=2"))
+        assert linked["layers.0.up.weight"] == linked["layers.1.down.weight"], pins
+    assert linked["layers.1.down.weight"] == "(S(0))"
+
+
+def test_same_joins_overlapping_groups_and_refuses_what_cannot_be() -> None:
+    same = "same *.up.weight, *.down.weight"
+    pins = f"{same}; same *.down.weight, x; *.up.weight = [tensor = B]"
+    assert set(held(shard(pins, mesh="tensor=2")).values()) == {"(B)"}
+    with pytest.raises(IrcError, match="lie in the same way") as caught:
+        shard(f"{same}; *.up.weight = S(0); *.down.weight = S(1)", mesh="tensor=2")
+    assert caught.value.code == "sharding-infeasible"
+    with pytest.raises(IrcError, match="names no argument"):
+        shard("same *.weight, nobody")
+
+
+def test_constraints_without_ranks_are_refused() -> None:
+    assert default_pipeline(Options(pins="# nothing"))
+    for mesh in ("", "data=1"):
+        with pytest.raises(IrcError, match="places something among ranks") as caught:
+            default_pipeline(Options(mesh=Mesh.parse(mesh), pins="*.weight = B"))
+        assert caught.value.code == "mesh-mismatch"

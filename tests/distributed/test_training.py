@@ -35,7 +35,7 @@ def run(folder: Path, mesh: str, *cases: str) -> list[dict[str, Any]]:
         for rank in range(4)
     ]
     said = [process.communicate(timeout=500) for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * 4, said[0][1] + said[1][1]
+    assert [process.returncode for process in ranks] == [0] * 4, [err for _, err in said]
     return [json.loads(out) for out, _ in said]
 
 

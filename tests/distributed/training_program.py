@@ -231,7 +231,9 @@ def loading(mesh: str) -> dict[str, Any]:
     step.load_state_dict(step.state_dict())
     state = step.state_dict()
     own = {n: eager.state[p] for n, p in theirs.named_parameters()}
-    states = [far(v, own[n][k]) for n, s in state["optimizer"]["state"].items() for k, v in s.items()]
+    states = [
+        far(v, own[n][k]) for n, s in state["optimizer"]["state"].items() for k, v in s.items()
+    ]
     wanted = theirs.state_dict()
     return {
         "losses": 0.0,

@@ -85,7 +85,9 @@ def test_the_choice_is_the_best_of_all(runs: dict[str, int]) -> None:
     def price(w: Placement, c: Placement) -> float:
         return sum(often[n] * seconds(m, {"w": w, "c": c}) for n, m in modules.items())
 
-    shapes = {name: value.type.static_shape() for _, name, value in arguments(entry(modules["decode"]))}
+    shapes = {
+        name: value.type.static_shape() for _, name, value in arguments(entry(modules["decode"]))
+    }
     tried = {
         (w, c): price(w, c)
         for w, c in product(even_placements(shapes["w"], MESH), even_placements(shapes["c"], MESH))

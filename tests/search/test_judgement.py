@@ -6,147 +6,23 @@ of the nearest other one. Where the numbers matter too, a small twin is run on v
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from xdsl.dialects.builtin import ModuleOp, StringAttr
 
-from irc.dialects.builder import arguments, entry
 from irc.dialects.comm import CollectiveOp
-from irc.dialects.flow import FlowOp, tensor
-from irc.dialects.placement import B, Mesh, Partial, Placement, Split
-from irc.dialects.sbp import BoxingOp
+from irc.dialects.flow import tensor
+from irc.dialects.placement import B, Mesh, Partial, Split
 from irc.dialects.text import context
 from irc.frontends.torch.capture import capture
 from irc.interpret.spmd import run_spmd
 from irc.passes.auto_shard import AutoShardPass
 from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.lower_boxing import LowerBoxingPass
-
-BF16 = torch.bfloat16
-NODE = "8xH100"
-
-
-class Plan:
-    """A sharded program and questions about it."""
-
-    def __init__(self, module: ModuleOp) -> None:
-        self.module = module
-        report = module.attributes["irc.plan_cost"]
-        assert isinstance(report, StringAttr)
-        self.report: dict[str, Any] = json.loads(report.data)
-
-    @property
-    def seconds(self) -> float:
-        return self.report["objective_s"]
-
-    def ops(self, name: str, **attrs: Any) -> list[FlowOp]:
-        found = [op for op in self.module.walk() if isinstance(op, FlowOp) and op.name == name]
-        return [op for op in found if all(op.plain.get(k) == v for k, v in attrs.items())]
-
-    def parameter(self, name: str) -> Any:
-        known = {n: v for _, n, v in arguments(entry(self.module))}
-        return placed(known[name])
-
-    def boxings(self, size: int = 0) -> Iterator[tuple[Any, Any, int]]:
-        """Yield what each boxing changes on the only axis, of tensors of at least ``size``."""
-        for op in self.module.walk():
-            if isinstance(op, BoxingOp):
-                count = 1
-                for dim in tensor(op.outputs[0]).static_shape():
-                    count *= dim
-                if count >= size:
-                    yield placed(op.inputs[0]), placed(op.outputs[0]), count
-
-    def reason(self, other: Plan | None = None) -> None:
-        """Print the deciding op against its runner-up, and this plan against another."""
-        rows = [row for row in self.report["ops"] if "runner_up" in row]
-        row = max(rows, key=lambda r: r["seconds"] * r["count"])
-        print(f"\n{row['id']}: {row['chosen']} takes {row['seconds'] * 1e6:.0f} us;")
-        print(f"  {row['runner_up']} would cost {row['more_s'] * 1e6:.0f} us more")
-        if other is not None:
-            print(f"  plan {self.seconds * 1e6:.0f} us, the other {other.seconds * 1e6:.0f} us")
-
-
-def placed(value: Any, axis: int = 0) -> Any:
-    placement = tensor(value).placement
-    assert isinstance(placement, Placement)
-    return placement.axes[axis][1]
-
-
-def sharded(
-    model: nn.Module, *args: Tensor, mesh: str, cluster: str = NODE, **options: Any
-) -> Plan:
-    module = capture(model.to("meta"), args).program.module
-    CanonicalizePass().apply(context(), module)
-    AutoShardPass(mesh=mesh, cluster=cluster, **options).apply(context(), module)
-    return Plan(module)
-
-
-def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
-class Mlp(nn.Module):
-    """Two matmuls."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, inner, bias=False, dtype=BF16)
-        self.down = nn.Linear(inner, width, bias=False, dtype=BF16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)))
-
-
-class Attention(nn.Module):
-    """Causal self-attention."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q, self.k, self.v, self.o = (
-            nn.Linear(width, width, bias=False, dtype=BF16) for _ in range(4)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, h = x.shape
-        made = [f(x).view(b, t, self.heads, -1) for f in (self.q, self.k, self.v)]
-        q, k, v = (value.transpose(1, 2) for value in made)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o(y.transpose(1, 2).reshape(b, t, h))
-
-
-class Layers(nn.Module):
-    """A transformer without its ends."""
-
-    def __init__(self, count: int, width: int, heads: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(count))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-class Layer(nn.Module):
-    """A pre-norm transformer layer."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.first, self.second = (nn.RMSNorm(width, eps=1e-5, dtype=BF16) for _ in range(2))
-        self.attention, self.mlp = Attention(width, heads), Mlp(width, 4 * width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.first(x))
-        return x + self.mlp(self.second(x))
-
+from tests.search.plans import BF16, Layers, Mlp, Plan, empty, placed, sharded
 
 WIDTH, HEADS, LAYERS = 4096, 32, 4
 WEIGHTS = LAYERS * 12 * WIDTH * WIDTH * 2
@@ -291,56 +167,3 @@ def test_a_mixture_of_experts_is_expert_parallel(mesh: str, axis: int) -> None:
     if axis:
         assert placed(layer.inputs[0]) == placed(layer.outputs[0]) == Split(0)
         assert placed(layer.inputs[3]) == B
-
-
-class Projection(nn.Module):
-    """A matmul whose result is only added up."""
-
-    def __init__(self, width: int, features: int) -> None:
-        super().__init__()
-        self.w = nn.Linear(width, features, bias=False, dtype=BF16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w(x).sum()
-
-
-@pytest.mark.parametrize("features", [2048, 4096, 8192])
-def test_column_and_sequence_parallel_cross_over_at_tokens_equal_features(features: int) -> None:
-    """Tokens are split, and so are the weights: gather the smaller (AutoParallel's rule)."""
-    pins = "x = [tensor = S(0)]; w.weight = [tensor = S(0)]"
-
-    def plan(tokens: int) -> Plan:
-        found = sharded(Projection(4096, features), empty(tokens, 4096), mesh="tensor=8", pins=pins)
-        found.reason()
-        return found
-
-    (fewer,) = plan(features * 3 // 4).ops("flow.contract")
-    assert (placed(fewer.inputs[0]), placed(fewer.inputs[1])) == (B, Split(0))
-    (more,) = plan(features * 5 // 4).ops("flow.contract")
-    assert (placed(more.inputs[0]), placed(more.inputs[1])) == (Split(0), B)
-
-
-def test_long_attention_goes_from_sequence_to_heads() -> None:
-    """Ulysses (arXiv:2309.14509): all-to-all before and after, and no activation is gathered."""
-    x = empty(1, 131072, WIDTH)
-    plan = sharded(
-        Attention(WIDTH, HEADS), x, mesh="tensor=8", inputs="any", pins="x = [tensor = S(1)]"
-    )
-    plan.reason()
-    (attention,) = plan.ops("flow.attention")
-    assert {placed(v) for v in (*attention.inputs, *attention.outputs)} == {Split(1)}
-    moves = [(a, b) for a, b, _ in plan.boxings(x.numel())][:-1]  # the last makes the result whole
-    assert len(moves) == 4
-    assert all(isinstance(a, Split) and isinstance(b, Split) for a, b in moves)
-
-
-def test_long_attention_of_few_heads_splits_rows() -> None:
-    """Heads that no axis divides: rows of q stay split; what keys and values need is gathered."""
-    plan = sharded(
-        Attention(512, 4), empty(1, 131072, 512), mesh="tensor=8", inputs="any",
-        pins="x = [tensor = S(1)]",
-    )  # fmt: skip
-    plan.reason()
-    (attention,) = plan.ops("flow.attention")
-    assert [placed(v) for v in attention.inputs] == [Split(2), B, B]
-    assert placed(attention.outputs[0]) == Split(2)

@@ -16,6 +16,7 @@ from onnx import AttributeProto, helper
 from xdsl.ir import SSAValue
 
 from irc.errors import IrcError, printable
+from irc.frontends.onnx.complaints import no_converter
 from irc.frontends.onnx.external import to_any_array
 from irc.frontends.onnx.node import Blocked, Node
 from irc.runtime.onnx_ops.run import kernels, key_of
@@ -57,7 +58,8 @@ class Encoder:
     def _attribute(self, attribute: onnx.AttributeProto, scope: Slots) -> Any:
         match attribute.type:
             case AttributeProto.GRAPH:
-                return {"graph": self._graph(attribute.g, scope)}
+                place = attribute.name.replace("_", " ")
+                return {"graph": self._graph(attribute.g, scope, place)}
             case AttributeProto.TENSOR:
                 return self._tensor(attribute.t)
             case AttributeProto.TENSORS:
@@ -84,28 +86,25 @@ class Encoder:
 
         return to_literal(dense(sparse, self.node.owner.source))
 
-    def _graph(self, graph: onnx.GraphProto, outer: Slots) -> dict[str, Any]:
+    def _graph(self, graph: onnx.GraphProto, outer: Slots, place: str) -> dict[str, Any]:
         scope = outer.new_child()
         given = [self._new(scope, formal.name) for formal in graph.input]
         for tensor in graph.initializer:
             if tensor.name not in {formal.name for formal in graph.input}:
                 self._capture(scope, tensor.name, self.node.owner.stored(tensor))
-        nodes = [self._node(proto, scope) for proto in graph.node]
+        nodes = [
+            self._node(proto, scope, f"{place} node {index}")
+            for index, proto in enumerate(graph.node)
+        ]
         out = [self._slot(scope, formal.name) for formal in graph.output]
         return {"in": given, "out": out, "nodes": nodes}
 
-    def _node(self, proto: onnx.NodeProto, scope: Slots) -> list[Any]:
+    def _node(self, proto: onnx.NodeProto, scope: Slots, place: str) -> list[Any]:
         key = key_of(proto.op_type, proto.domain)
         if key not in kernels():
             self._unknown = True
-            self.node.owner.errors.add(
-                IrcError(
-                    "op-unsupported",
-                    f"no converter for op '{key}'",
-                    printable(f"{self.node.b.loc}, node '{proto.name}' in its body"),
-                )
-            )
-            return []
+            where = printable(f"{self.node.b.loc}: {place} ({proto.op_type})")
+            self.node.owner.errors.add(no_converter(proto, where))
         read = [self._slot(scope, name) if name else -1 for name in proto.input]
         attributes = {a.name: self._attribute(a, scope) for a in proto.attribute}
         written = [self._new(scope, name) if name else -1 for name in proto.output]

@@ -9,9 +9,21 @@ import onnx
 
 from irc.errors import IrcError, printable
 from irc.frontends.onnx.node import Value, size_names
+from irc.frontends.onnx.read import DOMAINS
 
 if TYPE_CHECKING:
     from irc.frontends.onnx.importer import Importer
+
+
+def no_converter(proto: onnx.NodeProto, where: str = "") -> IrcError:
+    """Return the error that irc has no form of an op."""
+    domain = "" if proto.domain in DOMAINS else f" of domain '{proto.domain}'"
+    return IrcError(
+        "op-unsupported",
+        f"no converter for op '{proto.op_type}'{domain}",
+        where,
+        help="export the model without it, or give it a function body in the model",
+    )
 
 
 def unbound(owner: Importer, names: frozenset[str], message: str) -> IrcError:

@@ -24,7 +24,7 @@ from irc.errors import ErrorCollector, IrcError, printable
 from irc.frontends.onnx.arguments import FunctionValues
 from irc.frontends.onnx.at_run import left_to_library
 from irc.frontends.onnx.boundary import input_value, output_values
-from irc.frontends.onnx.complaints import misfit, unbound
+from irc.frontends.onnx.complaints import misfit, no_converter, unbound
 from irc.frontends.onnx.elementwise import Converter
 from irc.frontends.onnx.external import DTYPES, Array, to_array
 from irc.frontends.onnx.fold import fold
@@ -256,12 +256,7 @@ def _converter(node: Node, table: Mapping[str, Converter]) -> Converter:
     """
     proto = node.proto
     if (key := key_of(proto.op_type, proto.domain)) not in table:
-        domain = "" if proto.domain in DOMAINS else f" of domain '{proto.domain}'"
-        raise IrcError(
-            "op-unsupported",
-            f"no converter for op '{proto.op_type}'{domain}",
-            help="export the model without it, or give it a function body in the model",
-        )
+        raise no_converter(proto)
     if proto.op_type not in ANY_OPERANDS and any(v and v.dtype == OPAQUE for v in node.inputs):
         raise Unsupported("an operand that is not a tensor of flow")
     return table[key]

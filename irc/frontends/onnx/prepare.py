@@ -89,7 +89,9 @@ def check(skeleton: onnx.ModelProto, source: Source) -> None:
     shaped = onnx.ModelProto()
     shaped.CopyFrom(skeleton)
     for output in shaped.graph.output:
-        # Exporters leave output shapes out; the checker wants one, and does not compare it.
+        # Exporters leave output types and shapes out; the checker wants them, and compares neither.
+        if not output.HasField("type"):
+            output.type.tensor_type.elem_type = TensorProto.FLOAT
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()
     try:

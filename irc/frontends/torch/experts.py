@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from irc.frontends.torch.activations import activation
+from irc.frontends.torch.listed_experts import listed_experts
 from irc.runtime.experts import experts as reference
 
 MOE = "transformers.integrations.moe"
@@ -52,8 +54,15 @@ def _(
 
 
 @contextmanager
-def whole_experts() -> Generator[None]:
-    """Trace expert layers as ``irc::experts``; does nothing where transformers has none loaded."""
+def whole_experts(module: nn.Module) -> Generator[None]:
+    """Trace the expert layers of a module as ``irc::experts``."""
+    with listed_experts(module, torch.ops.irc.experts), _stacked_experts():
+        yield
+
+
+@contextmanager
+def _stacked_experts() -> Generator[None]:
+    """Trace layers of transformers that store their experts as one tensor, if any are loaded."""
     moe: Any = sys.modules.get(MOE)
     interface = getattr(moe, "ExpertsInterface", None)
     if interface is None or not hasattr(moe, "grouped_mm_experts_forward"):
@@ -83,17 +92,6 @@ def expressible(layer: Any, moe: Any) -> bool:
     post = getattr(layer, "has_post_expert_norm", False) or layer._is_expert_parallel
     default = getattr(type(layer), "_apply_gate", None) is moe._default_apply_gate
     return bool(plain and not post and default and activation(layer.act_fn))
-
-
-def activation(function: Any) -> str:
-    """Return the name of an activation; empty where ``irc::experts`` does not know it."""
-    kind = type(function).__name__
-    if isinstance(function, nn.GELU):
-        return "gelu" if function.approximate == "none" else "gelu_tanh"
-    if kind == "GELUTanh":
-        return "gelu_tanh"
-    names = {"SiLU": "silu", "SiLUActivation": "silu", "ReLU": "relu", "GELUActivation": "gelu"}
-    return names.get(kind, "")
 
 
 def _call(

@@ -47,7 +47,7 @@ def export(
         warnings.catch_warnings(),
         torch.no_grad(),
         user_frames(),
-        whole_experts(),
+        whole_experts(module),
         plain_flex_attention(),
     ):
         warnings.simplefilter("ignore")

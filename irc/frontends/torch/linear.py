@@ -125,36 +125,6 @@ def _without_ones(
     return t.b.reshape(x, (*(d for d, _ in kept), *shape[len(own) :])), "".join(x for _, x in kept)
 
 
-@lowers("einsum")
-def einsum(
-    t: Lowering, equation: str, tensors: Sequence[SSAValue], *, path: Any = None
-) -> SSAValue:
-    """Contract pair by pair, from the left; diagonals of one operand stay in the library."""
-    equation = equation.replace(" ", "")
-    left, arrow, result = equation.partition("->")
-    specs = left.split(",")
-    if not arrow:
-        letters = "".join(specs)
-        result = "".join(sorted(x for x in set(letters) if letters.count(x) == 1))
-    if "." in equation or any(len(set(s)) != len(s) for s in (*specs, result)) or len(specs) < 2:
-        t.decline()
-    sizes = [
-        dict(zip(s, tensor(x).shape, strict=True)) for s, x in zip(specs, tensors, strict=True)
-    ]
-    if any(a[x] != b[x] for a in sizes for b in sizes for x in a.keys() & b.keys()):
-        t.decline()
-    value, spec = tensors[0], specs[0]
-    for i, (other, mine) in enumerate(zip(tensors[1:], specs[1:], strict=True), 2):
-        needed = {*result, *"".join(specs[i:])}
-        out = (
-            result
-            if i == len(specs)
-            else "".join(x for x in dict.fromkeys(spec + mine) if x in needed)
-        )
-        value, spec = contract(t, f"{spec},{mine}->{out}", value, other), out
-    return value
-
-
 @lowers("scaled_dot_product_attention")
 def attention(
     t: Lowering,

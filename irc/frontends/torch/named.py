@@ -1,5 +1,6 @@
 """Python objects that a command names: ``package.module:function`` or ``file.py:function``."""
 
+# pyright: basic
 from __future__ import annotations
 
 import importlib
@@ -130,9 +131,7 @@ def _failed(what: str, error: Exception) -> IrcError:
     own = [f for f in frames if "site-packages" not in f.filename and f.filename != __file__
            and not f.filename.startswith("<frozen")]  # fmt: skip
     where = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
-    return IrcError(
-        "model-invalid", what, where=where, because=f"{type(error).__name__}: {error}"
-    )
+    return IrcError("model-invalid", what, where=where, because=f"{type(error).__name__}: {error}")
 
 
 def _example(text: str, found: object) -> Example:

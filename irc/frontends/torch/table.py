@@ -9,6 +9,7 @@ import torch
 from irc.frontends.torch import (
     annotations,
     creation,
+    einsum,
     indexing,
     linear,
     losses,
@@ -22,8 +23,8 @@ from irc.frontends.torch import (
 from irc.frontends.torch.lowering import TABLE, Row
 
 MODULES = (
-    annotations, creation, indexing, linear, losses, norms, pointwise, reductions, shapes,
-    varlen, windows,
+    annotations, creation, einsum, indexing, linear, losses, norms, pointwise, reductions,
+    shapes, varlen, windows,
 )  # fmt: skip
 
 

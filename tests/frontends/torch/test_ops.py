@@ -72,6 +72,8 @@ CASES: dict[str, Any] = {
                                           torch.addmm(m[0], y, m, alpha=2, beta=0.5), x[:, None] @ m.expand(2, 7, 4)), X, Y, M),
     "linear": lambda: (lambda x, m, b: (F.linear(x, m.t(), b), F.linear(x[0, 0], m.t()), F.linear(x, m[:, 0])), X, M, M[0]),
     "einsum": lambda: (lambda x, y, m: (torch.einsum("abc,bc->ab", x, y), torch.einsum("abc,cd,bc->bd", x, m, y), torch.einsum("ij,kj", y, y)), X, Y, M),
+    "einsum with dots": lambda: (lambda x, y, m: (torch.einsum("...c,cd->...d", x, m), torch.einsum("...c,...c", x, y), torch.einsum("a...,a...->...", x, x[:1]),
+                                                  torch.einsum("a...,...->a", x, y), torch.einsum("abc->ca", x), torch.einsum("ij->ji", y), torch.einsum("abc,abc,cd->bd", x, x[:, :1], m)), X, Y, M),
     # attention
     "attention": lambda: (lambda q: (F.scaled_dot_product_attention(q, q * 2, q + 1), F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.3),
                                      F.scaled_dot_product_attention(q, q, q, (q @ q.mT).tril() != 0)), torch.randn(2, 4, 5, 8)),

@@ -6,8 +6,8 @@ import copy
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,9 +65,7 @@ def reference(model: Model) -> Reference:
         loss = module(**wide(model.with_loss)).loss
         loss.backward()
     named = module.named_parameters()
-    return Reference(
-        outputs, loss.detach(), {n: p.grad for n, p in named if p.grad is not None}
-    )
+    return Reference(outputs, loss.detach(), {n: p.grad for n, p in named if p.grad is not None})
 
 
 def wide(inputs: object) -> dict[str, object]:
@@ -91,14 +89,14 @@ class Graphs:
         training: gives the loss and the gradients.
         given: all arguments of each.
         capture_s: CPU seconds of both captures and of differentiation.
-        externs: library ops by target.
+        parameters: how many numbers are trained.
     """
 
     forward: Program
     training: Program
     given: dict[str, list[Tensor]]
     capture_s: float
-    externs: Counter[str] = field(default_factory=Counter)
+    parameters: int
 
 
 def graphs(model: Model) -> Graphs:
@@ -113,7 +111,8 @@ def graphs(model: Model) -> Graphs:
     }
     training = training_program(lossy.program, trainable=module, optimizer=None, loss="loss")
     seconds = time.process_time() - start
-    return Graphs(plain.program, training, given, seconds, Counter(lossy.externs))
+    count = sum(value.numel() for value in module.parameters())
+    return Graphs(plain.program, training, given, seconds, count)
 
 
 def _bound(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -231,3 +230,19 @@ def run(planned: Planned, given: Sequence[Tensor], mesh: str) -> dict[tuple[str,
         copies = [copy.deepcopy(t) for t in given]
         found = run_spmd(planned.module, copies, Mesh.parse(mesh), dtype=torch.float64)
     return dict(zip(results(entry(planned.module)), found, strict=True))
+
+
+def of_role(found: Mapping[tuple[str, str], Tensor], role: str) -> dict[str, Tensor]:
+    """Return the results of a role by name."""
+    return {name: value for (kind, name), value in found.items() if kind == role}
+
+
+def training_error(found: Mapping[tuple[str, str], Tensor], wanted: Reference) -> float:
+    """Return the error of loss and gradients; infinite where gradients lack or are too many."""
+    gradients = of_role(found, "gradient")
+    if set(gradients) != set(wanted.gradients):
+        return float("inf")
+    return max(
+        error([found["output", "loss"]], [wanted.loss]),
+        error([gradients[name] for name in wanted.gradients], wanted.gradients.values()),
+    )

@@ -34,7 +34,9 @@ TOWER = {key: VIT[key] for key in (
 SENSES = (
     _classifier("vit", "ViTForImageClassification", "ViTConfig", 24, **VIT),
     _classifier("deit", "DeiTForImageClassification", "DeiTConfig", 24, **VIT),
-    _classifier("dinov2", "Dinov2ForImageClassification", "Dinov2Config", 24, **{**VIT, "mlp_ratio": 2}),
+    _classifier(
+        "dinov2", "Dinov2ForImageClassification", "Dinov2Config", 24, **{**VIT, "mlp_ratio": 2},
+    ),
     _classifier(
         "swin", "SwinForImageClassification", "SwinConfig", 32,
         image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4,

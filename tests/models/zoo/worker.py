@@ -17,7 +17,7 @@ from tests.models.zoo.processes import INPUTS, OUTPUTS
 
 
 def main(folder: Path, names: list[str]) -> None:
-    """Run the plans; each rank writes what it has computed: gradients stay where their parameters are."""
+    """Run the plans; each rank writes what it has: gradients stay where their parameters are."""
     end_with_parent()
     rank, world = place_of(os.environ)
     torch.set_num_threads(1)

@@ -1,0 +1,194 @@
+"""Blocks whose experts are modules in a list, each run on the tokens that chose it.
+
+Their loops index by what a router chose, so no graph has their sizes (the blocks of Mixtral and of
+DeepSeek before experts were stored as one tensor). While a model is traced, a block that *is* such
+a mixture is traced as ``irc::experts`` of its stacked matrices. That it is one is not guessed from
+names: a twin of the block, of the same class with small random matrices, is run, and its results
+must be those of the formula. Anything else about a block (shared experts, noise, a gate of its own)
+makes them differ, and then it is traced as it is written.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from irc.frontends.torch.activations import activation
+from irc.runtime.experts import experts as reference
+
+MATRICES = (("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj"))
+"""Names of gate, up and down."""
+
+CHOICES = ("top_k", "num_experts_per_tok")
+"""Attributes that say how many experts a token has."""
+
+WIDTH, INNER = 8, 12
+"""Of the twin."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What a block computes.
+
+    Attributes:
+        names: its experts' matrices: gate, up, down.
+        act: the activation of the gate.
+        choices: experts of a token.
+        scaled: the weights of a token's experts add up to one.
+        scores: the block gives its router's logits too.
+    """
+
+    names: tuple[str, str, str]
+    act: str
+    choices: int
+    scaled: bool
+    scores: bool
+
+    def __call__(self, block: Any, hidden: torch.Tensor, layer: Callable[..., torch.Tensor]) -> Any:
+        """Compute the block.
+
+        Args:
+            block: has ``gate`` and ``experts``.
+            hidden: [.., width].
+            layer: ``irc::experts``, or its reference.
+        """
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        logits = block.gate(rows)
+        weights = torch.softmax(logits, -1, dtype=torch.float)
+        weights, index = torch.topk(weights, self.choices, -1)
+        if self.scaled:
+            weights = weights / weights.sum(-1, keepdim=True)
+        gate, up, down = self.names
+        pairs = [torch.stack([_matrix(e, gate), _matrix(e, up)]) for e in block.experts]
+        last = torch.stack([_matrix(e, down) for e in block.experts])
+        found = layer(
+            rows, index, weights.to(rows.dtype), torch.stack(pairs), last, self.act, len(pairs)
+        )
+        found = found.reshape(hidden.shape)
+        return (found, logits) if self.scores else found
+
+
+def _matrix(expert: Any, name: str) -> torch.Tensor:
+    return getattr(expert, name).weight
+
+
+@contextmanager
+def listed_experts(module: nn.Module, layer: Callable[..., torch.Tensor]) -> Generator[None]:
+    """Trace the blocks of a module that are mixtures of listed experts as one op each.
+
+    Args:
+        module: whatever is traced.
+        layer: the op.
+    """
+    found = {id(block): mixture for block in module.modules() if (mixture := recognised(block))}
+    kinds = {type(block) for block in module.modules() if id(block) in found}
+    with ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(mock.patch.object(kind, "forward", _forward(kind, found, layer)))
+        yield
+
+
+def _forward(
+    kind: type[nn.Module], found: dict[int, Mixture], layer: Callable[..., torch.Tensor]
+) -> Callable[..., Any]:
+    before = kind.forward
+
+    def forward(self: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if id(self) not in found or args or kwargs:
+            return before(self, hidden_states, *args, **kwargs)
+        return found[id(self)](self, hidden_states, layer)
+
+    return forward
+
+
+def recognised(block: nn.Module) -> Mixture | None:
+    """Return what mixture a block computes; None where it is none, or another."""
+    experts = getattr(block, "experts", None)
+    gate = getattr(block, "gate", None)
+    choices = next((n for name in CHOICES if isinstance(n := getattr(block, name, None), int)), 0)
+    if not isinstance(experts, nn.ModuleList) or not isinstance(gate, nn.Linear):
+        return None
+    if set(block._modules) != {"experts", "gate"} or len(experts) != gate.out_features:
+        return None
+    if gate.bias is not None or not 0 < choices <= len(experts):
+        return None
+    forms = {_form(expert) for expert in experts}
+    if len(forms) != 1 or (form := forms.pop()) is None:
+        return None
+    return _measured(block, form, choices)
+
+
+def _form(expert: nn.Module) -> tuple[Any, ...] | None:
+    """Return class, matrices and activation of an expert; None where it has anything else."""
+    for names in MATRICES:
+        layers = [expert._modules.get(name) for name in names]
+        if all(isinstance(layer, nn.Linear) and layer.bias is None for layer in layers):
+            others = [m for name, m in expert._modules.items() if name not in names]
+            acts = {activation(m) for m in others} | {activation(getattr(expert, "act_fn", None))}
+            known = acts - {""}
+            sizes = tuple((layer.in_features, layer.out_features) for layer in layers)  # type: ignore[union-attr]
+            if len(known) == 1 and len(others) <= 1:
+                return type(expert), names, known.pop(), sizes
+    return None
+
+
+def _measured(block: nn.Module, form: tuple[Any, ...], choices: int) -> Mixture | None:
+    """Return the formula that gives what a small twin of the block gives."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
+        torch.manual_seed(0)
+        twin = _twin(block, form)
+        hidden = torch.randn(2, 5, WIDTH)
+        try:
+            given = twin(hidden.clone())
+        except Exception:
+            # The code of a block of the user, on sizes that it may not expect.
+            return None
+        for scaled in (True, False):
+            mixture = Mixture(form[1], form[2], choices, scaled, isinstance(given, tuple))
+            if _same(given, mixture(twin, hidden, reference)):
+                return mixture
+    return None
+
+
+def _same(given: Any, expected: Any) -> bool:
+    if isinstance(given, tuple):
+        pairs = zip(given, expected, strict=True) if len(given) == 2 else ()
+        return len(given) == 2 and all(_same(a, b) for a, b in pairs)
+    fits = isinstance(given, torch.Tensor) and given.shape == expected.shape
+    return fits and torch.allclose(given, expected, rtol=1e-4, atol=1e-5)
+
+
+def _twin(block: Any, form: tuple[Any, ...]) -> nn.Module:
+    """Return a block of the same class and attributes with small matrices of its own."""
+    width = block.gate.in_features
+    twin = _shallow(block, width)
+    twin._modules["gate"] = nn.Linear(WIDTH, len(block.experts), bias=False)
+    experts: list[nn.Module] = []
+    for expert in block.experts:
+        small = _shallow(expert, width)
+        gate, up, down = form[1]
+        for name in (gate, up):
+            small._modules[name] = nn.Linear(WIDTH, INNER, bias=False)
+        small._modules[down] = nn.Linear(INNER, WIDTH, bias=False)
+        experts.append(small)
+    twin._modules["experts"] = nn.ModuleList(experts)
+    return twin
+
+
+def _shallow(module: nn.Module, width: int) -> Any:
+    """Copy a module's attributes; those that are its width are the twin's."""
+    made = copy.copy(module)
+    for name, value in module.__dict__.items():
+        if type(value) is int and value == width:
+            made.__dict__[name] = WIDTH
+    for store in ("_parameters", "_buffers", "_modules"):
+        made.__dict__[store] = dict(module.__dict__[store])
+    return made
