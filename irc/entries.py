@@ -70,9 +70,10 @@ class Captures:
                 raise _unknown(name, entries)
         found: dict[str, Captured] = {}
         with torch.no_grad():
-            for name, (target, *given) in entries.items():
-                args, kwargs = (*given, *((), {})[len(given) :])
-                found[name] = in_place(capture(target, tuple(args), dict(kwargs)))
+            for name, call in entries.items():
+                args: Sequence[Any] = call[1] if len(call) > 1 else ()
+                kwargs: Mapping[str, Any] = call[2] if len(call) > 2 else {}
+                found[name] = in_place(capture(call[0], tuple(args), dict(kwargs)))
         made = Captures(found, options, runs)
         first: dict[str, torch.Tensor] = {}
         for name, captured in found.items():

@@ -184,5 +184,9 @@ def gathered(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[A
     given = (tuple(args), dict(kwargs))
     for cache in caches_in(given):
         adopt(cache, held.whole(cache))
-    # The caches themselves: a call writes to the object.
-    return pytree.tree_map(lambda x: x if is_cache(x) else held.whole(x), given, is_leaf=is_cache)
+
+    def brought(leaf: Any) -> Any:
+        # The caches themselves: a call writes to the object.
+        return leaf if is_cache(leaf) else held.whole(leaf)
+
+    return pytree.tree_map(brought, given, is_leaf=is_cache)

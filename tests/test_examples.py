@@ -39,6 +39,32 @@ def test_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
+def test_training(tmp_path: Path) -> None:
+    lines = run("training.py", tmp_path).splitlines()
+    for line in lines[:3]:
+        _, _, _, loss, _, eager = line.split()
+        assert abs(float(loss) - float(eager)) < 1e-3
+    (error,) = [line for line in lines if line.startswith("error")]
+    assert float(error.split()[1]) < 1e-4
+    assert lines[-1].endswith("on one device")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_generation(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    lines = run("generation.py", tmp_path).splitlines()
+    assert [line for line in lines if line.startswith("processes")] == [
+        "processes    1",
+        "processes    2",
+    ]
+    assert lines.count("tokens       equal to eager's") == 2
+    assert lines.count("compilations 2") == 2
+
+
+@pytest.mark.slow
 def test_plugin_pass(tmp_path: Path) -> None:
     output = run("plugin_pass.py", tmp_path)
     assert "approximate-gelu  [plug-in: approximate-gelu]" in output

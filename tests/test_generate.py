@@ -118,21 +118,21 @@ def test_rows_are_written_in_place() -> None:
 
 
 @torch.no_grad()
-def test_a_row_that_is_read_before_is_not_lost() -> None:
-    """What reads the old value keeps its copy: the scatter must not write under it."""
+def test_a_row_that_is_read_later_is_not_lost() -> None:
+    """Where the old value is read beside the new one, the scatter must not write over it."""
 
     @irc.compile
-    def shift(memory: Tensor, row: Tensor) -> Tensor:
-        old = memory.sum(1)
-        memory[2] = row
-        return old + memory.sum(1)
+    def change(memory: Tensor, at: Tensor, row: Tensor) -> Tensor:
+        old = memory.clone()
+        memory.index_copy_(0, at, row)
+        return old - memory
 
     memory, expected = torch.arange(12.0).view(4, 3), torch.arange(12.0).view(4, 3)
-    for _ in range(2):
-        row = torch.randn(3)
-        old = expected.sum(1)
-        expected[2] = row
-        torch.testing.assert_close(shift(memory, row), old + expected.sum(1))
+    for place in (2, 0):
+        at, row = torch.tensor([place]), torch.randn(1, 3)
+        old = expected.clone()
+        expected.index_copy_(0, at, row)
+        torch.testing.assert_close(change(memory, at, row), old - expected)
         assert torch.equal(memory, expected)
 
 
@@ -170,18 +170,22 @@ def test_what_comes_back_as_it_was_is_the_same_tensor() -> None:
 
 @torch.no_grad()
 def test_a_sliding_window_is_eagers() -> None:
-    """Its count of tokens is a Python number, from which masks are computed."""
+    """Its count of tokens is a Python number, from which positions are computed."""
     config = transformers.MistralConfig(
         vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=1,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, sliding_window=4,
-        eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(6)
     model = transformers.MistralForCausalLM(config).eval()
-    fast, ids = irc.compile(model), prompt(1, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecompileWarning)
-        assert torch.equal(greedy(fast, ids, 7), greedy(model, ids, 7))
+    fast = irc.compile(model)
+    mine, theirs = (transformers.DynamicCache(config=config) for _ in range(2))
+    for length in (3, 1, 1, 1):
+        step = prompt(1, length)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RecompileWarning)
+            found = fast(input_ids=step, past_key_values=mine).logits
+        wanted = model(input_ids=step, past_key_values=theirs).logits
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_statistics_are_of_what_was_compiled() -> None:

@@ -1,4 +1,4 @@
-"""`irc demo`: a GPT and an ONNX file, compiled for four processes, run and compared with eager."""
+"""`irc demo`: a GPT, its training and an ONNX file on four processes, compared with eager."""
 
 # pyright: basic
 import argparse
@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
     from irc.runtime.report import RunReport
 
-HELP = "compile a GPT and an ONNX model for four processes, run them, compare with eager"
+HELP = "compile, train and run a GPT and an ONNX model on four processes, compare with eager"
 
 CLUSTER = "8xH100"
 """Prices the plans: the mesh is four GPUs of such a node, the processes are this machine's."""
+
+SMALL_CLUSTER = "demo-gpus"
+"""Slow at arithmetic: a small model is worth sharding there."""
 
 MEGATRON = "*.up.weight = [tensor = S(0)]; *.down.weight = [tensor = S(1)]"
 """Four samples on four devices are best split by sample; these pins show the other way."""
@@ -48,6 +51,7 @@ def run_demo(folder: Path) -> int:
     write_perceptron(model)
     cases = (("gpt", "data=2,tensor=2"), ("gpt", "tensor=4"), (model.name, "data=2,tensor=2"))
     rows = [_case(folder, model, name, mesh) for name, mesh in cases]
+    rows.append(_training_case(folder, "data=2,tensor=2"))
     print()
     for row in (HEADS, *rows):
         cells = zip(row, HEADS, WIDTHS, strict=True)
@@ -75,6 +79,46 @@ def _case(folder: Path, model: Path, name: str, mesh: str) -> tuple[str, ...]:
         f"{max(report.seconds) * 1e3:.1f} ms",
         f"{error:.1e}",
         "OK" if report.ok and error < 1e-4 else "FAIL",
+    )
+
+
+def _training_case(folder: Path, mesh: str) -> tuple[str, ...]:
+    """Compile some steps of training a smaller GPT, run them; return their row of the table."""
+    from irc.runtime.launch import run_plan
+
+    plan = folder / "plan-gpt-training"
+    print(f"compiling a step of training for {mesh} ...", flush=True)
+    start = time.perf_counter()
+    summary = _compile_training(plan, mesh)
+    seconds = time.perf_counter() - start
+    print(_indented(summary))
+    print(f"training {plan.name} with torchrun ...", flush=True)
+    report = run_plan(plan)
+    print(_indented(str(report)))
+    assert report.comparison is not None
+    return (
+        "gpt, training",
+        mesh,
+        str(len(report.seconds)),
+        f"{seconds:.1f} s",
+        f"{max(report.seconds) * 1e3:.1f} ms",
+        f"{report.comparison.relative:.1e}",
+        "OK" if report.ok else "FAIL",
+    )
+
+
+def _compile_training(plan: Path, mesh: str) -> str:
+    import torch
+
+    from irc.api import export_plan
+    from irc.commands.demo_gpt import GPT, GPTConfig
+
+    torch.manual_seed(0)
+    module = GPT(GPTConfig(layers=2, hidden=64, heads=4, block=32))
+    tokens = text_bytes(8, 33)
+    batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    return export_plan(
+        module, batch, out=plan, mesh=mesh, cluster=SMALL_CLUSTER, optimizer="adamw", force=True
     )
 
 

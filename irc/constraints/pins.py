@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
+from xdsl.ir import Attribute
 
 from irc.constraints.patterns import ANYTHING, AxisPattern, Pattern, SignaturePattern
 from irc.dialects.builder import functions
@@ -79,8 +80,9 @@ def constraint_text(pins: Pins) -> tuple[str, str]:
     """
     if isinstance(pins, Mapping):
         return "\n".join(f'"{glob}" = {value}' for glob, value in pins.items()), INLINE
-    is_text = isinstance(pins, str) and ("=" in pins or "\n" in pins or _is_same(pins))
-    if isinstance(pins, str) and (is_text or not pins.strip()):
+    if isinstance(pins, str) and ("=" in pins or not pins.strip() or "\n" in pins):
+        return pins, INLINE
+    if isinstance(pins, str) and _is_same(pins):
         return pins, INLINE
     path = Path(pins)
     try:
@@ -171,9 +173,12 @@ def module_pins(module: ModuleOp) -> tuple[Statement, ...]:
 def pin(module: ModuleOp, placements: Mapping[str, Placement]) -> None:
     """Pin arguments of a module by name, beside what is pinned already; users' pins go first."""
     attr = module.attributes.get("irc.pins")
-    held = attr.data if isinstance(attr, DictionaryAttr) else {}
-    added = {name: PlacementAttr(placement) for name, placement in placements.items()}
-    module.attributes["irc.pins"] = DictionaryAttr({**held, **added})
+    pinned: dict[str, Attribute] = {}
+    if isinstance(attr, DictionaryAttr):
+        pinned.update(attr.data)
+    for name, placement in placements.items():
+        pinned[name] = PlacementAttr(placement)
+    module.attributes["irc.pins"] = DictionaryAttr(pinned)
 
 
 @cache

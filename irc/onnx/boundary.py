@@ -55,8 +55,10 @@ def shape_of(kind: TypeProto) -> list[int | str | None] | None:
     tensor = kind.tensor_type
     if not kind.HasField("tensor_type") or not tensor.HasField("shape"):
         return None
+    # Some exporters write -1 for a size that is not known.
     return [
-        d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim
+        d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None
+        for d in tensor.shape.dim
     ]
 
 

@@ -101,9 +101,7 @@ def _base(form: Form, operands: Sequence[Signature], first: int) -> tuple[Rule, 
     return base, rest
 
 
-def forward_rule(
-    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
-) -> Rule:
+def forward_rule(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     """Rule of attention; the log-sums lack only the features of a row."""
     form = form_of(attrs, len(operands))
     base, rest = _base(form, operands, 0)

@@ -28,7 +28,7 @@ from irc.ops import grouped
 from irc.ops.custom import Call, Declaration, declaration
 from irc.ops.derivatives_split import vjp_strategies
 from irc.ops.infer import Attrs, Signature
-from irc.ops.rule import parse_rule
+from irc.ops.rule import DimTerm, TensorTerm, parse_rule
 from irc.ops.rules_naming import letters
 from irc.ops.strategies import TRAVELLING, TRAVELLING_BACK, Strategy
 
@@ -114,10 +114,11 @@ def _inner_sizes(call: Call, known: Declaration) -> dict[str, int]:
     if not stated or not isinstance(stated, str):
         return dict(call.sizes)
     rule = parse_rule(stated)
-    terms = (*rule.operands, *(rule.results[i] for i in call.arguments[3]))
-    dims = [dim for term in terms for dim in term]
+    given: list[int] = call.arguments[3]
+    terms: tuple[TensorTerm, ...] = (*rule.operands, *(rule.results[i] for i in given))
+    dims: list[DimTerm] = [dim for term in terms for dim in term]
     names = letters((2,) * len(dims))
-    found = dict(rule.sizes)
+    found: dict[str, int] = dict(rule.sizes)
     for dim, (name,) in zip(dims, names, strict=True):
         if len(dim) == 1:
             found.setdefault(dim[0], call.sizes.get(name, 1))

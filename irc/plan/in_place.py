@@ -29,7 +29,7 @@ def scatters_in_place(entry: FuncOp, known: Mapping[str, FuncOp]) -> set[tuple[s
     for (role, name), value in zip(results(entry), end.operands, strict=True):
         if role == "state" and name in held:
             path, op, source = _origin(value, known)
-            if op is not None and source is held[name] and _is_only_read_once(source):
+            if op is not None and source is held[name] and _is_only_read_once(held[name]):
                 found.add((path, op))
     return found
 

@@ -23,7 +23,7 @@ from irc.training.recipe import Recipe
 
 LR = "lr"
 SMALL = 1e-2
-"""Of the largest magnitude among tensors of one kind: what is smaller is judged by that."""
+"""Of the largest mean magnitude among tensors of one kind: what is smaller is judged by that."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,10 @@ def compare_training(
     """Hold losses, parameters and states after some steps against eager training.
 
     Each tensor has its own limit, as :class:`irc.runtime.compare.Comparison` has it; the one that
-    is nearest to its limit, or furthest beyond it, is reported. Errors are relative to a tensor's
-    magnitude; one far below the others of its kind (the gradient of a key's bias is zero but for
-    rounding) is judged by theirs.
+    is nearest to its limit, or furthest beyond it, is reported. Errors are of the whole tensor,
+    root mean square over root mean square: where a gradient is zero but for rounding, Adam makes a
+    full step of its sign, so single elements differ between any two runs. A tensor far below the
+    others of its kind (moments of a key's bias) is judged by theirs.
     """
     eager = _all(train_eagerly(loaded, weights, batches))
     exact = _all(train_eagerly(loaded, weights, batches, torch.float64))
@@ -155,7 +156,7 @@ def _floors(exact: Mapping[str, torch.Tensor]) -> dict[str, float]:
     floors: dict[str, float] = {}
     for name, value in exact.items():
         if value.numel() and value.is_floating_point():
-            most = SMALL * float(value.abs().nan_to_num(0.0).max())
+            most = SMALL * _rms(value.nan_to_num(0.0))
             floors[_kind(name)] = max(floors.get(_kind(name), 0.0), most)
     return {**dict.fromkeys(map(_kind, exact), 0.0), **floors}
 
@@ -165,9 +166,12 @@ def _apart(a: torch.Tensor, b: torch.Tensor, floor: float) -> float:
         return float("inf")
     if a.numel() == 0:
         return 0.0
-    wide = b.to(torch.float64)
-    scale = max(float(wide.abs().max()), floor) or 1.0
-    return _max_abs(a, b) / scale
+    scale = max(_rms(b), floor) or 1.0
+    return _rms(a.to(torch.float64) - b.to(torch.float64)) / scale
+
+
+def _rms(value: torch.Tensor) -> float:
+    return float(value.to(torch.float64).square().mean().sqrt())
 
 
 def _max_abs(a: torch.Tensor, b: torch.Tensor) -> float:

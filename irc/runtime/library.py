@@ -328,8 +328,9 @@ def _drawn(
 
     # Element i is a function of (seed, stream, i) alone: splitmix64 of a counter, so any shard of
     # the tensor can be drawn by itself (Steele et al., OOPSLA 2014, section 3).
-    counter = _places(shape, attrs, inputs, first, count) + (int(inputs[0]) << 20)
-    counter = counter + attrs["stream"] * 0x5851F42D
+    # Seeds and streams are hashed first: else those of the next step would be these, moved along.
+    start = _splitmix64(_splitmix64(inputs[0].to(torch.int64)) ^ attrs["stream"])
+    counter = _places(shape, attrs, inputs, first, count) + start
     uniform = (_splitmix64(counter) >> 11 & (1 << 53) - 1).to(torch.float64) * 2.0**-53
     if attrs["distribution"] == "normal":
         other = (_splitmix64(counter ^ 0x2545F491) >> 11 & (1 << 53) - 1).to(

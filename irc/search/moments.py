@@ -15,7 +15,7 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, results
-from irc.dialects.flow import FlowOp, id_of, phase_of
+from irc.dialects.flow import ExternOp, FlowOp, id_of, phase_of, tensor
 from irc.dialects.placement import Placement
 from irc.dialects.types import TensorType
 from irc.kernels.holds import has_kernel
@@ -23,7 +23,6 @@ from irc.ops.work import VIEWS
 from irc.search.liveness import Liveness, Reads, Span, Timeline
 from irc.search.problem import Port
 from irc.sharding.spaces import num_bytes
-from irc.sharding.workspace import workspace_bytes
 
 if TYPE_CHECKING:
     from irc.search.graph import Graph
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
 
 JOINED = frozenset({"flow.pointwise", "flow.constant", "flow.iota"})
 """Ops that a kernel computes where it reads them."""
+
+SCORES_BYTES = 5 * 4 << 18
+"""What masked attention holds of scores at a time (`irc.runtime.attention`): five blocks."""
 
 KINDS: Mapping[str, str] = {
     "parameter": "parameters",
@@ -144,19 +146,9 @@ class _Walk:
                 if _in_library(op):
                     self._add_library(value, at)
                 self._add_reads(value)
-            self._add_workspace(op, at)
         if not self._is_entry:
             self._add_given()
         return made
-
-    def _add_workspace(self, op: Operation, at: int) -> None:
-        found = self._graph.ops.get(op)
-        if found is None or not isinstance(op, FlowOp):
-            return
-        node, options = found
-        size = tuple(workspace_bytes(op, option, self._graph.mesh) for option in options)
-        if any(size):
-            self._timeline.spans.append(Span("transients", node, size, at, at))
 
     def _add_inner(self, op: Operation, at: int) -> None:
         """Hold what an op's local program holds beside its operands and results."""
@@ -249,6 +241,8 @@ class _Walk:
         if isinstance(value.type, TensorType):
             port = self._graph.sources[value]
             size = self._bytes(port, value)
+            if value is self._ops[at].results[0] and _in_blocks(self._ops[at]):
+                size = tuple(n + SCORES_BYTES for n in size)
             self._timeline.library.append(Span("library", port.node, size, at, at))
 
     def _add_release(self, value: SSAValue) -> None:
@@ -321,6 +315,17 @@ def _is_joined(op: Operation) -> bool:
 def _in_library(op: Operation) -> bool:
     """True for an op whose result the library allocates, and which is then copied to its place."""
     return isinstance(op, FlowOp) and op.name not in VIEWS and not has_kernel(op)
+
+
+def _in_blocks(op: Operation) -> bool:
+    """True for attention that no flash kernel computes: with a mask, or heads that share keys."""
+    target = op.plain["target"] if isinstance(op, ExternOp) else ""
+    places = {"irc::attention": (0, 1, 3), "irc::attention_backward": (1, 2, 6)}
+    if target not in places or not isinstance(op, ExternOp):
+        return False
+    q, k, count = places[target]
+    shapes = [tensor(op.inputs[place]).shape for place in (q, k)]
+    return len(op.inputs) > count or shapes[0][:-2] != shapes[1][:-2]
 
 
 def _shown(value: SSAValue) -> SSAValue:

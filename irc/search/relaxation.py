@@ -30,8 +30,9 @@ NEAR = 1e-6
 """Options whose reduced costs are below this part of the bound are tried first."""
 
 PATIENCE = 0.3
-"""The simplex method has so many iterations for each column, then an interior point takes over: of
-budgets that nothing fits the simplex method may need minutes to say so."""
+"""Where memory is bounded, the simplex method has so many iterations for each column, then an
+interior point takes over: of budgets that nothing fits the simplex method may need minutes to say
+so."""
 
 LARGE = 20_000
 GOOD = 5e-3
@@ -100,11 +101,13 @@ class Relaxation:
         if self.rows:
             # From its last basis it would take longer than from nothing: that goes by presolve.
             self._relaxed.clearSolver()
+            limit = int(max(len(self.matrix.cost), LARGE) * PATIENCE)
+            self._relaxed.setOptionValue("simplex_iteration_limit", limit)
         if not self._run(self._relaxed):
             self._relaxed.setOptionValue("solver", "ipm")
             self._relaxed.clearSolver()
             self._run(self._relaxed)
-            self._relaxed.setOptionValue("solver", "simplex")
+            self._relaxed.setOptionValue("solver", "choose")
         self.bound = self._relaxed.getInfo().objective_function_value
         if self.bound >= self.beat:
             raise Worse(self.bound / self.matrix.scale)
@@ -216,9 +219,7 @@ def _solver(matrix: Matrix, allowed: NDArray[np.bool_] | None = None, node_limit
     upper = matrix.upper.copy()
     is_large = len(matrix.cost) > LARGE
     options: dict[str, Any] = {"output_flag": False, "threads": 1, "random_seed": 1}
-    if allowed is None:
-        options["simplex_iteration_limit"] = int(max(len(matrix.cost), LARGE) * PATIENCE)
-    else:
+    if allowed is not None:
         upper[: matrix.num_binaries][~allowed] = 0.0
         integer, real = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
         lp.integrality_ = [integer] * matrix.num_binaries + [real] * (

@@ -100,9 +100,7 @@ class _Ring:
         targets = tuple((rank + 1) % self.size for rank in range(self.size))
         return [
             self.local.inner(
-                PermuteOp.make(
-                    [value], [PendingType(value.type)], axis=self.axis, targets=targets
-                )
+                PermuteOp.make([value], [PendingType(value.type)], axis=self.axis, targets=targets)
             )[0]
             for value in values
         ]

@@ -41,7 +41,9 @@ def measured_bytes(
         for process in ranks:
             process.start()
         try:
-            return max(_answer(mine, process) for (mine, _), process in zip(pipes, ranks, strict=True))
+            return max(
+                _answer(mine, process) for (mine, _), process in zip(pipes, ranks, strict=True)
+            )
         finally:
             for process in ranks:
                 process.join(60)

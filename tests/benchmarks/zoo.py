@@ -5,7 +5,7 @@ Each model is unmodified, small, with random weights. Its evaluation forward and
 run twice: on virtual ranks in float64, and as plans on four gloo processes in float32.
 
 Targets (exit status 1 when one is missed):
-  virtual ranks    outputs, loss and gradients differ from torch's by at most 1e-8
+  virtual ranks    outputs, loss and gradients differ from torch's by at most 1e-9
   four processes   the same by at most 1e-4
   architectures    right in all of this on both meshes: at least 20 (of a choice: all of it)
 

@@ -293,20 +293,19 @@ def test_same_is_read_and_printed() -> None:
 
 
 def test_same_gives_two_arguments_one_placement() -> None:
-    """Apart, Megatron's pairing splits columns of one and rows of the other."""
-    apart = held(shard("", mesh="tensor=2"))
-    assert apart["layers.0.up.weight"] != apart["layers.1.down.weight"]
-    same = "same *.up.weight, *.down.weight"
-    for pins in (same, f"{same}; *.up.weight = S(0)"):
-        linked = held(shard(pins, mesh="tensor=2"))
-        assert linked["layers.0.up.weight"] == linked["layers.1.down.weight"], pins
-    assert linked["layers.1.down.weight"] == "(S(0))"
+    """Apart, Megatron's pairing wants the rows of the second weight."""
+    pins = "*.up.weight = S(1)"
+    assert held(shard(pins, mesh="tensor=2"))["layers.1.down.weight"] == "[tensor = S(0)]"
+    linked = held(shard(f"{pins}; same *.up.weight, *.down.weight", mesh="tensor=2"))
+    assert linked["layers.1.down.weight"] == linked["layers.0.up.weight"] == "[tensor = S(1)]"
+    free = held(shard("same *.down.weight, *.up.weight", mesh="tensor=2"))
+    assert free["layers.1.down.weight"] == free["layers.0.up.weight"]
 
 
 def test_same_joins_overlapping_groups_and_refuses_what_cannot_be() -> None:
     same = "same *.up.weight, *.down.weight"
     pins = f"{same}; same *.down.weight, x; *.up.weight = [tensor = B]"
-    assert set(held(shard(pins, mesh="tensor=2")).values()) == {"(B)"}
+    assert set(held(shard(pins, mesh="tensor=2")).values()) == {"[tensor = B]"}
     with pytest.raises(IrcError, match="lie in the same way") as caught:
         shard(f"{same}; *.up.weight = S(0); *.down.weight = S(1)", mesh="tensor=2")
     assert caught.value.code == "sharding-infeasible"
@@ -315,7 +314,7 @@ def test_same_joins_overlapping_groups_and_refuses_what_cannot_be() -> None:
 
 
 def test_constraints_without_ranks_are_refused() -> None:
-    assert default_pipeline(Options(pins="# nothing"))
+    assert default_pipeline(Options(pins="# nothing\n"))
     for mesh in ("", "data=1"):
         with pytest.raises(IrcError, match="places something among ranks") as caught:
             default_pipeline(Options(mesh=Mesh.parse(mesh), pins="*.weight = B"))

@@ -13,7 +13,8 @@ import pytest
 from tests.plan.programs import rank_environment
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+TIMEOUT_S = 900
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(TIMEOUT_S + 20)]
 
 
 def run(program: str, world: int, store: Path, *words: str) -> list[Any]:
@@ -29,7 +30,11 @@ def run(program: str, world: int, store: Path, *words: str) -> list[Any]:
         )
         for rank in range(world)
     ]
-    said = [process.communicate(timeout=280) for process in ranks]
+    try:
+        said = [process.communicate(timeout=TIMEOUT_S) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
     codes = [process.returncode for process in ranks]
     assert codes == [0] * world, [err[-3000:] for _, err in said]
     return [json.loads(out.splitlines()[-1]) for out, _ in said]

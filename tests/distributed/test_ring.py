@@ -35,9 +35,7 @@ class Attention(nn.Module):
         return self.o(y.transpose(1, 2).flatten(2))
 
 
-def ring_only(
-    attrs: Attrs, operands: list[Signature], results: list[Signature]
-) -> list[Strategy]:
+def ring_only(attrs: Attrs, operands: list[Signature], results: list[Signature]) -> list[Strategy]:
     return ring(operands[:3], operands[3:], 1)
 
 

@@ -20,7 +20,9 @@ at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& b, double scale
   return at::matmul(a, b) * scale;
 }
 
-TORCH_LIBRARY(irc_own_cpp, m) { m.def("scaled_product(Tensor a, Tensor b, float scale) -> Tensor"); }
+TORCH_LIBRARY(irc_own_cpp, m) {
+  m.def("scaled_product(Tensor a, Tensor b, float scale) -> Tensor");
+}
 TORCH_LIBRARY_IMPL(irc_own_cpp, CPU, m) { m.impl("scaled_product", &scaled_product); }
 TORCH_LIBRARY_IMPL(irc_own_cpp, Meta, m) { m.impl("scaled_product", &scaled_product); }
 """
@@ -46,7 +48,9 @@ def library_op() -> Callable[..., Tensor]:
         open_ = gate.sigmoid()
         return g * open_, g * x * open_ * (1 - open_)
 
-    def keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # fmt: skip
+    def keep(
+        ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor
+    ) -> None:
         ctx.save_for_backward(*inputs)
 
     gated.register_autograd(backward, setup_context=keep)

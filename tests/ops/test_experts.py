@@ -38,7 +38,7 @@ from irc.plan.load import load_plan
 from irc.plan.schema import Start
 from irc.runtime.launch import run_plan
 from irc.sharding.shards import combine, shard
-from irc.sharding.signatures import NdSignature, signatures
+from irc.sharding.signatures import NdSignature, match_signature, signatures
 
 TOKENS, EXPERTS, CHOICES, WIDTH, INNER = 16, 4, 2, 3, 5
 
@@ -184,6 +184,52 @@ def test_a_gradient_is_priced_as_about_three_of_the_layer() -> None:
     assert local_flops(backward, signatures(backward, mesh)[0], mesh) == flops(backward)
 
 
+class Router(nn.Module):
+    """A router and its layer of experts, stored as Hugging Face does."""
+
+    def __init__(self, width: int, inner: int, count: int, choices: int) -> None:
+        super().__init__()
+        self.choices, dtype = choices, torch.bfloat16
+        self.router = nn.Linear(width, count, bias=False, dtype=dtype, device="meta")
+        self.up = nn.Parameter(torch.empty(count, 2 * inner, width, dtype=dtype, device="meta"))
+        self.down = nn.Parameter(torch.empty(count, width, inner, dtype=dtype, device="meta"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, index = self.router(x).softmax(-1).topk(self.choices, -1)
+        count, both, width = self.up.shape
+        up = self.up.view(count, 2, both // 2, width)
+        made = torch.ops.irc.experts(x, index, weights, up, self.down, "silu", count)
+        return (x + made).float().square().sum()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chosen"),
+    [
+        # Mixtral 8x7B: a token visits a quarter of the ranks; to gather all tokens is dearer.
+        ((4096, 14336, 8, 2), TRAVELLING),
+        # Many choices of small experts: most ranks see most tokens, and a gather needs no packing.
+        ((2048, 1408, 64, 6), "own-experts"),
+    ],
+    ids=["2 of 8", "6 of 64"],
+)
+def test_tokens_travel_where_few_ranks_want_each(sizes: tuple[int, ...], chosen: str) -> None:
+    width, inner, count, choices = sizes
+    model = Router(width, inner, count, choices)
+    x = torch.empty(32768, width, dtype=torch.bfloat16, device="meta")
+    module = capture(model, (x,)).program.module
+    CanonicalizePass().apply(context(), module)
+    mesh, budget = Mesh.parse("expert=8"), count * 3 * width * inner * 2 // 8 + 2**25
+    AutoShardPass(
+        mesh=str(mesh), cluster="8xH100", inputs="any", pins="x = [expert = S(0)]",
+        stored_bytes=budget,
+    ).apply(context(), module)  # fmt: skip
+    (op,) = externs(module, "irc::experts")
+    found = match_signature(op, mesh)
+    print(found)
+    assert found is not None
+    assert found.strategy == (chosen,)
+
+
 transformers = pytest.importorskip("transformers")
 IDS = torch.arange(16).reshape(2, 8) * 5 % 96
 CALL = {"input_ids": IDS, "labels": IDS}
@@ -247,7 +293,54 @@ def test_an_unmodified_mixtral_sends_its_tokens_to_their_experts(mesh: str) -> N
         torch.testing.assert_close(value, known[name].grad, rtol=1e-4, atol=1e-7, msg=name)
 
 
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 96, "use_cache": False,
+}  # fmt: skip
+FORMS: dict[str, dict[str, Any]] = {
+    "Qwen2Moe": {
+        "num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
+    },
+    "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 8},
+    "Olmoe": {"num_experts": 4, "eos_token_id": None},
+    "Phimoe": {"num_local_experts": 4},
+    "GraniteMoe": {"num_local_experts": 4},
+    "DeepseekV3": {
+        "n_routed_experts": 4, "moe_intermediate_size": 24, "n_shared_experts": 1, "n_group": 2,
+        "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    },
+    # A gate of its own and biases: grouped matmuls, split by groups.
+    "GptOss": {"num_local_experts": 4, "head_dim": 8},
+    # Matrices are stored [experts, width, 2 * inner].
+    "Llama4": {"num_local_experts": 4, "intermediate_size_mlp": 40, "head_dim": 8},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["expert=4", "data=2,expert=2"])
+@pytest.mark.parametrize("form", FORMS)
+def test_mixtures_of_hugging_face_are_split_by_experts(form: str, mesh: str) -> None:
+    torch.manual_seed(0)
+    name = "TextConfig" if form == "Llama4" else "Config"
+    choices = {"num_experts_per_tok": 1 if form == "Llama4" else 2}
+    config = getattr(transformers, form + name)(**SMALL, **choices, **FORMS[form])
+    model, call = getattr(transformers, f"{form}ForCausalLM")(config).eval(), {"input_ids": IDS}
+    captured = capture(model, (), call)
+    module = captured.program.module
+    given, known = iter(captured.flatten((), call)), captured.program.tensors
+    names = [name for _, name, _ in arguments(entry(module))]
+    inputs = [known[n] if n in known else next(given) for n in names]
+    CanonicalizePass().apply(context(), module)
+    pins = "*.experts.*_proj = [expert = S(0)]"
+    AutoShardPass(mesh=mesh, cluster="demo-gpus", pins=pins).apply(context(), module)
+    LowerBoxingPass().apply(context(), module)
+    found = captured.unflatten(run_spmd(module, inputs, Mesh.parse(mesh)))
+    torch.testing.assert_close(found["logits"], model(**call)["logits"])
+
+
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_four_processes_exchange_tokens(tmp_path: Path) -> None:
     model = mixtral()
     module = capture(model, (), CALL).program.module

@@ -78,6 +78,15 @@ def test_random_numbers_do_not_depend_on_the_shape_drawn() -> None:
     assert abs(float(normal.std()) - 1) < 0.05
 
 
+def test_the_random_numbers_of_the_next_step_are_not_these_moved_along() -> None:
+    attrs, count = {"distribution": "uniform", "stream": 3}, (1 << 20) + 64
+    numbers = [
+        library.run("flow.random", {**attrs, **own}, [torch.tensor(seed)], [((count,), "f64")])[0]
+        for seed, own in ((5, {}), (6, {}), (5, {"stream": 4}))
+    ]
+    assert len(set(torch.cat(numbers).tolist())) == 3 * count
+
+
 def test_extern_fills_operands_and_keywords() -> None:
     attrs = {
         "target": "aten::std.correction",

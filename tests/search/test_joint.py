@@ -122,6 +122,6 @@ def test_names_that_two_entries_do_not_share() -> None:
 
 def test_a_cache_of_two_sizes_is_refused() -> None:
     modules = {**entries(), "decode": reader(1, "bk,nk->bn", (32, 512))}
-    with pytest.raises(IrcError, match="'c' is .*32, 512.* in 'decode' and .*64, 512") as caught:
+    with pytest.raises(IrcError, match=r"'c' is .*32, 512.* in 'decode' and .*64, 512") as caught:
         place_together(modules, cost())
     assert caught.value.code == "input-mismatch"

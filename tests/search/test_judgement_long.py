@@ -92,9 +92,12 @@ class Scaled(nn.Module):
         return self.w(x * self.scale).sum()
 
 
-@pytest.mark.parametrize("features", [4096, 16384])
+@pytest.mark.parametrize("features", [12288, 16384])
 def test_training_crosses_over_at_tokens_equal_features(features: int) -> None:
-    """Forward gathers the smaller; backward gives its gradient back by a reduce-scatter."""
+    """Forward gathers the smaller; backward gives its gradient back by a reduce-scatter.
+
+    Fewer features than about twice the width would be split over the width instead.
+    """
     pins = "x = [tensor = S(0)]; w.weight = [tensor = S(0)]"
 
     def plan(tokens: int) -> Plan:
@@ -120,12 +123,16 @@ def attentions(plan: Plan) -> tuple[FlowOp, FlowOp]:
 def test_long_training_goes_from_sequence_to_heads_and_back() -> None:
     """Ulysses in both directions: four all-to-alls each, and no activation is ever gathered."""
     batch = tokens(1, 131072), tokens(1, 131072)
-    plan = trained(model(1, WIDTH, HEADS, 32000), *batch, mesh="seq=8")
+    plan = trained(model(2, WIDTH, HEADS, 32000), *batch, mesh="seq=8")
     plan.reason()
     for op in attentions(plan):
         assert {placed(v) for v in (*op.inputs, *op.outputs)} == {Split(1)}
     moved = [
-        (placed(op.inputs[0]), placed(op.outputs[0]), 'phase = "backward"' in str(op.inputs[0].owner))
+        (
+            placed(op.inputs[0]),
+            placed(op.outputs[0]),
+            'phase = "backward"' in str(op.inputs[0].owner),
+        )
         for op in plan.module.walk()
         if isinstance(op, BoxingOp) and 131072 in tensor(op.outputs[0]).static_shape()[:-1]
     ]

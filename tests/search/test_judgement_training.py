@@ -100,7 +100,9 @@ def test_training_norms_are_sequence_parallel_when_they_pay() -> None:
 def gathers(plan: Plan) -> Counter[tuple[int, ...]]:
     """How often a matrix is made whole, by shape."""
     return Counter(
-        shape for a, b, shape in moves(plan) if isinstance(a, Split) and b == B and shape in MATRICES
+        shape
+        for a, b, shape in moves(plan)
+        if isinstance(a, Split) and b == B and shape in MATRICES
     )
 
 

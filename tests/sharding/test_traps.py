@@ -87,6 +87,7 @@ TRAPS: dict[int, Trap] = {
         "an op that walks along a dim takes the shard's index for the tensor's",
         "tests/sharding/test_property.py::test_a_rank_that_forgets_its_offset_is_caught",
         "tests/sharding/test_property.py::test_a_wrong_rule_is_caught",
+        "tests/sharding/test_exchanges.py::test_what_is_found_is_what_one_device_finds",
         "tests/sharding/test_local.py::test_causal_rows_are_masked_by_their_logical_number",
     ),
     10: trap(
@@ -148,11 +149,14 @@ TRAPS: dict[int, Trap] = {
     ),
     21: trap(
         "only the forward pass is planned, so that column-parallel looks free",
+        "tests/search/test_judgement_training.py::test_training_pairs_columns_with_rows",
+        "tests/search/test_judgement_long.py::test_training_crosses_over_at_tokens_equal_features",
         "tests/sharding/test_property.py::test_backward_ops_compute_under_every_signature",
         "tests/test_train.py::test_a_sharded_step_moves_parameters_as_a_whole_one",
     ),
     22: trap(
         "the gradients of weights are reduced for every micro-batch, or in the wrong dtype",
+        "tests/passes/test_accumulate_gradients.py::test_sharded_gradients_are_reduced_once_a_step",
         "tests/test_train.py::test_a_sharded_step_moves_parameters_as_a_whole_one",
     ),
     23: trap(
@@ -181,13 +185,22 @@ TRAPS: dict[int, Trap] = {
         "tests/report/test_explain.py::test_what_is_planned_by_fall_back_is_listed",
         "tests/ops/test_own_ops.py::test_the_explanation_of_a_plan_lists_what_was_assumed",
     ),
-    28: trap("recomputing runs the collectives of the region again"),
+    28: trap(
+        "recomputing runs the collectives of the region again",
+        "tests/search/test_memory.py::test_recompute_costs_time_and_its_collectives",
+    ),
     29: trap(
         "memory is that of the parameters alone",
         "tests/passes/test_auto_shard.py::test_a_budget_bounds_what_is_held_at_the_worst_moment",
         "tests/cost/test_memory.py::test_the_peak_is_inside_the_block",
+        "tests/search/test_memory.py::test_tensor_parallelism_alone",
+        "tests/search/test_memory.py::test_full_recompute",
+        "tests/sharding/test_exchanges.py::test_the_memory_of_an_exchange_is_counted",
     ),
-    30: trap("what is allocated is less than what the allocator reserves"),
+    30: trap(
+        "what is allocated is less than what the allocator reserves",
+        "tests/sharding/test_traps_training.py::test_a_part_of_a_devices_memory_is_left_to_its_allocator",
+    ),
     31: trap(
         "the sum over devices fits, and one device does not",
         "tests/passes/test_auto_shard.py::test_the_memory_of_the_device_is_the_budget",
@@ -219,7 +232,11 @@ TRAPS: dict[int, Trap] = {
         "tests/sharding/test_property.py::test_a_rank_that_forgets_its_offset_is_caught",
         "tests/frontends/torch/test_dropping.py::test_gradients_are_those_of_the_mask_that_was_drawn",
     ),
-    37: trap("recomputing draws other numbers, or one rank skips a collective"),
+    37: trap(
+        "recomputing draws other numbers, or one rank skips a collective",
+        "tests/sharding/test_traps_training.py::test_what_is_computed_again_draws_the_same_numbers_and_collectives_on_all_ranks",
+        "tests/sharding/test_traps_training.py::test_other_numbers_would_be_seen",
+    ),
     38: trap(
         "layers that differ are planned as one, or repeating them changes the optimum",
         "tests/frontends/torch/test_capture.py::test_layers_that_behave_differently_are_not_shared",

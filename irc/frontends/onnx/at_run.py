@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from onnx import TypeProto
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Attribute, SSAValue
 from xdsl.utils.exceptions import VerifyException
@@ -75,9 +76,12 @@ def at_run(node: Node, *, static: bool) -> list[Value] | None:
         positions.append(None if value is None else {"operand": len(operands)})
         operands += [] if value is None else [node.owner.ssa(value)]
     encoder = Encoder(node, operands)
-    options = {
+    attributes = encoder.attributes(node.proto)
+    if node.kind in ("Loop", "Scan"):
+        attributes["empty"] = [no_rows(kind) for kind in kinds]
+    options: dict[str, object] = {
         "version": node.version,
-        "attributes": encoder.attributes(node.proto),
+        "attributes": attributes,
         "captures": encoder.captures,
     }
     key = key_of(node.proto.op_type, node.proto.domain)
@@ -88,6 +92,14 @@ def at_run(node: Node, *, static: bool) -> list[Value] | None:
         Value.of(ssa, kind=kind if isinstance(ssa.type, OpaqueType) else None)
         for ssa, kind in zip(found, kinds, strict=True)
     ]
+
+
+def no_rows(kind: TypeProto | None) -> dict[str, object] | None:
+    """Return the form of a result that no trip of a loop added to: of 0 rows, or None."""
+    if kind is None or not kind.HasField("tensor_type"):
+        return None
+    dims = [d.dim_value if d.HasField("dim_value") else 0 for d in kind.tensor_type.shape.dim]
+    return {"element": kind.tensor_type.elem_type or 1, "shape": [0, *dims[1:]], "data": ""}
 
 
 def append(

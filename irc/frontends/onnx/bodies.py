@@ -17,6 +17,7 @@ from xdsl.ir import SSAValue
 
 from irc.errors import IrcError, printable
 from irc.frontends.onnx.complaints import no_converter
+from irc.frontends.onnx.contrib.compose import BodyComposer, Composition, Slot
 from irc.frontends.onnx.external import to_any_array
 from irc.frontends.onnx.node import Blocked, Node
 from irc.runtime.onnx_ops.run import kernels, key_of
@@ -93,22 +94,44 @@ class Encoder:
             if tensor.name not in {formal.name for formal in graph.input}:
                 self._capture(scope, tensor.name, self.node.owner.stored(tensor))
         nodes = [
-            self._node(proto, scope, f"{place} node {index}")
+            written
             for index, proto in enumerate(graph.node)
+            for written in self._nodes(proto, scope, f"{place} node {index}")
         ]
         out = [self._slot(scope, formal.name) for formal in graph.output]
         return {"in": given, "out": out, "nodes": nodes}
 
-    def _node(self, proto: onnx.NodeProto, scope: Slots, place: str) -> list[Any]:
+    def _nodes(self, proto: onnx.NodeProto, scope: Slots, place: str) -> list[list[Any]]:
+        """Return what a node runs as: itself, or the ops that a fused one stands for."""
+        from irc.frontends.onnx.contrib.table import FORMS
+
         key = key_of(proto.op_type, proto.domain)
-        if key not in kernels():
+        if key not in kernels() and key not in FORMS:
             self._unknown = True
             where = printable(f"{self.node.b.loc}: {place} ({proto.op_type})")
             self.node.owner.errors.add(no_converter(proto, where))
         read = [self._slot(scope, name) if name else -1 for name in proto.input]
         attributes = {a.name: self._attribute(a, scope) for a in proto.attribute}
+        if key in FORMS and key not in kernels():
+            return self._composed(proto, FORMS[key], read, attributes, scope)
         written = [self._new(scope, name) if name else -1 for name in proto.output]
-        return [key, self.node.owner.version_of(proto.domain), read, written, attributes]
+        return [[key, self.node.owner.version_of(proto.domain), read, written, attributes]]
+
+    def _composed(
+        self,
+        proto: onnx.NodeProto,
+        composition: Composition,
+        read: list[int],
+        attributes: dict[str, Any],
+        scope: Slots,
+    ) -> list[list[Any]]:
+        composer = BodyComposer(proto, read, attributes, lambda: next(self._numbers))
+        found = composition(composer)
+        results = list(found) if isinstance(found, list | tuple) else [found]
+        for name, value in zip(proto.output, results, strict=False):
+            if name and isinstance(value, Slot):
+                scope[name] = value.number
+        return composer.written
 
     def _new(self, scope: Slots, name: str) -> int:
         scope[name] = next(self._numbers)

@@ -79,8 +79,10 @@ def convert_recurrent(node: Node) -> list[SSAValue]:
 
 def convert_non_zero(node: Node) -> list[SSAValue]:
     """NonZero: how many there are is known only when it runs, so the size has a name of its own."""
-    count = node.owner.sizes.dim("", f"nonzero_{node.owner.fresh()}")
-    return extern(node, [(node.ndim(), count)], dtypes=["i64"])
+    count = node.owner.unbacked(node.kind)
+    found = extern(node, [(node.ndim(), count)], dtypes=["i64"])
+    node.owner.backed_by[str(count)] = found[0]
+    return found
 
 
 def convert_grid_sample(node: Node) -> list[SSAValue]:

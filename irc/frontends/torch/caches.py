@@ -8,7 +8,7 @@ traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -41,7 +41,7 @@ class Watch:
     kept: list[int | None] = field(default_factory=list[int | None])
 
     @contextmanager
-    def on(self, module: nn.Module) -> Iterator[None]:
+    def on(self, module: nn.Module) -> Generator[None]:
         """Watch calls of a module."""
 
         def see(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -153,10 +153,11 @@ def adopt(held: Any, made: Any) -> None:
     """Give a cache the contents of another one of its class; the object and its layers stay."""
     layers: list[Any] | None = getattr(made, "layers", None)
     if layers is None:
-        for name, value in vars(made).items():
+        contents: dict[str, Any] = vars(made)
+        for name, value in contents.items():
             if is_cache(value):
                 adopt(getattr(held, name), value)
-            elif isinstance(value, Mapping):
+            elif isinstance(value, dict):
                 getattr(held, name).update(value)
         return
     for old, new in zip(held.layers, layers, strict=False):

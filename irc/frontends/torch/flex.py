@@ -104,9 +104,7 @@ def flex_attention(
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=given, scale=scale, enable_gqa=enable_gqa
         )
-    return _apart(
-        query, key, value, score_mod, mask, places, scale, return_lse, return_aux
-    )
+    return _apart(query, key, value, score_mod, mask, places, scale, return_lse, return_aux)
 
 
 def _places(query: torch.Tensor, key: torch.Tensor) -> list[torch.Tensor]:
@@ -135,9 +133,7 @@ def _added(score_mod: Callable[..., Any] | None, places: list[torch.Tensor]) -> 
     return made if isinstance(made, _Score) else None
 
 
-def _joined(
-    added: _Score, mask: torch.Tensor | None, query: torch.Tensor
-) -> torch.Tensor | None:
+def _joined(added: _Score, mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
     """Return the mask of attention: bools where nothing is added."""
     if added.keep is not None:
         mask = added.keep if mask is None else mask & added.keep

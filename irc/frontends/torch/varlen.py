@@ -52,7 +52,9 @@ def varlen_attention(
     if left >= 0 or right >= 0:
         # How much longer the keys' sequence is, so that both end on the diagonal.
         longer = b.pointwise("sub", _lengths(t, of_k), _lengths(t, cu_seq_q))
-        last = b.op(TakeOp, [longer, b.pointwise("minimum", mine, b.scalar(count - 1, "i64"))], dim=0)
+        last = b.op(
+            TakeOp, [longer, b.pointwise("minimum", mine, b.scalar(count - 1, "i64"))], dim=0
+        )
         end = b.pointwise("add", place, last)
         behind = b.pointwise("sub", b.reshape(end, up), b.reshape(there, along))
         if right >= 0:
@@ -73,9 +75,7 @@ def _places(t: Lowering, starts: SSAValue, count: int) -> tuple[SSAValue, SSAVal
     (num,) = tensor(starts).shape
     token = b.op(IotaOp, [], result=TensorType.of((count,), "i64"), dim=0)
     ends = b.op(SliceOp, [wide], starts=(1,), stops=(number(num),), steps=(1,))
-    passed = b.pointwise(
-        "ge", b.reshape(token, (count, 1)), b.reshape(ends, (1, number(num) - 1))
-    )
+    passed = b.pointwise("ge", b.reshape(token, (count, 1)), b.reshape(ends, (1, number(num) - 1)))
     mine = b.reduce("sum", b.cast(passed, "i64"), (1,), keep_dims=False)
     return mine, b.pointwise("sub", token, b.op(TakeOp, [wide, mine], dim=0))
 

@@ -126,8 +126,11 @@ def _linear_attention(call: Call) -> tuple[Array, Array]:
     kind = dtype if state is None else state.dtype
     size = (q4.shape[0], count, k4.shape[-1], v4.shape[-1])
     state = np.zeros(size, np.float32) if state is None else state.astype(np.float32)
-    decay = None if decay is None else heads(decay, count).astype(np.float32)
-    beta = None if beta is None else heads(beta, beta.shape[-1]).astype(np.float32)
+    # A rule reads the gates that it needs; the others may be absent.
+    nothing = np.zeros((*q.shape[:2], count), np.float32)
+    decay = heads(nothing if decay is None else decay, count).astype(np.float32)
+    beta = nothing if beta is None else beta
+    beta = heads(beta, beta.shape[-1]).astype(np.float32)
     scale = call.attr("scale", 0.0) or 1 / np.sqrt(q4.shape[-1])
     outputs = []
     for t in range(q4.shape[2]):

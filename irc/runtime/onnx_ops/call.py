@@ -40,10 +40,13 @@ class Call:
         """Return an attribute, or the default."""
         return self.attributes.get(name, default)
 
-    def ints(self, index: int) -> list[int] | None:
-        """Return an operand as a list of integers, or None."""
-        value = self[index]
-        return None if value is None else [int(n) for n in value.reshape(-1).tolist()]
+    def ints(self, index: int) -> list[int]:
+        """Return an operand that must be there as a list of integers."""
+        return [int(n) for n in self[index].reshape(-1).tolist()]
+
+    def some_ints(self, index: int) -> list[int] | None:
+        """Return an optional operand as a list of integers, or None."""
+        return self.ints(index) if self.has(index) else None
 
     def number(self, index: int, default: Any = None) -> Any:
         """Return an operand of one element as a Python number, or the default."""
@@ -54,7 +57,7 @@ class Call:
         """Return axes from the attribute (older opsets) or an operand; None where neither is."""
         given = self.attr("axes")
         if given is None:
-            given = self.ints(index)
+            given = self.some_ints(index)
         return None if given is None else tuple(int(axis) for axis in given)
 
 

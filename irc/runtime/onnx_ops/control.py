@@ -35,9 +35,14 @@ def _loop(call: Call) -> tuple[Item, ...]:
             column.append(row)
         going, trip = truth(condition), trip + 1
     if columns is None:
-        # No trip, no row to tell the shape from: what the program states as dtype is float32.
-        columns = [[] for _ in range(call.outputs - len(carried))]
-    return *carried, *(np.stack(c) if c else np.zeros((0,), np.float32) for c in columns)
+        return *carried, *_no_rows(call, len(carried))
+    return *carried, *(np.stack(column) for column in columns)
+
+
+def _no_rows(call: Call, states: int) -> list[Array]:
+    """Return the collected results of no trip: the types that the program states, without rows."""
+    empty = call.attr("empty") or [None] * call.outputs
+    return [np.zeros((0,), np.float32) if e is None else e for e in empty[states : call.outputs]]
 
 
 def _scan(call: Call) -> tuple[Item, ...]:
@@ -88,10 +93,12 @@ def _scan_once(
         states = found[: len(states)]
         for column, value in zip(columns, found[len(states) :], strict=True):
             column.append(value)
+    if not steps:
+        return *states, *_no_rows(call, len(states))
     turned = call.attr("scan_output_directions") or [0] * len(columns)
     places = call.attr("scan_output_axes") or [0] * len(columns)
     joined = [
-        np.stack(column[::-1] if turn else column, axis) if column else np.zeros((0,), np.float32)
+        np.stack(column[::-1] if turn else column, axis)
         for column, turn, axis in zip(columns, turned, places, strict=True)
     ]
     return *states, *joined

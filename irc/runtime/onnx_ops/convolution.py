@@ -128,9 +128,8 @@ def _causal(call: Call) -> tuple[Array, Array]:
     joined = np.concatenate([state.astype(dtype), x], -1)
     wide = joined.astype(np.float32) if dtype in HALF else joined
     length = x.shape[-1]
-    found = sum(
-        wide[..., i : i + length] * w[None, :, 0, i, None].astype(wide.dtype) for i in range(k)
-    )
+    taps = [w[None, :, 0, i, None].astype(wide.dtype) for i in range(k)]
+    found = np.sum([wide[..., i : i + length] * tap for i, tap in enumerate(taps)], 0)
     if bias is not None:
         found = found + bias.astype(wide.dtype)[:, None]
     if call.attr("activation", "none") in ("silu", "swish"):

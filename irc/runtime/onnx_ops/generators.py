@@ -29,7 +29,7 @@ def _constant(call: Call) -> Array:
 def _constant_of_shape(call: Call) -> Array:
     value = call.attr("value")
     value = np.zeros((), np.float32) if value is None else value.reshape(-1)[0]
-    return np.full(tuple(call.ints(0) or ()), value)
+    return np.full(tuple(call.ints(0)), value)
 
 
 def _range(call: Call) -> Array:

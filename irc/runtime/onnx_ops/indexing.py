@@ -98,7 +98,7 @@ def _unique(call: Call) -> tuple[Array, ...]:
 def _reverse_sequence(call: Call) -> Array:
     x, time, batch = call[0], call.attr("time_axis", 0), call.attr("batch_axis", 1)
     moved = np.moveaxis(x, (batch, time), (0, 1)).copy()
-    for row, count in zip(moved, call.ints(1) or (), strict=True):
+    for row, count in zip(moved, call.ints(1), strict=True):
         row[:count] = row[:count][::-1].copy()
     return np.moveaxis(moved, (0, 1), (batch, time))
 
@@ -118,7 +118,7 @@ def _tensor_scatter(call: Call) -> Array:
     """TensorScatter: rows of new keys or values into a cache, from a place of each batch on."""
     cache, update = call[0].copy(), call[1]
     axis = call.attr("axis", -2) % cache.ndim
-    starts = call.ints(2) or [0] * cache.shape[0]
+    starts = call.some_ints(2) or [0] * cache.shape[0]
     size, count = cache.shape[axis], update.shape[axis]
     for outer in product(*(range(n) for n in cache.shape[:axis])):
         places = starts[outer[0]] + np.arange(count)

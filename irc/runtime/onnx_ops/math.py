@@ -102,8 +102,9 @@ def _mean(call: Call) -> Array:
 
 
 def _einsum(call: Call) -> Array:
-    found = np.einsum(call.attr("equation").replace(" ", ""), *call.inputs)
-    return np.asarray(found).astype(call[0].dtype, copy=False)
+    spec = call.attr("equation").replace(" ", "")
+    found = in_single(lambda *operands: np.einsum(spec, *operands))(*call.inputs)
+    return found.astype(call[0].dtype, copy=False)
 
 
 def matmul(a: Array, b: Array) -> Array:

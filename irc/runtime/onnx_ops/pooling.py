@@ -129,7 +129,7 @@ def _unpool(call: Call) -> Array:
     found[places.reshape(-1)] = x.reshape(-1)
     found = found.reshape(inner)
     if call.has(2):
-        shape = tuple(call.ints(2) or ())
+        shape = tuple(call.ints(2))
         found = np.pad(found, [(0, want - have) for want, have in zip(shape, inner, strict=True)])
     return found
 

@@ -94,9 +94,9 @@ def _dynamic_quantize(call: Call) -> tuple[Array, Array, Array]:
     return quantized(x, scale, zero, np.dtype(np.uint8)), scale, zero
 
 
-def _rows(value: Array | None, ndim: int) -> Array | None:
+def _rows(value: Array) -> Array:
     """Shape a parameter of rows of a matrix to broadcast from the left of its columns."""
-    return value if value is None or value.ndim == 0 or value.size == 1 else value.reshape(-1, 1)
+    return value if value.size == 1 else value.reshape(-1, 1)
 
 
 def centred(x: Array, zero: Array | None) -> Array:
@@ -106,16 +106,16 @@ def centred(x: Array, zero: Array | None) -> Array:
 
 
 def _matmul_integer(call: Call) -> Array:
-    a, b = centred(call[0], _rows(call[2], 2)), centred(call[1], call[3])
+    a, b = centred(call[0], _rows(call[2]) if call.has(2) else None), centred(call[1], call[3])
     return np.matmul(a, b)
 
 
 def _qlinear_matmul(call: Call) -> Array:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = call.inputs
-    whole = np.matmul(centred(a, _rows(a_zero, a.ndim)), centred(b, b_zero))
-    scale = _rows(a_scale, a.ndim).astype(np.float32) * b_scale.astype(np.float32)
+    whole = np.matmul(centred(a, _rows(a_zero)), centred(b, b_zero))
+    scale = _rows(a_scale).astype(np.float32) * b_scale.astype(np.float32)
     found = whole.astype(np.float32) * scale / y_scale.astype(np.float32)
-    return quantized(found, np.float32(1), y_zero, y_zero.dtype)
+    return quantized(found, np.ones((), np.float32), y_zero, y_zero.dtype)
 
 
 def _conv_integer(call: Call) -> Array:
@@ -137,7 +137,7 @@ def _qlinear_conv(call: Call) -> Array:
     scale = x_scale.astype(np.float32) * w_scale.astype(np.float32) / y_scale.astype(np.float32)
     if scale.size > 1:
         scale = scale.reshape(-1, *[1] * (x.ndim - 2))
-    return quantized(whole * scale, np.float32(1), y_zero, y_zero.dtype)
+    return quantized(whole * scale, np.ones((), np.float32), y_zero, y_zero.dtype)
 
 
 KERNELS: Kernels = {

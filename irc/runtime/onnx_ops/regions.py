@@ -117,7 +117,7 @@ def _bin(i: int, count: int, span: int, start: int, size: int) -> tuple[int, int
 
 
 def _affine_grid(call: Call) -> Array:
-    theta, size = call[0], call.ints(1) or []
+    theta, size = call[0], call.ints(1)
     lines = []
     for count in size[2:]:
         if call.attr("align_corners", 0):
@@ -137,7 +137,7 @@ def _grid_sample(call: Call) -> Array:
     known = {"linear": "bilinear", "bilinear": "bilinear", "cubic": "bicubic", "bicubic": "bicubic"}
     wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
     found = torch.nn.functional.grid_sample(
-        x.to(wide), grid.to(wide), mode=known.get(mode, mode),
+        x.to(wide), grid.to(wide), mode=str(known.get(mode, mode)),
         padding_mode=call.attr("padding_mode", "zeros"),
         align_corners=bool(call.attr("align_corners", 0)),
     )  # fmt: skip

@@ -38,7 +38,7 @@ def _split(call: Call) -> list[Item]:
     if not call.has(1):
         rows = np.split(x, x.shape[axis], axis)
         return rows if call.attr("keepdims", 1) else [np.squeeze(row, axis) for row in rows]
-    sizes = call.ints(1) or []
+    sizes = call.ints(1)
     if call[1].ndim == 0:
         (each,) = sizes
         sizes = [min(each, x.shape[axis] - at) for at in range(0, x.shape[axis], each)]

@@ -11,7 +11,7 @@ from irc.runtime.onnx_ops.values import Array
 
 def _reshape(call: Call) -> Array:
     x = call[0]
-    wanted = list(call.attr("shape") or []) if call.version < 5 else (call.ints(1) or [])
+    wanted = list(call.attr("shape") or []) if call.version < 5 else call.ints(1)
     if not call.attr("allowzero", 0):
         wanted = [x.shape[i] if size == 0 else size for i, size in enumerate(wanted)]
     return x.reshape(wanted)
@@ -37,7 +37,8 @@ def _slice(call: Call) -> Array:
         starts, ends = call.attr("starts"), call.attr("ends")
         axes, steps = call.attr("axes"), None
     else:
-        starts, ends, axes, steps = (call.ints(i) for i in (1, 2, 3, 4))
+        starts, ends = call.ints(1), call.ints(2)
+        axes, steps = call.some_ints(3), call.some_ints(4)
     axes = range(len(starts)) if axes is None else axes
     place = [slice(None)] * x.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps or [1] * len(starts), strict=True):
@@ -64,7 +65,7 @@ def _pad(call: Call) -> Array:
     if call.version < 11:
         pads, value, axes = call.attr("pads"), np.asarray(call.attr("value", 0.0), x.dtype), None
     else:
-        pads, value, axes = call.ints(1), call[2], call.ints(3)
+        pads, value, axes = call.ints(1), call[2], call.some_ints(3)
     axes = list(range(x.ndim)) if axes is None else [axis % x.ndim for axis in axes]
     amounts = [(0, 0)] * x.ndim
     for i, axis in enumerate(axes):
@@ -75,7 +76,9 @@ def _pad(call: Call) -> Array:
     if mode == "constant":
         fill = np.zeros((), x.dtype) if value is None else value.reshape(())
         return np.pad(x, more, constant_values=fill)
-    return np.pad(x, more, mode={"edge": "edge", "reflect": "reflect", "wrap": "wrap"}[mode])
+    if mode not in ("edge", "reflect", "wrap"):
+        raise ValueError(f"mode {mode!r} of Pad")
+    return np.pad(x, more, mode=mode)
 
 
 def _transpose(call: Call) -> Array:
@@ -84,7 +87,7 @@ def _transpose(call: Call) -> Array:
 
 def _split(call: Call) -> tuple[Array, ...]:
     x, axis = call[0], call.attr("axis", 0)
-    parts = call.attr("split") or call.ints(1)
+    parts = call.attr("split") or call.some_ints(1)
     if parts is None:
         count = call.attr("num_outputs") or call.outputs
         each = -(-x.shape[axis] // count)

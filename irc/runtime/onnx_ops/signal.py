@@ -16,7 +16,7 @@ def _complex(x: Array) -> Array:
 
 
 def _pairs(values: Array, dtype: np.dtype) -> Array:
-    return np.stack([values.real, values.imag], -1).astype(dtype)
+    return np.stack([np.real(values), np.imag(values)], -1).astype(dtype)
 
 
 def transformed(x: Array, axis: int, length: int | None, *, inverse: bool,

@@ -129,7 +129,7 @@ def _old_forest(call: Call, kind: str) -> Forest:
         at = place[tree, node]
         return -1 - at if modes[at] == LEAF else at
 
-    sides = [
+    yes, no = (
         [
             -1 if mode == LEAF else to(tree, child)
             for tree, child, mode in zip(
@@ -137,10 +137,10 @@ def _old_forest(call: Call, kind: str) -> Forest:
             )
         ]
         for side in ("true", "false")
-    ]
+    )
     roots = [to(tree, min(n for t, n in place if t == tree)) for tree in dict.fromkeys(trees)]
     return Forest(
-        roots, call.attr("nodes_featureids"), modes, call.attr("nodes_values"), *sides,
+        roots, call.attr("nodes_featureids"), modes, call.attr("nodes_values"), yes, no,
         call.attr("nodes_missing_value_tracks_true") or [], {}, leaves,
     )  # fmt: skip
 

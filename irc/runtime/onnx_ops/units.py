@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,7 @@ def gelu(x: Array, approximate: str = "none") -> Array:
     import torch
 
     if approximate == "tanh":
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     wide = x.astype(np.float64)
     return (0.5 * wide * (1 + as_array(torch.erf(as_tensor(wide / np.sqrt(2)))))).astype(x.dtype)
 

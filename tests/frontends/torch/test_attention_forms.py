@@ -163,7 +163,10 @@ def test_flex_attention_is_split_and_right_on_virtual_ranks(mesh: str) -> None:
         mask = create_block_mask(same, q.shape[0], None, rows, rows, device="cpu")
         return flex_attention(q, k, v, block_mask=mask)
 
-    inputs = (*(torch.randn(2, 8, 512, 16) for _ in range(3)), torch.arange(1024).view(2, 512) // 90)
+    inputs = (
+        *(torch.randn(2, 8, 512, 16) for _ in range(3)),
+        torch.arange(1024).view(2, 512) // 90,
+    )
     model = Wide(documents)
     with torch.no_grad():
         expected = model(*inputs)
@@ -183,7 +186,9 @@ class Packed(nn.Module):
         super().__init__()
         self.window = window
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor
+    ) -> Tensor:
         """Attend inside each sequence."""
         grouped = q.shape[1] != k.shape[1]
         return varlen_attn(
@@ -203,9 +208,9 @@ def sequence_by_sequence(
         for side, limit in zip((-ahead, ahead), window, strict=True):
             mask &= (side <= limit) | (limit < 0)
         parts = [x.transpose(0, 1) for x in (q[mine], k[theirs], v[theirs])]
-        y[mine] = F.scaled_dot_product_attention(
-            *parts, attn_mask=mask, enable_gqa=True
-        ).transpose(0, 1)
+        y[mine] = F.scaled_dot_product_attention(*parts, attn_mask=mask, enable_gqa=True).transpose(
+            0, 1
+        )
     return y
 
 

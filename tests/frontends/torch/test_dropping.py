@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from xdsl.ir import Operation
 
 from irc.dialects.builder import functions, results
 from irc.dialects.flow import RandomOp
@@ -13,6 +14,7 @@ from irc.frontends.torch.capture import capture
 from irc.interpret.flow import run_function
 from irc.passes.differentiate import DifferentiatePass
 from irc.pipeline import run_passes
+from irc.program import Program
 
 P = 0.4
 
@@ -72,8 +74,8 @@ def test_gradients_are_those_of_the_mask_that_was_drawn(groups: int, causal: boo
         torch.testing.assert_close(found[position], value.grad, rtol=1e-9, atol=1e-9)
 
 
-def test_layers_that_drop_are_not_made_one_function() -> None:
-    """Each needs a stream of its own."""
+def test_layers_that_drop_are_one_function_with_a_seed_for_each_call() -> None:
+    """Each call draws other numbers, in this step and in the next."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -84,9 +86,18 @@ def test_layers_that_drop_are_not_made_one_function() -> None:
             q, k, v = self.qkv(x).view(2, 1, 5, 18).split(6, -1)
             return x + F.scaled_dot_product_attention(q, k, v, dropout_p=P).view(2, 5, 6)
 
-    captured = capture(nn.Sequential(Layer(), Layer(), Layer()), (torch.randn(2, 5, 6),))
-    assert list(functions(captured.program.module)) == ["forward"]
-    streams = [
-        op.plain["stream"] for op in captured.program.module.walk() if isinstance(op, RandomOp)
-    ]
-    assert sorted(streams) == [0, 1, 2]
+    module = nn.Sequential(Layer(), Layer(), Layer())
+    program = capture(module, (torch.randn(2, 5, 6),)).program
+    assert list(functions(program.module)) == ["block_0", "forward"]
+    drawn: list[Tensor] = []
+
+    def trace(_name: str, _index: int, value: Tensor, op: Operation) -> None:
+        if isinstance(op, RandomOp):
+            drawn.append(value)
+
+    for seed in (0, 1):
+        tensors = {**program.tensors, "seed": torch.tensor(seed)}
+        given = Program(program.module, tensors).bind({program.input_names[0]: torch.randn(2, 5, 6)})
+        run_function(program.module, given, trace=trace)
+    assert len(drawn) == 6
+    assert all(not torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])

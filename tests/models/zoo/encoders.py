@@ -17,11 +17,10 @@ BERT = {
 }  # fmt: skip
 
 
-def _masked(name: str, stem: str, **sizes: Any) -> Model:
+def _masked(name: str, stem: str, *, widened: bool = True, **sizes: Any) -> Model:
     build = made(f"{stem}ForMaskedLM", f"{stem}Config", **sizes)
-    return Model(
-        name, build, {"input_ids": tokens(), "attention_mask": MASK}, {"labels": targets()}
-    )
+    inputs = {"input_ids": tokens(), "attention_mask": MASK}
+    return Model(name, build, inputs, {"labels": targets()}, widened)
 
 
 def _translator(name: str, cls: str, config: str, source: dict[str, Any], **sizes: Any) -> Model:
@@ -42,6 +41,7 @@ ENCODERS = (
     _masked(
         "deberta-v2", "DebertaV2", **BERT, relative_attention=True, position_buckets=8,
         pos_att_type=["p2c", "c2p"], norm_rel_ebd="layer_norm", share_att_key=True,
+        widened=False,
     ),
     _masked("modernbert", "ModernBert", **BERT, global_attn_every_n_layers=2, local_attention=4),
 )  # fmt: skip

@@ -21,12 +21,15 @@ class Model:
         build: makes it, in evaluation mode.
         inputs: keyword arguments of a call.
         labels: what a call takes besides to compute its loss.
+        widened: whether its casts to float32 are casts to float64 when it is captured for float64;
+            torch.export refuses that for a number that becomes a tensor.
     """
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Mapping[str, Any]
     labels: Mapping[str, Any] = field(default_factory=dict)
+    widened: bool = True
 
     @property
     def with_loss(self) -> dict[str, Any]:

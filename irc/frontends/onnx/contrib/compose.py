@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+import onnx
 from onnx import helper
 
+from irc.dialects.size import Dim
 from irc.frontends.onnx.node import Node, Unsupported, Value
+from irc.runtime.onnx_ops.values import to_literal
 
 VERSION = 23
 """The opset in whose meaning compositions are read, whatever the model's own is."""
@@ -22,18 +26,23 @@ class Composer:
     """
 
     def __init__(self, node: Node) -> None:
-        self.node = node
+        self.node: Node | BodyNode = node
 
     def __getitem__(self, index: int) -> Value:
-        return self.node.operand(index)
+        return self._outer.operand(index)
+
+    @property
+    def _outer(self) -> Node:
+        assert isinstance(self.node, Node)
+        return self.node
 
     def has(self, index: int) -> bool:
         """True where an optional operand is given."""
-        return self.node.has(index)
+        return self._outer.has(index)
 
     def attr(self, name: str, default: Any = None) -> Any:
         """Return an attribute, or the default."""
-        return self.node.attr(name, default)
+        return self._outer.attr(name, default)
 
     def get(self, index: int) -> Value | None:
         """Return an operand, or None."""
@@ -50,7 +59,9 @@ class Composer:
             [f"o{i}" for i in range(outputs)],
             **given,
         )
-        return list(self.node.owner.convert_node(proto, list(operands), self.node.scope, VERSION))
+        return list(
+            self._outer.owner.convert_node(proto, list(operands), self._outer.scope, VERSION)
+        )
 
     def op(self, kind: str, *operands: Value | None, **attributes: Any) -> Value:
         """Append an op of one result."""
@@ -79,6 +90,93 @@ class Composer:
 
 
 Composition: TypeAlias = Callable[[Composer], "Value | Sequence[Value | None]"]
+
+
+class BodyComposer(Composer):
+    """As `Composer`, inside a subgraph that runs as it is: values are slots, of unknown types.
+
+    Args:
+        proto: the op.
+        read: slots of its operands, -1 where one is absent.
+        attributes: its attributes.
+        fresh: gives slots that nothing uses yet.
+    """
+
+    def __init__(
+        self,
+        proto: onnx.NodeProto,
+        read: Sequence[int],
+        attributes: Mapping[str, Any],
+        fresh: Callable[[], int],
+    ) -> None:
+        self._read, self._attributes, self._fresh = read, dict(attributes), fresh
+        self.node = BodyNode(proto, [None if s < 0 else Slot(s) for s in read], self._attributes)
+        self.written: list[list[Any]] = []
+
+    def __getitem__(self, index: int) -> Value:
+        return cast(Value, Slot(self._read[index]))
+
+    def has(self, index: int) -> bool:
+        return index < len(self._read) and self._read[index] >= 0
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        return self._attributes.get(name, default)
+
+    def ops(
+        self, kind: str, *operands: Value | None, outputs: int = 1, **attributes: Any
+    ) -> list[Value]:
+        given = {key: value for key, value in attributes.items() if value is not None}
+        read = [-1 if value is None else self._slot(value) for value in operands]
+        slots = [self._fresh() for _ in range(outputs)]
+        self.written.append([kind, VERSION, read, slots, given])
+        return [cast(Value, Slot(slot)) for slot in slots]
+
+    def _slot(self, value: Value | Slot) -> int:
+        if isinstance(value, Slot):
+            return value.number
+        assert value.known is not None
+        slot = self._fresh()
+        self.written.append(["Constant", VERSION, [], [slot], {"value": to_literal(value.known)}])
+        return slot
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A value of a body."""
+
+    number: int
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        """Not known before the body runs.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported("a fused op whose form depends on sizes, in a subgraph")
+
+    @property
+    def dtype(self) -> str:
+        """Not known before the body runs.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported("a fused op whose form depends on element types, in a subgraph")
+
+
+@dataclass(frozen=True)
+class BodyNode:
+    """What compositions ask of the op itself, in a body."""
+
+    proto: onnx.NodeProto
+    inputs: Sequence[Slot | None]
+    attributes: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The op type."""
+        return self.proto.op_type
 
 
 def composed(composition: Composition) -> Callable[[Node], list[Value]]:

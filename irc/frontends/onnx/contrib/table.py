@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from irc.frontends.onnx.contrib import attention, layers, quantised
-from irc.frontends.onnx.contrib.compose import composed
+from irc.frontends.onnx.contrib.compose import Composition, composed
 from irc.frontends.onnx.elementwise import Converter
 
 DOMAIN = "com.microsoft"
@@ -16,8 +16,11 @@ COMPOSITIONS = {
     **quantised.COMPOSITIONS,
 }
 
-CONVERTERS: Mapping[str, Converter] = {
-    **{f"{DOMAIN}::{name}": composed(each) for name, each in COMPOSITIONS.items()},
+FORMS: Mapping[str, Composition] = {
+    **{f"{DOMAIN}::{name}": each for name, each in COMPOSITIONS.items()},
     # Written without a domain by ONNX Runtime, though no opset of ONNX has it.
-    "SimplifiedLayerNormalization": composed(layers.simplified_norm),
+    "SimplifiedLayerNormalization": layers.simplified_norm,
 }
+"""Compositions by the name of the op in the tables."""
+
+CONVERTERS: Mapping[str, Converter] = {name: composed(each) for name, each in FORMS.items()}
