@@ -22,9 +22,9 @@ from irc.report.summary import summary
 from irc.training.recipe import OptimizerOption, Recipe, recipe_of
 
 if TYPE_CHECKING:
-    from irc.entries import Entries
     from torch import nn
 
+    from irc.entries import Entries
     from irc.runtime.executor import Executor
     from irc.step import TrainingStep
 
@@ -136,9 +136,10 @@ def compile_step(
 
     Where parameters and states lie is the planner's choice, within the memory of the cluster's
     devices. ``stored_bytes`` (or a small device) makes it split what is stored: parameters and
-    states over all ranks is ZeRO 3. ``pins`` fix it: ``"optimizer.* = [data = S(0)]; *.weight =
-    [data = B]"`` splits the states and keeps weights whole, which is ZeRO 1. States are named
-    ``optimizer.exp_avg.NAME``, ``optimizer.exp_avg_sq.NAME`` or ``optimizer.momentum_buffer.NAME``.
+    states over all ranks is ZeRO 3. ``pins`` fix it; of two the later holds: ``"* = [data = B];
+    optimizer.exp* = [data = S(0)]"`` keeps parameters whole and splits states, which is ZeRO 1.
+    States are named ``optimizer.exp_avg.NAME``, ``optimizer.exp_avg_sq.NAME`` or
+    ``optimizer.momentum_buffer.NAME``.
 
     In training mode dropout draws from a counter: the same numbers under any sharding, others in
     each step. Parameters that do not require a gradient have no gradient, state or work.
@@ -314,7 +315,7 @@ def _write_training(
 ) -> str:
     import torch
 
-    from irc.step import captured_step, check_device, training_plan
+    from irc.step_plan import captured_step, check_device, training_plan
 
     check_device(module)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)

@@ -56,6 +56,8 @@ class Options:
         pins: constraints, or the name of a file of them (grammar/sharding.lark).
         memory_bytes: what a device may hold at any moment; by default what the cluster's have.
         stored_bytes: what it may hold all the time: parameters, states, buffers, constants.
+        recompute: of a training step, what is computed again (pass ``recompute``; ``auto``: as much
+            as it takes to fit); empty: as the program says.
         verify_each: verify the IR after each pass, or run it before and after and compare.
     """
 
@@ -68,6 +70,7 @@ class Options:
     pins: str = ""
     memory_bytes: int | None = None
     stored_bytes: int | None = None
+    recompute: str = ""
     verify_each: VerifyEach = None
 
 
@@ -82,6 +85,12 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         text = ",".join(f"{name}={size}" for name, size in options.sizes.items())
         pipeline.append(("bind-sizes", {"sizes": text}))
     pipeline.append(("canonicalize", {}))
+    if options.recompute:
+        again: dict[str, object] = {"mesh": str(options.mesh), "cluster": options.cluster}
+        again["pins"] = options.pins
+        if options.memory_bytes is not None:
+            again["memory_bytes"] = options.memory_bytes
+        pipeline.append(("recompute", {"policy": options.recompute, **again}))
     if distributed:
         choices = {"mesh": str(options.mesh), "cluster": options.cluster, "pins": options.pins}
         limits = {"memory_bytes": options.memory_bytes, "stored_bytes": options.stored_bytes}

@@ -38,7 +38,7 @@ def greedy(model: Any, ids: Tensor, new: int = 9, **options: Any) -> Tensor:
     return model.generate(ids, max_new_tokens=new, do_sample=False, **options)
 
 
-@pytest.mark.parametrize(("batch", "length"), [(1, 7), (3, 5)])
+@pytest.mark.parametrize(("batch", "length"), [(1, 7), pytest.param(3, 5, marks=pytest.mark.slow)])
 def test_a_static_cache_compiles_twice_whatever_follows(batch: int, length: int) -> None:
     model = llama()
     fast = irc.compile(model)
@@ -51,6 +51,7 @@ def test_a_static_cache_compiles_twice_whatever_follows(batch: int, length: int)
     assert statistics(fast).eager_calls == 0
 
 
+@pytest.mark.slow
 def test_beams_reorder_a_static_cache() -> None:
     model = llama()
     fast, ids = irc.compile(model), prompt(2, 5)
@@ -76,7 +77,7 @@ def test_a_growing_cache_is_told_and_ends_eagerly(monkeypatch: pytest.MonkeyPatc
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("early", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_cache_is_the_callers_own(early: bool) -> None:
     """The object that goes in comes back, its tensors written in place."""
     model = llama()
@@ -98,6 +99,7 @@ def test_the_cache_is_the_callers_own(early: bool) -> None:
     assert int(layer.cumulative_length) == 7
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_rows_are_written_in_place() -> None:
     """No call copies the cache: the plan scatters into the caller's memory."""
@@ -168,6 +170,7 @@ def test_what_comes_back_as_it_was_is_the_same_tensor() -> None:
     assert other.tolist() == [2.0] * 3
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_sliding_window_is_eagers() -> None:
     """Its count of tokens is a Python number, from which positions are computed."""

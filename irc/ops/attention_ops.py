@@ -1,11 +1,11 @@
 """Attention as training and rings need it, kept whole: with its log-sums, and its derivative.
 
 ``irc::attention(q, k, v, mask, start, y0, sums0, is_causal, scale, with_sums)`` gives
-``softmax(q k^T * scale + mask) v`` and each row's log-sum-exp of scores, ``sums``, which is what the
-derivative reads instead of all scores (arXiv:2205.14135). With ``is_causal`` row i sees column j
-where ``i + start >= j``: ``start`` is how far the first row is from the first column, where q and k
-are parts of longer ones. With ``y0`` and ``sums0``, the result over earlier columns, it goes on from
-there: the softmax is that of all columns together.
+``softmax(q k^T * scale + mask) v`` and each row's log-sum-exp of scores, ``sums``, which is what
+the derivative reads instead of all scores (arXiv:2205.14135). With ``is_causal`` row i sees column
+j where ``i + start >= j``: ``start`` is how far the first row is from the first column, where q and
+k are parts of longer ones. With ``y0`` and ``sums0``, the result over other columns, it goes on
+from there: the softmax is that of all columns together.
 
 ``irc::attention_backward(g, q, k, v, y, sums, mask, start, dq0, dk0, dv0, is_causal, scale)`` gives
 the gradients of q, k and v, added to ``dq0``, ``dk0``, ``dv0`` where those are given. ``y`` and

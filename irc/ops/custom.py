@@ -187,10 +187,10 @@ def declaration(target: str) -> Declaration | None:
 @cache
 def _builtin() -> Mapping[str, Declaration]:
     # Its formulas are written with the classes above.
-    from irc.ops import attention_ops, experts, grouped, resampling
+    from irc.ops import along_dim, attention_ops, experts, grouped, resampling
 
-    own = (*experts.DECLARATIONS, *grouped.DECLARATIONS, *attention_ops.DECLARATIONS)
-    return {found.target: found for found in (*own, *resampling.DECLARATIONS)}
+    own = (experts, grouped, attention_ops, resampling, along_dim)
+    return {found.target: found for module in own for found in module.DECLARATIONS}
 
 
 @cache

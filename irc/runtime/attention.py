@@ -97,7 +97,8 @@ def backward(
     shift = 0 if start is None else int(start)
     given = (dq0, dk0, dv0)
     if is_causal and shift <= -q.shape[-2]:
-        return [x.new_zeros(x.shape) if d is None else d for x, d in zip((q, k, v), given)]
+        pairs = zip((q, k, v), given, strict=True)
+        return [x.new_zeros(x.shape) if d is None else d for x, d in pairs]
     causal = is_causal and shift < k.shape[-2] - 1
     found = _flash_backward(g, q, k, v, y, sums, mask, causal, shift, scale)
     found = found or _blocked_backward(_Scores(q, k, mask, causal, shift, scale), g, v, y, sums)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import sqrt
 
-from irc.search.columns import matrix_of, spaces_of, with_least_memory
+from irc.search.columns import SMALL, matrix_of, spaces_of, with_least_memory
 from irc.search.problem import Problem
 from irc.search.program import MAX_ROUNDS, solve
 from irc.search.relaxation import Infeasible, Relaxation, choice_of
 from irc.sharding.boxing import Boxing
 from irc.sharding.trees import Trees
-
-SMALL = 5000
-"""Problems of so many columns are solved exactly."""
 
 CLOSE = 1.01
 """Of larger ones, a budget that is so near the smallest is good enough."""

@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from irc.search.columns import matrix_of, spaces_of
+from irc.search.columns import SMALL, matrix_of, spaces_of
 from irc.search.problem import Problem
 from irc.search.relaxation import Infeasible, Relaxation, choice_of
 from irc.sharding.boxing import Boxing
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from irc.search.liveness import Moment
 
 MAX_ROUNDS = 60
-"""So many moments that need too much memory are looked at, then the last choice must do."""
+MAX_CUTS = 300
+"""So many moments that need too much memory are looked at, then the last choice must do; in small
+programs so many choices."""
 
 
 ROUNDING = 1e-9
@@ -114,10 +116,17 @@ def solve(
     values, is_whole = search.relax(), False
     search.drop_hopeless()
     bound, choice = search.bound, choice_of(matrix, values)
-    for _ in range(MAX_ROUNDS):
+    is_small = len(matrix.cost) <= SMALL
+    for _ in range(MAX_CUTS if is_small else MAX_ROUNDS):
         choice = choice_of(matrix, values)
         peak = problem.worst_peak(choice, trees)
-        if peak is not None and (is_whole or peak.name not in excess):
+        if is_small and peak is not None and peak.name in excess:
+            if is_whole:
+                search.forbid(choice)
+                values, is_whole = search.relax(), False
+            else:
+                values, is_whole = search.whole(values), True
+        elif peak is not None and (is_whole or peak.name not in excess):
             # Flow that parts over several ways holds less than a choice does: ask for more room.
             more = peak.excess_bytes if peak.name in excess else 0
             excess[peak.name] = excess.get(peak.name, 0) + more

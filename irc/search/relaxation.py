@@ -7,6 +7,7 @@ choice can have, and branch and bound sees the few that are left.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,14 @@ class Relaxation:
             values = np.append(values, -1.0)
         self.rows.append((columns, values))
         self._limit(self._relaxed, columns, values)
+
+    def forbid(self, choice: Sequence[int]) -> None:
+        """Cut off one choice, which does not fit although its rows say so."""
+        chosen = (self.matrix.first + np.array(choice)).astype(np.int32)
+        # At most all but one of them: scaled, as the rows of memory are, to 1.
+        values = np.full(len(chosen), 1.0 / (len(chosen) - 0.999))
+        self.rows.append((chosen, values))
+        self._limit(self._relaxed, chosen, values)
 
     def _limit(self, solver: Any, columns: NDArray[np.int32], values: Numbers) -> None:
         solver.addRow(-np.inf, 0.0 if self.is_free else 1.0, len(columns), columns, values)

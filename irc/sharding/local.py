@@ -18,7 +18,6 @@ from irc.dialects.comm import CollectiveOp, PendingType, RankIndexOp, WaitOp
 from irc.dialects.flow import (
     ConstantOp,
     FlowOp,
-    IotaOp,
     PadOp,
     PointwiseOp,
     RandomOp,
@@ -78,6 +77,7 @@ def build_local(
         emit: called with each new op.
         coordinates: build for the rank at these mesh coordinates; None for one program that all
             ranks run, which asks for its rank where it needs it, and takes even shards.
+        steps: of a program that repeats a step for every rank, build so many; 0: all.
     """
     strategies = sorted(set(signature.strategy) - {RULE})
     assert len(strategies) <= 1, strategies

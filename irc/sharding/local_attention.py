@@ -1,8 +1,8 @@
 """Local programs of attention: rows that know where they stand, and rings of keys and values.
 
-In a ring (Liu et al., arXiv:2310.01889) every rank holds a chunk of the sequence of q, k and v. Keys
-and values travel from rank to rank, and each rank goes on with the softmax of its rows over the
-columns that are there (`irc.ops.attention_ops`). Every rank issues the same permutes; under a
+In a ring (Liu et al., arXiv:2310.01889) every rank holds a chunk of the sequence of q, k and v.
+Keys and values travel from rank to rank, and each rank goes on with the softmax of its rows over
+the columns that are there (`irc.ops.attention_ops`). Every rank issues the same permutes; under a
 causal mask it skips the columns after its rows where it runs. Chunks are contiguous, so the last
 rank skips none: a step takes what that rank takes, and is priced so. Permutes start before the
 attention that runs beside them, but are priced after it, as a sum: on CPUs the transport takes the

@@ -177,7 +177,7 @@ def split(joint: Joint) -> None:
         op.detach()
         op.erase()
     for value in reversed(given):
-        block.erase_arg(value)  # type: ignore[arg-type]  # an argument
+        block.erase_arg(value)
     _drop_unread(block, {*joint.results, *saved})
     _replace_body(pair.forward, block, [*joint.results, *saved])
     _replace_body(pair.backward, second, returned)
@@ -189,7 +189,8 @@ def _frontier(
     joint: Joint, back: set[Operation]
 ) -> tuple[list[SSAValue], list[tuple[str, int, SSAValue]]]:
     """Return what is saved, and where backward finds each value that it reads of forward."""
-    arguments = {value: i for i, value in enumerate(joint.block.args[: joint.arguments])}
+    own: Sequence[SSAValue] = joint.block.args[: joint.arguments]
+    arguments: dict[SSAValue, int] = {value: i for i, value in enumerate(own)}
     results = {value: i for i, value in reversed(list(enumerate(joint.results)))}
     given = set(joint.block.args[joint.arguments :])
     saved: list[SSAValue] = []

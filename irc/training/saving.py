@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from xdsl.dialects.builtin import StringAttr
 from xdsl.dialects.func import ReturnOp
@@ -150,7 +150,7 @@ class Saving:
         """Return the values of the cut of fewest bytes that is nearest to backward."""
         import networkx as nx
 
-        graph: Graph = nx.DiGraph()
+        graph: Graph = cast("Any", nx).DiGraph()
         graph.add_node("source")
         graph.add_node("sink")
         seen, pending = set(needed), list(needed)
@@ -220,9 +220,9 @@ class Saving:
 
 def _sink_side(graph: Graph) -> set[object]:
     """Return the nodes that still reach the sink beside a maximal flow."""
-    from networkx.algorithms import flow
+    from networkx.algorithms import flow as flows
 
-    residual: Graph = flow.preflow_push(graph, "source", "sink")  # pyright: ignore[reportUnknownMemberType]
+    residual: Graph = cast("Any", flows).preflow_push(graph, "source", "sink")
     found: set[object] = {"sink"}
     pending: list[object] = ["sink"]
     while pending:

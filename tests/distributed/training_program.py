@@ -149,7 +149,7 @@ def short_of_memory(mesh: str) -> dict[str, Any]:
 def split_states(mesh: str) -> dict[str, Any]:
     """Parameters whole, states split: ZeRO 1."""
     mine, theirs = net(), net()
-    pins = "optimizer.exp* = [data = S(0)]; *.weight = [data = B]; *.bias = [data = B]"
+    pins = "* = [data = B]; optimizer.exp* = [data = S(0)]"
     step = irc.compile_step(
         mine, loss=F.cross_entropy, optimizer=ADAMW, mesh=mesh, cluster=CLUSTER, pins=pins
     )

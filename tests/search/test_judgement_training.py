@@ -122,7 +122,7 @@ def smallest_budget(optimizer: str) -> int:
 
 @pytest.mark.slow
 def test_data_parallel_training_splits_what_memory_asks_for() -> None:
-    """ZeRO (arXiv:1910.02054): none, 1 and 2, and 3, as memory gets short; the batch stays split."""
+    """ZeRO (arXiv:1910.02054): none, 1 and 2, and 3, as memory gets short; batches stay split."""
     plain, split = data_parallel("sgd"), data_parallel("adamw")
     short = data_parallel("adamw", smallest_budget("adamw"))
     plain.reason()

@@ -58,6 +58,8 @@ SIZES = [
     pytest.param(Size(h=4096, a=32, s=2048, b=4), marks=pytest.mark.slow),
 ]
 COLUMNS = ("q", "k", "v", "up")
+ROOM = 8
+"""Less than keeping what was gathered would take in three layers: 3.5 in each."""
 
 
 def step(size: Size, layers: int, recompute: str, optimizer: str | None = None) -> ModuleOp:
@@ -85,9 +87,9 @@ def sequence_parallel(module: ModuleOp, size: Size) -> list[str]:
     found: list[str] = []
     for name, func in functions(module).items():
         for op in func.body.block.ops if "_forward" in name else ():
-            if isinstance(op, FlowOp) and op.name == "flow.pointwise" and not _is_bias(op):
-                if tensor(op.outputs[0]).shape == whole:
-                    found.append(f"pin op {name}/{id_of(op)} = [tensor = S(1)]")
+            is_pointwise = isinstance(op, FlowOp) and op.name == "flow.pointwise"
+            if is_pointwise and not _is_bias(op) and tensor(op.outputs[0]).shape == whole:
+                found.append(f"pin op {name}/{id_of(op)} = [tensor = S(1)]")
     return found
 
 
@@ -110,7 +112,7 @@ def activations(module: ModuleOp, pins: list[str], form_bytes: float | None = No
     plan = search(module, cost, wishes)
     if form_bytes is not None:
         beside = plan.solution.num_bytes - _held(plan)
-        budget = beside + int(1.04 * form_bytes)
+        budget = beside + int(form_bytes)
         plan = search(module, cost, replace(wishes, memory_bytes=budget))
     return _held(plan)
 
@@ -132,7 +134,8 @@ def per_layer(size: Size, recompute: str, *, form: float | None = None) -> float
         module, pins = step(size, layers, recompute), tensor_parallel()
         if form is not None:
             pins += sequence_parallel(module, size)
-        limit = None if form is None else layers * form * size.sbh
+        # What is gathered again in backward takes some room, of all layers the same.
+        limit = None if form is None else (layers * form + ROOM) * size.sbh
         found.append(activations(module, pins, limit))
     return (found[1] - found[0]) / size.sbh
 

@@ -41,6 +41,7 @@ from irc.frontends.onnx.opaque import opaque_value
 from irc.frontends.onnx.prepare import nodes
 from irc.frontends.onnx.read import DOMAINS, Source
 from irc.frontends.onnx.sizes import SizeTable
+from irc.frontends.onnx.sparse import dense
 from irc.ops.infer import ShapeError
 from irc.program import Program
 from irc.runtime.onnx_ops.run import key_of
@@ -120,6 +121,11 @@ class Importer(FunctionValues):
         """Convert the initializers and nodes of a graph into the current block."""
         for tensor in graph.initializer:
             scope[tensor.name] = self._stored(tensor)
+        for sparse in graph.sparse_initializer:
+            array = dense(sparse, self.source)
+            scope[sparse.values.name] = Value.of_array(
+                array, role="parameter", name=sparse.values.name
+            )
         for index, proto in enumerate(graph.node):
             self._node(proto, scope, f"{place} {index}")
 

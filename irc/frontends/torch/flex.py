@@ -1,9 +1,9 @@
 """flex_attention while it is traced: its score and mask functions, called on index tensors.
 
 torch vmaps these functions over every score; they are pointwise (a look-up in a captured tensor
-included), so one call on indices that broadcast, ``[B, 1, 1, 1]``, ``[1, H, 1, 1]`` and so on, gives
-the same, only as large as what the function reads: a mask of documents is [B, 1, S, T]. A score
-function that only adds to the score gives attention's bias; another takes the scores apart.
+included), so one call on indices that broadcast, ``[B, 1, 1, 1]``, ``[1, H, 1, 1]`` and so on,
+gives the same, only as large as what the function reads: a mask of documents is [B, 1, S, T]. A
+score function that only adds to the score gives attention's bias; another takes the scores apart.
 """
 
 # pyright: basic

@@ -34,7 +34,7 @@ def varlen_attention(
 
     ``cu_seq_q[n]`` is where sequence n begins. A window of (left, right), -1 for none, is counted
     from the diagonal that ends in the last token of both sequences, as in flash attention; tokens
-    after the last sequence see nothing. The mask of [T, U] bools is split with the rows and columns.
+    after the last sequence see nothing. The mask of [T, U] bools is split with the rows.
     """
     if any(t.read[1:]) or seqused_k is not None or block_table is not None:
         t.decline()

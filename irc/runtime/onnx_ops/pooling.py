@@ -47,12 +47,10 @@ class Windows:
             constant_values=np.asarray(fill, x.dtype),
         )  # fmt: skip
         views = np.lib.stride_tricks.sliding_window_view(padded, self.reach, tuple(range(2, 2 + n)))
-        for i in range(n):
-            step = (slice(None),) * (2 + i) + (slice(None, None, self.strides[i]),)
-            views = views[step]
-            views = np.take(views, range(self.counts[i]), 2 + i)
+        # Views all the way: of what dilation skips, nothing is copied.
+        starts = tuple(slice(0, c * s, s) for c, s in zip(self.counts, self.strides, strict=True))
         inner = tuple(slice(None, None, d) for d in self.dilations)
-        views = views[(..., *inner)]
+        views = views[(slice(None), slice(None), *starts, *inner)]
         return views.reshape(*views.shape[: 2 + n], -1)
 
     def inside(self, x: Array, padded: bool) -> Array:

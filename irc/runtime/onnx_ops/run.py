@@ -72,7 +72,14 @@ def run_extern(
     key = target.removeprefix(PREFIX)
     try:
         found = run_node(key, options["version"], operands, options["attributes"], len(wanted), env)
-    except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (
+        ArithmeticError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         shown = ", ".join(_kind(value) for value in operands)
         raise IrcError(
             "input-mismatch", f"{key} cannot run on these values: {error}",

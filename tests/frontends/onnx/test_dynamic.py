@@ -183,3 +183,26 @@ def test_old_broadcasting_aligns_by_an_axis() -> None:
     x, b = np.zeros((2, 3), np.float32), np.array([1, 2], np.float32)
     (found,) = InferenceSession(model).run(None, {"x": x, "b": b})
     np.testing.assert_array_equal(found, [[1, 1, 1], [2, 2, 2]])
+
+
+def test_sparse_initializers() -> None:
+    values = onnx.numpy_helper.from_array(np.array([5, 7], np.float32), "w")
+    places = onnx.numpy_helper.from_array(np.array([1, 5], np.int64), "")
+    model = model_of(
+        "y = Add (x, w)", "float[2,3] x", "float[2,3] y", stored="float[2,3] w = {0,0,0,0,0,0}"
+    )
+    del model.graph.initializer[:]
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [2, 3]))
+    (found,) = InferenceSession(model).run(None, {"x": np.ones((2, 3), np.float32)})
+    assert found.tolist() == [[1, 6, 1], [1, 1, 8]]
+    model.graph.sparse_initializer[0].indices.CopyFrom(
+        onnx.numpy_helper.from_array(np.array([1, 6], np.int64), "")
+    )
+    with pytest.raises(IrcError, match="out of range"):
+        InferenceSession(model)
+
+
+def test_more_memory_than_there_is() -> None:
+    model = model_of("y = ConstantOfShape (s)", "int64[2] s", "float[a,b] y")
+    with pytest.raises(IrcError, match="ConstantOfShape cannot run on these values"):
+        run(model, np.array([1 << 31, 1 << 28]))

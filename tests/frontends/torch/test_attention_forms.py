@@ -223,7 +223,7 @@ OTHERS = torch.tensor([0, 7, 9, 18], dtype=torch.int32)
 def test_packed_sequences_do_not_see_each_other(
     window: tuple[int, int], groups: int, starts: Tensor
 ) -> None:
-    """torch has no such kernel on CPUs: the reference takes the sequences one by one."""
+    """No CPU kernel of torch does this: the reference takes the sequences one by one."""
     count = 18 if starts is OTHERS else 16
     q, k, v = torch.randn(16, 4, 8), *torch.randn(2, count, groups, 8)
     inputs = (q, k, v, STARTS, starts)

@@ -97,7 +97,8 @@ def test_layers_that_drop_are_one_function_with_a_seed_for_each_call() -> None:
 
     for seed in (0, 1):
         tensors = {**program.tensors, "seed": torch.tensor(seed)}
-        given = Program(program.module, tensors).bind({program.input_names[0]: torch.randn(2, 5, 6)})
+        inputs = {program.input_names[0]: torch.randn(2, 5, 6)}
+        given = Program(program.module, tensors).bind(inputs)
         run_function(program.module, given, trace=trace)
     assert len(drawn) == 6
     assert all(not torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])

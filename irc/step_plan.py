@@ -1,0 +1,121 @@
+"""From a module and a batch to the plan of a training step: capture, differentiate, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from irc.dialects.text import dump
+from irc.errors import IrcError
+from irc.frontends.torch.capture import Captured, capture
+from irc.frontends.torch.loss import with_loss
+from irc.pipeline import Options, make_plan
+from irc.plan.load import LoadedPlan
+from irc.plan.training import training_files
+from irc.program import Program
+from irc.train import add_training
+from irc.training.recipe import Recipe
+
+Loss: TypeAlias = Callable[..., Any]
+LR = "lr"
+"""The input of a step that is its learning rate."""
+
+
+def captured_step(
+    module: nn.Module,
+    loss: Loss | None,
+    recipe: Recipe,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[Captured, tuple[str, ...]]:
+    """Capture the forward pass of one micro-batch of a batch.
+
+    Returns:
+        It, and the names of the inputs that are cut into micro-batches.
+
+    Raises:
+        IrcError: ``input-mismatch`` where the batch cannot be cut; what capture raises.
+    """
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    cut = _cut(leaves, recipe.accumulate)
+    small = [leaf[: len(leaf) // recipe.accumulate] if i in cut else leaf
+             for i, leaf in enumerate(leaves)]  # fmt: skip
+    micro_args, micro_kwargs = pytree.tree_unflatten(small, spec)
+    face = module if loss is None else with_loss(module, loss, micro_args, micro_kwargs)
+    captured = capture(face, micro_args, micro_kwargs)
+    names = captured.program.input_names
+    if LR in names:
+        raise IrcError(
+            "input-mismatch",
+            f"an input of the module is called '{LR}', as the learning rate of a step is",
+            help="call it otherwise",
+        )
+    split = [n for n, i in zip(names, captured.tensor_leaves, strict=True) if i in cut]
+    return captured, tuple(split)
+
+
+def _cut(leaves: Sequence[Any], count: int) -> set[int]:
+    """Return which leaves have the batch as their first dim, as the first tensor has it."""
+    shaped_leaves = {i: leaf for i, leaf in enumerate(leaves)
+                     if isinstance(leaf, torch.Tensor) and leaf.ndim}  # fmt: skip
+    if count == 1 or not shaped_leaves:
+        return set()
+    size = len(next(iter(shaped_leaves.values())))
+    if size % count:
+        raise IrcError(
+            "input-mismatch",
+            f"a batch of {size} cannot be cut into {count} equal micro-batches",
+            help=f"give a multiple of {count} samples",
+        )
+    return {i for i, leaf in shaped_leaves.items() if len(leaf) == size}
+
+
+def training_plan(
+    program: Program,
+    recipe: Recipe,
+    options: Options,
+    module: nn.Module,
+    *,
+    keep_ir: bool = False,
+) -> LoadedPlan:
+    """Plan a step, from the program of the forward pass of one micro-batch, which is changed.
+
+    Args:
+        program: as captured.
+        recipe: with the inputs that are cut.
+        options: of the pipeline.
+        module: says which parameters require a gradient.
+        keep_ir: keep the text after every pass, and the model, which ``irc run`` trains eagerly.
+    """
+    forward = dump(program.module) if keep_ir else ""
+    add_training(
+        program,
+        trainable=module,
+        frozen=recipe.frozen,
+        optimizer=recipe.optimizer,
+        loss=recipe.loss,
+        accumulate=recipe.accumulate,
+        split=",".join(recipe.split),
+        recompute=recipe.recompute,
+    )
+    extra = training_files(recipe, forward) if keep_ir else None
+    return make_plan(program, options, keep_ir=keep_ir, extra=extra)
+
+
+def check_device(module: nn.Module) -> None:
+    """Refuse a module without values, or on another device.
+
+    Raises:
+        IrcError: ``input-mismatch``.
+    """
+    named = (*module.named_parameters(), *module.named_buffers())
+    for name, value in named:
+        if not value.is_cpu:
+            raise IrcError(
+                "input-mismatch",
+                f"'{name}' is on {value.device}; a training step starts from values on the CPU",
+            )
