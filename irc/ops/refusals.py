@@ -19,8 +19,8 @@ REASONS: Mapping[str, str] = {
     "flow.top_k": "shards of the searched dim have to be equal: ranks exchange what they find",
     "flow.arg_reduce": "shards of the searched dim have to be equal: ranks exchange what they find",
     "flow.cumulative": "shards of the dim have to be equal: ranks exchange what each comes to",
-    "flow.attention": "every row needs all keys: rows of q split, keys and values do not (rings of "
-    "keys are not planned; boxing gathers them, or moves the split to the heads)",
+    "flow.attention": "every row needs all keys: rows of q split alone under a causal mask or by a "
+    "rule, and q, k and v together in a ring where shards are equal",
     "flow.reshape": "only the leading factor of a merged dim is contiguous on a rank",
     "flow.slice": "a dim that is sliced or stepped through is whole",
     "flow.pad": "a dim that is padded is whole",

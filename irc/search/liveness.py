@@ -140,12 +140,14 @@ class Liveness:
 
     def __init__(self, functions: Mapping[str, Timeline]) -> None:
         self.functions = functions
+        self._beside = 0
 
     def worst(self, choice: Choice, trees: Trees) -> tuple[int, Moment]:
         """Return the bytes at the moment when a device holds most, and that moment."""
         found: dict[str, tuple[int, Moment]] = {}
         most, moment = self._worst("forward", choice, trees, found)
-        return most + self._aside(choice), moment
+        self._beside = self._aside(choice)
+        return most + self._beside, moment
 
     def _aside(self, choice: Choice) -> int:
         """Return the most that a library allocates at a time: the arena is there all the time."""
@@ -202,7 +204,9 @@ class Liveness:
             add(timeline.given, -1.0)
             for reads in timeline.reads:
                 copies += _copies_at(reads, at)
-        return Peak(self.label(moment), limit_bytes, held, tuple(copies), moment=moment)
+        # Of what libraries allocate there is no row: it takes room from all moments.
+        limit = limit_bytes - (self._beside if moment else 0)
+        return Peak(self.label(moment), limit, held, tuple(copies), moment=moment)
 
     def breakdown(self, moment: Moment, choice: Choice, trees: Trees) -> dict[str, int]:
         """Return what the bytes at a moment are: by kind of value, and of boxed copies."""

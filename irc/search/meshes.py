@@ -8,8 +8,8 @@ Meshes of one and two axes are a line, by the size of the inner axis. The search
 cluster's own mesh both ways, and a way ends at a mesh whose bound is far behind the best, or that
 holds no plan where another one did. A mesh of three axes refines two of two axes, which share its
 plans but for launches: it is tried in the order of the better of them, not at all where both are
-far behind, and no longer where several in a row were no better. The winner is planned in full
-again. Nothing depends on a clock, and a mesh that is not planned says why.
+far behind, and no longer where several in a row were no better. A winner of one or two axes is
+planned in full again. Nothing depends on a clock, and a mesh that is not planned says why.
 """
 
 from __future__ import annotations
@@ -184,7 +184,8 @@ class _MeshSearch:
         if self.best is None:
             raise self._nothing(devices)
         winner = self.best[2].mesh
-        if not self.tried[str(winner)].is_full:
+        # Of three axes that takes longer than all the others together.
+        if len(winner.axes) < 3 and not self.tried[str(winner)].is_full:
             self._try(winner, None)
         _, plan, cost = self.best
         order = sorted(self.tried.values(), key=lambda t: (t.seconds, len(t.mesh.axes)))

@@ -180,6 +180,9 @@ def summary(
 ) -> int:
     """Print the line of figures; return 1 where the target is missed."""
     needed = len(names) if chosen else WANTED
+    if not table:
+        print(f"zoo: 0 of {len(names)} architectures right (target {needed}): MISSED")
+        return 1
     wrong = [name for name in names if name not in right]
     slowest = max((row.capture_s + row.plan_s, row.name, row.mesh) for row in table)
     fallen = max((sum(row.fallen.values()), row.name) for row in table)

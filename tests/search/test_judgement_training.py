@@ -185,7 +185,9 @@ class Mixture(nn.Module):
         return (y.float() ** 2).mean()
 
 
-@pytest.mark.parametrize(("mesh", "axis"), [("expert=8", 0), ("data=2,expert=4", 1)])
+@pytest.mark.parametrize(
+    ("mesh", "axis"), [("expert=8", 0), pytest.param("data=2,expert=4", 1, marks=pytest.mark.slow)]
+)
 def test_a_mixture_of_experts_trains_expert_parallel(mesh: str, axis: int) -> None:
     with torch.device("meta"):
         net = Mixture()

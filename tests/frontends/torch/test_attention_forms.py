@@ -151,7 +151,9 @@ class Wide(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("mesh", ["data=4", "data=2,tensor=2"])
+@pytest.mark.parametrize(
+    "mesh", [pytest.param("data=4", marks=pytest.mark.slow), "data=2,tensor=2"]
+)
 def test_flex_attention_is_split_and_right_on_virtual_ranks(mesh: str) -> None:
     """Trap T-27: an attention that no rule knows is replicated and destroys the plan."""
 

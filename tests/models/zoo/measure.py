@@ -205,18 +205,18 @@ def _shares(module: ModuleOp, mesh: Mesh) -> tuple[int, int, dict[str, float], f
     return number, split, shares, whole / total
 
 
-def error(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
+def error(found: Iterable[Tensor], wanted: Iterable[Tensor], least_part: float = 1e-6) -> float:
     """Return the largest difference of two tensors, relative to the largest number of its own.
 
-    Numbers count as at least a millionth of the largest of all: the gradient of a bias that softmax
-    cancels is zero, and what rounding leaves of it is no number to divide by.
+    A tensor's largest counts as at least ``least_part`` of the largest of all: the gradient of a
+    bias that softmax cancels is zero, and what rounding leaves of it is no number to divide by.
     """
     pairs = [(a.double(), b.double()) for a, b in zip(found, wanted, strict=True)]
     if any(a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()) for a, b in pairs):
         return float("inf")
     finite = [(a[a.isfinite()], b[b.isfinite()]) for a, b in pairs]
     largest = [float(b.abs().max()) if b.numel() else 0.0 for _, b in finite]
-    least = 1e-6 * max(largest, default=0.0)
+    least = least_part * max(largest, default=0.0)
     return max(
         (
             float((a - b).abs().max()) / (max(size, least) or 1.0) if b.numel() else 0.0
@@ -239,12 +239,16 @@ def of_role(found: Mapping[tuple[str, str], Tensor], role: str) -> dict[str, Ten
     return {name: value for (kind, name), value in found.items() if kind == role}
 
 
-def training_error(found: Mapping[tuple[str, str], Tensor], wanted: Reference) -> float:
+def training_error(
+    found: Mapping[tuple[str, str], Tensor], wanted: Reference, least_part: float = 1e-6
+) -> float:
     """Return the error of loss and gradients; infinite where gradients lack or are too many."""
     gradients = of_role(found, "gradient")
     if set(gradients) != set(wanted.gradients):
         return float("inf")
     return max(
         error([found["output", "loss"]], [wanted.loss]),
-        error([gradients[name] for name in wanted.gradients], wanted.gradients.values()),
+        error(
+            [gradients[name] for name in wanted.gradients], wanted.gradients.values(), least_part
+        ),
     )

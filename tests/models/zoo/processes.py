@@ -32,6 +32,8 @@ from tests.models.zoo.model import Model
 RANKS = 4
 ROUGH = 1e-4
 """Relative error that float32 leaves."""
+LEAST_PART = 1e-3
+"""Gradients that cancel to zero are rounded to about 1e-7 of the largest in float32."""
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES, INPUTS, OUTPUTS = "names.pt", "inputs.pt", "outputs.pt"
@@ -112,7 +114,7 @@ def errors(model: Model, mesh: str, folder: Path, wanted: Reference) -> Errors:
         for kind in ("forward", "training")
     )
     outputs = of_role(forward, "output").values()
-    return Errors(error(outputs, wanted.outputs), training_error(training, wanted))
+    return Errors(error(outputs, wanted.outputs), training_error(training, wanted, LEAST_PART))
 
 
 def _found(place: Path, mesh: Mesh) -> dict[tuple[str, str], Tensor]:
