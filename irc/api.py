@@ -123,6 +123,7 @@ def compile_step(
     recompute: str = "none",
     memory_bytes: int | None = None,
     stored_bytes: int | None = None,
+    regather: bool = False,
     seed: int = 0,
 ) -> TrainingStep:
     """Return a step of training, to be called with each batch: ``loss = step(*batch, lr=1e-3)``.
@@ -161,6 +162,7 @@ def compile_step(
             ``cheap``, ``selective``, ``full``, or globs.
         memory_bytes: the most that a device may hold at any moment.
         stored_bytes: the most that it may hold all the time.
+        regather: do not save for backward what was gathered, but gather it again.
         seed: of random numbers.
 
     Raises:
@@ -176,6 +178,7 @@ def compile_step(
         pins=pins_option(pins),
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
+        regather=regather,
     )
     called = None if isinstance(loss, str) else loss
     return TrainingStep(model, recipe, options, loss=called, seed=seed)
@@ -247,6 +250,7 @@ def export_plan(
     recompute: str = "none",
     memory_bytes: int | None = None,
     stored_bytes: int | None = None,
+    regather: bool = False,
 ) -> str:
     """Compile a PyTorch module to a plan folder that ``irc run`` and torchrun start.
 
@@ -272,6 +276,7 @@ def export_plan(
         recompute: what the backward pass computes again.
         memory_bytes: the most that a device may hold at any moment.
         stored_bytes: the most that it may hold all the time.
+        regather: do not save for backward what was gathered, but gather it again.
 
     Returns:
         A summary of the plan.
@@ -286,6 +291,7 @@ def export_plan(
         pins=pins_option(pins),
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
+        regather=regather,
     )
     if optimizer is not None:
         recipe = _recipe(module, loss, optimizer, frozen, accumulate, recompute)

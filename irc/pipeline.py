@@ -56,6 +56,7 @@ class Options:
         pins: constraints, or the name of a file of them (grammar/sharding.lark).
         memory_bytes: what a device may hold at any moment; by default what the cluster's have.
         stored_bytes: what it may hold all the time: parameters, states, buffers, constants.
+        regather: what a training step gathers is not saved for backward but gathered again.
         recompute: of a training step, what is computed again (pass ``recompute``; ``auto``: as much
             as it takes to fit); empty: as the program says.
         verify_each: verify the IR after each pass, or run it before and after and compare.
@@ -70,6 +71,7 @@ class Options:
     pins: str = ""
     memory_bytes: int | None = None
     stored_bytes: int | None = None
+    regather: bool = False
     recompute: str = ""
     verify_each: VerifyEach = None
 
@@ -94,7 +96,9 @@ def default_pipeline(options: Options) -> list[ModulePass]:
     if distributed:
         choices = {"mesh": str(options.mesh), "cluster": options.cluster, "pins": options.pins}
         limits = {"memory_bytes": options.memory_bytes, "stored_bytes": options.stored_bytes}
-        given = {k: v for k, v in choices.items() if v}
+        given: dict[str, object] = {k: v for k, v in choices.items() if v}
+        if options.regather:
+            given["regather"] = True
         bounds = {k: v for k, v in limits.items() if v is not None}
         pipeline.append(("auto-shard", {**given, **bounds}))
         pipeline.append(("lower-boxing", {}))

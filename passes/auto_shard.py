@@ -42,7 +42,9 @@ class AutoShardPass(ModulePass):
     or names a file of such lines (grammar/sharding.lark); ``memory_bytes`` bounds what a device
     holds at any moment (by default, what the cluster's devices have, less a margin), and
     ``stored_bytes`` what it holds all the time: parameters, states, buffers and constants. They may
-    then be stored in smaller parts than they are used.
+    then be stored in smaller parts than they are used. ``regather`` keeps nothing that was gathered
+    from forward to backward: it is gathered again, as Megatron-LM's sequence parallelism does
+    (arXiv:2205.05198, section 4.2.2).
 
     Results of the entry are whole on each rank, a state lies as its buffer. A pass before it has
     bound the named sizes. It writes ``irc.mesh``, and unless ``report=false``, in ``irc.plan_cost``
@@ -108,6 +110,7 @@ class AutoShardPass(ModulePass):
     memory_bytes: int | None = None
     stored_bytes: int | None = None
     node_limit: int = 10_000
+    regather: bool = False
     report: bool = True
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
@@ -173,7 +176,13 @@ class AutoShardPass(ModulePass):
     def _wishes(self, constraints: Constraints) -> Wishes:
         match self.inputs:
             case "replicated" | "any":
-                return Wishes(self.inputs, constraints, self.memory_bytes, self.stored_bytes)
+                return Wishes(
+                    self.inputs,
+                    constraints,
+                    self.memory_bytes,
+                    self.stored_bytes,
+                    self.regather,
+                )
             case other:
                 raise IrcError(
                     "option-value",

@@ -52,9 +52,7 @@ def _whole(at: Adjoint) -> list[SSAValue]:
     q, k, v, *mask = made.inputs
     form = replace(form, mask=6 if mask else None)
     kinds = [tensor(x) for x in (q, k, v)]
-    return at.b.ops(
-        ExternOp, [g, q, k, v, *made.outputs, *mask], results=kinds, **form.backward()
-    )
+    return at.b.ops(ExternOp, [g, q, k, v, *made.outputs, *mask], results=kinds, **form.backward())
 
 
 def _apart(at: Adjoint, operand: int) -> SSAValue | None:

@@ -254,9 +254,7 @@ class _Replay:
         if rows.shape[:1] != (size,) or len(rows.shape) < 2:
             raise _ProblemError(f"{rows.shape} are no rows for each of {size} ranks")
         if (marks.shape, marks.dtype) != (rows.shape[:2], "i1") or not marks.is_contiguous:
-            raise _ProblemError(
-                f"{rows.shape[:2]} rows are marked by {marks.shape} {marks.dtype}"
-            )
+            raise _ProblemError(f"{rows.shape[:2]} rows are marked by {marks.shape} {marks.dtype}")
 
     def _run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         plan = self.plan

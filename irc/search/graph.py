@@ -47,12 +47,15 @@ class Wishes:
         constraints: pins and forbids.
         memory_bytes: how many bytes a device may hold at any moment.
         stored_bytes: how many of them may be parameters, states and buffers.
+        regather: what a block gives, and saves for backward, lies as it was made; what a reader
+            of the block gathered of it is gathered again.
     """
 
     inputs: Inputs = "replicated"
     constraints: Constraints = field(default_factory=Constraints)
     memory_bytes: int | None = None
     stored_bytes: int | None = None
+    regather: bool = False
 
 
 class Graph:
@@ -247,13 +250,22 @@ class Graph:
         for i, value in enumerate(end.operands):
             if not isinstance(value.type, TensorType):
                 self.reads[end, i] = self._fixed
-            elif len(self.facts.uses(value)) == 1 and value in self.sources and not self._is_short:
+            elif self._lies_as_made(value):
                 self.reads[end, i] = self.sources[value]
             else:
                 made = self.sources[value].placements if value in self.sources else ()
                 options = tuple(dict.fromkeys((*self._free(value), *made)))
                 node = Node(f"{function}/result {i}", (0.0,) * len(options))
                 self.reads[end, i] = Port(self.problem.add_node(node), options)
+
+    def _lies_as_made(self, value: SSAValue) -> bool:
+        """True where a block gives an op's value as it is: no other way is cheaper, or allowed."""
+        made = self.sources[value].placements if value in self.sources else ()
+        if len(self.facts.uses(value)) == 1 and made and not self._is_short:
+            return True
+        if not made or any(placement.partial_axes() for placement in made):
+            return False
+        return self._wishes.regather
 
     def _add_block_arguments(self, func: FuncOp, function: str) -> None:
         for i, value in enumerate(func.body.block.args):

@@ -13,7 +13,7 @@ from irc.sharding.boxing import Boxing
 from irc.sharding.trees import Trees
 
 CLOSE = 1.01
-"""Of larger ones, a budget that is so near the smallest is good enough."""
+"""A budget that is so near the smallest is good enough."""
 
 
 def least_memory(
@@ -43,24 +43,14 @@ def is_feasible(problem: Problem, boxing: Boxing) -> bool:
 
 def _bisected(problem: Problem, boxing: Boxing, *, stored: bool) -> tuple[int, tuple[int, ...]]:
     free = solve(replace(problem, memory_bytes=None, stored_bytes=None), boxing)
-    trees, liveness = Trees(boxing), problem.liveness
-    assert liveness is not None
-
-    def held(choice: tuple[int, ...]) -> int:
-        return liveness.stored(choice) if stored else liveness.worst(choice, trees)[0]
-
+    trees = Trees(boxing)
     low = (problem.stored_bytes if stored else problem.memory_bytes) or 1
-    high, best = held(free.choice), free.choice
+    high, best = _held(problem, free.choice, trees, stored=stored), free.choice
     while high > low * CLOSE:
         budget = int(sqrt(low * high))
-        bounded = replace(
-            problem,
-            memory_bytes=None if stored else budget,
-            stored_bytes=budget if stored else None,
-        )
         try:
-            best = solve(bounded, boxing).choice
-            high = min(budget, held(best))
+            best = solve(_bounded(problem, budget, stored=stored), boxing).choice
+            high = min(budget, _held(problem, best, trees, stored=stored))
         except Infeasible:
             low = budget
     return high, best
@@ -90,4 +80,43 @@ def _exact(problem: Problem, boxing: Boxing, *, stored: bool) -> tuple[int, tupl
         seen.add(peak.name)
         search.bound_memory(peak)
     assert best is not None
-    return best
+    return _lowered(problem, boxing, best, stored=stored)
+
+
+def _lowered(
+    problem: Problem, boxing: Boxing, best: tuple[int, tuple[int, ...]], *, stored: bool
+) -> tuple[int, tuple[int, ...]]:
+    """Return a budget as close to the smallest: rows hold less than choices do, so one may be left.
+
+    Args:
+        problem: small enough for `solve` to be exact.
+        boxing: transitions and their prices.
+        best: a budget that works, and its choice.
+        stored: of what is loaded alone.
+    """
+    high, choice = best
+    low = (problem.stored_bytes if stored else problem.memory_bytes) or 1
+    budget = int(high / CLOSE)
+    while low < budget:
+        try:
+            found = solve(_bounded(problem, budget, stored=stored), boxing)
+        except Infeasible:
+            break
+        choice, held = found.choice, _held(problem, found.choice, Trees(boxing), stored=stored)
+        high = min(budget, held)
+        budget = int(high / CLOSE)
+    return high, choice
+
+
+def _bounded(problem: Problem, budget: int, *, stored: bool) -> Problem:
+    return replace(
+        problem,
+        memory_bytes=None if stored else budget,
+        stored_bytes=budget if stored else None,
+    )
+
+
+def _held(problem: Problem, choice: tuple[int, ...], trees: Trees, *, stored: bool) -> int:
+    liveness = problem.liveness
+    assert liveness is not None
+    return liveness.stored(choice) if stored else liveness.worst(choice, trees)[0]

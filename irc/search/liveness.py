@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from irc.search.problem import Choice, Peak, Port
-from irc.sharding.trees import Trees
+from irc.sharding.trees import Tree, Trees
 
 if TYPE_CHECKING:
     from irc.sharding.boxing import LocalShape
@@ -104,31 +104,49 @@ class Timeline:
     def copies(self, choice: Choice, trees: Trees) -> Iterable[tuple[int, int, int]]:
         """Yield the first and the last op of each boxed copy and of its scratch, and the bytes."""
         for reads in self.reads:
-            source = reads.source.placements[choice[reads.source.node]]
-            wanted = [(at, port.placements[choice[port.node]]) for at, _, port in reads.at]
-            if all(placement == source for _, placement in wanted):
-                continue
-            tree = trees.tree(reads.shape, reads.dtype, source, [p for _, p in wanted])
-            if tree is None:
-                continue
-            times = {
-                branch.target: [at for at, p in wanted if p == branch.target]
-                for branch in tree.branches
-            }
-            # A copy that others are made from is there from when the first of them is.
-            for branch in reversed(tree.branches):
-                if branch.source in times:
-                    times[branch.source].append(min(times[branch.target]))
-            for branch in tree.branches:
-                at = min(times[branch.target])
-                packed, aside = trees.scratch_bytes(
-                    reads.shape, reads.dtype, branch.source, branch.target
-                )
-                self.aside = max(self.aside, aside)
-                if packed:
-                    yield at, at, packed
-            for target, at in times.items():
-                yield min(at), max(at), trees.num_bytes(reads.shape, reads.dtype, target)
+            self.aside = max(self.aside, aside_of(reads, choice, trees))
+            yield from copies_of(reads, choice, trees)
+
+
+def _tree(reads: Reads, choice: Choice, trees: Trees) -> Tree | None:
+    """Return the boxings of a value; None where it needs none."""
+    source = reads.source.placements[choice[reads.source.node]]
+    wanted = [port.placements[choice[port.node]] for _, _, port in reads.at]
+    if all(placement == source for placement in wanted):
+        return None
+    return trees.tree(reads.shape, reads.dtype, source, wanted)
+
+
+def aside_of(reads: Reads, choice: Choice, trees: Trees) -> int:
+    """Return the most that a library of collectives holds to box a value."""
+    tree = _tree(reads, choice, trees)
+    scratch = (
+        trees.scratch_bytes(reads.shape, reads.dtype, branch.source, branch.target)
+        for branch in (tree.branches if tree else ())
+    )
+    return max((aside for _, aside in scratch), default=0)
+
+
+def copies_of(reads: Reads, choice: Choice, trees: Trees) -> Iterable[tuple[int, int, int]]:
+    """Yield the first and the last op of each boxed copy and of its scratch, and the bytes."""
+    tree = _tree(reads, choice, trees)
+    if tree is None:
+        return
+    wanted = [(at, port.placements[choice[port.node]]) for at, _, port in reads.at]
+    times = {
+        branch.target: [at for at, p in wanted if p == branch.target] for branch in tree.branches
+    }
+    # A copy that others are made from is there from when the first of them is.
+    for branch in reversed(tree.branches):
+        if branch.source in times:
+            times[branch.source].append(min(times[branch.target]))
+    for branch in tree.branches:
+        at = min(times[branch.target])
+        packed, _ = trees.scratch_bytes(reads.shape, reads.dtype, branch.source, branch.target)
+        if packed:
+            yield at, at, packed
+    for target, at in times.items():
+        yield min(at), max(at), trees.num_bytes(reads.shape, reads.dtype, target)
 
 
 class Liveness:
@@ -151,12 +169,36 @@ class Liveness:
 
     def _aside(self, choice: Choice) -> int:
         """Return the most that a library allocates at a time: the arena is there all the time."""
-        computed: dict[tuple[str, int], int] = {}
+        asides = (timeline.aside for timeline in self.functions.values())
+        return max([*self._computed(choice).values(), *asides], default=0)
+
+    def _computed(self, choice: Choice) -> dict[tuple[str, int], int]:
+        """Return the bytes that each call of a library allocates."""
+        found: dict[tuple[str, int], int] = {}
         for name, timeline in self.functions.items():
             for span in timeline.library:
                 at = name, span.start
-                computed[at] = computed.get(at, 0) + span.num_bytes[choice[span.node]]
-        return max([*computed.values(), *(t.aside for t in self.functions.values())], default=0)
+                found[at] = found.get(at, 0) + span.num_bytes[choice[span.node]]
+        return found
+
+    def library(self, choice: Choice) -> tuple[str, int] | None:
+        """Return the op whose library allocates most: its function and its place."""
+        found = self._computed(choice)
+        return max(found, key=lambda at: found[at]) if found else None
+
+    def computed(self, op: tuple[str, int]) -> list[Span]:
+        """Return what the library of an op allocates."""
+        name, at = op
+        return [span for span in self.functions[name].library if span.start == at]
+
+    def beside(self, choice: Choice, trees: Trees) -> tuple[Reads, int] | None:
+        """Return the value whose boxing needs most from a library of collectives, and the bytes."""
+        every = (reads for timeline in self.functions.values() for reads in timeline.reads)
+        found = max(
+            ((aside_of(reads, choice, trees), i, reads) for i, reads in enumerate(every)),
+            default=None,
+        )
+        return (found[2], found[0]) if found is not None and found[0] else None
 
     def _worst(
         self, name: str, choice: Choice, trees: Trees, found: dict[str, tuple[int, Moment]]

@@ -242,9 +242,7 @@ def _divides(chosen: Sequence[Signature], mesh: Mesh, uneven: bool) -> bool:
     return True
 
 
-def _exchanges(
-    op: FlowOp, chosen: Sequence[Signature], placed: NdSignature, mesh: Mesh
-) -> bool:
+def _exchanges(op: FlowOp, chosen: Sequence[Signature], placed: NdSignature, mesh: Mesh) -> bool:
     """True unless a local program with collectives would meet shards of several shapes.
 
     A strategy may split what another axis splits by the rule: together they have to come out even.

@@ -45,7 +45,6 @@ QUICK_NAMES = ("eager", "inductor", "onnxruntime", "irc.compile")
 OURS = ("irc.compile", "irc backend")
 
 
-
 def measure(
     model: str, names: tuple[str, ...], *, rounds: int, seconds: float
 ) -> dict[str, dict[str, Any]]:

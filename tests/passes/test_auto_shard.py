@@ -14,6 +14,7 @@ from xdsl.dialects.func import CallOp
 from xdsl.ir import Block, SSAValue
 
 from irc.cost.memory import memory_of
+from irc.cost.memory import num_bytes as bytes_of
 from irc.dialects.builder import (
     FlowBuilder,
     argument_attrs,
@@ -314,7 +315,9 @@ def test_a_budget_bounds_what_is_held_at_the_worst_moment() -> None:
     assert held <= 0.8 * most < most
     assert float(report(tight)["objective_s"]) > float(report(free)["objective_s"])  # type: ignore[arg-type]
     LowerBoxingPass().apply(context(), tight)
-    assert memory_of(tight).total_bytes == pytest.approx(held, rel=0.15)
+    # A rank makes room for its results before it starts.
+    made = sum(bytes_of(v) for v in entry(tight).body.block.last_op.operands)  # type: ignore[union-attr]
+    assert memory_of(tight).total_bytes + made == pytest.approx(held, rel=0.02)
     parts = report(tight)["peak_bytes"]
     assert isinstance(parts, dict)
     assert sum(parts.values()) == held
@@ -350,7 +353,7 @@ def test_the_smallest_budget_works_and_less_does_not() -> None:
     held = int(report(shard(mlp(), "data=4", memory_bytes=least))["bytes_held"])  # type: ignore[call-overload]
     assert held <= least
     with pytest.raises(IrcError, match="sharding-infeasible"):
-        shard(mlp(), "data=4", memory_bytes=least - 64)
+        shard(mlp(), "data=4", memory_bytes=int(least / 1.01))
 
 
 @pytest.mark.parametrize(

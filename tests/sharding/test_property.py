@@ -299,7 +299,9 @@ def check_all(instances: Sequence[Case], mesh: Mesh, *, uneven: bool) -> Counter
     return counted
 
 
-MESHES = ["data=2", "data=3", "data=2,tensor=2", "data=3,tensor=2"]
+MESHES = [
+    "data=2", "data=3", "data=2,tensor=2", pytest.param("data=3,tensor=2", marks=pytest.mark.slow)
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mesh", MESHES)

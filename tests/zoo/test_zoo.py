@@ -16,7 +16,7 @@ from tests.models.zoo.measure import FIRM, MESHES
 from tests.models.zoo.processes import ROUGH
 from tests.models.zoo.table import ZOO
 
-QUICK = ("llama", "qwen3-moe", "vit")
+QUICK = ("llama", "vit")
 ON_PROCESSES = ("llama", "qwen3-moe", "bert", "convnext", "t5")
 
 

@@ -13,8 +13,8 @@ from irc.dialects.builder import arguments, entry, results
 from irc.dialects.flow import ExternOp, tensor
 from irc.dialects.placement import Mesh, Partial
 from irc.dialects.text import context
-from irc.frontends.torch.capture import Captured, capture
 from irc.frontends.torch.activations import activation
+from irc.frontends.torch.capture import Captured, capture
 from irc.interpret.flow import run_function
 from irc.interpret.spmd import run_spmd
 from irc.passes.auto_shard import AutoShardPass
