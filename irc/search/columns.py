@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from irc.dialects.placement import Placement
-from irc.search.problem import Net, Peak, Problem
+from irc.search.problem import Net, Problem
 from irc.sharding.boxing import Boxing, LocalShape
 from irc.sharding.spaces import Arcs, Codes, Numbers, Space
 
@@ -30,16 +30,11 @@ class NetColumns:
         arcs: its transitions.
         flows: for each reader, the column of each transition.
         paid: the columns of transitions that any reader takes; those of the only reader.
-        held: the bytes that each transition adds to what a device holds: what it makes, less what
-            it starts from where that is surely no more than a step on the way.
-        least: less what it starts from in any case: no choice holds less.
     """
 
     arcs: Arcs
     flows: tuple[Codes, ...]
     paid: Codes
-    held: Numbers
-    least: Numbers
 
 
 @dataclass(frozen=True)
@@ -154,11 +149,7 @@ def _add_net(
             rows = builder.new_rows(len(flow), -np.inf, 0.0)
             builder.add(rows, flow, 1.0)
             builder.add(rows, paid, -1.0)
-    on_the_way = np.logical_not(np.isin(arcs.tails, source))
-    before = space.num_bytes[arcs.tails]
-    held = arcs.num_bytes - np.where(on_the_way, before, 0.0)
-    every = flows[0] if paid is None else paid
-    return NetColumns(arcs, tuple(flows), every, held, arcs.num_bytes - before)
+    return NetColumns(arcs, tuple(flows), flows[0] if paid is None else paid)
 
 
 def _conserve(
@@ -188,27 +179,6 @@ def with_least_memory(matrix: Matrix) -> Matrix:
         cost=np.append(matrix.cost * faint, WHOLE),
         upper=np.append(matrix.upper, np.inf),
     )
-
-
-def peak_row(matrix: Matrix, peak: Peak) -> tuple[NDArray[np.int32], Numbers]:
-    """Return columns and values of the row that says: a moment needs the budget at most, 1.0.
-
-    Of a large program placements between count where a producer may give them, and the row errs on
-    the safe side. Of a small one it errs on the other, and choices that do not fit after all are
-    cut off one by one.
-    """
-    is_small = len(matrix.cost) <= SMALL
-    room = max(peak.limit_bytes, 1)
-    total = np.zeros(len(matrix.cost))
-    for node, held in peak.held.items():
-        start = matrix.first[node]
-        total[start : start + len(held)] += held
-    for index, sink in peak.copies:
-        net = matrix.nets[index]
-        columns = net.paid if sink is None else net.flows[sink]
-        total[columns] += net.least if is_small else net.held
-    columns = np.flatnonzero(total)
-    return columns.astype(np.int32), total[columns] / room
 
 
 def _compressed(

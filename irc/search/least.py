@@ -6,11 +6,14 @@ from dataclasses import replace
 from math import sqrt
 
 from irc.search.columns import SMALL, matrix_of, spaces_of, with_least_memory
+from irc.search.memory_rows import MemoryRows
 from irc.search.problem import Problem
 from irc.search.program import MAX_ROUNDS, solve
 from irc.search.relaxation import Infeasible, Relaxation, choice_of
 from irc.sharding.boxing import Boxing
 from irc.sharding.trees import Trees
+
+TOLERANCE = 1e-6
 
 CLOSE = 1.01
 """A budget that is so near the smallest is good enough."""
@@ -61,24 +64,28 @@ def _exact(problem: Problem, boxing: Boxing, *, stored: bool) -> tuple[int, tupl
     matrix = with_least_memory(matrix_of(problem, spaces_of(problem, boxing)))
     search = Relaxation(matrix, node_limit=1000, beat=float("inf"), is_free=True)
     trees = Trees(boxing)
+    rows = MemoryRows(problem, search, trees, unit)
     best: tuple[int, tuple[int, ...]] | None = None
     liveness = problem.liveness
     assert liveness is not None
-    seen: set[str] = set()
-    while len(seen) < MAX_ROUNDS:
+    is_whole = False
+    for _ in range(MAX_ROUNDS):
         values = search.relax()
-        values = search.whole(values) if len(seen) > 1 else values
+        values = search.whole(values) if is_whole else values
         choice = choice_of(matrix, values)
         held, moment = liveness.worst(choice, trees)
         if stored:
             held, moment = liveness.stored(choice), ()
         if best is None or held < best[0]:
             best = held, choice
-        peak = liveness.peak(moment, unit)
-        if peak.name in seen:
+        if moment not in rows:
+            rows.bound(moment, unit)
+        elif not is_whole:
+            is_whole = True
+        elif held > values[len(matrix.cost) - 1] * unit * (1 + TOLERANCE):
+            rows.correct(choice, moment)
+        else:
             break
-        seen.add(peak.name)
-        search.bound_memory(peak)
     assert best is not None
     return _lowered(problem, boxing, best, stored=stored)
 

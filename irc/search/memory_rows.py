@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,15 +34,26 @@ if TYPE_CHECKING:
     from irc.search.liveness import Moment, Reads
     from irc.search.relaxation import Relaxation
 
+FAINT = 1e-5
+"""Copies that take less of the room have no ``y``: they are added where they are missed."""
+
 Entries = dict[int, float]
 """The coefficient of each column of a row."""
 
 
 @dataclass
 class _Moment:
-    """A moment that is bounded: for each value that is read around it, the column of ``e``."""
+    """A moment that is bounded.
 
-    values: list[tuple[Reads, int, int]] = field(default_factory=list["tuple[Reads, int, int]"])
+    Attributes:
+        values: those that are read around it, and the op of their function.
+        row: the number of its row.
+        more: the column ``e`` of a value, where there is one.
+    """
+
+    values: list[tuple[Reads, int]] = field(default_factory=list["tuple[Reads, int]"])
+    row: int = 0
+    more: dict[int, int] = field(default_factory=dict[int, int])
 
 
 class MemoryRows:
@@ -75,40 +87,53 @@ class MemoryRows:
         """
         made = self._moments[moment] = _Moment()
         row: Entries = {}
-        for node, held in self._liveness.peak(moment, limit).held.items():
-            for option in np.flatnonzero(held):
-                row[int(self._first[node] + option)] = float(held[option]) / self._unit
+        # Whatever is chosen, the least of each node is held: the rest shares what it leaves.
+        held = self._liveness.peak(moment, limit).held
+        least = sum(float(np.min(sizes)) for sizes in held.values())
+        for node, sizes in held.items():
+            for option in np.flatnonzero(sizes > np.min(sizes)):
+                more = float(sizes[option] - np.min(sizes))
+                column = int(self._first[node] + option)
+                if more > limit - least and not self._search.is_free:
+                    self._search.forbid_option(column)
+                else:
+                    row[column] = more / self._unit
         for name, at in moment:
             for reads in self._liveness.functions[name].reads:
                 places = [place for place, _, _ in reads.at]
                 if min(places) <= at <= max(places):
-                    self._bound_copies(reads, at, row)
-                    more = self._search.new_column()
-                    row[more] = 1.0
-                    made.values.append((reads, at, more))
+                    self._bound_copies(reads, at, row, limit - least)
+                    made.values.append((reads, at))
         if moment:
             row[self._aside_column()] = 1.0
-        self._search.limit(row, max(limit, 0) / self._unit, is_memory=True)
+        made.row = self._search.limit(row, limit / self._unit, least=least / self._unit)
 
-    def _bound_copies(self, reads: Reads, at: int, row: Entries) -> None:
+    def _bound_copies(self, reads: Reads, at: int, row: Entries, room: float) -> None:
         ports = [(place, port) for place, _, port in reads.at]
         now = list(dict.fromkeys(port for place, port in ports if place == at))
         before = list(dict.fromkeys(port for place, port in ports if place < at))
         after = list(dict.fromkeys(port for place, port in ports if place > at))
         for placement in dict.fromkeys(p for _, port in ports for p in port.placements):
+            if not (size := self._size(reads, placement)):
+                continue
             early, late = (self._any(some, placement) for some in (before, after))
-            here = [self._at(port, placement) for port in now]
-            here = [columns for columns in here if columns]
+            here = [columns for port in now if (columns := self._at(port, placement))]
             if not here and not (early and late):
                 continue
-            copy = self._search.new_column()
-            size = self._trees.num_bytes(reads.shape, reads.dtype, placement)
-            row[copy] = size / self._unit
+            fits = size <= room or self._search.is_free
+            copy = self._search.new_column(upper=inf if fits else 0.0)
+            if fits:
+                row[copy] = size / self._unit
             lies = self._at(reads.source, placement)
             for columns in here:
                 self._imply(copy, 1.0, [columns], lies)
             if early and late:
                 self._imply(copy, 1.0, [early, late], lies)
+
+    def _size(self, reads: Reads, placement: Placement) -> int:
+        """Return the bytes of a copy; zero for one that is too small for a column."""
+        size = self._trees.num_bytes(reads.shape, reads.dtype, placement)
+        return size if size > FAINT * self._unit else 0
 
     def _any(self, ports: Sequence[Port], placement: Placement) -> list[int]:
         """Return columns whose sum is 1 at least where one of some readers wants a placement."""
@@ -148,10 +173,14 @@ class MemoryRows:
         matter at that moment are cut off together.
         """
         added = self._correct_aside(choice) if moment else False
-        for reads, at, more in self._moments[moment].values:
+        made = self._moments[moment]
+        for index, (reads, at) in enumerate(made.values):
             missing = self._held(reads, at, choice) - self._said(reads, at, choice)
             if missing > 0:
-                added |= self._where_as_in(choice, reads, more, missing)
+                if index not in made.more:
+                    made.more[index] = self._search.new_column()
+                    self._search.extend(made.row, made.more[index], 1.0)
+                added |= self._where_as_in(choice, reads, made.more[index], missing)
         if not added:
             self._search.forbid(choice, self._matter(choice, moment))
 
@@ -166,7 +195,7 @@ class MemoryRows:
             places.setdefault(port.placements[choice[port.node]], []).append(place)
         places.pop(source, None)
         return sum(
-            self._trees.num_bytes(reads.shape, reads.dtype, placement)
+            self._size(reads, placement)
             for placement, wanted in places.items()
             if min(wanted) <= at <= max(wanted)
         )
@@ -203,7 +232,7 @@ class MemoryRows:
     def _matter(self, choice: Sequence[int], moment: Moment) -> set[int]:
         """Return the nodes that say what is held at a moment."""
         found = set(self._liveness.peak(moment, 0).held)
-        values = [reads for reads, _, _ in self._moments[moment].values]
+        values = [reads for reads, _ in self._moments[moment].values]
         if moment:
             computed = self._liveness.library(choice)
             found |= {s.node for s in self._liveness.computed(computed)} if computed else set()

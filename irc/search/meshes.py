@@ -38,7 +38,7 @@ NAMES = (("data",), ("data", "tensor"), ("data", "context", "tensor"))
 FAR = 1.05
 """A mesh of three axes is not tried where both that it refines take so many times the best."""
 
-MAX_FINE = 5
+MAX_FINE = 3
 MAX_VAIN = 2
 """So many meshes of three axes are tried, and so many in a row that are no better end it."""
 
@@ -240,7 +240,10 @@ class _MeshSearch:
         cost = ClusterCost(self.cluster, mesh)
         # A plan in full replaces one of a few ways, also where it is no better.
         again = str(mesh) in self.tried
-        beat_s = inf if self.best is None or again else self.best[0] * FAR
+        beat_s = inf if self.best is None or again else self.best[0]
+        if len(mesh.axes) < 3:
+            # Those that refine it are tried where it is near the best.
+            beat_s *= FAR
         try:
             plan = search(
                 self.module,

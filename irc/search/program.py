@@ -26,10 +26,11 @@ clock: plans repeat.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from irc.search.columns import SMALL, matrix_of, spaces_of
+from irc.search.memory_rows import MemoryRows
 from irc.search.problem import Problem
 from irc.search.relaxation import Infeasible, Relaxation, choice_of
 from irc.sharding.boxing import Boxing
@@ -106,48 +107,53 @@ def solve(
     matrix = matrix_of(problem, spaces_of(problem, boxing), branching=branching)
     search = Relaxation(matrix, node_limit, beat_s * matrix.scale)
     trees = trees or Trees(boxing)
-    excess: dict[str, int] = {}
+    rows = _memory_rows(problem, search, trees, moments)
     seen: list[Moment] = []
-    if problem.memory_bytes is not None and problem.liveness is not None:
-        for moment in moments:
-            peak = problem.liveness.peak(moment, problem.memory_bytes)
-            excess[peak.name] = 0
-            search.bound_memory(peak)
     values, is_whole = search.relax(), False
     search.drop_hopeless()
-    bound, choice = search.bound, choice_of(matrix, values)
-    is_small = len(matrix.cost) <= SMALL
-    for _ in range(MAX_CUTS if is_small else MAX_ROUNDS):
+    choice = choice_of(matrix, values)
+    for _ in range(MAX_CUTS if len(matrix.cost) <= SMALL else MAX_ROUNDS):
         choice = choice_of(matrix, values)
         peak = problem.worst_peak(choice, trees)
-        if is_small and peak is not None and peak.name in excess:
-            if is_whole:
-                search.forbid(choice)
-                values, is_whole = search.relax(), False
-            else:
-                values, is_whole = search.whole(values), True
-        elif peak is not None and (is_whole or peak.name not in excess):
-            # Flow that parts over several ways holds less than a choice does: ask for more room.
-            more = peak.excess_bytes if peak.name in excess else 0
-            excess[peak.name] = excess.get(peak.name, 0) + more
-            seen += [peak.moment] if peak.moment else []
-            search.bound_memory(replace(peak, limit_bytes=peak.limit_bytes - excess[peak.name]))
-            values, is_whole = search.relax(), False
-        elif is_whole:
+        if peak is None and is_whole:
             break
-        else:
+        if peak is not None and rows is not None and peak.moment not in rows:
+            seen += [peak.moment] if peak.moment else []
+            rows.bound(peak.moment, _limit(problem, peak.moment))
+        elif peak is None or rows is None or not is_whole:
             values, is_whole = search.whole(values), True
-        # A row that asks for more room than there is proves nothing.
-        bound = bound if any(excess.values()) else search.bound
+            continue
+        else:
+            rows.correct(choice, peak.moment)
+        values, is_whole = search.relax(), False
     seconds = problem.seconds(choice, trees)
     if seconds is None:
         raise Infeasible
     return Solution(
         choice,
         seconds,
-        bound / matrix.scale,
+        search.bound / matrix.scale,
         len(matrix.cost),
         search.num_nodes,
         problem.num_bytes(choice, trees),
         tuple(seen),
     )
+
+
+def _memory_rows(
+    problem: Problem, search: Relaxation, trees: Trees, moments: Iterable[Moment]
+) -> MemoryRows | None:
+    if problem.liveness is None:
+        return None
+    rows = MemoryRows(problem, search, trees, problem.memory_bytes or problem.stored_bytes or 1)
+    if problem.memory_bytes is not None:
+        for moment in moments:
+            rows.bound(moment, problem.memory_bytes)
+    return rows
+
+
+def _limit(problem: Problem, moment: Moment) -> int:
+    """Return the bytes that there is room for; always, where the moment is the empty one."""
+    limit = problem.memory_bytes if moment else problem.stored_bytes
+    assert limit is not None
+    return limit

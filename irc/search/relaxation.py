@@ -7,15 +7,14 @@ choice can have, and branch and bound sees the few that are left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from irc.errors import InternalError
-from irc.search.columns import Matrix, peak_row
-from irc.search.problem import Peak
+from irc.search.columns import Matrix
 from irc.sharding.spaces import Numbers
 
 if TYPE_CHECKING:
@@ -40,13 +39,17 @@ GOOD = 5e-3
 """With more columns than this, branch and bound over the options that the relaxation has a part of
 may end so near the optimum; the gap tells."""
 
-FAR = 5e-2
+FAR = 1e-1
 FEW = 50
 FEW_NODES = 100
 """Where it is so far from it, this many options more are looked at, in so many nodes."""
 
 HOPELESS = 100
 """An option that costs so many times the optimum without a budget is out of the question."""
+
+ABSURD = 1e4
+"""Of a large program, plans that take so many times the optimum without a budget count as none: the
+simplex method may need minutes between there and the proof that nothing fits."""
 
 
 class Infeasible(Exception):  # noqa: N818 - what the solver says, not a fault
@@ -75,30 +78,56 @@ class Relaxation:
     bound: float = 0.0
     num_nodes: int = 0
     is_free: bool = False
-    rows: list[tuple[NDArray[np.int32], Numbers]] = field(default_factory=list[Any])
+    upper: list[float] = field(default_factory=list[float])
+    rows: list[tuple[float, dict[int, float]]] = field(
+        default_factory=list["tuple[float, dict[int, float]]"]
+    )
 
     def __post_init__(self) -> None:
         self._relaxed: Any = _solver(self.matrix)
+        self._most = self.beat
+        # The dual simplex method may stop there: what it has then is a bound.
+        self._relaxed.setOptionValue("objective_bound", self._most)
 
-    def bound_memory(self, peak: Peak) -> None:
-        """Add the row that says that a moment fits into the memory."""
-        columns, values = peak_row(self.matrix, peak)
-        if self.is_free:
-            columns = np.append(columns, np.int32(len(self.matrix.cost) - 1))
-            values = np.append(values, -1.0)
-        self.rows.append((columns, values))
-        self._limit(self._relaxed, columns, values)
+    def new_column(self, upper: float = float("inf")) -> int:
+        """Add a column that costs nothing, and return its index."""
+        self._relaxed.addCol(0.0, 0.0, upper, 0, np.zeros(0, np.int32), np.zeros(0))
+        self.upper.append(upper)
+        return len(self.matrix.cost) + len(self.upper) - 1
 
-    def forbid(self, choice: Sequence[int]) -> None:
-        """Cut off one choice, which does not fit although its rows say so."""
-        chosen = (self.matrix.first + np.array(choice)).astype(np.int32)
+    def limit(self, row: Mapping[int, float], most: float, *, least: float | None = None) -> int:
+        """Add a row, and return its number among those that were added.
+
+        Args:
+            row: the coefficients of columns.
+            most: what their sum is at most.
+            least: of a row of memory, what is held beside them; where the least memory is searched,
+                that is the bound.
+        """
+        entries = dict(row)
+        if least is not None and self.is_free:
+            entries[len(self.matrix.cost) - 1], most = -1.0, 0.0
+        most -= least or 0.0
+        self.rows.append((most, entries))
+        _add_row(self._relaxed, most, entries)
+        return len(self.rows) - 1
+
+    def forbid_option(self, column: int) -> None:
+        """Cut off an option that does not fit whatever else is chosen."""
+        self.matrix.upper[column] = 0.0
+        self._relaxed.changeColBounds(column, 0.0, 0.0)
+
+    def extend(self, row: int, column: int, value: float) -> None:
+        """Give a column a coefficient in a row that was added."""
+        self.rows[row][1][column] = value
+        self._relaxed.changeCoeff(len(self.matrix.rows) + row, column, value)
+
+    def forbid(self, choice: Sequence[int], nodes: Iterable[int]) -> None:
+        """Cut off the options that a choice has at some nodes: they do not fit together."""
+        first = self.matrix.first
+        chosen = [int(first[node]) + choice[node] for node in sorted(nodes)]
         # At most all but one of them: scaled, as the rows of memory are, to 1.
-        values = np.full(len(chosen), 1.0 / (len(chosen) - 0.999))
-        self.rows.append((chosen, values))
-        self._limit(self._relaxed, chosen, values)
-
-    def _limit(self, solver: Any, columns: NDArray[np.int32], values: Numbers) -> None:
-        solver.addRow(-np.inf, 0.0 if self.is_free else 1.0, len(columns), columns, values)
+        self.limit(dict.fromkeys(chosen, 1.0 / (len(chosen) - 0.999)), 1.0)
 
     def relax(self) -> Numbers:
         """Return the columns of the relaxation's optimum.
@@ -117,6 +146,12 @@ class Relaxation:
             self._relaxed.clearSolver()
             self._run(self._relaxed)
             self._relaxed.setOptionValue("solver", "choose")
+        import highspy
+
+        if self._relaxed.getModelStatus() == highspy.HighsModelStatus.kObjectiveBound:
+            if self._most < self.beat:
+                raise Infeasible
+            raise Worse(self.beat / self.matrix.scale)
         self.bound = self._relaxed.getInfo().objective_function_value
         if self.bound >= self.beat:
             raise Worse(self.bound / self.matrix.scale)
@@ -133,6 +168,9 @@ class Relaxation:
         self.matrix.upper[hopeless] = 0.0
         zero = np.zeros(len(hopeless))
         self._relaxed.changeColsBounds(len(hopeless), hopeless, zero, zero)
+        if len(self.matrix.cost) > LARGE:
+            self._most = min(self.beat, ABSURD * max(self.bound, 1.0))
+            self._relaxed.setOptionValue("objective_bound", self._most)
 
     def whole(self, values: Numbers) -> Numbers:
         """Return the columns of the best whole choice, given those of the relaxation."""
@@ -173,8 +211,10 @@ class Relaxation:
         import highspy
 
         solver = _solver(self.matrix, allowed, self.node_limit)
-        for columns, values in self.rows:
-            self._limit(solver, columns, values)
+        for upper in self.upper:
+            solver.addCol(0.0, 0.0, upper, 0, np.zeros(0, np.int32), np.zeros(0))
+        for most, entries in self.rows:
+            _add_row(solver, most, entries)
         try:
             self._run(solver)
         except Infeasible:
@@ -203,11 +243,18 @@ class Relaxation:
             raise Infeasible
         if status not in (
             highspy.HighsModelStatus.kOptimal,
+            highspy.HighsModelStatus.kObjectiveBound,
             highspy.HighsModelStatus.kSolutionLimit,
             highspy.HighsModelStatus.kIterationLimit,
         ):
             raise InternalError(f"HiGHS ends with {solver.modelStatusToString(status)}")
         return status != highspy.HighsModelStatus.kIterationLimit
+
+
+def _add_row(solver: Any, most: float, entries: Mapping[int, float]) -> None:
+    columns = np.fromiter(entries, np.int32, len(entries))
+    values = np.fromiter(entries.values(), np.float64, len(entries))
+    solver.addRow(-np.inf, most, len(entries), columns, values)
 
 
 def _is_fractional(values: Numbers) -> bool:
