@@ -362,6 +362,9 @@ def backward(case: Case) -> Iterator[tuple[FlowOp, list[torch.Tensor]]]:
         ("data=2", False),
         ("data=3", True),
         pytest.param("data=2,tensor=2", False, marks=pytest.mark.slow),
+        pytest.param("pod=2,data=2,tensor=2", False, marks=pytest.mark.slow),
+        pytest.param("data=2,tensor=2", True, marks=pytest.mark.slow),
+        pytest.param("pod=2,data=2,tensor=2", True, marks=pytest.mark.slow),
     ],
 )
 def test_backward_ops_compute_under_every_signature(mesh: str, uneven: bool) -> None:
