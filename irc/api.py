@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from irc.constraints.pins import Pins, pins_option
-from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.save import check_target, save_plan
 from irc.program import Program
 from irc.report.summary import summary
+from irc.sharding.mesh import parse_mesh
 from irc.training.recipe import OptimizerOption, Recipe, recipe_of
 
 if TYPE_CHECKING:
@@ -213,22 +213,6 @@ def original(compiled: Any) -> Any:
     from irc.compiled import original as found
 
     return found(compiled)
-
-
-def parse_mesh(text: str) -> Mesh:
-    """Read ``data=2,tensor=2``.
-
-    Raises:
-        IrcError: ``mesh-syntax``.
-    """
-    try:
-        return Mesh.parse(text or "")
-    except ValueError as error:
-        raise IrcError(
-            "mesh-syntax",
-            f"cannot read mesh '{text}': {error}",
-            help="write it as axis=size,axis=size, such as data=2,tensor=2",
-        ) from None
 
 
 def export_plan(

@@ -24,6 +24,7 @@ from irc.search.graph import Graph, Wishes
 from irc.search.on_mesh import Plan, TooSmall, search
 from irc.search.plan_cost import plan_cost
 from irc.search.write import write_placements
+from irc.sharding.mesh import parse_mesh
 
 
 @dataclass(frozen=True)
@@ -158,15 +159,7 @@ class AutoShardPass(ModulePass):
         raise infeasible(graph, cost.boxing, groups, build)
 
     def _mesh(self) -> Mesh:
-        try:
-            mesh = Mesh.parse(self.mesh)
-        except ValueError as error:
-            raise IrcError(
-                "mesh-syntax",
-                f"cannot read the mesh '{self.mesh}'",
-                because=str(error),
-                help="write it as: data=2,tensor=2",
-            ) from None
+        mesh = parse_mesh(self.mesh)
         if not mesh.axes:
             raise IrcError(
                 "mesh-syntax", "auto-shard needs a mesh", help='auto-shard{mesh="data=2,tensor=2"}'

@@ -12,10 +12,9 @@ from xdsl.passes import ModulePass
 from irc.cluster.load import find_cluster
 from irc.constraints.pins import constraint_text, module_pins, parse_constraints
 from irc.cost.model import ClusterCost
-from irc.dialects.placement import Mesh
-from irc.errors import IrcError
 from irc.search.one_device import ALONE
 from irc.search.recompute import cheapest
+from irc.sharding.mesh import parse_mesh
 from irc.training.recompute import apply_policies
 
 
@@ -105,15 +104,7 @@ class RecomputePass(ModulePass):
         if self.policy != "auto":
             apply_policies(op, self.policy)
             return
-        try:
-            mesh = Mesh.parse(self.mesh) if self.mesh else ALONE
-        except ValueError as error:
-            raise IrcError(
-                "mesh-syntax",
-                f"cannot read the mesh '{self.mesh}'",
-                because=str(error),
-                help="write it as: data=2,tensor=2",
-            ) from None
+        mesh = parse_mesh(self.mesh) if self.mesh else ALONE
         cost = ClusterCost(find_cluster(self.cluster), mesh)
         pins = (*module_pins(op), *parse_constraints(*constraint_text(self.pins)))
         own = cheapest(op, cost, pins, memory_bytes=self.memory_bytes)

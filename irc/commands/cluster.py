@@ -48,23 +48,10 @@ def _show(args: argparse.Namespace) -> int:
     print(to_toml(cluster) if args.toml else describe(cluster))
     if args.mesh:
         from irc.cost.show import axis_table
+        from irc.sharding.mesh import parse_mesh
 
-        print(axis_table(cluster, _mesh(args.mesh)))
+        print(axis_table(cluster, parse_mesh(args.mesh)))
     return 0
-
-
-def _mesh(text: str) -> Any:
-    from irc.dialects.placement import Mesh
-
-    try:
-        return Mesh.parse(text)
-    except ValueError as error:
-        raise IrcError(
-            "mesh-syntax",
-            f"cannot read --mesh '{text}'",
-            because=str(error),
-            help="data=2,tensor=4",
-        ) from error
 
 
 def _detect(args: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Protocol
 
 from xdsl.ir import Attribute, Block
 
@@ -30,20 +29,6 @@ from irc.sharding.signatures import RULE, NdSignature
 VIEW_PART = 1e-3
 """A view moves nothing, but among free choices a solver takes any: this part of its bytes is
 charged."""
-
-
-class CostModel(Protocol):
-    """What a cost model answers; all times are seconds that one rank takes."""
-
-    def op_seconds(
-        self, op: FlowOp, signature: NdSignature, traffic: Traffic | None = None
-    ) -> float: ...
-
-    def boxing_seconds(
-        self, shape: LocalShape, dtype: str, source: Placement, target: Placement
-    ) -> float: ...
-
-    def collective_seconds(self, kind: Collective, num_bytes: float, axis: str) -> float: ...
 
 
 class ClusterCost:

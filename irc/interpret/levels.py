@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import BlockArgument, SSAValue
 
 from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import tensor
-from irc.dialects.placement import Mesh, Split
+from irc.dialects.placement import Split
 from irc.dialects.types import PlacementAttr, TensorType, is_float
 from irc.plan.ranges import smallest_table
+from irc.sharding.mesh import mesh_of
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +34,6 @@ def level_of(module: ModuleOp) -> str:
     if mesh_of(module).num_ranks > 1 or any(name.startswith("comm.") for name in names):
         return "spmd"
     return "flow"
-
-
-def mesh_of(module: ModuleOp) -> Mesh:
-    """Return the mesh that auto-shard wrote, or the mesh of one device."""
-    attr = module.attributes.get("irc.mesh")
-    return Mesh.parse(attr.data) if isinstance(attr, StringAttr) else Mesh(())
 
 
 def execute(

@@ -18,7 +18,7 @@ from irc.dialects.text import load
 from irc.errors import IrcError
 from irc.interpret.check import Key, Stages, Value
 from irc.interpret.flow import run_function
-from irc.interpret.levels import level_of, mesh_of, random_inputs
+from irc.interpret.levels import level_of, random_inputs
 from irc.interpret.plan import run_plan_ranks
 from irc.interpret.sharded import run_sharded
 from irc.interpret.spmd import run_spmd
@@ -26,6 +26,7 @@ from irc.interpret.task import result_id
 from irc.plan.load import LoadedPlan, load_plan
 from irc.runtime.inputs import inputs_for
 from irc.runtime.weights import load_weights
+from irc.sharding.mesh import mesh_of
 from irc.sharding.shards import combine
 
 Values = dict[Key, Value]

@@ -8,13 +8,13 @@ called: what is live outside and inside of a call add up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from irc.search.problem import Choice, Peak, Port
+from irc.search.problem import Choice, Port
 from irc.sharding.trees import Tree, Trees
 
 if TYPE_CHECKING:
@@ -158,14 +158,12 @@ class Liveness:
 
     def __init__(self, functions: Mapping[str, Timeline]) -> None:
         self.functions = functions
-        self._beside = 0
 
     def worst(self, choice: Choice, trees: Trees) -> tuple[int, Moment]:
         """Return the bytes at the moment when a device holds most, and that moment."""
         found: dict[str, tuple[int, Moment]] = {}
         most, moment = self._worst("forward", choice, trees, found)
-        self._beside = self._aside(choice)
-        return most + self._beside, moment
+        return most + self._aside(choice), moment
 
     def _aside(self, choice: Choice) -> int:
         """Return the most that a library allocates at a time: the arena is there all the time."""
@@ -228,8 +226,8 @@ class Liveness:
         spans = self.functions["forward"].spans
         return sum(s.num_bytes[choice[s.node]] for s in spans if s.is_stored)
 
-    def peak(self, moment: Moment, limit_bytes: int) -> Peak:
-        """Return what a moment needs, for every choice; the empty one, what is loaded."""
+    def held_at(self, moment: Moment) -> dict[int, Numbers]:
+        """Return the bytes that each node's options hold at a moment; at the empty one, loaded."""
         held: dict[int, Numbers] = {}
 
         def add(spans: Iterable[Span], sign: float) -> None:
@@ -237,18 +235,13 @@ class Liveness:
                 size = sign * np.array(span.num_bytes, dtype=float)
                 held[span.node] = held[span.node] + size if span.node in held else size
 
-        copies: list[tuple[int, int | None]] = []
         if not moment:
             add((s for s in self.functions["forward"].spans if s.is_stored), 1.0)
         for name, at in moment:
             timeline = self.functions[name]
             add((s for s in timeline.spans if s.start <= at <= s.end), 1.0)
             add(timeline.given, -1.0)
-            for reads in timeline.reads:
-                copies += _copies_at(reads, at)
-        # Of what libraries allocate there is no row: it takes room from all moments.
-        limit = limit_bytes - (self._beside if moment else 0)
-        return Peak(self.label(moment), limit, held, tuple(copies), moment=moment)
+        return held
 
     def breakdown(self, moment: Moment, choice: Choice, trees: Trees) -> dict[str, int]:
         """Return what the bytes at a moment are: by kind of value, and of boxed copies."""
@@ -268,11 +261,3 @@ class Liveness:
                     found["boxed"] = found.get("boxed", 0) + size
         found["library"] = self._aside(choice)
         return {what: size for what, size in found.items() if size}
-
-
-def _copies_at(reads: Reads, at: int) -> Sequence[tuple[int, int | None]]:
-    """Return the net, and the reader (None: all) whose copies may be there at an op."""
-    places = [place for place, _, _ in reads.at]
-    if min(places) == max(places) == at and len({sink for _, sink, _ in reads.at}) == 1:
-        return [(reads.net, reads.at[0][1])]
-    return [(reads.net, None)] if min(places) <= at <= max(places) else []

@@ -88,7 +88,7 @@ class MemoryRows:
         made = self._moments[moment] = _Moment()
         row: Entries = {}
         # Whatever is chosen, the least of each node is held: the rest shares what it leaves.
-        held = self._liveness.peak(moment, limit).held
+        held = self._liveness.held_at(moment)
         least = sum(float(np.min(sizes)) for sizes in held.values())
         for node, sizes in held.items():
             for option in np.flatnonzero(sizes > np.min(sizes)):
@@ -231,7 +231,7 @@ class MemoryRows:
 
     def _matter(self, choice: Sequence[int], moment: Moment) -> set[int]:
         """Return the nodes that say what is held at a moment."""
-        found = set(self._liveness.peak(moment, 0).held)
+        found = set(self._liveness.held_at(moment))
         values = [reads for reads, _ in self._moments[moment].values]
         if moment:
             computed = self._liveness.library(choice)

@@ -7,8 +7,8 @@ is paid as boxing, by a tree that the readers share (`irc.sharding.trees`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from irc.dialects.placement import Placement
@@ -17,7 +17,6 @@ from irc.sharding.trees import Tree, Trees
 
 if TYPE_CHECKING:
     from irc.search.liveness import Liveness, Moment
-    from irc.sharding.spaces import Numbers
 
 
 @dataclass(frozen=True)
@@ -55,28 +54,6 @@ class Net:
     source: Port
     sinks: tuple[Port, ...]
     count: int = 1
-
-
-@dataclass(frozen=True)
-class Peak:
-    """What a device holds at one moment, for every choice.
-
-    Attributes:
-        name: the moment; unique.
-        limit_bytes: what it may need.
-        excess_bytes: how much more a choice needed.
-        held: of a node, the bytes under each of its options.
-        copies: boxed copies: the index of a net, and of one reader whose copy it is (None: those of
-            all readers).
-        moment: when it is; the empty one: all the time.
-    """
-
-    name: str
-    limit_bytes: int
-    held: Mapping[int, Numbers]
-    copies: tuple[tuple[int, int | None], ...] = ()
-    excess_bytes: int = 0
-    moment: Moment = ()
 
 
 Choice = Sequence[int]
@@ -133,7 +110,7 @@ class Problem:
 
     def seconds(self, choice: Choice, trees: Trees) -> float | None:
         """Return the cost of a choice; None where a boxing or the memory forbids it."""
-        if self.worst_peak(choice, trees) is not None:
+        if self.short_at(choice, trees) is not None:
             return None
         total = sum(
             node.count * node.seconds[option]
@@ -150,18 +127,16 @@ class Problem:
         """Return the bytes that a device holds under a choice when it holds most."""
         return self.liveness.worst(choice, trees)[0] if self.liveness else 0
 
-    def worst_peak(self, choice: Choice, trees: Trees) -> Peak | None:
-        """Return the moment that needs most, where that is more than a device has."""
+    def short_at(self, choice: Choice, trees: Trees) -> Moment | None:
+        """Return the moment that needs most, where that is more than a device has.
+
+        The empty moment stands for all the time: what is loaded is too much.
+        """
         if self.liveness is None:
             return None
-        stored = self.liveness.stored(choice)
-        if self.stored_bytes is not None and stored > self.stored_bytes:
-            return self._peak((), self.stored_bytes, stored)
+        if self.stored_bytes is not None and self.liveness.stored(choice) > self.stored_bytes:
+            return ()
         if self.memory_bytes is None:
             return None
         held, moment = self.liveness.worst(choice, trees)
-        return self._peak(moment, self.memory_bytes, held) if held > self.memory_bytes else None
-
-    def _peak(self, moment: Moment, limit: int, held: int) -> Peak:
-        assert self.liveness is not None
-        return replace(self.liveness.peak(moment, limit), excess_bytes=held - limit)
+        return moment if held > self.memory_bytes else None

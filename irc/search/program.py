@@ -19,8 +19,8 @@ The relaxation is almost always integral, and is solved alone first: it costs a 
 integer solver takes to say the same. Where it is not, its reduced costs say which options no
 better choice can have, and branch and bound sees the few that are left. Memory is bounded at the
 moments when a choice needs too much (`irc.search.liveness`): one row for each, added when it is
-first seen, and the solver goes on from where it was. A node limit bounds the search, never a
-clock: plans repeat.
+first seen, which holds for every choice; what it leaves out is cut off where a whole choice does
+not fit (`irc.search.memory_rows`). A node limit bounds the search, never a clock: plans repeat.
 """
 
 from __future__ import annotations
@@ -114,17 +114,17 @@ def solve(
     choice = choice_of(matrix, values)
     for _ in range(MAX_CUTS if len(matrix.cost) <= SMALL else MAX_ROUNDS):
         choice = choice_of(matrix, values)
-        peak = problem.worst_peak(choice, trees)
-        if peak is None and is_whole:
+        moment = problem.short_at(choice, trees)
+        if moment is None and is_whole:
             break
-        if peak is not None and rows is not None and peak.moment not in rows:
-            seen += [peak.moment] if peak.moment else []
-            rows.bound(peak.moment, _limit(problem, peak.moment))
-        elif peak is None or rows is None or not is_whole:
+        if moment is not None and rows is not None and moment not in rows:
+            seen += [moment] if moment else []
+            rows.bound(moment, _limit(problem, moment))
+        elif moment is None or rows is None or not is_whole:
             values, is_whole = search.whole(values), True
             continue
         else:
-            rows.correct(choice, peak.moment)
+            rows.correct(choice, moment)
         values, is_whole = search.relax(), False
     seconds = problem.seconds(choice, trees)
     if seconds is None:

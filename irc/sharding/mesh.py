@@ -1,4 +1,4 @@
-"""What passes wrote about the mesh, read back: the mesh itself, and lists of placements."""
+"""A mesh as users and passes write it, read back; lists of placements."""
 
 from __future__ import annotations
 
@@ -9,12 +9,30 @@ from xdsl.ir import Attribute
 
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import PlacementAttr
+from irc.errors import IrcError
 
 
 def mesh_of(module: ModuleOp) -> Mesh:
     """Return the mesh that auto-shard wrote into ``irc.mesh``, or the mesh of one device."""
     attr = module.attributes.get("irc.mesh")
     return Mesh.parse(attr.data) if isinstance(attr, StringAttr) else Mesh(())
+
+
+def parse_mesh(text: str | None) -> Mesh:
+    """Read ``data=2,tensor=2``; nothing is one device.
+
+    Raises:
+        IrcError: ``mesh-syntax``.
+    """
+    try:
+        return Mesh.parse(text or "")
+    except ValueError as error:
+        raise IrcError(
+            "mesh-syntax",
+            f"cannot read mesh '{text}'",
+            because=str(error),
+            help="write it as axis=size,axis=size, such as data=2,tensor=2",
+        ) from None
 
 
 def placements_in(attribute: Attribute | None) -> list[Placement] | None:
