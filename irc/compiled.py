@@ -25,6 +25,7 @@ from irc.frontends.torch.in_place import in_place
 from irc.pipeline import Options, make_plan
 from irc.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.runtime.executor import Executor
+from irc.runtime.prepared import Store
 from irc.version import Version, gathered, placements_for
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Dispatcher:
         self.versions: list[Version] = []
         self._recompiles = Recompiles()
         self._ranks: Ranks | None = None
+        self._store = Store()
         self._training: Callable[..., Any] | None = None
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -135,7 +137,7 @@ class Dispatcher:
             return self._compile_for_ranks(args, kwargs)
         captured = in_place(capture(self.original, tuple(args), dict(kwargs)))
         plan = make_plan(captured.program, self.options, keep_ir=False)
-        return Version(captured, Executor(plan, captured.program.tensors))
+        return Version(captured, Executor(plan, captured.program.tensors, store=self._store))
 
     def _compile_for_ranks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
         """Compile, linked to the versions before: weights and caches lie as these have put them.

@@ -32,6 +32,7 @@ from irc.plugin import find_pass
 from irc.program import Program
 from irc.runtime import held
 from irc.runtime.executor import Executor
+from irc.runtime.prepared import Store
 from irc.runtime.ranks import Ranks
 from irc.search.joint import HELD, place_together
 from irc.search.on_mesh import TooSmall
@@ -223,8 +224,9 @@ def compile_entries(
         }
     else:
         copies: dict[str, Any] = {}
+        store = Store()
         executors = {
-            name: Executor(captures.plan(name), captured.program.tensors, copies=copies)
+            name: Executor(captures.plan(name), captured.program.tensors, copies=copies, store=store)
             for name, captured in captures.of.items()
         }
     return Entries({name: Version(captures.of[name], run) for name, run in executors.items()})

@@ -19,7 +19,7 @@ from irc.interpret.task import run_kernel
 from irc.plan.schema import Action, Call, Copy, Kernels, Library, Plan, Start, Wait
 from irc.runtime import library
 from irc.runtime.executor import POSITIONAL, input_part
-from irc.runtime.frame import Frame, new_frame
+from irc.runtime.frame import Frame, new_frame, new_prepared
 from irc.runtime.local_weights import LocalWeights
 from irc.runtime.weights import slice_weights
 
@@ -57,7 +57,7 @@ def run_plan_ranks(
         The outputs of each rank.
     """
     run = _Ranks(plan, kernels, inputs, weights, trace)
-    for action in plan.actions:
+    for action in (*plan.prepared, *plan.actions):
         run.action(action)
     return [tuple(run.tensor(rank, index).clone() for index in plan.outputs) for rank in run.ranks]
 
@@ -78,7 +78,7 @@ class _Ranks:
             parts = slice_weights(plan, weights, rank)
             clones = {name: part.clone() for name, part in parts.items()}
             own = LocalWeights(plan, clones).by_buffer
-            frame = new_frame(plan, own, show_all=True)
+            frame = new_frame(plan, {**own, **new_prepared(plan)}, show_all=True)
             frame.arena.fill_(GARBAGE)
             given = {
                 index: input_part(plan, index, rank, value).clone().contiguous()

@@ -1,6 +1,7 @@
 """plan-memory: from a program of level task to a plan.
 
-Calls of blocks are inlined (their kernels stay shared), consecutive launches become one segment,
+Calls of blocks are inlined (their kernels stay shared), what depends on weights alone is put
+apart (:mod:`irc.plan.prepare`), consecutive launches become one segment,
 views become aliases, every other value gets a buffer. A buffer lives from the action that writes
 it to the last that reads it; what a collective uses lives until its wait. Outputs are fresh.
 """
@@ -15,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 from irc.errors import InternalError
 from irc.plan.arena import Interval, assign_offsets, lower_bound_bytes
 from irc.plan.flatten import Flattener, Seconds
+from irc.plan.prepare import Hoisted, hoist
 from irc.plan.schema import (
     Action,
     Buffer,
@@ -49,16 +51,19 @@ def build_plan(
     """
     flat = Flattener(module, seconds or (lambda _: None))
     flat.run()
-    buffers = _place(flat.buffers, flat.steps)
+    hoisted = hoist(flat.buffers, flat.steps, flat.kernels)
+    intervals = _intervals(hoisted)
+    buffers = _place(hoisted.buffers, intervals)
     arena = max((b.offset + b.size_bytes for b in buffers if b.storage == "arena"), default=0)
-    lower = lower_bound_bytes([i for _, i in _intervals(flat.buffers, flat.steps)])
+    lower = lower_bound_bytes([interval for _, interval in intervals])
     known = ranges or {}
     plan = Plan(
         mesh=flat.mesh,
         backend=backend,
         buffers=tuple(buffers),
         kernels=tuple(flat.kernels),
-        actions=tuple(_grouped(flat.steps)),
+        prepared=tuple(_grouped(hoisted.prepared)),
+        actions=tuple(_grouped(hoisted.steps)),
         inputs=tuple(flat.inputs),
         weights=tuple(flat.weights),
         outputs=tuple(flat.outputs),
@@ -73,10 +78,12 @@ def build_plan(
     return plan
 
 
-def _intervals(buffers: Sequence[Buffer], steps: Sequence[Step]) -> list[tuple[int, Interval]]:
+def _intervals(plan: Hoisted) -> list[tuple[int, Interval]]:
+    """When each buffer of the arena is alive; the prepared steps come first."""
+    buffers = plan.buffers
     spans: dict[int, tuple[int, int]] = {}
-    for time, step in enumerate(steps):
-        for index in touched(step, steps):
+    for time, step in enumerate((*plan.prepared, *plan.steps)):
+        for index in touched(step, plan.steps):
             root = buffers[index].root
             owner = index if root is None else root
             first, _ = spans.get(owner, (time, time))
@@ -88,8 +95,7 @@ def _intervals(buffers: Sequence[Buffer], steps: Sequence[Step]) -> list[tuple[i
     ]
 
 
-def _place(buffers: Sequence[Buffer], steps: Sequence[Step]) -> list[Buffer]:
-    found = _intervals(buffers, steps)
+def _place(buffers: Sequence[Buffer], found: Sequence[tuple[int, Interval]]) -> list[Buffer]:
     offsets, _ = assign_offsets([interval for _, interval in found])
     placed = list(buffers)
     for (index, _), offset in zip(found, offsets, strict=True):

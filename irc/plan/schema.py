@@ -24,7 +24,7 @@ FORMAT = 1
 ALIGNMENT = 64
 """Arena offsets are multiples of a cache line, which is also the widest vector."""
 
-Storage: TypeAlias = Literal["arena", "input", "weight", "output", "alias"]
+Storage: TypeAlias = Literal["arena", "input", "weight", "prepared", "output", "alias"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Buffer:
         dtype: irc's short name.
         shape: sizes on one rank.
         storage: who owns the memory. ``arena``: the plan, at ``offset``; ``input``, ``weight``: the
-            caller; ``output``: allocated for each call; ``alias``: the buffer ``root``.
+            caller; ``prepared``: made from weights once, kept from call to call; ``output``:
+            allocated for each call; ``alias``: the buffer ``root``.
         offset: bytes into the arena or into ``root``.
         root: for an alias, the buffer (itself no alias) whose memory it shows.
         strides: in elements; None where row-major without gaps.
@@ -233,6 +234,8 @@ class Plan:
             empty where no input is one.
         arena_bytes: how much a call leases; never below ``arena_lower_bytes``, the most that is
             alive at one time.
+        prepared: actions on weights alone (packing, folding): run when the plan is loaded, and again
+            when a weight that they read has been written to.
         predicted_s: seconds of one call by the cost model.
         cluster: the machines that it was priced for; empty for the one it was compiled on.
         cluster: what it was priced for; empty for the machine that compiled it.
@@ -249,6 +252,7 @@ class Plan:
     arena_bytes: int
     arena_lower_bytes: int = 0
     ranges: tuple[tuple[int, int] | None, ...] = ()
+    prepared: tuple[Action, ...] = ()
     predicted_s: float | None = None
     cluster: str = ""
     format: int = FORMAT
@@ -261,7 +265,7 @@ class Plan:
     @cached_property
     def bases(self) -> tuple[int, ...]:
         """The buffers that have a pointer of their own: base 1, 2, ...; base 0 is the arena."""
-        own = ("input", "weight", "output")
+        own = ("input", "weight", "prepared", "output")
         return tuple(i for i, buffer in enumerate(self.buffers) if buffer.storage in own)
 
     @cached_property
@@ -281,6 +285,11 @@ class Plan:
         """Return the buffer that owns the memory of a buffer."""
         root = self.buffers[index].root
         return index if root is None else root
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Bytes that are kept beside the weights."""
+        return sum(b.size_bytes for b in self.buffers if b.storage == "prepared")
 
     def states(self) -> list[int]:
         """Return the weights that a call writes."""

@@ -62,11 +62,13 @@ def verify_plan(plan: Plan, where: str = "plan.json") -> None:
     if problem := _boundary_problem(plan):
         raise corrupt(problem, where)
     replay = _Replay(plan, dict(mesh.axes), {plan.root(i) for i in (*plan.inputs, *plan.weights)})
-    for index, action in enumerate(plan.actions):
-        try:
-            replay.step(index, action)
-        except (_ProblemError, IndexError, KeyError, TypeError, ValueError) as problem:
-            raise corrupt(f"action {index}: {problem}", where) from None
+    for part, actions in (("prepared action", plan.prepared), ("action", plan.actions)):
+        replay.is_preparing = actions is plan.prepared
+        for index, action in enumerate(actions):
+            try:
+                replay.step(index, action)
+            except (_ProblemError, IndexError, KeyError, TypeError, ValueError) as problem:
+                raise corrupt(f"{part} {index}: {problem}", where) from None
     if problem := replay.unfinished():
         raise corrupt(problem, where)
 
@@ -154,12 +156,15 @@ class _Replay:
     valid: set[int]
     arena: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     busy: dict[int, Start] = field(default_factory=dict[int, Start])
+    is_preparing: bool = False
 
     def step(self, index: int, action: object) -> None:
         match action:
             case Kernels():
                 for call in action.calls:
                     self._call(call)
+            case Copy() | Start() | Wait() if self.is_preparing:
+                raise _ProblemError(f"a {action.kind} is no function of weights")
             case Library():
                 if action.op not in LIBRARY_OPS:
                     raise _ProblemError(f"no library op {action.op!r}")
@@ -277,6 +282,9 @@ class _Replay:
             raise _ProblemError(f"writes buffer {index}, which is the caller's")
         if index in reading:
             raise _ProblemError(f"writes buffer {index}, which it reads")
+        if self.is_preparing != (buffer.storage == "prepared") and buffer.storage != "arena":
+            when = "before the first call" if self.is_preparing else "at every call"
+            raise _ProblemError(f"writes buffer {index}, {buffer.storage} memory, {when}")
         if buffer.storage == "arena" and buffer.size_bytes:
             low, high = buffer.offset, buffer.offset + buffer.size_bytes
             in_flight = {plan.root(b) for start in self.busy.values() for b in start.held}

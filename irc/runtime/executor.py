@@ -23,6 +23,7 @@ from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
 from irc.runtime.frame import Frame, new_frame, view_of
 from irc.runtime.library import dtypes
 from irc.runtime.local_weights import LocalWeights, WeightCopy
+from irc.runtime.prepared import Prepared, Store
 from irc.runtime.segments import LoadSegments, Segment, load_segments, segment_calls
 
 Run: TypeAlias = Callable[[], None]
@@ -41,6 +42,7 @@ class Executor:
         load: compiles the kernels; by default the plan's backend does.
         num_threads: for kernels; by default what torch uses.
         copies: contiguous copies of weights by name, which the plans of one model share.
+        store: what is prepared of the weights, which the plans of one model share.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Executor:
         load: LoadSegments = load_segments,
         num_threads: int | None = None,
         copies: dict[str, WeightCopy] | None = None,
+        store: Store | None = None,
     ) -> None:
         plan = loaded.plan
         if communicator is None and plan.device_mesh.num_ranks > 1:
@@ -65,8 +68,10 @@ class Executor:
         self.rank = rank
         self._communicator = communicator or NoPeers()
         weights = LocalWeights(plan, tensors, copies)
-        self._weights = weights.by_buffer
         self._copies = weights if weights.are_copied else None
+        self._prepared = Prepared(loaded, weights.by_buffer, store) if plan.prepared else None
+        prepared = {} if self._prepared is None else self._prepared.by_buffer
+        self._weights = {**weights.by_buffer, **prepared}
         calls = segment_calls(plan)
         threads = num_threads or torch.get_num_threads()
         self._segments: Sequence[Segment] = load(loaded, calls, threads)
@@ -102,6 +107,8 @@ class Executor:
             frame, steps = self._new_frame()
         if self._copies is not None:
             self._copies.refresh()
+        if self._prepared is not None:
+            self._prepared.refresh(partial(self._prepare, frame))
         # Held until the end: kernels know only the addresses.
         given: list[torch.Tensor] = []
         table = frame.table
@@ -137,12 +144,19 @@ class Executor:
 
     def _new_frame(self) -> tuple[Frame, list[Run]]:
         frame = new_frame(self.plan, self._weights)
-        segments = iter(self._segments)
+        segments = iter(self._segments[sum(isinstance(a, Kernels) for a in self.plan.prepared) :])
         pending: dict[int, Finish] = {}
         return frame, [
             self._step(index, action, frame, segments, pending)
             for index, action in enumerate(self.plan.actions)
         ]
+
+    def _prepare(self, frame: Frame) -> None:
+        """Run the prepared actions in a frame that no call uses now."""
+        segments = iter(self._segments)
+        with torch.no_grad():
+            for index, action in enumerate(self.plan.prepared):
+                self._step(index, action, frame, segments, {})()
 
     def _step(
         self, index: int, action: Action, frame: Frame, segments: Any, pending: dict[int, Finish]

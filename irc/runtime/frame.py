@@ -70,12 +70,21 @@ def new_arena(num_bytes: int) -> torch.Tensor:
     return raw[-raw.data_ptr() % ALIGNMENT :][:num_bytes]
 
 
+def new_prepared(plan: Plan) -> dict[int, torch.Tensor]:
+    """Allocate what a plan prepares, all zeros: packing leaves the padding as it finds it."""
+    return {
+        index: torch.zeros(buffer.shape, dtype=dtypes()[buffer.dtype])
+        for index, buffer in enumerate(plan.buffers)
+        if buffer.storage == "prepared"
+    }
+
+
 def new_frame(plan: Plan, weights: Mapping[int, torch.Tensor], *, show_all: bool = False) -> Frame:
     """Allocate a frame.
 
     Args:
         plan: what runs in it.
-        weights: this rank's, by buffer.
+        weights: this rank's by buffer, and what is prepared of them.
         show_all: make tensors of all buffers, not only of those that torch touches.
     """
     arena = new_arena(plan.arena_bytes)
@@ -90,7 +99,7 @@ def new_frame(plan: Plan, weights: Mapping[int, torch.Tensor], *, show_all: bool
         owner = plan.buffers[root]
         if owner.storage == "arena":
             frame.tensors[index] = arena_view(arena, buffer, plan.addresses[index][1])
-        elif owner.storage == "weight":
+        elif owner.storage in ("weight", "prepared"):
             frame.tensors[index] = view_of(weights[root], buffer)
         else:
             frame.bound.append((index, root, buffer))
@@ -101,7 +110,7 @@ def _shown(plan: Plan) -> set[int]:
     """Return the buffers that some action touches through torch."""
     return {
         index
-        for action in plan.actions
+        for action in (*plan.prepared, *plan.actions)
         if not isinstance(action, Kernels)
         for index in touched(action, plan.actions)
     }

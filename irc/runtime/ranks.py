@@ -14,6 +14,7 @@ from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
 from irc.runtime.join import join_processes, shared_plan
 from irc.runtime.local_weights import WeightCopy
+from irc.runtime.prepared import Store
 from irc.runtime.segments import LoadSegments, load_segments
 from irc.runtime.weights import slice_weights
 
@@ -34,6 +35,7 @@ class Ranks:
         communicator: starts collectives of this mesh.
         placements: of the parameters and buffers that a plan has loaded, by name.
         copies: contiguous copies of this rank's parts, where the parts themselves are not so.
+        store: what is prepared of this rank's parts.
     """
 
     mesh: Mesh
@@ -41,6 +43,7 @@ class Ranks:
     communicator: TorchCommunicator
     placements: dict[str, Placement] = field(default_factory=dict[str, Placement])
     copies: dict[str, WeightCopy] = field(default_factory=dict[str, WeightCopy])
+    store: Store = field(default_factory=Store)
 
     @staticmethod
     def of(mesh: Mesh) -> Ranks:
@@ -79,6 +82,7 @@ class Ranks:
             communicator=self.communicator,
             load=load,
             copies=self.copies,
+            store=self.store,
         )
 
 

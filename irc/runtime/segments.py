@@ -43,10 +43,10 @@ LoadSegments: TypeAlias = Callable[
 
 
 def segment_calls(plan: Plan) -> list[list[SegmentCall]]:
-    """Return the launches of each segment, buffers resolved to addresses."""
+    """Return the launches of each segment, prepared ones first, buffers resolved to addresses."""
     return [
         [SegmentCall(call.kernel, tuple(plan.addresses[b] for b in call.args)) for call in a.calls]
-        for a in plan.actions
+        for a in (*plan.prepared, *plan.actions)
         if isinstance(a, Kernels)
     ]
 

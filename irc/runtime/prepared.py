@@ -1,0 +1,129 @@
+"""What a plan makes of its weights before the first call, and again when one was written to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from uuid import uuid4
+
+import torch
+
+from irc.plan.load import LoadedPlan
+from irc.plan.schema import Kernels, Library, Plan
+from irc.runtime.frame import new_prepared
+
+Versions: TypeAlias = tuple[int, ...]
+
+
+@dataclass
+class Made:
+    """One prepared tensor, and the versions of the weights that it was made of."""
+
+    tensor: torch.Tensor
+    versions: Versions | None = None
+
+
+@dataclass
+class Store:
+    """Prepared tensors of one model by what they are; its plans share them."""
+
+    made: dict[str, Made] = field(default_factory=dict[str, Made])
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Prepared:
+    """The prepared buffers of one plan.
+
+    torch counts the writes to a tensor (not those through ``.data``); where the counts of the
+    weights that are read differ from those of the last time, everything is made again.
+
+    Args:
+        loaded: the plan.
+        weights: this rank's, by buffer.
+        store: shared by the plans of one model.
+    """
+
+    def __init__(
+        self, loaded: LoadedPlan, weights: Mapping[int, torch.Tensor], store: Store | None = None
+    ) -> None:
+        self._store = store or Store()
+        keys, read = _origins(loaded)
+        fresh = new_prepared(loaded.plan)
+        order = sorted(frozenset[int]().union(*(read[index] for index in fresh)))
+        self._sources = [weights[index] for index in order]
+        self._tracked = all(not source.is_inference() for source in self._sources)
+        self._seen: Versions | None = None
+        with self._store.lock:
+            made = {i: self._store.made.setdefault(keys[i], Made(t)) for i, t in fresh.items()}
+        self._made = [
+            (each, [p for p, weight in enumerate(order) if weight in read[index]])
+            for index, each in made.items()
+        ]
+        self.by_buffer = {index: each.tensor for index, each in made.items()}
+
+    def refresh(self, run: Callable[[], None]) -> None:
+        """Make the tensors where they are missing or of older weights.
+
+        Args:
+            run: makes all of them.
+        """
+        if not self._tracked:
+            # Inference tensors are not counted: what is made of them is made at every call.
+            run()
+            return
+        now = tuple([source._version for source in self._sources])
+        if now == self._seen:
+            return
+        with self._store.lock:
+            wanted = [tuple(now[p] for p in places) for _, places in self._made]
+            pairs = list(zip(self._made, wanted, strict=True))
+            if any(each.versions != version for (each, _), version in pairs):
+                run()
+                for (each, _), version in pairs:
+                    each.versions = version
+            self._seen = now
+
+
+def _origins(loaded: LoadedPlan) -> tuple[dict[int, str], dict[int, frozenset[int]]]:
+    """Say of each prepared buffer what it is, and which weights it is made of.
+
+    What it is: a digest of kernel texts, library ops and names of weights.
+    """
+    plan = loaded.plan
+    # Two programs may call different constants by one name.
+    own = f"{uuid4()}:"
+    names = [(index, plan.buffers[index]) for index in plan.weights]
+    keys = {i: own + b.name if b.role == "constant" else b.name for i, b in names}
+    read = {index: frozenset({index}) for index in plan.weights}
+    for what, inputs, outputs in _computations(loaded):
+        roots = [plan.root(index) for index in inputs]
+        given = [(keys[root], _view(plan, i)) for i, root in zip(inputs, roots, strict=True)]
+        for place, output in enumerate(outputs):
+            text = json.dumps([what, given, place], default=str)
+            keys[output] = hashlib.sha256(text.encode()).hexdigest()
+            read[output] = frozenset[int]().union(*(read[root] for root in roots))
+    return keys, read
+
+
+def _computations(loaded: LoadedPlan) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    plan, texts = loaded.plan, list(loaded.kernel_sources().values())
+    found: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+    for action in plan.prepared:
+        if isinstance(action, Kernels):
+            for call in action.calls:
+                count = plan.kernels[call.kernel].num_inputs
+                found.append((texts[call.kernel], call.args[:count], call.args[count:]))
+        elif isinstance(action, Library):
+            what = json.dumps([action.op, action.attrs], default=str, sort_keys=True)
+            found.append((what, action.inputs, action.outputs))
+    return found
+
+
+def _view(plan: Plan, index: int) -> tuple[object, ...]:
+    buffer = plan.buffers[index]
+    offset = buffer.offset if buffer.storage == "alias" else 0
+    return (offset, buffer.shape, buffer.dense_strides, buffer.dtype)
