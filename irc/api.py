@@ -36,6 +36,7 @@ def compile(
     target: T,
     *,
     mesh: str = "",
+    backend: str = "cpu",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
     pins: Pins = "",
@@ -46,6 +47,7 @@ def compile(
     target: None = None,
     *,
     mesh: str = "",
+    backend: str = "cpu",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
     pins: Pins = "",
@@ -55,6 +57,7 @@ def compile(
     target: Any = None,
     *,
     mesh: str = "",
+    backend: str = "cpu",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
     pins: Pins = "",
@@ -70,6 +73,7 @@ def compile(
         target: what to compile.
         mesh: axes of a mesh, ``data=2,tensor=2``; the program then runs under torchrun with as many
             processes, of which one compiles and the others receive the plan.
+        backend: what computes: ``cpu``, or ``triton`` for a module and arguments on a GPU.
         cluster: a preset or TOML file that prices the plan.
         passes: names of plug-in passes to run.
         pins: constraints: text, the name of a file of them (grammar/sharding.lark), or placements
@@ -80,7 +84,11 @@ def compile(
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
     """
     options = Options(
-        mesh=parse_mesh(mesh), cluster=cluster, passes=tuple(passes), pins=pins_option(pins)
+        mesh=parse_mesh(mesh),
+        backend=backend,
+        cluster=cluster,
+        passes=tuple(passes),
+        pins=pins_option(pins),
     )
     if target is None:
         return partial(_compile, options=options, disable=disable)

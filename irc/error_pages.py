@@ -135,6 +135,15 @@ PAGES = (
         fix="pin *.weight = [tensor = S(0)]",
     ),
     ErrorPage(
+        code="device-missing",
+        title="the plan's kernels need a GPU, and there is none",
+        exit_code=3,
+        what="The plan was compiled with a backend for GPUs, and torch finds no CUDA device here.",
+        why="Triton and CUDA kernels do not run on a CPU, and irc does not run others instead.",
+        example="irc compile net.py:build -o plan --backend triton && irc run plan",
+        fix="irc compile net.py:build -o plan --backend cpu && irc run plan   (or run it on a GPU)",
+    ),
+    ErrorPage(
         code="dtensor-placement",
         title="a placement of another system has no equal in irc",
         exit_code=2,

@@ -104,8 +104,9 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         pipeline.append(("lower-boxing", {}))
     else:
         _refuse_pins(options.pins)
-    pipeline.append(("fuse", {}))
     target = options.target or find_backend(options.backend).targets[0]
+    pipeline.append(("pack-quantized", {"target": target}))
+    pipeline.append(("fuse", {}))
     pipeline.append(("map-tasks", {"target": target}))
     if distributed:
         pipeline.append(("order", {}))

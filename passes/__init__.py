@@ -16,6 +16,7 @@ BUILTIN: Mapping[str, str] = {
     "canonicalize": "irc.passes.canonicalize:CanonicalizePass",
     "differentiate": "irc.passes.differentiate:DifferentiatePass",
     "fuse": "irc.passes.fuse:FusePass",
+    "pack-quantized": "irc.passes.pack_quantized:PackQuantizedPass",
     "order": "irc.passes.order:OrderPass",
     "recompute": "irc.passes.recompute:RecomputePass",
 }

@@ -15,6 +15,7 @@ from xdsl.passes import ModulePass
 from irc.dialects.flow import (
     BroadcastOp,
     ConstantOp,
+    ExternOp,
     FlowOp,
     PointwiseOp,
     ReshapeOp,
@@ -110,7 +111,12 @@ def _rewritten(op: FlowOp) -> FlowOp | None:
     """Apply identities to an op until none holds; None where an older value took its place."""
     while not _is_pinned(op):
         found = next(
-            (f for f in (i(op) for i in IDENTITIES.get(op.name, ())) if f is not None), None
+            (
+                f
+                for f in (i(op) for i in (nothing, *IDENTITIES.get(op.name, ())))
+                if f is not None
+            ),
+            None,
         )
         if found is None:
             return op
@@ -147,6 +153,16 @@ def _identity(op: FlowOp) -> tuple[Any, ...]:
 
 
 # Identities. Each takes an op and returns what equals it, or None.
+
+
+def nothing(op: FlowOp) -> Rewrite:
+    """A value without elements is a literal: what would compute it may ask for some."""
+    if len(op.outputs) != 1 or isinstance(op, ConstantOp | ExternOp):
+        return None  # a library op may raise, or print: its empty result orders it
+    kind: Attribute = op.outputs[0].type
+    if not isinstance(kind, TensorType) or kind.dtype in ("c64", "c128"):
+        return None
+    return _constant(op, (0,)) if 0 in kind.shape and not _placed(op) else None
 
 
 def same_type(op: FlowOp) -> Rewrite:

@@ -11,6 +11,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.passes import ModulePass
 
 from irc.errors import IrcError, did_you_mean
+from irc.kernels.fixed import Fixed
 from irc.kernels.function import KernelTable, map_function
 from irc.kernels.schedule import TARGETS
 
@@ -79,7 +80,7 @@ class MapTasksPass(ModulePass):
                 f"no target '{self.target}'",
                 help=did_you_mean(self.target, TARGETS),
             )
-        table = KernelTable(self.target)
+        table = KernelTable(self.target, Fixed(op))
         for func in [f for f in op.body.block.ops if isinstance(f, FuncOp)]:
             map_function(func, table)
         op.body.block.add_ops(table.kernels)

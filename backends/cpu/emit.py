@@ -11,10 +11,12 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
+from irc.backends.cpu.attention_write import write_attention
 from irc.backends.cpu.builder import Builder, Operand
 from irc.backends.cpu.features import Features, host
 from irc.backends.cpu.nest import Nest, analyse, read, simplify
 from irc.backends.cpu.packed import PackedWriter
+from irc.backends.cpu.panels import PanelsWriter, read_panels
 from irc.backends.cpu.product import make_tiling, recognise
 from irc.backends.cpu.rows import RowsWriter
 from irc.backends.cpu.schedule import make_schedule
@@ -66,7 +68,12 @@ def _write(
     b: Builder, kernel: KernelOp, features: Features, buffers: dict[int, Operand]
 ) -> tuple[int, bool, str]:
     workers = kernel.task_mapping.num_workers
+    if kernel.template.data == "attention":
+        return write_attention(b, kernel, features, buffers)
     nest = simplify(read(kernel))
+    if (panels := read_panels(nest)) is not None:
+        PanelsWriter(b, panels, buffers).write()
+        return 0, workers > 1, "pack"
     product = recognise(nest)
     if product is None:
         return write_rows(b, nest, workers, features, buffers)

@@ -9,10 +9,10 @@ from irc.backends.cpu.epilogue import EpilogueWriter
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.nest import Access, Facts
 from irc.backends.cpu.product import Product, Tiling
-from irc.backends.cpu.rows import decode
 from irc.backends.cpu.steps import Place, StepWriter
 from irc.backends.cpu.storage import MEMORY, unpack
 from irc.backends.cpu.tile import Factor
+from irc.backends.cpu.units import decode
 
 ACCUMULATED = {"float": "f32", "double": "f64"}
 

@@ -25,16 +25,34 @@ from irc.dialects.task import (
     KernelReduceOp,
     LoadOp,
     StoreOp,
+    blocks_of,
+    bound_rows,
 )
 from irc.errors import InternalError
 from irc.ops.pointwise import POINTWISE
 
 
 @dataclass(frozen=True)
+class Bound:
+    """Only where ``0 <= start + sum(strides * indices) < size`` does a load touch memory."""
+
+    size: int
+    start: int
+    strides: tuple[int, ...]
+
+    @property
+    def dims(self) -> frozenset[int]:
+        """The dims that the position varies over."""
+        return frozenset(d for d, stride in enumerate(self.strides) if stride)
+
+
+@dataclass(frozen=True)
 class Access:
     """Elements ``offset + sum(strides * indices)`` of a buffer.
 
-    ``buffer`` counts kernel arguments; a negative one is a scratch row of the emitter.
+    ``buffer`` counts kernel arguments; a negative one is a scratch row of the emitter. ``blocks``
+    are triples (dim, size, stride inside a block), as ``task.load`` has them; outside one of its
+    ``bounds`` a load gives ``fill``.
     """
 
     buffer: int
@@ -43,6 +61,15 @@ class Access:
     offset: int
     strides: tuple[int, ...]
     index_strides: tuple[int, ...] = ()
+    blocks: tuple[tuple[int, int, int], ...] = ()
+    bounds: tuple[Bound, ...] = ()
+    fill: float | int = 0
+
+    @property
+    def dims(self) -> frozenset[int]:
+        """The dims that what is accessed varies over."""
+        own = frozenset(d for d, stride in enumerate(self.strides) if stride)
+        return own.union(*(bound.dims for bound in self.bounds))
 
 
 @dataclass(frozen=True)
@@ -130,9 +157,16 @@ def _step(op: KernelBodyOp, result: int, numbers: dict[SSAValue, int]) -> Step:
 
 
 def _access(op: LoadOp | StoreOp, buffer: int, kind: BufferType) -> Access:
-    gathered = op.plain.get("index_strides", ())
     return Access(
-        buffer, kind.dtype, kind.num_elements, op.offset.value.data, to_python(op.strides), gathered
+        buffer,
+        kind.dtype,
+        kind.num_elements,
+        op.offset.value.data,
+        to_python(op.strides),
+        op.plain.get("index_strides", ()),
+        tuple((d, size, inner) for d, (size, inner) in blocks_of(op).items()),
+        tuple(Bound(*row) for row in bound_rows(op.plain.get("bounds", ()), len(to_python(op.strides)))),
+        op.plain.get("fill", (0,))[0],
     )
 
 
@@ -149,11 +183,14 @@ def simplify(nest: Nest) -> Nest:
 def _mergeable(nest: Nest) -> int | None:
     """Return a dim that is one with the next."""
     indexed = {step.dim for step in nest.steps if step.kind == "index"}
+    indexed |= {d for access in nest.accesses for d, _, _ in access.blocks}
     for d in range(len(nest.extents) - 1):
         if d + 1 == nest.parallel or d in indexed or d + 1 in indexed:
             continue
         inner = nest.extents[d + 1]
-        if all(a.strides[d] == a.strides[d + 1] * inner for a in nest.accesses):
+        walks = [a.strides for a in nest.accesses]
+        walks += [bound.strides for a in nest.accesses for bound in a.bounds]
+        if all(strides[d] == strides[d + 1] * inner for strides in walks):
             return d
     return None
 
@@ -171,7 +208,13 @@ def _project(nest: Nest, kept: Sequence[int], extents: dict[int, int]) -> Nest:
         if old.access is None:
             return old
         strides = tuple(old.access.strides[d] for d in kept)
-        return replace(old, access=replace(old.access, strides=strides))
+        blocks = tuple((place[d], n, inner) for d, n, inner in old.access.blocks if d in place)
+        bounds = tuple(
+            replace(bound, strides=tuple(bound.strides[d] for d in kept))
+            for bound in old.access.bounds
+        )
+        access = replace(old.access, strides=strides, blocks=blocks, bounds=bounds)
+        return replace(old, access=access)
 
     return Nest(
         tuple(extents.get(d, nest.extents[d]) for d in kept),
@@ -190,7 +233,7 @@ def analyse(nest: Nest) -> Facts:
         over = frozenset[int]().union(*(dims[v] for v in step.operands))
         ready = max((stage[v] for v in step.operands), default=0)
         if step.access is not None:
-            over |= {d for d, s in enumerate(step.access.strides) if s}
+            over |= step.access.dims
         if step.dim is not None:
             over |= {step.dim}
         if step.kind in ("reduce", "contract"):
@@ -205,7 +248,7 @@ def step_dims(step: Step, facts: Facts) -> frozenset[int]:
         return facts.dims[step.result]
     over = frozenset[int]().union(*(facts.dims[v] for v in step.operands))
     if step.access is not None:
-        over |= {d for d, s in enumerate(step.access.strides) if s}
+        over |= step.access.dims
     return over
 
 

@@ -3,10 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
 
 from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type
-from irc.backends.cpu.nest import Access
+from irc.backends.cpu.nest import Access, Nest
 from irc.backends.cpu.storage import MEMORY, unpack
+from irc.backends.cpu.units import decode
+
+SQUARE = 8
+"""The side of what is transposed at a time where a weight is packed once."""
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A kernel that only packs: element ``source[batch, n, k]`` into panels of columns.
+
+    ``n`` and ``k`` are dims of the nest, or None for a size of 1; the others are batch.
+    """
+
+    nest: Nest
+    source: Access
+    target: Access
+    n: int
+    k: int | None
+
+
+def read_panels(nest: Nest) -> Panels | None:
+    """Return the packing of a nest: one load, stored in panels, of one row at a time."""
+    if len(nest.steps) != 2 or nest.reduced:
+        return None
+    load, store = (step.access for step in nest.steps)
+    if load is None or store is None or len(store.blocks) != 1 or load.blocks:
+        return None
+    ((n, columns, inner),) = store.blocks
+    rest = [d for d in range(len(nest.extents)) if d != n and store.strides[d] == columns]
+    if load.index_strides or load.dtype != "f32" or inner != 1 or len(rest) > 1:
+        return None
+    return Panels(nest, load, store, n, rest[0] if rest else None)
+
+
+class PanelsWriter:
+    """Writes a packing kernel: threads share out panels."""
+
+    def __init__(self, b: Builder, panels: Panels, buffers: dict[int, Operand]) -> None:
+        self.b, self.panels, self.buffers = b, panels, buffers
+
+    def write(self) -> None:
+        """Write the loop over this thread's panels."""
+        b, p = self.b, self.panels
+        extents = p.nest.extents
+        ((_, columns, _),) = p.target.blocks
+        strides = (0 if p.k is None else p.source.strides[p.k], p.source.strides[p.n])
+        define_pack(b, "irc.pack", p.source, strides, Type("float"), columns, SQUARE)
+        batch = [d for d in range(len(extents)) if d not in (p.n, p.k)]
+        groups = -(-extents[p.n] // columns)
+        count = prod(extents[d] for d in batch) * groups
+        depth = b.i64(1 if p.k is None else extents[p.k])
+        thread, threads = Operand(I64, "%thread"), Operand(I64, "%threads")
+
+        def share(t: Operand) -> Operand:
+            return b.binary("udiv", b.binary("mul", t, b.i64(count)), threads)
+
+        def one(index: Operand, _: list[Operand]) -> list[Operand]:
+            *others, panel = decode(b, index, [*(extents[d] for d in batch), groups])
+            column = b.scale(panel, columns)
+            valid = b.intrinsic(
+                "smin", b.binary("sub nsw", b.i64(extents[p.n]), column), b.i64(columns)
+            )
+            source, target = b.i64(p.source.offset), b.i64(p.target.offset)
+            for d, at in zip(batch, others, strict=True):
+                source = b.add(source, b.scale(at, p.source.strides[d]))
+                target = b.add(target, b.scale(at, p.target.strides[d]))
+            source = b.add(source, b.scale(column, p.source.strides[p.n]))
+            target = b.add(target, b.scale(panel, p.target.strides[p.n]))
+            start = b.address(self.buffers[p.source.buffer], "float", source)
+            end = b.address(self.buffers[p.target.buffer], "float", target)
+            b.do(f"call void @irc.pack({start}, {end}, {valid}, {depth})")
+            return []
+
+        b.loop(share(thread), share(b.add(thread, b.i64(1))), 1, [], one)
 
 
 def define_pack(

@@ -48,6 +48,11 @@ class Product:
         """The LLVM type of the accumulator."""
         return "double" if self.a.dtype == "f64" else "float"
 
+    @property
+    def is_packed(self) -> bool:
+        """True where B lies in panels already."""
+        return bool(self.b.blocks)
+
     def swapped(self) -> Product:
         """Return the transposed product; ``m`` must be a dim."""
         assert self.m is not None
@@ -97,7 +102,7 @@ def _others_are_full(nest: Nest, contract: Step) -> bool:
 
 def _oriented(product: Product) -> Product:
     """Transpose where that makes a skinny product, or rows of the result contiguous."""
-    if product.m is None:
+    if product.m is None or product.is_packed:
         return product
     _, m, n, _ = product.sizes
     if m > SKINNY >= n:
@@ -151,6 +156,8 @@ def make_tiling(product: Product, features: Features, workers: int) -> Tiling:
     half = product.a.dtype in ("f16", "bf16")
     along = 0 if product.m is None else product.a.strides[product.m]
     pitch = k + lanes
+    if product.is_packed:
+        return _on_panels(product, lanes, registers, parallel=parallel)
     if m <= SKINNY and product.b.strides[product.k] == 1:
         copy = product.a.strides[product.k] != 1
         group = next(g for g in (8, 4, 2, 1) if g * m <= registers)
@@ -179,5 +186,30 @@ def make_tiling(product: Product, features: Features, workers: int) -> Tiling:
         copy=half or (aliased and rows > 4),
         pitch=depth + lanes,
         depth=depth,
+        parallel=parallel,
+    )
+
+
+def _on_panels(product: Product, lanes: int, registers: int, *, parallel: bool) -> Tiling:
+    """Decide for a weight that lies in panels: nothing is packed, so sums need not be cut."""
+    _, m, n, k = product.sizes
+    item = 4
+    ((_, columns, _), *_) = product.b.blocks
+    width = min(columns, 2 * lanes if registers == 24 else lanes * 2)
+    rows = min(registers // (width // lanes), m)
+    along = 0 if product.m is None else product.a.strides[product.m]
+    half = product.a.dtype in ("f16", "bf16")
+    aliased = product.a.strides[product.k] == 1 and along * item % 4096 == 0 and n >= 4 * width
+    tiles = -(-m // rows)
+    return Tiling(
+        "packed",
+        lanes,
+        rows,
+        width,
+        group=-(-n // columns),
+        chunk=max(1, min(tiles, (256 << 10) // (rows * k * item))),
+        copy=half or (aliased and rows > 4),
+        pitch=k + lanes,
+        depth=k,
         parallel=parallel,
     )

@@ -9,13 +9,13 @@ Two forms, by where the vector dim lies:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 
-from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.builder import PTR, Builder, Operand, Type
 from irc.backends.cpu.nest import Facts, Nest, Step
 from irc.backends.cpu.reduction import Reduction
 from irc.backends.cpu.schedule import Pass, Schedule
 from irc.backends.cpu.steps import Env, Place, StepWriter
+from irc.backends.cpu.units import each_unit
 
 Body = Callable[[Place, list[Operand]], list[Operand]]
 
@@ -48,16 +48,11 @@ class RowsWriter:
         if self.across:
             assert plan.vector is not None
             blocks = -(-self.nest.extents[plan.vector] // max(plan.block, 1))
-        units = prod(extents) * blocks
-        low, high = thread_range(b, units, max(plan.chunks, 1))
 
-        def unit(index: Operand, _: Sequence[Operand]) -> list[Operand]:
-            parts = decode(b, index, [*extents, blocks])
-            indices = dict(zip(outer, parts, strict=False))
-            self.task(Place(indices), parts[-1], blocks)
-            return []
+        def unit(parts: list[Operand]) -> None:
+            self.task(Place(dict(zip(outer, parts, strict=False))), parts[-1], blocks)
 
-        b.loop(low, high, 1, [], unit)
+        each_unit(b, [*extents, blocks], plan.chunks, unit)
 
     def task(self, place: Place, block: Operand, blocks: int) -> None:
         """Write one row, or one block of lanes."""
@@ -341,29 +336,3 @@ class RowsWriter:
         return Place(
             {**place.indices, vector: index}, lanes, unroll, mask, vector, local=self.across
         )
-
-
-def thread_range(b: Builder, units: int, chunks: int) -> tuple[Operand, Operand]:
-    """Return the units of this thread: whole chunks, contiguous."""
-    thread, threads = Operand(Type("i64"), "%thread"), Operand(Type("i64"), "%threads")
-
-    def bound(position: Operand) -> Operand:
-        chunk = b.binary("udiv", b.binary("mul nuw", position, b.i64(chunks)), threads)
-        if chunks == units:
-            return chunk
-        product = b.binary("mul nuw", chunk, b.i64(units))
-        return b.binary("udiv", product, b.i64(chunks))
-
-    return bound(thread), bound(b.binary("add nuw", thread, constant(thread.type, 1)))
-
-
-def decode(b: Builder, index: Operand, extents: Sequence[int]) -> list[Operand]:
-    """Return the indices of a row-major position: a division per dim, once per unit."""
-    parts: list[Operand] = []
-    for extent in reversed(extents[1:]):
-        if extent == 1:
-            parts.insert(0, b.i64(0))
-            continue
-        parts.insert(0, b.binary("urem", index, b.i64(extent)))
-        index = b.binary("udiv", index, b.i64(extent))
-    return [index, *parts] if extents else []

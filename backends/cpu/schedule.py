@@ -115,7 +115,8 @@ def _vector_dim(nest: Nest, lanes: int) -> int | None:
             total += weight * (filled / lanes if access.strides[d] in (0, 1) else 0.75)
         return total
 
-    choices = [d for d, extent in enumerate(nest.extents) if extent > 1]
+    blocked = {d for access in nest.accesses for d, _, _ in access.blocks}
+    choices = [d for d, extent in enumerate(nest.extents) if extent > 1 and d not in blocked]
     best = min(choices, key=lambda d: (cost(d), -d), default=None)
     return None if best is None or cost(best) >= body + len(nest.accesses) else best
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from irc.backends.cpu.bounded import bounded_load
 from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.nest import Access, Facts, Nest, Step
 from irc.backends.cpu.pointwise import apply
@@ -114,8 +115,18 @@ class StepWriter:
                 if access.buffer < 0 and place.local:
                     index = b.i64(0)
                 index = b.add(index, b.i64(u * place.lanes))
-            total = b.add(total, b.scale(index, stride))
+            total = b.add(total, self.distance(access, dim, index))
         return total
+
+    def distance(self, access: Access, dim: int, index: Operand) -> Operand:
+        """Return how many elements an index in one dim is from 0."""
+        b, stride = self.b, access.strides[dim]
+        blocks = {d: (size, inner) for d, size, inner in access.blocks}
+        if dim not in blocks:
+            return b.scale(index, stride)
+        size, inner = blocks[dim]
+        block = b.scale(b.binary("udiv", index, b.i64(size)), stride)
+        return b.add(block, b.scale(b.binary("urem", index, b.i64(size)), inner))
 
     def load(
         self, access: Access, indices: list[list[Operand]], place: Place, vectorial: bool
@@ -125,6 +136,9 @@ class StepWriter:
         lanes = place.lanes if vectorial else 1
         results: list[Operand] = []
         for u in range(place.unroll if vectorial else 1):
+            if access.bounds:
+                results.append(bounded_load(self, access, place, u, lanes))
+                continue
             base = self.offset(access, place, u)
             gather = self.gathered(access, indices, u, lanes)
             pointer = self.buffers[access.buffer]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from irc.backends import KernelReport
-from irc.backends.cuda.file import emit_form
+from irc.backends.cuda.file import emit_form, shared_of, template_for
 from irc.errors import InternalError, IrcError
 from irc.kernels.form import read
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Products and sums round apart, as in eager PyTorch; a matmul asks for fma by name.
 FLAGS = ("-std=c++17", "-O3", "-fmad=false")
+# How ptxas says that it could not keep asynchronous products apart from what uses their registers.
+SERIAL = "wgmma.mma_async instructions are serialized"
 
 
 def compile_for(kernel: KernelOp, arch: int) -> KernelReport:
@@ -32,13 +34,26 @@ def compile_for(kernel: KernelOp, arch: int) -> KernelReport:
     Raises:
         IrcError: ``compiler-missing`` without nvcc, ``op-unsupported``.
     """
+    form = read(kernel)
+    log = compile_source(emit_form(form, arch), arch)
+    return KernelReport.of_ptxas(log, shared_of(template_for(form, arch)))
+
+
+def compile_source(source: str, arch: int) -> str:
+    """Compile a file to machine code and return what ptxas says of it.
+
+    Raises:
+        IrcError: ``compiler-missing`` without nvcc.
+    """
     nvcc = find_nvcc()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cu"
-        path.write_text(emit_form(read(kernel)), encoding="utf-8")
+        path.write_text(source, encoding="utf-8")
         command = [nvcc, *FLAGS, f"-arch={arch_name(arch)}", "-cubin", "-Xptxas", "-v"]
         log = _run([*command, "-o", str(path.with_suffix(".cubin")), str(path)])
-    return KernelReport.of_ptxas(log)
+    if SERIAL in log:
+        raise InternalError(f"the matmul waits for each of its products: {log}")
+    return log
 
 
 def load(path: str | Path, arch: int | None = None) -> Callable[..., None]:

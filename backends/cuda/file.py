@@ -1,12 +1,16 @@
-"""The file around a CUDA kernel: header, helper functions, kernel and an extern "C" launcher."""
+"""The file around a CUDA kernel: header, helper functions, kernels and an extern "C" launcher."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from irc.backends.cuda.functions import TYPES, expression, helpers_in
 from irc.backends.cuda.pointwise import Pointwise
 from irc.backends.cuda.rows import Rows
 from irc.backends.cuda.simt import Simt
+from irc.backends.cuda.split import SumOfParts
 from irc.backends.cuda.tensor_core import TensorCore
+from irc.dialects.mapping import TaskMapping
 from irc.kernels.form import Form
 from irc.kernels.source import Source, identifier, quoted, wrapped
 from irc.kernels.support import check_supported
@@ -15,40 +19,50 @@ PRELUDE = """
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#endif
-// How a host starts a kernel; an emulator may define it otherwise.
-#ifndef IRC_LAUNCH
-#define IRC_LAUNCH(kernel, blocks, threads, stream, ...) \\
-  kernel<<<blocks, threads, 0, stream>>>(__VA_ARGS__)
+// An argument; memory of a size that the launch chooses; how a host starts a kernel: an emulator
+// may define them otherwise.
+#define IRC_POINTER(type) type* __restrict__
+#define IRC_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
+#define IRC_LAUNCH(kernel, blocks, threads, shared, stream, ...) \\
+  do { \\
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared); \\
+    kernel<<<blocks, threads, shared, stream>>>(__VA_ARGS__); \\
+  } while (0)
 #endif
 """
 
-LAUNCHER = """
-// Run on device pointers, inputs then outputs, each aligned to 16 bytes; returns a cudaError_t.
-extern "C" int launch(void* const* buffers, cudaStream_t stream) {
-  for (int i = 0; i < {count}; ++i) {
-    if ((unsigned long long)buffers[i] % 16) return (int)cudaErrorMisalignedAddress;
-  }
-  {start}
-  return (int)cudaGetLastError();
-}
-"""
+
+class Template(Protocol):
+    """What makes the code of a kernel."""
+
+    threads: int
+    blocks: int
+
+    @property
+    def mapping(self) -> TaskMapping:
+        """From blocks down to what a thread does."""
+        ...
+
+    def emit(self, source: Source) -> None:
+        """Append the body of the kernel function."""
+        ...
 
 
-def emit_form(form: Form) -> str:
-    """Return the file of a kernel."""
+def emit_form(form: Form, arch: int | None = None) -> str:
+    """Return the file of a kernel.
+
+    Args:
+        form: the kernel.
+        arch: compute capability as a number; that of the kernel's schedule by default.
+    """
     check_supported(form, "CUDA", TYPES, expression)
-    template = _template(form)
+    template = template_for(form, arch)
     name = identifier(form.name)
-    body = Source("  ")
-    arguments = ", ".join(_argument(form, i) for i in range(len(form.buffers)))
-    head = (
-        f'extern "C" __global__ void __launch_bounds__({template.threads})\n{name}({arguments}) {{'
-    )
-    with body.block(head, "}"):
-        if template.blocks:
-            template.emit(body)
-    text = str(body)
+    functions = [_function(form, template, name, partial="float")]
+    if parts_of(template) > 1:
+        meeting = SumOfParts(form, parts_of(template))
+        functions.append(_function(form, meeting, f"{name}_sum", partial="const float"))
+    text = "\n".join(functions)
     return (
         _header(form, template)
         + PRELUDE
@@ -59,18 +73,46 @@ def emit_form(form: Form) -> str:
     )
 
 
-def _template(form: Form) -> Pointwise | Rows | Simt | TensorCore:
+def template_for(form: Form, arch: int | None = None) -> Template:
+    """Return the template that makes a kernel's code."""
+    arch = form.options.get("arch", 80) if arch is None else arch
     if form.template == "matmul":
-        return TensorCore(form) if TensorCore.fits(form) else Simt(form)
+        return TensorCore(form, arch) if TensorCore.fits(form) else Simt(form)
     return Rows(form) if form.num_parallel < len(form.sizes) else Pointwise(form)
 
 
+def parts_of(template: Template) -> int:
+    """Return among how many blocks the reduction of one tile is divided."""
+    return template.parts if isinstance(template, TensorCore) else 1
+
+
+def shared_of(template: Template) -> int:
+    """Return the bytes of shared memory that the launch asks for."""
+    return template.shared_bytes if isinstance(template, TensorCore) else 0
+
+
+def _function(form: Form, template: Template | SumOfParts, name: str, partial: str) -> str:
+    body = Source("  ")
+    arguments = [_argument(form, i) for i in range(len(form.buffers))]
+    if isinstance(template, SumOfParts) or parts_of(template) > 1:
+        arguments.append(f"IRC_POINTER({partial}) partial")
+    head = f'extern "C" __global__ void __launch_bounds__({template.threads})\n'
+    with body.block(f"{head}{name}({', '.join(arguments)}) {{", "}"):
+        if template.blocks:
+            template.emit(body)
+    return str(body)
+
+
 def _argument(form: Form, index: int) -> str:
+    return f"IRC_POINTER({_type(form, index)}) {form.buffer_name(index)}"
+
+
+def _type(form: Form, index: int) -> str:
     constant = "const " if index < form.num_inputs else ""
-    return f"{constant}{TYPES[form.buffers[index].dtype]}* __restrict__ {form.buffer_name(index)}"
+    return f"{constant}{TYPES[form.buffers[index].dtype]}"
 
 
-def _header(form: Form, template: Pointwise | Rows | Simt | TensorCore) -> str:
+def _header(form: Form, template: Template) -> str:
     head = Source("  ")
     kind = type(template).__name__
     head.line(f"// A kernel that irc made from the template {kind}.")
@@ -88,11 +130,42 @@ def _sizes(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes)) or "1"
 
 
-def _launcher(form: Form, template: Pointwise | Rows | Simt | TensorCore, name: str) -> str:
-    casts = [
-        f"({'const ' if i < form.num_inputs else ''}{TYPES[b.dtype]}*)buffers[{i}]"
-        for i, b in enumerate(form.buffers)
-    ]
-    call = f"IRC_LAUNCH({name}, {template.blocks}, {template.threads}, stream, {', '.join(casts)});"
-    start = call if template.blocks else "// There are no tasks."
-    return LAUNCHER.replace("{count}", str(len(form.buffers))).replace("{start}", start)
+def _launcher(form: Form, template: Template, name: str) -> str:
+    source = Source("  ")
+    source.line()
+    source.line(
+        "// Run on device pointers, inputs then outputs, each aligned to 16 bytes; "
+        "returns a cudaError_t."
+    )
+    with source.block('extern "C" int launch(void* const* buffers, cudaStream_t stream) {', "}"):
+        with source.block(f"for (int i = 0; i < {len(form.buffers)}; ++i) {{", "}"):
+            source.line(
+                "if ((unsigned long long)buffers[i] % 16) return (int)cudaErrorMisalignedAddress;"
+            )
+        if template.blocks:
+            _start(source, form, template, name)
+        else:
+            source.line("// There are no tasks.")
+        source.line("return (int)cudaGetLastError();")
+    return str(source)
+
+
+def _start(source: Source, form: Form, template: Template, name: str) -> None:
+    casts = ", ".join(f"({_type(form, i)}*)buffers[{i}]" for i in range(len(form.buffers)))
+    parts = parts_of(template)
+    if parts == 1:
+        source.line(_call(name, template, casts, shared_of(template)))
+        return
+    meeting = SumOfParts(form, parts)
+    count = parts * meeting.num_points
+    source.line("float* partial = nullptr;")
+    source.line(f"const int code = (int)cudaMallocAsync((void**)&partial, {count}ull * 4, stream);")
+    source.line("if (code) return code;")
+    source.line(_call(name, template, f"{casts}, partial", shared_of(template)))
+    source.line(_call(f"{name}_sum", meeting, f"{casts}, partial", 0))
+    source.line("cudaFreeAsync(partial, stream);")
+
+
+def _call(name: str, template: Template, arguments: str, shared: int) -> str:
+    place = f"{template.blocks}, {template.threads}, {shared}, stream"
+    return f"IRC_LAUNCH({name}, {place}, {arguments});"

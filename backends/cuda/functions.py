@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from irc.backends.cuda.instructions import INSTRUCTIONS
 from irc.kernels.arithmetic import INTEGERS
 
 TYPES: Mapping[str, str] = {
@@ -199,42 +200,6 @@ template <typename T> __device__ inline T irc_round(long long x) { return irc_ro
 template <typename T> __device__ inline T irc_round(int x) { return irc_round<T>((double)x); }
 template <typename T> __device__ inline T irc_round(bool x) { return irc_round<T>((float)x); }
 """,
-    "irc_ldmatrix": """
-#ifdef __CUDACC__
-// Four 8 x 8 tiles of halves from shared memory; lane l gives the place of row l % 8 of tile l / 8.
-template <bool TRANSPOSED> __device__ inline void irc_ldmatrix(unsigned (&to)[4], const void* row) {
-  const unsigned at = (unsigned)__cvta_generic_to_shared(row);
-  if constexpr (TRANSPOSED) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
-  }
-}
-#endif
-""",
-    "irc_mma": """
-#ifdef __CUDACC__
-// c += a * b: 16 x 16 by 16 x 8 halves, float sums; a warp together.
-template <typename T> __device__ inline void irc_mma(
-    float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
-template <> __device__ inline void irc_mma<__half>(
-    float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-template <> __device__ inline void irc_mma<__nv_bfloat16>(
-    float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-#endif
-""",
     "Vector": """
 template <typename T, int N> struct alignas(sizeof(T) * N) Vector { T at[N]; };
 """,
@@ -243,5 +208,6 @@ template <typename T, int N> struct alignas(sizeof(T) * N) Vector { T at[N]; };
 
 def helpers_in(text: str) -> str:
     """Return the definitions of the helper functions that a text uses, in order."""
-    wanted = {name for name in re.findall(r"\b(?:irc_[a-z_]+|Vector)\b", text) if name in HELPERS}
-    return "".join(body for name, body in HELPERS.items() if name in wanted)
+    known = {**HELPERS, **INSTRUCTIONS}
+    wanted = {name for name in re.findall(r"\b(?:irc_[a-z0-9_]+|Vector)\b", text) if name in known}
+    return "".join(body for name, body in known.items() if name in wanted)

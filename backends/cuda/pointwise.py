@@ -92,7 +92,7 @@ class Pointwise:
             name = self.form.buffer_name(step.place.buffer)
             source.line(
                 f"const auto w{step.result} = "
-                f"*reinterpret_cast<const {kind}*>({name} + {place.address(step)});"
+                f"*reinterpret_cast<const {kind}*>(&{name}[{place.address(step)}]);"
             )
         for number, step in enumerate(stores):
             kind = f"Vector<{TYPES[self.form.buffers[step.place.buffer].dtype]}, {width}>"
@@ -106,7 +106,7 @@ class Pointwise:
         for number, step in enumerate(stores):
             name = self.form.buffer_name(step.place.buffer)
             address = place.address(step)
-            source.line(f"*reinterpret_cast<decltype(r{number})*>({name} + {address}) = r{number};")
+            source.line(f"*reinterpret_cast<decltype(r{number})*>(&{name}[{address}]) = r{number};")
 
     def _vector(self) -> int:
         """Return how many neighbours a thread takes: 16 bytes of the widest buffer, or 1."""

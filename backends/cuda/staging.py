@@ -98,8 +98,8 @@ class Operand:
         """Append the registers."""
         source.line(f"{self.register_type} {self.letter}_next[{self.turns}];")
 
-    def fetch(self, source: Source, batch: dict[int, str]) -> None:
-        """Append the copy of tile ``step`` from global memory to registers."""
+    def fetch(self, source: Source, batch: dict[int, str], step: str = "step") -> None:
+        """Append the copy of a tile, number ``step``, from global memory to registers."""
         place, row, k = f"{self.letter}_next[r]", f"{self.letter}_row", f"{self.letter}_k"
         with self._each(source):
             kind = "const long long" if self.form.is_wide else "const int"
@@ -107,7 +107,9 @@ class Operand:
             source.line(
                 f"{kind} {row} = {self.letter}_start + {'slow' if self.k_fast else 'fast'};"
             )
-            source.line(f"{kind} {k} = step * {self.depth} + {'fast' if self.k_fast else 'slow'};")
+            source.line(
+                f"{kind} {k} = {step} * {self.depth} + {'fast' if self.k_fast else 'slow'};"
+            )
             source.line(f"{place} = {self.register_type}{{}};")
             inside = f"{row} < {self.size} && {k} < {self.form.num_columns}"
             if self.extent * self.depth % (self.vector * self.threads):
@@ -130,21 +132,20 @@ class Operand:
             name = self.form.buffer_name(self.maker.place.buffer)
             address = point.address(self.maker)
             source.line(
-                f"{place} = *reinterpret_cast<const {self.register_type}*>({name} + {address});"
+                f"{place} = *reinterpret_cast<const {self.register_type}*>(&{name}[{address}]);"
             )
             return
         wanted = self.form.behind([self.number], lambda s: True)
         point.emit(s for s in self.form.steps if s.result in wanted)
         source.line(f"{place}.at[0] = {stored_as(point.values[self.number], self.dtype)};")
 
-    def store(self, source: Source, target: str, *, k_major: bool, whole: bool = False) -> None:
+    def store(self, source: Source, target: str, *, k_major: bool) -> None:
         """Append the copy from registers to shared memory.
 
         Args:
             source: where statements go.
             target: the array of the tile.
             k_major: index it ``[k][row]``, else ``[row][k]``.
-            whole: a vector at once; its neighbours must be neighbours there.
         """
         value = f"{self.letter}_next[r]"
         with self._each(source):
@@ -155,12 +156,6 @@ class Operand:
                 else ""
             )
             row, k = ("slow", "fast") if self.k_fast else ("fast", "slow")
-            if whole:
-                index = f"[{k}][{row}]" if k_major else f"[{row}][{k}]"
-                source.line(
-                    f"{guard}*reinterpret_cast<{self.register_type}*>(&{target}{index}) = {value};"
-                )
-                return
             row, k = (row, f"{k} + j") if self.k_fast else (f"{row} + j", k)
             index = f"[{k}][{row}]" if k_major else f"[{row}][{k}]"
             text = self._converted(f"{value}.at[j]")
@@ -193,19 +188,27 @@ def _opened(
     return source.block("\n  ".join((head, *lines)), "}")
 
 
-def place_block(source: Source, form: Form, extents: tuple[int, int]) -> dict[int, str]:
-    """Append the position of a block, as ``a_start``, ``b_start``; return the batch coordinates."""
+def place_block(
+    source: Source, form: Form, extents: tuple[int, int], parts: int = 1
+) -> dict[int, str]:
+    """Append the position of a block, as ``a_start``, ``b_start``; return the batch coordinates.
+
+    With several ``parts`` of k, blocks of a part are neighbours, and ``part`` is the block's.
+    """
     m, n = form.sizes[form.num_parallel - 2 : form.num_parallel]
     rows, columns = -(-m // extents[0]), -(-n // extents[1])
     kind = "const long long" if form.is_wide else "const int"
     batch = {f"i{d}": size for d, size in enumerate(form.parallel[:-2])}
+    block = "blockIdx.x"
+    if parts > 1:
+        block = "block"
+        source.line(f"const int part = blockIdx.x / {num_blocks(form, extents)};")
+        source.line(f"const int block = blockIdx.x % {num_blocks(form, extents)};")
     if batch:
-        source.line(f"{kind} batch = blockIdx.x / {rows * columns};")
+        source.line(f"{kind} batch = {block} / {rows * columns};")
         decode(source, "batch", batch, kind)
     source.line(
-        f"const int place = blockIdx.x % {rows * columns};"
-        if batch
-        else "const int place = blockIdx.x;"
+        f"const int place = {block} % {rows * columns};" if batch else f"const int place = {block};"
     )
     source.line(
         f"// Tiles are numbered down groups of {GROUP} rows: neighbours share operands in L2."

@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from irc.backends.triton.build import compile_for, load
+from irc.backends.triton.build import compile_for, is_interpreted, load
 
 if TYPE_CHECKING:
     from irc.dialects.task import KernelOp
+    from irc.runtime.segments import Segment, SegmentCall
 
-__all__ = ["TritonBackend", "compile_for", "emit", "emit_plan_sources", "load"]
+__all__ = [
+    "TritonBackend",
+    "compile_for",
+    "emit",
+    "emit_plan_sources",
+    "is_interpreted",
+    "load",
+    "load_segment",
+]
 
 
 def emit(kernel: KernelOp) -> str:
@@ -20,10 +29,9 @@ def emit(kernel: KernelOp) -> str:
     Raises:
         IrcError: ``op-unsupported``, with everything that Triton cannot express.
     """
-    from irc.backends.triton.file import emit_form
-    from irc.kernels.form import read
+    from irc.backends.triton.file import emit_kernel
 
-    return emit_form(read(kernel))
+    return emit_kernel(kernel)
 
 
 def emit_plan_sources(kernels: Sequence[KernelOp]) -> dict[str, str]:
@@ -37,12 +45,21 @@ def emit_plan_sources(kernels: Sequence[KernelOp]) -> dict[str, str]:
     return emit_all(kernels, emit, ".py")
 
 
+def load_segment(
+    texts: Sequence[str], calls: Sequence[SegmentCall], num_threads: int = 1
+) -> Segment:
+    """Compile a plan's kernels for the GPU at hand and bind their calls; see :mod:`.segment`."""
+    from irc.backends.triton.segment import load_segment as load_calls
+
+    return load_calls(texts, calls, num_threads)
+
+
 @dataclass(frozen=True)
 class TritonBackend:
     """Triton for NVIDIA GPUs."""
 
     name: str = "triton"
-    targets: tuple[str, ...] = ("sm_90", "sm_80")
+    targets: tuple[str, ...] = ("sm_90", "sm_80", "sm_100")
     extension: str = ".py"
 
     def emit(self, kernel: KernelOp) -> str:

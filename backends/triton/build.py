@@ -14,12 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from irc.backends import KernelReport
-from irc.backends.triton.file import emit_form
+from irc.backends.triton.file import TORCH, emit_kernel
 from irc.backends.triton.functions import SIGNATURES
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
-from irc.kernels.form import read
-from irc.kernels.source import identifier
 
 
 def compile_for(kernel: KernelOp, arch: int) -> KernelReport:
@@ -28,25 +26,50 @@ def compile_for(kernel: KernelOp, arch: int) -> KernelReport:
     Raises:
         IrcError: ``compiler-missing`` without Triton, ``op-unsupported``.
     """
-    triton = import_triton()
-    form = read(kernel)
+    return compile_text(emit_kernel(kernel), arch)
+
+
+def compile_text(text: str, arch: int) -> KernelReport:
+    """Compile a kernel file ahead of time for ``sm_<arch>``; needs no GPU.
+
+    Raises:
+        IrcError: ``compiler-missing`` without Triton.
+    """
+    import_triton()
     with tempfile.TemporaryDirectory() as folder:
         # Triton reads the source of a function from its file.
-        path = Path(folder) / f"{identifier(form.name)}.py"
-        path.write_text(emit_form(form), encoding="utf-8")
-        module = import_file(path)
-        function = getattr(module, identifier(form.name))
-        names = [form.buffer_name(i) for i in range(len(form.buffers))]
-        source = triton.compiler.ASTSource(
-            fn=function,
-            signature={n: SIGNATURES[b.dtype] for n, b in zip(names, form.buffers, strict=True)},
-            constexprs={},
-            # Buffers of a plan are aligned to 64 bytes; without this no wide or asynchronous loads.
-            attrs={(i,): [["tt.divisibility", 16]] for i in range(len(names))},
-        )
-        target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
-        compiled = triton.compile(source, target=target, options=dict(module.OPTIONS))
+        path = Path(folder) / "kernel.py"
+        path.write_text(text, encoding="utf-8")
+        compiled = compile_module(import_kernel(path), arch)
     return _report(compiled, arch)
+
+
+def compile_module(module: ModuleType, arch: int, *, alignment: int = 16) -> Any:
+    """Compile the kernel of an imported file; Triton keeps the binary on disk.
+
+    Args:
+        module: as :func:`import_kernel` gives it.
+        arch: compute capability, 90 for 9.0.
+        alignment: bytes that every buffer is known to be aligned to.
+
+    Returns:
+        Triton's compiled kernel: ``found[grid](*pointers)`` launches it where there is a GPU.
+    """
+    triton = import_triton()
+    aligned = [["tt.divisibility", alignment]] if alignment > 1 else []
+    source = triton.compiler.ASTSource(
+        fn=getattr(module, module.KERNEL),
+        signature={name: SIGNATURES[_short(dtype)] for name, _, dtype, _ in module.BUFFERS},
+        constexprs={},
+        # Without it no wide or asynchronous loads.
+        attrs={(i,): aligned for i in range(len(module.BUFFERS)) if aligned},
+    )
+    target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
+    return triton.compile(source, target=target, options=dict(module.OPTIONS))
+
+
+def _short(dtype: Any) -> str:
+    return next(short for short, name in TORCH.items() if str(dtype) == f"torch.{name}")
 
 
 def _report(compiled: Any, arch: int) -> KernelReport:
@@ -73,14 +96,28 @@ def load(path: str | Path) -> Callable[..., None]:
     Raises:
         IrcError: ``compiler-missing`` without Triton, ``file-missing``.
     """
-    import_triton()
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        from irc.backends.triton.interpreter import complete_libdevice
-
-        complete_libdevice()
     if not Path(path).is_file():
         raise IrcError("file-missing", f"no kernel file {path}")
-    return import_file(Path(path)).launch
+    return import_kernel(Path(path)).launch
+
+
+def import_kernel(path: Path) -> ModuleType:
+    """Import a kernel file.
+
+    Raises:
+        IrcError: ``compiler-missing`` without Triton.
+    """
+    import_triton()
+    if is_interpreted():
+        from irc.backends.triton.interpreter import complete_interpreter
+
+        complete_interpreter()
+    return import_file(path)
+
+
+def is_interpreted() -> bool:
+    """True where kernels run in Triton's interpreter, on the host."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def import_triton() -> ModuleType:

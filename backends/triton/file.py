@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Protocol
 
+from irc.backends.triton.attention import Attention
 from irc.backends.triton.functions import TYPES, expression, helpers_in
 from irc.backends.triton.matmul import Matmul
 from irc.backends.triton.rows import Rows
-from irc.kernels.form import Form, integer_bound
+from irc.dialects.attention import KernelAttentionOp
+from irc.dialects.task import KernelOp
+from irc.kernels.form import Form, header, integer_bound, read
 from irc.kernels.source import Source, identifier, quoted, wrapped
 from irc.kernels.support import check_supported
 
@@ -15,6 +19,24 @@ TORCH: dict[str, str] = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64",
     "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "i1": "bool",
 }  # fmt: skip
+
+
+class Template(Protocol):
+    """How a kernel is divided, and the code of one program."""
+
+    num_warps: int
+    num_stages: int
+    grid: tuple[int, ...]
+
+    @property
+    def mapping(self) -> str:
+        """The mapping as it is launched."""
+        ...
+
+    def emit(self, source: Source) -> None:
+        """Append the body of the kernel function."""
+        ...
+
 
 MAIN = '''
 
@@ -43,10 +65,27 @@ if __name__ == "__main__":
 '''
 
 
+def emit_kernel(kernel: KernelOp) -> str:
+    """Return the file of a kernel.
+
+    Raises:
+        IrcError: ``op-unsupported``, with everything that Triton cannot express.
+    """
+    (first, *_) = kernel.body.block.ops
+    if isinstance(first, KernelAttentionOp):
+        form = header(kernel)
+        return _file(form, Attention(form, first.form), "attention")
+    return emit_form(read(kernel))
+
+
 def emit_form(form: Form) -> str:
-    """Return the file of a kernel."""
+    """Return the file of a kernel of loads, arithmetic and stores."""
     check_supported(form, "Triton", TYPES, expression)
     template = Matmul(form) if form.template == "matmul" else Rows(form)
+    return _file(form, template, "matmul" if form.template == "matmul" else "rows")
+
+
+def _file(form: Form, template: Template, kind: str) -> str:
     name = identifier(form.name)
     body = Source()
     body.line("@triton.jit")
@@ -58,7 +97,7 @@ def emit_form(form: Form) -> str:
             body.line("pass")
     text = str(body)
     return (
-        _header(form, template)
+        _header(form, template, kind)
         + helpers_in(text)
         + "\n\n"
         + text
@@ -67,8 +106,7 @@ def emit_form(form: Form) -> str:
     )
 
 
-def _header(form: Form, template: Rows | Matmul) -> str:
-    kind = "rows" if isinstance(template, Rows) else "matmul"
+def _header(form: Form, template: Template, kind: str) -> str:
     head = Source()
     head.line(f'"""A {kind} kernel that irc made; run this file to try it on random inputs."""\n')
     head.line(f"# space: {_sizes(form.parallel)} tasks, {_sizes(form.reduced)} reduced")
@@ -87,13 +125,13 @@ def _sizes(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes)) or "1"
 
 
-def _tables(form: Form, template: Rows | Matmul) -> str:
-    stages = template.num_stages if isinstance(template, Matmul) else 1
+def _tables(form: Form, template: Template) -> str:
     tables = Source()
     tables.line(f"\n\nGRID = ({prod(template.grid)},)")
     # Contraction of a*b + c into one rounding is allowed inside tl.dot only.
-    sizes = f'"num_warps": {template.num_warps}, "num_stages": {stages}'
+    sizes = f'"num_warps": {template.num_warps}, "num_stages": {template.num_stages}'
     tables.line(f'OPTIONS = {{{sizes}, "enable_fp_fusion": False}}')
+    tables.line(f'KERNEL = "{identifier(form.name)}"')
     tables.line(f"NUM_INPUTS = {form.num_inputs}")
     tables.line('DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"')
     with tables.block("BUFFERS = (", ")"):

@@ -1,7 +1,8 @@
-"""``libdevice`` for Triton's interpreter, which has none: numpy gives the values.
+"""What Triton's interpreter lacks: ``libdevice``, and products of bfloat16.
 
-The interpreter (``TRITON_INTERPRET=1``) runs a kernel as Python over numpy arrays, and raises on
-every function that is linked from NVIDIA's library.
+The interpreter (``TRITON_INTERPRET=1``) runs a kernel as Python over numpy arrays. It raises on
+every function that is linked from NVIDIA's library, for which numpy gives the values here, and
+multiplies the bits of bfloat16 as if they were integers.
 """
 
 # pyright: basic
@@ -18,12 +19,37 @@ NUMPY: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def complete_libdevice() -> None:
-    """Put numpy functions in the place of libdevice's, in this process."""
+def complete_interpreter() -> None:
+    """Put numpy functions in the place of libdevice's, and mend products, in this process."""
     from triton.language.extra import libdevice
+    from triton.runtime.interpreter import InterpreterBuilder
 
     for name, function in NUMPY.items():
         setattr(libdevice, name, _interpreted(function))
+    if InterpreterBuilder.create_dot is not _dot:
+        global _plain_dot
+        _plain_dot = InterpreterBuilder.create_dot
+        InterpreterBuilder.create_dot = _dot  # type: ignore[method-assign]
+
+
+_plain_dot: Callable[..., Any] | None = None
+
+
+def _dot(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+    """Multiply in float32 what is held as the bits of bfloat16."""
+    assert _plain_dot is not None
+    return _plain_dot(builder, _widened(a), _widened(b), *rest)
+
+
+def _widened(handle: Any) -> Any:
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    bits = handle.data.astype(np.uint32) << 16
+    return TensorHandle(bits.view(np.float32), tl.float32)
 
 
 def _interpreted(name: str) -> Callable[..., Any]:

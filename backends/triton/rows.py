@@ -37,18 +37,16 @@ class Rows:
         self.grid = tuple(-(-n // t) for n, t in zip(form.parallel, self.tile, strict=True))
         self.axes = [d for d, t in enumerate(self.tile) if t > 1]
         self.rank = len(self.axes) + self.has_columns
+        most = max(1, min(16, prod(self.tile) * self.columns // 128))
+        # As the kernel says, but no warp without four elements a thread.
+        self.num_warps = min(most, form.options.get("num_warps") or max(1, most // 4))
+        self.num_stages = 1
 
     @property
     def mapping(self) -> str:
         """The mapping as it is launched: the kernel's, with tiles rounded to powers of two."""
         grid, tile = ", ".join(map(str, self.grid)), ", ".join(map(str, self.tile))
         return f"spatial({grid}) * repeat({tile})" if self.tile else "spatial() * repeat()"
-
-    @property
-    def num_warps(self) -> int:
-        """As the kernel says, but no warp without four elements a thread."""
-        most = max(1, min(16, prod(self.tile) * self.columns // 128))
-        return min(most, self.form.options.get("num_warps") or max(1, most // 4))
 
     def _tile(self) -> tuple[int, ...]:
         tile = [

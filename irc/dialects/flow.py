@@ -222,6 +222,29 @@ class ContractOp(FlowOp):
 
 
 @irdl_op_definition
+class PackedContractOp(FlowOp):
+    """x times integer weights packed in panels of 16 columns; :mod:`irc.kernels.quantized` packs.
+
+    Floats x [M, K] (result f32 [M, 16 P]), by ``bits`` of a weight:
+
+    * 4: w i32 [P, K/8, 16]; bits 4j..4j+3 of word [p, i, c] are the weight of k = 8i + j, n = 16p + c
+    * 8: w i8 or u8 [P, K, 16]
+
+    each weight being ``(q - zero) * scale``: scales f32 [P, G, 16], one for K/G values of k, and zeros
+    alike, or the literal ``zero``.
+
+    Bytes x u8 [M, K] (result i32): w i8 [P, K/4, 16, 4], exact. With ``window`` (kernel, strides,
+    dilations: six numbers) x is u8 [N, H, W, C] with its border, w i8 [P, KH, KW, C/4, 16, 4], and
+    the result [N, OH, OW, 16 P]: a convolution.
+    """
+
+    name = "flow.packed_contract"
+    bits = prop_def(IntegerAttr)
+    zero = opt_prop_def(FloatAttr)
+    window = opt_prop_def(Ints)
+
+
+@irdl_op_definition
 class ReduceOp(FlowOp):
     """Reduce ``dims`` by sum, max, min, prod, any or all; kept as size 1 with ``keep_dims``.
 
@@ -490,7 +513,7 @@ class YieldOp(FlowOp):
 
 
 OPS: list[type[FlowOp]] = [
-    PointwiseOp, ConstantOp, IotaOp, ContractOp, ReduceOp, ArgReduceOp, CumulativeOp, ReshapeOp,
+    PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, ReduceOp, ArgReduceOp, CumulativeOp, ReshapeOp,
     TransposeOp, BroadcastOp, SliceOp, ConcatOp, PadOp, TakeOp, GatherOp, ScatterOp, ConvolutionOp,
     PoolOp, SortOp, TopKOp, RandomOp, AttentionOp, ExternOp, FusionOp, YieldOp,
 ]  # fmt: skip

@@ -157,9 +157,9 @@ def verify_modes(modes: Modes, name: str = "the mapping") -> None:
     """Prove that modes do every task of their shape exactly ``replication`` times.
 
     In each dim, sorted by stride, the digits must be a mixed-radix number: the first stride 1, each
-    next one the product of the extents before, all together the size. That is exact: a sum of
-    digits that reaches each number of ``range(n)`` equally often with n combinations reaches it
-    once, and then its least strides are forced one by one (de Bruijn, Math. Comp. 1956).
+    next one the product of the extents before, all together the size. That is exact: when the
+    digits so far reach 0 to r - 1 once each, the next stride can be no less than r (something
+    would be done twice) and no more (r itself would be missed).
 
     Raises:
         VerifyException: with a task that is missed or done too often.

@@ -42,15 +42,12 @@ def read_mapping(text: str) -> TaskMapping:
 
 def _atom(node: Any) -> tuple[TaskMapping, str]:
     """Return a factor and how it is written."""
-    kind, (sizes, *rest) = str(node.data), node.children
-    extents = tuple(map(int, sizes.children))
-    shown = ", ".join(map(str, extents))
-    workers = int(rest.pop(0)) if kind == "auto_map" else 0
-    ranks: tuple[int, ...] = ()
-    if rest and rest[0] is not None:
-        ranks = tuple(map(int, rest[0].children))
-        if sorted(ranks) != list(range(len(extents))):
-            raise ValueError(f"ranks={list(ranks)} are not each of 0 to {len(extents) - 1} once")
+    kind = str(node.data)
+    extents = tuple(int(child) for child in node.children if not hasattr(child, "data"))
+    named = {str(c.data): tuple(map(int, c.children)) for c in node.children if hasattr(c, "data")}
+    shown, ranks = ", ".join(map(str, extents)), named.get("ranks", ())
+    if ranks and sorted(ranks) != list(range(len(extents))):
+        raise ValueError(f"ranks={list(ranks)} are not each of 0 to {len(extents) - 1} once")
     order = f", ranks=[{', '.join(map(str, ranks))}]" if ranks else ""
     match kind:
         case "spatial":
@@ -64,6 +61,7 @@ def _atom(node: Any) -> tuple[TaskMapping, str]:
         case "replicate":
             return replicate(*extents), f"replicate({shown})"
         case _:
+            (workers,) = named["workers"]
             made = auto_map(*extents, workers=workers, ranks=ranks)
             return made, f"auto_map({shown}, workers={workers}{order})"
 
@@ -95,4 +93,4 @@ def _parser(start: str) -> Any:
     from lark import Lark
 
     grammar = files("irc.grammar").joinpath("mapping.lark").read_text(encoding="utf-8")
-    return Lark(grammar, start=start, parser="lalr", maybe_placeholders=True)
+    return Lark(grammar, start=start, parser="lalr")

@@ -157,12 +157,21 @@ class LoadOp(KernelBodyOp):
     """Read ``buffer[offset + sum(strides[d] * i[d]) + sum(index_strides[j] * index_j)]``.
 
     Operands: the buffer, then index values (i64 or i32), one per ``index_strides``: a gather.
+
+    ``bounds`` has rows ``size, start, strides[d]..``: where ``start + sum(strides[d] * i[d])`` lies
+    outside 0..size-1, a load gives ``fill`` and touches no memory (the border of a convolution).
+
+    ``blocks`` are triples (dim, size, stride): along such a dim ``i`` counts blocks,
+    ``strides[d] * (i // size) + stride * (i % size)``, as the panels of a packed weight lie.
     """
 
     name = "task.load"
     offset = prop_def(IntegerAttr)
     strides = prop_def(Ints)
     index_strides = opt_prop_def(Ints)
+    blocks = opt_prop_def(Ints)
+    bounds = opt_prop_def(Ints)
+    fill = opt_prop_def(Ints)
 
     def verify_(self) -> None:
         space, value = self.kernel.space_extents, self.value
@@ -174,17 +183,23 @@ class LoadOp(KernelBodyOp):
         parallel = self.kernel.num_parallel
         if not value.is_full and any(strides[parallel:]):
             raise VerifyException("a row value does not depend on reduced dims")
-        if self.index_strides is None:
+        if self.bounds is not None:
+            _verify_rows(self, space, value)
+        elif self.index_strides is None:
             verify_bounds(self, self.inputs[0].type)
 
 
 @irdl_op_definition
 class StoreOp(KernelBodyOp):
-    """Write a value (operand 0) to ``buffer[offset + sum(strides[d] * i[d])]`` (operand 1)."""
+    """Write a value (operand 0) to ``buffer[offset + sum(strides[d] * i[d])]`` (operand 1).
+
+    ``blocks`` as those of a load; padding at the end of a block is not written.
+    """
 
     name = "task.store"
     offset = prop_def(IntegerAttr)
     strides = prop_def(Ints)
+    blocks = opt_prop_def(Ints)
 
     def verify_(self) -> None:
         kernel, value = self.kernel, self.inputs[0].type
@@ -348,6 +363,8 @@ class KernelOp(IRDLOperation):
                 raise VerifyException(
                     f"mapping covers {shape} of the parallel space {space[: self.num_parallel]}"
                 )
+        if self.mapping.data.replication != 1:
+            raise VerifyException(f"{self.mapping.data} stores each task of a kernel several times")
         if not all(isinstance(arg.type, BufferType) for arg in self.args):
             raise VerifyException("kernel arguments are !task.buffer")
         if not all(isinstance(op, KernelBodyOp) for op in self.body.block.ops):
@@ -387,15 +404,52 @@ class ViewOp(FlowOp):
             raise VerifyException("a view keeps the dtype")
 
 
+def blocks_of(op: LoadOp | StoreOp) -> dict[int, tuple[int, int]]:
+    """Return the size and the inner stride of the blocks of each dim that has them."""
+    flat: tuple[int, ...] = () if op.blocks is None else to_python(op.blocks)
+    if len(flat) % 3:
+        raise VerifyException(f"{op.name} has blocks that are no triples")
+    return {flat[i]: (flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)}
+
+
+def bound_rows(bounds: Sequence[int], ndims: int) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Return the rows of ``bounds`` as (size, start, strides).
+
+    >>> bound_rows((56, -1, 1, 0, 1), 3)
+    [(56, -1, (1, 0, 1))]
+    """
+    width = ndims + 2
+    rows = [tuple(bounds[i : i + width]) for i in range(0, len(bounds), width)]
+    return [(row[0], row[1], row[2:]) for row in rows]
+
+
+def _verify_rows(op: LoadOp, space: Sequence[int], value: ValueType) -> None:
+    rows = to_python(op.bounds) if op.bounds is not None else ()
+    if op.fill is None or len(to_python(op.fill)) != 1:
+        raise VerifyException("a load with bounds says in fill what lies outside them")
+    if not rows or len(rows) % (len(space) + 2):
+        raise VerifyException(f"bounds come in rows of {len(space) + 2} numbers, not {len(rows)}")
+    for _, _, strides in bound_rows(rows, len(space)):
+        if not value.is_full and any(strides[op.kernel.num_parallel :]):
+            raise VerifyException("a row value does not depend on reduced dims")
+
+
 def verify_bounds(op: LoadOp | StoreOp, buffer: Attribute) -> None:
     """Prove that no point of the space reaches outside the buffer."""
     if not isinstance(buffer, BufferType):
         raise VerifyException(f"{op.name} reaches into {buffer}, which is no buffer")
-    offset, strides, space = op.offset.value.data, to_python(op.strides), op.kernel.space_extents
+    offset, space = op.offset.value.data, op.kernel.space_extents
     if 0 in space:
         return
-    low = offset + sum(min(s, 0) * (n - 1) for s, n in zip(strides, space, strict=True))
-    high = offset + sum(max(s, 0) * (n - 1) for s, n in zip(strides, space, strict=True))
+    blocks = blocks_of(op)
+    if any(not 0 <= d < len(space) or size < 1 for d, (size, _) in blocks.items()):
+        raise VerifyException(f"{op.name} has blocks along a dim that the space has not")
+    reach: list[tuple[int, int]] = []
+    for d, (stride, extent) in enumerate(zip(to_python(op.strides), space, strict=True)):
+        size, inner = blocks.get(d, (1, 0))
+        reach += [(stride, (extent - 1) // size), (inner, min(size, extent) - 1)]
+    low = offset + sum(min(s, 0) * most for s, most in reach)
+    high = offset + sum(max(s, 0) * most for s, most in reach)
     if low < 0 or high >= buffer.num_elements:
         raise VerifyException(
             f"{op.name} touches elements {low}..{high} of a buffer of {buffer.num_elements}"

@@ -16,6 +16,7 @@ from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
+from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.comm import Comm
 from irc.dialects.flow import Flow
 from irc.dialects.sbp import Sbp
@@ -48,6 +49,7 @@ def context() -> Context:
     ctx = Context()
     for dialect in (Builtin, Func, Flow, Sbp, Comm, Task):
         ctx.load_dialect(dialect)
+    ctx.load_op(KernelAttentionOp)
     return ctx
 
 

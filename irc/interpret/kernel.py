@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, cast
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.task import KernelBodyOp, KernelOp, ValueType
+from irc.dialects.attention import KernelAttentionOp
+from irc.dialects.flow import to_python
+from irc.dialects.task import (
+    KernelBodyOp,
+    KernelOp,
+    LoadOp,
+    StoreOp,
+    ValueType,
+    blocks_of,
+    bound_rows,
+)
 from irc.errors import InternalError
+from irc.interpret.attention import run_attention
 from irc.runtime import library
 
 if TYPE_CHECKING:
@@ -37,6 +48,9 @@ def run_body(
     space, parallel = kernel.space_extents, kernel.num_parallel
     tasks = tasks[(tasks < torch.tensor(space[:parallel])).all(1)]
     if not len(tasks):
+        return
+    if isinstance(attention := kernel.body.block.first_op, KernelAttentionOp):
+        run_attention(attention, tasks, buffers, counts, dtype)
         return
     points = torch.zeros((1, 0), dtype=torch.int64)
     if space[parallel:]:
@@ -78,7 +92,7 @@ class _State:
 
     def run(self, op: KernelBodyOp) -> None:
         """Run one op."""
-        if op.name == "task.store":
+        if isinstance(op, StoreOp):
             self._store(op)
             return
         if op.name == "task.load" and _feeds_contraction(op):
@@ -88,29 +102,62 @@ class _State:
         found = getattr(self, op.name.replace("task.", "_"))(op, kind)
         self.values[op.outputs[0]] = found.to(self.compute_dtype(kind.dtype))
 
-    def address(self, op: KernelBodyOp, *, full: bool) -> torch.Tensor:
+    def address(self, op: LoadOp | StoreOp, *, full: bool) -> torch.Tensor:
         """[tasks, points or 1] of element numbers."""
-        import torch
+        rows = self._along(op, self.tasks, 0)[:, None] + op.offset.value.data
+        return rows + self._inner(op) if full else rows
 
-        attrs, parallel = op.plain, self.kernel.num_parallel
-        outer = torch.tensor(attrs["strides"][:parallel], dtype=torch.int64)
-        rows = (self.tasks * outer).sum(1, keepdim=True) + attrs["offset"]
-        if not full:
-            return rows
-        return rows + self._inner(op)
-
-    def _inner(self, op: KernelBodyOp) -> torch.Tensor:
+    def _inner(self, op: LoadOp | StoreOp) -> torch.Tensor:
         """[1, points] of element numbers from the task's first."""
+        return self._along(op, self.points, self.kernel.num_parallel)[None, :]
+
+    def _along(self, op: LoadOp | StoreOp, indices: torch.Tensor, first: int) -> torch.Tensor:
+        """Sum of strides times indices, [rows], over the dims from ``first`` on."""
         import torch
 
-        strides = op.plain["strides"][self.kernel.num_parallel :]
-        return (self.points * torch.tensor(strides, dtype=torch.int64)).sum(1)[None, :]
+        total = torch.zeros(len(indices), dtype=torch.int64)
+        for dim in range(first, first + indices.shape[1]):
+            total += self._step(op, dim, indices[:, dim - first])
+        return total
 
-    def _load(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
+    def _step(self, op: LoadOp | StoreOp, dim: int, index: torch.Tensor) -> torch.Tensor:
+        stride = to_python(op.strides)[dim]
+        if dim not in (blocks := blocks_of(op)):
+            return index * stride
+        size, inner = blocks[dim]
+        return index // size * stride + index % size * inner
+
+    def _load(self, op: LoadOp, kind: ValueType) -> torch.Tensor:
         address, attrs = self.address(op, full=kind.is_full), op.plain
         for index, stride in zip(op.inputs[1:], attrs.get("index_strides", ()), strict=True):
             address = address + self.values[index].to(address.dtype) * stride
-        return self._read(op.inputs[0], address)
+        return self._within(op, address, self.tasks)
+
+    def _inside(self, op: LoadOp, tasks: torch.Tensor) -> torch.Tensor:
+        """[tasks, points] of whether a load touches memory."""
+        import torch
+
+        space, parallel = self.kernel.space_extents, self.kernel.num_parallel
+        inside = torch.ones((len(tasks), len(self.points)), dtype=torch.bool)
+        rows: tuple[int, ...] = () if op.bounds is None else to_python(op.bounds)
+        for size, start, along in bound_rows(rows, len(space)):
+            outer = torch.tensor(along[:parallel], dtype=torch.int64)
+            inner = torch.tensor(along[parallel:], dtype=torch.int64)
+            at = (tasks * outer).sum(1)[:, None] + (self.points * inner).sum(1)[None, :] + start
+            inside &= (at >= 0) & (at < size)
+        return inside
+
+    def _within(self, op: LoadOp, address: torch.Tensor, tasks: torch.Tensor) -> torch.Tensor:
+        """Read what lies within the bounds of a load, and its fill elsewhere."""
+        import torch
+
+        if op.bounds is None or op.fill is None:
+            return self._read(op.inputs[0], address)
+        inside = self._inside(op, tasks)[:, : address.shape[1]]
+        memory, fill = self.buffers[op.inputs[0]], to_python(op.fill)[0]
+        found = torch.full(inside.shape, fill, dtype=memory.dtype)
+        found[inside] = self._read(op.inputs[0], address.expand(inside.shape)[inside])
+        return found
 
     def _read(self, buffer: SSAValue, address: torch.Tensor) -> torch.Tensor:
         found = self.buffers[buffer]
@@ -157,17 +204,34 @@ class _State:
         The tasks of a tile share rows: [tasks, points] would repeat each of them many times.
         """
         op = value.owner
-        if not (isinstance(op, KernelBodyOp) and _feeds_contraction(op)):
+        if not (isinstance(op, LoadOp) and _feeds_contraction(op)):
             import torch
 
             return self.values[value], torch.arange(len(self.tasks))
         kind = op.outputs[0].type
         assert isinstance(kind, ValueType)
+        if op.bounds is not None:
+            rows, of_task = self._bounded_rows(op)
+            return rows.to(self.compute_dtype(kind.dtype)), of_task
         starts, of_task = self._starts(op)
         rows = self._read(op.inputs[0], starts[:, None] + self._inner(op))
         return rows.to(self.compute_dtype(kind.dtype)), of_task
 
-    def _starts(self, op: KernelBodyOp) -> tuple[torch.Tensor, torch.Tensor]:
+    def _bounded_rows(self, op: LoadOp) -> tuple[torch.Tensor, torch.Tensor]:
+        """The distinct rows of an operand with bounds, and the row of each task."""
+        ndims, parallel = len(self.kernel.space_extents), self.kernel.num_parallel
+        bounds = bound_rows(to_python(op.bounds) if op.bounds is not None else (), ndims)
+        moves = [to_python(op.strides), *(strides for _, _, strides in bounds)]
+        kept = self.tasks.clone()
+        kept[:, [d for d in range(parallel) if not any(s[d] for s in moves)]] = 0
+        distinct, of_task = cast(
+            "tuple[torch.Tensor, torch.Tensor]",
+            kept.unique(dim=0, return_inverse=True),  # pyright: ignore[reportUnknownMemberType]
+        )
+        starts = self._along(op, distinct, 0)[:, None] + op.offset.value.data
+        return self._within(op, starts + self._inner(op), distinct), of_task
+
+    def _starts(self, op: LoadOp) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the rows of an operand start, and which one each task reads."""
         import torch
 
@@ -179,11 +243,12 @@ class _State:
         starts = torch.tensor([op.plain["offset"]])
         of_task = torch.zeros(len(self.tasks), dtype=torch.int64)
         for d in moving:
-            starts = (starts[:, None] + torch.arange(space[d]) * strides[d]).flatten()
+            steps = self._step(op, d, torch.arange(space[d]))
+            starts = (starts[:, None] + steps).flatten()
             of_task = of_task * space[d] + self.tasks[:, d]
         return starts, of_task
 
-    def _store(self, op: KernelBodyOp) -> None:
+    def _store(self, op: StoreOp) -> None:
         import torch
 
         value, buffer = self.values[op.inputs[0]], op.inputs[1]

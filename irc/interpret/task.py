@@ -16,7 +16,7 @@ from xdsl.ir import Operation
 
 from irc.dialects.flow import id_of, tensor, to_python
 from irc.dialects.mapping import TaskMapping
-from irc.dialects.task import KernelOp, LaunchOp, ViewOp
+from irc.dialects.task import KernelOp, LaunchOp, StoreOp, ViewOp
 from irc.errors import InternalError
 from irc.interpret.kernel import contracts_only, run_body
 from irc.runtime import library
@@ -38,10 +38,13 @@ def task_table(mapping: TaskMapping) -> torch.Tensor:
 
     table = torch.zeros((1, 1, mapping.ndim), dtype=torch.int64)
     for atom in mapping.atoms:
-        extents = torch.tensor(atom.extents, dtype=torch.int64)
-        points = torch.cartesian_prod(*[torch.arange(e) for e in atom.extents])
+        extents = torch.tensor(atom.task_shape, dtype=torch.int64)
+        points = torch.cartesian_prod(*[torch.arange(atom.extents[d]) for d in atom.order])
         points = points.reshape(prod(atom.extents), mapping.ndim)
-        inner = points[:, None, :] if atom.kind == "spatial" else points[None, :, :]
+        points = points[:, list(atom.ranks)] if atom.ranks else points
+        if atom.kind == "replicate":
+            points = torch.zeros_like(points)
+        inner = points[None, :, :] if atom.kind == "repeat" else points[:, None, :]
         joined = table[:, None, :, None, :] * extents + inner[None, :, None, :, :]
         workers, tasks = table.shape[0] * inner.shape[0], table.shape[1] * inner.shape[1]
         table = joined.reshape(workers, tasks, mapping.ndim)
@@ -76,8 +79,10 @@ def run_kernel(
     for start in range(0, table.shape[0], step):
         tasks = table[start : start + step].reshape(-1, table.shape[2])
         run_body(kernel, tasks, [*inputs, *outputs], counts, dtype)
-    for index, count in enumerate(counts):
-        if bool((wrong := count != 1).any()):
+    padded = {op.inputs[1] for op in kernel.body.ops if isinstance(op, StoreOp) and op.blocks}
+    for index, (count, buffer) in enumerate(zip(counts, kernel.args[-len(counts) :], strict=True)):
+        wrong = count > 1 if buffer in padded else count != 1
+        if bool(wrong.any()):
             element = int(wrong.nonzero()[0])
             raise InternalError(
                 f"kernel @{kernel.sym_name.data} stores element {element} of output {index}"

@@ -147,7 +147,13 @@ class Form:
 
 def read(kernel: KernelOp) -> Form:
     """Return the merged form of a kernel."""
-    form = Form(
+    form = replace(header(kernel), steps=tuple(_steps(kernel)))
+    return merge_dims(drop_unit_dims(form))
+
+
+def header(kernel: KernelOp) -> Form:
+    """Return what a kernel is without its body: name, sizes, tile, buffers."""
+    return Form(
         name=kernel.sym_name.data,
         template=kernel.template.data,
         sizes=kernel.space_extents,
@@ -158,13 +164,12 @@ def read(kernel: KernelOp) -> Form:
             Buffer(_buffer(a.type).num_elements, _buffer(a.type).dtype) for a in kernel.args
         ),
         num_inputs=kernel.num_inputs.value.data,
-        steps=tuple(_steps(kernel)),
+        steps=(),
         sources=() if kernel.sources is None else to_python(kernel.sources),
         mapping=str(kernel.task_mapping),
         loc=str(to_python(kernel.attributes["loc"])) if "loc" in kernel.attributes else "unknown",
         protected=2 if kernel.template.data == "matmul" else 0,
     )
-    return merge_dims(drop_unit_dims(form))
 
 
 def drop_unit_dims(form: Form) -> Form:

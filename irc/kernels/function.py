@@ -30,9 +30,13 @@ from irc.kernels.holds import (
     require_static,
     shape_of,
 )
+from irc.kernels.fixed import Fixed
 from irc.kernels.lower import Lowered, lower
 from irc.kernels.names import hint, identity
 from irc.kernels.nest import nest_of
+from irc.kernels.orders import Orders, channels_last, has_channels_last, ordered_view, orders_of
+from irc.kernels.pack import Packed, packed, weight_of
+from irc.kernels.pack_windows import packed_windows
 from irc.kernels.trace import GroupError, Stored
 from irc.kernels.view import View, contiguous_strides
 
@@ -40,11 +44,15 @@ MAX_COPIES = 4
 """Rounds of copying before a kernel counts as impossible; one round mends each known reason."""
 
 
+STORED = ".stored"
+"""Follows the name of a value where it lies in another order of dims than the program says."""
+
+
 class KernelTable:
     """The kernels of a module: equal ones are made once."""
 
-    def __init__(self, target: str) -> None:
-        self.target = target
+    def __init__(self, target: str, fixed: Fixed) -> None:
+        self.target, self.fixed = target, fixed
         self._known: dict[str, KernelOp] = {}
 
     @property
@@ -53,23 +61,49 @@ class KernelTable:
         return list(self._known.values())
 
     def lower(
-        self, ops: Sequence[FlowOp], outputs: Sequence[SSAValue], source: _Source, loc: str
+        self,
+        ops: Sequence[FlowOp],
+        outputs: Sequence[SSAValue],
+        source: _Source,
+        loc: str,
+        orders: Orders,
     ) -> Lowered:
-        """Return the kernel of a group, perhaps one made before.
+        """Return the kernel of a group, not one of the table yet.
 
         Raises:
             GroupError: where the group is no kernel.
         """
-        nest = nest_of(ops, outputs, source)
+        nest = nest_of(ops, outputs, source, orders)
         sources = [id_of(op) for op in ops if op.name in COMPUTE_OPS | FREE_OPS]
-        name = f"k{len(self._known)}_{hint(nest)}"
-        made = lower(nest, name=name, target=self.target, loc=loc, sources=sources)
-        known = self._known.setdefault(identity(made.kernel), made.kernel)
-        if known is not made.kernel:
-            old = [] if known.sources is None else [s.data for s in known.sources]
-            merged = dict.fromkeys([*old, *sources])
-            known.properties["sources"] = ArrayAttr([StringAttr(s) for s in merged])
-        return Lowered(known, made.operands)
+        return lower(nest, name=hint(nest), target=self.target, loc=loc, sources=sources)
+
+    def packed(self, made: Lowered) -> Packed | None:
+        """Return a matmul as it reads a packed weight, where packing pays: the weight stays.
+
+        A convolution always does: packing costs less than what it saves in one call.
+        """
+        if self.target == "cpu" and (found := packed_windows(made.kernel)) is not None:
+            return found
+        argument = weight_of(made.kernel) if self.target == "cpu" else None
+        if argument is None or not self.fixed(made.operands[argument]):
+            return None
+        return packed(made.kernel, argument)
+
+    def add(self, kernel: KernelOp) -> KernelOp:
+        """Return an equal kernel that is known, or name and keep this one."""
+        key = identity(kernel)
+        known = self._known.get(key)
+        if known is None:
+            kernel.properties["sym_name"] = StringAttr(f"k{len(self._known)}_{kernel.sym_name.data}")
+            self._known[key] = kernel
+            return kernel
+        merged = dict.fromkeys([*_sources(known), *_sources(kernel)])
+        known.properties["sources"] = ArrayAttr([StringAttr(s) for s in merged])
+        return known
+
+
+def _sources(kernel: KernelOp) -> list[str]:
+    return [] if kernel.sources is None else [s.data for s in kernel.sources]
 
 
 class _Source:
@@ -107,6 +141,8 @@ class _Mapper:
         self.views: dict[SSAValue, Stored] = {}
         self.written: dict[SSAValue, SSAValue] = {}
         self.gone: list[Operation] = []
+        self.panels: dict[tuple[SSAValue, str], SSAValue] = {}
+        self.spread: set[SSAValue] = set()
         self.at: Operation | None = None
 
     def rewrite(self, op: Operation) -> None:
@@ -161,12 +197,19 @@ class _Mapper:
         outputs: Sequence[SSAValue],
         arguments: dict[SSAValue, SSAValue],
         origin: FlowOp,
+        *,
+        free: bool = True,
     ) -> list[SSAValue]:
-        """Make a kernel and launch it, after the copies that it needs."""
+        """Make a kernel and launch it, after the copies that it needs.
+
+        Its results are stored in the order of dims that suits them if ``free``.
+        """
         source = _Source(self, arguments)
+        self._turn_images(ops, source)
         for _ in range(MAX_COPIES):
+            orders = orders_of(ops, outputs, source, self.spread) if free else {}
             try:
-                made = self.table.lower(ops, outputs, source, loc_of(origin))
+                made = self.table.lower(ops, outputs, source, loc_of(origin), orders)
                 break
             except GroupError as error:
                 wanted = [(source.outside(value), order) for value, order in error.copies]
@@ -176,19 +219,59 @@ class _Mapper:
         else:
             raise _illegal(origin, "it needs more copies than it has operands")
         names = [id_of(v.owner) if isinstance(v.owner, Operation) else "" for v in outputs]
+        made = self._packed(made)
         launch = LaunchOp.make(
             made.operands,
-            [v.type for v in outputs],
-            kernel=SymbolRefAttr(made.kernel.sym_name.data),
+            [_stored_type(v, orders.get(v)) for v in outputs],
+            kernel=SymbolRefAttr(self.table.add(made.kernel).sym_name.data),
         )
         carry(launch, origin)
-        launch.attributes["results"] = ArrayAttr([StringAttr(name) for name in names])
-        if "sbp" in origin.attributes:
+        stored = [n + STORED if v in orders else n for v, n in zip(outputs, names, strict=True)]
+        launch.attributes["results"] = ArrayAttr([StringAttr(name) for name in stored])
+        if "sbp" in origin.attributes and not orders:
             launch.attributes["sbp"] = origin.attributes["sbp"]
         self._insert(launch)
-        for value, result in zip(outputs, launch.outputs, strict=True):
-            self.views[value] = self.stored(result)
-        return list(launch.outputs)
+        results = list(launch.outputs)
+        for i, value in enumerate(outputs):
+            if value in orders:
+                results[i] = self._logical(value, results[i], orders[value])
+            self.views[value] = self.stored(results[i])
+        return results
+
+    def _logical(self, value: SSAValue, stored: SSAValue, order: tuple[int, ...]) -> SSAValue:
+        """Return the view of a result, stored in another order of dims, as the program names it."""
+        view = ordered_view(shape_of(value), order)
+        shown = self._view(value, stored, view)
+        self.spread.add(stored)
+        self.views[shown], self.written[shown] = (stored, view), shown
+        return shown
+
+    def _turn_images(self, ops: Sequence[FlowOp], source: _Source) -> None:
+        """Copy what convolutions read so that its channels lie side by side."""
+        for op in ops:
+            if op.name == "flow.convolution":
+                image = source.outside(op.inputs[0])
+                if not has_channels_last(self.stored(image)[1]):
+                    self._copy(image, channels_last(len(shape_of(image))))
+
+    def _packed(self, made: Lowered) -> Lowered:
+        """Let a matmul read its weight in panels, after the launch that packs it."""
+        found = self.table.packed(made)
+        if found is None:
+            return made
+        weight = made.operands[found.argument]
+        kernel = self.table.add(found.pack)
+        place = (weight, kernel.sym_name.data)
+        if place not in self.panels:
+            kind = TensorType.of([found.elements], tensor(weight).dtype)
+            launch = LaunchOp.make([weight], [kind], kernel=SymbolRefAttr(kernel.sym_name.data))
+            launch.attributes["loc"] = found.pack.attributes["loc"]
+            launch.attributes["id"] = StringAttr(f"{kernel.sym_name.data}_{len(self.panels)}")
+            self._insert(launch)
+            self.panels[place] = launch.outputs[0]
+        operands = list(made.operands)
+        operands[found.argument] = self.panels[place]
+        return Lowered(found.kernel, tuple(operands))
 
     def _copy(self, value: SSAValue, order: tuple[int, ...]) -> bool:
         """Make a value contiguous with its dims in ``order``; False where it is so already."""
@@ -206,7 +289,7 @@ class _Mapper:
             if "sbp" in value.owner.attributes and order == tuple(range(len(order))):
                 turn.attributes["sbp"] = value.owner.attributes["sbp"]
         turned = turn.outputs[0]
-        (result,) = self._launch([turn], [turned], {}, turn)
+        (result,) = self._launch([turn], [turned], {}, turn, free=False)
         self.views[value] = (result, wanted)
         turn.erase()
         return True
@@ -254,6 +337,13 @@ class _Mapper:
     def _insert(self, op: Operation) -> None:
         assert self.at is not None and self.at.parent is not None
         self.at.parent.insert_op_before(op, self.at)
+
+
+def _stored_type(value: SSAValue, order: tuple[int, ...] | None) -> Attribute:
+    if order is None:
+        return value.type
+    shape = shape_of(value)
+    return TensorType.of([shape[d] for d in order], tensor(value).dtype)
 
 
 def _illegal(op: FlowOp, reason: str) -> IrcError:

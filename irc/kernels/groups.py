@@ -12,7 +12,15 @@ from collections.abc import Iterable, Sequence
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.flow import ContractOp, FlowOp, PointwiseOp, ReduceOp, phase_of, tensor
+from irc.dialects.flow import (
+    ContractOp,
+    FlowOp,
+    PackedContractOp,
+    PointwiseOp,
+    ReduceOp,
+    phase_of,
+    tensor,
+)
 from irc.dialects.types import ITEM_BYTES
 from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, has_kernel, shape_of
 from irc.kernels.nest import Nest, nest_of
@@ -134,7 +142,7 @@ class Grouping:
         if not (isinstance(op, FlowOp) and op.name in COMPUTE_OPS and has_kernel(op)):
             self._own(Unit("library", [op]), op, reads)
             return
-        if isinstance(op, ContractOp):
+        if isinstance(op, ContractOp | PackedContractOp):
             template = nest_of([op], [op.outputs[0]], whole).template
             self._own(Unit(template, [op]), op, reads)
             return

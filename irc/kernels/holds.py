@@ -12,9 +12,12 @@ from irc.errors import IrcError
 
 SHAPE_OPS = frozenset({"flow.reshape", "flow.transpose", "flow.broadcast", "flow.slice"})
 COMPUTE_OPS = frozenset(
-    {"flow.pointwise", "flow.reduce", "flow.contract", "flow.take", "flow.gather"}
+    {"flow.pointwise", "flow.reduce", "flow.contract", "flow.packed_contract", "flow.take",
+     "flow.gather"}
 )
 FREE_OPS = frozenset({"flow.constant", "flow.iota"})
+WINDOW_OPS = frozenset({"flow.convolution", "flow.pool"})
+"""Kernels on the CPU; on a GPU a library has them."""
 KERNEL_OPS = SHAPE_OPS | COMPUTE_OPS | FREE_OPS
 """Ops that a kernel can hold; all others run in a library or move data between ranks."""
 

@@ -70,9 +70,11 @@ def loops_of(nest: Nest) -> Loops:
     Raises:
         GroupError: where a matmul's reduced axes do not join; ``copies`` names operands to copy.
     """
-    accesses = [*nest.accesses.values(), *(store for _, _, store in nest.outputs)]
+    accesses = nest.positions
     reduced = join(nest.reduced, accesses)
-    if nest.template == "matmul":
+    if nest.contract is not None and nest.contract.attrs.get("windows"):
+        return Loops(tuple(_convolution_loops(nest, accesses)), tuple(reduced))
+    if nest.template == "matmul" and not nest.is_packed:
         if len(reduced) > 1:
             raise GroupError("reduced dims that lie apart in memory", _copies(nest))
         return Loops(tuple(_matmul_loops(nest, accesses)), tuple(reduced))
@@ -81,7 +83,10 @@ def loops_of(nest: Nest) -> Loops:
 
 def contract_operands(nest: Nest) -> tuple[Node, Node]:
     """Return (a, b) of a matmul, b being the operand that the output's last dim belongs to."""
-    a, b = next(node for node in nest.nodes if node.kind == "contract").operands
+    contract = next(node for node in nest.nodes if node.kind == "contract")
+    a, b = contract.operands
+    if contract.attrs.get("windows"):
+        return a, b
     last = nest.tasks[-1] if nest.tasks else None
     if last is None or nest.accesses[b].strides.get(last, 0):
         return a, b
@@ -101,6 +106,16 @@ def _matmul_loops(nest: Nest, accesses: Sequence[Access]) -> list[Loop]:
     n = columns[-1]
     batch += [loop for loop in rows if loop is not m] + [loop for loop in columns if loop is not n]
     return [*batch, m, n]
+
+
+def _convolution_loops(nest: Nest, accesses: Sequence[Access]) -> list[Loop]:
+    """Groups, then the places (in the image alone), then output channels (in the weight alone)."""
+    assert nest.contract is not None
+    image, weight = (nest.accesses[node].strides for node in nest.contract.operands)
+    columns = [x for x in nest.tasks if weight.get(x, 0) and not image.get(x, 0)]
+    groups = [x for x in nest.tasks if weight.get(x, 0) and image.get(x, 0)]
+    places = [x for x in nest.tasks if x not in columns and x not in groups]
+    return [*join(groups, accesses), *(join(places, accesses) or [UNIT]), *join(columns, accesses)]
 
 
 def _copies(nest: Nest) -> list[tuple[SSAValue, tuple[int, ...]]]:

@@ -62,11 +62,14 @@ def lower(nest: Nest, *, name: str, target: str, loc: str, sources: Sequence[str
     for index, (_, node, _) in enumerate(nest.outputs):
         body.store(node, index)
     space, parallel = body.loops.space, len(body.loops.parallel)
-    chosen = schedule(nest.template, space, parallel, target)
+    template = "packed" if nest.is_packed else nest.template
+    if _has_windows(nest, body.loops):
+        template = "convolution"
+    chosen = schedule(template, space, parallel, target, _multiplied(nest))
     kernel = KernelOp.make(
         name,
         body.block,
-        template=nest.template,
+        template=template,
         space=space,
         parallel=parallel,
         num_inputs=len(body.operands),
@@ -76,6 +79,19 @@ def lower(nest: Nest, *, name: str, target: str, loc: str, sources: Sequence[str
         loc=loc,
     )
     return Lowered(kernel, tuple(body.operands))
+
+
+def _has_windows(nest: Nest, loops: Loops) -> bool:
+    """True for a convolution that is no plain matmul: its windows move, overlap or cross a border.
+
+    With one tap and stride 1 its places are rows of a matmul, and its channels what is summed.
+    """
+    contract = nest.contract
+    if contract is None or not contract.attrs.get("windows"):
+        return False
+    image, weight = (nest.accesses[node] for node in contract.operands)
+    places = [x for x in loops.parallel if x.stride(image) and not x.stride(weight)]
+    return len(loops.reduced) > 1 or len(places) > 1 or bool(nest.bounds)
 
 
 class _Body:
@@ -99,7 +115,7 @@ class _Body:
 
     def order(self) -> list[Node]:
         """The nodes as they are computed; a matmul starts with its operands a, b."""
-        if self.nest.template != "matmul":
+        if self.nest.template != "matmul" or self.nest.is_packed:
             return list(self.nest.nodes)
         contract = next(node for node in self.nest.nodes if node.kind == "contract")
         first = [*contract_operands(self.nest), contract]
@@ -134,8 +150,8 @@ class _Body:
             case "reduce":
                 value = self.add(KernelReduceOp, given, node.dtype, node, fn=node.attrs["fn"])
             case "contract":
-                a, b = contract_operands(self.nest)
-                given = [self.values[a], self.values[b]]
+                if not self.nest.is_packed:
+                    given = [self.values[operand] for operand in contract_operands(self.nest)]
                 value = self.add(KernelContractOp, given, node.dtype, node)
         self.values[node] = value
 
@@ -150,7 +166,17 @@ class _Body:
             offset=access.offset,
             strides=self.loops.strides(access, full=node in self.nest.full),
             index_strides=(node.attrs["index_stride"],) if index else None,
+            **self._bounds(node),
         )
+
+    def _bounds(self, node: Node) -> dict[str, object]:
+        """The attributes of a load that does not touch memory everywhere."""
+        rows, full = self.nest.bounds.get(node, ()), node in self.nest.full
+        if not rows:
+            return {}
+        strides = [(size, at.offset, *self.loops.strides(at, full=full)) for size, at in rows]
+        flat = tuple(number for row in strides for number in row)
+        return {"bounds": flat, "fill": (node.attrs["fill"],)}
 
     def _constant(self, node: Node, value: float, dtype: str) -> SSAValue:
         literal = float(value) if is_float(dtype) else int(value)
@@ -183,6 +209,12 @@ class _Body:
         )
         op.attributes["loc"] = StringAttr(node.loc)
         self.block.add_op(op)
+
+
+def _multiplied(nest: Nest) -> str:
+    """Return the dtype of a matmul's operands."""
+    contract = next((node for node in nest.nodes if node.kind == "contract"), None)
+    return "f32" if contract is None else contract.operands[0].dtype
 
 
 def _count(value: SSAValue) -> int:

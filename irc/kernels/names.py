@@ -21,8 +21,10 @@ def hint(nest: Nest) -> str:
     functions = [str(n.attrs["fn"]) for n in nest.nodes if n.kind in ("pointwise", "reduce")]
     reductions = [str(n.attrs["fn"]) for n in nest.nodes if n.kind == "reduce"]
     gathers = any(node.kind == "load" and node.operands for node in nest.nodes)
+    contract = nest.contract
     if nest.template == "matmul":
-        words = ["matmul", *_distinct(functions)]
+        windows = contract is not None and contract.attrs.get("windows")
+        words = ["convolution" if windows else "matmul", *_distinct(functions)]
     elif reductions and "rsqrt" in functions:
         words = ["norm"]
     elif reductions == ["max", "sum"] and "exp" in functions:

@@ -6,8 +6,8 @@ output runs over all task axes, and no reduction is computed again for each poin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -15,10 +15,11 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import FlowOp
 from irc.kernels.axes import Axes, Axis, leaves
-from irc.kernels.holds import shape_of
+from irc.kernels.orders import Orders
 from irc.kernels.rules import trace
-from irc.kernels.trace import GroupError, Node, Stored, Term, Trace, flat, leaf_set
+from irc.kernels.trace import Dims, GroupError, Node, Stored, Term, Trace, flat, leaf_set
 from irc.kernels.view import contiguous_strides
+from irc.kernels.windows import Bound
 
 Strides: TypeAlias = dict[Axis, int]
 
@@ -43,6 +44,7 @@ class Nest:
         accesses: of load and index nodes.
         outputs: the stored values, the node that gives each, and how it is stored.
         template: ``matmul`` where the nest is one contraction and what follows it.
+        bounds: of loads: they touch memory where each (size, position) has 0 <= position < size.
     """
 
     tasks: tuple[Axis, ...]
@@ -52,6 +54,25 @@ class Nest:
     accesses: dict[Node, Access]
     outputs: tuple[tuple[SSAValue, Node, Access], ...]
     template: Literal["rows", "matmul"]
+    bounds: dict[Node, tuple[tuple[int, Access], ...]] = field(
+        default_factory=dict["Node", "tuple[tuple[int, Access], ...]"]
+    )
+
+    @property
+    def contract(self) -> Node | None:
+        """The contraction, where there is one."""
+        return next((node for node in self.nodes if node.kind == "contract"), None)
+
+    @property
+    def positions(self) -> list[Access]:
+        """All linear functions of the point: addresses, indices, and positions within bounds."""
+        found = [*self.accesses.values(), *(store for _, _, store in self.outputs)]
+        return found + [at for rows in self.bounds.values() for _, at in rows]
+
+    @property
+    def is_packed(self) -> bool:
+        """True where the contraction's weight lies in panels (:mod:`irc.kernels.quantized`)."""
+        return any(node.attrs.get("packed") for node in self.nodes)
 
     @property
     def num_tasks(self) -> int:
@@ -68,6 +89,7 @@ def nest_of(
     ops: Sequence[FlowOp],
     outputs: Sequence[SSAValue],
     source: Callable[[SSAValue], Stored],
+    orders: Orders | None = None,
 ) -> Nest:
     """Find the loops of a group.
 
@@ -75,28 +97,34 @@ def nest_of(
         ops: in execution order.
         outputs: the values to store.
         source: where a value from outside lies.
+        orders: of the dims of outputs in memory, where they are not contiguous.
 
     Raises:
         GroupError: where the group is no single kernel.
     """
     walk, terms = trace(ops, outputs, source)
+    known = {} if orders is None else orders
+    kept = [known.get(v, tuple(range(len(t.dims)))) for v, t in zip(outputs, terms, strict=True)]
+    spans = [tuple(t.dims[d] for d in order) for t, order in zip(terms, kept, strict=True)]
     nodes = _live(walk, terms)
     reduced = _reduced(walk, nodes)
-    tasks = _tasks(terms, nodes, frozenset(reduced))
+    tasks = _tasks(spans, nodes, frozenset(reduced))
     full = _full(nodes, terms, frozenset(reduced))
     contracts = [node for node in nodes if node.kind == "contract"]
     _check_reductions(nodes, full, frozenset(tasks), frozenset(reduced))
     stores = tuple(
-        (value, term.node, _store(value, term, full, tasks, reduced))
-        for value, term in zip(outputs, terms, strict=True)
+        (value, term.node, _store(term.node, span, full, tasks, reduced))
+        for value, term, span in zip(outputs, terms, spans, strict=True)
     )
     accesses = {n: _access(n) for n in nodes if n.kind in ("load", "index")}
+    bounds = {n: found for n in nodes if (found := _bounds(n))}
     template = "matmul" if contracts else "rows"
     if contracts and (len(contracts) > 1 or any(node.kind == "reduce" for node in nodes)):
         raise GroupError("a matmul with another reduction")
-    if contracts and full - set(contracts[0].operands):
+    packed = any(node.attrs.get("packed") for node in contracts)
+    if contracts and not packed and full - set(contracts[0].operands):
         raise GroupError("an operand of a matmul is computed")
-    return Nest(tasks, reduced, nodes, full, accesses, stores, template)
+    return Nest(tasks, reduced, nodes, full, accesses, stores, template, bounds)
 
 
 def _live(walk: Trace, terms: Sequence[Term]) -> tuple[Node, ...]:
@@ -122,11 +150,15 @@ def _reduced(walk: Trace, nodes: Sequence[Node]) -> tuple[Axis, ...]:
         raise GroupError("a reduction over a diagonal")
     if any(set(axes) != set(first) for _, axes in found):
         raise GroupError("reductions over different dims")
+    if node.attrs.get("windows"):
+        return tuple(first)  # taps, then channels, whatever the weight's order
     return _in_memory_order(first, node)
 
 
 def _in_memory_order(axes: Sequence[Axis], node: Node) -> tuple[Axis, ...]:
     """Order reduced axes by the strides of the last load below a reduction: a matmul's weight."""
+    if node.attrs.get("packed"):
+        return tuple(axes)
     while node.kind != "load" and node.operands:
         node = node.operands[-1]
     if node.kind != "load":
@@ -136,10 +168,10 @@ def _in_memory_order(axes: Sequence[Axis], node: Node) -> tuple[Axis, ...]:
 
 
 def _tasks(
-    terms: Sequence[Term], nodes: Sequence[Node], reduced: frozenset[Axis]
+    outputs: Sequence[Dims], nodes: Sequence[Node], reduced: frozenset[Axis]
 ) -> tuple[Axis, ...]:
     """The axes of the first largest output that are not reduced; no value may need another one."""
-    spans = [leaves(flat(term.dims)) for term in terms]
+    spans = [leaves(flat(dims)) for dims in outputs]
     for axes in spans:
         if len(set(axes)) != len(axes):
             raise GroupError("a value that is read along a diagonal")
@@ -185,6 +217,7 @@ def _varying(
             case "load":
                 strides = _access(node).strides
                 varies = node in forced or any(strides.get(axis, 0) for axis in reduced)
+                varies |= any(at.strides.get(x, 0) for _, at in _bounds(node) for x in reduced)
             case "index":
                 varies = bool(reduced & leaf_set(node.axes))
             case "reduce" | "contract" | "constant":
@@ -212,13 +245,13 @@ def _check_reductions(
 
 
 def _store(
-    value: SSAValue,
-    term: Term,
+    node: Node,
+    dims: Dims,
     full: frozenset[Node],
     tasks: Sequence[Axis],
     reduced: Sequence[Axis],
 ) -> Access:
-    own = leaves(flat(term.dims))
+    own = leaves(flat(dims))
     if not set(own) >= set(tasks):
         raise GroupError("an output that lacks a dim of the tasks")
     if not {*tasks, *reduced} >= set(own):
@@ -226,10 +259,11 @@ def _store(
     spans = set(own) & set(reduced)
     if spans and spans != set(reduced):
         raise GroupError("an output that has a part of the reduced dims")
-    if bool(spans) != (term.node in full):
+    if bool(spans) != (node in full):
         raise GroupError("an output that repeats one value along the reduced dims")
     strides: Strides = {}
-    for axes, stride in zip(term.dims, contiguous_strides(shape_of(value)), strict=True):
+    sizes = [prod(axis.size for axis in leaves(axes)) for axes in dims]
+    for axes, stride in zip(dims, contiguous_strides(sizes), strict=True):
         parts = leaves(axes)
         for axis, inner in zip(parts, contiguous_strides([a.size for a in parts]), strict=True):
             strides[axis] = stride * inner
@@ -239,9 +273,21 @@ def _store(
 def _access(node: Node) -> Access:
     """The address of a load, or the value of an index, by final axes."""
     own: Axes = node.attrs.get("own", node.axes)
+    shift: int = node.attrs.get("shift", 0)
+    offset = shift + (node.stored[1].offset if node.stored else 0)
+    return _linear(offset, zip(own, node.attrs["strides"], strict=True))
+
+
+def _bounds(node: Node) -> tuple[tuple[int, Access], ...]:
+    """The bounds of a load, by final axes."""
+    rows: Sequence[Bound] = node.attrs.get("bounds", ())
+    return tuple((row.size, _linear(row.start, row.along)) for row in rows)
+
+
+def _linear(start: int, along: Iterable[tuple[Axis, int]]) -> Access:
     strides: Strides = {}
-    for axis, stride in zip(own, node.attrs["strides"], strict=True):
+    for axis, stride in along:
         parts = leaves((axis,))
         for part, inner in zip(parts, contiguous_strides([a.size for a in parts]), strict=True):
             strides[part] = strides.get(part, 0) + stride * inner
-    return Access(node.stored[1].offset if node.stored else 0, strides)
+    return Access(start, strides)

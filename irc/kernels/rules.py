@@ -10,8 +10,10 @@ from xdsl.ir import SSAValue
 from irc.dialects.flow import FlowOp, tensor
 from irc.kernels.axes import Axes, Axis, axes_of
 from irc.kernels.holds import SHAPE_OPS, shape_of
+from irc.kernels.quantized import packed_contract
 from irc.kernels.trace import Dims, GroupError, Node, Stored, Term, Trace, flat
 from irc.kernels.view import contiguous_strides
+from irc.kernels.windows import convolution, pool
 from irc.ops.infer import parse_spec
 
 
@@ -233,10 +235,13 @@ RULES: Mapping[str, Rule] = {
     "flow.pointwise": _pointwise,
     "flow.reduce": _reduce,
     "flow.contract": _contract,
+    "flow.packed_contract": packed_contract,
     "flow.constant": _constant,
     "flow.iota": _iota,
     "flow.take": _take,
     "flow.gather": _gather,
+    "flow.convolution": convolution,
+    "flow.pool": pool,
 }
 
 

@@ -11,15 +11,21 @@ from math import prod
 from typing import Literal, TypeAlias
 
 from irc.dialects.mapping import TaskMapping, repeat, spatial
+from irc.kernels.gpu import GPUS, gpu
+from irc.kernels.gpu_matmul import Problem, candidates
 
-Template: TypeAlias = Literal["rows", "matmul"]
+Template: TypeAlias = Literal["rows", "matmul", "packed", "convolution"]
 
-TARGETS = ("cpu", "sm_80", "sm_90")
+TARGETS = ("cpu", *GPUS)
 
 CPU_CHUNKS = 32
 """Chunks of a large kernel: enough for 32 threads, and for an even split over a few."""
 CPU_CHUNK_POINTS = 8192
 """Points below which a chunk costs more to hand out than to compute (about 2 us)."""
+PLACES = 256
+"""Places of a convolution that a worker computes: their windows and a panel share a cache."""
+CHANNELS = 32
+"""Output channels of a worker: a panel of packed weights."""
 LINE = 16
 """Float32 elements of a cache line: chunks of contiguous output do not share one."""
 GPU_POINTS = 1024
@@ -36,8 +42,10 @@ class Schedule:
     tile: Mapping[str, int]
 
 
-def schedule(template: Template, space: Sequence[int], parallel: int, target: str) -> Schedule:
-    """Choose the mapping and tile of a kernel.
+def schedule(
+    template: Template, space: Sequence[int], parallel: int, target: str, dtype: str = "f32"
+) -> Schedule:
+    """Choose the mapping and tile of a kernel; ``dtype`` is that of a matmul's operands.
 
     >>> str(schedule("rows", (1000, 768), 1, "cpu").mapping)
     'spatial(32) * repeat(32)'
@@ -49,9 +57,11 @@ def schedule(template: Template, space: Sequence[int], parallel: int, target: st
     match template, target:
         case "matmul", "cpu":
             return _cpu_matmul(tasks, inner)
+        case "convolution", _:
+            return _convolution(tasks)
         case "matmul", _:
-            return _gpu_matmul(tasks, inner, target)
-        case "rows", "cpu":
+            return _gpu_matmul(tasks, inner, target, dtype)
+        case "rows" | "packed", "cpu":
             return _cpu_rows(tasks, inner, reduces=parallel < len(space))
         case _:
             return _gpu_rows(tasks, inner, reduces=parallel < len(space))
@@ -97,22 +107,28 @@ def _even(size: int, most: int) -> int:
     return min(most, -(-block // 6) * 6)
 
 
-def _gpu_matmul(tasks: Sequence[int], k: int, target: str) -> Schedule:
-    """Tiles of tensor-core shape; small ones where the grid would leave multiprocessors idle."""
+def _convolution(tasks: Sequence[int]) -> Schedule:
+    """Whole rows of places by a panel of channels: what one image block and one panel meet in.
+
+    >>> str(_convolution((1, 56, 56, 128)).mapping)
+    'spatial(1, 14, 1, 4) * repeat(1, 4, 56, 32)'
+    """
+    *places, channels = tasks
+    tile, left = list[int](), PLACES
+    for size in reversed(places):
+        block = -(-size // -(-size // max(left, 1)))
+        tile.insert(0, block)
+        left = left // size if block == size else 0
+    tile.append(min(channels, CHANNELS))
+    grid = [-(-size // block) for size, block in zip(tasks, tile, strict=True)]
+    return _tiled(grid, tile, {})
+
+
+def _gpu_matmul(tasks: Sequence[int], k: int, target: str, dtype: str) -> Schedule:
+    """The tile that the model of :mod:`irc.kernels.gpu_matmul` puts first."""
     *batch, m, n = tasks
-    multiprocessors = 132 if target == "sm_90" else 108
-    block_m = 128 if m > 64 else 64
-    block_n = 128 if n > 64 else 64
-    if prod(batch) * -(-m // block_m) * -(-n // block_n) < multiprocessors:
-        block_m, block_n = 64, 64
-    tile = {
-        "block_m": block_m,
-        "block_n": block_n,
-        "block_k": 64 if k >= 512 and block_m == block_n == 128 else 32,
-        "num_warps": 8 if block_m * block_n >= 128 * 128 else 4,
-        "num_stages": 4 if target == "sm_90" else 3,
-    }
-    return _matmul(tasks, tile)
+    problem = Problem(prod(batch), m, n, k, dtype)
+    return _matmul(tasks, candidates(problem, gpu(target))[0].options())
 
 
 def _gpu_rows(tasks: Sequence[int], inner: int, *, reduces: bool) -> Schedule:

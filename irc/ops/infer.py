@@ -121,6 +121,24 @@ def _contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     return [(tuple(sizes[letter] for letter in result), operands[0][1])]
 
 
+def _packed_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    (x, dtype), (w, _), *scales = operands
+    exact, window = dtype == "u8", attrs.get("window")
+    columns = w[0] * 16
+    if window is None:
+        m, k = x
+        inner = {4: (k // 8, 16), 8: (k // 4, 16, 4) if exact else (k, 16)}[attrs["bits"]]  # type: ignore[operator]
+        result: Shape = (m, columns)
+    else:
+        kernel, strides, dilations = window[:2], window[2:4], window[4:]
+        inner = (*kernel, x[3] // 4, 16, 4)  # type: ignore[operator]
+        spatial = map(window_size, x[1:3], kernel, strides, (0, 0), (0, 0), dilations)
+        result = (x[0], *spatial, columns)
+    if w[1:] != inner or any(s[0] != w[0] or s[2] != 16 or k % s[1] for (s, _) in scales):
+        raise ShapeError(f"packed weights {list(w)} do not fit {list(x)}")
+    return [(result, "i32" if exact else "f32")]
+
+
 def _reduce(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     (shape, dtype), dims = operands[0], attrs["dims"]
     if any(not 0 <= dim < len(shape) for dim in dims) or len(set(dims)) != len(dims):
@@ -239,6 +257,7 @@ def _attention(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
 INFER: Mapping[str, Callable[[Attrs, Sequence[Signature]], list[Signature]]] = {
     "flow.pointwise": _pointwise,
     "flow.contract": _contract,
+    "flow.packed_contract": _packed_contract,
     "flow.reduce": _reduce,
     "flow.arg_reduce": _arg_reduce,
     "flow.cumulative": _same,

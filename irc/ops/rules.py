@@ -248,5 +248,7 @@ RULES: Mapping[str, RuleFunction] = {
     "flow.top_k": _top_k,
     "flow.random": _opaque,
     "flow.attention": attention_rule,
+    # Made after placements are chosen; before, the ops that it stands for have rules of their own.
+    "flow.packed_contract": _opaque,
     "flow.extern": _opaque,
 }

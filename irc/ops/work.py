@@ -209,6 +209,13 @@ def _contract(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
     return len(rule.operands) * _space(attrs, rule, sizes)
 
 
+def _packed_contract(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
+    """A product and a sum for each weight and each row or place of a window."""
+    rows, weights = rule.results[0][:-1], rule.operands[1]
+    each = {4: 8, 8: 1}[attrs["bits"]]
+    return 2 * each * prod(sizes[name] for dim in (*rows, *weights) for name in dim)
+
+
 def _convolution(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
     return 2 * _space(attrs, rule, sizes)
 
@@ -231,6 +238,7 @@ def _attention(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
 FLOPS: Mapping[str, Formula] = {
     "flow.pointwise": _pointwise,
     "flow.contract": _contract,
+    "flow.packed_contract": _packed_contract,
     "flow.reduce": _space,
     "flow.arg_reduce": _space,
     "flow.cumulative": _space,

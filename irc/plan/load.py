@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from irc.errors import IrcError
 from irc.plan import files, json_text
@@ -38,14 +38,15 @@ class LoadedPlan:
         """What ranks compare before they start."""
         return files.plan_hash(self.manifest)
 
-    def kernel_sources(self, suffix: str = ".ll") -> dict[str, str]:
+    def kernel_sources(self) -> dict[str, str]:
         """Return the source of each kernel by its name, in the order of the plan."""
+        by_stem = {str(PurePosixPath(name).with_suffix("")): name for name in self.texts}
         found: dict[str, str] = {}
         for kernel in self.plan.kernels:
-            name = f"kernels/{kernel.name}{suffix}"
-            if name not in self.texts:
-                raise corrupt(f"the plan has no file {name}")
-            found[kernel.name] = self.texts[name].decode("utf-8", "replace")
+            stem = f"kernels/{kernel.name}"
+            if stem not in by_stem:
+                raise corrupt(f"the plan has no file {stem}")
+            found[kernel.name] = self.texts[by_stem[stem]].decode("utf-8", "replace")
         return found
 
     def ir(self) -> dict[str, str]:

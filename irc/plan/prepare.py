@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from irc.kernels.fixed import CONSTANT_ROLES, IMPURE
 from irc.plan.schema import Buffer, Call, Copy, Kernel, Library, Start, Step, Wait, touched
-
-CONSTANT_ROLES = ("parameter", "buffer", "constant")
-IMPURE = frozenset({"flow.random", "flow.extern", "comm.rank_index"})
-"""Library ops that are not functions of their operands, or of which that is not known."""
 
 
 @dataclass(frozen=True)

@@ -234,8 +234,8 @@ class Plan:
             empty where no input is one.
         arena_bytes: how much a call leases; never below ``arena_lower_bytes``, the most that is
             alive at one time.
-        prepared: actions on weights alone (packing, folding): run when the plan is loaded, and again
-            when a weight that they read has been written to.
+        prepared: actions on weights alone (packing, folding): run when the plan is loaded, and
+            again when a weight that they read has been written to.
         predicted_s: seconds of one call by the cost model.
         cluster: the machines that it was priced for; empty for the one it was compiled on.
         cluster: what it was priced for; empty for the machine that compiled it.

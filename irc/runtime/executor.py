@@ -24,7 +24,13 @@ from irc.runtime.frame import Frame, new_frame, view_of
 from irc.runtime.library import dtypes
 from irc.runtime.local_weights import LocalWeights, WeightCopy
 from irc.runtime.prepared import Prepared, Store
-from irc.runtime.segments import LoadSegments, Segment, load_segments, segment_calls
+from irc.runtime.segments import (
+    DEVICE_BACKENDS,
+    LoadSegments,
+    Segment,
+    load_segments,
+    segment_calls,
+)
 
 Run: TypeAlias = Callable[[], None]
 
@@ -44,6 +50,14 @@ class Executor:
         copies: contiguous copies of weights by name, which the plans of one model share.
         store: what is prepared of the weights, which the plans of one model share.
     """
+
+    def __new__(cls, loaded: LoadedPlan, *_args: Any, **_options: Any) -> Executor:
+        """Make the executor of the device that the plan's kernels run on."""
+        if cls is Executor and loaded.plan.backend in DEVICE_BACKENDS:
+            from irc.runtime.device import DeviceExecutor
+
+            cls = DeviceExecutor
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -271,6 +285,8 @@ def held_parts(plan: Plan, wholes: Sequence[torch.Tensor], rank: int) -> list[to
 class _Input:
     """Checks one input and gives the part of it that this rank reads, contiguous."""
 
+    device = "cpu"
+
     def __init__(self, plan: Plan, index: int, rank: int) -> None:
         buffer = plan.buffers[index]
         # What ranks hold between calls is given as they hold it, and written in place.
@@ -283,11 +299,12 @@ class _Input:
         self._part = partial(input_part, plan, index, rank) if split else None
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.shape != self.shape or tensor.dtype is not self.dtype or not tensor.is_cpu:
+        here = tensor.is_cpu is (self.device == "cpu")
+        if tensor.shape != self.shape or tensor.dtype is not self.dtype or not here:
             raise IrcError(
                 "input-mismatch",
                 f"input '{self.name}' is {list(tensor.shape)} {tensor.dtype} on {tensor.device}; "
-                f"the plan takes {list(self.shape)} {self.dtype} on cpu",
+                f"the plan takes {list(self.shape)} {self.dtype} on {self.device}",
                 help="compile again for this shape and dtype",
             )
         if self._part is not None:

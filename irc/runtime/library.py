@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from irc.errors import IrcError
 from irc.ops.custom import declaration
 from irc.ops.pointwise import POINTWISE
+from irc.runtime import effects
 
 if TYPE_CHECKING:
     import torch
@@ -112,6 +113,12 @@ def _contract(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any
     if inputs[0].dtype == torch.bool:  # einsum has none of bool: whether any product is true
         return torch.einsum(attrs["spec"], *[t.to(torch.int64) for t in inputs]).to(torch.bool)
     return torch.einsum(attrs["spec"], *inputs)
+
+
+def _packed_contract(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+    from irc.runtime.packed_weights import contract
+
+    return contract(inputs, attrs["bits"], attrs.get("zero", 0.0), attrs.get("window"))
 
 
 def _reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
@@ -388,9 +395,10 @@ def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
         return vjp.run(arguments, inputs)
     import torch
 
-    op = _operator(target)
     positional, keywords = called_with(arguments, inputs)
-    found = op(*positional, **keywords)
+    if target == effects.TARGET:
+        return effects.run(_operator, positional, keywords)
+    found = _operator(target)(*positional, **keywords)
     flat = list(found) if isinstance(found, tuple | list) else [found]
     return [value for value in flat if isinstance(value, torch.Tensor)]
 
@@ -430,8 +438,9 @@ def called_with(
     arguments: Sequence[Any], inputs: Sequence[torch.Tensor]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return positional and keyword arguments of a ``flow.extern`` with its operands in place."""
-    positional, keywords = (_fill(part, inputs) for part in arguments)
-    return positional, keywords
+    positional, keywords = arguments
+    # A keyword may be called "dtype", as the JSON form of one is.
+    return _fill(positional, inputs), {k: _fill(v, inputs) for k, v in keywords.items()}
 
 
 def _fill(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
@@ -456,6 +465,7 @@ LIBRARY: Mapping[str, Kernel] = {
     "flow.constant": _constant,
     "flow.iota": _iota,
     "flow.contract": _contract,
+    "flow.packed_contract": _packed_contract,
     "flow.reduce": _reduce,
     "flow.arg_reduce": _arg_reduce,
     "flow.cumulative": _cumulative,

@@ -70,7 +70,7 @@ class LocalWeights:
             if not tensor.is_contiguous():
                 held = known.get(buffer.name)
                 if held is None or not held.shows(tensor):
-                    held = WeightCopy(tensor, tensor.contiguous(), _version(tensor))
+                    held = WeightCopy(tensor, tensor.contiguous(), version_of(tensor))
                     known[buffer.name] = held
                 self._copies.append(held)
                 if index in plan.states():
@@ -86,7 +86,7 @@ class LocalWeights:
     def refresh(self) -> None:
         """Copy again what has been written to since."""
         for each in self._copies:
-            now = _version(each.weight)
+            now = version_of(each.weight)
             if now is None or now != each.version:
                 each.copy.copy_(each.weight)
                 each.version = now
@@ -95,8 +95,9 @@ class LocalWeights:
         """Copy the states back to where they came from."""
         for each in self._states:
             each.weight.copy_(each.copy)
-            each.version = _version(each.weight)
+            each.version = version_of(each.weight)
 
 
-def _version(tensor: torch.Tensor) -> int | None:
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Return torch's count of writes to a tensor; inference tensors have none."""
     return None if tensor.is_inference() else tensor._version

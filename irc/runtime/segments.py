@@ -16,7 +16,9 @@ from irc.errors import IrcError, did_you_mean
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels, Plan
 
-NATIVE_BACKENDS = ("cpu",)
+DEVICE_BACKENDS = ("triton",)
+"""Backends whose kernels run on a GPU, or in Triton's interpreter."""
+NATIVE_BACKENDS = ("cpu", *DEVICE_BACKENDS)
 """Backends whose kernels this process can run."""
 
 

@@ -243,3 +243,20 @@ def test_named_sizes_are_no_hindrance() -> None:
     CanonicalizePass().apply(context(), module)
     module.verify()
     assert len(list(entry(module).body.block.ops)) == 1
+
+
+def test_what_has_no_elements_is_not_computed() -> None:
+    def body(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+        # torch refuses the largest of nothing, which here nobody reads.
+        largest = b.reduce("max", x, (1,), keep_dims=True)
+        return [b.pointwise("sub", x, b.broadcast(largest, (5, 0)))]
+
+    block = Block(arg_types=[T((5, 0))])
+    b = FlowBuilder(block)
+    module = ModuleOp([finish_function("forward", block, body(b, *block.args))])
+    CanonicalizePass().apply(context(), module)
+    (found,) = run_function(module, [torch.empty(5, 0)])
+    assert found.shape == (5, 0)
+    assert [op.name for op in entry(module).body.block.ops if isinstance(op, FlowOp)] == [
+        "flow.constant"
+    ]

@@ -264,6 +264,10 @@ class _Reader:
         names = iter(input_names)
         found: dict[Node, Argument] = {}
         for spec in self.exported.graph_signature.input_specs:
+            if spec.kind is InputKind.TOKEN:
+                found[self.nodes[spec.arg.name]] = Argument(
+                    "constant", spec.arg.name, torch.empty(0)
+                )
             if not isinstance(spec.arg, TensorArgument):
                 continue
             node = self.nodes[spec.arg.name]
@@ -289,6 +293,7 @@ class _Reader:
         leaves: list[Output] = []
         values: list[tuple[Any, bool]] = []
         states: list[tuple[Any, Result]] = []
+        tokens: list[tuple[Any, Result]] = []
         for spec, value in zip(
             self.exported.graph_signature.output_specs, self._returned(), strict=True
         ):
@@ -302,6 +307,9 @@ class _Reader:
                 )
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
                 states.append((value, Result("state", self.inputs[str(spec.target)])))
+            elif spec.kind is OutputKind.TOKEN:
+                # No leaf takes it; as a result it keeps what has an effect in the program.
+                tokens.append((value, Result("output", spec.arg.name)))
         names = [
             n
             for n, leaf in zip(output_names(self.example()), leaves, strict=True)
@@ -310,7 +318,7 @@ class _Reader:
         outputs = [
             (value, Result("output", name)) for (value, _), name in zip(values, names, strict=True)
         ]
-        return leaves, [*outputs, *states]
+        return leaves, [*outputs, *tokens, *states]
 
     def example(self) -> Any:
         """Return a value of the structure that the module returns."""

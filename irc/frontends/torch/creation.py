@@ -29,9 +29,17 @@ TABLE.update(dict.fromkeys(ZEROS, _zeros))
 TABLE.update(dict.fromkeys(ONES, _ones))
 
 
-@lowers("full", "full_like", "new_full")
+@lowers("full", "full_like")
 def full(t: Lowering, size: Any, fill_value: Operand, **options: Any) -> SSAValue:
     """Fill with one number."""
+    return t.full(fill_value)
+
+
+@lowers("new_full")
+def new_full(
+    t: Lowering, self: SSAValue, size: Any, fill_value: Operand, **options: Any
+) -> SSAValue:
+    """Fill with one number, in a dtype that may be that of another tensor."""
     return t.full(fill_value)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._higher_order_ops.effects import has_effects
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -84,10 +85,10 @@ def settle(module: GraphModule) -> None:
 
 
 def is_plain(target: Any, args: tuple[Any, ...]) -> bool:
-    """True for a call that the table or a library takes as it is: it writes to nothing."""
+    """True for a call that the table or a library takes as it is: nothing but a value."""
     if not isinstance(target, torch._ops.OpOverload):
         return True
-    if target._schema.is_mutable or _moves_statistics(target, args):
+    if target._schema.is_mutable or has_effects(target) or _moves_statistics(target, args):
         return False
     return row_of(target) is not None or not _decomposes(target)
 

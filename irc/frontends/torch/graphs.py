@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._higher_order_ops.effects import with_effects
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -53,7 +54,9 @@ def flat_program(
     for index, node in enumerate(placeholders):
         if not isinstance(node.meta.get("val"), torch.Tensor):
             continue
-        if index in held:
+        if is_token(node):
+            arguments[node] = Argument("constant", node.name, torch.empty(0))
+        elif index in held:
             name, value = held[index]
             arguments[node] = Argument("parameter", name, value.detach())
         elif node.users:
@@ -74,6 +77,11 @@ def flat_program(
         {name: index for index, (name, _) in held.items() if name in used},
         results,
     )
+
+
+def is_token(node: Node) -> bool:
+    """True for a placeholder that orders ops with effects: what is given for it means nothing."""
+    return any(user.target is with_effects and user.args[0] is node for user in node.users)
 
 
 def _results(

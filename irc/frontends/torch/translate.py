@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._higher_order_ops.effects import with_effects
 from torch.fx import GraphModule, Node
 from xdsl.ir import SSAValue
 
@@ -23,6 +24,7 @@ from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.frontends.torch.table import row_of
 from irc.ops.custom import declaration
 from irc.ops.infer import ShapeError
+from irc.runtime import effects
 from irc.runtime.library import dtype_names
 
 WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
@@ -107,6 +109,8 @@ class Scope:
             node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
         ):
             return None  # readers take it from the meta data
+        if target is with_effects:
+            return self._effect(node)
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._inline(node, target.name())
         if not isinstance(target, torch._ops.OpOverload):
@@ -182,19 +186,41 @@ class Scope:
             raise IrcError(
                 "op-unsupported", "it writes to its operands and torch could not undo that"
             )
-        kinds = [self.shared.kind(fake) for fake in fakes if isinstance(fake, torch.Tensor)]
-        operands: list[SSAValue] = []
-        text = extern.arguments(args, kwargs, operands)
         name = extern.target(target)
         self.shared.externs[name] += 1
         declared = declaration(name)
         # A rule that is made for each call is made where it is asked for.
         stated = declared.rule if declared else ""
         rule = stated if stated and isinstance(stated, str) else None
+        return self._called(name, args, kwargs, fakes, rule)
+
+    def _called(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fakes: list[Any],
+        rule: str | None = None,
+    ) -> list[Any]:
+        kinds = [self.shared.kind(fake) for fake in fakes if isinstance(fake, torch.Tensor)]
+        operands: list[SSAValue] = []
+        text = extern.arguments(args, kwargs, operands)
         results = iter(
             self.b.ops(ExternOp, operands, results=kinds, target=name, arguments=text, rule=rule)
         )
         return [next(results) if isinstance(fake, torch.Tensor) else None for fake in fakes]
+
+    def _effect(self, node: Node) -> list[Any]:
+        """Translate an op that does more than compute; the token keeps it in the program."""
+        token, target, *rest = (self.resolve(arg) for arg in node.args)
+        kwargs = {name: self.resolve(arg) for name, arg in node.kwargs.items()}
+        if not isinstance(target, torch._ops.OpOverload):
+            raise IrcError("op-unsupported", f"{target} has an effect, and runs Python code")
+        name = extern.target(target)
+        self.shared.externs[name] += 1
+        return self._called(
+            effects.TARGET, (name, token, *rest), kwargs, list(node.meta["val"])
+        )
 
     def _item(self, node: Node) -> Any:
         source, index = node.args

@@ -3,23 +3,19 @@
 import ctypes
 import random
 import shutil
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from irc.backends.cuda import emit
 from irc.backends.cuda.functions import expression
 from irc.dialects.task import KernelOp
 from irc.kernels.form import integer_bound, read
 from irc.ops.pointwise import POINTWISE
 from tests.backends import gpu_kernels as g
+from tests.backends.cuda.host import ORDERS, build, run, run_in_all_orders
 
-SHIM = Path(__file__).with_name("shim.h")
-ORDERS = ("forward", "reversed", "shuffled")
-PAD = 64
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 # Functions that are tested where they are defined, on (0.1, 0.9); acosh above 1.
@@ -144,63 +140,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return build(tmp_path_factory.mktemp("shim"), EVERY)
 
 
-def build(
-    folder: Path, kernels: dict[str, KernelOp], change: Callable[[str], str] = str
-) -> ctypes.CDLL:
-    """Compile the files of many kernels as one library, each in a namespace."""
-    text = []
-    for name, kernel in kernels.items():
-        (folder / f"{name}.cu").write_text(change(emit(kernel)))
-        text.append(
-            f"#define launch launch_{name}\nnamespace space_{name} {{\n"
-            f'#include "{name}.cu"\n}}\n#undef launch'
-        )
-    (folder / "all.cpp").write_text("\n".join(text))
-    flags = [
-        "-std=c++17",
-        "-O1",
-        "-fPIC",
-        "-shared",
-        "-fwrapv",
-        "-ffp-contract=off",
-        "-Wno-unknown-pragmas",
-    ]
-    found = folder / "all.so"
-    done = subprocess.run(
-        ["g++", *flags, "-include", str(SHIM), str(folder / "all.cpp"), "-o", str(found)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[:4000]
-    return ctypes.CDLL(str(found))
-
-
-def run(
-    library: ctypes.CDLL, kernel: KernelOp, inputs: Sequence[torch.Tensor], order: int
-) -> list[torch.Tensor]:
-    """Run a kernel; the memory around each buffer is filled, and must stay as it is."""
-    padded, views = [], []
-    kinds = [arg.type for arg in kernel.args]
-    for i, kind in enumerate(kinds):
-        dtype = g.dtypes()[kind.dtype]
-        fill = torch.nan if dtype.is_floating_point else 1
-        whole = torch.full((kind.num_elements + 2 * PAD,), fill, dtype=dtype)
-        view = whole[PAD : PAD + kind.num_elements]
-        if i < len(inputs):
-            view.copy_(inputs[i])
-        padded.append(whole)
-        views.append(view)
-    before = [w.clone() for w in padded]
-    library.shim_order(order)
-    pointers = (ctypes.c_void_p * len(views))(*[v.data_ptr() for v in views])
-    code = getattr(library, f"launch_{kernel.sym_name.data}")(pointers, None)
-    assert code == 0, f"CUDA error {code}"
-    for i, (was, now) in enumerate(zip(before, padded, strict=True)):
-        if i >= len(inputs):
-            was[PAD:-PAD] = now[PAD:-PAD]
-        assert torch.equal(was.view(torch.uint8), now.view(torch.uint8)), f"buffer {i} was overrun"
-    return [v.clone() for v in views[len(inputs) :]]
-
-
 def compare(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
     for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
         if one.dtype.is_floating_point:
@@ -222,11 +161,7 @@ def test_hand_written_kernel_in_any_order(library: ctypes.CDLL, name: str) -> No
     kernel = HAND[name]
     form = read(kernel)
     inputs = g.inputs_for(kernel, lambda i: integer_bound(form, i))
-    runs = [run(library, kernel, inputs, order) for order in range(len(ORDERS))]
-    for other in runs[1:]:
-        for one, two in zip(runs[0], other, strict=True):
-            assert torch.equal(one, two), "the result depends on the order of threads"
-    compare(runs[0], g.meaning(kernel, inputs))
+    compare(run_in_all_orders(library, kernel, inputs), g.meaning(kernel, inputs))
 
 
 def test_kernels_of_a_gpt(tmp_path: Path) -> None:
@@ -275,6 +210,7 @@ def test_a_barrier_that_some_threads_miss_is_an_error(tmp_path: Path) -> None:
 def test_misaligned_buffers_are_refused(library: ctypes.CDLL) -> None:
     memory = torch.zeros(2000)
     pointers = (ctypes.c_void_p * 3)(*[memory.data_ptr() + 4] * 3)
+    library.shim_reset(0)
     assert library.launch_flat_add(pointers, None) == 716
 
 

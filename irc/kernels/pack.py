@@ -1,0 +1,167 @@
+"""Packed weights: panels in which a matmul on the CPU reads its weight, written once per weight.
+
+A panel holds :data:`COLUMNS` columns of B, row after row: ``[n / 32][k][32]``. Of bfloat16 two rows
+lie together (``[n / 32][k / 2][32][2]``), as dot products of pairs read them (GotoBLAS, Goto and
+van de Geijn 2008, section 4; the layout of the pairs is that of VDPBF16PS).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.ir import Block
+from xdsl.rewriter import Rewriter
+
+from irc.dialects.flow import to_attribute, to_python
+from irc.dialects.mapping import TaskMapping, repeat, spatial
+from irc.dialects.task import (
+    BufferType,
+    KernelContractOp,
+    KernelOp,
+    LoadOp,
+    StoreOp,
+    ValueType,
+)
+
+COLUMNS = 32
+"""Columns of a panel: two vectors of AVX-512, four of AVX2."""
+PAIRED = {"f32": 1, "bf16": 2}
+"""Dtypes that are packed, and how many rows of them lie together."""
+FEW_ROWS = 4
+"""Up to so many rows of A each weight is read once, in place, at the speed of memory."""
+SPLIT = 64
+"""Workers of a packing kernel."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A matmul on a packed weight.
+
+    Attributes:
+        kernel: the matmul; argument ``argument`` is the packed weight.
+        argument: position of the weight among its arguments.
+        pack: the kernel that packs: the weight in, panels out.
+    """
+
+    kernel: KernelOp
+    argument: int
+    pack: KernelOp
+
+    @property
+    def elements(self) -> int:
+        """How many the packed weight has, padding included."""
+        kind = self.pack.args[1].type
+        assert isinstance(kind, BufferType)
+        return kind.num_elements
+
+
+def weight_of(kernel: KernelOp) -> int | None:
+    """Return the argument that would be packed, None where packing does not pay or fit."""
+    load = _right_operand(kernel)
+    if load is None or load.blocks is not None or len(load.inputs) > 1:
+        return None
+    space, strides = kernel.space_extents, to_python(load.strides)
+    m, n, k = (*space[kernel.num_parallel - 2 : kernel.num_parallel], space[-1])
+    fits = len(space) == kernel.num_parallel + 1 and 0 not in space and n >= COLUMNS and k > 1
+    if not fits or m <= FEW_ROWS or load.value.dtype not in PAIRED:
+        return None
+    n_dim = kernel.num_parallel - 1
+    if not (strides[n_dim] and strides[-1]) or strides[n_dim - 1]:
+        return None
+    buffer = load.inputs[0]
+    readers = [op for op in kernel.body.ops if buffer in op.operands]
+    return list(kernel.args).index(buffer) if len(readers) == 1 else None  # type: ignore[arg-type]
+
+
+def packed(kernel: KernelOp, argument: int) -> Packed:
+    """Return a kernel as it reads the packed weight, and the kernel that packs.
+
+    Args:
+        kernel: a matmul of which :func:`weight_of` gave the argument.
+        argument: what it gave.
+    """
+    load = _right_operand(kernel)
+    assert load is not None
+    space, strides = kernel.space_extents, to_python(load.strides)
+    dtype = load.value.dtype
+    pair, n_dim, k_dim = PAIRED[dtype], kernel.num_parallel - 1, len(space) - 1
+    n, depth = space[n_dim], -(-space[k_dim] // pair)
+    panel = depth * COLUMNS * pair
+    batch = [d for d in range(n_dim - 1) if strides[d]]
+    placed = [0] * len(space)
+    placed[n_dim], placed[k_dim] = panel, COLUMNS * pair
+    blocks = (n_dim, COLUMNS, pair, k_dim, pair, 1) if pair > 1 else (n_dim, COLUMNS, 1)
+    total = -(-n // COLUMNS) * panel
+    for d in reversed(batch):
+        placed[d] = total
+        total *= space[d]
+    writer = _writer(kernel, load, [*batch, n_dim, k_dim], placed, blocks, total)
+    reader = kernel.clone()
+    Rewriter.replace_value_with_new_type(reader.args[argument], BufferType.of(total, dtype))
+    made = _right_operand(reader)
+    assert made is not None
+    made.properties["offset"] = to_attribute(0)
+    made.properties["strides"] = to_attribute(tuple(placed))
+    made.properties["blocks"] = to_attribute(blocks)
+    return Packed(reader, argument, writer)
+
+
+def _right_operand(kernel: KernelOp) -> LoadOp | None:
+    """The load of B: the operand of the product that varies along n."""
+    for op in kernel.body.block.ops:
+        if isinstance(op, KernelContractOp):
+            owner = op.inputs[1].owner
+            return owner if isinstance(owner, LoadOp) else None
+    return None
+
+
+def _writer(
+    kernel: KernelOp,
+    load: LoadOp,
+    dims: list[int],
+    placed: list[int],
+    blocks: tuple[int, ...],
+    total: int,
+) -> KernelOp:
+    """Build the kernel that copies a weight, over the dims of the matmul that it varies along."""
+    space = tuple(kernel.space_extents[d] for d in dims)
+    strides, dtype = to_python(load.strides), load.value.dtype
+    source = load.inputs[0].type
+    assert isinstance(source, BufferType)
+    block = Block(arg_types=[source, BufferType.of(total, dtype)])
+    read = LoadOp.make(
+        [block.args[0]],
+        [ValueType.of(dtype, full=False)],
+        offset=load.offset.value.data,
+        strides=tuple(strides[d] for d in dims),
+        loc=to_python(load.attributes["loc"]),
+        id=to_python(load.attributes["id"]),
+    )
+    write = StoreOp.make(
+        [read.outputs[0], block.args[1]],
+        [],
+        offset=0,
+        strides=tuple(placed[d] for d in dims),
+        blocks=tuple(dims.index(x) if i % 3 == 0 else x for i, x in enumerate(blocks)),
+        loc=to_python(load.attributes["loc"]),
+    )
+    block.add_ops([read, write])
+    return KernelOp.make(
+        "pack",
+        block,
+        template="rows",
+        space=space,
+        parallel=len(space),
+        num_inputs=1,
+        mapping=_by_columns(space),
+        loc=to_python(kernel.attributes["loc"]),
+    )
+
+
+def _by_columns(space: tuple[int, ...]) -> TaskMapping:
+    """Hand out whole panels."""
+    *batch, n, k = space
+    panels = -(-n // COLUMNS)
+    columns = -(-panels // min(SPLIT, panels)) * COLUMNS
+    outer = spatial(*batch, -(-n // columns), 1)
+    return TaskMapping((*outer.atoms, *repeat(*[1] * len(batch), columns, k).atoms))
