@@ -180,6 +180,15 @@ PAGES = (
         fix="split it in two, or leave grouping to pass fuse",
     ),
     ErrorPage(
+        code="fusion-impossible",
+        title="a constraint asks for a kernel that cannot be",
+        exit_code=4,
+        what="`fuse A, B` names ops that no single loop nest fits, or of which one is a library's.",
+        why="What a user forces is done or refused, never ignored. What is only dear is done.",
+        example='irc.compile(model, pins="fuse n3, n9")   (a library op lies between them)',
+        fix='irc.compile(model, pins="fuse n3, n4")   (irc explain plan PLAN --fusion shows rules)',
+    ),
+    ErrorPage(
         code="input-mismatch",
         title="the inputs are not those that the program takes",
         exit_code=2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -11,10 +12,20 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from irc.constraints.fusion import FusionStatement, named_ops, parse_fusion
+from irc.constraints.pins import constraint_text
 from irc.dialects.flow import FlowOp, FusionOp, IotaOp, YieldOp, id_of, loc_of
-from irc.kernels.groups import Grouping, describe
-from irc.kernels.holds import FREE_OPS, SHAPE_OPS, has_kernel, is_unread, require_static
+from irc.kernels.groups import Grouping
+from irc.kernels.holds import (
+    FREE_OPS,
+    SHAPE_OPS,
+    has_kernel,
+    is_unread,
+    require_static,
+)
+from irc.kernels.profit import describe
 from irc.kernels.units import Unit, in_order
+from irc.kernels.wishes import Wish
 
 
 @dataclass(frozen=True)
@@ -62,19 +73,61 @@ class FusePass(ModulePass):
     through a library op or a collective), where a costly function would be computed again for each
     point of a dim that it lacks, and where few rows would leave cores idle. Every other compute op
     becomes a fusion of one; attribute ``why`` says what was won.
+
+    ``pins`` (text or the name of a file, ``grammar/sharding.lark``) goes before what pays: ``fuse
+    n3, n4`` makes ops one kernel, or says by which rule they cannot be; ``keep n3, n4 apart`` parts
+    them. ``irc explain plan PLAN --fusion`` shows the kernels, and why neighbours are two.
     """
 
     name = "fuse"
     level: ClassVar[str] = "spmd"
 
+    pins: str = ""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for func in [
-            f for f in op.body.block.ops if isinstance(f, FuncOp) and not f.is_declaration
-        ]:
+        for _, grouping in self.groupings(op):
+            _Rebuild(grouping).run()
+        text, source = constraint_text(self.pins)
+        if parse_fusion(text, source):
+            op.attributes[PINS] = StringAttr(text)
+
+    def groupings(self, op: ModuleOp) -> list[tuple[FuncOp, Grouping]]:
+        """Decide on the groups of each function; of its ops, only dead ones are changed.
+
+        Raises:
+            IrcError: ``size-unbound``; ``fusion-impossible``; ``input-mismatch`` for constraints
+                that name no op.
+        """
+        funcs = [f for f in op.body.block.ops if isinstance(f, FuncOp) and not f.is_declaration]
+        for func in funcs:
             require_static(func)
             _drop_dead(func.body.block)
             _part_iotas(func.body.block)
-            _Rebuild(func.body.block).run()
+        text, source = constraint_text(self.pins)
+        wishes = _wishes(parse_fusion(text, source), op)
+        return [(f, Grouping(f.body.block, wishes.get(f.sym_name.data, ()))) for f in funcs]
+
+
+PINS = "irc.fusion"
+"""The attribute of a module that keeps the constraints on its kernels."""
+
+
+def _wishes(statements: Sequence[FusionStatement], module: ModuleOp) -> dict[str, list[Wish]]:
+    """Resolve constraints to ops, by function."""
+    found: dict[str, list[Wish]] = {}
+    for statement in statements:
+        sets: dict[str, list[set[Operation]]] = {}
+        for place, name in enumerate(statement.names):
+            for function, op in named_ops(name, module):
+                parts = sets.setdefault(function, [set() for _ in statement.names])
+                if op.name not in SHAPE_OPS | FREE_OPS:
+                    parts[place].add(op)
+        for function, parts in sets.items():
+            kept = tuple(frozenset(part) for part in parts if part)
+            if kept and len(kept) == len(statement.names):
+                wish = Wish(statement.verb, kept, str(statement), statement.where)
+                found.setdefault(function, []).append(wish)
+    return found
 
 
 def _drop_dead(block: Block) -> None:
@@ -101,10 +154,10 @@ def _part_iotas(block: Block) -> None:
 class _Rebuild:
     """Writes a block anew, unit by unit; shape ops and literals stand where first read."""
 
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.grouping = Grouping(block)
-        self.done: dict[SSAValue, SSAValue] = {arg: arg for arg in block.args}
+    def __init__(self, grouping: Grouping) -> None:
+        self.block = grouping.block
+        self.grouping = grouping
+        self.done: dict[SSAValue, SSAValue] = {arg: arg for arg in self.block.args}
 
     def run(self) -> None:
         """Rewrite the block in place."""

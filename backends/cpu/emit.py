@@ -13,11 +13,16 @@ from dataclasses import asdict, dataclass
 
 from irc.backends.cpu.attention_write import write_attention
 from irc.backends.cpu.builder import Builder, Operand
+from irc.backends.cpu.convolution import read_windows
+from irc.backends.cpu.convolution_writer import ConvolutionWriter
 from irc.backends.cpu.features import Features, host
 from irc.backends.cpu.nest import Nest, analyse, read, simplify
 from irc.backends.cpu.packed import PackedWriter
+from irc.backends.cpu.panel_product import PanelWriter
 from irc.backends.cpu.panels import PanelsWriter, read_panels
 from irc.backends.cpu.product import make_tiling, recognise
+from irc.backends.cpu.quantized import PackedWeightsWriter
+from irc.backends.cpu.quantized_product import read_packed
 from irc.backends.cpu.rows import RowsWriter
 from irc.backends.cpu.schedule import make_schedule
 from irc.backends.cpu.skinny import SkinnyWriter
@@ -71,14 +76,23 @@ def _write(
     if kernel.template.data == "attention":
         return write_attention(b, kernel, features, buffers)
     nest = simplify(read(kernel))
+    if kernel.template.data == "packed" and (quantised := read_packed(nest)) is not None:
+        weights = PackedWeightsWriter(b, quantised, features, buffers)
+        weights.write()
+        return weights.scratch_bytes, weights.plan.parallel, f"packed {weights.plan.form}"
     if (panels := read_panels(nest)) is not None:
         PanelsWriter(b, panels, buffers).write()
         return 0, workers > 1, "pack"
+    if kernel.template.data == "convolution" and (windows := read_windows(nest)) is not None:
+        convolution = ConvolutionWriter(b, windows, features, buffers)
+        convolution.write()
+        return convolution.scratch_bytes, convolution.parallel, "convolution"
     product = recognise(nest)
     if product is None:
         return write_rows(b, nest, workers, features, buffers)
     tiling = make_tiling(product, features, workers)
-    form = PackedWriter if tiling.form == "packed" else SkinnyWriter
+    forms = {"packed": PackedWriter, "panels": PanelWriter}
+    form = forms.get(tiling.form, SkinnyWriter)
     writer = form(b, product, analyse(nest), tiling, features, buffers)
     writer.write()
     return writer.scratch_bytes, tiling.parallel, f"matmul {tiling.form}"

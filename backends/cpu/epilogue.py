@@ -6,12 +6,16 @@ from irc.backends.cpu.builder import Builder, Operand, Type
 from irc.backends.cpu.nest import Facts
 from irc.backends.cpu.product import Product, Tiling
 from irc.backends.cpu.steps import Env, Place, StepWriter
+from irc.backends.cpu.units import decode
 
 SHORT = 4
 
 
 class EpilogueWriter:
-    """Writes the steps after a product for one tile; lanes along n."""
+    """Writes the steps after a product for one tile; lanes along n.
+
+    A row of the tile is an index of ``m``, or of all dims ``along`` in row-major order.
+    """
 
     def __init__(
         self,
@@ -22,7 +26,9 @@ class EpilogueWriter:
         buffers: dict[int, Operand],
         *,
         masked: bool,
+        along: tuple[int, ...] | None = None,
     ) -> None:
+        self.along = along or (() if product.m is None else (product.m,))
         self.b, self.product, self.tiling = b, product, tiling
         self.steps = StepWriter(b, product.nest, facts, buffers)
         self.kind = Type(product.element, tiling.lanes)
@@ -81,18 +87,26 @@ class EpilogueWriter:
         else:
             b.either(b.compare("icmp sle", end, stop), full, tail)
 
+    def at_row(self, place: Place, index: Operand) -> Place:
+        """Return the place in a row."""
+        extents = [self.product.nest.extents[d] for d in self.along]
+        for dim, part in zip(self.along, decode(self.b, index, extents), strict=True):
+            place = place.at(dim, part)
+        return place
+
     def rows(self, place: Place, row: Operand, rows: Operand, source: Operand) -> None:
         """Write the loop down some columns of a tile; what does not vary along m is outside."""
         b, plan = self.b, self.tiling
-        facts, m = self.steps.facts, self.product.m
+        facts, moving = self.steps.facts, set(self.along)
         outer: Env = {}
         still = [
-            s for s in self.epilogue if not facts.stage[s.result] and m not in facts.dims[s.result]
-        ]
+            s for s in self.epilogue
+            if not facts.stage[s.result] and not moving & facts.dims[s.result]
+        ]  # fmt: skip
         self.steps.steps(still, outer, place)
 
         def one(i: Operand, _: list[Operand]) -> list[Operand]:
-            inside = place if m is None else place.at(m, b.add(row, i))
+            inside = self.at_row(place, b.add(row, i))
             env = dict(outer)
             start = b.address(source, self.kind.element, b.scale(i, plan.columns))
             env[self.product.step.result] = [

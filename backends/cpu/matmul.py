@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type
+from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.epilogue import EpilogueWriter
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.nest import Access, Facts
@@ -65,6 +65,14 @@ class MatmulWriter:
             for t in (self.thread, one)
         )
         return b.select(divided, low, b.i64(0)), b.select(divided, high, b.i64(count))
+
+    def split_columns(self, units: int, tiles: int) -> Operand:
+        """Return whether threads share out panels; else they share out rows."""
+        b = self.b
+        even = b.compare("icmp eq", b.binary("urem", b.i64(units), self.threads), b.i64(0))
+        many = b.compare("icmp uge", b.i64(units), b.binary("mul", self.threads, b.i64(16)))
+        flat = b.compare("icmp ult", b.i64(tiles), b.binary("mul", self.threads, b.i64(2)))
+        return b.binary("or", even, b.binary("or", many, flat))
 
     def batch_indices(self, which: Operand) -> dict[int, Operand]:
         """Return the index in each batch dim."""

@@ -39,8 +39,8 @@ class PackedWriter(MatmulWriter):
 
     @property
     def panel_bytes(self) -> int:
-        """The size of one panel that is packed here."""
-        return 0 if self.product.is_packed else round_up(self.tiling.columns * self.tiling.depth * self.item)
+        """The size of one packed panel."""
+        return round_up(self.tiling.columns * self.tiling.depth * self.item)
 
     @property
     def copy_at(self) -> int:
@@ -94,14 +94,6 @@ class PackedWriter(MatmulWriter):
             b.loop(group_of(low), stop, 1, [], group)
 
         b.when(b.compare("icmp slt", low, high), walk)
-
-    def split_columns(self, units: int, tiles: int) -> Operand:
-        """Return whether threads share out panels; else they share out rows."""
-        b = self.b
-        even = b.compare("icmp eq", b.binary("urem", b.i64(units), self.threads), b.i64(0))
-        many = b.compare("icmp uge", b.i64(units), b.binary("mul", self.threads, b.i64(16)))
-        flat = b.compare("icmp ult", b.i64(tiles), b.binary("mul", self.threads, b.i64(2)))
-        return b.binary("or", even, b.binary("or", many, flat))
 
     def group(self, share: Share) -> None:
         """Multiply the thread's rows by some panels."""
@@ -168,15 +160,11 @@ class PackedWriter(MatmulWriter):
 
             return b.loop(share.begin, share.end, 1, [], panel)
 
-        if not self.product.is_packed:
-            b.loop(share.begin, share.end, 1, [], pack)
+        b.loop(share.begin, share.end, 1, [], pack)
         b.loop(share.first, share.last, plan.chunk, [], chunk)
 
     def slot(self, share: Share, panel: Operand) -> Operand:
         """Return where a panel is packed."""
-        if self.product.is_packed:
-            column = self.b.scale(panel, self.tiling.columns)
-            return self.start_of(self.product.b, {**share.batch, self.product.n: column})
         packed = self.b.address(self.scratch, "i8", self.b.i64(self.tile_bytes))
         number = self.b.binary("sub nsw", panel, share.begin)
         return self.b.address(packed, "i8", self.b.scale(number, self.panel_bytes))
@@ -219,15 +207,12 @@ class PackedWriter(MatmulWriter):
     def define_functions(self) -> None:
         """Define packing and the register tiles."""
         plan, p = self.tiling, self.product
+        strides = (p.b.strides[p.k], p.b.strides[p.n])
+        # Larger squares transpose faster and cost four times as much to compile.
+        square = plan.lanes if self.m <= FEW_ROWS else min(plan.lanes, 8)
+        symbol = self.symbol("pack")
+        define_pack(self.b, symbol, p.b, strides, self.kind, plan.columns, square)
         right = Factor(ACCUMULATED[self.kind.element], (plan.columns, 1), AHEAD)
-        if p.is_packed:
-            right = Factor(p.b.dtype, (p.b.strides[p.k], 1), AHEAD)
-        else:
-            strides = (p.b.strides[p.k], p.b.strides[p.n])
-            # Larger squares transpose faster and cost four times as much to compile.
-            square = plan.lanes if self.m <= FEW_ROWS else min(plan.lanes, 8)
-            symbol = self.symbol("pack")
-            define_pack(self.b, symbol, p.b, strides, self.kind, plan.columns, square)
         for rows in {plan.rows, self.m % plan.rows or plan.rows}:
             tile_function(
                 self.b,

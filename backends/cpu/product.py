@@ -13,6 +13,12 @@ from irc.dialects.types import is_float
 
 SKINNY = 8
 MAX_DEPTH = 2048
+PANEL_BYTES = 400 << 10
+"""Of a panel, as much as is used again and again: less than half of a second cache of 1 MiB."""
+ROWS_BYTES = 8 << 20
+"""Of A, as much as is read for one panel after the other: a part of the last cache."""
+COPY_BYTES = 256 << 10
+"""Of a copy of A."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +126,9 @@ class Tiling:
     """How a product is computed.
 
     Attributes:
-        form: packed (B in panels, register tiles), dots (few rows; lanes along k), or stream
-            (few rows; lanes along n, B read in place).
+        form: packed (B packed into panels, register tiles), panels (the same, on a weight that lies
+            in panels), dots (few rows; lanes along k), or stream (few rows; lanes along n, B read
+            in place).
         lanes: lanes of a vector.
         rows: rows of a register tile.
         columns: columns of a panel.
@@ -133,7 +140,7 @@ class Tiling:
         parallel: whether a thread pool is worth its start.
     """
 
-    form: Literal["packed", "dots", "stream"]
+    form: Literal["packed", "panels", "dots", "stream"]
     lanes: int
     rows: int
     columns: int
@@ -157,7 +164,7 @@ def make_tiling(product: Product, features: Features, workers: int) -> Tiling:
     along = 0 if product.m is None else product.a.strides[product.m]
     pitch = k + lanes
     if product.is_packed:
-        return _on_panels(product, lanes, registers, parallel=parallel)
+        return _on_panels(product, features, parallel=parallel)
     if m <= SKINNY and product.b.strides[product.k] == 1:
         copy = product.a.strides[product.k] != 1
         group = next(g for g in (8, 4, 2, 1) if g * m <= registers)
@@ -190,26 +197,26 @@ def make_tiling(product: Product, features: Features, workers: int) -> Tiling:
     )
 
 
-def _on_panels(product: Product, lanes: int, registers: int, *, parallel: bool) -> Tiling:
-    """Decide for a weight that lies in panels: nothing is packed, so sums need not be cut."""
-    _, m, n, k = product.sizes
-    item = 4
-    ((_, columns, _), *_) = product.b.blocks
-    width = min(columns, 2 * lanes if registers == 24 else lanes * 2)
-    rows = min(registers // (width // lanes), m)
-    along = 0 if product.m is None else product.a.strides[product.m]
-    half = product.a.dtype in ("f16", "bf16")
-    aliased = product.a.strides[product.k] == 1 and along * item % 4096 == 0 and n >= 4 * width
-    tiles = -(-m // rows)
+def _on_panels(product: Product, features: Features, *, parallel: bool) -> Tiling:
+    """Decide for a weight that lies in panels."""
+    _, m, _, k = product.sizes
+    item, lanes = 4, features.vector_bytes // 4
+    columns = product.b.blocks[0][1]
+    vectors = columns // lanes if features.registers == 32 else 2
+    most = 24 // vectors if features.registers == 32 else 6
+    tiles = -(-m // most)
+    rows = -(-m // tiles)
+    blocks = -(-k * vectors * lanes * item // PANEL_BYTES)
+    depth = k if blocks == 1 else -(-k // blocks // lanes) * lanes + lanes
+    copy = product.a.dtype in ("f16", "bf16")
     return Tiling(
-        "packed",
+        "panels",
         lanes,
         rows,
-        width,
-        group=-(-n // columns),
-        chunk=max(1, min(tiles, (256 << 10) // (rows * k * item))),
-        copy=half or (aliased and rows > 4),
-        pitch=k + lanes,
-        depth=k,
+        vectors * lanes,
+        chunk=max(1, min(tiles, (COPY_BYTES if copy else ROWS_BYTES) // (rows * depth * item))),
+        copy=copy,
+        pitch=depth + lanes,
+        depth=depth,
         parallel=parallel,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from irc.backends.cuda.functions import TYPES, expression, helpers_in
+from irc.backends.cuda.hopper import Hopper, encode
+from irc.backends.cuda.hopper_instructions import hopper_helpers
 from irc.backends.cuda.pointwise import Pointwise
 from irc.backends.cuda.rows import Rows
 from irc.backends.cuda.simt import Simt
@@ -62,14 +64,15 @@ def emit_form(form: Form, arch: int | None = None) -> str:
     if parts_of(template) > 1:
         meeting = SumOfParts(form, parts_of(template))
         functions.append(_function(form, meeting, f"{name}_sum", partial="const float"))
-    text = "\n".join(functions)
+    text, launcher = "\n".join(functions), _launcher(form, template, name)
     return (
         _header(form, template)
         + PRELUDE
         + helpers_in(text)
+        + hopper_helpers(text + launcher)
         + "\n"
         + text
-        + _launcher(form, template, name)
+        + launcher
     )
 
 
@@ -77,23 +80,27 @@ def template_for(form: Form, arch: int | None = None) -> Template:
     """Return the template that makes a kernel's code."""
     arch = form.options.get("arch", 80) if arch is None else arch
     if form.template == "matmul":
+        if arch == 90 and Hopper.fits(form):
+            return Hopper(form)
         return TensorCore(form, arch) if TensorCore.fits(form) else Simt(form)
     return Rows(form) if form.num_parallel < len(form.sizes) else Pointwise(form)
 
 
 def parts_of(template: Template) -> int:
     """Return among how many blocks the reduction of one tile is divided."""
-    return template.parts if isinstance(template, TensorCore) else 1
+    return template.parts if isinstance(template, TensorCore | Hopper) else 1
 
 
 def shared_of(template: Template) -> int:
     """Return the bytes of shared memory that the launch asks for."""
-    return template.shared_bytes if isinstance(template, TensorCore) else 0
+    return template.shared_bytes if isinstance(template, TensorCore | Hopper) else 0
 
 
 def _function(form: Form, template: Template | SumOfParts, name: str, partial: str) -> str:
     body = Source("  ")
     arguments = [_argument(form, i) for i in range(len(form.buffers))]
+    if isinstance(template, Hopper):
+        arguments += [f"const __grid_constant__ CUtensorMap {m.letter}_map" for m in template.maps]
     if isinstance(template, SumOfParts) or parts_of(template) > 1:
         arguments.append(f"IRC_POINTER({partial}) partial")
     head = f'extern "C" __global__ void __launch_bounds__({template.threads})\n'
@@ -152,16 +159,21 @@ def _launcher(form: Form, template: Template, name: str) -> str:
 
 def _start(source: Source, form: Form, template: Template, name: str) -> None:
     casts = ", ".join(f"({_type(form, i)}*)buffers[{i}]" for i in range(len(form.buffers)))
+    own = casts
+    if isinstance(template, Hopper):
+        for tensor in template.maps:
+            encode(source, form, tensor)
+        own += "".join(f", {tensor.letter}_map" for tensor in template.maps)
     parts = parts_of(template)
     if parts == 1:
-        source.line(_call(name, template, casts, shared_of(template)))
+        source.line(_call(name, template, own, shared_of(template)))
         return
     meeting = SumOfParts(form, parts)
     count = parts * meeting.num_points
     source.line("float* partial = nullptr;")
     source.line(f"const int code = (int)cudaMallocAsync((void**)&partial, {count}ull * 4, stream);")
     source.line("if (code) return code;")
-    source.line(_call(name, template, f"{casts}, partial", shared_of(template)))
+    source.line(_call(name, template, f"{own}, partial", shared_of(template)))
     source.line(_call(f"{name}_sum", meeting, f"{casts}, partial", 0))
     source.line("cudaFreeAsync(partial, stream);")
 

@@ -19,10 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--why-not",
-        metavar="PLACEMENT",
-        help='of an op or argument (--op): what it would cost to lie so, as in "S(0),B"',
+        metavar="WHAT",
+        nargs="+",
+        help='of an op or argument (--op): what it would cost to lie so, as in "S(0),B";'
+        " with --fusion: two ops, and why they are not one kernel",
     )
-    parser.add_argument("--fusion", action="store_true", help="of a plan: why ops are one kernel")
+    parser.add_argument(
+        "--fusion", action="store_true", help="of a plan: its kernels, and why others are two"
+    )
     parser.add_argument("--json", action="store_true", help="of a plan: all facts as JSON")
 
 
@@ -75,9 +79,42 @@ def _error(code: str) -> str:
 def _plan(args: argparse.Namespace) -> str:
     from irc.report.explain import explain_plan
 
+    if args.fusion and not args.op:
+        return _fusion(args)
     if args.why_not is not None:
         return _why_not(args)
-    return explain_plan(args.name, op=args.op, fusion=args.fusion, as_json=args.json)
+    return explain_plan(args.name, op=args.op, as_json=args.json)
+
+
+def _fusion(args: argparse.Namespace) -> str:
+    import json
+    from dataclasses import asdict
+
+    from xdsl.dialects.builtin import ModuleOp
+    from xdsl.dialects.func import FuncOp
+
+    from irc.kernels.groups import Grouping
+    from irc.passes.fuse import FusePass
+    from irc.report.evidence import Evidence
+    from irc.report.fusion import Fusion, write
+
+    def group_again(module: ModuleOp, pins: str) -> list[tuple[FuncOp, Grouping]]:
+        return FusePass(pins=pins).groupings(module)
+
+    evidence = Evidence.of(args.name)
+    if args.why_not is not None and len(args.why_not) != 2:
+        raise IrcError(
+            "option-value",
+            f"--fusion --why-not takes two ops, not {len(args.why_not)}",
+            help="name them: --fusion --why-not n3 n4",
+        )
+    if "fuse" not in evidence.passes:
+        return "the plan fuses nothing: it has no pass fuse"
+    found = Fusion(evidence, group_again)
+    if args.why_not is not None:
+        return found.why_not(*args.why_not)
+    report = found.report()
+    return json.dumps(asdict(report), indent=1) if args.json else write(report)
 
 
 def _why_not(args: argparse.Namespace) -> str:
@@ -100,10 +137,18 @@ def _why_not(args: argparse.Namespace) -> str:
             help='name it: --op n3 --why-not "S(0),B", or --op tokens.weight --why-not "S(0),B"',
         )
 
+    if len(args.why_not) != 1:
+        raise IrcError(
+            "option-value",
+            f"--why-not takes one placement, not {len(args.why_not)}",
+            help='write it as one word: --why-not "S(0),B"; two ops go with --fusion',
+        )
+    (placement,) = args.why_not
+
     def plan_again(module: ModuleOp, options: Mapping[str, Any]) -> None:
         find_pass("auto-shard")(**options).apply(context(), module)
 
-    found = why_not(Evidence.of(args.name), args.op, args.why_not, plan_again)
+    found = why_not(Evidence.of(args.name), args.op, placement, plan_again)
     return json.dumps(asdict(found), indent=1) if args.json else write(found)
 
 

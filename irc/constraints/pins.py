@@ -73,7 +73,7 @@ class Statement:
 def constraint_text(pins: Pins) -> tuple[str, str]:
     """Return the text of constraints, and where it is from.
 
-    Text without a ``=`` is the name of a file, unless it begins with ``same``.
+    Text without a ``=`` is the name of a file, unless it is a ``same``, ``fuse`` or ``keep``.
 
     Raises:
         IrcError: ``file-missing``.
@@ -82,7 +82,7 @@ def constraint_text(pins: Pins) -> tuple[str, str]:
         return "\n".join(f'"{glob}" = {value}' for glob, value in pins.items()), INLINE
     if isinstance(pins, str) and ("=" in pins or not pins.strip() or "\n" in pins):
         return pins, INLINE
-    if isinstance(pins, str) and _is_same(pins):
+    if isinstance(pins, str) and _is_statement(pins):
         return pins, INLINE
     path = Path(pins)
     try:
@@ -99,8 +99,8 @@ def constraint_text(pins: Pins) -> tuple[str, str]:
         ) from None
 
 
-def _is_same(text: str) -> bool:
-    return re.match(r"\s*same\s.*,", text) is not None
+def _is_statement(text: str) -> bool:
+    return re.match(r"\s*(same\s.*,|fuse\s|keep\s.*\sapart)", text) is not None
 
 
 def pins_option(pins: Pins) -> str:
@@ -113,7 +113,7 @@ def pins_option(pins: Pins) -> str:
 
 
 def parse_constraints(text: str, source: str = INLINE) -> tuple[Statement, ...]:
-    """Read constraints.
+    """Read constraints on placements; those on kernels are read by :mod:`irc.constraints.fusion`.
 
     >>> [str(s) for s in parse_constraints("*.w = [tensor = S(1)]; forbid op n3 = (P(*))")]
     ['pin *.w = [tensor = S(1)]', 'forbid op n3 = (P(*))']
@@ -121,13 +121,23 @@ def parse_constraints(text: str, source: str = INLINE) -> tuple[Statement, ...]:
     Raises:
         IrcError: ``constraint-syntax`` or ``placement-syntax``, with the line.
     """
+    tree = constraint_tree(text, source)
+    nodes = [node for node in tree.children if node.data not in ("fuse", "apart")]
+    return tuple(_statement(node, text, source) for node in nodes)
+
+
+def constraint_tree(text: str, source: str) -> Any:
+    """Parse constraints of all kinds.
+
+    Raises:
+        IrcError: ``constraint-syntax`` or ``placement-syntax``, with the line.
+    """
     from lark.exceptions import UnexpectedInput
 
     try:
-        tree = _parser().parse(text)
+        return _parser().parse(text)
     except UnexpectedInput as error:
         raise _syntax_error(text, source, error) from None
-    return tuple(_statement(node, text, source) for node in tree.children)
 
 
 def parse_pattern(text: str) -> Pattern:
@@ -211,8 +221,13 @@ def _parser() -> Any:
     return Lark(grammar, parser="lalr", propagate_positions=True)
 
 
+def place(node: Any, text: str, source: str) -> str:
+    """Return where a statement stands: its source, and its line where there are several."""
+    return f"{source}, line {node.meta.line}" if "\n" in text.strip() else source
+
+
 def _statement(node: Any, text: str, source: str) -> Statement:
-    where = f"{source}, line {node.meta.line}" if "\n" in text.strip() else source
+    where = place(node, text, source)
     if node.data == "same":
         first, *others = (str(name.children[0]).strip('"') for name in node.children)
         return Statement("same", "argument", first, Pattern(), where=where, others=tuple(others))
@@ -321,5 +336,6 @@ def _syntax_error(text: str, source: str, error: Any) -> IrcError:
         f"cannot read the constraint '{statement.strip()}'",
         where=where,
         because=f"it stops making sense at '{found}'",
-        help="write it as: [pin|forbid] NAME = PLACEMENT, pin op ID = PLACEMENT, or same A, B",
+        help="write it as: [pin|forbid] NAME = PLACEMENT, pin op ID = PLACEMENT, same A, B,"
+        " fuse ID, ID, or keep ID, ID apart",
     )

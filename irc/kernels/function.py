@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from xdsl.dialects.builtin import ArrayAttr, StringAttr, SymbolRefAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from irc.dialects.flow import (
     ConstantOp,
@@ -30,6 +30,7 @@ from irc.kernels.holds import (
     require_static,
     shape_of,
 )
+from irc.kernels.attention import attention_kernel, is_attention, result_orders
 from irc.kernels.fixed import Fixed
 from irc.kernels.lower import Lowered, lower
 from irc.kernels.names import hint, identity
@@ -73,6 +74,8 @@ class KernelTable:
         Raises:
             GroupError: where the group is no kernel.
         """
+        if is_attention(ops[0], self.target):
+            return attention_kernel(ops[0], source, orders)
         nest = nest_of(ops, outputs, source, orders)
         sources = [id_of(op) for op in ops if op.name in COMPUTE_OPS | FREE_OPS]
         return lower(nest, name=hint(nest), target=self.target, loc=loc, sources=sources)
@@ -156,6 +159,8 @@ class _Mapper:
             self.gone.append(op)  # a kernel holds its own; others get it where they first read it
         elif isinstance(op, FlowOp) and op.name in COMPUTE_OPS | FREE_OPS and has_kernel(op):
             self._lone(op)
+        elif isinstance(op, FlowOp) and is_attention(op, self.table.target):
+            self._whole(op)
         else:
             strided = isinstance(op, FlowOp) and op.name.startswith("flow.")
             for index, value in enumerate(op.operands):
@@ -191,6 +196,13 @@ class _Mapper:
         op.outputs[0].replace_all_uses_with(result)
         self.gone.append(op)
 
+    def _whole(self, op: FlowOp) -> None:
+        """Launch the kernel of an op that has a template of its own."""
+        results = self._launch([op], list(op.outputs), {}, op)
+        for old, new in zip(op.outputs, results, strict=True):
+            old.replace_all_uses_with(new)
+        self.gone.append(op)
+
     def _launch(
         self,
         ops: Sequence[FlowOp],
@@ -207,7 +219,7 @@ class _Mapper:
         source = _Source(self, arguments)
         self._turn_images(ops, source)
         for _ in range(MAX_COPIES):
-            orders = orders_of(ops, outputs, source, self.spread) if free else {}
+            orders = self._orders(ops, outputs, source) if free else {}
             try:
                 made = self.table.lower(ops, outputs, source, loc_of(origin), orders)
                 break
@@ -218,7 +230,8 @@ class _Mapper:
                     raise _illegal(origin, str(error)) from error
         else:
             raise _illegal(origin, "it needs more copies than it has operands")
-        names = [id_of(v.owner) if isinstance(v.owner, Operation) else "" for v in outputs]
+        # An id names the first result of an op.
+        names = [id_of(v.op) if isinstance(v, OpResult) and not v.index else "" for v in outputs]
         made = self._packed(made)
         launch = LaunchOp.make(
             made.operands,
@@ -237,6 +250,13 @@ class _Mapper:
                 results[i] = self._logical(value, results[i], orders[value])
             self.views[value] = self.stored(results[i])
         return results
+
+    def _orders(
+        self, ops: Sequence[FlowOp], outputs: Sequence[SSAValue], source: _Source
+    ) -> Orders:
+        if is_attention(ops[0], self.table.target):
+            return result_orders(ops[0])
+        return orders_of(ops, outputs, source, self.spread)
 
     def _logical(self, value: SSAValue, stored: SSAValue, order: tuple[int, ...]) -> SSAValue:
         """Return the view of a result, stored in another order of dims, as the program names it."""

@@ -2,12 +2,15 @@
 
 Ops are met in program order; each tries to join the units that make its operands. A union stands if
 it is acyclic, is one loop nest (:mod:`irc.kernels.nest` is the judge), and pays
-(:meth:`Grouping.declined`).
+(:meth:`Grouping.declined`). Then kernels of one level that read the same tensor join, as nothing
+lies between them. What a user asks (:mod:`irc.kernels.wishes`) goes before profit, never before
+what is right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
@@ -17,28 +20,26 @@ from irc.dialects.flow import (
     FlowOp,
     PackedContractOp,
     PointwiseOp,
-    ReduceOp,
+    loc_of,
     phase_of,
-    tensor,
 )
-from irc.dialects.types import ITEM_BYTES
+from irc.errors import IrcError
+from irc.kernels.axes import Axis
 from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, has_kernel, shape_of
-from irc.kernels.nest import Nest, nest_of
-from irc.kernels.trace import GroupError, Stored, leaf_set
-from irc.kernels.units import Unit, link, makes_cycle, merge
+from irc.kernels.nest import nest_of
+from irc.kernels.profit import tensor_bytes, wasteful
+from irc.kernels.reasons import Reason
+from irc.kernels.trace import GroupError, Stored
+from irc.kernels.units import Kind, Unit, link, makes_cycle, merge
 from irc.kernels.view import View
-from irc.ops.pointwise import POINTWISE
+from irc.kernels.wishes import Wish, Wishes
 
 MAX_OPS = 64
 """Ops of a kernel: bounds registers, and the time to judge a union."""
 MAX_BUFFERS = 24
 """Arguments of a kernel."""
-MIN_TASKS = 16
-"""Rows below which a large kernel with reductions would leave cores idle."""
-LARGE = 1 << 16
-"""Points from which idle cores cost more than another pass over memory (about 50 us)."""
-CHEAP = 4
-"""Operations a point that may be done again for each point of a dim that they do not have."""
+MIN_SHARED_BYTES = 1 << 12
+"""Bytes of a shared operand below which kernels are left alone: it stays in the first cache."""
 
 
 def anchor(value: SSAValue) -> SSAValue:
@@ -72,9 +73,14 @@ def whole(value: SSAValue) -> Stored:
 
 
 class Grouping:
-    """The units of one block."""
+    """The units of one block.
 
-    def __init__(self, block: Block) -> None:
+    Raises:
+        IrcError: ``fusion-impossible`` for a wish that no kernel can fulfil.
+    """
+
+    def __init__(self, block: Block, wishes: Iterable[Wish] = ()) -> None:
+        self.block, self.wishes = block, Wishes(wishes)
         self.position: dict[Operation, int] = {op: i for i, op in enumerate(block.ops)}
         self.owner: dict[Operation, Unit] = {}
         for op in block.ops:
@@ -83,6 +89,10 @@ class Grouping:
             ):
                 continue
             self._add(op)
+        self._join_siblings()
+        for wish in wishes:
+            if wish.verb == "fuse":
+                self._force(wish)
 
     @property
     def units(self) -> list[Unit]:
@@ -146,16 +156,26 @@ class Grouping:
             template = nest_of([op], [op.outputs[0]], whole).template
             self._own(Unit(template, [op]), op, reads)
             return
-        for union in self._unions(op, reads):
+        for union, forced in self._offers(op, reads):
             if makes_cycle(union, reads):
                 continue
             compute = [*(o for unit in union for o in unit.ops), op]
-            kind = "matmul" if union[0].kind == "matmul" else "rows"
-            if self.declined(compute, kind) is None:
+            kind = _kind(union)
+            if self.declined(compute, kind, forced=forced) is None:
                 joined = merge(union, kind, self.owner)
                 self._own(joined, op, [u for u in reads if u not in union])
                 return
         self._own(Unit("rows", [op]), op, reads)
+
+    def _offers(self, op: FlowOp, reads: Sequence[Unit]) -> Iterable[tuple[list[Unit], bool]]:
+        """Yield what an op may join: what the user asks for, then what pays."""
+        for wish in self.wishes.of(op):
+            known = [self.owner[other] for other in wish.ops if other in self.owner]
+            units = [unit for unit in dict.fromkeys(known) if unit.kind != "library"]
+            if units:
+                yield units, True
+        for union in self._unions(op, reads):
+            yield union, False
 
     def _own(self, unit: Unit, op: Operation, reads: Iterable[Unit]) -> None:
         self.owner[op] = unit
@@ -193,8 +213,101 @@ class Grouping:
                 return all(user is op or isinstance(user, ReturnOp) for user in _users(root))
         return False
 
-    def declined(self, compute: Sequence[Operation], kind: str) -> str | None:
-        """Say why ops should not be one kernel, None where they should."""
+    def _join_siblings(self) -> None:
+        """Let kernels of one level that read the same tensor read it once.
+
+        No path joins units of one level, so no cycle can arise. Each only tries the one before.
+        """
+        readers: dict[SSAValue, list[Unit]] = {}
+        for op in self.position:
+            unit = self.owner.get(op)
+            if unit is None or unit.kind != "rows":
+                continue
+            for value in dict.fromkeys(map(anchor, op.operands)):
+                if not is_literal(value) and self.owner.get(value.owner) is not unit:  # type: ignore[arg-type]
+                    readers.setdefault(value, []).append(unit)
+        for value, units in readers.items():
+            if tensor_bytes(value) < MIN_SHARED_BYTES:
+                continue
+            ops = [unit.ops[0] for unit in dict.fromkeys(units)]
+            for first, second in pairwise(ops):
+                pair = self.owner[first], self.owner[second]
+                if pair[0] is not pair[1] and self._are_siblings(*pair):
+                    self._join(pair)
+
+    def _are_siblings(self, one: Unit, other: Unit) -> bool:
+        if one.level != other.level or _is_forward(one.ops[0]) != _is_forward(other.ops[0]):
+            return False
+        compute = [*one.ops, *other.ops]
+        return self.declined(compute, "rows", siblings=True) is None
+
+    def _join(self, units: Sequence[Unit]) -> None:
+        joined = merge(units, _kind(units), self.owner)
+        joined.ops.sort(key=lambda op: self.position[op])
+
+    def _force(self, wish: Wish) -> None:
+        """Make the ops of a statement one kernel.
+
+        Raises:
+            IrcError: ``fusion-impossible``, with the rule against it.
+        """
+        ops = sorted(wish.ops, key=lambda op: self.position[op])
+        units = list(dict.fromkeys(self.owner[op] for op in ops if op in self.owner))
+        if len(units) < 2:
+            return
+        reason = self.refusal(units, forced=True)
+        if reason is not None:
+            raise impossible(wish, reason, [unit.ops[0] for unit in units])
+        self._join(units)
+
+    def refusal(self, units: Sequence[Unit], *, forced: bool = False) -> Reason | None:
+        """Say by which rule whole units are not one kernel; None where they could be.
+
+        Args:
+            units: at least two.
+            forced: leave profit aside.
+        """
+        compute = [op for unit in units for op in unit.ops]
+        if any(unit.kind == "library" for unit in units):
+            return Reason("library")
+        if (wish := self.wishes.parted(compute)) is not None:
+            return Reason("apart", f"'{wish.text}', {wish.where}")
+        if makes_cycle(units, ()):
+            return Reason("cycle")
+        if not forced and len({_is_forward(unit.ops[0]) for unit in units}) > 1:
+            return Reason("phase")
+        kind = _kind(units)
+        if (message := self.declined(compute, kind, forced=forced)) is not None:
+            return Reason.of(message)
+        if kind == "matmul" and not forced and not self._is_continued(units):
+            return Reason("matmul-shared")
+        return None
+
+    def _is_continued(self, units: Sequence[Unit]) -> bool:
+        """True where a matmul's value is read by the others' ops alone."""
+        inside = {op for unit in units for op in unit.ops}
+        (matmul,) = [unit for unit in units if unit.kind == "matmul"]
+        users = _users(matmul.ops[-1].results[0])
+        return all(user in inside or isinstance(user, ReturnOp) for user in users)
+
+    def declined(
+        self,
+        compute: Sequence[Operation],
+        kind: str,
+        *,
+        forced: bool = False,
+        siblings: bool = False,
+    ) -> str | None:
+        """Say why ops should not be one kernel, None where they should.
+
+        Args:
+            compute: the ops.
+            kind: what the kernel is to be.
+            forced: only say why they cannot be.
+            siblings: none reads another; their stores must go the same way through memory.
+        """
+        if self.wishes.parted(compute) is not None:
+            return "a constraint keeps them apart"
         ops = self.members(compute)
         if len(ops) > MAX_OPS:
             return f"over {MAX_OPS} ops"
@@ -210,11 +323,35 @@ class Grouping:
             return f"over {MAX_BUFFERS} buffers"
         if nest.template != kind:
             return "a matmul that would lose its tiles"
-        return _wasteful(nest)
+        if siblings and len({_fastest(store.strides) for _, _, store in nest.outputs}) > 1:
+            return "outputs over different dims"
+        return None if forced else wasteful(nest)
 
 
 def _is_forward(op: Operation) -> bool:
     return phase_of(op) in ("", "forward")
+
+
+def _kind(units: Sequence[Unit]) -> Kind:
+    return "matmul" if any(unit.kind == "matmul" for unit in units) else "rows"
+
+
+def _fastest(strides: Mapping[Axis, int]) -> Axis | None:
+    """The axis along which a store writes neighbours."""
+    return next((axis for axis, stride in strides.items() if abs(stride) == 1), None)
+
+
+def impossible(wish: Wish, reason: Reason, ops: Sequence[Operation]) -> IrcError:
+    """Build the error for a forced fusion that is no kernel."""
+    lines = ", ".join(dict.fromkeys(loc_of(op) for op in ops))
+    return IrcError(
+        "fusion-impossible",
+        f"'{wish.text}' asks for one kernel that cannot be",
+        where=wish.where,
+        because=f"{reason} [{reason.rule}]; the ops are from {lines}",
+        help="leave the statement out, or name ops that one loop nest fits:"
+        " irc explain plan PLAN --fusion shows the kernels",
+    )
 
 
 def _users(value: SSAValue) -> Iterable[Operation]:
@@ -223,63 +360,3 @@ def _users(value: SSAValue) -> Iterable[Operation]:
             yield from _users(use.operation.outputs[0])
         else:
             yield use.operation
-
-
-def _wasteful(nest: Nest) -> str | None:
-    """Say what a legal kernel would waste."""
-    tasks, everything = frozenset(nest.tasks), frozenset((*nest.tasks, *nest.reduced))
-    for node in nest.nodes:
-        if node.kind != "pointwise" or POINTWISE[node.attrs["fn"]].flops <= CHEAP:
-            continue
-        wanted = everything if node in nest.full else tasks
-        if not leaf_set(node.axes) >= wanted:
-            return f"{node.attrs['fn']} would be computed again for each point of a dim"
-    if nest.template == "matmul" or not nest.reduced:
-        return None
-    # A lone reduction is as it is; with others it takes them along.
-    if nest.num_tasks < MIN_TASKS and nest.num_points > LARGE:
-        return f"{nest.num_tasks} rows would keep the other cores idle"
-    stores_full = any(node in nest.full for _, node, _ in nest.outputs)
-    if stores_full and _reduces_columns(nest):
-        return "a store down the columns of a reduction"
-    return None
-
-
-def _reduces_columns(nest: Nest) -> bool:
-    """True where the dim that lies together in memory is not among the reduced ones."""
-    for node, access in nest.accesses.items():
-        if node.kind == "load" and node in nest.full and not node.operands:
-            steps = {abs(s): axis for axis, s in access.strides.items() if s}
-            return bool(steps) and steps[min(steps)] not in nest.reduced
-    return False
-
-
-def saved_bytes(ops: Sequence[FlowOp], outputs: Sequence[SSAValue]) -> int:
-    """Count the bytes of intermediates that a kernel neither writes nor reads back."""
-    kept = set(outputs)
-    inner = [v for op in ops if op.name in COMPUTE_OPS for v in op.outputs if v not in kept]
-    return sum(2 * tensor_bytes(value) for value in inner)
-
-
-def tensor_bytes(value: SSAValue) -> int:
-    """Count the bytes of a tensor."""
-    count = ITEM_BYTES[tensor(value).dtype]
-    for size in shape_of(value):
-        count *= size
-    return count
-
-
-def describe(kind: str, ops: Sequence[FlowOp], outputs: Sequence[SSAValue]) -> str:
-    """Say in a line why a group is one kernel."""
-    compute = [op for op in ops if op.name in COMPUTE_OPS]
-    if len(compute) <= 1:
-        return "one op"
-    saved = saved_bytes(ops, outputs)
-    if kind == "matmul":
-        names = [op.plain["fn"] for op in compute if isinstance(op, PointwiseOp)]
-        return f"{', '.join(names)} where the matmul leaves its result: {saved} bytes less to move"
-    reductions = sum(isinstance(op, ReduceOp) for op in compute)
-    text = f"{len(compute)} ops in one pass"
-    if reductions:
-        text += f" over rows, {reductions} reductions"
-    return f"{text}: {saved} bytes less to move"

@@ -1,7 +1,7 @@
 """Packed weights: panels in which a matmul on the CPU reads its weight, written once per weight.
 
-A panel holds :data:`COLUMNS` columns of B, row after row: ``[n / 32][k][32]``. Of bfloat16 two rows
-lie together (``[n / 32][k / 2][32][2]``), as dot products of pairs read them (GotoBLAS, Goto and
+A panel holds :data:`COLUMNS` columns of B, row after row: ``[n / 64][k][64]``. Of bfloat16 two rows
+lie together (``[n / 64][k / 2][64][2]``), as dot products of pairs read them (GotoBLAS, Goto and
 van de Geijn 2008, section 4; the layout of the pairs is that of VDPBF16PS).
 """
 
@@ -23,9 +23,12 @@ from irc.dialects.task import (
     ValueType,
 )
 
-COLUMNS = 32
-"""Columns of a panel: two vectors of AVX-512, four of AVX2."""
-PAIRED = {"f32": 1, "bf16": 2}
+COLUMNS = 64
+"""Columns of a panel: four vectors of AVX-512, eight of AVX2."""
+NARROW = 32
+"""Columns where the last panel would be half empty, and there are not many."""
+MANY = 512
+PAIRED = {"f32": 1}
 """Dtypes that are packed, and how many rows of them lie together."""
 FEW_ROWS = 4
 """Up to so many rows of A each weight is read once, in place, at the speed of memory."""
@@ -62,7 +65,7 @@ def weight_of(kernel: KernelOp) -> int | None:
         return None
     space, strides = kernel.space_extents, to_python(load.strides)
     m, n, k = (*space[kernel.num_parallel - 2 : kernel.num_parallel], space[-1])
-    fits = len(space) == kernel.num_parallel + 1 and 0 not in space and n >= COLUMNS and k > 1
+    fits = len(space) == kernel.num_parallel + 1 and 0 not in space and n >= NARROW and k > 1
     if not fits or m <= FEW_ROWS or load.value.dtype not in PAIRED:
         return None
     n_dim = kernel.num_parallel - 1
@@ -86,12 +89,13 @@ def packed(kernel: KernelOp, argument: int) -> Packed:
     dtype = load.value.dtype
     pair, n_dim, k_dim = PAIRED[dtype], kernel.num_parallel - 1, len(space) - 1
     n, depth = space[n_dim], -(-space[k_dim] // pair)
-    panel = depth * COLUMNS * pair
+    columns = NARROW if n < MANY and 0 < n % COLUMNS <= NARROW else COLUMNS
+    panel = depth * columns * pair
     batch = [d for d in range(n_dim - 1) if strides[d]]
     placed = [0] * len(space)
-    placed[n_dim], placed[k_dim] = panel, COLUMNS * pair
-    blocks = (n_dim, COLUMNS, pair, k_dim, pair, 1) if pair > 1 else (n_dim, COLUMNS, 1)
-    total = -(-n // COLUMNS) * panel
+    placed[n_dim], placed[k_dim] = panel, columns * pair
+    blocks = (n_dim, columns, pair, k_dim, pair, 1) if pair > 1 else (n_dim, columns, 1)
+    total = -(-n // columns) * panel
     for d in reversed(batch):
         placed[d] = total
         total *= space[d]

@@ -128,7 +128,8 @@ def _gpu_matmul(tasks: Sequence[int], k: int, target: str, dtype: str) -> Schedu
     """The tile that the model of :mod:`irc.kernels.gpu_matmul` puts first."""
     *batch, m, n = tasks
     problem = Problem(prod(batch), m, n, k, dtype)
-    return _matmul(tasks, candidates(problem, gpu(target))[0].options())
+    best = candidates(problem, gpu(target))[0].options()
+    return _matmul(tasks, {**best, "arch": gpu(target).arch})
 
 
 def _gpu_rows(tasks: Sequence[int], inner: int, *, reduces: bool) -> Schedule:

@@ -30,7 +30,8 @@ def in_place(captured: Captured) -> Captured:
     for output in captured.outputs:
         if output.position is not None and output.given is None:
             position[output.position] = len(position)
-    _keep_results(func, position, _in_caches(captured))
+    back = {output.position for output in captured.outputs if output.given is not None}
+    _drop_results(func, back - position.keys(), _in_caches(captured))
     outputs = tuple(_moved(output, position) for output in captured.outputs)
     return replace(captured, outputs=outputs)
 
@@ -43,13 +44,13 @@ def _name_arguments(func: FuncOp, held: set[str]) -> None:
         )
 
 
-def _keep_results(func: FuncOp, position: dict[int, int], cached: set[int]) -> None:
+def _drop_results(func: FuncOp, dropped: set[int | None], cached: set[int]) -> None:
     end = func.body.block.last_op
     assert isinstance(end, ReturnOp)
     kept = [
         (value, argument_attrs(CACHE if i in cached else role, name))
         for i, ((role, name), value) in enumerate(zip(results(func), end.operands, strict=True))
-        if role != "output" or i in position
+        if role != "output" or i not in dropped
     ]
     set_results(func, [value for value, _ in kept], [attrs for _, attrs in kept])
 

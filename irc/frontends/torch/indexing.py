@@ -54,6 +54,14 @@ def from_front(t: Lowering, index: SSAValue, size: Dim) -> SSAValue:
     return t.b.pointwise("where", negative, wrapped, index)
 
 
+@lowers("narrow.Tensor")
+def narrow_from(t: Lowering, self: SSAValue, dim: int, start: SSAValue, length: Dim) -> SSAValue:
+    """Take so many elements of a dim, from a place that a tensor says."""
+    dim = dim_of(dim, tensor(self).ndim)
+    first = from_front(t, t.b.reshape(start, ()), tensor(self).shape[dim])
+    return t.b.op(TakeOp, [self, t.b.pointwise("add", iota(t, length), first)], dim=dim)
+
+
 @lowers("index.Tensor", "_unsafe_index.Tensor")
 def index(t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None]) -> SSAValue:
     """Look up by several index tensors: one index into the dims that they cover, merged."""
@@ -209,10 +217,11 @@ def one_hot(t: Lowering, self: SSAValue, num_classes: int = -1) -> SSAValue:
 def take_along_dim(
     t: Lowering, self: SSAValue, indices: SSAValue, dim: int | None = None
 ) -> SSAValue:
-    """Gather after broadcasting all dims but one."""
+    """Gather after broadcasting all dims but one; negative indices count from the end."""
     if dim is None:
         t.decline()
     dim = dim_of(dim, tensor(self).ndim)
+    indices = from_front(t, indices, tensor(self).shape[dim])
     mine, yours = list(tensor(self).shape), list(tensor(indices).shape)
     size, places = mine[dim], yours[dim]
     mine[dim] = yours[dim] = 1

@@ -201,7 +201,7 @@ def shifted(t: Lowering, x: SSAValue, dim: int) -> tuple[SSAValue, SSAValue]:
     return off, t.b.pointwise("exp", off)
 
 
-@lowers("softmax", "_softmax", "_safe_softmax")
+@lowers("softmax", "_softmax")
 def softmax(t: Lowering, self: SSAValue, dim: int, dtype: Any = None, **options: Any) -> SSAValue:
     """Return ``exp(x - max) / sum``, in float32 for half types."""
     if not t.shape:
@@ -210,6 +210,15 @@ def softmax(t: Lowering, self: SSAValue, dim: int, dtype: Any = None, **options:
     x = t.b.cast(self, t.accumulating(t.dtype))
     _, powers = shifted(t, x, dim)
     return t.b.cast(t.b.pointwise("div", powers, total(t, powers, [dim], True)), t.dtype)
+
+
+@lowers("_safe_softmax")
+def safe_softmax(t: Lowering, self: SSAValue, dim: int, dtype: Any = None) -> SSAValue:
+    """Return softmax, and zeros for a row of nothing but -inf, where softmax is NaN."""
+    found = softmax(t, self, dim)
+    masked = t.b.pointwise("eq", self, t.value(-math.inf, tensor(self).dtype))
+    row = t.b.reduce("all", masked, [dim_of(dim, len(t.shape))], keep_dims=True)
+    return t.b.pointwise("where", row, t.value(0, t.dtype), found)
 
 
 def log_softmax_of(t: Lowering, x: SSAValue, dim: int) -> SSAValue:

@@ -145,6 +145,9 @@ class Scope:
                 else TensorType.of((), "i64")
                 for fake, is_read in zip(fakes, read, strict=True)
             ]
+            if all(0 in kind.shape for kind in types):
+                # Rows need not think of tensors without elements.
+                return [self.b.constant([0], kind.shape, kind.dtype) for kind in types]
             try:
                 found = row(Lowering(self.b, types, read, self.shared.random), *args, **kwargs)
             except Declined:
@@ -218,9 +221,7 @@ class Scope:
             raise IrcError("op-unsupported", f"{target} has an effect, and runs Python code")
         name = extern.target(target)
         self.shared.externs[name] += 1
-        return self._called(
-            effects.TARGET, (name, token, *rest), kwargs, list(node.meta["val"])
-        )
+        return self._called(effects.TARGET, (name, token, *rest), kwargs, list(node.meta["val"]))
 
     def _item(self, node: Node) -> Any:
         source, index = node.args

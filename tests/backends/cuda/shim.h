@@ -127,6 +127,7 @@ static bool release_any(int threads) {
   release_memory(threads);
   return true;
 }
+static void started(int thread);  // forgets what the last block left in flight
 static void run_block(int threads) {
   if (__start_irc_shared) memset(__start_irc_shared, 0xff, __stop_irc_shared - __start_irc_shared);
   memset(dynamic, 0xff, dynamic_bytes);
@@ -135,7 +136,7 @@ static void run_block(int threads) {
     Fiber& f = fibers[t];
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = f.stack.get(), f.context.uc_stack.ss_size = STACK;
-    f.state = READY, f.groups.assign(1, {});
+    f.state = READY, f.groups.assign(1, {}), started(t);
     makecontext(&f.context, enter, 0);
   }
   // One warp runs until it waits for the others: the first that can, the last, or any.
@@ -223,3 +224,4 @@ static float rsqrtf(float x) { return 1 / std::sqrt(x); }
 static double rsqrt(double x) { return 1 / std::sqrt(x); }
 
 #include "shim_warp.h"
+#include "shim_group.h"

@@ -1,0 +1,259 @@
+"""Attention of many rows: queries in the lanes, keys and values broadcast from where they lie.
+
+For a block of rows the queries are packed as ``[features][rows]``; then ``scores[keys][rows]`` is
+the register tile of rows of K with that panel, and what is accumulated, ``[features][rows]``, the
+one of columns of V with the scores. K and V are never packed, and the softmax is vertical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from irc.backends.cpu.attention import AttentionPlan, AttentionWriter, Unit
+from irc.backends.cpu.attention_mask import MaskWriter
+from irc.backends.cpu.attention_store import store_block, store_sums
+from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.panels import define_pack
+from irc.backends.cpu.softmax_block import LOG2E, NEVER, Block, maximum, power_of_two, powers
+from irc.backends.cpu.storage import MEMORY, unpack
+from irc.backends.cpu.tile import Factor, tile_function
+from irc.dialects.attention import Place
+
+
+class LanesWriter(AttentionWriter):
+    """Writes the form for many rows."""
+
+    def __init__(self, b: Builder, plan: AttentionPlan, buffers: dict[int, Operand]) -> None:
+        super().__init__(b, plan, buffers)
+        form = self.form
+        self.kind = Type("float", plan.lanes)
+        self.vectors = plan.block // plan.lanes
+        registers = 24 if plan.features.registers == 32 else 12
+        self.tile = min(max(1, registers // self.vectors), form.keys)
+        count = -(-form.width // max(1, registers // self.vectors))
+        self.columns = -(-form.width // count)
+        self.copied = {role: _is_copied(self.place(role)) for role in ("k", "v")}
+        self.queries_at = self.reserve(form.depth * plan.block)
+        self.scores_at = self.reserve((plan.keys + 2 * self.tile) * plan.block)
+        self.totals_at = self.reserve(form.width * plan.block)
+        self.copies_at = {
+            "k": self.reserve((plan.keys + self.tile) * (form.depth + 16) * self.copied["k"]),
+            "v": self.reserve((plan.keys + 1) * (form.width + 16) * self.copied["v"]),
+        }
+        self.masks = MaskWriter(self, self.kind, self.vectors)
+
+    @property
+    def scores(self) -> Operand:
+        """The address of a block's scores; those of a tile lie in front."""
+        return self.scratch_at(self.scores_at + self.tile * self.plan.block * 4)
+
+    def write(self) -> None:
+        """Write the loop over the units of a thread."""
+        self._define()
+        self.units(self._unit_body)
+
+    def _define(self) -> None:
+        """Define packing, copying and the two register tiles."""
+        b, plan, form = self.b, self.plan, self.form
+        packed = {"q": form.depth, **({"y0": form.width} if "y0" in form.places else {})}
+        for role in packed:
+            place = self.place(role)
+            strides = (place.feature, place.strides[plan.row])
+            symbol = f"irc.attention.pack_{role}"
+            define_pack(b, symbol, place, strides, self.kind, plan.block, plan.lanes)
+        for role in ("k", "v"):
+            if self.copied[role]:
+                self._define_copy(role)
+        panel = Factor("f32", (plan.block, 1))
+        keys, values = self._factor("k", form.depth), self._factor("v", form.width)
+        tile_function(
+            b, "irc.attention.scores", self.kind, (self.tile, self.vectors), keys, panel,
+            odd=bool(form.depth % 2),
+        )  # fmt: skip
+        turned = Factor(values.dtype, (values.strides[1], values.strides[0]))
+        for rows in {self.columns, form.width % self.columns or self.columns}:
+            tile_function(
+                b, f"irc.attention.values{rows}", self.kind, (rows, self.vectors), turned, panel,
+                odd=True, accumulate=not plan.is_one_block,
+            )  # fmt: skip
+
+    def _factor(self, role: str, features: int) -> Factor:
+        place = self.place(role)
+        if self.copied[role]:
+            return Factor("f32", (features + 16, 1))
+        return Factor(place.dtype, (place.strides[-1], place.feature))
+
+    def _define_copy(self, role: str) -> None:
+        """Define ``void symbol(ptr from, ptr to, i64 keys)``: rows as float32, close together."""
+        features = self.form.depth if role == "k" else self.form.width
+        place, f = self.place(role), self.b.child()
+        source, target = Operand(PTR, "%from"), Operand(PTR, "%to")
+        memory, lanes = MEMORY[place.dtype], self.plan.lanes
+
+        def row(key: Operand, _: list[Operand]) -> list[Operand]:
+            start = f.address(source, memory, f.scale(key, place.strides[-1]))
+            end = f.address(target, "float", f.scale(key, features + 16))
+
+            def vector(width: int, index: Operand) -> list[Operand]:
+                at = f.address(start, memory, f.scale(index, place.feature))
+                value = unpack(f, f.load(Type(memory, width), at), place.dtype)
+                f.store(value, f.address(end, "float", index))
+                return []
+
+            whole = features // lanes * lanes if place.feature == 1 else 0
+            f.loop(f.i64(0), f.i64(whole), lanes, [], lambda i, _: vector(lanes, i))
+            f.loop(f.i64(whole), f.i64(features), 1, [], lambda i, _: vector(1, i))
+            return []
+
+        f.loop(f.i64(0), Operand(Type("i64"), "%keys"), 1, [], row)
+        f.do("ret void")
+        symbol = f"irc.attention.copy_{role}"
+        header = f"define internal void @{symbol}(ptr %from, ptr %to, i64 %keys) noinline"
+        self.b.functions[symbol] = f.function(header)
+
+    def _unit_body(self, unit: Unit) -> None:
+        b, plan, form = self.b, self.plan, self.form
+        valid = b.i64(min(plan.block, plan.rows))
+        panel = self.scratch_at(self.queries_at)
+        q = self.address("q", unit, unit.first)
+        b.do(f"call void @irc.attention.pack_q({q}, {panel}, {valid}, {b.i64(form.depth)})")
+        tops, sums = self._begin(unit, valid)
+
+        def block(key: Operand, state: list[Operand]) -> list[Operand]:
+            left = b.binary("sub nsw", unit.stop, key)
+            count = b.intrinsic("smin", left, b.i64(plan.keys))
+            return self._block(unit, key, count, state)
+
+        state = b.loop(unit.start, unit.stop, plan.keys, [*tops, *sums], block)
+        tops, sums = state[: self.vectors], state[self.vectors :]
+        store_block(self, unit, self.scratch_at(self.totals_at), sums)
+        if "sums" in form.places:
+            store_sums(self, unit, tops, sums)
+
+    def _begin(self, unit: Unit, valid: Operand) -> tuple[list[Operand], list[Operand]]:
+        """Write what the softmax goes on from: nothing, or the result over other keys."""
+        b, form = self.b, self.form
+        totals = self.scratch_at(self.totals_at)
+        if "y0" not in form.places:
+            if not self.plan.is_one_block:
+                self._fill(totals)
+            never, zero = constant(self.kind, NEVER), constant(self.kind, 0.0)
+            return [never] * self.vectors, [zero] * self.vectors
+        y0 = self.address("y0", unit, unit.first)
+        b.do(f"call void @irc.attention.pack_y0({y0}, {totals}, {valid}, {b.i64(form.width)})")
+        tops: list[Operand] = []
+        for v in range(self.vectors):
+            given = self.masks.rows("sums0", unit, v, None)
+            tops.append(b.binary("fmul", given, constant(self.kind, LOG2E)))
+        seen = [b.compare("fcmp une", top, constant(self.kind, NEVER)) for top in tops]
+        one, zero = constant(self.kind, 1.0), constant(self.kind, 0.0)
+        return tops, [b.select(some, one, zero) for some in seen]
+
+    def _fill(self, totals: Operand) -> None:
+        b = self.b
+
+        def zero(index: Operand, _: list[Operand]) -> list[Operand]:
+            b.store(constant(self.kind, 0.0), b.address(totals, "float", index))
+            return []
+
+        count = self.form.width * self.plan.block
+        b.loop(b.i64(0), b.i64(count), self.plan.lanes, [], zero)
+
+    def _block(
+        self, unit: Unit, key: Operand, count: Operand, state: Sequence[Operand]
+    ) -> list[Operand]:
+        """Write what one block of keys does; returns the state after it."""
+        b, plan = self.b, self.plan
+        self._scores(unit, key, count)
+        block = Block(self.scores, count, self.kind, self.vectors)
+        factor = None if plan.scores_scaled else self.form.scale * LOG2E
+        tops = self.masks.largest(unit, key, block)
+        if factor is not None:
+            tops = [b.binary("fmul", top, constant(self.kind, factor)) for top in tops]
+        if plan.is_one_block:
+            safe = [self._finite(top) for top in tops]
+            sums = powers(b, block, factor, safe)
+        else:
+            old = state[: self.vectors]
+            tops = [maximum(b, top, before) for top, before in zip(tops, old, strict=True)]
+            safe = [self._finite(top) for top in tops]
+            changes = [
+                power_of_two(b, b.binary("fsub", x, y)) for x, y in zip(old, safe, strict=True)
+            ]
+            found = powers(b, block, factor, safe)
+            rest = zip(state[self.vectors :], changes, found, strict=True)
+            sums = [b.fma(total, change, more) for total, change, more in rest]
+            self._rescale(changes)
+        self._values(unit, key, count)
+        return [*tops, *sums]
+
+    def _finite(self, top: Operand) -> Operand:
+        """Return what is subtracted: 0 for rows that see nothing, whose powers are then 0."""
+        empty = self.b.compare("fcmp oeq", top, constant(self.kind, NEVER))
+        return self.b.select(empty, constant(self.kind, 0.0), top)
+
+    def _rescale(self, changes: Sequence[Operand]) -> None:
+        """Multiply what was accumulated under smaller tops."""
+        b, totals = self.b, self.scratch_at(self.totals_at)
+
+        def feature(index: Operand, _: list[Operand]) -> list[Operand]:
+            row = b.address(totals, "float", b.scale(index, self.plan.block))
+            for v, change in enumerate(changes):
+                at = b.address(row, "float", b.i64(v * self.plan.lanes))
+                b.store(b.binary("fmul", b.load(self.kind, at), change), at)
+            return []
+
+        b.loop(b.i64(0), b.i64(self.form.width), 1, [], feature)
+
+    def _copy(self, role: str, unit: Unit, key: Operand, count: Operand) -> Operand:
+        """Copy a block of keys or values; returns the copy's address."""
+        source, target = self.address(role, unit, None, key), self.scratch_at(self.copies_at[role])
+        self.b.do(f"call void @irc.attention.copy_{role}({source}, {target}, {count})")
+        return target
+
+    def _scores(self, unit: Unit, key: Operand, count: Operand) -> None:
+        """Write the product of a block of K with the queries."""
+        b, form, panel = self.b, self.form, self.scratch_at(self.queries_at)
+        copy = self._copy("k", unit, key, count) if self.copied["k"] else None
+
+        def tile(index: Operand, _: list[Operand]) -> list[Operand]:
+            if copy is not None:
+                at = index
+                rows = b.address(copy, "float", b.scale(index, form.depth + 16))
+            else:
+                # The last tile is moved back rather than read past the end.
+                first = b.intrinsic("smin", b.add(key, index), b.i64(form.keys - self.tile))
+                at = b.binary("sub nsw", first, key)
+                rows = self.address("k", unit, None, first)
+            target = b.address(self.scores, "float", b.scale(at, self.plan.block))
+            depth = b.i64(form.depth)
+            b.do(f"call void @irc.attention.scores({rows}, {panel}, {target}, {depth})")
+            return []
+
+        b.loop(b.i64(0), count, self.tile, [], tile)
+
+    def _values(self, unit: Unit, key: Operand, count: Operand) -> None:
+        """Write the product of a block's powers with V, added to what was accumulated."""
+        b, form, place = self.b, self.form, self.place("v")
+        copied = self.copied["v"]
+        rows = self._copy("v", unit, key, count) if copied else self.address("v", unit, None, key)
+        memory, step = ("float", 1) if copied else (MEMORY[place.dtype], place.feature)
+
+        def tile(feature: Operand, columns: int) -> list[Operand]:
+            start = b.address(rows, memory, b.scale(feature, step))
+            target = b.address(
+                self.scratch_at(self.totals_at), "float", b.scale(feature, self.plan.block)
+            )
+            symbol = f"irc.attention.values{columns}"
+            b.do(f"call void @{symbol}({start}, {self.scores}, {target}, {count})")
+            return []
+
+        whole = form.width // self.columns * self.columns
+        b.loop(b.i64(0), b.i64(whole), self.columns, [], lambda i, _: tile(i, self.columns))
+        if whole < form.width:
+            tile(b.i64(whole), form.width - whole)
+
+
+def _is_copied(place: Place) -> bool:
+    """True where rows are copied first: halves, features apart, or one cache set for all rows."""
+    return place.dtype != "f32" or place.feature != 1 or place.strides[-1] * 4 % 4096 == 0

@@ -1,0 +1,227 @@
+"""What a convolution kernel contracts: which dims are places, channels and taps; its division.
+
+The image is read through a table of pointers, one for each tap and place of a block (the indirect
+convolution of Dukhan, arXiv:1907.02129): a place outside points at zeros. So strides, dilations,
+borders and any number of spatial dims are the table's business, not the inner loop's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from irc.backends.cpu.features import Features
+from irc.backends.cpu.nest import Access, Nest, Step
+from irc.backends.cpu.storage import COMPUTE
+from irc.dialects.types import ITEM_BYTES, is_float
+from irc.kernels.schedule import PLACES
+
+LEAST_ROWS = 6
+"""Fewer rows of a register tile would wait for weights."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """``out[group, place, n] = sum over taps, c of image[group, place, tap, c] * weight``.
+
+    Attributes:
+        nest: the kernel; dims are numbered as there.
+        step: its contraction.
+        image: how it reads the image, with bounds where windows cross the border.
+        weight: how it reads the packed weight, blocks along ``n`` (and pairs along ``c``).
+        groups: dims of both.
+        places: dims of the image alone.
+        n: the output channels.
+        taps: summed dims with a pointer of their own for each index.
+        c: the summed dim that a pointer is followed along; None where all are taps.
+    """
+
+    nest: Nest
+    step: Step
+    image: Access
+    weight: Access
+    groups: tuple[int, ...]
+    places: tuple[int, ...]
+    n: int
+    taps: tuple[int, ...]
+    c: int | None
+
+    @property
+    def element(self) -> str:
+        """The LLVM type of the accumulator."""
+        return "double" if self.image.dtype == "f64" else "float"
+
+    @property
+    def panel(self) -> int:
+        """Columns of a packed panel."""
+        return next(size for dim, size, _ in self.weight.blocks if dim == self.n)
+
+    @property
+    def pair(self) -> int:
+        """Channels that lie together in a panel."""
+        return next(inner for dim, _, inner in self.weight.blocks if dim == self.n)
+
+    @property
+    def channels(self) -> int:
+        """The size of ``c``."""
+        return 1 if self.c is None else self.nest.extents[self.c]
+
+    @property
+    def num_taps(self) -> int:
+        """Pointers of a place."""
+        return prod(self.nest.extents[d] for d in self.taps)
+
+    def sizes(self, dims: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the extents of some dims."""
+        return tuple(self.nest.extents[d] for d in dims)
+
+
+def read_windows(nest: Nest) -> Windows | None:
+    """Return the convolution of a simplified nest; None where rows of the nest must do it."""
+    contracts = [s for s in nest.steps if s.kind == "contract"]
+    if len(contracts) != 1 or 0 in nest.extents:
+        return None
+    (step,), producers = contracts, nest.producers()
+    image, weight = (producers[v].access for v in step.operands)
+    if image is None or weight is None or not is_float(image.dtype) or not weight.blocks:
+        return None
+    if COMPUTE[image.dtype] != COMPUTE[weight.dtype] or min(image.strides) < 0:
+        return None
+    n, last = weight.blocks[0][0], len(nest.extents) - 1
+    groups = tuple(d for d in range(nest.parallel) if weight.strides[d] and d != n)
+    places = tuple(d for d in range(nest.parallel) if not weight.strides[d])
+    # Packed weights are walked straight through: taps first, then channels.
+    follows = not any(last in bound.dims for bound in image.bounds)
+    taps = tuple(d for d in sorted(nest.reduced) if not (follows and d == last))
+    return Windows(
+        nest, step, image, weight, groups, places, n, taps, last if follows else None
+    )
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How a convolution is divided.
+
+    Attributes:
+        lanes: of a vector of results.
+        rows: places of a register tile.
+        columns: output channels of a register tile.
+        block: how many indices of each place dim a worker does; whole but for the first ones.
+        counts: blocks of each place dim; the last one begins earlier rather than being short.
+    """
+
+    lanes: int
+    rows: int
+    columns: int
+    block: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def places(self) -> int:
+        """Places of a block."""
+        return prod(self.block)
+
+    @property
+    def tiles(self) -> int:
+        """Register tiles of a block and a panel; the last one begins earlier too."""
+        return -(-self.places // self.rows)
+
+
+def make_blocking(windows: Windows, features: Features) -> Blocking:
+    """Divide the places into blocks whose windows fit the cache, and these into register tiles."""
+    lanes = features.vector_bytes // (8 if windows.element == "double" else 4)
+    registers = 24 if features.registers == 32 else 12
+    sizes, left = windows.sizes(windows.places), PLACES
+    block: list[int] = []
+    for size in reversed(sizes):
+        part = -(-size // -(-size // max(left, 1)))
+        block.insert(0, part)
+        left = left // size if part == size else 0
+    counts = tuple(-(-size // part) for size, part in zip(sizes, block, strict=True))
+    places = prod(block)
+    most = min(registers // 2, places)
+    least = min(LEAST_ROWS, most)
+    rows = min(range(most, least - 1, -1), key=lambda r: (-(-places // r) * r, -r))
+    return Blocking(lanes, rows, 2 * lanes, tuple(block), counts)
+
+
+def scratch_layout(windows: Windows, blocking: Blocking) -> tuple[int, int, int]:
+    """Return where in scratch the zeros and the table begin (the tile lies first), and its size."""
+    item = 8 if windows.element == "double" else 4
+    stride = 0 if windows.c is None else windows.image.strides[windows.c]
+    reach = stride * (windows.channels - 1) + 2
+    zeros_at = _lines(blocking.rows * blocking.columns * item)
+    table_at = zeros_at + _lines(reach * ITEM_BYTES[windows.image.dtype])
+    return zeros_at, table_at, table_at + _lines(windows.num_taps * pitch(blocking) * 8)
+
+
+def pitch(blocking: Blocking) -> int:
+    """Return pointers from tap to tap of the table: a last vector may reach past the places."""
+    return -(-blocking.places // 8) * 8 + 8
+
+
+def _lines(size: int) -> int:
+    return -(-size // 64) * 64
+
+
+def epilogue_nest(windows: Windows) -> tuple[Nest, tuple[int, ...], int]:
+    """Return the nest of what follows, its place dims and its channel dim.
+
+    Taps are gone, and places are one dim wherever results and what is read beside them allow.
+    """
+    nest, step = windows.nest, windows.step
+    steps: list[Step] = []
+    for old in nest.steps:
+        if old.access is None:
+            steps.append(old)
+            continue
+        strides = old.access.strides[: nest.parallel]
+        if old.result in step.operands:
+            # Never loaded here; says only what the contraction varies over.
+            strides = tuple(1 for _ in strides)
+            access = replace(old.access, strides=(*strides, 0), bounds=(), blocks=())
+        else:
+            access = replace(old.access, strides=(*strides, 0))
+        steps.append(replace(old, access=access))
+    made = Nest((*nest.extents[: nest.parallel], 1), nest.parallel, tuple(steps))
+    places, n = list(windows.places), windows.n
+    while (d := _joined(made, places, step)) is not None:
+        made = _without(made, d, step)
+        places = [p - (p > d) for p in places if p != d]
+        n -= n > d
+    return made, tuple(places), n
+
+
+def _joined(nest: Nest, places: list[int], contract: Step) -> int | None:
+    """Return a place dim that what follows walks as one with the next."""
+    indexed = {step.dim for step in nest.steps if step.kind == "index"}
+    accesses = [
+        s.access for s in nest.steps if s.access is not None and s.result not in contract.operands
+    ]
+    for d in places:
+        if d + 1 not in places or d in indexed or d + 1 in indexed:
+            continue
+        inner = nest.extents[d + 1]
+        walks = [a.strides for a in accesses] + [x.strides for a in accesses for x in a.bounds]
+        if all(strides[d] == strides[d + 1] * inner for strides in walks):
+            return d
+    return None
+
+
+def _without(nest: Nest, d: int, contract: Step) -> Nest:
+    """Return the nest with a dim joined into the next."""
+
+    def shorter(numbers: tuple[int, ...]) -> tuple[int, ...]:
+        return (*numbers[:d], *numbers[d + 1 :])
+
+    def changed(step: Step) -> Step:
+        dim = step.dim if step.dim is None or step.dim < d else step.dim - 1
+        if step.access is None:
+            return replace(step, dim=dim)
+        bounds = tuple(replace(x, strides=shorter(x.strides)) for x in step.access.bounds)
+        access = replace(step.access, strides=shorter(step.access.strides), bounds=bounds)
+        return replace(step, access=access)
+
+    extents = list(nest.extents)
+    extents[d + 1] *= extents[d]
+    return Nest(shorter(tuple(extents)), nest.parallel - 1, tuple(map(changed, nest.steps)))

@@ -1,0 +1,142 @@
+"""Matmul on a weight that lies in panels: nothing is packed per call.
+
+Few, wide rows: a register tile has six rows and as many columns as fill the registers. Rows of A
+a multiple of 4 KiB apart fall on one set of the first cache, which has eight ways, so A can be read
+in place. A long sum is cut into blocks whose panel stays in the second cache; the tiles of one
+panel are then kept in scratch until the last block.
+
+    for rows that fit the last cache: for each panel: for each block of k:
+        for each tile: multiply (and finish)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from irc.backends.cpu.builder import Operand, Type, constant
+from irc.backends.cpu.matmul import MatmulWriter
+from irc.backends.cpu.packed import AHEAD, Share
+from irc.backends.cpu.units import decode
+from irc.backends.cpu.tile import Factor, tile_function
+
+
+class PanelWriter(MatmulWriter):
+    """Writes the form panels. Scratch: the tiles of a panel, and a copy of A where one is read."""
+
+    @property
+    def is_blocked(self) -> bool:
+        """True where the sum is cut into blocks."""
+        return self.tiling.depth < self.k
+
+    @property
+    def copy_at(self) -> int:
+        """Where in scratch the copy of A begins."""
+        return self.tile_bytes * (self.tiling.chunk if self.is_blocked else 1)
+
+    def write(self) -> None:
+        """Write the loops over this thread's columns, or rows where columns divide badly."""
+        b, plan = self.b, self.tiling
+        self.define_functions()
+        units, tiles = self.batch * self.panels, -(-self.m // plan.rows)
+        by_columns = self.split_columns(units, tiles)
+        low, high = self.share(units, by_columns)
+        first, last = self.share(tiles, b.binary("xor", by_columns, constant(Type("i1"), 1)))
+
+        def chunk(start: Operand, _: list[Operand]) -> list[Operand]:
+            stop = b.intrinsic("smin", b.add(start, b.i64(plan.chunk)), last)
+
+            def unit(index: Operand, _: list[Operand]) -> list[Operand]:
+                which, panel = decode(b, index, [self.batch, self.panels])
+                one = b.add(panel, b.i64(1))
+                self.panel(Share(self.batch_indices(which), panel, one, start, stop))
+                return []
+
+            b.loop(low, high, 1, [], unit)
+            return []
+
+        b.loop(first, last, plan.chunk, [], chunk)
+
+    def panel(self, share: Share) -> None:
+        """Multiply some rows by one panel."""
+        b, plan = self.b, self.tiling
+        if not self.is_blocked:
+            self.block(share, b.i64(0), b.i64(self.k), "first")
+            return
+        last = (self.k - 1) // plan.depth * plan.depth
+        self.block(share, b.i64(0), b.i64(plan.depth), "first")
+
+        def middle(k: Operand, _: list[Operand]) -> list[Operand]:
+            self.block(share, k, b.i64(plan.depth), "more")
+            return []
+
+        b.loop(b.i64(plan.depth), b.i64(last), plan.depth, [], middle)
+        self.block(share, b.i64(last), b.i64(self.k - last), "last")
+
+    def block(self, share: Share, k: Operand, depth: Operand, which: str) -> None:
+        """Multiply a block of the sum; what follows the product comes after the last one."""
+        b, plan, p = self.b, self.tiling, self.product
+        column = b.scale(share.begin, plan.columns)
+        panel = self.start_of(p.b, {**share.batch, p.n: column, p.k: k})
+        copy = None
+        if plan.copy:
+            end = b.intrinsic("smin", b.scale(share.last, plan.rows), b.i64(self.m))
+            rows = (b.scale(share.first, plan.rows), end)
+            copy = self.copy_rows(share.batch, rows, (k, depth))
+
+        def tile(t: Operand, _: list[Operand]) -> list[Operand]:
+            inside = b.binary("sub nsw", t, share.first)
+            if copy is None:
+                row = b.scale(t, plan.rows)
+                a = self.start_of(p.a, self.with_row({**share.batch, p.k: k}, row))
+            else:
+                a = b.address(copy, self.kind.element, b.scale(inside, plan.rows * plan.pitch))
+            place = self.scratch
+            if self.is_blocked:
+                place = b.address(place, "i8", b.scale(inside, self.tile_bytes))
+            self.multiply(t, (a, panel, place, depth), "add" if which != "first" else "tile")
+            if which == "last" or not self.is_blocked:
+                self.finish(share, t, place)
+            return []
+
+        b.loop(share.first, share.last, 1, [], tile)
+
+    def multiply(self, t: Operand, operands: tuple[Operand, ...], role: str) -> None:
+        """Compute one register tile; the last one has fewer rows."""
+        b, plan = self.b, self.tiling
+        given, rest = ", ".join(map(str, operands)), self.m % plan.rows
+
+        def call(rows: int) -> Callable[[], None]:
+            symbol = self.symbol(f"{role}{rows}")
+            return lambda: b.do(f"call void @{symbol}({given})")
+
+        if rest == 0:
+            call(plan.rows)()
+            return
+        left = b.binary("sub nsw", b.i64(self.m), b.scale(t, plan.rows))
+        b.either(b.compare("icmp sge", left, b.i64(plan.rows)), call(plan.rows), call(rest))
+
+    def finish(self, share: Share, t: Operand, place: Operand) -> None:
+        """Compute what follows the product for one tile."""
+        b, plan = self.b, self.tiling
+        row = b.scale(t, plan.rows)
+        rows = b.intrinsic("smin", b.binary("sub nsw", b.i64(self.m), row), b.i64(plan.rows))
+        column = b.scale(share.begin, plan.columns)
+        self.epilogue.finish(share.batch, row, rows, column, place)
+
+    def define_functions(self) -> None:
+        """Define the register tiles: those that begin a sum and those that add to it."""
+        plan, p = self.tiling, self.product
+        right = Factor(p.b.dtype, (p.b.strides[p.k], 1), AHEAD)
+        odd = bool(self.k % 2 or plan.depth % 2)
+        for role in ("tile", "add") if self.is_blocked else ("tile",):
+            for rows in {plan.rows, self.m % plan.rows or plan.rows}:
+                tile_function(
+                    self.b,
+                    self.symbol(f"{role}{rows}"),
+                    self.kind,
+                    (rows, plan.columns // plan.lanes),
+                    self.left_factor(),
+                    right,
+                    odd=odd,
+                    accumulate=role == "add",
+                )

@@ -1,0 +1,138 @@
+"""A segment of a plan as launches of Triton kernels.
+
+A kernel is compiled for the device at hand when its segment is loaded, once per process for equal
+sources; Triton keeps binaries on disk. In Triton's interpreter the same files run on the host.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from irc.backends.triton.build import compile_module, import_kernel, is_interpreted
+from irc.runtime.graph import GraphedSegment
+from irc.runtime.segments import Segment, SegmentCall
+
+ALIGNMENT = 16
+"""Bytes that wide and asynchronous loads need; buffers of a plan have it, a caller's may not."""
+
+
+class Launcher(Protocol):
+    """A kernel that is ready to run."""
+
+    def __call__(self, pointers: Sequence[int]) -> None:
+        """Launch it on buffers, inputs then outputs, given as addresses."""
+        ...
+
+
+class TritonSegment:
+    """Launches in order, on torch's current stream."""
+
+    def __init__(self, launchers: Sequence[Launcher], calls: Sequence[SegmentCall]) -> None:
+        self._calls = [(launchers[call.kernel], call.args) for call in calls]
+        self.num_bases = 1 + max((base for call in calls for base, _ in call.args), default=0)
+
+    def run(self, table: int) -> None:
+        """Launch all kernels; ``table`` is the address of the array of base pointers."""
+        bases = (ctypes.c_int64 * self.num_bases).from_address(table)
+        for launch, args in self._calls:
+            launch([bases[base] + offset for base, offset in args])
+
+
+class DeviceKernel:
+    """A kernel compiled for the current GPU.
+
+    Args:
+        module: the kernel's file, imported.
+        arch: compute capability, 90 for 9.0.
+    """
+
+    def __init__(self, module: Any, arch: int) -> None:
+        self.module, self.arch = module, arch
+        self.grid = (module.GRID[0], 1, 1)
+        self._aligned = compile_module(module, arch)
+        self._unaligned: Any = None
+
+    def __call__(self, pointers: Sequence[int]) -> None:
+        """Launch; pointers without the alignment of a plan's buffers get code without wide loads."""
+        if not self.grid[0]:
+            return
+        if any(pointer % ALIGNMENT for pointer in pointers):
+            if self._unaligned is None:
+                self._unaligned = compile_module(self.module, self.arch, alignment=1)
+            self._unaligned[self.grid](*pointers)
+        else:
+            self._aligned[self.grid](*pointers)
+
+
+class InterpretedKernel:
+    """A kernel that runs in Triton's interpreter, on host memory."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self._buffers = [(size, dtype) for _, size, dtype, _ in module.BUFFERS]
+
+    def __call__(self, pointers: Sequence[int]) -> None:
+        """Run all programs of the grid, one after the other."""
+        pairs = zip(pointers, self._buffers, strict=True)
+        self.module.launch(*[_tensor(p, size, dtype) for p, (size, dtype) in pairs])
+
+
+def _tensor(pointer: int, size: int, dtype: Any) -> Any:
+    import torch
+
+    if not size:
+        return torch.empty(0, dtype=dtype)
+    memory = (ctypes.c_uint8 * (size * dtype.itemsize)).from_address(pointer)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
+
+
+def load_segment(
+    texts: Sequence[str], calls: Sequence[SegmentCall], num_threads: int = 1
+) -> Segment:
+    """Compile kernel files and bind their calls.
+
+    Args:
+        texts: of all kernels of the plan; those that ``calls`` use are compiled.
+        calls: the launches.
+        num_threads: not used; a GPU has its own.
+
+    Raises:
+        IrcError: ``compiler-missing`` without Triton.
+    """
+    used = {call.kernel for call in calls}
+    arch = None if is_interpreted() else _arch()
+    launchers = [_launcher(text, arch) if i in used else _unused for i, text in enumerate(texts)]
+    segment = TritonSegment(launchers, calls)
+    return segment if arch is None else GraphedSegment(segment, segment.num_bases)
+
+
+def _unused(pointers: Sequence[int]) -> None:
+    raise AssertionError("a kernel that no call names was launched")
+
+
+def _arch() -> int:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+@cache
+def _launcher(text: str, arch: int | None) -> Launcher:
+    # Triton reads the source of a function from its file.
+    path = Path(_folder().name) / f"k{hashlib.sha256(text.encode()).hexdigest()[:24]}.py"
+    path.write_text(text, encoding="utf-8")
+    module = import_kernel(path)
+    return InterpretedKernel(module) if arch is None else DeviceKernel(module, arch)
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="irc-triton-")

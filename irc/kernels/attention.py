@@ -1,0 +1,248 @@
+"""Attention ops become kernels of template ``attention``: strides of q, k, v, masks, results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Block, Operation, SSAValue
+
+from irc.dialects.attention import FLOATS, OUTPUTS, KernelAttentionOp
+from irc.dialects.flow import AttentionOp, ExternOp, FlowOp, id_of, loc_of, tensor
+from irc.dialects.mapping import TaskMapping, repeat, spatial
+from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.types import TensorType
+from irc.kernels.holds import shape_of
+from irc.kernels.lower import Lowered
+from irc.kernels.orders import Orders
+from irc.kernels.trace import GroupError, Stored
+from irc.kernels.view import View, contiguous_strides
+from irc.ops.attention_ops import ATTENTION, Form, form_of
+
+TARGETS = ("cpu",)
+"""Targets whose backend writes the template; for others a library computes the op."""
+BLOCK_ROWS = 32
+"""Rows of a tile: two vectors of queries."""
+BLOCK_KEYS = 128
+"""Keys of a tile."""
+FEW_ROWS = 8
+"""Rows that are computed together with features in the lanes: a mask is read along the keys."""
+
+
+def is_attention(op: Operation, target: str) -> bool:
+    """True for an attention op that a kernel of the target computes: of real halves and floats."""
+    named = isinstance(op, AttentionOp) or (
+        isinstance(op, ExternOp) and op.target.data == ATTENTION
+    )
+    values = (*op.operands, *op.results)
+    if not named or target not in TARGETS or not all(isinstance(v.type, TensorType) for v in values):
+        return False
+    if any(0 in tensor(value).shape for value in values):
+        return False
+    assert isinstance(op, FlowOp)
+    return all(_is_held(role, value, op) for role, value in roles_of(op))
+
+
+def _is_held(role: str, value: SSAValue, op: FlowOp) -> bool:
+    dtype = tensor(value).dtype
+    match role:
+        case "mask":
+            return dtype in ("i1", *FLOATS)
+        case "start":
+            return dtype in ("i64", "i32") and prod(shape_of(value)) == 1
+        case "sums" | "sums0":
+            return dtype == "f32"
+        case _:
+            return dtype in FLOATS and dtype == tensor(op.inputs[0]).dtype
+
+
+def roles_of(op: FlowOp) -> list[tuple[str, SSAValue]]:
+    """Return the roles of an attention op's operands and results, in the order of the kernel."""
+    form = form_of(op.plain, len(op.inputs))
+    found = list(zip(("q", "k", "v"), op.inputs, strict=False))
+    for role, place in (("mask", form.mask), ("start", form.start)):
+        if place is not None:
+            found.append((role, op.inputs[place]))
+    found += [(role, op.inputs[at]) for role, at in zip(("y0", "sums0"), form.before, strict=False)]
+    return [*found, *zip(OUTPUTS, op.outputs, strict=False)]
+
+
+def result_orders(op: FlowOp) -> Orders:
+    """Return the order of dims in which y is stored, where its readers turn it: rows, heads."""
+    y = op.outputs[0]
+    ndim = len(shape_of(y))
+    turned = (*range(ndim - 3), ndim - 2, ndim - 3, ndim - 1)
+    if ndim < 3 or not any(
+        use.operation.name == "flow.transpose" and use.operation.plain["perm"] == turned
+        for use in y.uses
+        if isinstance(use.operation, FlowOp)
+    ):
+        return {}
+    return {y: turned}
+
+
+def attention_kernel(
+    op: FlowOp,
+    source: Callable[[SSAValue], Stored],
+    orders: Orders,
+) -> Lowered:
+    """Return the kernel of an attention op.
+
+    Args:
+        op: one for which :func:`is_attention` holds.
+        source: where a value from outside lies.
+        orders: results that are stored with their dims in another order.
+
+    Raises:
+        GroupError: with the operands that must be copied first.
+    """
+    return _Kernel(op, source, orders).build()
+
+
+class _Kernel:
+    """One kernel while it is built."""
+
+    def __init__(
+        self,
+        op: FlowOp,
+        source: Callable[[SSAValue], Stored],
+        orders: Orders,
+    ) -> None:
+        self.op, self.source, self.orders = op, source, orders
+        self.form: Form = form_of(op.plain, len(op.inputs))
+        q, k = shape_of(op.inputs[0]), shape_of(op.inputs[1])
+        self.shape, self.keys = q, k[-2]
+        heads, groups = (1, 1) if len(q) == 2 else (q[-3], k[-3])
+        self.lead, self.groups, self.repeats, self.rows = (
+            q[:-3], groups, heads // groups, q[-2],
+        )  # fmt: skip
+        self.space = (*self.lead, groups, heads // groups, q[-2], 1, self.keys)
+        self.width = shape_of(op.inputs[2])[-1]
+
+    def build(self) -> Lowered:
+        """Return the kernel and the tensors that it reads."""
+        roles, offsets, strides = roles_of(self.op), list[int](), list[int]()
+        operands: list[SSAValue] = []
+        for role, value in roles:
+            root, offset, own = self._place(role, value)
+            offsets.append(offset)
+            strides += own
+            if role not in OUTPUTS and root not in operands:
+                operands.append(root)
+        made = [value for role, value in roles if role in OUTPUTS]
+        kinds = [BufferType.of(_size(self.source(v)), tensor(v).dtype) for v in operands]
+        kinds += [BufferType.of(prod(shape_of(v)), tensor(v).dtype) for v in made]
+        block = Block(arg_types=kinds)
+        buffers = dict(zip([*operands, *made], block.args, strict=True))
+        inner = KernelAttentionOp.make(
+            [buffers[value if role in OUTPUTS else self.source(value)[0]] for role, value in roles],
+            [],
+            loc=loc_of(self.op),
+            id=id_of(self.op),
+            roles=tuple(role for role, _ in roles),
+            offsets=tuple(offsets),
+            strides=tuple(strides),
+            keys=self.keys,
+            features=(self.shape[-1], self.width),
+            scale=float(self.form.scale),
+            causal=self.form.is_causal,
+        )
+        block.add_op(inner)
+        return Lowered(self._kernel(block, len(operands)), tuple(operands))
+
+    def _kernel(self, block: Block, num_inputs: int) -> KernelOp:
+        mapping, rows = self._mapping()
+        kernel = KernelOp.make(
+            "attention",
+            block,
+            template="attention",
+            space=self.space,
+            parallel=len(self.space) - 1,
+            num_inputs=num_inputs,
+            mapping=mapping,
+            tile={"block_m": rows, "block_n": min(BLOCK_KEYS, self.keys)},
+            sources=[id_of(self.op)],
+            loc=loc_of(self.op),
+        )
+        kernel.attributes["loc"] = StringAttr(loc_of(self.op))
+        return kernel
+
+    def _mapping(self) -> tuple[TaskMapping, int]:
+        """A worker for each block of rows of a head."""
+        rows = min(self.rows, BLOCK_ROWS)
+        outer, ones = self.space[:-3], (1,) * (len(self.space) - 3)
+        grid = spatial(*outer, -(-self.rows // rows), self.space[-2])
+        return TaskMapping((*grid.atoms, *repeat(*ones, rows, 1).atoms)), rows
+
+    def _place(self, role: str, value: SSAValue) -> tuple[SSAValue, int, list[int]]:
+        """Return the tensor behind a role, the first element, and a stride for each dim."""
+        if role in OUTPUTS:
+            return value, 0, self._spread(role, self._output(value))
+        root, view = self.source(value)
+        if role == "start":
+            return root, view.offset, [0] * (len(self.space) + 1)
+        if role == "mask":
+            view = view.broadcast((*self.shape[:-1], self.keys))
+        found = view.reshape(self._dims(role, view))
+        if found is None or found.strides is None:
+            raise GroupError(f"{role} of attention does not lie evenly", [(value, ())])
+        strides = list(found.strides)
+        if role == "mask":
+            self._check_mask(value, strides)
+        return root, found.offset, self._spread(role, strides)
+
+    def _dims(self, role: str, view: View) -> tuple[int, ...]:
+        """The shape of a role with its heads as groups and repeats."""
+        tail = view.shape[len(self.lead) + (len(self.shape) > 2) :]
+        heads = (self.groups,) if role in ("k", "v") else (self.groups, self.repeats)
+        return (*self.lead, *heads, *tail)
+
+    def _spread(self, role: str, strides: Sequence[int]) -> list[int]:
+        """Lay strides over the space and the features."""
+        count = len(self.lead)
+        lead, rest = list(strides[:count]), list(strides[count:])
+        match role:
+            case "k" | "v":
+                group, key, feature = rest
+                return [*lead, group, 0, 0, self.keys * key, key, feature]
+            case "mask":
+                group, repeated, row, key = rest
+                return [*lead, group, repeated, row, self.keys * key, key, 0]
+            case "sums" | "sums0":
+                return [*lead, *rest, 0, 0, 0]
+            case _:
+                *outer, feature = rest
+                return [*lead, *outer, 0, 0, feature]
+
+    def _output(self, value: SSAValue) -> tuple[int, ...]:
+        """The strides of a result, heads as groups and repeats."""
+        shape = shape_of(value)
+        order = self.orders.get(value, tuple(range(len(shape))))
+        stored = contiguous_strides([shape[d] for d in order])
+        strides = [stored[order.index(d)] for d in range(len(shape))]
+        at = len(self.lead)
+        if len(self.shape) == 2:
+            return (0, 0, *strides)
+        return (*strides[:at], strides[at] * self.repeats, *strides[at:])
+
+    def _check_mask(self, value: SSAValue, strides: Sequence[int]) -> None:
+        """Ask for a copy of a mask whose rows are not beside each other, as vectors read it.
+
+        Raises:
+            GroupError: naming the mask and the order of its dims.
+        """
+        row, key = strides[-2:]
+        if row in (0, 1) or (self.rows == 1 and key in (0, 1)):
+            return
+        ndim = len(shape_of(value))
+        if self.rows <= FEW_ROWS and key in (0, 1):
+            return
+        order = (*range(ndim - 2), ndim - 1, ndim - 2)
+        if self.rows <= FEW_ROWS:
+            order = ()
+        raise GroupError("the mask of attention is read across its rows", [(value, order)])
+
+
+def _size(stored: Stored) -> int:
+    return stored[1].size

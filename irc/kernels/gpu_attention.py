@@ -1,0 +1,76 @@
+"""The tiles of a streaming attention kernel on a GPU.
+
+A block holds a tile of query rows and what it has of their sums, and walks over tiles of keys, as
+in FlashAttention-2 (arXiv:2307.08691). Few keys a step keep the scores in registers; where there
+are too few rows to occupy the device, the keys are cut into parts (Flash-Decoding).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from irc.kernels.arithmetic import power_of_two
+from irc.kernels.gpu import Gpu
+
+LEAST_TILE = 16
+MAX_PARTS = 32
+PART_KEYS = 256
+"""Keys of the shortest part."""
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """Query rows and keys of a step, warps, and stages of the loop over keys."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+    def options(self) -> dict[str, int]:
+        """Return it as a kernel's tile attribute has it."""
+        return {
+            "block_m": self.rows,
+            "block_n": self.keys,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
+
+
+def candidates(rows: int, keys: int, features: int, dtype: str) -> list[AttentionTile]:
+    """Return the tiles that fit registers and shared memory, the one taken untuned first.
+
+    Args:
+        rows: of a head (times the heads that share a key where they are few).
+        keys: of a head, or of a part.
+        features: the larger of the features of keys and values.
+        dtype: of the operands.
+
+    >>> candidates(1024, 1024, 64, "f16")[0].options()
+    {'block_m': 128, 'block_n': 64, 'num_warps': 4, 'num_stages': 3}
+    """
+    wide = power_of_two(max(features, LEAST_TILE))
+    if dtype == "f32":
+        # On the plain units a step holds a row of features of queries and keys in registers.
+        shapes = [(32, 32, 4, 2), (16, 32, 4, 2), (64, 32, 8, 2), (16, 16, 4, 2)]
+        shapes = [s for s in shapes if s[0] * wide <= 64 * 64] or [(16, 16, 4, 2)]
+    elif wide <= 64:
+        shapes = [(128, 64, 4, 3), (128, 128, 8, 3), (64, 64, 4, 3), (64, 32, 4, 4)]
+    elif wide <= 128:
+        shapes = [(128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 3), (64, 32, 4, 3)]
+    else:
+        shapes = [(64, 32, 4, 2), (64, 32, 8, 2), (32, 32, 4, 2)]
+    most = (power_of_two(max(rows, LEAST_TILE)), power_of_two(max(keys, LEAST_TILE)))
+    found = [AttentionTile(min(m, most[0]), min(n, most[1]), w, s) for m, n, w, s in shapes]
+    return list(dict.fromkeys(found))
+
+
+def parts(blocks: int, keys: int, gpu: Gpu) -> int:
+    """Return into how many parts the keys are cut so that all multiprocessors have work.
+
+    >>> from irc.kernels.gpu import gpu
+    >>> parts(12, 4096, gpu("sm_90")), parts(4096, 4096, gpu("sm_90")), parts(12, 100, gpu("sm_90"))
+    (11, 1, 1)
+    """
+    wanted = gpu.multiprocessors // max(blocks, 1)
+    return max(1, min(wanted, keys // PART_KEYS, MAX_PARTS))

@@ -1,0 +1,78 @@
+"""In which order of dims a kernel stores its results: channels last, around convolutions.
+
+A value stays [N, C, spatial..] for every reader; only the strides of its view tell. Windows then
+read a run of channels at each tap, and vectors lie along channels, whatever the window's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import FlowOp
+from irc.kernels.holds import COMPUTE_OPS, WINDOW_OPS, shape_of
+from irc.kernels.trace import Stored
+from irc.kernels.view import View
+
+Orders = Mapping[SSAValue, tuple[int, ...]]
+"""The dims of a result as it is stored, outermost first; a result without one is contiguous."""
+
+
+def channels_last(ndim: int) -> tuple[int, ...]:
+    """Return the order of dims with channels (dim 1) innermost.
+
+    >>> channels_last(4)
+    (0, 2, 3, 1)
+    """
+    return (0, *range(2, ndim), 1)
+
+
+def ordered_view(shape: Sequence[int], order: Sequence[int]) -> View:
+    """Return the view of a value whose memory is contiguous in an order of its dims."""
+    inverse = tuple(order.index(d) for d in range(len(order)))
+    return View.contiguous([shape[d] for d in order]).transpose(inverse)
+
+
+def has_channels_last(view: View) -> bool:
+    """True where the channels of a view lie side by side: windows read them as runs."""
+    return view.strides is not None and (view.shape[1] == 1 or view.strides[1] == 1)
+
+
+def orders_of(
+    ops: Sequence[FlowOp],
+    outputs: Sequence[SSAValue],
+    stored: Callable[[SSAValue], Stored],
+    spread: Collection[SSAValue],
+) -> Orders:
+    """Return the orders of a kernel's results.
+
+    Args:
+        ops: of the kernel.
+        outputs: its results.
+        stored: where a value from outside lies.
+        spread: tensors that are stored channels last.
+    """
+    shapes = [shape_of(op.outputs[0]) for op in ops if _spreads(op, stored)]
+    inside = {op.outputs[0] for op in ops if op.outputs}
+    reads = dict.fromkeys(v for op in ops if op.name in COMPUTE_OPS for v in op.inputs)
+    for value in reads:
+        if value not in inside and len(shape_of(value)) > 2:
+            root, view = stored(value)
+            if root in spread and view == ordered_view(view.shape, channels_last(len(view.dims))):
+                shapes.append(view.shape)
+    found: dict[SSAValue, tuple[int, ...]] = {}
+    for value in outputs:
+        shape = shape_of(value)
+        if shape in shapes and shape[1] > 1 and any(size > 1 for size in shape[2:]):
+            found[value] = channels_last(len(shape))
+    return found
+
+
+def _spreads(op: FlowOp, stored: Callable[[SSAValue], Stored]) -> bool:
+    """True for a convolution, and for a pool of what lies channels last."""
+    if op.name == "flow.convolution":
+        return True
+    if op.name not in WINDOW_OPS or len(shape_of(op.inputs[0])) != len(op.plain["window"]) + 2:
+        return False
+    return has_channels_last(stored(op.inputs[0])[1])

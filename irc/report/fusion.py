@@ -1,0 +1,208 @@
+"""``--fusion``: the kernels of a plan, what each saves, and why neighbours are two.
+
+The grouping is decided again from the plan's own IR, by the pass that made it and under the same
+constraints; so each answer is the judge's, not a guess from the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
+
+from irc.dialects.builder import functions
+from irc.dialects.flow import FlowOp, id_of, loc_of
+from irc.errors import IrcError, did_you_mean
+from irc.kernels.groups import Grouping, anchor
+from irc.kernels.profit import describe, saved_bytes
+from irc.kernels.reasons import Reason
+from irc.kernels.units import Unit
+from irc.report.evidence import Evidence
+from irc.report.ops import label
+from irc.report.table import counted, size
+from irc.search.facts import call_counts
+
+GroupAgain: TypeAlias = Callable[[ModuleOp, str], list[tuple[FuncOp, Grouping]]]
+"""Decides on the groups of a module's functions, under constraints."""
+
+PINS = "irc.fusion"
+
+
+@dataclass(frozen=True)
+class OpName:
+    """An op as the user knows it."""
+
+    id: str
+    what: str
+    loc: str
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.what}"
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel, or one library op.
+
+    Attributes:
+        saved_bytes: what it need not write and read back, in one run.
+    """
+
+    id: str
+    kind: str
+    runs: int
+    ops: tuple[OpName, ...]
+    why: str
+    saved_bytes: int
+    loc: str
+
+
+@dataclass(frozen=True)
+class ApartRow:
+    """Two ops, of which the second reads the first, in two kernels."""
+
+    first: OpName
+    second: OpName
+    rule: str
+    because: str
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """All kernels, and all pairs that are not fused."""
+
+    kernels: list[KernelRow]
+    apart: list[ApartRow]
+
+
+class Fusion:
+    """The grouping of a plan, decided again."""
+
+    def __init__(self, evidence: Evidence, group_again: GroupAgain) -> None:
+        self.module = evidence.before("fuse")
+        self.counts = call_counts(functions(self.module))
+        attr = evidence.after("fuse").attributes.get(PINS)
+        pins = attr.data if isinstance(attr, StringAttr) else ""
+        self.groupings = [
+            (func.sym_name.data, grouping) for func, grouping in group_again(self.module, pins)
+        ]
+
+    def report(self) -> FusionReport:
+        """Return every kernel and every pair apart, in program order."""
+        kernels = [
+            self._kernel(name, grouping, unit)
+            for name, grouping in self.groupings
+            for unit in grouping.units
+        ]
+        apart = [row for name, grouping in self.groupings for row in _apart(name, grouping)]
+        return FusionReport(kernels, apart)
+
+    def why_not(self, one: str, other: str) -> str:
+        """Say why two ops are one kernel, or by which rule they are not.
+
+        Raises:
+            IrcError: ``option-value`` for ops that the plan does not have.
+        """
+        name, grouping, first = self._find(one)
+        others = [(n, g, op) for n, g, op in self._all() if _is_named(n, op, other)]
+        (second,) = [op for n, _, op in others if n == name][:1] or [self._find(other)[2]]
+        if second not in grouping.owner:
+            return f"{one} and {other} are in different functions: a call lies between them"
+        pair = sorted((first, second), key=lambda op: grouping.position[op])
+        units = [grouping.owner[op] for op in pair]
+        heads = [f"{_named(name, op)}  {loc_of(op)}" for op in pair]
+        if units[0] is units[1]:
+            members = grouping.members(units[0].ops)
+            why = describe(units[0].kind, members, grouping.outputs(members))
+            return "\n".join([*heads, f"  one kernel: {why}"])
+        reason = _reason(grouping, units)
+        return "\n".join([*heads, f"  two kernels [{reason.rule}]: {reason}"])
+
+    def _all(self) -> Iterator[tuple[str, Grouping, Operation]]:
+        for name, grouping in self.groupings:
+            for op in grouping.owner:
+                yield name, grouping, op
+
+    def _find(self, wanted: str) -> tuple[str, Grouping, Operation]:
+        for name, grouping, op in self._all():
+            if _is_named(name, op, wanted):
+                return name, grouping, op
+        known = [f"{name}/{id_of(op)}" for name, _, op in self._all()]
+        raise IrcError(
+            "option-value",
+            f"no kernel or library call computes an op '{wanted}'",
+            because="constants, and ops that only rearrange, are part of what reads them",
+            help=did_you_mean(wanted, [*known, *(k.partition("/")[2] for k in known)]),
+        )
+
+    def _kernel(self, name: str, grouping: Grouping, unit: Unit) -> KernelRow:
+        ops: Sequence[Operation] = unit.ops
+        saved, why = 0, "a library computes it, or ranks exchange it"
+        if unit.kind != "library":
+            members = grouping.members(unit.ops)
+            outputs = grouping.outputs(members)
+            ops, saved = members, saved_bytes(members, outputs)
+            why = describe(unit.kind, members, outputs)
+        names = tuple(_named("", op) for op in ops)
+        last = unit.ops[-1]
+        runs = self.counts.get(name, 1)
+        return KernelRow(
+            f"{name}/{id_of(last)}", unit.kind, runs, names, why, saved, loc_of(last)
+        )
+
+
+def _apart(name: str, grouping: Grouping) -> Iterator[ApartRow]:
+    """Yield the pairs of a function: a producer and a reader in two kernels; each once."""
+    seen: set[tuple[Operation, Operation]] = set()
+    for op, unit in grouping.owner.items():
+        for value in op.operands:
+            source = anchor(value).owner
+            if not isinstance(source, Operation) or (source, op) in seen:
+                continue
+            other = grouping.owner.get(source, unit)
+            if other is unit or "library" == unit.kind == other.kind:
+                continue
+            seen.add((source, op))
+            reason = _reason(grouping, (other, unit))
+            yield ApartRow(_named(name, source), _named(name, op), reason.rule, str(reason))
+
+
+def _reason(grouping: Grouping, units: Sequence[Unit]) -> Reason:
+    """Return the rule against two whole kernels."""
+    reason = grouping.refusal(units)
+    if reason is not None:
+        return reason
+    linked = units[0] in units[1].reads or units[1] in units[0].reads
+    return Reason("greedy" if linked else "unrelated")
+
+
+def _named(function: str, op: Operation) -> OpName:
+    prefix = f"{function}/" if function else ""
+    what = label(op) if isinstance(op, FlowOp) else op.name
+    return OpName(f"{prefix}{id_of(op)}", what, loc_of(op))
+
+
+def _is_named(function: str, op: Operation, wanted: str) -> bool:
+    name = id_of(op)
+    return fnmatchcase(name, wanted) or fnmatchcase(f"{function}/{name}", wanted)
+
+
+def write(found: FusionReport) -> str:
+    """Lay out the report for a terminal."""
+    lines: list[str] = []
+    for row in found.kernels:
+        saved = f", saves {size(row.saved_bytes)}" if row.saved_bytes else ""
+        lines.append(f"{row.id}  {row.kind}, {counted(row.runs, 'run')}{saved}, {row.loc}")
+        lines.append(f"  why  {row.why}")
+        lines += [f"       {op}  {op.loc}" for op in row.ops]
+    if found.apart:
+        lines += ["", "Not fused, though the second reads the first"]
+    for pair in found.apart:
+        lines.append(f"{pair.first} -> {pair.second}  {pair.first.loc} -> {pair.second.loc}")
+        lines.append(f"  [{pair.rule}] {pair.because}")
+    return "\n".join(lines)

@@ -1,0 +1,96 @@
+"""The executor of a plan whose kernels run on a GPU.
+
+Arena, weights and outputs are torch's memory on one device; kernels and torch's own ops go to
+torch's current stream, so a call returns before the device has finished, as torch's own calls do.
+Under ``TRITON_INTERPRET=1`` the device is the host and kernels run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from irc.errors import IrcError
+from irc.plan.load import LoadedPlan
+from irc.runtime.executor import Executor
+from irc.runtime.local_weights import WeightCopy, version_of
+
+
+class DeviceExecutor(Executor):
+    """Runs a plan on one GPU; see :class:`Executor`, whose call it is.
+
+    A weight that lies elsewhere is copied to the device, again when it was written to, and states
+    are copied back.
+    """
+
+    def __init__(
+        self, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor], **options: Any
+    ) -> None:
+        self.device = device_of(loaded.plan.backend)
+        self._stream: Any = None
+        self._moved = [
+            WeightCopy(tensor.detach(), tensor.detach().to(self.device), version_of(tensor))
+            for tensor in tensors.values()
+            if tensor.device != self.device
+        ]
+        copies = iter(self._moved)
+        here = {
+            name: tensor if tensor.device == self.device else next(copies).copy
+            for name, tensor in tensors.items()
+        }
+        with self.scope():
+            super().__init__(loaded, here, **options)
+        for spec in self._inputs:
+            spec.device = self.device.type
+        names = {loaded.plan.buffers[index].name for index in loaded.plan.states()}
+        written = {id(here[name]) for name in names if name in here}
+        self._written = [each for each in self._moved if id(each.copy) in written]
+
+    def scope(self) -> AbstractContextManager[object]:
+        """Let torch make new tensors on the device."""
+        return nullcontext() if self.device.type == "cpu" else self.device
+
+    def _run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        for each in self._moved:
+            now = version_of(each.weight)
+            if now is None or now != each.version:
+                each.copy.copy_(each.weight)
+                each.version = now
+        if self.device.type == "cpu":
+            found = super()._run(inputs)
+        else:
+            with torch.cuda.device(self.device), self.scope():
+                self._follow(torch.cuda.current_stream())
+                found = super()._run(inputs)
+        for each in self._written:
+            each.weight.copy_(each.copy)
+            each.version = version_of(each.weight)
+        return found
+
+    def _follow(self, stream: Any) -> None:
+        """Wait for the calls on another stream, whose arena and states this call uses."""
+        if self._stream is not None and stream != self._stream:
+            stream.wait_stream(self._stream)
+        self._stream = stream
+
+
+def device_of(backend: str) -> torch.device:
+    """Return where the kernels of a backend run.
+
+    Raises:
+        IrcError: ``device-missing``.
+    """
+    if import_module(f"irc.backends.{backend}").is_interpreted():
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise IrcError(
+            "device-missing",
+            f"kernels of backend '{backend}' run on a GPU, and torch finds none here",
+            because=f"torch {torch.__version__}: torch.cuda.is_available() is False",
+            help="run the plan where there is one, or compile it with the backend cpu",
+        )
+    return torch.device("cuda", torch.cuda.current_device())

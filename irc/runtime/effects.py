@@ -1,0 +1,36 @@
+"""``flow.extern`` of target ``irc::effect``: an op that does something beside computing.
+
+Such an op (a check that raises, a print) stands between two tokens, empty tensors that order it
+among its like and keep it in the program although nobody reads its results.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+TARGET = "irc::effect"
+
+
+def run(
+    operator: Callable[[str], Callable[..., Any]],
+    positional: Sequence[Any],
+    keywords: dict[str, Any],
+) -> list[torch.Tensor]:
+    """Run the op and return the next token, then the op's results.
+
+    Args:
+        operator: finds an op by its name.
+        positional: the op's name, the token, the op's own arguments.
+        keywords: the op's.
+    """
+    import torch
+
+    name, token, *arguments = positional
+    found = operator(name)(*arguments, **keywords)
+    flat = found if isinstance(found, tuple | list) else [found]
+    return [token.clone(), *(value for value in flat if isinstance(value, torch.Tensor))]

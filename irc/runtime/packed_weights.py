@@ -1,0 +1,66 @@
+"""``flow.packed_contract`` in torch: the weights unpacked, then multiplied. The reference."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def contract(
+    inputs: Sequence[torch.Tensor], bits: int, zero: float, window: Sequence[int] | None
+) -> torch.Tensor:
+    """Multiply x by packed weights; layouts as in :class:`irc.dialects.flow.PackedContractOp`.
+
+    Args:
+        inputs: x, weights, and for floats scales [P, G, 16] and perhaps zeros alike.
+        bits: of a weight.
+        zero: subtracted from each weight where there are no zeros.
+        window: kernel, strides and dilations of a convolution.
+    """
+    import torch
+
+    x, weights, *scales = inputs
+    if x.dtype is torch.uint8:
+        return _exact(x, weights, window)
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    q = unpacked(weights, bits).to(wide)  # [P, K, 16]
+    groups = scales[0].shape[1]
+    split = q.reshape(q.shape[0], groups, -1, 16)
+    subtracted = scales[1][:, :, None].to(wide) if len(scales) > 1 else zero
+    dense = (split - subtracted) * scales[0][:, :, None].to(wide)
+    dense = dense.reshape(q.shape)
+    return torch.einsum("mk,pkc->mpc", x.to(wide), dense).reshape(x.shape[0], -1)
+
+
+def unpacked(weights: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return weights [P, K, 16] of 4 or 8 bits as integers."""
+    import torch
+
+    if bits == 8:
+        return weights
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)[:, None]
+    nibbles = (weights[:, :, None] >> shifts) & 15
+    return nibbles.reshape(weights.shape[0], -1, 16)
+
+
+def _exact(
+    x: torch.Tensor, weights: torch.Tensor, window: Sequence[int] | None
+) -> torch.Tensor:
+    """Multiply bytes; float64 holds sums of their products exactly."""
+    import torch
+
+    if window is None:
+        dense = weights.transpose(-1, -2).reshape(weights.shape[0], -1, 16)
+        found = torch.einsum("mk,pkc->mpc", x.double(), dense.double())
+        return found.reshape(x.shape[0], -1).to(torch.int32)
+    panels, height, width, depth = weights.shape[:4]
+    dense = weights.permute(0, 4, 3, 5, 1, 2).reshape(panels * 16, depth * 4, height, width)
+    image = x.permute(0, 3, 1, 2).double()
+    found = torch.nn.functional.conv2d(
+        image, dense.double(), stride=tuple(window[2:4]), dilation=tuple(window[4:])
+    )
+    return found.permute(0, 2, 3, 1).contiguous().to(torch.int32)

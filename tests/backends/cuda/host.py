@@ -1,0 +1,138 @@
+"""Runs the sources of CUDA kernels on the CPU, by g++ against the shim of this folder.
+
+``run_on_host(kernel, inputs)`` is one kernel in every order of threads; ``build`` and ``run`` are
+its halves, for tests that share a library among many kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from irc.backends.cuda.file import emit_form
+from irc.dialects.task import KernelOp
+from irc.kernels.form import read
+from tests.backends import gpu_kernels as g
+
+SHIM = Path(__file__).with_name("shim.h")
+ORDERS = ("forward", "reversed", "shuffled")
+PAD = 64
+"""Elements around each buffer, filled with NaN or 1, that must stay as they are."""
+FLAGS = (
+    "-std=c++17", "-O1", "-fPIC", "-shared", "-fwrapv", "-ffp-contract=off", "-Wno-unknown-pragmas",
+)  # fmt: skip
+
+
+class HostError(AssertionError):
+    """A kernel broke a rule of the machine: the code says which (shim.h)."""
+
+
+def build(
+    folder: Path,
+    kernels: Mapping[str, KernelOp],
+    change: Callable[[str], str] = str,
+    arch: int | None = None,
+) -> ctypes.CDLL:
+    """Compile the files of many kernels as one library, each in a namespace.
+
+    Args:
+        folder: where the sources go.
+        kernels: by the name of their launcher, ``launch_<name>``.
+        change: what happens to each source before it is compiled (a planted bug).
+        arch: compute capability for which the sources are made.
+    """
+    text: list[str] = []
+    for name, kernel in kernels.items():
+        (folder / f"{name}.cu").write_text(change(emit_form(read(kernel), arch)))
+        text.append(
+            f"#define launch launch_{name}\nnamespace space_{name} {{\n"
+            f'#include "{name}.cu"\n}}\n#undef launch'
+        )
+    (folder / "all.cpp").write_text("\n".join(text))
+    found = folder / "all.so"
+    done = subprocess.run(
+        ["g++", *FLAGS, "-include", str(SHIM), str(folder / "all.cpp"), "-o", str(found)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(found))
+
+
+def run(
+    library: ctypes.CDLL, kernel: KernelOp, inputs: Sequence[torch.Tensor], order: int
+) -> list[torch.Tensor]:
+    """Run a kernel of a library in one order; its buffers are exact, and so is what it touches.
+
+    Raises:
+        HostError: an access outside a buffer, a barrier that some threads miss, shared memory
+            beyond the limit, or a write around a buffer.
+    """
+    padded: list[torch.Tensor] = []
+    views: list[torch.Tensor] = []
+    for i, arg in enumerate(kernel.args):
+        size, dtype = arg.type.num_elements, g.dtypes()[arg.type.dtype]
+        fill = torch.nan if dtype.is_floating_point else 1
+        whole = torch.full((size + 2 * PAD,), fill, dtype=dtype)
+        view = whole[PAD : PAD + size]
+        if i < len(inputs):
+            view.copy_(inputs[i].reshape(-1))
+        padded.append(whole)
+        views.append(view)
+    before = [w.clone() for w in padded]
+    library.shim_reset(order)
+    for view in views:
+        size = ctypes.c_longlong(view.numel() * view.element_size())
+        library.shim_buffer(ctypes.c_void_p(view.data_ptr()), size)
+    pointers = (ctypes.c_void_p * len(views))(*[v.data_ptr() for v in views])
+    code = getattr(library, f"launch_{kernel.sym_name.data}")(pointers, None)
+    if code:
+        raise HostError(f"CUDA error {code}")
+    for i, (was, now) in enumerate(zip(before, padded, strict=True)):
+        if i >= len(inputs):
+            was[PAD:-PAD] = now[PAD:-PAD]
+        if not torch.equal(was.view(torch.uint8), now.view(torch.uint8)):
+            raise HostError(f"buffer {i} was overrun")
+    return [v.clone() for v in views[len(inputs) :]]
+
+
+def run_in_all_orders(
+    library: ctypes.CDLL, kernel: KernelOp, inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Run a kernel in every order of threads; all of them give the same.
+
+    Raises:
+        HostError: as ``run``, and where the result depends on the order.
+    """
+    runs = [run(library, kernel, inputs, order) for order in range(len(ORDERS))]
+    for other in runs[1:]:
+        for one, two in zip(runs[0], other, strict=True):
+            if not torch.equal(one.view(torch.uint8), two.view(torch.uint8)):
+                raise HostError("the result depends on the order of threads")
+    return runs[0]
+
+
+def run_on_host(
+    kernel: KernelOp,
+    inputs: Sequence[torch.Tensor],
+    change: Callable[[str], str] = str,
+    arch: int | None = None,
+) -> list[torch.Tensor]:
+    """Emit, compile and run one kernel in all orders; return its outputs, flat.
+
+    Args:
+        kernel: the kernel.
+        inputs: one tensor for each input buffer, of its size and dtype.
+        change: what happens to the source before it is compiled (a planted bug).
+        arch: compute capability for which the source is made; the kernel's own by default.
+
+    Raises:
+        HostError: whatever the machine would not do.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        library = build(Path(folder), {kernel.sym_name.data: kernel}, change, arch)
+        return run_in_all_orders(library, kernel, inputs)

@@ -1,0 +1,202 @@
+"""Matmuls on tensor cores: mma with cp.async, wgmma with TMA, split-K; and that bugs are found."""
+
+import ctypes
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from irc.backends.cuda.file import emit_form, template_for
+from irc.backends.cuda.hopper import Hopper
+from irc.backends.cuda.split import num_parts
+from irc.backends.cuda.tensor_core import TensorCore
+from irc.dialects.mapping import TaskMapping, verify_coverage
+from irc.dialects.task import KernelOp
+from irc.kernels.form import read
+from tests.backends import gpu_kernels as g
+from tests.backends.cuda.host import HostError, build, run, run_in_all_orders, run_on_host
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+def _kernels(*kernels: KernelOp) -> dict[str, KernelOp]:
+    return {k.sym_name.data: k for k in kernels}
+
+
+LARGE = {"block_m": 128, "block_n": 128}
+MMA = _kernels(
+    g.matmul(70, 90, 200, dtype="f16", transposed=True, block_k=64, split_k=3, name="split"),
+    g.matmul(70, 96, 200, dtype="f16", block_k=64, num_stages=4, split_k=2, name="split_vector"),
+    g.matmul(130, 136, 136, dtype="bf16", transposed=True, block_k=64, name="k_fast", **LARGE),
+    g.matmul(72, 136, 104, dtype="bf16", a_transposed=True, name="rows_fast", **LARGE),
+    g.matmul(100, 50, 102, dtype="f16", transposed=True, num_stages=4, name="pairs", **LARGE),
+    g.matmul(37, 41, 43, dtype="f16", transposed=True, name="odd"),
+    g.matmul(72, 100, 68, tf32=1, transposed=True, name="tf32"),
+    g.matmul(72, 100, 68, tf32=1, a_transposed=True, block_k=64, name="tf32_rows_fast"),
+    g.matmul(13, 101, 67, tf32=1, batch=(3,), block_k=64, split_k=2, name="tf32_odd"),
+    g.matmul(1, 1, 1, dtype="f16", name="one"),
+    g.matmul(7, 101, 0, dtype="f16", name="no_products"),
+)
+WGMMA = _kernels(
+    g.matmul(70, 90, 200, dtype="f16", transposed=True, name="k_fast", **LARGE),
+    g.matmul(72, 96, 200, dtype="f16", name="b_rows", **LARGE),
+    g.matmul(72, 96, 120, dtype="bf16", a_transposed=True, transposed=True, name="a_rows", **LARGE),
+    g.matmul(
+        136, 264, 72, dtype="bf16", a_transposed=True, block_m=128, block_n=256, name="both_rows"
+    ),
+    g.matmul(136, 270, 400, dtype="bf16", transposed=True, block_m=128, block_n=256, name="wide"),
+    g.matmul(70, 90, 520, dtype="f16", transposed=True, split_k=3, name="split"),
+    g.matmul(70, 40, 136, batch=(3,), dtype="f16", transposed=True, name="batch"),
+    g.matmul(1, 24, 8, dtype="f16", transposed=True, name="one_row"),
+)
+
+
+@pytest.fixture(scope="module")
+def mma(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build(tmp_path_factory.mktemp("mma"), MMA, arch=80)
+
+
+@pytest.fixture(scope="module")
+def wgmma(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build(tmp_path_factory.mktemp("wgmma"), WGMMA, arch=90)
+
+
+def close(found: list[torch.Tensor], kernel: KernelOp, inputs: list[torch.Tensor]) -> bool:
+    """Whether results are as near to those of float64 as one rounding of each operand allows."""
+    (wanted,) = g.meaning(kernel, inputs)
+    step = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-10}
+    bound = step[found[0].dtype] * (2 + wanted.abs()) * 2
+    return bool(((found[0].double() - wanted).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("name", MMA)
+def test_products_of_warps(mma: ctypes.CDLL, name: str) -> None:
+    kernel = MMA[name]
+    assert isinstance(template_for(read(kernel), 80), TensorCore)
+    inputs = g.inputs_for(kernel, lambda i: 9)
+    assert close(run_in_all_orders(mma, kernel, inputs), kernel, inputs)
+    assert mma.shim_conflicts() == 0
+
+
+@pytest.mark.parametrize("name", WGMMA)
+def test_products_of_warpgroups(wgmma: ctypes.CDLL, name: str) -> None:
+    kernel = WGMMA[name]
+    assert isinstance(template_for(read(kernel), 90), Hopper)
+    inputs = g.inputs_for(kernel, lambda i: 9)
+    assert close(run_in_all_orders(wgmma, kernel, inputs), kernel, inputs)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        g.matmul(70, 90, 201, dtype="f16", transposed=True),  # rows of 402 bytes
+        g.matmul(70, 90, 200, tf32=1, transposed=True),
+        g.matmul(70, 90, 0, dtype="f16"),
+    ],
+    ids=["unaligned", "tf32", "empty"],
+)
+def test_what_tma_cannot_read_goes_by_warps(kernel: KernelOp) -> None:
+    assert isinstance(template_for(read(kernel), 90), TensorCore)
+
+
+@pytest.mark.parametrize(("names", "arch"), [(MMA, 80), (WGMMA, 90)], ids=["mma", "wgmma"])
+def test_each_sum_has_one_owner(names: dict[str, KernelOp], arch: int) -> None:
+    for kernel in names.values():
+        template = template_for(read(kernel), arch)
+        assert isinstance(template, TensorCore | Hopper)
+        multiply = template.threads - (128 if arch == 90 else 0)
+        batches = template.blocks // max(1, _grid(template.mapping))
+        assert template.mapping.num_workers * batches == template.blocks * multiply
+        verify_coverage(template.mapping)
+
+
+def _grid(mapping: TaskMapping) -> int:
+    """Workers of the leading atoms, before warps: those that are not of a block."""
+    count = 1
+    for atom in mapping.atoms:
+        if atom.kind != "spatial":
+            break
+        count *= atom.num_workers
+    return count if count else 1
+
+
+def test_parts_fill_the_device_and_none_is_empty() -> None:
+    form = read(g.matmul(64, 64, 64, dtype="f16"))
+    assert num_parts(form, tiles=200, steps=64, arch=90) == 1
+    assert num_parts(form, tiles=8, steps=64, arch=90) == 16
+    assert num_parts(form, tiles=8, steps=3, arch=90) == 1
+    for steps in range(1, 200):
+        parts = num_parts(form, tiles=8, steps=steps, arch=80)
+        assert (parts - 1) * -(-steps // parts) < steps
+
+
+# Each row: the kernel, what it is made for, what the bug replaces, by what.
+PLANTED: dict[str, tuple[KernelOp, int, str, str]] = {
+    "tail of k read": (MMA["rows_fast"], 80, r"_k < 104", "_k < 112"),
+    "tail of m stored": (MMA["odd"], 80, r"m < 37 && n < 41", "m < 38 && n < 41"),
+    "no barrier": (MMA["k_fast"], 80, r"__syncthreads\(\);", ""),
+    "no wait for copies": (MMA["k_fast"], 80, r"irc_copies_left<1>\(\);", ""),
+    "waits for one group too few": (MMA["k_fast"], 80, r"irc_copies_left<1>", "irc_copies_left<2>"),
+    "one stage too few": (MMA["pairs"], 80, r"- begin\) % 4", "- begin) % 3"),
+    "swizzle of a store": (
+        MMA["k_fast"], 80, r"irc_place<128, false>\(slow, fast \* 2\)", "slow * 128 + fast * 2"
+    ),
+    "epilogue before the parts meet": (
+        MMA["split"], 80, r"(?<=\] = )sum\[i\]\[j\]\[h \* 2\];", "fmaxf(sum[i][j][h * 2], 0);"
+    ),
+    "a part twice": (MMA["split"], 80, r"begin = part \* (\d+)", r"begin = part * \1 - (part > 0)"),
+    "barrier of full not awaited": (WGMMA["k_fast"], 90, r"irc_barrier_wait\(full.*;", ""),
+    "barrier of empty not awaited": (WGMMA["wide"], 90, r"irc_barrier_wait\(empty.*;", ""),
+    "stage freed too early": (WGMMA["wide"], 90, r"irc_products_left<1>", "irc_products_left<2>"),
+    "products not awaited": (WGMMA["k_fast"], 90, r"irc_products_left<0>\(\);", ""),
+    "wrong parity": (WGMMA["k_fast"], 90, r"parity \^ 1", "parity"),
+    "too few bytes expected": (
+        WGMMA["k_fast"], 90, r"irc_barrier_expect\(full \+ stage, \d+", "irc_barrier_expect(full + stage, 8192"
+    ),
+    "leading dimension": (WGMMA["both_rows"], 90, r", 8192, 1024\)", ", 1024, 1024)"),
+    "stride of rows": (WGMMA["k_fast"], 90, r", 16, 1024\)", ", 16, 2048)"),
+    "operand not transposed": (WGMMA["b_rows"], 90, r", 0, 1>\(sum", ", 0, 0>(sum"),
+    "tail of n stored": (WGMMA["k_fast"], 90, r"n < 90\)", "n < 96)"),
+    "map of too many rows": (WGMMA["k_fast"], 90, r"\{200ull, 90ull\}", "{200ull, 96ull}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug: str, tmp_path: Path) -> None:
+    kernel, arch, pattern, text = PLANTED[bug]
+    changed: list[int] = []
+
+    def change(source: str) -> str:
+        found, count = re.subn(pattern, text, source)
+        changed.append(count)
+        return found
+
+    inputs = g.inputs_for(kernel, lambda i: 9)
+    try:
+        result = run_on_host(kernel, inputs, change, arch)
+    except HostError:
+        result = None
+    assert changed[0] > 0, "the bug is not planted"
+    assert result is None or not close(result, kernel, inputs)
+
+
+@pytest.mark.parametrize("name", ["k_fast", "rows_fast", "pairs"])
+def test_a_swizzle_that_conflicts_is_found(name: str, tmp_path: Path) -> None:
+    """Stores and loads agree on the wrong swizzle: right numbers, slow."""
+    kernel = MMA[name]
+
+    def change(text: str) -> str:
+        return text.replace("turn * 16", "0 * turn")
+
+    library = build(tmp_path, {name: kernel}, change, arch=80)
+    inputs = g.inputs_for(kernel, lambda i: 9)
+    assert close(run(library, kernel, inputs, 0), kernel, inputs)
+    assert library.shim_conflicts() > 0
+
+
+def test_a_source_for_one_architecture_says_which_instructions_it_has() -> None:
+    form = read(WGMMA["k_fast"])
+    assert "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" in emit_form(form, 90)
+    assert "wgmma" not in emit_form(form, 80) and "cp.async.cg" in emit_form(form, 80)

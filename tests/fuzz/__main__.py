@@ -1,0 +1,99 @@
+"""``python -m tests.fuzz --seed S --count N --targets cpu,triton,cuda``: one table, one last line.
+
+``cpu`` is the kernels of this machine, AVX-512, AVX2 and a generic instruction set; ``torch`` is
+``irc.compile`` and ``torch.compile(backend="irc")``; each can be named alone, see ``--list``. Every
+failure is printed as the smallest program that still fails, with its seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+GROUPS = {
+    "cpu": ("cpu", "avx512", "avx2", "generic"),
+    "torch": ("compile", "dynamo"),
+    "triton": ("triton",),
+    "cuda": ("cuda",),
+}
+KINDS = ("ok", "wrong", "type", "crash", "refused", "input")
+BATCH = 25
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run programs; 1 where one failed."""
+    options = _parser().parse_args(words)
+    names = _names(options.targets)
+    if "triton" in names and os.environ.get("TRITON_INTERPRET") != "1":
+        # Triton reads it once, when it is imported.
+        os.environ["TRITON_INTERPRET"] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.fuzz", *(words or sys.argv[1:])])
+
+    from tests.fuzz.session import Session
+
+    started = time.process_time()
+    session = Session(names, shrink=not options.no_shrink)
+    for first in range(options.seed, options.seed + options.count, BATCH):
+        last = min(first + BATCH, options.seed + options.count)
+        for found in session.run(range(first, last)):
+            print(found.text, flush=True)
+    seconds = time.process_time() - started
+    _report(names, session.counts, seconds)
+    failed = sum(n for (_, kind), n in session.counts.items() if kind != "ok")
+    if options.json:
+        _write(options.json, options, session, seconds)
+    print(
+        f"fuzz: {options.count} programs from seed {options.seed}, {len(names)} targets, "
+        f"{failed} failures, {session.claimed:.1%} of {session.elements} results bounded"
+    )
+    return int(failed > 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="of the first program")
+    parser.add_argument("--count", type=int, default=100, help="how many programs")
+    parser.add_argument("--targets", default="cpu", help="groups or names, by commas")
+    parser.add_argument("--json", metavar="FILE", help="also write the results there")
+    parser.add_argument("--no-shrink", action="store_true", help="print failures as they are")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    names = [name for part in text.split(",") for name in GROUPS.get(part, (part,))]
+    known = {"eager", *(name for group in GROUPS.values() for name in group)}
+    if unknown := set(names) - known:
+        raise SystemExit(f"no target {sorted(unknown)}; there are {sorted(known)}")
+    return list(dict.fromkeys(names))
+
+
+def _report(names: list[str], counts: Counter[tuple[str, str]], seconds: float) -> None:
+    print(f"{'target':10}" + "".join(f"{kind:>9}" for kind in KINDS))
+    for name in names:
+        print(f"{name:10}" + "".join(f"{counts[name, kind]:9}" for kind in KINDS))
+    print(f"CPU seconds {seconds:.1f}")
+
+
+def _write(path: str, options: argparse.Namespace, session: object, seconds: float) -> None:
+    from tests.fuzz.session import Session
+
+    assert isinstance(session, Session)
+    content = {
+        "seed": options.seed,
+        "count": options.count,
+        "cpu_seconds": round(seconds, 1),
+        "targets": {
+            name: {kind: session.counts[name, kind] for kind in KINDS} for name in session.names
+        },
+        "failures": [vars(failure) for failure in session.found],
+    }
+    Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Many programs on many targets: counts, and failures made small."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tests.fuzz.check import Failure, check_with
+from tests.fuzz.generator import generate
+from tests.fuzz.program import Program
+from tests.fuzz.shrink import shrunk
+from tests.fuzz.targets import TARGETS, Target
+
+SIMPLE = ("triton", "cuda")
+"""Targets that interpret kernels: small sizes, none of them empty."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A failure, and the smallest program that shows it."""
+
+    seed: int
+    target: str
+    kind: str
+    text: str
+
+
+class Session:
+    """Runs the programs of seeds.
+
+    Args:
+        names: the targets.
+        shrink: whether failures are made small.
+    """
+
+    def __init__(self, names: Iterable[str], *, shrink: bool = True) -> None:
+        self.names = list(names)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.found: list[Found] = []
+        self.elements = 0
+        self._bounded = 0
+        self._shrink = shrink
+        self._targets = {name: target_of(name) for name in self.names}
+
+    @property
+    def claimed(self) -> float:
+        """The part of all results about which the reference claims something."""
+        return self._bounded / self.elements if self.elements else 1.0
+
+    def run(self, seeds: Iterable[int]) -> Iterator[Found]:
+        """Run programs; yield what fails."""
+        seeds = list(seeds)
+        for simple in (False, True):
+            names = [name for name in self.names if (name in SIMPLE) == simple]
+            if not names:
+                continue
+            programs = [generate(seed, simple=simple) for seed in seeds]
+            for name in names:
+                target = self._targets[name]
+                if name == "cuda":
+                    target.prepare(programs)  # type: ignore[attr-defined]
+            for program in programs:
+                self._count(program)
+                for name in names:
+                    failure = check_with(program, self._targets[name])
+                    self.counts[name, failure.kind if failure else "ok"] += 1
+                    if failure is not None:
+                        self.found.append(self._shown(program, name, failure))
+                        yield self.found[-1]
+
+    def _count(self, program: Program) -> None:
+        for value in program.reference(program.draw()):
+            self.elements += value.value.numel()
+            self._bounded += int((~value.unknown).sum())
+
+    def _shown(self, program: Program, name: str, failure: Failure) -> Found:
+        target = self._targets[name]
+
+        def fails(smaller: Program) -> bool:
+            found = check_with(smaller, target)
+            return found is not None and found.kind == failure.kind
+
+        small = shrunk(program, fails) if self._shrink else program
+        last = check_with(small, target) or failure
+        text = f"--- seed {program.seed} on {name}: {last.kind}: {last.text}\n{small.text}"
+        return Found(program.seed, name, last.kind, text)
+
+
+def target_of(name: str) -> Target:
+    """Return what runs a program on a target."""
+    if name == "triton":
+        from tests.fuzz import triton
+
+        return triton.run
+    if name == "cuda":
+        from tests.fuzz.cuda import Shim
+
+        return Shim()
+    return TARGETS[name]

@@ -1,0 +1,102 @@
+"""What programs are run on: name, and how the results of a program come about."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from irc.backends.cpu import Features, KernelCall, emit, host, load_segment
+from irc.backends.cpu.features import AVX2, AVX512, BASELINE
+from irc.dialects.task import KernelOp
+from irc.pipeline import Options, make_plan
+from irc.plan.load import LoadedPlan
+from irc.runtime.executor import Executor
+from irc.runtime.segments import Segment, SegmentCall
+from tests.fuzz.flow import flow_program
+from tests.fuzz.program import Program
+
+Results: TypeAlias = Sequence[torch.Tensor]
+Target: TypeAlias = Callable[[Program, Sequence[torch.Tensor]], Results]
+
+
+def on_features(features: Features | None) -> Target:
+    """Return a target: flow, through every pass, to LLVM kernels for an instruction set."""
+
+    def run(program: Program, inputs: Sequence[torch.Tensor]) -> Results:
+        found = flow_program(program)
+        plan = make_plan(found, Options(), keep_ir=False)
+        kernels = [op for op in found.module.body.block.ops if isinstance(op, KernelOp)]
+
+        def load(
+            loaded: LoadedPlan, segments: Sequence[Sequence[SegmentCall]], threads: int
+        ) -> list[Segment]:
+            texts = [emit(kernel, features or host()) for kernel in kernels]
+            return [
+                load_segment(texts, [KernelCall(c.kernel, c.args) for c in calls], threads, features)
+                for calls in segments
+            ]
+
+        # Two threads even on a busy machine: what threads do is part of what is tested.
+        executor = Executor(plan, {}, load=load, num_threads=2)
+        first = executor(*inputs)
+        again = executor(*inputs)
+        for one, two in zip(first, again, strict=True):
+            if not _same(one, two):
+                raise AssertionError("a second call gives other results")
+        return first
+
+    return run
+
+
+def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), two.view(torch.uint8)) if one.ndim else bool(
+        torch.allclose(one.double(), two.double(), rtol=0, atol=0, equal_nan=True)
+    )  # fmt: skip
+
+
+def eager(program: Program, inputs: Sequence[torch.Tensor]) -> Results:
+    """Torch itself: a control of the reference, not of irc."""
+    return program.function()(*inputs)
+
+
+def compiled(program: Program, inputs: Sequence[torch.Tensor]) -> Results:
+    """``irc.compile`` of the torch function."""
+    import irc
+
+    run = irc.compile(program.function())
+    with torch.no_grad():
+        run(*inputs)
+        return run(*inputs)
+
+
+def dynamo(program: Program, inputs: Sequence[torch.Tensor]) -> Results:
+    """``torch.compile(backend="irc")`` of the torch function."""
+    torch._dynamo.reset()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        run = torch.compile(program.function(), backend="irc", dynamic=False)
+        return run(*inputs)
+
+
+def kernels_of(program: Program, target: str) -> tuple[object, list[KernelOp]]:
+    """Return a program on level task, mapped for a target, and its kernels."""
+    from irc.pipeline import default_pipeline, run_passes
+
+    module = flow_program(program).module
+    run_passes(module, default_pipeline(Options(target=target)))
+    return module, [op for op in module.body.block.ops if isinstance(op, KernelOp)]
+
+
+TARGETS: Mapping[str, Target] = {
+    "eager": eager,
+    "cpu": on_features(None),
+    "avx512": on_features(AVX512),
+    "avx2": on_features(AVX2),
+    "generic": on_features(BASELINE),
+    "compile": compiled,
+    "dynamo": dynamo,
+}
+"""Targets that run in this process, by name; ``cuda`` and ``triton`` are added by their modules."""

@@ -1,0 +1,147 @@
+"""Slice ``compile``: every kernel of the zoo, ahead of time for each target; needs no GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+from irc.backends.triton import emit
+from irc.backends.triton.build import compile_text
+from irc.errors import IrcError
+from tests.gpu.programs import Case, cases, kernels
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel on one target; ``error`` says why there is no code."""
+
+    kernel: str
+    registers: int = 0
+    spill_bytes: int = 0
+    shared_bytes: int = 0
+    error: str = ""
+
+
+@dataclass
+class Row:
+    """The kernels of a program on one target.
+
+    Attributes:
+        case: the program.
+        target: ``sm_90``.
+        total: kernels of the program.
+        compiled: those that no program before had.
+        error: why there are none.
+    """
+
+    case: str
+    target: str
+    total: int = 0
+    compiled: list[Compiled] = field(default_factory=list)
+    error: str = ""
+
+    def __str__(self) -> str:
+        if self.error:
+            return f"{self.case:<38}{self.target:<8}{self.error}"
+        made = self.compiled
+        spilled = [f"{one.kernel} {one.spill_bytes} B" for one in made if one.spill_bytes]
+        failed = [f"{one.kernel}: {one.error}" for one in made if one.error]
+        return (
+            f"{self.case:<38}{self.target:<8}{self.total:>7}{len(made):>9}"
+            f"{max((one.registers for one in made), default=0):>10}"
+            f"{max((one.shared_bytes for one in made), default=0) // 1024:>8} K"
+            f"{len(spilled):>7}{len(failed):>9}  {'; '.join([*failed, *spilled])}"
+        ).rstrip()
+
+
+HEADER = (
+    f"{'program':<38}{'target':<8}{'kernels':>7}{'distinct':>9}{'registers':>10}{'shared':>10}"
+    f"{'spills':>7}{'failures':>9}"
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is compiled: the programs, the targets, and of each program a share of its kernels."""
+
+    cases: Sequence[Case]
+    targets: Sequence[str]
+    share: float = 1.0
+    seed: int = 0
+    jobs: int = 1
+    seconds: float = float("inf")
+
+
+def compile_all(work: Work) -> Iterator[Row]:
+    """Yield a row for each program and target; equal kernels are compiled once.
+
+    Programs that do not begin before ``work.seconds`` are over give a row that says so.
+    """
+    seen: set[str] = set()
+    started = time.monotonic()
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(work.jobs, mp_context=spawn) as pool:
+        for case in work.cases:
+            if time.monotonic() - started > work.seconds:
+                yield from (Row(str(case), t, error="left out: time is up") for t in work.targets)
+                continue
+            try:
+                for target, found in kernels(case, work.targets):
+                    texts = _texts(found, target, work, seen)
+                    arch = int(target.removeprefix("sm_"))
+                    jobs = ((name, text, arch) for name, text in texts)
+                    yield Row(str(case), target, len(found), [*pool.map(_compiled, jobs)])
+            except IrcError as error:
+                line = str(error).splitlines()[0]
+                yield from (Row(str(case), t, error=line) for t in work.targets)
+
+
+def _texts(found: Iterable, target: str, work: Work, seen: set[str]) -> list[tuple[str, str]]:
+    """Return name and source of the kernels that are new."""
+    fresh: list[tuple[str, str]] = []
+    for kernel in found:
+        text = emit(kernel)
+        # Names and comments do not change the code.
+        own = kernel.sym_name.data
+        lines = [s for s in text.replace(own, "k").splitlines() if not s.startswith("#")]
+        key = hashlib.sha256(f"{target} {lines}".encode()).hexdigest()
+        chosen = random.Random(f"{work.seed} {key}").random() < work.share
+        if key not in seen and chosen:
+            fresh.append((own, text))
+        seen.add(key)
+    return fresh
+
+
+def _compiled(job: tuple[str, str, int]) -> Compiled:
+    name, text, arch = job
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        report = compile_text(text, arch)
+    except Exception as error:
+        return Compiled(name, error=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+    return Compiled(name, report.registers, report.spill_bytes, report.shared_bytes)
+
+
+def summary(rows: Sequence[Row]) -> tuple[str, bool]:
+    """Return the last line, and whether everything compiled."""
+    every = [one for row in rows for one in row.compiled]
+    failed = [one for one in every if one.error]
+    missing = [row for row in rows if row.error]
+    spilled = [one for one in every if one.spill_bytes]
+    ok = not failed and not missing
+    return (
+        f"compile: {len(every)} distinct kernels of {len(rows)} programs and targets,"
+        f" at most {max((o.registers for o in every), default=0)} registers,"
+        f" {len(spilled)} spill (at most {max((o.spill_bytes for o in spilled), default=0)} B),"
+        f" {len(failed)} fail, {len(missing)} programs not compiled: {'ok' if ok else 'FAILED'}",
+        ok,
+    )
+
+
+__all__ = ["HEADER", "Compiled", "Row", "Work", "cases", "compile_all", "summary"]

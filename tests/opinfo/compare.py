@@ -1,0 +1,150 @@
+"""Whether a compiled call gives what the eager one gives."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+RTOL, ATOL = 1.3e-6, 1e-5
+"""What torch.testing allows in float32."""
+
+ROUNDING = 8.0
+"""Beyond that, the error against float64 may be so many times eager's own."""
+
+DRAWS = 16
+"""So often a random operator is drawn from, on each side."""
+
+SIGMAS = 6.0
+"""Moments of random numbers may differ by so many standard errors."""
+
+
+def difference(got: Any, want: Any, exact: Callable[[], Any]) -> str:
+    """Return how a result differs from eager's, empty where it does not.
+
+    Args:
+        got: compiled.
+        want: eager.
+        exact: gives eager's in double precision; called where float32 is too coarse to judge.
+    """
+    if message := unlike(got, want):
+        return message
+    found = [
+        (path, a, b) for path, a, b in _tensor_pairs(got, want) if (a.numel() and not _close(a, b))
+    ]
+    if not found:
+        return ""
+    try:
+        reference = dict(_tensors(exact()))
+    except Exception as error:  # the operator has no double precision
+        reference, reason = {}, f"; no reference: {type(error).__name__}"
+    else:
+        reason = ""
+    for path, a, b in found:
+        true = reference.get(path)
+        if true is None or true.shape != b.shape or not _within_rounding(a, b, true):
+            error = _distance(a, b)
+            return f"result{path} is off by {error:.2e}, of {_size(b):.2e}{reason}"
+    return ""
+
+
+def unlike(got: Any, want: Any) -> str:
+    """Return how structures, shapes, dtypes or plain values differ, empty where they do not."""
+    a, b = pytree.tree_structure(got), pytree.tree_structure(want)
+    if a != b:
+        return f"a result of structure {a}, eager's is {b}"
+    for one, other in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+        if type(one) is not type(other):
+            return f"a {type(one).__name__}, eager's is a {type(other).__name__}"
+        if not isinstance(one, torch.Tensor):
+            if one != other and not (one != one and other != other):
+                return f"{one!r}, eager's is {other!r}"
+            continue
+        for what in ("shape", "dtype", "layout", "device", "requires_grad"):
+            if getattr(one, what) != getattr(other, what):
+                return f"{what} {getattr(one, what)}, eager's is {getattr(other, what)}"
+    return ""
+
+
+def stray_moments(got: Sequence[Any], want: Sequence[Any]) -> str:
+    """Return how draws of random results differ in mean or spread, empty where they do not."""
+    if message := unlike(got[0], want[0]):
+        return message
+    for path, _ in _tensors(got[0]):
+        a, b = (
+            torch.stack([dict(_tensors(each))[path].detach().to(torch.float64) for each in draws])
+            for draws in (got, want)
+        )
+        if not a.numel():
+            continue
+        if not torch.equal(a.isfinite(), b.isfinite()) and not b.isfinite().all():
+            continue
+        error = max(float(a.std(0).mean()), float(b.std(0).mean())) / a[0].numel() ** 0.5
+        error = max(error, 1e-6 * _size(b))
+        for what, x, y in (
+            ("mean", a.mean(), b.mean()),
+            ("spread", a.flatten().std(), b.flatten().std()),
+        ):
+            if abs(float(x - y)) > SIGMAS * error:
+                return f"result{path} has {what} {float(x):.3g}, eager's has {float(y):.3g}"
+        if float(b.std(0).max()) > 0 and float(a.std(0).max()) == 0:
+            return f"result{path} is the same in every call"
+    return ""
+
+
+def same(got: Any, want: Any) -> bool:
+    """True where two eager results are bitwise equal, NaN as NaN."""
+    return not unlike(got, want) and all(
+        torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        for _, a, b in _tensor_pairs(got, want)
+    )
+
+
+def _tensors(value: Any) -> list[tuple[str, torch.Tensor]]:
+    leaves, _ = pytree.tree_flatten_with_path(value)
+    return [
+        (pytree.keystr(path), _dense(leaf.detach()))
+        for path, leaf in leaves
+        if isinstance(leaf, torch.Tensor)
+    ]
+
+
+def _tensor_pairs(got: Any, want: Any) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    return [(path, a, b) for (path, a), (_, b) in zip(_tensors(got), _tensors(want), strict=True)]
+
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    if value.layout is not torch.strided:
+        value = value.to_dense()
+    return value.resolve_conj().resolve_neg()
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not (a.dtype.is_floating_point or a.dtype.is_complex):
+        return torch.equal(a, b)
+    return torch.allclose(a, b, rtol=RTOL, atol=ATOL, equal_nan=True)
+
+
+def _within_rounding(a: torch.Tensor, b: torch.Tensor, true: torch.Tensor) -> bool:
+    if not (a.dtype.is_floating_point or a.dtype.is_complex):
+        return False
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return False
+    allowed = ROUNDING * max(_distance(b, true), torch.finfo(a.dtype).eps * _size(true))
+    return _distance(a, true) <= allowed
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    gap = (a.to(torch.complex128) - b.to(torch.complex128)).abs()
+    # Infinities agree where both are the same one; that they do is compared apart.
+    gap = gap[a.isfinite() & b.isfinite()]
+    return float(gap.max()) if gap.numel() else 0.0
+
+
+def _size(a: torch.Tensor) -> float:
+    finite = a.to(torch.complex128).abs()
+    finite = finite[a.isfinite()]
+    return float(finite.max()) if finite.numel() else 0.0

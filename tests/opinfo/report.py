@@ -1,0 +1,46 @@
+"""The table of entries, and the last line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+ORDER = ("failing", "dynamo", "fall-back", "native")
+"""Verdicts, the worst first: an entry has that of its worst sample."""
+
+
+def verdict(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """Return an entry's verdict; one without samples is native, there is nothing to compile."""
+    found = {outcome["verdict"] for outcome in outcomes}
+    return next((each for each in ORDER if each in found), "native")
+
+
+def reason(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the commonest reason for the verdict."""
+    worst = verdict(outcomes)
+    reasons = Counter(o["reason"] for o in outcomes if o["verdict"] == worst and o["reason"])
+    return reasons.most_common(1)[0][0] if reasons else ""
+
+
+def line(name: str, outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """Return an entry's line of the table."""
+    worst = verdict(outcomes)
+    bad = sum(o["verdict"] == worst for o in outcomes)
+    count = f"{bad}/{len(outcomes)}" if bad != len(outcomes) else f"{len(outcomes)}"
+    return f"{name:45} {worst:9} {count:>9}  {reason(outcomes)}".rstrip()
+
+
+def summary(table: Mapping[str, Sequence[Mapping[str, Any]]], what: str) -> str:
+    """Return the last line: entries by verdict, samples, and what a compilation takes."""
+    counts = Counter(verdict(outcomes) for outcomes in table.values())
+    samples = Counter(o["verdict"] for outcomes in table.values() for o in outcomes)
+    times = [o["compile_ms"] for outcomes in table.values() for o in outcomes if o["compile_ms"]]
+    middle = f", {median(times):.0f} ms a compilation (median)" if times else ""
+    return (
+        f"opinfo {what}: {len(table)} entries: {counts['native']} native, "
+        f"{counts['fall-back']} fall-back, {counts['dynamo']} left by Dynamo, "
+        f"{counts['failing']} failing; {sum(samples.values())} samples, "
+        f"{samples['failing']} failing{middle}"
+    )
