@@ -15,9 +15,12 @@ from collections.abc import Callable
 
 from irc.backends.cpu.builder import Operand, Type, constant
 from irc.backends.cpu.matmul import MatmulWriter
-from irc.backends.cpu.packed import AHEAD, Share
+from irc.backends.cpu.packed import Share
 from irc.backends.cpu.units import decode
-from irc.backends.cpu.tile import Factor, tile_function
+from irc.backends.cpu.tile import LINE, Factor, tile_function
+
+AHEAD = 2048
+"""Elements: eight to thirty rows of a panel, where one tile reads it once."""
 
 
 class PanelWriter(MatmulWriter):
@@ -93,12 +96,36 @@ class PanelWriter(MatmulWriter):
             place = self.scratch
             if self.is_blocked:
                 place = b.address(place, "i8", b.scale(inside, self.tile_bytes))
-            self.multiply(t, (a, panel, place, depth), "add" if which != "first" else "tile")
+            given = (a, panel, place, depth, *self.next_part(panel, depth, inside))
+            self.multiply(t, given, "add" if which != "first" else "tile")
             if which == "last" or not self.is_blocked:
                 self.finish(share, t, place)
             return []
 
         b.loop(share.first, share.last, 1, [], tile)
+
+    @property
+    def lines(self) -> int:
+        """How many lines of what is multiplied next a tile asks for in two steps of k.
+
+        The first tile would wait for memory: all tiles together fetch the next panel, or its next
+        block, which lies behind this one.
+        """
+        row = self.tiling.columns * self.item
+        whole = self.product.b.strides[self.product.k] * self.item == row
+        tiles = min(self.tiling.chunk, -(-self.m // self.tiling.rows))
+        return -(-2 * row // LINE // tiles) if whole and tiles > 1 else 0
+
+    def next_part(self, panel: Operand, depth: Operand, inside: Operand) -> list[Operand]:
+        """Return where the lines begin that a tile prefetches."""
+        if not self.lines:
+            return []
+        b = self.b
+        own = b.scale(b.binary("lshr", depth, b.i64(1)), self.lines * LINE)
+        start = b.scale(depth, self.tiling.columns * self.item)
+        skip = b.add(start, b.binary("mul nsw", own, inside))
+        beyond = b.compare("icmp sge", skip, b.scale(start, 2))
+        return [b.address(panel, "i8", b.select(beyond, start, skip))]
 
     def multiply(self, t: Operand, operands: tuple[Operand, ...], role: str) -> None:
         """Compute one register tile; the last one has fewer rows."""
@@ -126,7 +153,7 @@ class PanelWriter(MatmulWriter):
     def define_functions(self) -> None:
         """Define the register tiles: those that begin a sum and those that add to it."""
         plan, p = self.tiling, self.product
-        right = Factor(p.b.dtype, (p.b.strides[p.k], 1), AHEAD)
+        right = Factor(p.b.dtype, (p.b.strides[p.k], 1), 0 if self.lines else AHEAD, self.lines)
         odd = bool(self.k % 2 or plan.depth % 2)
         for role in ("tile", "add") if self.is_blocked else ("tile",):
             for rows in {plan.rows, self.m % plan.rows or plan.rows}:

@@ -201,10 +201,11 @@ def _on_panels(product: Product, features: Features, *, parallel: bool) -> Tilin
     """Decide for a weight that lies in panels."""
     _, m, _, k = product.sizes
     item, lanes = 4, features.vector_bytes // 4
-    columns = product.b.blocks[0][1]
-    vectors = columns // lanes if features.registers == 32 else 2
-    most = 24 // vectors if features.registers == 32 else 6
-    tiles = -(-m // most)
+    registers = 24 if features.registers == 32 else 12
+    vectors = min(product.b.blocks[0][1] // lanes, registers // 6)
+    if registers // vectors < m <= 2 * registers // vectors and vectors > 2:
+        vectors //= 2  # so that one tile has all rows, and B is read once
+    tiles = -(-m // (registers // vectors))
     rows = -(-m // tiles)
     blocks = -(-k * vectors * lanes * item // PANEL_BYTES)
     depth = k if blocks == 1 else -(-k // blocks // lanes) * lanes + lanes

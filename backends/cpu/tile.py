@@ -23,11 +23,18 @@ class Factor:
         dtype: of the elements in memory.
         strides: see above.
         ahead: how many elements ahead B is prefetched.
+        lines: how many cache lines of the next panel are prefetched in two steps of k; the
+            function then takes the address of the first (``next``).
     """
 
     dtype: str
     strides: tuple[int, int]
     ahead: int = 0
+    lines: int = 0
+
+
+LINE = 64
+"""Bytes of a cache line."""
 
 
 def tile_function(
@@ -56,7 +63,7 @@ def tile_function(
         at = f.address(panel, memory_b, f.scale(k, right.strides[0]))
         places = [f.address(at, memory_b, f.i64(j * kind.lanes)) for j in range(vectors)]
         if right.ahead:
-            for place in places[: 1 if right.strides[0] == vectors * kind.lanes else None]:
+            for place in places:
                 prefetch(f, f.address(place, memory_b, f.i64(right.ahead)))
         return [unpack(f, f.load(Type(memory_b, kind.lanes), p), right.dtype) for p in places]
 
@@ -73,6 +80,10 @@ def tile_function(
         return after
 
     def body(k: Operand, totals: list[Operand]) -> list[Operand]:
+        later = f.scale(k, right.lines * LINE // UNROLL)
+        for line in range(right.lines):
+            at = f.address(Operand(PTR, "%next"), "i8", f.add(later, f.i64(line * LINE)))
+            prefetch(f, at, locality=2)
         for offset in range(UNROLL):
             totals = step(f.add(k, f.i64(offset)), totals)
         return totals
@@ -86,11 +97,12 @@ def tile_function(
     for total, place in zip(totals, places, strict=True):
         f.store(total, place)
     f.do("ret void")
-    header = f"define internal void @{symbol}(ptr %a, ptr %b, ptr %tile, i64 %depth) noinline"
+    more = ", ptr %next" if right.lines else ""
+    header = f"define internal void @{symbol}(ptr %a, ptr %b, ptr %tile, i64 %depth{more}) noinline"
     b.functions[symbol] = f.function(header)
 
 
-def prefetch(b: Builder, at: Operand) -> None:
-    """Ask for a cache line that will be read."""
+def prefetch(b: Builder, at: Operand, locality: int = 3) -> None:
+    """Ask for a cache line that will be read; locality 3 is the first cache, 2 the second."""
     i32 = Type("i32")
-    b.invoke("llvm.prefetch.p0", at, constant(i32, 0), constant(i32, 3), constant(i32, 1))
+    b.invoke("llvm.prefetch.p0", at, constant(i32, 0), constant(i32, locality), constant(i32, 1))

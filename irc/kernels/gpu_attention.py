@@ -47,15 +47,15 @@ def candidates(rows: int, keys: int, features: int, dtype: str) -> list[Attentio
         dtype: of the operands.
 
     >>> candidates(1024, 1024, 64, "f16")[0].options()
-    {'block_m': 128, 'block_n': 64, 'num_warps': 4, 'num_stages': 3}
+    {'block_m': 128, 'block_n': 64, 'num_warps': 8, 'num_stages': 3}
     """
     wide = power_of_two(max(features, LEAST_TILE))
     if dtype == "f32":
-        # On the plain units a step holds a row of features of queries and keys in registers.
-        shapes = [(32, 32, 4, 2), (16, 32, 4, 2), (64, 32, 8, 2), (16, 16, 4, 2)]
+        # On the plain units threads hold features of queries and keys: few results each.
+        shapes = [(32, 32, 8, 2), (64, 32, 8, 2), (16, 32, 8, 2), (16, 16, 4, 2)]
         shapes = [s for s in shapes if s[0] * wide <= 64 * 64] or [(16, 16, 4, 2)]
     elif wide <= 64:
-        shapes = [(128, 64, 4, 3), (128, 128, 8, 3), (64, 64, 4, 3), (64, 32, 4, 4)]
+        shapes = [(128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (128, 32, 4, 3)]
     elif wide <= 128:
         shapes = [(128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 3), (64, 32, 4, 3)]
     else:

@@ -17,15 +17,17 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.flow import (
     ContractOp,
+    ConvolutionOp,
     FlowOp,
     PackedContractOp,
     PointwiseOp,
+    ReduceOp,
     loc_of,
     phase_of,
 )
 from irc.errors import IrcError
 from irc.kernels.axes import Axis
-from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, has_kernel, shape_of
+from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, WINDOW_OPS, has_kernel, shape_of
 from irc.kernels.nest import nest_of
 from irc.kernels.profit import tensor_bytes, wasteful
 from irc.kernels.reasons import Reason
@@ -79,8 +81,8 @@ class Grouping:
         IrcError: ``fusion-impossible`` for a wish that no kernel can fulfil.
     """
 
-    def __init__(self, block: Block, wishes: Iterable[Wish] = ()) -> None:
-        self.block, self.wishes = block, Wishes(wishes)
+    def __init__(self, block: Block, wishes: Iterable[Wish] = (), target: str = "cpu") -> None:
+        self.block, self.wishes, self.target = block, Wishes(wishes), target
         self.position: dict[Operation, int] = {op: i for i, op in enumerate(block.ops)}
         self.owner: dict[Operation, Unit] = {}
         for op in block.ops:
@@ -149,10 +151,10 @@ class Grouping:
 
     def _add(self, op: Operation) -> None:
         reads = list(dict.fromkeys(self._reads(op)))
-        if not (isinstance(op, FlowOp) and op.name in COMPUTE_OPS and has_kernel(op)):
+        if not (isinstance(op, FlowOp) and op.name in COMPUTE_OPS and self._has_kernel(op)):
             self._own(Unit("library", [op]), op, reads)
             return
-        if isinstance(op, ContractOp | PackedContractOp):
+        if isinstance(op, ContractOp | PackedContractOp | ConvolutionOp):
             template = nest_of([op], [op.outputs[0]], whole).template
             self._own(Unit(template, [op]), op, reads)
             return
@@ -166,6 +168,9 @@ class Grouping:
                 self._own(joined, op, [u for u in reads if u not in union])
                 return
         self._own(Unit("rows", [op]), op, reads)
+
+    def _has_kernel(self, op: Operation) -> bool:
+        return has_kernel(op) and not (op.name in WINDOW_OPS and self.target != "cpu")
 
     def _offers(self, op: FlowOp, reads: Sequence[Unit]) -> Iterable[tuple[list[Unit], bool]]:
         """Yield what an op may join: what the user asks for, then what pays."""
@@ -276,6 +281,8 @@ class Grouping:
             return Reason("cycle")
         if not forced and len({_is_forward(unit.ops[0]) for unit in units}) > 1:
             return Reason("phase")
+        if (rule := _against_matmul(units)) is not None:
+            return Reason(rule)
         kind = _kind(units)
         if (message := self.declined(compute, kind, forced=forced)) is not None:
             return Reason.of(message)
@@ -334,6 +341,19 @@ def _is_forward(op: Operation) -> bool:
 
 def _kind(units: Sequence[Unit]) -> Kind:
     return "matmul" if any(unit.kind == "matmul" for unit in units) else "rows"
+
+
+def _against_matmul(units: Sequence[Unit]) -> str | None:
+    """Name the rule that keeps a matmul's neighbours outside, without asking for its loops."""
+    matmuls = [unit for unit in units if unit.kind == "matmul"]
+    if len(matmuls) > 1:
+        return "two-matmuls"
+    for matmul in matmuls:
+        if any(unit in matmul.reads for unit in units):
+            return "matmul-operand"
+        if any(isinstance(op, ReduceOp) for unit in units for op in unit.ops):
+            return "matmul-reduction"
+    return None
 
 
 def _fastest(strides: Mapping[Axis, int]) -> Axis | None:

@@ -1,6 +1,6 @@
 """Packed weights of a convolution: panels of output channels, tap after tap, channel after channel.
 
-``[groups][o / 32][taps][c][32]``: the layout of :mod:`irc.kernels.pack` with several summed dims.
+``[groups][o / 64][taps][c][64]``: the layout of :mod:`irc.kernels.pack` with several summed dims.
 Of bfloat16 two channels lie together, so each tap has an even number of them.
 """
 
@@ -19,7 +19,7 @@ from irc.dialects.task import (
     StoreOp,
     ValueType,
 )
-from irc.kernels.pack import COLUMNS, PAIRED, Packed
+from irc.kernels.pack import COLUMNS, MANY, NARROW, PAIRED, Packed
 
 TEMPLATE = "convolution"
 
@@ -54,18 +54,23 @@ def _places(kernel: KernelOp, load: LoadOp) -> tuple[list[int], tuple[int, ...],
     space, parallel = kernel.space_extents, kernel.num_parallel
     n_dim, k_dim, strides = parallel - 1, len(space) - 1, to_python(load.strides)
     pair = PAIRED.get(load.value.dtype, 1)
-    placed, step = [0] * len(space), COLUMNS * pair
+    columns = _columns(space[n_dim])
+    placed, step = [0] * len(space), columns * pair
     for d in range(k_dim, parallel - 1, -1):
         placed[d] = step
         step *= -(-space[d] // pair) if d == k_dim else space[d]
     placed[n_dim] = step
-    step *= -(-space[n_dim] // COLUMNS)
+    step *= -(-space[n_dim] // columns)
     for d in range(n_dim - 1, -1, -1):
         if strides[d]:
             placed[d] = step
             step *= space[d]
-    blocks = (n_dim, COLUMNS, pair, k_dim, pair, 1) if pair > 1 else (n_dim, COLUMNS, 1)
+    blocks = (n_dim, columns, pair, k_dim, pair, 1) if pair > 1 else (n_dim, columns, 1)
     return placed, blocks, step
+
+
+def _columns(n: int) -> int:
+    return NARROW if n < MANY and 0 < n % COLUMNS <= NARROW else COLUMNS
 
 
 def _writer(
@@ -111,7 +116,8 @@ def _writer(
 
 def _by_panels(space: tuple[int, ...], n: int) -> TaskMapping:
     """Hand out panels of each group."""
-    panels, rest = -(-space[n] // COLUMNS), space[n + 1 :]
+    columns, rest = _columns(space[n]), space[n + 1 :]
+    panels = -(-space[n] // columns)
     outer = spatial(*space[:n], panels, *[1] * len(rest))
-    tile = repeat(*[1] * n, min(COLUMNS, space[n]) if panels == 1 else COLUMNS, *rest)
+    tile = repeat(*[1] * n, min(columns, space[n]), *rest)
     return TaskMapping((*outer.atoms, *tile.atoms))

@@ -19,6 +19,7 @@ RULES: Mapping[str, str] = {
     " forward value would be computed too early or kept too long",
     "matmul-operand": "the second is a matmul, which reads each element of an operand many times:"
     " computed inside, it would be computed again for each tile",
+    "two-matmuls": "each is a matmul with tiles of its own",
     "matmul-shared": "the first is a matmul whose value others read too, so it is written anyway",
     "matmul-reduction": "a matmul computes its result in tiles, and a reduction needs whole rows"
     " of it",

@@ -83,7 +83,11 @@ def _reduce(walk: Trace, op: FlowOp) -> Term:
         fn = "cast" if dtype != term.node.dtype else "copy"
         node = walk.node("pointwise", dtype, kept, operands=(term.node,), attrs={"fn": fn})
         return Term(node, dims)
-    node = walk.node("reduce", dtype, kept, operands=(term.node,), attrs={"fn": attrs["fn"]})
+    operand = term.node
+    if attrs["fn"] in ("any", "all") and operand.dtype != "i1":
+        # Whether an element is true is its own matter: -3 and 0.5 are, and no largest number says.
+        operand = walk.node("pointwise", "i1", operand.axes, operands=(operand,), attrs={"fn": "cast"})
+    node = walk.node("reduce", dtype, kept, operands=(operand,), attrs={"fn": attrs["fn"]})
     walk.reductions.append((node, reduced))
     return Term(node, dims)
 

@@ -151,9 +151,7 @@ class Fusion:
         names = tuple(_named("", op) for op in ops)
         last = unit.ops[-1]
         runs = self.counts.get(name, 1)
-        return KernelRow(
-            f"{name}/{id_of(last)}", unit.kind, runs, names, why, saved, loc_of(last)
-        )
+        return KernelRow(f"{name}/{id_of(last)}", unit.kind, runs, names, why, saved, loc_of(last))
 
 
 def _apart(name: str, grouping: Grouping) -> Iterator[ApartRow]:

@@ -242,6 +242,8 @@ def _pool(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
     x, window = inputs[0], tuple(attrs["window"])
+    if attrs["fn"] == "avg" and x.dtype in (torch.float16, torch.bfloat16):
+        return _pool(attrs, [x.float()], results).to(x.dtype)  # sums of halves are in float32
     n, lead = len(window), inputs[0].ndim - len(window)
     low, high = tuple(attrs["low"]), tuple(attrs["high"])
     # Windows that reach past the stated padding (ceil mode) see padding too: extend `high`.

@@ -22,6 +22,7 @@ from irc.sharding.mesh import mesh_of
 from tests.fuzz.launched import output_buffers
 from tests.fuzz.program import Program
 from tests.fuzz.targets import Results, kernels_of
+from tests.fuzz.triton_casts import mend_casts
 
 TARGET = "sm_90"
 
@@ -31,6 +32,7 @@ def run(program: Program, inputs: Sequence[torch.Tensor]) -> Results:
     assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before the start"
     from irc.backends.triton import emit, load
 
+    mend_casts()
     module, kernels = kernels_of(program, TARGET)
     assert isinstance(module, ModuleOp)
     with tempfile.TemporaryDirectory(prefix="irc-fuzz-") as folder:

@@ -166,7 +166,7 @@ class _Trial:
 
         torch.manual_seed(SEED)
         value = self.with_gradients(call, lambda: function(*call.args, **call.kwargs))
-        breaks = Counter({k: v for k, v in torch._dynamo.utils.counters["graph_break"].items()})
+        breaks = Counter(dict(torch._dynamo.utils.counters["graph_break"]))
         return _Run(value, len(spent), breaks, Counter(torch_backend.counters), sum(spent), again)
 
 

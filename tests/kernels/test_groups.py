@@ -1,0 +1,236 @@
+"""Reasons, wishes and siblings of the grouping, and that it grows with the program, not faster."""
+
+import ast
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, SSAValue
+
+import irc.kernels
+from irc.dialects.builder import FlowBuilder, finish_function
+from irc.dialects.flow import ContractOp, FusionOp, SortOp, TransposeOp, id_of
+from irc.dialects.text import context
+from irc.dialects.types import TensorType
+from irc.errors import IrcError
+from irc.interpret.flow import run_function
+from irc.interpret.levels import difference, random_inputs
+from irc.kernels.groups import Grouping
+from irc.kernels.reasons import BY_MESSAGE, BY_PART, RULES, Reason
+from irc.passes.fuse import FusePass
+
+T = TensorType.of
+
+
+def build(body, *shapes: tuple[int, ...]) -> ModuleOp:  # type: ignore[no-untyped-def]
+    block = Block(arg_types=[T(shape) for shape in shapes])
+    return ModuleOp([finish_function("forward", block, body(FlowBuilder(block), *block.args))])
+
+
+def kernels(module: ModuleOp, pins: str = "") -> list[list[str]]:
+    """The ids of each kernel's compute ops; the program means the same after as before."""
+    inputs = random_inputs(module)
+    want = run_function(module, inputs)
+    (func,) = [op for op in module.body.block.ops if isinstance(op, FuncOp)]
+    grouping = dict(FusePass(pins=pins).groupings(module))[func]
+    found = [[id_of(op) for op in unit.ops] for unit in grouping.units]
+    FusePass(pins=pins).apply(context(), module)
+    module.verify()
+    got = run_function(module, inputs)
+    assert all(difference(a, b) == 0 for a, b in zip(got, want, strict=True))
+    return found
+
+
+def rule(module: ModuleOp, one: str, other: str, pins: str = "") -> str:
+    ((_, grouping),) = FusePass(pins=pins).groupings(module)
+    by_id = {id_of(op): unit for op, unit in grouping.owner.items()}
+    reason = grouping.refusal([by_id[one], by_id[other]])
+    assert reason is not None
+    return reason.rule
+
+
+def mlp(b: FlowBuilder, x: SSAValue, w: SSAValue) -> list[SSAValue]:
+    """n0 relu, n1 contract, n2 gelu, n3 sum."""
+    y = b.op(ContractOp, [b.pointwise("relu", x), w], spec="mk,kn->mn")
+    return [b.reduce("sum", b.pointwise("gelu", y), [1], keep_dims=False)]
+
+
+def sorted_between(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+    """n0 neg, n1 sort, n2 add."""
+    a = b.pointwise("neg", x)
+    return [b.pointwise("add", a, b.ops(SortOp, [a], dim=1, descending=False)[0])]
+
+
+def turned(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+    """n0 exp, n2 add of it and of it turned."""
+    y = b.pointwise("exp", x)
+    return [b.pointwise("add", y, b.op(TransposeOp, [y], perm=(1, 0)))]
+
+
+def two_sums(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+    """n0 neg, n1 and n2 sums over different dims."""
+    y = b.pointwise("neg", x)
+    return [b.reduce("sum", y, [0], keep_dims=False), b.reduce("sum", y, [1], keep_dims=False)]
+
+
+def dear(b: FlowBuilder, x: SSAValue, y: SSAValue) -> list[SSAValue]:
+    """n0 exp of a row, n1 mul with every row."""
+    return [b.pointwise("mul", x, b.pointwise("exp", y))]
+
+
+CASES = [
+    (mlp, ((40, 70), (70, 50)), "n0", "n1", "matmul-operand"),
+    (mlp, ((40, 70), (70, 50)), "n1", "n3", "matmul-reduction"),
+    (sorted_between, ((40, 50),), "n0", "n2", "cycle"),
+    (sorted_between, ((40, 50),), "n0", "n1", "library"),
+    (turned, ((50, 50),), "n0", "n2", "layout"),
+    (two_sums, ((40, 50),), "n1", "n2", "reduced-dims"),
+    (dear, ((40, 50), (50,)), "n0", "n1", "recompute"),
+]
+
+
+@pytest.mark.parametrize(("body", "shapes", "one", "other", "says"), CASES)
+def test_each_rule_is_named(body, shapes, one: str, other: str, says: str) -> None:  # type: ignore[no-untyped-def]
+    assert rule(build(body, *shapes), one, other) == says
+
+
+def test_two_matmuls_and_shared_ones_are_named() -> None:
+    def body(b: FlowBuilder, x: SSAValue, w: SSAValue) -> list[SSAValue]:
+        first = b.op(ContractOp, [x, w], spec="mk,kn->mn")
+        second = b.op(ContractOp, [x, w], spec="mk,kn->mn")
+        return [b.pointwise("neg", first), b.pointwise("relu", first), b.pointwise("abs", second)]
+
+    module = build(body, (40, 50), (50, 60))
+    assert rule(module, "n0", "n1") == "two-matmuls"
+    assert rule(module, "n0", "n2") == "matmul-shared"
+
+
+def test_every_refusal_of_a_judge_has_a_rule() -> None:
+    folder = Path(irc.kernels.__file__).parent
+    messages: list[str] = []
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "GroupError":
+                given = node.args[0]
+                if isinstance(given, ast.Constant):
+                    messages.append(str(given.value))
+                else:
+                    assert any(part in ast.unparse(given) for part in BY_PART), ast.unparse(given)
+    assert len(messages) > 10
+    assert not [m for m in messages if m not in BY_MESSAGE]
+    assert {*BY_MESSAGE.values(), *BY_PART.values()} <= set(RULES)
+    assert Reason.of("over 64 ops").rule == "limits" and "64" in str(Reason.of("over 64 ops"))
+
+
+def test_a_user_parts_what_would_be_one_kernel() -> None:
+    def body(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+        return [b.pointwise("abs", b.pointwise("exp", b.pointwise("neg", x)))]
+
+    assert kernels(build(body, (40, 50))) == [["n0", "n1", "n2"]]
+    assert kernels(build(body, (40, 50)), "keep n0, n1 apart") == [["n0"], ["n1", "n2"]]
+    assert kernels(build(body, (40, 50)), "keep n1 apart") == [["n0"], ["n1"], ["n2"]]
+    assert kernels(build(body, (40, 50)), "keep forward/n0, n2 apart") == [["n0", "n1"], ["n2"]]
+    assert rule(build(body, (40, 50)), "n0", "n1", "keep n0, n1 apart") == "apart"
+
+
+def test_a_user_forces_what_would_not_pay() -> None:
+    assert kernels(build(dear, (40, 50), (50,))) == [["n0"], ["n1"]]
+    assert kernels(build(dear, (40, 50), (50,)), "fuse n0, n1") == [["n0", "n1"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "shapes", "pins", "says"),
+    [
+        (mlp, ((40, 70), (70, 50)), "fuse n0, n1", "matmul-operand"),
+        (sorted_between, ((40, 50),), "fuse n0, n2", "cycle"),
+        (sorted_between, ((40, 50),), "fuse n0, n1", "library"),
+        (two_sums, ((40, 50),), "fuse n1, n2", "reduced-dims"),
+        (turned, ((50, 50),), "fuse n0, n2; keep n0, n2 apart", "apart"),
+    ],
+)
+def test_what_cannot_be_forced_is_refused_by_its_rule(body, shapes, pins: str, says: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(IrcError, match="asks for one kernel") as found:
+        FusePass(pins=pins).apply(context(), build(body, *shapes))
+    assert found.value.code == "fusion-impossible"
+    assert any(f"[{says}]" in note for note in found.value.because)
+
+
+def test_wishes_must_name_an_op() -> None:
+    with pytest.raises(IrcError, match="there is no op 'n77'") as found:
+        FusePass(pins="fuse n0, n77").apply(context(), build(dear, (4, 5), (5,)))
+    assert found.value.code == "input-mismatch"
+    with pytest.raises(IrcError, match="cannot read the constraint"):
+        FusePass(pins="keep n0, n1 together").apply(context(), build(dear, (4, 5), (5,)))
+
+
+def test_siblings_read_their_operand_once() -> None:
+    def body(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+        return [b.pointwise("relu", x), b.pointwise("tanh", x), b.reduce("sum", x, [1])]
+
+    assert kernels(build(body, (40, 50))) == [["n0", "n1", "n2"]]
+    assert len(kernels(build(body, (4, 5)))) == 3  # stays in the first cache
+
+
+def test_siblings_that_store_in_other_orders_stay_two() -> None:
+    def body(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+        y = b.op(TransposeOp, [x], perm=(1, 0))
+        return [b.pointwise("relu", x), b.pointwise("tanh", y)]
+
+    assert len(kernels(build(body, (40, 50)))) == 2
+
+
+def grouping_seconds(shape: str, count: int) -> float:
+    def body(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+        for number in range(count if shape == "chain" else count // 3):
+            if shape == "chain":
+                x = b.pointwise(("neg", "abs", "relu")[number % 3], x)
+            else:
+                x = b.pointwise("add", b.pointwise("neg", x), b.pointwise("relu", x))
+        return [x]
+
+    module = build(body, (64, 64))
+    (func,) = [op for op in module.body.block.ops if isinstance(op, FuncOp)]
+    start = time.process_time()
+    Grouping(func.body.block)
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize("shape", ["chain", "diamond"])
+def test_grouping_grows_near_linearly(shape: str) -> None:
+    grouping_seconds(shape, 50)
+    few, many = grouping_seconds(shape, 150), grouping_seconds(shape, 600)
+    assert many < 4 * few * 2.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["chain", "diamond"])
+def test_grouping_grows_near_linearly_up_to_5000_ops(shape: str) -> None:
+    times = [grouping_seconds(shape, count) for count in (100, 500, 1000, 5000)]
+    for (few, one), (many, other) in pairwise(zip((100, 500, 1000, 5000), times, strict=True)):
+        assert other < one * (many / few) * 2.5, times
+
+
+@pytest.mark.slow
+def test_an_op_with_thousands_of_readers_is_no_square() -> None:
+    def seconds(count: int) -> float:
+        def body(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+            return [b.pointwise("exp", b.pointwise("neg", x)) for _ in range(count)]
+
+        module = build(body, (64, 64))
+        (func,) = [op for op in module.body.block.ops if isinstance(op, FuncOp)]
+        start = time.process_time()
+        Grouping(func.body.block)
+        return time.process_time() - start
+
+    seconds(10)
+    assert seconds(800) < 4 * seconds(200) * 2.5
+
+
+def test_fused_siblings_are_written_as_one_fusion() -> None:
+    module = build(lambda b, x: [b.pointwise("relu", x), b.pointwise("tanh", x)], (40, 50))
+    FusePass().apply(context(), module)
+    (fusion,) = [op for op in module.walk() if isinstance(op, FusionOp)]
+    assert len(fusion.outputs) == 2
