@@ -106,7 +106,8 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         _refuse_pins(options.pins)
     target = options.target or find_backend(options.backend).targets[0]
     pipeline.append(("pack-quantized", {"target": target}))
-    pipeline.append(("fuse", {"pins": options.pins} if options.pins else {}))
+    fusion = {"pins": options.pins, "target": "" if target == "cpu" else target}
+    pipeline.append(("fuse", {k: v for k, v in fusion.items() if v}))
     pipeline.append(("map-tasks", {"target": target}))
     if distributed:
         pipeline.append(("order", {}))

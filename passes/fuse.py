@@ -83,6 +83,7 @@ class FusePass(ModulePass):
     level: ClassVar[str] = "spmd"
 
     pins: str = ""
+    target: str = "cpu"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for _, grouping in self.groupings(op):
@@ -105,7 +106,10 @@ class FusePass(ModulePass):
             _part_iotas(func.body.block)
         text, source = constraint_text(self.pins)
         wishes = _wishes(parse_fusion(text, source), op)
-        return [(f, Grouping(f.body.block, wishes.get(f.sym_name.data, ()))) for f in funcs]
+        return [
+            (f, Grouping(f.body.block, wishes.get(f.sym_name.data, ()), self.target))
+            for f in funcs
+        ]
 
 
 PINS = "irc.fusion"

@@ -52,11 +52,6 @@ class AttentionPlan:
         return self.form.space[self.row]
 
     @property
-    def is_few(self) -> bool:
-        """True where all rows are one block, with features in the lanes."""
-        return self.rows <= FEW
-
-    @property
     def num_blocks(self) -> int:
         """Blocks of rows; the last is moved back so that all are whole."""
         return -(-self.rows // self.block)

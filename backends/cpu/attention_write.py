@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from irc.backends.cpu.attention import plan_attention
+from irc.backends.cpu.attention_few import FewWriter, suits_few
 from irc.backends.cpu.attention_lanes import LanesWriter
 from irc.backends.cpu.builder import Builder, Operand
 from irc.backends.cpu.features import Features
@@ -19,6 +20,7 @@ def write_attention(
     if not isinstance(op, KernelAttentionOp):
         raise InternalError(f"kernel @{kernel.sym_name.data} has no task.attention")
     plan = plan_attention(op.form, features, kernel.task_mapping.num_workers)
-    writer = LanesWriter(b, plan, buffers)
+    few = suits_few(plan)
+    writer = FewWriter(b, plan, buffers) if few else LanesWriter(b, plan, buffers)
     writer.write()
-    return writer.size, plan.parallel, "attention lanes"
+    return writer.size, plan.parallel, f"attention {'few' if few else 'lanes'}"

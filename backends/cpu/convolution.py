@@ -137,12 +137,13 @@ def make_blocking(windows: Windows, features: Features) -> Blocking:
         part = -(-size // -(-size // max(left, 1)))
         block.insert(0, part)
         left = left // size if part == size else 0
+    vectors = 4 if registers == 24 and windows.panel % (4 * lanes) == 0 else 2
     counts = tuple(-(-size // part) for size, part in zip(sizes, block, strict=True))
     places = prod(block)
-    most = min(registers // 2, places)
-    least = min(LEAST_ROWS, most)
+    most = min(registers // vectors, places)
+    least = min(LEAST_ROWS if vectors == 2 else LEAST_ROWS - 2, most)
     rows = min(range(most, least - 1, -1), key=lambda r: (-(-places // r) * r, -r))
-    return Blocking(lanes, rows, 2 * lanes, tuple(block), counts)
+    return Blocking(lanes, rows, vectors * lanes, tuple(block), counts)
 
 
 def scratch_layout(windows: Windows, blocking: Blocking) -> tuple[int, int, int]:

@@ -37,6 +37,11 @@ class Features:
         return self.vector_bytes // 4
 
     @property
+    def dot_bf16(self) -> bool:
+        """True where dot products of pairs of bfloat16 are one instruction (AVX512-BF16)."""
+        return "+avx512bf16" in self.flags.split(",")
+
+    @property
     def registers(self) -> int:
         """How many vector registers there are."""
         return 32 if self.masked or not self.cpu.startswith("x86-64") else 16

@@ -13,10 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from irc.backends.cpu.builder import Operand, Type, constant
+from irc.backends.cpu.builder import Builder, Operand, Type, constant
+from irc.backends.cpu.features import Features
 from irc.backends.cpu.matmul import MatmulWriter
+from irc.backends.cpu.nest import Facts
 from irc.backends.cpu.packed import Share
+from irc.backends.cpu.pair_tile import pair_tile_function
+from irc.backends.cpu.product import Product, Tiling
 from irc.backends.cpu.units import decode
+from irc.dialects.types import ITEM_BYTES
 from irc.backends.cpu.tile import LINE, Factor, tile_function
 
 AHEAD = 2048
@@ -24,7 +29,19 @@ AHEAD = 2048
 
 
 class PanelWriter(MatmulWriter):
-    """Writes the form panels. Scratch: the tiles of a panel, and a copy of A where one is read."""
+    """Writes the form panels. Scratch: one tile, or those of a panel where the sum is cut."""
+
+    def __init__(
+        self,
+        b: Builder,
+        product: Product,
+        facts: Facts,
+        tiling: Tiling,
+        features: Features,
+        buffers: dict[int, Operand],
+    ) -> None:
+        super().__init__(b, product, facts, tiling, features, buffers)
+        self.dots = features.dot_bf16
 
     @property
     def is_blocked(self) -> bool:
@@ -32,8 +49,8 @@ class PanelWriter(MatmulWriter):
         return self.tiling.depth < self.k
 
     @property
-    def copy_at(self) -> int:
-        """Where in scratch the copy of A begins."""
+    def scratch_bytes(self) -> int:
+        """All scratch memory of a thread."""
         return self.tile_bytes * (self.tiling.chunk if self.is_blocked else 1)
 
     def write(self) -> None:
@@ -80,19 +97,11 @@ class PanelWriter(MatmulWriter):
         b, plan, p = self.b, self.tiling, self.product
         column = b.scale(share.begin, plan.columns)
         panel = self.start_of(p.b, {**share.batch, p.n: column, p.k: k})
-        copy = None
-        if plan.copy:
-            end = b.intrinsic("smin", b.scale(share.last, plan.rows), b.i64(self.m))
-            rows = (b.scale(share.first, plan.rows), end)
-            copy = self.copy_rows(share.batch, rows, (k, depth))
 
         def tile(t: Operand, _: list[Operand]) -> list[Operand]:
             inside = b.binary("sub nsw", t, share.first)
-            if copy is None:
-                row = b.scale(t, plan.rows)
-                a = self.start_of(p.a, self.with_row({**share.batch, p.k: k}, row))
-            else:
-                a = b.address(copy, self.kind.element, b.scale(inside, plan.rows * plan.pitch))
+            row = b.scale(t, plan.rows)
+            a = self.start_of(p.a, self.with_row({**share.batch, p.k: k}, row))
             place = self.scratch
             if self.is_blocked:
                 place = b.address(place, "i8", b.scale(inside, self.tile_bytes))
@@ -111,10 +120,14 @@ class PanelWriter(MatmulWriter):
         The first tile would wait for memory: all tiles together fetch the next panel, or its next
         block, which lies behind this one.
         """
-        row = self.tiling.columns * self.item
-        whole = self.product.b.strides[self.product.k] * self.item == row
+        whole = self.product.b.blocks[0][1] == self.tiling.columns
         tiles = min(self.tiling.chunk, -(-self.m // self.tiling.rows))
-        return -(-2 * row // LINE // tiles) if whole and tiles > 1 else 0
+        return -(-2 * self.row_bytes // LINE // tiles) if whole and tiles > 1 else 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of a panel."""
+        return self.tiling.columns * ITEM_BYTES[self.product.b.dtype]
 
     def next_part(self, panel: Operand, depth: Operand, inside: Operand) -> list[Operand]:
         """Return where the lines begin that a tile prefetches."""
@@ -122,7 +135,7 @@ class PanelWriter(MatmulWriter):
             return []
         b = self.b
         own = b.scale(b.binary("lshr", depth, b.i64(1)), self.lines * LINE)
-        start = b.scale(depth, self.tiling.columns * self.item)
+        start = b.scale(depth, self.row_bytes)
         skip = b.add(start, b.binary("mul nsw", own, inside))
         beyond = b.compare("icmp sge", skip, b.scale(start, 2))
         return [b.address(panel, "i8", b.select(beyond, start, skip))]
@@ -157,13 +170,15 @@ class PanelWriter(MatmulWriter):
         odd = bool(self.k % 2 or plan.depth % 2)
         for role in ("tile", "add") if self.is_blocked else ("tile",):
             for rows in {plan.rows, self.m % plan.rows or plan.rows}:
-                tile_function(
-                    self.b,
-                    self.symbol(f"{role}{rows}"),
-                    self.kind,
-                    (rows, plan.columns // plan.lanes),
-                    self.left_factor(),
-                    right,
-                    odd=odd,
-                    accumulate=role == "add",
-                )
+                shape, symbol = (rows, plan.columns // plan.lanes), self.symbol(f"{role}{rows}")
+                add = role == "add"
+                if p.pair == 1:
+                    left = self.left_factor()
+                    tile_function(
+                        self.b, symbol, self.kind, shape, left, right, odd=odd, accumulate=add
+                    )
+                else:
+                    pair_tile_function(
+                        self.b, symbol, shape, self.left_factor(), right, plan.lanes,
+                        odd=odd, accumulate=add, dots=self.dots,
+                    )  # fmt: skip

@@ -17,8 +17,6 @@ PANEL_BYTES = 400 << 10
 """Of a panel, as much as is used again and again: less than half of a second cache of 1 MiB."""
 ROWS_BYTES = 8 << 20
 """Of A, as much as is read for one panel after the other: a part of the last cache."""
-COPY_BYTES = 256 << 10
-"""Of a copy of A."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,11 @@ class Product:
     def element(self) -> str:
         """The LLVM type of the accumulator."""
         return "double" if self.a.dtype == "f64" else "float"
+
+    @property
+    def pair(self) -> int:
+        """How many rows of a packed B lie together."""
+        return next((size for d, size, _ in self.b.blocks if d == self.k), 1)
 
     @property
     def is_packed(self) -> bool:
@@ -207,17 +210,15 @@ def _on_panels(product: Product, features: Features, *, parallel: bool) -> Tilin
         vectors //= 2  # so that one tile has all rows, and B is read once
     tiles = -(-m // (registers // vectors))
     rows = -(-m // tiles)
-    blocks = -(-k * vectors * lanes * item // PANEL_BYTES)
+    pair = product.pair
+    blocks = -(-k * vectors * lanes * item // (PANEL_BYTES * pair))
     depth = k if blocks == 1 else -(-k // blocks // lanes) * lanes + lanes
-    copy = product.a.dtype in ("f16", "bf16")
     return Tiling(
         "panels",
         lanes,
         rows,
         vectors * lanes,
-        chunk=max(1, min(tiles, (COPY_BYTES if copy else ROWS_BYTES) // (rows * depth * item))),
-        copy=copy,
-        pitch=depth + lanes,
+        chunk=max(1, min(tiles, ROWS_BYTES // (rows * depth * item))),
         depth=depth,
         parallel=parallel,
     )

@@ -132,6 +132,10 @@ class Block:
             text += " != 0" if stored == "i1" else f".to({TYPES[stored]})"
         if value.is_block and not is_block:
             address += f" + tl.zeros({[1] * self.rank}, tl.int32)"
+        for missing in sorted(value.axes - axes):
+            # A dim of size 1 has no stride; its tile has more rows, of which one is stored.
+            (place,) = {c.expression for c in self.coordinates.values() if c.axis == missing}
+            address, axes = f"{address} + 0 * {place}", axes | {missing}
         mask = self.mask(axes)
         self.source.line(f"tl.store({address}, {text}{f', mask={mask}' if mask else ''})")
 

@@ -25,7 +25,9 @@ from irc.errors import IrcError
 from irc.kernels.holds import (
     COMPUTE_OPS,
     FREE_OPS,
+    LIBRARY_DTYPES,
     SHAPE_OPS,
+    WINDOW_OPS,
     has_kernel,
     require_static,
     shape_of,
@@ -157,7 +159,7 @@ class _Mapper:
             self._shape_op(op)
         elif isinstance(op, ConstantOp) and has_kernel(op):
             self.gone.append(op)  # a kernel holds its own; others get it where they first read it
-        elif isinstance(op, FlowOp) and op.name in COMPUTE_OPS | FREE_OPS and has_kernel(op):
+        elif isinstance(op, FlowOp) and op.name in self._own_ops() and has_kernel(op):
             self._lone(op)
         elif isinstance(op, FlowOp) and is_attention(op, self.table.target):
             self._whole(op)
@@ -165,6 +167,11 @@ class _Mapper:
             strided = isinstance(op, FlowOp) and op.name.startswith("flow.")
             for index, value in enumerate(op.operands):
                 op.operands[index] = self._operand(value, strided=strided)
+
+    def _own_ops(self) -> frozenset[str]:
+        """The ops that kernels of the target compute."""
+        ops = COMPUTE_OPS | FREE_OPS
+        return ops if self.table.target == "cpu" else ops - WINDOW_OPS
 
     def stored(self, value: SSAValue) -> Stored:
         """Return the contiguous tensor that holds a value, and where in it."""
@@ -308,6 +315,11 @@ class _Mapper:
             carry(turn, value.owner)
             if "sbp" in value.owner.attributes and order == tuple(range(len(order))):
                 turn.attributes["sbp"] = value.owner.attributes["sbp"]
+        if kind.dtype in LIBRARY_DTYPES:
+            turn.operands[0] = self._operand(value, strided=True)
+            self._insert(turn)
+            self.views[value] = (turn.outputs[0], wanted)
+            return True
         turned = turn.outputs[0]
         (result,) = self._launch([turn], [turned], {}, turn, free=False)
         self.views[value] = (result, wanted)
@@ -321,7 +333,8 @@ class _Mapper:
         shape = shape_of(op.outputs[0])
         for _ in range(2):
             root, view = self.stored(op.inputs[0])
-            if (found := view.apply(op.name, op.plain, shape)) is not None:
+            found = view.apply(op.name, op.plain, shape)
+            if found is not None and not (found.strides is None and _is_library(op.inputs[0])):
                 self.views[op.outputs[0]] = (root, found)
                 return
             self._copy(op.inputs[0], ())
@@ -357,6 +370,11 @@ class _Mapper:
     def _insert(self, op: Operation) -> None:
         assert self.at is not None and self.at.parent is not None
         self.at.parent.insert_op_before(op, self.at)
+
+
+def _is_library(value: SSAValue) -> bool:
+    """True for what no kernel computes with: a copy of it is the library's, which needs strides."""
+    return tensor(value).dtype in LIBRARY_DTYPES
 
 
 def _stored_type(value: SSAValue, order: tuple[int, ...] | None) -> Attribute:

@@ -11,13 +11,16 @@ from irc.dialects.types import TensorType
 from irc.errors import IrcError
 
 SHAPE_OPS = frozenset({"flow.reshape", "flow.transpose", "flow.broadcast", "flow.slice"})
-COMPUTE_OPS = frozenset(
-    {"flow.pointwise", "flow.reduce", "flow.contract", "flow.packed_contract", "flow.take",
-     "flow.gather"}
-)
-FREE_OPS = frozenset({"flow.constant", "flow.iota"})
 WINDOW_OPS = frozenset({"flow.convolution", "flow.pool"})
 """Kernels on the CPU; on a GPU a library has them."""
+COMPUTE_OPS = WINDOW_OPS | {
+    "flow.pointwise", "flow.reduce", "flow.contract", "flow.packed_contract", "flow.take",
+    "flow.gather",
+}  # fmt: skip
+FREE_OPS = frozenset({"flow.constant", "flow.iota"})
+LIBRARY_DTYPES = frozenset({"c64", "c128"})
+"""Element types that kernels do not know."""
+
 KERNEL_OPS = SHAPE_OPS | COMPUTE_OPS | FREE_OPS
 """Ops that a kernel can hold; all others run in a library or move data between ranks."""
 
@@ -27,7 +30,7 @@ def has_kernel(op: Operation) -> bool:
     values = (*op.operands, *op.results)
     if op.name not in KERNEL_OPS or not all(isinstance(v.type, TensorType) for v in values):
         return False
-    if any(tensor(v).dtype.startswith("c") or 0 in tensor(v).shape for v in values):
+    if any(tensor(v).dtype in LIBRARY_DTYPES or 0 in tensor(v).shape for v in values):
         return False
     if op.name == "flow.gather" and isinstance(op, FlowOp):
         # A gather from a part of its table would need the table cut first.

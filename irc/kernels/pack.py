@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from xdsl.ir import Block
 from xdsl.rewriter import Rewriter
 
-from irc.dialects.flow import to_attribute, to_python
+from irc.dialects.flow import loc_of, to_attribute, to_python
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import (
     BufferType,
@@ -28,7 +28,7 @@ COLUMNS = 64
 NARROW = 32
 """Columns where the last panel would be half empty, and there are not many."""
 MANY = 512
-PAIRED = {"f32": 1}
+PAIRED = {"f32": 1, "bf16": 2}
 """Dtypes that are packed, and how many rows of them lie together."""
 FEW_ROWS = 4
 """Up to so many rows of A each weight is read once, in place, at the speed of memory."""
@@ -138,8 +138,7 @@ def _writer(
         [ValueType.of(dtype, full=False)],
         offset=load.offset.value.data,
         strides=tuple(strides[d] for d in dims),
-        loc=to_python(load.attributes["loc"]),
-        id=to_python(load.attributes["id"]),
+        loc=loc_of(load),
     )
     write = StoreOp.make(
         [read.outputs[0], block.args[1]],
@@ -147,7 +146,7 @@ def _writer(
         offset=0,
         strides=tuple(placed[d] for d in dims),
         blocks=tuple(dims.index(x) if i % 3 == 0 else x for i, x in enumerate(blocks)),
-        loc=to_python(load.attributes["loc"]),
+        loc=loc_of(load),
     )
     block.add_ops([read, write])
     return KernelOp.make(
@@ -158,7 +157,7 @@ def _writer(
         parallel=len(space),
         num_inputs=1,
         mapping=_by_columns(space),
-        loc=to_python(kernel.attributes["loc"]),
+        loc=loc_of(kernel),
     )
 
 

@@ -86,7 +86,8 @@ def _reduce(walk: Trace, op: FlowOp) -> Term:
     operand = term.node
     if attrs["fn"] in ("any", "all") and operand.dtype != "i1":
         # Whether an element is true is its own matter: -3 and 0.5 are, and no largest number says.
-        operand = walk.node("pointwise", "i1", operand.axes, operands=(operand,), attrs={"fn": "cast"})
+        cast = {"fn": "cast"}
+        operand = walk.node("pointwise", "i1", operand.axes, operands=(operand,), attrs=cast)
     node = walk.node("reduce", dtype, kept, operands=(operand,), attrs={"fn": attrs["fn"]})
     walk.reductions.append((node, reduced))
     return Term(node, dims)

@@ -90,6 +90,7 @@ class Executor:
         threads = num_threads or torch.get_num_threads()
         self._segments: Sequence[Segment] = load(loaded, calls, threads)
         self._inputs = [_Input(plan, index, rank) for index in plan.inputs]
+        self._bases = [spec.base for spec in self._inputs]
         self._outputs = _Outputs(plan)
         self._seeds = [self._weights[i] for i in plan.weights if plan.buffers[i].role == "seed"]
         self._frames: deque[tuple[Frame, list[Run]]] = deque()
@@ -109,27 +110,29 @@ class Executor:
             raise IrcError(
                 "input-mismatch", f"the plan takes {len(self._inputs)} inputs, not {len(inputs)}"
             )
+        given = [spec(tensor) for spec, tensor in zip(self._inputs, inputs, strict=True)]
         if self._turn is None:
-            return self._run(inputs)
+            return self.run(given)
         with self._turn:
-            return self._run(inputs)
+            return self.run(given)
 
-    def _run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def run(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Run once on inputs that are known to fit: contiguous, this rank's, not looked at again.
+
+        Args:
+            given: held until the end: kernels know only the addresses.
+        """
         try:
             frame, steps = self._frames.pop()
         except IndexError:
             frame, steps = self._new_frame()
         if self._copies is not None:
             self._copies.refresh()
-        if self._prepared is not None:
-            self._prepared.refresh(partial(self._prepare, frame))
-        # Held until the end: kernels know only the addresses.
-        given: list[torch.Tensor] = []
+        if self._prepared is not None and self._prepared.is_stale():
+            self._prepared.make(partial(self._prepare, frame))
         table = frame.table
-        for spec, tensor in zip(self._inputs, inputs, strict=True):
-            part = spec(tensor)
-            given.append(part)
-            table[spec.base] = part.data_ptr()
+        for base, tensor in zip(self._bases, given, strict=True):
+            table[base] = tensor.data_ptr()
         fresh: list[torch.Tensor] = []
         for base, shape, dtype in self._outputs.fresh:
             made = torch.empty(shape, dtype=dtype)

@@ -56,7 +56,7 @@ class Prepared:
         order = sorted(frozenset[int]().union(*(read[index] for index in fresh)))
         self._sources = [weights[index] for index in order]
         self._tracked = all(not source.is_inference() for source in self._sources)
-        self._seen: Versions | None = None
+        self._seen: list[int] | None = None
         with self._store.lock:
             made = {i: self._store.made.setdefault(keys[i], Made(t)) for i, t in fresh.items()}
         self._made = [
@@ -65,23 +65,24 @@ class Prepared:
         ]
         self.by_buffer = {index: each.tensor for index, each in made.items()}
 
-    def refresh(self, run: Callable[[], None]) -> None:
-        """Make the tensors where they are missing or of older weights.
+    def is_stale(self) -> bool:
+        """True where a tensor is missing, or made of older weights; a fast check."""
+        # Inference tensors are not counted: what is made of them is made at every call.
+        return not self._tracked or [source._version for source in self._sources] != self._seen
+
+    def make(self, run: Callable[[], None]) -> None:
+        """Make the tensors, unless another plan has made them of these weights.
 
         Args:
             run: makes all of them.
         """
-        if not self._tracked:
-            # Inference tensors are not counted: what is made of them is made at every call.
-            run()
-            return
-        now = tuple([source._version for source in self._sources])
-        if now == self._seen:
-            return
         with self._store.lock:
-            wanted = [tuple(now[p] for p in places) for _, places in self._made]
+            now = [source._version for source in self._sources] if self._tracked else None
+            wanted = [
+                None if now is None else tuple(now[p] for p in places) for _, places in self._made
+            ]
             pairs = list(zip(self._made, wanted, strict=True))
-            if any(each.versions != version for (each, _), version in pairs):
+            if now is None or any(each.versions != version for (each, _), version in pairs):
                 run()
                 for (each, _), version in pairs:
                     each.versions = version
@@ -103,7 +104,8 @@ def _origins(loaded: LoadedPlan) -> tuple[dict[int, str], dict[int, frozenset[in
         roots = [plan.root(index) for index in inputs]
         given = [(keys[root], _view(plan, i)) for i, root in zip(inputs, roots, strict=True)]
         for place, output in enumerate(outputs):
-            text = json.dumps([what, given, place], default=str)
+            made = _view(plan, output)  # one number in another shape is another tensor
+            text = json.dumps([what, given, place, made], default=str)
             keys[output] = hashlib.sha256(text.encode()).hexdigest()
             read[output] = frozenset[int]().union(*(read[root] for root in roots))
     return keys, read

@@ -36,10 +36,21 @@ class Decode(nn.Module):
 
         self.inner = inner
         self.cache = StaticCache(config=inner.config, max_cache_len=length)
+        config = inner.config
+        width = config.hidden_size // config.num_attention_heads
+        self.cache.early_initialization(
+            1, config.num_key_value_heads, width, torch.float32, torch.device("cpu")
+        )
+        for i, layer in enumerate(self.cache.layers):
+            self.register_buffer(f"keys{i}", layer.keys, persistent=False)
+            self.register_buffer(f"values{i}", layer.values, persistent=False)
         self.length = length
 
     def forward(self, token: Tensor, position: Tensor) -> Tensor:
         """Return logits; token [1, 1], position [1]."""
+        for layer in self.cache.layers:
+            # Each call decodes the same place: the cache's own count would run over its end.
+            layer.cumulative_length = position[0].clone()
         return self.inner(token, past_key_values=self.cache, cache_position=position)[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -79,12 +80,18 @@ class Session:
 
         def fails(smaller: Program) -> bool:
             found = check_with(smaller, target)
-            return found is not None and found.kind == failure.kind
+            return found is not None and _cause(found) == _cause(failure)
 
         small = shrunk(program, fails) if self._shrink else program
         last = check_with(small, target) or failure
         text = f"--- seed {program.seed} on {name}: {last.kind}: {last.text}\n{small.text}"
         return Found(program.seed, name, last.kind, text)
+
+
+def _cause(failure: Failure) -> tuple[str, str]:
+    """Return what two failures share that have one cause: a crash's message up to its numbers."""
+    shown = failure.text if failure.kind in ("crash", "refused") else ""
+    return failure.kind, re.split(r"[\d\['\"]", shown)[0]
 
 
 def target_of(name: str) -> Target:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tests.fuzz.bounded import Bounded
+from tests.fuzz.bounded import NAMES, Bounded
 from tests.fuzz.program import Input, Node, Program, pruned
 from tests.fuzz.reference import BoundMeaning, is_usable
 
@@ -40,7 +40,11 @@ def _is_sound(program: Program) -> bool:
         inputs = program.draw()
         given = {x.name: Bounded.exact(t) for x, t in zip(program.inputs, inputs, strict=True)}
         values = program.walk(BoundMeaning(), given)
+        eager = program.function()(*inputs)
     except (RuntimeError, IndexError, ValueError, AssertionError, KeyError):
+        return False
+    wanted = [values[name] for name in program.outputs]
+    if any(NAMES[x.dtype] != y.dtype for x, y in zip(eager, wanted, strict=True)):
         return False
     return all(is_usable(values[name], most=1e6) for name in program.outputs)
 

@@ -17,6 +17,7 @@ import torch
 from irc.backends.cuda.file import emit_form
 from irc.dialects.task import KernelOp
 from irc.kernels.form import read
+from irc.kernels.source import identifier
 from tests.backends import gpu_kernels as g
 
 SHIM = Path(__file__).with_name("shim.h")
@@ -35,24 +36,31 @@ class HostError(AssertionError):
 def build(
     folder: Path,
     kernels: Mapping[str, KernelOp],
-    change: Callable[[str], str] = str,
-    arch: int | None = None,
+    change: Callable[[str], str] | Mapping[str, Callable[[str], str]] = str,
+    arch: int | Mapping[str, int] | None = None,
 ) -> ctypes.CDLL:
     """Compile the files of many kernels as one library, each in a namespace.
 
     Args:
         folder: where the sources go.
         kernels: by the name of their launcher, ``launch_<name>``.
-        change: what happens to each source before it is compiled (a planted bug).
-        arch: compute capability for which the sources are made.
+        change: what happens to each source before it is compiled (a planted bug), or to those that
+            it names.
+        arch: compute capability for which the sources are made, all or by name; a kernel's own by
+            default.
     """
     text: list[str] = []
     for name, kernel in kernels.items():
-        (folder / f"{name}.cu").write_text(change(emit_form(read(kernel), arch)))
-        text.append(
-            f"#define launch launch_{name}\nnamespace space_{name} {{\n"
-            f'#include "{name}.cu"\n}}\n#undef launch'
-        )
+        changed = change.get(name, str) if isinstance(change, Mapping) else change
+        target = arch.get(name) if isinstance(arch, Mapping) else arch
+        (folder / f"{name}.cu").write_text(changed(emit_form(read(kernel), target)))
+        # C names have no namespace: each is renamed around its file.
+        own = identifier(kernel.sym_name.data)
+        renamed = {"launch": f"launch_{name}"}
+        renamed |= {f"{own}{end}": f"shim_{name}{end}" for end in ("", "_sum")}
+        text += [f"#define {old} {new}" for old, new in renamed.items()]
+        text.append(f'namespace space_{name} {{\n#include "{name}.cu"\n}}')
+        text += [f"#undef {old}" for old in renamed]
     (folder / "all.cpp").write_text("\n".join(text))
     found = folder / "all.so"
     done = subprocess.run(
@@ -64,9 +72,20 @@ def build(
 
 
 def run(
-    library: ctypes.CDLL, kernel: KernelOp, inputs: Sequence[torch.Tensor], order: int
+    library: ctypes.CDLL,
+    kernel: KernelOp,
+    inputs: Sequence[torch.Tensor],
+    order: int,
+    name: str | None = None,
 ) -> list[torch.Tensor]:
     """Run a kernel of a library in one order; its buffers are exact, and so is what it touches.
+
+    Args:
+        library: the result of ``build``.
+        kernel: the kernel.
+        inputs: one tensor for each input buffer.
+        order: of threads, an index of ``ORDERS``.
+        name: under which it was built; the kernel's own by default.
 
     Raises:
         HostError: an access outside a buffer, a barrier that some threads miss, shared memory
@@ -89,7 +108,7 @@ def run(
         size = ctypes.c_longlong(view.numel() * view.element_size())
         library.shim_buffer(ctypes.c_void_p(view.data_ptr()), size)
     pointers = (ctypes.c_void_p * len(views))(*[v.data_ptr() for v in views])
-    code = getattr(library, f"launch_{kernel.sym_name.data}")(pointers, None)
+    code = getattr(library, f"launch_{name or kernel.sym_name.data}")(pointers, None)
     if code:
         raise HostError(f"CUDA error {code}")
     for i, (was, now) in enumerate(zip(before, padded, strict=True)):
@@ -101,14 +120,17 @@ def run(
 
 
 def run_in_all_orders(
-    library: ctypes.CDLL, kernel: KernelOp, inputs: Sequence[torch.Tensor]
+    library: ctypes.CDLL,
+    kernel: KernelOp,
+    inputs: Sequence[torch.Tensor],
+    name: str | None = None,
 ) -> list[torch.Tensor]:
     """Run a kernel in every order of threads; all of them give the same.
 
     Raises:
         HostError: as ``run``, and where the result depends on the order.
     """
-    runs = [run(library, kernel, inputs, order) for order in range(len(ORDERS))]
+    runs = [run(library, kernel, inputs, order, name) for order in range(len(ORDERS))]
     for other in runs[1:]:
         for one, two in zip(runs[0], other, strict=True):
             if not torch.equal(one.view(torch.uint8), two.view(torch.uint8)):

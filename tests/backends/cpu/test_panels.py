@@ -1,0 +1,116 @@
+"""Packed weights: the kernel that packs, and the matmul that reads what it wrote."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from irc.backends.cpu import emit, info_of
+from irc.backends.cpu.features import AVX2, AVX512, BASELINE
+from irc.interpret.task import run_kernel
+from irc.kernels.pack import Packed, packed, weight_of
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+SIZES = [
+    (5, 32, 2), (6, 64, 7), (7, 33, 9), (13, 100, 31), (25, 130, 64), (12, 97, 65), (8, 64, 3000),
+    (40, 200, 1601), (64, 70, 128),
+]  # fmt: skip
+
+
+def matmul(make: Any, sizes: tuple[int, int, int], dtype: str, *, turned: bool, batch: int) -> Any:
+    """``relu(A @ B + bias)`` with B [n, k] (turned) or [k, n]; ``batch`` weights."""
+    m, n, k = sizes
+    lead = (batch,) if batch else ()
+    count = batch or 1
+    inputs = [(count * m * k, dtype), (count * n * k, dtype), (n, dtype)]
+    maker = make((*lead, m, n, k), len(lead) + 2, inputs, [(count * m * n, dtype)], "matmul")
+    a, b = (k, 0, 1), (0, k, 1) if turned else (0, 1, n)
+    c, bias = (n, 1, 0), (0, 1, 0)
+    if batch:
+        a, b, c, bias = (m * k, *a), (n * k, *b), (m * n, *c), (0, *bias)
+    value = maker.contract(maker.load(0, a), maker.load(1, b))
+    value = maker.fn("relu", maker.fn("add", value, maker.load(2, bias)))
+    maker.store(value, 0, c)
+    return maker.kernel("mm")
+
+
+def answer(given: list[torch.Tensor], sizes: Any, *, turned: bool, batch: int) -> torch.Tensor:
+    m, n, k = sizes
+    a, b, bias = (t.double() for t in given)
+    b = b.view(-1, n, k).mT if turned else b.view(-1, k, n)
+    return (a.view(-1, m, k) @ b + bias).relu().flatten()
+
+
+def split(kernel: Any) -> Packed:
+    argument = weight_of(kernel)
+    assert argument == 1
+    found = packed(kernel, argument)
+    found.kernel.verify()
+    found.pack.verify()
+    return found
+
+
+def check(make: Any, run: Any, sizes: Any, dtype: str, features: Any, **how: Any) -> None:
+    kernel = matmul(make, sizes, dtype, **how)
+    found = split(kernel)
+    counts = [arg.type.num_elements for arg in kernel.args[:3]]
+    given = [torch.randn(count).to(DTYPES[dtype]) for count in counts]
+    (panels,) = run(found.pack, [given[1]], 2, features, fill=0)
+    written = torch.zeros_like(panels)
+    run_kernel(found.pack, [given[1]], [written])
+    # What lies beside the columns is never stored: any number will do there, but not beside k.
+    held = written != 0
+    assert torch.equal(panels[held], written[held])
+    panels = panels.clone()
+    (got,) = run(found.kernel, [given[0], panels, given[2]], 2, features)
+    want = answer(given, sizes, **how)
+    scale = sizes[2] ** 0.5
+    error = ((got.double() - want).abs() / (scale + want.abs())).max()
+    assert error <= (6e-6 if dtype == "f32" else 2.0**-8), (sizes, dtype, float(error))
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("turned", [True, False])
+def test_packed_matmul_equals_float64(
+    sizes: Any, dtype: str, turned: bool, make: Any, run: Any
+) -> None:
+    check(make, run, sizes, dtype, None, turned=turned, batch=0)
+
+
+@pytest.mark.parametrize("features", [AVX512, AVX2, BASELINE])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_one_layout_serves_all_machines(
+    features: Any, dtype: str, make: Any, run: Any
+) -> None:
+    for sizes in SIZES[2:5]:
+        check(make, run, sizes, dtype, features, turned=True, batch=0)
+
+
+def test_batches_of_weights(make: Any, run: Any) -> None:
+    for dtype in DTYPES:
+        check(make, run, (9, 70, 13), dtype, None, turned=True, batch=3)
+
+
+def test_the_interpreter_reads_panels(make: Any) -> None:
+    sizes = (6, 70, 9)
+    found = split(matmul(make, sizes, "f32", turned=True, batch=0))
+    given = [torch.randn(arg.type.num_elements) for arg in found.kernel.args[:1]]
+    weight, bias = torch.randn(70 * 9), torch.randn(70)
+    panels = torch.zeros(found.elements)
+    run_kernel(found.pack, [weight], [panels])
+    got = torch.empty(6 * 70)
+    run_kernel(found.kernel, [given[0], panels, bias], [got])
+    want = answer([given[0], weight, bias], sizes, turned=True, batch=0)
+    assert (got - want).abs().max() < 1e-4
+
+
+def test_few_rows_read_the_weight_in_place(make: Any) -> None:
+    assert weight_of(matmul(make, (4, 64, 64), "f32", turned=True, batch=0)) is None
+    assert weight_of(matmul(make, (5, 31, 64), "f32", turned=True, batch=0)) is None
+
+
+def test_the_form_is_named(make: Any) -> None:
+    found = split(matmul(make, (128, 256, 64), "f32", turned=True, batch=0))
+    assert info_of(emit(found.kernel, AVX512)).template == "matmul panels"
+    assert info_of(emit(found.pack, AVX512)).template == "pack"
