@@ -184,10 +184,11 @@ class Dispatcher:
                 "a module compiled for several ranks runs without gradients",
                 help="call it under torch.no_grad()",
             )
-        training = self._training
-        if training is None:
-            training = self._training = cast("Any", torch).compile(self.original, backend="irc")
-        return training(*args, **kwargs)
+        if self._training is None:
+            with TRACING:  # torch looks its backends up without a lock of its own
+                if self._training is None:
+                    self._training = cast("Any", torch).compile(self.original, backend="irc")
+        return cast("Callable[..., Any]", self._training)(*args, **kwargs)
 
 
 _DISPATCHERS: WeakKeyDictionary[nn.Module, Dispatcher] = WeakKeyDictionary()
@@ -261,6 +262,24 @@ def statistics(compiled: Any) -> Statistics:
     if found is None:
         raise IrcError("input-mismatch", f"{type(compiled).__name__} was not made by irc.compile")
     return found.statistics
+
+
+def refresh(compiled: Any) -> None:
+    """Let a compiled module or function see what was written into its weights through ``.data``.
+
+    Kernels read some weights from packed copies. torch counts writes to a tensor, and a copy of an
+    older count is made again before the next call; only writes through ``.data`` (and through
+    memory that torch does not know to be shared) are not counted.
+
+    Raises:
+        IrcError: ``input-mismatch`` where the argument was not made by ``irc.compile``.
+    """
+    original(compiled)
+    found = getattr(compiled, "_irc_dispatcher", None)
+    if isinstance(compiled, nn.Module):
+        found = dispatcher_of(compiled)
+    for version in [] if found is None else found.versions:
+        version.refresh()
 
 
 def _as(cls: type[nn.Module], module: nn.Module) -> nn.Module:

@@ -23,6 +23,7 @@ from irc.dialects.placement import Mesh
 from irc.dialects.task import KernelOp
 from irc.dialects.text import context, dump
 from irc.errors import InternalError, IrcError
+from irc.kernels.gpu import GPUS
 from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.ranges import input_ranges
@@ -109,6 +110,8 @@ def default_pipeline(options: Options) -> list[ModulePass]:
     fusion = {"pins": options.pins, "target": "" if target == "cpu" else target}
     pipeline.append(("fuse", {k: v for k, v in fusion.items() if v}))
     pipeline.append(("map-tasks", {"target": target}))
+    if target in GPUS:
+        pipeline.append(("split-reduction", {"target": target}))
     if distributed:
         pipeline.append(("order", {}))
     passes = [find_pass(name)(**given) for name, given in pipeline]

@@ -48,6 +48,10 @@ class Version:
         """What is run."""
         return self._executor.plan
 
+    def refresh(self) -> None:
+        """See writes to weights that torch does not count."""
+        self._executor.forget_prepared()
+
     def mismatch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """Return None where the call can run, else the first reason why not."""
         reason = self._captured.guards.check(args, kwargs)
@@ -101,7 +105,8 @@ def _is_direct(captured: Captured, plan: Plan) -> bool:
     plain = not any(each.number or each.given is not None for each in captured.outputs)
     results = plain and places == list(range(len(plan.outputs)))
     structure = captured.out_spec.is_leaf() or (
-        captured.out_spec.type is tuple and all(map(pytree.TreeSpec.is_leaf, captured.out_spec.children()))
+        captured.out_spec.type is tuple
+        and all(map(pytree.TreeSpec.is_leaf, captured.out_spec.children()))
     )
     alone = plan.device_mesh.num_ranks == 1 and not captured.cached_inputs
     return inputs and results and structure and alone and not any(p.spec for p in captured.parts)

@@ -18,5 +18,6 @@ BUILTIN: Mapping[str, str] = {
     "fuse": "irc.passes.fuse:FusePass",
     "pack-quantized": "irc.passes.pack_quantized:PackQuantizedPass",
     "order": "irc.passes.order:OrderPass",
+    "split-reduction": "irc.passes.split_reduction:SplitReductionPass",
     "recompute": "irc.passes.recompute:RecomputePass",
 }

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ContractOp, carry, loc_of
+from irc.dialects.flow import ContractOp, ConvolutionOp, FlowOp, PointwiseOp, carry, loc_of, tensor
+from irc.kernels.dequantized import literal
 from irc.kernels.fixed import Fixed
-from irc.kernels.holds import require_static
+from irc.kernels.holds import SHAPE_OPS, require_static
 from irc.kernels.quantized_contract import packed_product
+from irc.kernels.quantized_convolution import ChannelsLast, packed_convolution
 
 
 @dataclass(frozen=True)
 class PackQuantizedPass(ModulePass):
-    """Rewrite contractions of dequantised values."""
+    """Rewrite contractions and convolutions of dequantised values.
+
+    A weight that is ``(q - zero) * scale`` is read as the integers that it is, from panels that are
+    packed once, and scaled in registers. Where both sides are dequantised bytes, the sum runs in
+    integers and the zero points are corrected by sums of the weight.
+
+    It declines where scales change along what is summed (other than in groups of the weight),
+    where the weight is not fixed, and on targets other than the CPU.
+    """
 
     name = "pack-quantized"
     level: ClassVar[str] = "spmd"
@@ -32,21 +43,63 @@ class PackQuantizedPass(ModulePass):
         fixed = Fixed(op)
         for number, func in enumerate(op.body.block.ops):
             if isinstance(func, FuncOp) and not func.is_declaration:
-                _rewrite(func, fixed, f"p{number}_")
+                require_static(func)
+                _Rewrite(func, fixed, f"p{number}_").run()
 
 
-def _rewrite(func: FuncOp, fixed: Fixed, prefix: str) -> None:
-    require_static(func)
-    block = func.body.block
-    for number, op in enumerate(list(block.ops)):
-        if not isinstance(op, ContractOp):
-            continue
-        b = FlowBuilder(block, f"{prefix}{number}_", before=op)
-        b.loc = loc_of(op)
-        found = packed_product(b, op, fixed)
-        if found is None:
-            continue
-        carry(found.owner, op)
-        op.outputs[0].replace_all_uses_with(found)
-        op.detach()
-        op.erase()
+@dataclass
+class _Rewrite:
+    """The state of one function.
+
+    Attributes:
+        images: convolutions' results, and what follows them pointwise.
+        integers: values that are made of integer sums pointwise.
+    """
+
+    func: FuncOp
+    fixed: Fixed
+    prefix: str
+    images: ChannelsLast = field(default_factory=ChannelsLast)
+    integers: set[SSAValue] = field(default_factory=set[SSAValue])
+
+    def run(self) -> None:
+        """Rewrite the function in place."""
+        block = self.func.body.block
+        for number, op in enumerate(list(block.ops)):
+            if not isinstance(op, FlowOp):
+                continue
+            b = FlowBuilder(block, f"{self.prefix}{number}_", before=op)
+            b.loc = loc_of(op)
+            found = self._found(b, op)
+            if found is None:
+                if op.name in SHAPE_OPS and op.inputs[0] in self.integers:
+                    self.integers.add(op.outputs[0])
+                continue
+            carry(found.owner, op)  # type: ignore[arg-type]  # an op has just made it
+            op.outputs[0].replace_all_uses_with(found)
+            self.integers.add(found)
+            op.detach()
+            op.erase()
+
+    def _found(self, b: FlowBuilder, op: FlowOp) -> SSAValue | None:
+        match op:
+            case ContractOp():
+                return packed_product(b, op, self.fixed)
+            case ConvolutionOp():
+                image = packed_convolution(b, op, self.images, self.fixed)
+                return None if image is None else self.images.turn(b, image)
+            case PointwiseOp() if any(value in self.integers for value in op.inputs):
+                self._reciprocal(b, op)
+                found = self.images.pointwise(b, op)
+                if found is None:
+                    self.integers.add(op.outputs[0])
+                return found
+            case _:
+                return None
+
+    def _reciprocal(self, b: FlowBuilder, op: PointwiseOp) -> None:
+        """Requantising divides by a literal: multiplied by its reciprocal, off by one at ties."""
+        divisor = literal(op.inputs[-1]) if op.plain["fn"] == "div" else None
+        if divisor and tensor(op.outputs[0]).dtype == "f32" and op.inputs[0] in self.integers:
+            op.properties["fn"] = type(op.properties["fn"])("mul")  # type: ignore[call-arg]
+            op.operands[1] = b.scalar(1.0 / divisor, "f32")

@@ -120,3 +120,49 @@ def test_constraints_that_cannot_be_end_the_compilation(
     assert main([*words, "--cluster", "demo-gpus", "--pins", pins]) == status
     assert capsys.readouterr().err.startswith(f"error[{code}]: ")
     assert not (tmp_path / "plan").exists()
+
+
+def test_explain_fusion_names_kernels_and_what_is_apart(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    text = output_of(capsys, "explain", "plan", str(plan), "--fusion")
+    assert "matmul, 1 run" in text and "Not fused" in text and "[" in text
+    found = json.loads(output_of(capsys, "explain", "plan", str(plan), "--fusion", "--json"))
+    assert found["kernels"] and all(row["rule"] for row in found["apart"])
+    pair = [found["apart"][0][side]["id"] for side in ("first", "second")]
+    why = output_of(capsys, "explain", "plan", str(plan), "--fusion", "--why-not", *pair)
+    assert f"[{found['apart'][0]['rule']}]" in why
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--fusion", "--why-not", "n0"], "takes two ops"),
+        (["--fusion", "--why-not", "n0", "n99"], "an op 'n99'"),
+        (["--op", "n0", "--why-not", "B", "B"], "takes one placement"),
+    ],
+)
+def test_why_not_of_fusion_asks_for_ops_that_exist(
+    words: list[str], says: str, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["explain", "plan", str(plan), *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_fusion_constraints_on_one_device_hold_or_are_refused(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model.parent / "pinned"
+    words = ["compile", str(model), "-o", str(folder)]
+    assert main([*words, "--pins", "fuse n0, n1"]) in (0, 4)
+    capsys.readouterr()
+    assert main([*words, "--pins", "fuse n0, n77", "--force"]) == 2
+    assert "there is no op 'n77'" in capsys.readouterr().err
+    assert main([*words, "--pins", "keep n0 apart", "--force"]) == 0
+    capsys.readouterr()
+    kernels = json.loads(
+        output_of(capsys, "explain", "plan", str(folder), "--fusion", "--json")
+    )["kernels"]
+    assert ["n0"] in [[op["id"] for op in row["ops"]] for row in kernels]

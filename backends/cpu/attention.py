@@ -14,8 +14,8 @@ from math import prod
 
 from irc.backends.cpu.builder import I64, Builder, Operand, Type
 from irc.backends.cpu.features import Features
-from irc.backends.cpu.units import decode
 from irc.backends.cpu.storage import MEMORY
+from irc.backends.cpu.units import decode
 from irc.dialects.attention import PER_KEY, AttentionForm, Place
 
 FEW = 8

@@ -16,8 +16,14 @@ from irc.backends.cpu.storage import COMPUTE
 from irc.dialects.types import ITEM_BYTES, is_float
 from irc.kernels.schedule import PLACES
 
-LEAST_ROWS = 6
-"""Fewer rows of a register tile would wait for weights."""
+LEAST_PRODUCTS = 12
+"""Vectors of a register tile; with fewer, multiply-adds wait for one another."""
+TILE_COST = 2
+"""What a step of a tile costs beside its products, in products."""
+LEAST_UNITS = 8
+"""Blocks times panels that there should be: work for a few cores."""
+PANEL_BYTES = 640 << 10
+"""Of a panel that tile after tile reads from the second cache."""
 
 
 @dataclass(frozen=True)
@@ -100,65 +106,79 @@ def read_windows(nest: Nest) -> Windows | None:
 
 @dataclass(frozen=True)
 class Blocking:
-    """How a convolution is divided.
+    """How a convolution is divided; places are counted in row-major order, whatever their dims.
 
     Attributes:
         lanes: of a vector of results.
-        rows: places of a register tile.
+        rows: places of a register tile; the last tile begins earlier rather than being short.
         columns: output channels of a register tile.
-        block: how many indices of each place dim a worker does; whole but for the first ones.
-        counts: blocks of each place dim; the last one begins earlier rather than being short.
+        places: of the whole kernel (of a group).
+        tiles: of a block and a panel, at most.
+        blocks: how many blocks the places make.
+        chunk: taps that are summed at a time: their part of a panel stays in the second cache.
     """
 
     lanes: int
     rows: int
     columns: int
-    block: tuple[int, ...]
-    counts: tuple[int, ...]
+    places: int
+    tiles: int
+    blocks: int
+    chunk: int
 
     @property
-    def places(self) -> int:
-        """Places of a block."""
-        return prod(self.block)
-
-    @property
-    def tiles(self) -> int:
-        """Register tiles of a block and a panel; the last one begins earlier too."""
+    def all_tiles(self) -> int:
+        """Register tiles of all places and a panel."""
         return -(-self.places // self.rows)
+
+    @property
+    def pitch(self) -> int:
+        """Pointers from tap to tap of the table; a vector of them may reach past the last."""
+        return -(-self.tiles * self.rows // 8) * 8 + 16
 
 
 def make_blocking(windows: Windows, features: Features) -> Blocking:
-    """Divide the places into blocks whose windows fit the cache, and these into register tiles."""
+    """Divide the places into register tiles, and these into blocks whose windows fit the cache."""
     lanes = features.vector_bytes // (8 if windows.element == "double" else 4)
     registers = 24 if features.registers == 32 else 12
-    sizes, left = windows.sizes(windows.places), PLACES
-    block: list[int] = []
-    for size in reversed(sizes):
-        part = -(-size // -(-size // max(left, 1)))
-        block.insert(0, part)
-        left = left // size if part == size else 0
     vectors = 4 if registers == 24 and windows.panel % (4 * lanes) == 0 else 2
-    counts = tuple(-(-size // part) for size, part in zip(sizes, block, strict=True))
-    places = prod(block)
+    places = prod(windows.sizes(windows.places))
     most = min(registers // vectors, places)
-    least = min(LEAST_ROWS if vectors == 2 else LEAST_ROWS - 2, most)
-    rows = min(range(most, least - 1, -1), key=lambda r: (-(-places // r) * r, -r))
-    return Blocking(lanes, rows, vectors * lanes, tuple(block), counts)
+    least = max(1, min(most, LEAST_PRODUCTS // vectors))
+    rows = min(
+        range(most, least - 1, -1), key=lambda r: -(-places // r) * (r * vectors + TILE_COST)
+    )
+    columns, tiles = vectors * lanes, -(-places // rows)
+    panels = prod(windows.sizes(windows.groups)) * -(-windows.nest.extents[windows.n] // columns)
+    blocks = max(-(-tiles // max(1, PLACES // rows)), min(tiles, LEAST_UNITS // panels))
+    item = 8 if windows.element == "double" else 4
+    tap = windows.channels * columns * item
+    chunk = windows.num_taps
+    if chunk * tap > PANEL_BYTES:
+        chunk = -(-chunk // -(-chunk * tap // PANEL_BYTES))
+    return Blocking(lanes, rows, columns, places, -(-tiles // blocks), blocks, chunk)
 
 
-def scratch_layout(windows: Windows, blocking: Blocking) -> tuple[int, int, int]:
-    """Return where in scratch the zeros and the table begin (the tile lies first), and its size."""
+@dataclass(frozen=True)
+class Scratch:
+    """Where a thread's memory holds what: the tiles at 0, zeros, the table; and its size."""
+
+    tile: int
+    zeros: int
+    table: int
+    size: int
+
+
+def scratch_layout(windows: Windows, blocking: Blocking) -> Scratch:
+    """Lay out the scratch memory of a thread, in bytes."""
     item = 8 if windows.element == "double" else 4
     stride = 0 if windows.c is None else windows.image.strides[windows.c]
     reach = stride * (windows.channels - 1) + 2
-    zeros_at = _lines(blocking.rows * blocking.columns * item)
-    table_at = zeros_at + _lines(reach * ITEM_BYTES[windows.image.dtype])
-    return zeros_at, table_at, table_at + _lines(windows.num_taps * pitch(blocking) * 8)
-
-
-def pitch(blocking: Blocking) -> int:
-    """Return pointers from tap to tap of the table: a last vector may reach past the places."""
-    return -(-blocking.places // 8) * 8 + 8
+    tile = blocking.rows * blocking.columns * item
+    kept = 1 if blocking.chunk == windows.num_taps else blocking.tiles
+    zeros = _lines(tile * kept)
+    table = zeros + _lines(reach * ITEM_BYTES[windows.image.dtype])
+    return Scratch(tile, zeros, table, table + _lines(windows.num_taps * blocking.pitch * 8))
 
 
 def _lines(size: int) -> int:

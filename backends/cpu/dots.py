@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.storage import MEMORY, unpack
-from irc.backends.cpu.tile import Factor
+from irc.backends.cpu.tile import Factor, prefetch
+
+AHEAD = 3
+"""Groups of columns between what is multiplied and what is fetched from memory."""
 
 
 def dots_function(
@@ -49,6 +52,11 @@ def dots_function(
 
         def step(k: Operand, totals: list[Operand]) -> list[Operand]:
             lanes = totals[0].type.lanes
+            if lanes > 1:
+                # The rows of later groups lie behind these: each step asks for its share.
+                for start in starts:
+                    at = f.add(k, f.i64(AHEAD * group * right.strides[1]))
+                    prefetch(f, f.address(start, MEMORY[right.dtype], at), 2)
             xs = [read(line, left, k, lanes) for line in lines]
             ys = [read(start, right, k, lanes) for start in starts]
             return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type
 from irc.backends.cpu.epilogue import EpilogueWriter
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.nest import Access, Facts

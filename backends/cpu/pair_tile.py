@@ -64,9 +64,7 @@ def pair_tile_function(
     b.functions[symbol] = f.function(header)
 
 
-def _columns(
-    f: Builder, pair: Operand, vectors: int, right: Factor, lanes: int
-) -> list[Operand]:
+def _columns(f: Builder, pair: Operand, vectors: int, right: Factor, lanes: int) -> list[Operand]:
     """Load a pair of rows of B: vectors of i32, the first row in the low halves."""
     panel = f.address(Operand(PTR, "%b"), "i16", f.scale(pair, right.strides[0]))
     later = f.scale(pair, right.lines * LINE)

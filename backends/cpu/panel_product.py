@@ -20,9 +20,9 @@ from irc.backends.cpu.nest import Facts
 from irc.backends.cpu.packed import Share
 from irc.backends.cpu.pair_tile import pair_tile_function
 from irc.backends.cpu.product import Product, Tiling
+from irc.backends.cpu.tile import LINE, Factor, tile_function
 from irc.backends.cpu.units import decode
 from irc.dialects.types import ITEM_BYTES
-from irc.backends.cpu.tile import LINE, Factor, tile_function
 
 AHEAD = 2048
 """Elements: eight to thirty rows of a panel, where one tile reads it once."""

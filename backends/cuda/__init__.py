@@ -20,10 +20,9 @@ def emit(kernel: KernelOp) -> str:
     Raises:
         IrcError: ``op-unsupported``, with everything that CUDA C++ cannot express here.
     """
-    from irc.backends.cuda.file import emit_form
-    from irc.kernels.form import read
+    from irc.backends.cuda.file import emit_kernel
 
-    return emit_form(read(kernel))
+    return emit_kernel(kernel)
 
 
 def emit_plan_sources(kernels: Sequence[KernelOp]) -> dict[str, str]:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from irc.backends import KernelReport
-from irc.backends.cuda.file import emit_form, shared_of, template_for
+from irc.backends.cuda.file import emit_kernel, shared_bytes
 from irc.errors import InternalError, IrcError
-from irc.kernels.form import read
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +33,8 @@ def compile_for(kernel: KernelOp, arch: int) -> KernelReport:
     Raises:
         IrcError: ``compiler-missing`` without nvcc, ``op-unsupported``.
     """
-    form = read(kernel)
-    log = compile_source(emit_form(form, arch), arch)
-    return KernelReport.of_ptxas(log, shared_of(template_for(form, arch)))
+    log = compile_source(emit_kernel(kernel, arch), arch)
+    return KernelReport.of_ptxas(log, shared_bytes(kernel, arch))
 
 
 def compile_source(source: str, arch: int) -> str:

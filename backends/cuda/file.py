@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from irc.backends.cuda.attention import Attention, read_attention
+from irc.backends.cuda.driver import Plain, emit_main
 from irc.backends.cuda.functions import TYPES, expression, helpers_in
 from irc.backends.cuda.hopper import Hopper, encode
 from irc.backends.cuda.hopper_instructions import hopper_helpers
@@ -13,7 +15,8 @@ from irc.backends.cuda.simt import Simt
 from irc.backends.cuda.split import SumOfParts
 from irc.backends.cuda.tensor_core import TensorCore
 from irc.dialects.mapping import TaskMapping
-from irc.kernels.form import Form
+from irc.dialects.task import KernelOp
+from irc.kernels.form import Form, read
 from irc.kernels.source import Source, identifier, quoted, wrapped
 from irc.kernels.support import check_supported
 
@@ -50,15 +53,17 @@ class Template(Protocol):
         ...
 
 
-def emit_form(form: Form, arch: int | None = None) -> str:
+def emit_kernel(kernel: KernelOp, arch: int | None = None) -> str:
     """Return the file of a kernel.
 
     Args:
-        form: the kernel.
+        kernel: the kernel.
         arch: compute capability as a number; that of the kernel's schedule by default.
+
+    Raises:
+        IrcError: ``op-unsupported``, with everything that CUDA C++ cannot express here.
     """
-    check_supported(form, "CUDA", TYPES, expression)
-    template = template_for(form, arch)
+    form, template = form_and_template(kernel, arch)
     name = identifier(form.name)
     functions = [_function(form, template, name, partial="float")]
     if parts_of(template) > 1:
@@ -73,17 +78,49 @@ def emit_form(form: Form, arch: int | None = None) -> str:
         + "\n"
         + text
         + launcher
+        + _main(form)
     )
 
 
-def template_for(form: Form, arch: int | None = None) -> Template:
-    """Return the template that makes a kernel's code."""
+def _main(form: Form) -> str:
+    """Return the stand-alone program, for kernels that are loops over steps."""
+    if not form.steps:
+        return ""
+    source = Source("  ")
+    emit_main(source, form)
+    plain = _function(form, Plain(form), "plain", partial="")
+    return (
+        "\n#ifdef IRC_MAIN\n#include <cmath>\n#include <cstdio>\n#include <cstdlib>\n"
+        f"{helpers_in(plain)}{plain}\n{source}#endif\n"
+    )
+
+
+def shared_bytes(kernel: KernelOp, arch: int | None = None) -> int:
+    """Return the bytes of shared memory that the launch of a kernel asks for."""
+    return shared_of(form_and_template(kernel, arch)[1])
+
+
+def form_and_template(kernel: KernelOp, arch: int | None = None) -> tuple[Form, Template]:
+    """Return a kernel as plain data, and what makes its code.
+
+    Args:
+        kernel: the kernel.
+        arch: compute capability as a number; that of the kernel's schedule by default.
+
+    Raises:
+        IrcError: ``op-unsupported``.
+    """
+    if kernel.template.data == "attention":
+        form, attention = read_attention(kernel)
+        return form, Attention(form, attention)
+    form = read(kernel)
+    check_supported(form, "CUDA", TYPES, expression)
     arch = form.options.get("arch", 80) if arch is None else arch
     if form.template == "matmul":
         if arch == 90 and Hopper.fits(form):
-            return Hopper(form)
-        return TensorCore(form, arch) if TensorCore.fits(form) else Simt(form)
-    return Rows(form) if form.num_parallel < len(form.sizes) else Pointwise(form)
+            return form, Hopper(form)
+        return form, TensorCore(form, arch) if TensorCore.fits(form) else Simt(form)
+    return form, Rows(form) if form.num_parallel < len(form.sizes) else Pointwise(form)
 
 
 def parts_of(template: Template) -> int:
@@ -93,7 +130,9 @@ def parts_of(template: Template) -> int:
 
 def shared_of(template: Template) -> int:
     """Return the bytes of shared memory that the launch asks for."""
-    return template.shared_bytes if isinstance(template, TensorCore | Hopper) else 0
+    if isinstance(template, TensorCore | Hopper | Attention):
+        return template.shared_bytes
+    return 0
 
 
 def _function(form: Form, template: Template | SumOfParts, name: str, partial: str) -> str:
@@ -124,6 +163,7 @@ def _header(form: Form, template: Template) -> str:
     kind = type(template).__name__
     head.line(f"// A kernel that irc made from the template {kind}.")
     head.line("// nvcc -std=c++17 -O3 -fmad=false -arch=sm_90a -shared -Xcompiler -fPIC kernel.cu")
+    head.line("// With -DIRC_MAIN -o kernel instead of the last three it checks and times itself.")
     head.line(f"// space: {_sizes(form.parallel)} tasks, {_sizes(form.reduced)} reduced")
     head.line(f"// mapping: {form.mapping}")
     head.line(f"// refined to threads: {template.mapping}")

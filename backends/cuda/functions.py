@@ -133,6 +133,23 @@ template <typename T> __device__ inline T irc_max(T a, T b) { return a > b || a 
 // The smaller one; NaN if either is.
 template <typename T> __device__ inline T irc_min(T a, T b) { return a < b || a != a ? a : b; }
 """,
+    "irc_warp_max": """
+// Of all lanes of a warp, which all get it; NaN if any is.
+__device__ inline float irc_warp_max(float x) {
+  for (int distance = 16; distance > 0; distance /= 2) {
+    x = irc_max(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  }
+  return x;
+}
+""",
+    "irc_warp_sum": """
+__device__ inline float irc_warp_sum(float x) {
+  for (int distance = 16; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, distance);
+  }
+  return x;
+}
+""",
     "irc_sigmoid": """
 __device__ inline float irc_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ inline double irc_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }

@@ -33,7 +33,7 @@ WARPS = {
     (16, 64): (1, 4),
 }
 SHARED_LIMIT = 96 * 1024
-"""Shared memory of a block up to which two of them fit on a multiprocessor of 227 KiB, or nearly."""
+"""Shared memory of a block, so that two of them fit on a multiprocessor of 227 KiB, or nearly."""
 
 
 class TensorCore:

@@ -88,10 +88,10 @@ class Matmul:
         for number in reversed(range(len(self.batch))):
             text = f"pid // {inner}" if inner > 1 else "pid"
             if number:
-                text = f"({text}) % {self.batch[number]}"
-            source.line(f"b{number} = {text}")
+                text += f" % {self.batch[number]}"
+            source.line(f"batch{number} = {text}")
             inner *= self.batch[number]
-        if self.batch:
+        if self.batch and tiles > 1:
             source.line(f"pid = pid % {tiles}")
         if self.tiles_m > 1 and self.tiles_n > 1:
             source.line(f"# Tiles are numbered down groups of {GROUP} rows: neighbours share L2.")
@@ -109,7 +109,7 @@ class Matmul:
         return f"({name} * {extent} + {line})" if tiles > 1 else line
 
     def _batch_coordinates(self) -> dict[int, Coordinate]:
-        return {d: Coordinate(f"b{d}") for d in range(len(self.batch))}
+        return {d: Coordinate(f"batch{d}") for d in range(len(self.batch))}
 
     def _loop(self, source: Source, mask_m: str | None, mask_n: str | None) -> None:
         mask_k = None if self.k % self.block_k == 0 and self.k else "k < "

@@ -13,6 +13,8 @@ from irc.dialects.flow import AttentionOp, ExternOp, FlowOp, id_of, loc_of, tens
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import BufferType, KernelOp
 from irc.dialects.types import TensorType
+from irc.kernels.gpu import GPUS
+from irc.kernels.gpu_attention import candidates
 from irc.kernels.holds import shape_of
 from irc.kernels.lower import Lowered
 from irc.kernels.orders import Orders
@@ -20,7 +22,7 @@ from irc.kernels.trace import GroupError, Stored
 from irc.kernels.view import View, contiguous_strides
 from irc.ops.attention_ops import ATTENTION, Form, form_of
 
-TARGETS = ("cpu",)
+TARGETS = ("cpu", *GPUS)
 """Targets whose backend writes the template; for others a library computes the op."""
 BLOCK_ROWS = 32
 """Rows of a tile: two vectors of queries."""
@@ -86,6 +88,7 @@ def attention_kernel(
     op: FlowOp,
     source: Callable[[SSAValue], Stored],
     orders: Orders,
+    target: str = "cpu",
 ) -> Lowered:
     """Return the kernel of an attention op.
 
@@ -93,11 +96,12 @@ def attention_kernel(
         op: one for which :func:`is_attention` holds.
         source: where a value from outside lies.
         orders: results that are stored with their dims in another order.
+        target: what the tile is chosen for.
 
     Raises:
         GroupError: with the operands that must be copied first.
     """
-    return _Kernel(op, source, orders).build()
+    return _Kernel(op, source, orders, target).build()
 
 
 class _Kernel:
@@ -108,8 +112,9 @@ class _Kernel:
         op: FlowOp,
         source: Callable[[SSAValue], Stored],
         orders: Orders,
+        target: str,
     ) -> None:
-        self.op, self.source, self.orders = op, source, orders
+        self.op, self.source, self.orders, self.target = op, source, orders, target
         self.form: Form = form_of(op.plain, len(op.inputs))
         q, k = shape_of(op.inputs[0]), shape_of(op.inputs[1])
         self.shape, self.keys = q, k[-2]
@@ -152,7 +157,7 @@ class _Kernel:
         return Lowered(self._kernel(block, len(operands)), tuple(operands))
 
     def _kernel(self, block: Block, num_inputs: int) -> KernelOp:
-        mapping, rows = self._mapping()
+        mapping, tile = self._mapping()
         kernel = KernelOp.make(
             "attention",
             block,
@@ -161,19 +166,25 @@ class _Kernel:
             parallel=len(self.space) - 1,
             num_inputs=num_inputs,
             mapping=mapping,
-            tile={"block_m": rows, "block_n": min(BLOCK_KEYS, self.keys)},
+            tile=tile,
             sources=[id_of(self.op)],
             loc=loc_of(self.op),
         )
         kernel.attributes["loc"] = StringAttr(loc_of(self.op))
         return kernel
 
-    def _mapping(self) -> tuple[TaskMapping, int]:
+    def _mapping(self) -> tuple[TaskMapping, dict[str, int]]:
         """A worker for each block of rows of a head."""
         rows = min(self.rows, BLOCK_ROWS)
+        tile = {"block_m": rows, "block_n": min(BLOCK_KEYS, self.keys)}
+        if self.target in GPUS:
+            features = max(self.shape[-1], self.width)
+            dtype = tensor(self.op.inputs[0]).dtype
+            tile = candidates(self.rows, self.keys, features, dtype)[0].options()
+            rows = min(self.rows, tile["block_m"])
         outer, ones = self.space[:-3], (1,) * (len(self.space) - 3)
         grid = spatial(*outer, -(-self.rows // rows), self.space[-2])
-        return TaskMapping((*grid.atoms, *repeat(*ones, rows, 1).atoms)), rows
+        return TaskMapping((*grid.atoms, *repeat(*ones, rows, 1).atoms)), tile
 
     def _place(self, role: str, value: SSAValue) -> tuple[SSAValue, int, list[int]]:
         """Return the tensor behind a role, the first element, and a stride for each dim."""
@@ -233,7 +244,7 @@ class _Kernel:
             GroupError: naming the mask and the order of its dims.
         """
         row, key = strides[-2:]
-        if row in (0, 1) or (self.rows == 1 and key in (0, 1)):
+        if self.target in GPUS or row in (0, 1) or (self.rows == 1 and key in (0, 1)):
             return
         ndim = len(shape_of(value))
         if self.rows <= FEW_ROWS and key in (0, 1):

@@ -22,18 +22,18 @@ from irc.dialects.flow import (
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
+from irc.kernels.attention import attention_kernel, is_attention, result_orders
+from irc.kernels.fixed import Fixed
 from irc.kernels.holds import (
     COMPUTE_OPS,
+    CPU_OPS,
     FREE_OPS,
     LIBRARY_DTYPES,
     SHAPE_OPS,
-    WINDOW_OPS,
     has_kernel,
     require_static,
     shape_of,
 )
-from irc.kernels.attention import attention_kernel, is_attention, result_orders
-from irc.kernels.fixed import Fixed
 from irc.kernels.lower import Lowered, lower
 from irc.kernels.names import hint, identity
 from irc.kernels.nest import nest_of
@@ -77,7 +77,7 @@ class KernelTable:
             GroupError: where the group is no kernel.
         """
         if is_attention(ops[0], self.target):
-            return attention_kernel(ops[0], source, orders)
+            return attention_kernel(ops[0], source, orders, self.target)
         nest = nest_of(ops, outputs, source, orders)
         sources = [id_of(op) for op in ops if op.name in COMPUTE_OPS | FREE_OPS]
         return lower(nest, name=hint(nest), target=self.target, loc=loc, sources=sources)
@@ -171,7 +171,7 @@ class _Mapper:
     def _own_ops(self) -> frozenset[str]:
         """The ops that kernels of the target compute."""
         ops = COMPUTE_OPS | FREE_OPS
-        return ops if self.table.target == "cpu" else ops - WINDOW_OPS
+        return ops if self.table.target == "cpu" else ops - CPU_OPS
 
     def stored(self, value: SSAValue) -> Stored:
         """Return the contiguous tensor that holds a value, and where in it."""

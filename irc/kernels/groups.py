@@ -9,7 +9,7 @@ what is right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from xdsl.dialects.func import ReturnOp
@@ -27,8 +27,8 @@ from irc.dialects.flow import (
 )
 from irc.errors import IrcError
 from irc.kernels.axes import Axis
-from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, WINDOW_OPS, has_kernel, shape_of
-from irc.kernels.nest import nest_of
+from irc.kernels.holds import COMPUTE_OPS, CPU_OPS, FREE_OPS, SHAPE_OPS, has_kernel, shape_of
+from irc.kernels.nest import Nest, nest_of
 from irc.kernels.profit import tensor_bytes, wasteful
 from irc.kernels.reasons import Reason
 from irc.kernels.trace import GroupError, Stored
@@ -92,6 +92,7 @@ class Grouping:
                 continue
             self._add(op)
         self._join_siblings()
+        self._join_readers()
         for wish in wishes:
             if wish.verb == "fuse":
                 self._force(wish)
@@ -170,7 +171,7 @@ class Grouping:
         self._own(Unit("rows", [op]), op, reads)
 
     def _has_kernel(self, op: Operation) -> bool:
-        return has_kernel(op) and not (op.name in WINDOW_OPS and self.target != "cpu")
+        return has_kernel(op) and not (op.name in CPU_OPS and self.target != "cpu")
 
     def _offers(self, op: FlowOp, reads: Sequence[Unit]) -> Iterable[tuple[list[Unit], bool]]:
         """Yield what an op may join: what the user asks for, then what pays."""
@@ -245,6 +246,19 @@ class Grouping:
             return False
         compute = [*one.ops, *other.ops]
         return self.declined(compute, "rows", siblings=True) is None
+
+    def _join_readers(self) -> None:
+        """Let a matmul take the one kernel that holds all readers of its value (siblings may)."""
+        for op in list(self.owner):
+            unit = self.owner[op]
+            if unit.kind != "matmul" or op is not unit.ops[-1]:
+                continue
+            users = [user for user in _users(op.results[0]) if not isinstance(user, ReturnOp)]
+            readers = list(dict.fromkeys(self.owner[user] for user in users))
+            if len(readers) == 1 and len(users) > 1 and readers[0].kind == "rows":
+                pair = (unit, readers[0])
+                if self.refusal(pair) is None:
+                    self._join(pair)
 
     def _join(self, units: Sequence[Unit]) -> None:
         joined = merge(units, _kind(units), self.owner)
@@ -330,7 +344,7 @@ class Grouping:
             return f"over {MAX_BUFFERS} buffers"
         if nest.template != kind:
             return "a matmul that would lose its tiles"
-        if siblings and len({_fastest(store.strides) for _, _, store in nest.outputs}) > 1:
+        if siblings and len(_orders(nest)) > 1:
             return "outputs over different dims"
         return None if forced else wasteful(nest)
 
@@ -356,9 +370,13 @@ def _against_matmul(units: Sequence[Unit]) -> str | None:
     return None
 
 
-def _fastest(strides: Mapping[Axis, int]) -> Axis | None:
-    """The axis along which a store writes neighbours."""
-    return next((axis for axis, stride in strides.items() if abs(stride) == 1), None)
+def _orders(nest: Nest) -> set[Axis | None]:
+    """The axes along which stores write neighbours; a row's single value is no matter."""
+    return {
+        next((axis for axis, stride in store.strides.items() if abs(stride) == 1), None)
+        for _, node, store in nest.outputs
+        if not nest.reduced or node in nest.full
+    }
 
 
 def impossible(wish: Wish, reason: Reason, ops: Sequence[Operation]) -> IrcError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
@@ -13,12 +15,17 @@ from irc.errors import IrcError
 SHAPE_OPS = frozenset({"flow.reshape", "flow.transpose", "flow.broadcast", "flow.slice"})
 WINDOW_OPS = frozenset({"flow.convolution", "flow.pool"})
 """Kernels on the CPU; on a GPU a library has them."""
-COMPUTE_OPS = WINDOW_OPS | {
+PIECE_OPS = frozenset({"flow.concat", "flow.pad"})
+CPU_OPS = WINDOW_OPS | PIECE_OPS
+"""Kernels on the CPU alone: they load within bounds."""
+FEW_PIECES, MAX_PIECES, MAX_READS = 4, 64, 1 << 18
+"""Pieces of a concat that a kernel selects among, each point reading all: few, or of few points."""
+COMPUTE_OPS = CPU_OPS | {
     "flow.pointwise", "flow.reduce", "flow.contract", "flow.packed_contract", "flow.take",
     "flow.gather",
 }  # fmt: skip
 FREE_OPS = frozenset({"flow.constant", "flow.iota"})
-LIBRARY_DTYPES = frozenset({"c64", "c128"})
+LIBRARY_DTYPES = frozenset({"c64", "c128", "u16", "u32", "u64"})
 """Element types that kernels do not know."""
 
 KERNEL_OPS = SHAPE_OPS | COMPUTE_OPS | FREE_OPS
@@ -32,6 +39,9 @@ def has_kernel(op: Operation) -> bool:
         return False
     if any(tensor(v).dtype in LIBRARY_DTYPES or 0 in tensor(v).shape for v in values):
         return False
+    if op.name == "flow.concat" and len(op.operands) > FEW_PIECES:
+        reads = prod(shape_of(op.results[0])) * len(op.operands)
+        return len(op.operands) <= MAX_PIECES and reads <= MAX_READS
     if op.name == "flow.gather" and isinstance(op, FlowOp):
         # A gather from a part of its table would need the table cut first.
         table, index = (shape_of(value) for value in op.inputs)

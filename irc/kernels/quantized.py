@@ -54,7 +54,7 @@ def _floats(walk: Trace, op: FlowOp) -> Term:
 def _bytes(walk: Trace, op: FlowOp) -> Term:
     x, w = op.inputs
     n, quads, lane, byte = (axes_of(size) for size in shape_of(w))
-    rows = walk.load(x, _even(walk, x))
+    rows = walk.load(x, _together(walk, x))
     walk.unify(rows.dims[1], (*quads, *byte), op.name)
     left = _cast(walk, rows.node, "i32")
     right = _cast(walk, _load(walk, w, (n, quads, lane, byte)), "i32")
@@ -63,7 +63,7 @@ def _bytes(walk: Trace, op: FlowOp) -> Term:
 
 def _window(walk: Trace, op: FlowOp) -> Term:
     x, w = op.inputs
-    sizes, stored = shape_of(op.outputs[0]), _even(walk, x)
+    sizes, stored = shape_of(op.outputs[0]), _together(walk, x)
     n, *taps, quads, lane, byte = (axes_of(size) for size in shape_of(w))
     image, down, along = (axes_of(size) for size in sizes[:3])
     steps, window = stored[1].strides or (), op.plain["window"]
@@ -98,6 +98,14 @@ def _even(walk: Trace, value: SSAValue) -> Stored:
         raise GroupError("packed weights times a value that the kernel computes")
     if stored[1].strides is None:
         raise GroupError("rows of two strides times packed weights", [(value, ())])
+    return stored
+
+
+def _together(walk: Trace, value: SSAValue) -> Stored:
+    """Return where bytes lie, those of the last dim in one run: four are read at once."""
+    stored = _even(walk, value)
+    if (stored[1].strides or (1,))[-1] != 1:
+        raise GroupError("bytes that lie apart times packed weights", [(value, ())])
     return stored
 
 

@@ -27,6 +27,7 @@ RULES: Mapping[str, str] = {
     " of its result",
     "reduced-dims": "their reductions run over different dims, and a kernel has one set of them",
     "dims": "they do not run over the same dims: no single loop nest fits both",
+    "loops": "no single loop nest fits both",
     "layout": "one reads the other turned, cut or along a diagonal: the element is computed"
     " elsewhere in the loops, or later",
     "gather": "the second picks elements of the first by index, which must all be there before",
@@ -97,7 +98,7 @@ class Reason:
         """Put a judge's message under its rule."""
         rule = BY_MESSAGE.get(message)
         if rule is None:
-            rule = next((name for part, name in BY_PART.items() if part in message), "dims")
+            rule = next((name for part, name in BY_PART.items() if part in message), "loops")
         return Reason(rule, message)
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from xdsl.ir import SSAValue
 from irc.dialects.flow import FlowOp, tensor
 from irc.kernels.axes import Axes, Axis, axes_of
 from irc.kernels.holds import SHAPE_OPS, shape_of
+from irc.kernels.pieces import concat, pad
 from irc.kernels.quantized import packed_contract
 from irc.kernels.trace import Dims, GroupError, Node, Stored, Term, Trace, flat
 from irc.kernels.view import contiguous_strides
@@ -42,7 +43,8 @@ def _shape_op(walk: Trace, op: FlowOp) -> Term | Stored:
 def _pointwise(walk: Trace, op: FlowOp) -> Term:
     operands = [walk.term(value) for value in op.inputs]
     dims = _meet(walk, [(t, shape_of(v)) for t, v in zip(operands, op.inputs, strict=True)], op)
-    axes = tuple(axis for t in operands for axis in t.node.axes)
+    # Once each: a chain of diamonds would double them at every step.
+    axes = tuple(dict.fromkeys(axis for t in operands for axis in t.node.axes))
     node = walk.node(
         "pointwise",
         tensor(op.outputs[0]).dtype,
@@ -127,7 +129,7 @@ def _product(walk: Trace, nodes: Sequence[Node], dtype: str) -> Node:
     """Multiply operands, as any einsum of other than two operands does."""
     product = nodes[0]
     for other in nodes[1:]:
-        axes = (*product.axes, *other.axes)
+        axes = tuple(dict.fromkeys((*product.axes, *other.axes)))
         product = walk.node(
             "pointwise", dtype, axes, operands=(product, other), attrs={"fn": "mul"}
         )
@@ -247,6 +249,8 @@ RULES: Mapping[str, Rule] = {
     "flow.gather": _gather,
     "flow.convolution": convolution,
     "flow.pool": pool,
+    "flow.concat": concat,
+    "flow.pad": pad,
 }
 
 

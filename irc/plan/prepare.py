@@ -77,9 +77,7 @@ def _written(buffers: Sequence[Buffer], steps: Sequence[Step]) -> set[int]:
     return found
 
 
-def _reads_and_writes(
-    step: Step, kernels: Sequence[Kernel]
-) -> tuple[Sequence[int], Sequence[int]]:
+def _reads_and_writes(step: Step, kernels: Sequence[Kernel]) -> tuple[Sequence[int], Sequence[int]]:
     """Return what a step reads and makes; it makes nothing where it is no function of that."""
     match step:
         case Call():

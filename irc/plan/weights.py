@@ -19,8 +19,8 @@ from irc.plan import json_text
 
 SAFETENSORS_DTYPES: Mapping[str, str] = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
-    "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-    "complex64": "C64",
+    "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16",
+    "uint32": "U32", "uint64": "U64", "bool": "BOOL", "complex64": "C64",
 }  # fmt: skip
 """The library's dtype for each of torch's."""
 

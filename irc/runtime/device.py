@@ -54,18 +54,18 @@ class DeviceExecutor(Executor):
         """Let torch make new tensors on the device."""
         return nullcontext() if self.device.type == "cpu" else self.device
 
-    def _run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def run(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         for each in self._moved:
             now = version_of(each.weight)
             if now is None or now != each.version:
                 each.copy.copy_(each.weight)
                 each.version = now
         if self.device.type == "cpu":
-            found = super()._run(inputs)
+            found = super().run(given)
         else:
             with torch.cuda.device(self.device), self.scope():
                 self._follow(torch.cuda.current_stream())
-                found = super()._run(inputs)
+                found = super().run(given)
         for each in self._written:
             each.weight.copy_(each.copy)
             each.version = version_of(each.weight)

@@ -168,6 +168,11 @@ class Executor:
             for index, action in enumerate(self.plan.actions)
         ]
 
+    def forget_prepared(self) -> None:
+        """Prepare the weights again at the next call: they were written to unseen."""
+        if self._prepared is not None:
+            self._prepared.forget()
+
     def _prepare(self, frame: Frame) -> None:
         """Run the prepared actions in a frame that no call uses now."""
         segments = iter(self._segments)

@@ -51,7 +51,7 @@ class Prepared:
         self, loaded: LoadedPlan, weights: Mapping[int, torch.Tensor], store: Store | None = None
     ) -> None:
         self._store = store or Store()
-        keys, read = _origins(loaded)
+        keys, read = _origins(loaded, weights)
         fresh = new_prepared(loaded.plan)
         order = sorted(frozenset[int]().union(*(read[index] for index in fresh)))
         self._sources = [weights[index] for index in order]
@@ -69,6 +69,13 @@ class Prepared:
         """True where a tensor is missing, or made of older weights; a fast check."""
         # Inference tensors are not counted: what is made of them is made at every call.
         return not self._tracked or [source._version for source in self._sources] != self._seen
+
+    def forget(self) -> None:
+        """Make everything again at the next call."""
+        with self._store.lock:
+            self._seen = None
+            for each, _ in self._made:
+                each.versions = None
 
     def make(self, run: Callable[[], None]) -> None:
         """Make the tensors, unless another plan has made them of these weights.
@@ -89,16 +96,21 @@ class Prepared:
             self._seen = now
 
 
-def _origins(loaded: LoadedPlan) -> tuple[dict[int, str], dict[int, frozenset[int]]]:
+def _origins(
+    loaded: LoadedPlan, weights: Mapping[int, torch.Tensor]
+) -> tuple[dict[int, str], dict[int, frozenset[int]]]:
     """Say of each prepared buffer what it is, and which weights it is made of.
 
-    What it is: a digest of kernel texts, library ops and names of weights.
+    What it is: a digest of kernel texts, library ops, and names and addresses of weights.
     """
     plan = loaded.plan
     # Two programs may call different constants by one name.
     own = f"{uuid4()}:"
-    names = [(index, plan.buffers[index]) for index in plan.weights]
-    keys = {i: own + b.name if b.role == "constant" else b.name for i, b in names}
+    keys = {
+        index: f"{own if plan.buffers[index].role == 'constant' else ''}{plan.buffers[index].name}"
+        f"@{weights[index].data_ptr():x}"
+        for index in plan.weights
+    }
     read = {index: frozenset({index}) for index in plan.weights}
     for what, inputs, outputs in _computations(loaded):
         roots = [plan.root(index) for index in inputs]

@@ -30,6 +30,9 @@ class Contender:
         warm: an ended contender, whose caches it goes on with.
     """
 
+    script = __file__
+    """The worker; a benchmark of other things names its own."""
+
     def __init__(
         self, name: str, model: str, threads: int = 2, warm: Contender | None = None
     ) -> None:
@@ -44,7 +47,7 @@ class Contender:
             "PYTHONPATH": str(ROOT),
         }
         self._process = subprocess.Popen(
-            [sys.executable, __file__, name, model],
+            [sys.executable, self.script, name, model],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=env,

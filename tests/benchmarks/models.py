@@ -28,30 +28,26 @@ class Hidden(nn.Module):
 
 
 class Decode(nn.Module):
-    """One token of a Llama with a cache of earlier ones, which is read and written in place."""
+    """One token of a Llama, given the keys and values of those before it."""
 
-    def __init__(self, inner: Any, length: int) -> None:
+    def __init__(self, inner: Any) -> None:
         super().__init__()
-        from transformers import StaticCache
-
         self.inner = inner
-        self.cache = StaticCache(config=inner.config, max_cache_len=length)
-        config = inner.config
-        width = config.hidden_size // config.num_attention_heads
-        self.cache.early_initialization(
-            1, config.num_key_value_heads, width, torch.float32, torch.device("cpu")
-        )
-        for i, layer in enumerate(self.cache.layers):
-            self.register_buffer(f"keys{i}", layer.keys, persistent=False)
-            self.register_buffer(f"values{i}", layer.values, persistent=False)
-        self.length = length
 
-    def forward(self, token: Tensor, position: Tensor) -> Tensor:
-        """Return logits; token [1, 1], position [1]."""
-        for layer in self.cache.layers:
-            # Each call decodes the same place: the cache's own count would run over its end.
-            layer.cumulative_length = position[0].clone()
-        return self.inner(token, past_key_values=self.cache, cache_position=position)[0]
+    def forward(self, token: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        """Return logits, and the keys and values of this token, to be kept by the caller.
+
+        Args:
+            token: [1, 1].
+            keys: [layers, 1, heads, earlier tokens, size of a head].
+            values: alike.
+        """
+        from transformers import DynamicCache
+
+        cache = DynamicCache(list(zip(keys, values, strict=True)))
+        logits = self.inner(token, past_key_values=cache)[0]
+        new = [(layer.keys[..., -1:, :], layer.values[..., -1:, :]) for layer in cache.layers]
+        return logits, torch.stack([k for k, _ in new]), torch.stack([v for _, v in new])
 
 
 def _ids(vocabulary: int, *shape: int) -> Tensor:
@@ -93,7 +89,8 @@ def _prefill() -> Built:
 
 
 def _decode() -> Built:
-    return Decode(_llama(), 128), (_ids(32000, 1, 1), torch.tensor([64]))
+    past = torch.randn(2, 12, 1, 12, 127, 64)
+    return Decode(_llama()), (_ids(32000, 1, 1), past[0], past[1])
 
 
 def _resnet() -> Built:

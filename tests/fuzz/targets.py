@@ -22,8 +22,13 @@ Results: TypeAlias = Sequence[torch.Tensor]
 Target: TypeAlias = Callable[[Program, Sequence[torch.Tensor]], Results]
 
 
-def on_features(features: Features | None) -> Target:
-    """Return a target: flow, through every pass, to LLVM kernels for an instruction set."""
+def on_features(features: Features | None, change: Callable[[str], str] = str) -> Target:
+    """Return a target: flow, through every pass, to LLVM kernels for an instruction set.
+
+    Args:
+        features: the instruction set; None: this machine's.
+        change: what happens to each kernel's text before it is compiled (a planted bug).
+    """
 
     def run(program: Program, inputs: Sequence[torch.Tensor]) -> Results:
         found = flow_program(program)
@@ -33,7 +38,7 @@ def on_features(features: Features | None) -> Target:
         def load(
             loaded: LoadedPlan, segments: Sequence[Sequence[SegmentCall]], threads: int
         ) -> list[Segment]:
-            texts = [emit(kernel, features or host()) for kernel in kernels]
+            texts = [change(emit(kernel, features or host())) for kernel in kernels]
             return [
                 load_segment(texts, [KernelCall(c.kernel, c.args) for c in calls], threads, features)
                 for calls in segments

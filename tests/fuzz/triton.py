@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,16 @@ from tests.fuzz.triton_casts import mend_casts
 TARGET = "sm_90"
 
 
-def run(program: Program, inputs: Sequence[torch.Tensor]) -> Results:
-    """Run a program; kernels are emitted, loaded from a folder, and called on torch tensors."""
+def run(
+    program: Program, inputs: Sequence[torch.Tensor], change: Callable[[str], str] = str
+) -> Results:
+    """Run a program; kernels are emitted, loaded from a folder, and called on torch tensors.
+
+    Args:
+        program: what runs.
+        inputs: its arguments.
+        change: what happens to each source before it is loaded (a planted bug).
+    """
     assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before the start"
     from irc.backends.triton import emit, load
 
@@ -40,7 +48,7 @@ def run(program: Program, inputs: Sequence[torch.Tensor]) -> Results:
         for kernel in kernels:
             # Modules are kept by the name of their file: each program needs names of its own.
             path = Path(folder) / f"p{program.seed}_{id(program)}_{kernel.sym_name.data}.py"
-            path.write_text(emit(kernel))
+            path.write_text(change(emit(kernel)))
             launches[kernel.sym_name.data] = load(path)
 
         def launch(op: Any, operands: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m tests.opinfo", description=__doc__)
     found.add_argument("--only", action="append", help="an entry, or the beginning of names with *")
     found.add_argument("--tenth", action="store_true", help="a seeded tenth of the entries")
+    found.add_argument("--after", default="", help="only entries after this name")
     found.add_argument("--shard", default="0/1", help="i/n: every n-th entry, from the i-th")
     found.add_argument("--samples", type=int, help="samples of an entry, seeded; default all")
     found.add_argument("--backward", action="store_true", help="gradients too")
@@ -67,6 +68,7 @@ def _chosen(options: argparse.Namespace) -> list[str]:
         names = [name for name in names if entries()[name].supports_autograd]
     if options.only:
         names = [n for n in names if any(_fits(n, each) for each in options.only)]
+    names = [name for name in names if name > options.after]
     index, of = map(int, options.shard.split("/"))
     return shard(names, index, of)
 

@@ -21,6 +21,7 @@ from irc.frontends.torch.lowering import Lowering
 from irc.frontends.torch.outline import Region, regions
 from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.frontends.torch.translate import Scope, Translation
+from irc.kernels.holds import LIBRARY_DTYPES
 from irc.program import Program
 from irc.runtime.library import dtype_names
 
@@ -161,7 +162,7 @@ class _Assembler:
         if (
             value.numel() <= LITERAL
             and value.device.type != "meta"
-            and dtype not in ("c64", "c128")
+            and dtype not in LIBRARY_DTYPES
         ):
             values = value.detach().flatten().tolist() or [0]
             return self.scope.b.constant(

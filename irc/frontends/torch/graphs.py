@@ -30,7 +30,8 @@ class FlatProgram:
         inputs: positions of the graph's arguments that are inputs of the program, in its order.
         held: positions of those that are its parameters, by name.
         results: per output of the graph where it comes from: ``("result", i)`` of the program,
-            ``("argument", i)`` of the call itself, ``("constant", value)``.
+            ``("permuted", (i, dims))`` a view of one with its dims in that order, ``("argument",
+            i)`` of the call itself, ``("constant", value)``.
     """
 
     assembly: Assembly
@@ -40,14 +41,19 @@ class FlatProgram:
 
 
 def flat_program(
-    module: GraphModule, held: Mapping[int, tuple[str, torch.Tensor]], source: str
+    module: GraphModule,
+    held: Mapping[int, tuple[str, torch.Tensor]],
+    source: str,
+    *,
+    visible: int | None = None,
 ) -> FlatProgram:
-    """Translate a functional ATen graph of tensors.
+    """Translate a functional ATen graph of tensors; its output node may change.
 
     Args:
         module: the graph; every placeholder has a fake tensor as its meta data.
         held: positions of the arguments that are parameters: name and value.
         source: what the graph is, for reports.
+        visible: so many outputs, by default all, lie in memory as those of the graph.
     """
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     arguments: dict[Node, Argument] = {}
@@ -64,6 +70,7 @@ def flat_program(
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     flat, _ = torch.utils._pytree.tree_flatten(output.args[0])
     results, computed = _results(flat, placeholders)
+    results = _stored_in_order(results, computed, visible)
     named = [(node, Result("output", f"output{i}")) for i, node in enumerate(computed)]
     assembly = assemble(module, arguments, named, SizeNames({}), source=source)
     used = {a.name for a in arguments.values()}
@@ -101,6 +108,59 @@ def _results(
                 computed.append(value)
             results.append(("result", computed.index(value)))
     return tuple(results), computed
+
+
+def _stored_in_order(
+    results: tuple[tuple[str, Any], ...], computed: list[Node], visible: int | None
+) -> tuple[tuple[str, Any], ...]:
+    """Let results whose dims lie in another order be computed in that, and shown as they are.
+
+    Programs give contiguous tensors, and callers read strides: Dynamo has told them some.
+    """
+    orders: dict[int, tuple[int, ...]] = {}
+    for kind, position in results[:visible]:
+        if kind != "result" or position in orders:
+            continue
+        node = computed[position]
+        value = node.meta["val"]
+        order = tuple(sorted(range(value.ndim), key=lambda dim: -value.stride(dim)))
+        stored = value.permute(order)
+        if value.is_contiguous() or not stored.is_contiguous():
+            continue
+        graph = node.graph
+        with graph.inserting_before(next(n for n in graph.nodes if n.op == "output")):
+            turned = graph.call_function(torch.ops.aten.permute.default, (node, [*order]))
+        turned.meta.update(node.meta, val=stored)
+        computed[position] = turned
+        orders[position] = tuple(order.index(dim) for dim in range(value.ndim))
+    return tuple(
+        ("permuted", (value, orders[value])) if kind == "result" and value in orders
+        else (kind, value)
+        for kind, value in results
+    )  # fmt: skip
+
+
+def shares_memory(module: GraphModule) -> bool:
+    """True for a graph whose caller could see a write to one output in another, or in an input."""
+    seen = {
+        id_of
+        for node in module.graph.nodes
+        if node.op == "placeholder" and (id_of := _storage(node)) is not None
+    }
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    flat, _ = torch.utils._pytree.tree_flatten(output.args[0])
+    # One node twice is one tensor twice; a placeholder is given back as it came.
+    for node in dict.fromkeys(n for n in flat if isinstance(n, Node) and n.op != "placeholder"):
+        storage = _storage(node)
+        if storage is not None and storage in seen:
+            return True
+        seen.add(storage)
+    return False
+
+
+def _storage(node: Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def _input_name(node: Node, index: int) -> str:

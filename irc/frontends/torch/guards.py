@@ -73,6 +73,8 @@ class Guards:
     held_slots: tuple[tuple[dict[str, Any], str], ...]
     held_names: tuple[str, ...]
     held: tuple[Any, ...]
+    tensors: tuple[torch.Tensor, ...]
+    pointers: list[int]
     flat: bool
 
     @staticmethod
@@ -86,6 +88,7 @@ class Guards:
         names = argument_names(module.forward, args, kwargs)
         _, specs = shape_specs(module.forward, tuple(args), kwargs, dynamic_shapes)
         held = tuple(slots[key] for _, slots, key in tensors)
+        memory = tuple(each for each in held if type(each) in (torch.Tensor, nn.Parameter))
         return Guards(
             spec=spec,
             keywords=tuple(kwargs),
@@ -98,6 +101,8 @@ class Guards:
             held_slots=tuple((slots, key) for _, slots, key in tensors),
             held_names=tuple(name for name, _, _ in tensors),
             held=held,
+            tensors=memory,
+            pointers=[each.data_ptr() for each in memory],
             flat=not kwargs and all(isinstance(arg, torch.Tensor) for arg in args),
         )
 
@@ -111,6 +116,9 @@ class Guards:
             return self._attribute()
         if not all(map(is_, starmap(dict.get, self.held_slots), self.held)):
             return self._tensor()
+        # `parameter.data = other` keeps the object and changes its memory.
+        if [each.data_ptr() for each in self.tensors] != self.pointers:
+            return self._memory()
         return self._arguments(args, kwargs or {})
 
     def resized(
@@ -152,6 +160,12 @@ class Guards:
             if slots.get(key) != old:
                 return f"'{name}' is {slots.get(key)!r}, compiled for {old!r}"
         return "an attribute of the module changed"
+
+    def _memory(self) -> str:
+        moved = (t for t, at in zip(self.tensors, self.pointers, strict=True) if t.data_ptr() != at)
+        tensor = next(moved, None)
+        places = [n for n, held in zip(self.held_names, self.held, strict=True) if held is tensor]
+        return f"'{(places or ['a tensor'])[0]}' was given other memory since it was compiled"
 
     def _tensor(self) -> str:
         for name, (slots, key), old in zip(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from tests.backends.cpu.conftest import TORCH, execute
 from xdsl.ir import Block, SSAValue
 
 from irc.backends.cpu.features import Features
@@ -19,6 +18,7 @@ from irc.kernels.trace import GroupError, Stored
 from irc.kernels.view import View
 from irc.ops.attention_ops import Form
 from irc.runtime.attention import attention as reference
+from tests.backends.cpu.conftest import TORCH, execute
 
 
 @dataclass(frozen=True)

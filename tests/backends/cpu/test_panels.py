@@ -80,9 +80,7 @@ def test_packed_matmul_equals_float64(
 
 @pytest.mark.parametrize("features", [AVX512, AVX2, BASELINE])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_one_layout_serves_all_machines(
-    features: Any, dtype: str, make: Any, run: Any
-) -> None:
+def test_one_layout_serves_all_machines(features: Any, dtype: str, make: Any, run: Any) -> None:
     for sizes in SIZES[2:5]:
         check(make, run, sizes, dtype, features, turned=True, batch=0)
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import torch
 
-from irc.backends.cuda.file import emit_form
+from irc.backends.cuda.file import emit_kernel
 from irc.dialects.task import KernelOp
-from irc.kernels.form import read
 from irc.kernels.source import identifier
 from tests.backends import gpu_kernels as g
 
@@ -53,7 +52,7 @@ def build(
     for name, kernel in kernels.items():
         changed = change.get(name, str) if isinstance(change, Mapping) else change
         target = arch.get(name) if isinstance(arch, Mapping) else arch
-        (folder / f"{name}.cu").write_text(changed(emit_form(read(kernel), target)))
+        (folder / f"{name}.cu").write_text(changed(emit_kernel(kernel, target)))
         # C names have no namespace: each is renamed around its file.
         own = identifier(kernel.sym_name.data)
         renamed = {"launch": f"launch_{name}"}

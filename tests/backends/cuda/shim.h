@@ -3,7 +3,6 @@
 // poisoned memory, shows a missing barrier or wait; a barrier that not all threads reach is an
 // error, and so is an access outside the buffers that the test has registered.
 #pragma once
-#include <ucontext.h>
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -13,6 +12,8 @@
 #include <functional>
 #include <memory>
 #include <vector>
+
+#include "shim_fiber.h"
 
 #define __global__
 #define __device__
@@ -35,7 +36,7 @@ enum Error { NONE = 0, OUTSIDE = 700, UNALIGNED = 716, DEADLOCK = 999, SHARED_OU
 enum State { READY, AT_WARP, AT_GROUP, AT_BLOCK, AT_MEMORY, DONE };
 struct Copy { void* to; const void* from; int bytes; };
 struct Fiber {
-  ucontext_t context;
+  Context context;
   State state;
   std::unique_ptr<char[]> stack;
   std::function<bool()> ready;            // AT_MEMORY: what it waits for
@@ -44,7 +45,7 @@ struct Fiber {
 constexpr int STACK = 1 << 18, MAX_SHARED = 227 * 1024;
 static std::vector<Fiber> fibers;
 static std::function<void()> body;
-static ucontext_t scheduler;
+static Context scheduler;
 static int current, order, error;
 static long conflicts;  // cycles of shared memory beyond the least
 static unsigned seed;
@@ -56,7 +57,7 @@ static std::vector<std::function<void()>> in_flight;  // TMA copies, done when i
 static void fail(Error found) { if (!error) error = found; }
 static void wait(State state) {
   fibers[current].state = state;
-  swapcontext(&fibers[current].context, &scheduler);
+  change(fibers[current].context, scheduler);
 }
 static void wait_until(std::function<bool()> ready) {
   fibers[current].ready = ready;
@@ -134,10 +135,8 @@ static void run_block(int threads) {
   in_flight.clear();
   for (int t = 0; t < threads; ++t) {
     Fiber& f = fibers[t];
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.get(), f.context.uc_stack.ss_size = STACK;
     f.state = READY, f.groups.assign(1, {}), started(t);
-    makecontext(&f.context, enter, 0);
+    prepare(f.context, f.stack.get(), STACK, enter);
   }
   // One warp runs until it waits for the others: the first that can, the last, or any.
   std::vector<int> ready;
@@ -151,7 +150,7 @@ static void run_block(int threads) {
     for (int t : ready) {
       if (t / 32 != warp) continue;
       current = t, threadIdx.x = t;
-      swapcontext(&scheduler, &fibers[t].context);
+      change(scheduler, fibers[t].context);
     }
     release(warp * 32, std::min(warp * 32 + 32, threads), AT_WARP);
   } while (!error && (!ready.empty() || release_any(threads)));
@@ -195,6 +194,13 @@ template <typename T> static T __shfl_xor_sync(unsigned, T value, int distance) 
   memcpy(shim::slots[shim::current], &value, sizeof(T));
   __syncwarp();
   memcpy(&value, shim::slots[shim::current ^ distance], sizeof(T));
+  __syncwarp();
+  return value;
+}
+template <typename T> static T __shfl_sync(unsigned, T value, int lane) {
+  memcpy(shim::slots[shim::current], &value, sizeof(T));
+  __syncwarp();
+  memcpy(&value, shim::slots[shim::current / 32 * 32 + lane], sizeof(T));
   __syncwarp();
   return value;
 }

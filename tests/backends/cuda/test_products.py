@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from irc.backends.cuda.file import emit_form, template_for
+from irc.backends.cuda.file import emit_kernel, form_and_template
 from irc.backends.cuda.hopper import Hopper
 from irc.backends.cuda.split import num_parts
 from irc.backends.cuda.tensor_core import TensorCore
@@ -76,7 +76,7 @@ def close(found: list[torch.Tensor], kernel: KernelOp, inputs: list[torch.Tensor
 @pytest.mark.parametrize("name", MMA)
 def test_products_of_warps(mma: ctypes.CDLL, name: str) -> None:
     kernel = MMA[name]
-    assert isinstance(template_for(read(kernel), 80), TensorCore)
+    assert isinstance(form_and_template(kernel, 80)[1], TensorCore)
     inputs = g.inputs_for(kernel, lambda i: 9)
     assert close(run_in_all_orders(mma, kernel, inputs), kernel, inputs)
     assert mma.shim_conflicts() == 0
@@ -85,7 +85,7 @@ def test_products_of_warps(mma: ctypes.CDLL, name: str) -> None:
 @pytest.mark.parametrize("name", WGMMA)
 def test_products_of_warpgroups(wgmma: ctypes.CDLL, name: str) -> None:
     kernel = WGMMA[name]
-    assert isinstance(template_for(read(kernel), 90), Hopper)
+    assert isinstance(form_and_template(kernel, 90)[1], Hopper)
     inputs = g.inputs_for(kernel, lambda i: 9)
     assert close(run_in_all_orders(wgmma, kernel, inputs), kernel, inputs)
 
@@ -100,13 +100,13 @@ def test_products_of_warpgroups(wgmma: ctypes.CDLL, name: str) -> None:
     ids=["unaligned", "tf32", "empty"],
 )
 def test_what_tma_cannot_read_goes_by_warps(kernel: KernelOp) -> None:
-    assert isinstance(template_for(read(kernel), 90), TensorCore)
+    assert isinstance(form_and_template(kernel, 90)[1], TensorCore)
 
 
 @pytest.mark.parametrize(("names", "arch"), [(MMA, 80), (WGMMA, 90)], ids=["mma", "wgmma"])
 def test_each_sum_has_one_owner(names: dict[str, KernelOp], arch: int) -> None:
     for kernel in names.values():
-        template = template_for(read(kernel), arch)
+        template = form_and_template(kernel, arch)[1]
         assert isinstance(template, TensorCore | Hopper)
         multiply = template.threads - (128 if arch == 90 else 0)
         batches = prod(read(kernel).parallel[:-2])
@@ -206,6 +206,6 @@ def test_a_swizzle_that_conflicts_is_found(name: str, tmp_path: Path) -> None:
 
 
 def test_a_source_for_one_architecture_says_which_instructions_it_has() -> None:
-    form = read(WGMMA["k_fast"])
-    assert "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" in emit_form(form, 90)
-    assert "wgmma" not in emit_form(form, 80) and "cp.async.cg" in emit_form(form, 80)
+    hopper, ampere = (emit_kernel(WGMMA["k_fast"], arch) for arch in (90, 80))
+    assert "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" in hopper
+    assert "wgmma" not in ampere and "cp.async.cg" in ampere

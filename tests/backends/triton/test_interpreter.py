@@ -1,37 +1,19 @@
 """Triton kernels computed by Triton's interpreter equal what they mean."""
 
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from irc.backends.triton import emit
 from irc.backends.triton.functions import expression
 from irc.dialects.task import KernelOp
 from irc.kernels.form import integer_bound, read
 from irc.ops.pointwise import POINTWISE
 from tests.backends import gpu_kernels as g
+from tests.backends.triton.interpreting import interpret, outputs_of
 
 pytest.importorskip("triton")
-
-RUNNER = """
-import sys, torch
-from pathlib import Path
-from irc.backends.triton import load
-for path in sorted(Path(sys.argv[1]).glob("*.py")):
-    buffers = torch.load(path.with_suffix(".in"))
-    try:
-        load(path)(*buffers)
-    except Exception as error:
-        path.with_suffix(".error").write_text(f"{type(error).__name__}: {error}")
-        continue
-    torch.save(buffers, path.with_suffix(".out"))
-"""
 
 # Arguments at which the functions are defined; others are tested with NaN and infinity below.
 DOMAIN = {"acosh": (1, 4), "atanh": (-0.9, 0.9), "asin": (-1, 1), "acos": (-1, 1), "log": (0.1, 4)}
@@ -95,6 +77,7 @@ def hand_written() -> dict[str, KernelOp]:
         g.matmul(m=9, n=20, k=7, dtype="i32", epilogue=False, name="matmul_i32"),
         g.matmul(a_transposed=True, batch=(2,), name="matmul_a_transposed"),
         g.layer_norm(dtype="bf16", name="layer_norm_bf16"), g.empty(),
+        g.matmul(dtype="bf16", batch=(3, 2), k=61, name="matmul_bf16"),
         g.empty(rows=3, columns=0, name="no_columns"), g.matmul(m=3, n=5, k=0, name="no_products"),
         *[g.random_kernel(seed) for seed in range(24)],
         *[g.reductions(d) for d in ("f32", "f64", "f16", "i64", "i32", "i8", "u8", "i1")],
@@ -130,37 +113,17 @@ def random_inputs(kernel: KernelOp) -> list[torch.Tensor]:
     return g.inputs_for(kernel, lambda i: integer_bound(form, i))
 
 
-def interpret(folder: Path, runs: Sequence[tuple[KernelOp, list[torch.Tensor]]]) -> None:
-    """Run kernels in one process of their own, since the variable must be set before the import."""
-    for kernel, inputs in runs:
-        outputs = [
-            torch.zeros(a.type.num_elements, dtype=g.dtypes()[a.type.dtype])
-            for a in kernel.args[len(inputs) :]
-        ]
-        path = folder / f"{kernel.sym_name.data}.py"
-        path.write_text(emit(kernel))
-        torch.save([*inputs, *outputs], path.with_suffix(".in"))
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER, str(folder)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-
-
 def compare(folder: Path, kernel: KernelOp, tolerance: float) -> None:
-    path = folder / kernel.sym_name.data
-    error = path.with_suffix(".error")
-    assert not error.exists(), error.read_text()
-    buffers = torch.load(path.with_suffix(".out"))
+    found = outputs_of(folder, kernel)
     count = kernel.num_inputs.value.data
-    for found, wanted in zip(buffers[count:], g.meaning(kernel, buffers[:count]), strict=True):
-        if found.dtype.is_floating_point:
+    inputs = torch.load((folder / kernel.sym_name.data).with_suffix(".in"))[:count]
+    for made, wanted in zip(found, g.meaning(kernel, inputs), strict=True):
+        if made.dtype.is_floating_point:
             torch.testing.assert_close(
-                found.double(), wanted, rtol=tolerance, atol=tolerance, equal_nan=True
+                made.double(), wanted, rtol=tolerance, atol=tolerance, equal_nan=True
             )
         else:
-            assert torch.equal(found, wanted)
+            assert torch.equal(made, wanted)
 
 
 @pytest.mark.parametrize("name", HAND)

@@ -1,0 +1,258 @@
+"""Template ``attention``: softmax over keys in one pass, with the scores never in memory.
+
+A block has a few rows of one head and walks over tiles of 32 keys (online softmax,
+arXiv:1805.02867; FlashAttention, arXiv:2205.14135). A warp holds whole rows: each lane computes the
+score of one key, maxima and sums meet by shuffles, and each lane adds up its features of the
+values. All arithmetic is float32. Parts of the keys are blocks of their own; another kernel merges
+them.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from irc.backends.cuda.functions import TYPES
+from irc.backends.cuda.scalar import decode, literal, stored_as, times
+from irc.dialects.attention import AttentionForm, KernelAttentionOp, Place
+from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
+from irc.dialects.task import KernelOp
+from irc.errors import InternalError, IrcError
+from irc.kernels.arithmetic import held
+from irc.kernels.form import Buffer, Form
+from irc.kernels.source import Source
+
+WARPS, WARP = 4, 32
+KEYS = 32
+"""Keys of a tile: one a lane."""
+SHARED_LIMIT = 160 * 1024
+NEVER = "(-INFINITY)"
+
+
+class Attention:
+    """The launch of an attention kernel, and its code."""
+
+    def __init__(self, form: Form, attention: AttentionForm) -> None:
+        self.form, self.attention = form, attention
+        self.threads = WARPS * WARP
+        # Fewer rows a warp where a head has few: decoding has one.
+        self.per_warp = 4 if attention.rows > 2 * WARPS else 2 if attention.rows > WARPS else 1
+        self.rows = WARPS * self.per_warp
+        self.tiles = -(-attention.rows // self.rows)
+        heads = attention.groups * attention.repeats * attention.parts
+        self.blocks = prod(attention.lead) * heads * self.tiles
+        floats = self.rows * attention.depth + KEYS * (attention.depth + 1 + attention.width)
+        self.shared_bytes = 4 * floats
+        if self.shared_bytes > SHARED_LIMIT:
+            raise IrcError(
+                "op-unsupported",
+                f"the CUDA backend has no attention over {attention.depth} features",
+                where=f"kernel @{form.name}, {form.loc}",
+                because=f"a tile of {KEYS} keys takes {self.shared_bytes} bytes of shared memory",
+                help="split the features among more heads",
+            )
+
+    @property
+    def mapping(self) -> TaskMapping:
+        """Blocks over heads (with their parts) and rows, warps over rows, rows of a warp.
+
+        The lanes of a warp share its rows.
+        """
+        return compose(
+            spatial(max(1, self.blocks // max(1, self.tiles)), max(1, self.tiles)),
+            spatial(1, WARPS),
+            repeat(1, self.per_warp),
+        )
+
+    def emit(self, source: Source) -> None:
+        """Append the body of the kernel function."""
+        a = self.attention
+        self._place(source)
+        columns = -(-a.width // WARP)
+        source.line(f"float result[{self.per_warp}][{columns}] = {{}};")
+        source.line(f"float most[{self.per_warp}], total[{self.per_warp}] = {{}};")
+        source.line(f"for (int i = 0; i < {self.per_warp}; ++i) most[i] = {NEVER};")
+        self._load(source, "q", self.rows, a.depth, a.depth, "begin", f"{a.rows}")
+        with source.block(f"for (long long t0 = first; t0 < last; t0 += {KEYS}) {{", "}"):
+            source.line("// Nobody reads the last tile any more.")
+            source.line("__syncthreads();")
+            self._load(source, "k", KEYS, a.depth, a.depth + 1, "t0", "last")
+            self._load(source, "v", KEYS, a.width, a.width, "t0", "last")
+            source.line("__syncthreads();")
+            self._scores(source)
+            self._softmax(source, columns)
+        self._store(source, columns)
+
+    def _place(self, source: Source) -> None:
+        a = self.attention
+        names = {f"i{d}": size for d, size in enumerate(a.lead)}
+        names |= {"g": a.groups, "r": a.repeats, "p": a.parts, "tile": self.tiles}
+        decode(source, "blockIdx.x", names)
+        source.line(f"const int begin = tile * {self.rows};")
+        source.line(f"const int warp = threadIdx.x / {WARP}, lane = threadIdx.x % {WARP};")
+        source.line("IRC_DYNAMIC_SHARED(memory);")
+        source.line("float* const q_tile = reinterpret_cast<float*>(memory);")
+        source.line(f"float* const k_tile = q_tile + {self.rows * a.depth};")
+        source.line(f"float* const v_tile = k_tile + {KEYS * (a.depth + 1)};")
+        source.line(f"const long long first = (long long)p * {a.chunk};")
+        source.line(f"long long last = first + {a.chunk};")
+        source.line(f"if (last > {a.keys}) last = {a.keys};")
+        start = "0"
+        if "start" in a.places:
+            start = f"(long long){self._element('start', {})}"
+        if a.causal:
+            source.line(f"const long long start = {start};")
+            source.line("// No row of this block sees a later key.")
+            source.line(f"const long long end = begin + {self.rows} + start;")
+            source.line("if (last > end) last = end;")
+
+    def _address(self, place: Place, s: str, t: str, feature: str) -> str:
+        count = len(self.attention.lead)
+        names = [*(f"i{d}" for d in range(count)), "g", "r", s, "p", f"({t} - first)"]
+        terms = [
+            times(f"(long long){name}", stride)
+            for name, stride in zip(names, place.strides, strict=True)
+            if stride
+        ]
+        if place.feature and feature:
+            terms.append(times(feature, place.feature))
+        if place.offset or not terms:
+            terms.append(str(place.offset))
+        return " + ".join(terms)
+
+    def _element(self, role: str, at: dict[str, str]) -> str:
+        place = self.attention.places[role]
+        name = self.form.buffer_name(place.buffer)
+        address = self._address(place, at.get("s", "0"), at.get("t", "first"), at.get("f", ""))
+        text = f"{name}[{address}]"
+        return f"irc_float({text})" if held(place.dtype) != place.dtype else text
+
+    def _load(
+        self, source: Source, role: str, rows: int, features: int, pitch: int, begin: str, end: str
+    ) -> None:
+        """Append the copy of rows to shared memory, as float; zeros beyond the end."""
+        total, s_or_t = rows * features, "s" if role == "q" else "t"
+        head = f"for (int e = threadIdx.x; e < {total}; e += {self.threads}) {{"
+        with source.block(head, "}"):
+            source.line(f"const int row = e / {features}, f = e % {features};")
+            source.line(f"const long long {s_or_t} = {begin} + row;")
+            value = self._element(role, {s_or_t: s_or_t, "f": "f"})
+            if role == "q":
+                value = f"{value} * {literal(self.attention.scale, 'f32')}"
+            place = f"{role}_tile[row * {pitch} + f]"
+            source.line(f"{place} = {s_or_t} < {end} ? {value} : 0.0f;")
+
+    def _scores(self, source: Source) -> None:
+        a = self.attention
+        source.line("const long long t = t0 + lane;")
+        source.line(f"float score[{self.per_warp}] = {{}};")
+        with source.block(f"for (int f = 0; f < {a.depth}; ++f) {{", "}"):
+            source.line(f"const float key = k_tile[lane * {a.depth + 1} + f];")
+            source.line("#pragma unroll")
+            query = f"q_tile[(warp * {self.per_warp} + i) * {a.depth} + f]"
+            source.line(
+                f"for (int i = 0; i < {self.per_warp}; ++i) "
+                f"score[i] = fmaf({query}, key, score[i]);"
+            )
+        source.line("#pragma unroll")
+        with source.block(f"for (int i = 0; i < {self.per_warp}; ++i) {{", "}"):
+            source.line(f"const long long s = begin + warp * {self.per_warp} + i;")
+            seen = f"t < last && s < {a.rows}" + (" && s + start >= t" if a.causal else "")
+            source.line(f"bool seen = {seen};")
+            if "mask" in a.places:
+                value = self._element("mask", {"s": "s", "t": "t"})
+                if a.places["mask"].dtype == "i1":
+                    source.line(f"if (seen) seen = {value};")
+                else:
+                    source.line(f"if (seen) score[i] += {value};")
+            source.line(f"if (!seen) score[i] = {NEVER};")
+
+    def _softmax(self, source: Source, columns: int) -> None:
+        source.line("#pragma unroll")
+        with source.block(f"for (int i = 0; i < {self.per_warp}; ++i) {{", "}"):
+            source.line("float highest = irc_max(most[i], irc_warp_max(score[i]));")
+            source.line("// A row that has seen nothing yet has nothing to scale.")
+            source.line(f"const float kept = most[i] == {NEVER} ? 0.0f : expf(most[i] - highest);")
+            source.line(
+                f"const float weight = score[i] == {NEVER} ? 0.0f : expf(score[i] - highest);"
+            )
+            source.line("total[i] = total[i] * kept + irc_warp_sum(weight);")
+            source.line("most[i] = highest;")
+            source.line("#pragma unroll")
+            source.line(f"for (int c = 0; c < {columns}; ++c) result[i][c] *= kept;")
+            with source.block(f"for (int j = 0; j < {KEYS}; ++j) {{", "}"):
+                source.line("const float one = __shfl_sync(0xffffffffu, weight, j);")
+                source.line("#pragma unroll")
+                with source.block(f"for (int c = 0; c < {columns}; ++c) {{", "}"):
+                    width = self.attention.width
+                    guard = f"if (lane + c * {WARP} < {width}) " if width % WARP else ""
+                    value = f"v_tile[j * {width} + lane + c * {WARP}]"
+                    source.line(f"{guard}result[i][c] = fmaf(one, {value}, result[i][c]);")
+
+    def _store(self, source: Source, columns: int) -> None:
+        a = self.attention
+        source.line("#pragma unroll")
+        with source.block(f"for (int i = 0; i < {self.per_warp}; ++i) {{", "}"):
+            source.line(f"const long long s = begin + warp * {self.per_warp} + i;")
+            source.line(f"if (s >= {a.rows}) continue;")
+            source.line("const bool some = total[i] != 0.0f;")
+            source.line(f"float sums = some ? most[i] + logf(total[i]) : {NEVER};")
+            source.line("float ours = some ? 1.0f / total[i] : 0.0f;")
+            goes_on = "y0" in a.places
+            if goes_on:
+                self._merge(source)
+            if "sums" in a.places:
+                source.line(f"if (lane == 0) {self._target('sums')} = sums;")
+            source.line("#pragma unroll")
+            with source.block(f"for (int c = 0; c < {columns}; ++c) {{", "}"):
+                source.line(f"const int f = lane + c * {WARP};")
+                if a.width % WARP:
+                    source.line(f"if (f >= {a.width}) continue;")
+                source.line("float value = result[i][c] * ours;")
+                if goes_on:
+                    source.line(f"value += theirs * {self._element('y0', {'s': 's', 'f': 'f'})};")
+                kind = a.places["y"].dtype
+                source.line(f"{self._target('y')} = {stored_as('value', kind)};")
+
+    def _merge(self, source: Source) -> None:
+        """Append the weights of the softmax over other keys and of ours."""
+        source.line(f"const float before = {self._element('sums0', {'s': 's'})};")
+        source.line("const float larger = irc_max(before, sums);")
+        source.line(f"const float a = before == {NEVER} ? 0.0f : expf(before - larger);")
+        source.line(f"const float b = sums == {NEVER} ? 0.0f : expf(sums - larger);")
+        source.line("const bool any = a + b != 0.0f;")
+        source.line("const float theirs = any ? a / (a + b) : 0.0f;")
+        source.line("ours *= any ? b / (a + b) : 0.0f;")
+        source.line(f"sums = any ? larger + logf(a + b) : {NEVER};")
+
+    def _target(self, role: str) -> str:
+        place = self.attention.places[role]
+        address = self._address(place, "s", "first", "f")
+        return f"{self.form.buffer_name(place.buffer)}[{address}]"
+
+
+def read_attention(kernel: KernelOp) -> tuple[Form, AttentionForm]:
+    """Return an attention kernel as plain data: what all kernels have, and its own part."""
+    (op,) = kernel.body.block.ops
+    assert isinstance(op, KernelAttentionOp), op
+    attention = op.form
+    buffers = {place.buffer: Buffer(place.size, place.dtype) for place in attention.places.values()}
+    sources = () if kernel.sources is None else tuple(s.data for s in kernel.sources)
+    loc = kernel.attributes.get("loc")
+    form = Form(
+        name=kernel.sym_name.data,
+        template="attention",
+        sizes=attention.space,
+        num_parallel=len(attention.space) - 1,
+        tile=(1,) * (len(attention.space) - 1),
+        options=kernel.tile_sizes,
+        buffers=tuple(buffers[i] for i in range(len(kernel.args))),
+        num_inputs=kernel.num_inputs.value.data,
+        steps=(),
+        sources=sources,
+        mapping=str(kernel.task_mapping),
+        loc="unknown" if loc is None else str(getattr(loc, "data", loc)),
+    )
+    missing = [b.dtype for b in form.buffers if b.dtype not in TYPES]
+    if missing:
+        raise InternalError(f"attention of {missing}")
+    return form, attention

@@ -1,0 +1,84 @@
+"""Attention kernels of CUDA, run on the host in every order of threads."""
+
+import ctypes
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from irc.backends.cuda import compile_for
+from tests.backends import attention_kernels as attend
+from tests.backends.cuda.host import HostError, build, run_in_all_orders
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+CASES = attend.attend_cases()
+KERNELS = {name: attend.kernel_of(case) for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build(tmp_path_factory.mktemp("attention"), KERNELS)
+
+
+def close(name: str, found: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
+    wanted = attend.meaning(KERNELS[name], inputs)
+    step = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-17}
+    bound = step[found[0].dtype] * 2
+    return all(
+        torch.allclose(one.double(), two, rtol=bound, atol=bound)
+        for one, two in zip(found, wanted, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_attention(library: ctypes.CDLL, name: str) -> None:
+    inputs = attend.inputs_of(CASES[name], KERNELS[name])
+    assert close(name, run_in_all_orders(library, KERNELS[name], inputs), inputs)
+
+
+# Each: the kernel, what the bug replaces, by what; the last is a control, no bug.
+PLANTED = {
+    "barrier": ("causal", "__syncthreads();", ""),
+    "causal": ("causal", "s + start >= t", "s + start > t"),
+    "tail": ("attention", "t < last && ", ""),
+    "rescale": ("causal", "result[i][c] *= kept;", ";"),
+    "parts": ("decode", "(long long)p * 44", "(long long)p * 43"),
+    "none": ("causal", "float most[4]", "float highest = 0; float most[4]"),
+}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    def plant(text: str, bug: str) -> Callable[[str], str]:
+        def change(source: str) -> str:
+            assert text in source, "the bug is not planted"
+            return source.replace(text, bug)
+
+        return change
+
+    return build(
+        tmp_path_factory.mktemp("planted"),
+        {bug: KERNELS[name] for bug, (name, _, _) in PLANTED.items()},
+        {bug: plant(*row[1:]) for bug, row in PLANTED.items()},
+    )
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(planted: ctypes.CDLL, bug: str) -> None:
+    name = PLANTED[bug][0]
+    inputs = attend.inputs_of(CASES[name], KERNELS[name])
+    try:
+        right = close(name, run_in_all_orders(planted, KERNELS[name], inputs, bug), inputs)
+    except HostError:
+        right = False
+    assert right == (bug == "none")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90])
+def test_attention_compiles_without_spills(arch: int) -> None:
+    for kernel in KERNELS.values():
+        assert compile_for(kernel, arch).spill_bytes == 0

@@ -1,0 +1,151 @@
+"""What a plan makes of weights: once, again after a write, and shared by the plans of a model."""
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import irc
+from irc.compiled import dispatcher_of, refresh
+from irc.errors import IrcError
+from irc.plan.schema import Kernels, from_json, to_json
+from irc.plan.verify import verify_plan
+
+
+class Twice(nn.Module):
+    """A weight of its own shape, and what two constants make of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(33, 70)
+        self.register_buffer("scale", torch.rand(70))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(70, 70).tril()
+        return self.linear(x) * self.scale.exp() @ mask
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-3)
+
+
+def compiled(module: nn.Module, rows: int = 9) -> tuple[Any, torch.Tensor]:
+    x = torch.randn(rows, 33)
+    found = irc.compile(module)
+    with torch.no_grad():
+        assert close(found(x), module(x))
+    return found, x
+
+
+def plan_of(found: Any, which: int = 0) -> Any:
+    return dispatcher_of(found).versions[which].plan  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+def test_weights_are_packed_once_and_again_after_a_write() -> None:
+    module = Twice()
+    found, x = compiled(module)
+    plan = plan_of(found)
+    assert plan.prepared_bytes > 0
+    assert any("pack" in k.name for k in plan.kernels)
+    for write in (
+        lambda: module.linear.weight.mul_(2),
+        lambda: module.scale.zero_(),
+        lambda: module.load_state_dict(Twice().state_dict()),
+        lambda: nn.init.ones_(module.linear.weight),
+    ):
+        write()
+        assert close(found(x), module(x))
+
+
+@torch.no_grad()
+def test_other_memory_is_a_recompile() -> None:
+    module = Twice()
+    found, x = compiled(module)
+    module.linear.weight.data = torch.randn(70, 33)
+    assert close(found(x), module(x))
+    assert "other memory" in irc.compiled.statistics(found).reasons[0]
+
+
+@torch.no_grad()
+def test_writes_that_torch_does_not_count_are_seen_after_refresh() -> None:
+    module = Twice()
+    found, x = compiled(module)
+    module.linear.weight.data.mul_(3)
+    refresh(found)
+    assert close(found(x), module(x))
+    with pytest.raises(IrcError, match=r"not made by irc\.compile"):
+        refresh(module)
+
+
+@torch.no_grad()
+def test_versions_of_a_model_share_what_is_packed() -> None:
+    module = nn.Linear(33, 70)
+    found, _ = compiled(module)
+    other = torch.randn(17, 33)
+    assert close(found(other), module(other))
+    versions = dispatcher_of(found).versions  # type: ignore[union-attr]
+    stores = [set(v._executor._prepared.by_buffer.values()) for v in versions]
+    assert stores[0] == stores[1] and len(stores[0]) == 1
+    module.weight.add_(1)
+    assert close(found(other), module(other))
+    x = torch.randn(9, 33)
+    assert close(found(x), module(x))
+
+
+@torch.no_grad()
+def test_threads_see_one_write() -> None:
+    module = Twice()
+    found, x = compiled(module)
+    module.linear.weight.mul_(-1)
+    want, wrong = module(x), list[int]()
+
+    @torch.no_grad()
+    def work() -> None:
+        wrong.extend(i for i in range(50) if not close(found(x), want))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@torch.no_grad()
+def test_inference_tensors_are_prepared_at_every_call() -> None:
+    with torch.inference_mode():
+        module = nn.Linear(33, 70)
+        x = torch.randn(9, 33)
+        found = irc.compile(module)
+        assert close(found(x), module(x))
+        module.weight.mul_(2)
+        assert close(found(x), module(x))
+
+
+@torch.no_grad()
+def test_states_are_not_prepared() -> None:
+    module = nn.BatchNorm1d(33).train()
+    found, x = irc.compile(module), torch.randn(9, 33)
+    for _ in range(3):
+        found(x)
+    written = {b.name for b in plan_of(found).buffers if b.storage == "prepared"}
+    assert not written & {"running_mean", "running_var"}
+
+
+@torch.no_grad()
+def test_a_plan_says_what_it_prepares() -> None:
+    found, _ = compiled(Twice())
+    plan = plan_of(found)
+    assert from_json(to_json(plan)) == plan
+    verify_plan(plan)
+    (kernels, *_) = plan.prepared
+    assert isinstance(kernels, Kernels)
+    moved = replace(plan, prepared=(), actions=(*plan.prepared, *plan.actions))
+    with pytest.raises(IrcError, match="at every call"):
+        verify_plan(moved)
+    with pytest.raises(IrcError, match="no value now"):
+        verify_plan(replace(plan, prepared=()))
