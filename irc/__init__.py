@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from irc.frontends.torch.capture import capture as capture
     from irc.ops.custom import register_op as register_op
     from irc.runtime.held import whole as whole
+    from irc.weight_only import quantize as quantize
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ _LAZY = {
     "load": "irc.api",
     "original": "irc.api",
     "place": "irc.frontends.torch.annotations",
+    "quantize": "irc.weight_only",
     "register_op": "irc.ops.custom",
     "whole": "irc.runtime.held",
 }
@@ -47,6 +49,7 @@ __all__ = [
     "load",
     "original",
     "place",
+    "quantize",
     "register_op",
     "whole",
 ]

@@ -499,6 +499,15 @@ PAGES = (
         fix="uninstall one of them, or rename the pass in it",
     ),
     ErrorPage(
+        code="quantize-unsupported",
+        title="weights cannot be quantised to these bits or groups",
+        exit_code=3,
+        what="irc.quantize knows weights of 4 and 8 bits, in groups of 32, 64 or 128 inputs.",
+        why="Kernels read whole words of packed weights, and a scale for each whole group.",
+        example="irc.quantize(model, bits=3)",
+        fix="irc.quantize(model, bits=4)",
+    ),
+    ErrorPage(
         code="recompile-limit",
         title="a module is compiled for size after size",
         exit_code=2,

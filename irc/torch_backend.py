@@ -2,11 +2,16 @@
 
 Dynamo keeps what it cannot trace in Python (graph breaks) and guards what it specialised on; each
 graph between breaks comes here. Sizes that Dynamo leaves open are specialised, one plan per size.
+
+Outputs that share memory with inputs or each other do so as in eager mode, and dims lie in memory
+in eager's order. Random numbers come from irc's own counter; where it starts is drawn from torch's
+generator at each call, so that ``torch.manual_seed`` makes runs repeatable.
 """
 
 # pyright: basic
 from __future__ import annotations
 
+import threading
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,9 +22,16 @@ from torch import nn
 from torch.fx import GraphModule
 
 from irc.errors import IrcError, did_you_mean
-from irc.frontends.torch.graphs import FlatProgram, flat_program, pre_dispatch, source_name
+from irc.frontends.torch.graphs import (
+    FlatProgram,
+    flat_program,
+    pre_dispatch,
+    shares_memory,
+    source_name,
+)
 from irc.frontends.torch.table import row_of
 from irc.pipeline import Options, make_plan
+from irc.recompiles import Recompiles
 from irc.runtime.executor import Executor
 
 Flat: TypeAlias = Callable[..., Sequence[Any]]
@@ -71,7 +83,7 @@ def _static(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Flat:
     ):
         return _through_aot(gm, inputs, options)
     traced = pre_dispatch(gm, _fakes(gm, inputs))
-    if traced is None:
+    if traced is None or shares_memory(traced):
         return _through_aot(gm, inputs, options)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     held = {
@@ -88,18 +100,23 @@ def _through_aot(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Fl
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._guards import TracingContext
     from torch.utils._python_dispatch import _disable_current_modes
 
     def forward(graph: GraphModule, _: Sequence[Any]) -> Any:
         counters["forward"] += 1
         # AOTAutograd calls this inside its fake tensor mode.
+        context = TracingContext.try_get()
+        visible = context.fw_metadata.num_forward if context and context.fw_metadata else None
         with _disable_current_modes():
-            return make_boxed_func(_Compiled(flat_program(graph, {}, "aot forward"), options))
+            program = flat_program(graph, {}, "aot forward", visible=visible)
+            return make_boxed_func(_Compiled(program, options))
 
     def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
         try:
             with _disable_current_modes():
-                run: Flat = _Compiled(flat_program(graph, {}, "aot backward"), options)
+                program = flat_program(graph, {}, "aot backward", visible=0)
+                run: Flat = _Compiled(program, options)
             counters["backward"] += 1
         except IrcError as error:
             counters["backward run by torch"] += 1
@@ -146,41 +163,56 @@ class _Compiled:
         for name, times in program.assembly.externs.items():
             counters[f"extern {name}"] += times
         self._tensors = program.assembly.program.tensors
+        self._seed = self._tensors.get("seed")
         self._executors: OrderedDict[tuple[int, ...], Callable[..., Any]] = OrderedDict()
-        self._bound: tuple[int, ...] = tuple(
-            self._tensors[name].data_ptr() for name, _ in self._held
-        )
-        if any(kind == "result" for kind, _ in program.results):
+        self._lock = threading.Lock()
+        bound = tuple(self._tensors[name].data_ptr() for name, _ in self._held)
+        if any(kind in ("result", "permuted") for kind, _ in program.results):
             self._plan = make_plan(program.assembly.program, options, keep_ir=False)
-            self._executor: Callable[..., Any] = Executor(self._plan, self._tensors)
+            executor: Callable[..., Any] = Executor(self._plan, self._tensors)
         else:
-            self._executor = _nothing
-        self._executors[self._bound] = self._executor
+            executor = _nothing
+        self._executors[bound] = executor
+        # One tuple: another thread sees parameters and executor of one call, or of another.
+        self._latest = bound, executor
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Run on the graph's arguments."""
-        if self._held:
-            self._bind(args)
-        found = self._executor(*[args[i].detach() for i in self._inputs])
+        executor = self._bound_to(args) if self._held else self._latest[1]
+        if self._seed is not None:
+            self._seed.random_()
+        found = executor(*[args[i].detach() for i in self._inputs])
         if self._direct:
             return found
-        return tuple(
-            found[value] if kind == "result" else args[value] if kind == "argument" else value
-            for kind, value in self._flat.results
-        )
+        return tuple(_shown(kind, value, found, args) for kind, value in self._flat.results)
 
-    def _bind(self, args: Sequence[Any]) -> None:
+    def _bound_to(self, args: Sequence[Any]) -> Callable[..., Any]:
         """Use the parameters of this call: Dynamo runs one graph for all modules of one form."""
         here = tuple(args[i].data_ptr() for _, i in self._held)
-        if here == self._bound:
-            return
-        if here not in self._executors:
-            counters["rebound"] += 1
-            tensors = {**self._tensors, **{name: args[i].detach() for name, i in self._held}}
-            self._executors[here] = Executor(self._plan, tensors)
-            if len(self._executors) > MAX_MODULES:
-                self._executors.popitem(last=False)
-        self._bound, self._executor = here, self._executors[here]
+        bound, executor = self._latest
+        if here == bound:
+            return executor
+        with self._lock:
+            if here not in self._executors:
+                counters["rebound"] += 1
+                tensors = {**self._tensors, **{name: args[i].detach() for name, i in self._held}}
+                self._executors[here] = Executor(self._plan, tensors)
+                if len(self._executors) > MAX_MODULES:
+                    self._executors.popitem(last=False)
+            self._latest = here, self._executors[here]
+            return self._executors[here]
+
+
+def _shown(kind: str, value: Any, found: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
+    match kind:
+        case "result":
+            return found[value]
+        case "permuted":
+            return found[value[0]].permute(value[1])
+        case "argument":
+            return args[value]
+        case _:
+            return value
 
 
 def _nothing(*_: Any) -> tuple[()]:
@@ -194,21 +226,46 @@ class _Specialising:
         self._gm = gm
         self._options = options
         self._known: OrderedDict[tuple[Any, ...], Flat] = OrderedDict()
+        self._recompiles = Recompiles()
+        self._lock = threading.RLock()
+        self._names = [
+            source_name(getattr(node, "_dynamo_source", node.name))
+            for node in gm.graph.nodes
+            if node.op == "placeholder"
+        ]
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Run the plan for these sizes."""
         grad = torch.is_grad_enabled()
         key = (grad, *(tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args))
-        found = self._known.get(key)
-        if found is None:
-            counters["specialised"] += 1
-            found = self._known[key] = _static(
-                _with_numbers(self._gm, args), _tensors(args), self._options
-            )
-            if len(self._known) > MAX_SIZES:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
+        with self._lock:
+            found = self._known.get(key)
+            if found is None:
+                found = self._add(key, args)
+            self._known.move_to_end(key)
         return found(*_tensors(args))
+
+    def _add(self, key: tuple[Any, ...], args: Sequence[Any]) -> Flat:
+        counters["specialised"] += 1
+        if self._known:
+            resized = self._resized(next(reversed(self._known)), key)
+            self._recompiles.add(f"other sizes: {resized}", resized)
+        found = _static(_with_numbers(self._gm, args), _tensors(args), self._options)
+        self._known[key] = found
+        if len(self._known) > MAX_SIZES:
+            self._known.popitem(last=False)
+        return found
+
+    def _resized(
+        self, was: tuple[Any, ...], now: tuple[Any, ...]
+    ) -> tuple[str, int, int, int] | None:
+        """Return the first tensor of another size than in a call before: name, dim, both sizes."""
+        for name, old, new in zip(self._names, was[1:], now[1:], strict=True):
+            if isinstance(old, tuple) and isinstance(new, tuple):
+                for dim, (a, b) in enumerate(zip(old, new, strict=False)):
+                    if a != b:
+                        return name, dim, a, b
+        return None
 
 
 def _tensors(args: Sequence[Any]) -> list[torch.Tensor]:

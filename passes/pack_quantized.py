@@ -15,7 +15,7 @@ from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import ContractOp, ConvolutionOp, FlowOp, PointwiseOp, carry, loc_of, tensor
 from irc.kernels.dequantized import literal
 from irc.kernels.fixed import Fixed
-from irc.kernels.holds import SHAPE_OPS, require_static
+from irc.kernels.holds import SHAPE_OPS, is_unread, require_static
 from irc.kernels.quantized_contract import packed_product
 from irc.kernels.quantized_convolution import ChannelsLast, packed_convolution
 
@@ -23,6 +23,49 @@ from irc.kernels.quantized_convolution import ChannelsLast, packed_convolution
 @dataclass(frozen=True)
 class PackQuantizedPass(ModulePass):
     """Rewrite contractions and convolutions of dequantised values.
+
+    Before:
+
+    ```mlir
+    func.func @forward(%x: !flow.tensor<[2, 8], f32> {role = "input", name = "x"},
+        %q: !flow.tensor<[16, 8], i8> {role = "parameter", name = "q"},
+        %s: !flow.tensor<[1, 1], f32> {role = "parameter", name = "s"})
+        -> !flow.tensor<[2, 16], f32> {
+      %0 = flow.pointwise(%q) {fn = "cast", loc = "m.py:3", id = "n0"}
+          : (!flow.tensor<[16, 8], i8>) -> !flow.tensor<[16, 8], f32>
+      %1 = flow.pointwise(%0, %s) {fn = "mul", loc = "m.py:3", id = "n1"}
+          : (!flow.tensor<[16, 8], f32>, !flow.tensor<[1, 1], f32>) -> !flow.tensor<[16, 8], f32>
+      %2 = flow.contract(%x, %1) {spec = "mk,nk->mn", loc = "m.py:4", id = "n2"}
+          : (!flow.tensor<[2, 8], f32>, !flow.tensor<[16, 8], f32>) -> !flow.tensor<[2, 16], f32>
+      func.return %2 : !flow.tensor<[2, 16], f32>
+    }
+    ```
+
+    After:
+
+    ```mlir
+    func.func @forward(%x: !flow.tensor<[2, 8], f32> {role = "input", name = "x"},
+        %q: !flow.tensor<[16, 8], i8> {role = "parameter", name = "q"},
+        %s: !flow.tensor<[1, 1], f32> {role = "parameter", name = "s"})
+        -> !flow.tensor<[2, 16], f32> {
+      %0 = flow.reshape(%q) {loc = "m.py:4", id = "p0_2_0"}
+          : (!flow.tensor<[16, 8], i8>) -> !flow.tensor<[1, 16, 8], i8>
+      %1 = flow.transpose(%0) {perm = array<i64: 0, 2, 1>, loc = "m.py:4", id = "p0_2_1"}
+          : (!flow.tensor<[1, 16, 8], i8>) -> !flow.tensor<[1, 8, 16], i8>
+      %2 = flow.reshape(%s) {loc = "m.py:4", id = "p0_2_2"}
+          : (!flow.tensor<[1, 1], f32>) -> !flow.tensor<[], f32>
+      %3 = flow.broadcast(%2) {loc = "m.py:4", id = "p0_2_3"}
+          : (!flow.tensor<[], f32>) -> !flow.tensor<[16, 1], f32>
+      %4 = flow.reshape(%3) {loc = "m.py:4", id = "p0_2_4"}
+          : (!flow.tensor<[16, 1], f32>) -> !flow.tensor<[1, 16, 1], f32>
+      %5 = flow.transpose(%4) {perm = array<i64: 0, 2, 1>, loc = "m.py:4", id = "p0_2_5"}
+          : (!flow.tensor<[1, 16, 1], f32>) -> !flow.tensor<[1, 1, 16], f32>
+      %6 = flow.packed_contract(%x, %1, %5) {bits = 8 : i64, loc = "m.py:4", id = "n2"}
+          : (!flow.tensor<[2, 8], f32>, !flow.tensor<[1, 8, 16], i8>,
+             !flow.tensor<[1, 1, 16], f32>) -> !flow.tensor<[2, 16], f32>
+      func.return %6 : !flow.tensor<[2, 16], f32>
+    }
+    ```
 
     A weight that is ``(q - zero) * scale`` is read as the integers that it is, from panels that are
     packed once, and scaled in registers. Where both sides are dequantised bytes, the sum runs in
@@ -80,6 +123,10 @@ class _Rewrite:
             self.integers.add(found)
             op.detach()
             op.erase()
+        for op in reversed(list(block.ops)):
+            if is_unread(op):
+                op.detach()
+                op.erase()
 
     def _found(self, b: FlowBuilder, op: FlowOp) -> SSAValue | None:
         match op:

@@ -75,10 +75,10 @@ def test_training_takes_the_same_steps() -> None:
 def test_a_backward_that_does_not_compile_is_counted_and_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(graph: Any, held: Any, source: str) -> Any:
+    def refuse(graph: Any, held: Any, source: str, **options: Any) -> Any:
         if source == "aot backward":
             raise IrcError("op-unsupported", "an operation of another planet")
-        return real(graph, held, source)
+        return real(graph, held, source, **options)
 
     real = torch_backend.flat_program
     monkeypatch.setattr(torch_backend, "flat_program", refuse)

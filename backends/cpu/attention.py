@@ -85,6 +85,7 @@ def plan_attention(form: AttentionForm, features: Features, workers: int) -> Att
     rows, lanes = form.space[row], features.float_lanes
     block = min(2 * lanes, -(-rows // lanes) * lanes)
     keys = -(-form.chunk // -(-form.chunk // MAX_KEYS))
+    keys += keys % 2 if keys < form.chunk else 0
     flops = 2.0 * prod(form.space) * (form.depth + form.width)
     return AttentionPlan(form, features, row, lanes, block, keys, workers > 1 and flops > 200_000)
 
@@ -144,8 +145,10 @@ class AttentionWriter:
             at = b.add(at, b.scale(key, place.strides[-1]))
         return b.address(self.buffers[place.buffer], MEMORY[place.dtype], at)
 
-    def units(self, body: Callable[[Unit], None]) -> None:
-        """Write the loop over the units of this thread."""
+    def units(
+        self, body: Callable[[Unit], None], head: Callable[[Unit], None] | None = None
+    ) -> None:
+        """Write the loop over the units of this thread; ``head`` is before the first of a head."""
         b, plan = self.b, self.plan
         thread, threads = Operand(I64, "%thread"), Operand(I64, "%threads")
         offset = self._offset() if self.form.causal else b.i64(0)
@@ -156,10 +159,16 @@ class AttentionWriter:
         def one(index: Operand, _: list[Operand]) -> list[Operand]:
             extents = [self.form.space[d] for d in plan.batch]
             *batch, block = decode(b, index, [*extents, plan.num_blocks])
-            body(self._unit(dict(zip(plan.batch, batch, strict=True)), block, offset))
+            unit = self._unit(dict(zip(plan.batch, batch, strict=True)), block, offset)
+            if head is not None:
+                first = b.compare("icmp eq", block, b.i64(0))
+                first = b.binary("or", first, b.compare("icmp eq", index, low))
+                b.when(first, lambda: head(unit))
+            body(unit)
             return []
 
-        b.loop(share(thread), share(b.add(thread, b.i64(1))), 1, [], one)
+        low = share(thread)
+        b.loop(low, share(b.add(thread, b.i64(1))), 1, [], one)
 
     def _offset(self) -> Operand:
         """Return how far the first row is from the first key."""

@@ -8,9 +8,17 @@ one of columns of V with the scores. K and V are never packed, and the softmax i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from irc.backends.cpu.attention import AttentionPlan, AttentionWriter, Unit
 from irc.backends.cpu.attention_mask import MaskWriter
+from irc.backends.cpu.attention_pairs import (
+    define_pack_values,
+    dot_tile,
+    packed_pairs,
+    rounded_pairs,
+    suits_pairs,
+)
 from irc.backends.cpu.attention_store import store_block, store_sums
 from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.panels import define_pack
@@ -32,7 +40,10 @@ class LanesWriter(AttentionWriter):
         self.tile = min(max(1, registers // self.vectors), form.keys)
         count = -(-form.width // max(1, registers // self.vectors))
         self.columns = -(-form.width // count)
-        self.copied = {role: _is_copied(self.place(role)) for role in ("k", "v")}
+        self.pairs = suits_pairs(plan)
+        self.copied = {
+            role: not self.pairs and _is_copied(self.place(role)) for role in ("k", "v")
+        }
         self.queries_at = self.reserve(form.depth * plan.block)
         self.scores_at = self.reserve((plan.keys + 2 * self.tile) * plan.block)
         self.totals_at = self.reserve(form.width * plan.block)
@@ -40,6 +51,7 @@ class LanesWriter(AttentionWriter):
             "k": self.reserve((plan.keys + self.tile) * (form.depth + 16) * self.copied["k"]),
             "v": self.reserve((plan.keys + 1) * (form.width + 16) * self.copied["v"]),
         }
+        self.packed_at = self.reserve(packed_pairs(form) * form.width * self.pairs)
         self.masks = MaskWriter(self, self.kind, self.vectors)
 
     @property
@@ -50,7 +62,7 @@ class LanesWriter(AttentionWriter):
     def write(self) -> None:
         """Write the loop over the units of a thread."""
         self._define()
-        self.units(self._unit_body)
+        self.units(self._unit_body, self._pack_values if self.pairs else None)
 
     def _define(self) -> None:
         """Define packing, copying and the two register tiles."""
@@ -60,7 +72,23 @@ class LanesWriter(AttentionWriter):
             place = self.place(role)
             strides = (place.feature, place.strides[plan.row])
             symbol = f"irc.attention.pack_{role}"
+            if role == "q" and self.pairs:
+                both = replace(place, dtype="i32")
+                halved = (1, place.strides[plan.row] // 2)
+                define_pack(b, symbol, both, halved, Type("i32", 16), plan.block, plan.lanes)
+                continue
             define_pack(b, symbol, place, strides, self.kind, plan.block, plan.lanes)
+        rows = {self.columns, form.width % self.columns or self.columns}
+        if self.pairs:
+            define_pack_values(b, "irc.attention.pack_v", form)
+            shape, step = (self.tile, self.vectors), self.place("k").strides[-1]
+            dot_tile(b, "irc.attention.scores", shape, (step, 2), accumulate=False)
+            for count in rows:
+                dot_tile(
+                    b, f"irc.attention.values{count}", (count, self.vectors), (2, 2 * form.width),
+                    accumulate=not plan.is_one_block,
+                )  # fmt: skip
+            return
         for role in ("k", "v"):
             if self.copied[role]:
                 self._define_copy(role)
@@ -71,9 +99,9 @@ class LanesWriter(AttentionWriter):
             odd=bool(form.depth % 2),
         )  # fmt: skip
         turned = Factor(values.dtype, (values.strides[1], values.strides[0]))
-        for rows in {self.columns, form.width % self.columns or self.columns}:
+        for count in rows:
             tile_function(
-                b, f"irc.attention.values{rows}", self.kind, (rows, self.vectors), turned, panel,
+                b, f"irc.attention.values{count}", self.kind, (count, self.vectors), turned, panel,
                 odd=True, accumulate=not plan.is_one_block,
             )  # fmt: skip
 
@@ -116,7 +144,8 @@ class LanesWriter(AttentionWriter):
         valid = b.i64(min(plan.block, plan.rows))
         panel = self.scratch_at(self.queries_at)
         q = self.address("q", unit, unit.first)
-        b.do(f"call void @irc.attention.pack_q({q}, {panel}, {valid}, {b.i64(form.depth)})")
+        depth = b.i64(form.depth // 2 if self.pairs else form.depth)
+        b.do(f"call void @irc.attention.pack_q({q}, {panel}, {valid}, {depth})")
         tops, sums = self._begin(unit, valid)
 
         def block(key: Operand, state: list[Operand]) -> list[Operand]:
@@ -167,12 +196,13 @@ class LanesWriter(AttentionWriter):
         self._scores(unit, key, count)
         block = Block(self.scores, count, self.kind, self.vectors)
         factor = None if plan.scores_scaled else self.form.scale * LOG2E
+        pairs = rounded_pairs if self.pairs else None
         tops = self.masks.largest(unit, key, block)
         if factor is not None:
             tops = [b.binary("fmul", top, constant(self.kind, factor)) for top in tops]
         if plan.is_one_block:
             safe = [self._finite(top) for top in tops]
-            sums = powers(b, block, factor, safe)
+            sums = powers(b, block, factor, safe, pairs)
         else:
             old = state[: self.vectors]
             tops = [maximum(b, top, before) for top, before in zip(tops, old, strict=True)]
@@ -180,12 +210,22 @@ class LanesWriter(AttentionWriter):
             changes = [
                 power_of_two(b, b.binary("fsub", x, y)) for x, y in zip(old, safe, strict=True)
             ]
-            found = powers(b, block, factor, safe)
+            found = powers(b, block, factor, safe, pairs)
             rest = zip(state[self.vectors :], changes, found, strict=True)
             sums = [b.fma(total, change, more) for total, change, more in rest]
             self._rescale(changes)
         self._values(unit, key, count)
         return [*tops, *sums]
+
+    def _pack_values(self, unit: Unit) -> None:
+        """Pack the values of a head in pairs of keys; all of a part, whatever its rows see."""
+        b, form = self.b, self.form
+        stop = b.i64(form.keys)
+        if form.parts > 1:
+            stop = b.intrinsic("smin", b.add(unit.start, b.i64(form.chunk)), stop)
+        source, target = self.address("v", unit, None, unit.start), self.scratch_at(self.packed_at)
+        count = b.binary("sub nsw", stop, unit.start)
+        b.do(f"call void @irc.attention.pack_v({source}, {target}, {count})")
 
     def _finite(self, top: Operand) -> Operand:
         """Return what is subtracted: 0 for rows that see nothing, whose powers are then 0."""
@@ -226,7 +266,7 @@ class LanesWriter(AttentionWriter):
                 at = b.binary("sub nsw", first, key)
                 rows = self.address("k", unit, None, first)
             target = b.address(self.scores, "float", b.scale(at, self.plan.block))
-            depth = b.i64(form.depth)
+            depth = b.i64(form.depth // 2 if self.pairs else form.depth)
             b.do(f"call void @irc.attention.scores({rows}, {panel}, {target}, {depth})")
             return []
 
@@ -235,9 +275,16 @@ class LanesWriter(AttentionWriter):
     def _values(self, unit: Unit, key: Operand, count: Operand) -> None:
         """Write the product of a block's powers with V, added to what was accumulated."""
         b, form, place = self.b, self.form, self.place("v")
-        copied = self.copied["v"]
-        rows = self._copy("v", unit, key, count) if copied else self.address("v", unit, None, key)
-        memory, step = ("float", 1) if copied else (MEMORY[place.dtype], place.feature)
+        memory, step = MEMORY[place.dtype], place.feature
+        if self.pairs:
+            # Blocks begin at even keys of a part.
+            count = b.binary("lshr", b.add(count, b.i64(1)), b.i64(1))
+            skip = b.scale(b.binary("sub nsw", key, unit.start), form.width)
+            rows, step = b.address(self.scratch_at(self.packed_at), memory, skip), 2
+        elif self.copied["v"]:
+            rows, memory, step = self._copy("v", unit, key, count), "float", 1
+        else:
+            rows = self.address("v", unit, None, key)
 
         def tile(feature: Operand, columns: int) -> list[Operand]:
             start = b.address(rows, memory, b.scale(feature, step))

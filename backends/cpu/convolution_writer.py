@@ -1,7 +1,8 @@
 """The loops of a convolution kernel around its register tile.
 
     for blocks of places: write the table of pointers
-        for panels of output channels: for tiles: multiply, then what follows
+        for panels of output channels: for parts of the sum: for tiles: multiply
+                                       then what follows
 
 A thread has a run of (block, panel) pairs: few blocks of many channels divide as well as many
 blocks of few. Nothing is shared, nothing waits.
@@ -9,32 +10,36 @@ blocks of few. Nothing is shared, nothing waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
-from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
-from irc.backends.cpu.convolution import (
-    Blocking,
-    Windows,
-    epilogue_nest,
-    make_blocking,
-    pitch,
-    scratch_layout,
-)
-from irc.backends.cpu.convolution_tile import Element, Walk, window_tile
+from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.convolution import Windows, epilogue_nest, make_blocking, scratch_layout
+from irc.backends.cpu.convolution_table import TableWriter
+from irc.backends.cpu.convolution_tile import Walk, element_of, window_tile
 from irc.backends.cpu.epilogue import EpilogueWriter
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.nest import analyse
 from irc.backends.cpu.product import Product, Tiling
 from irc.backends.cpu.storage import MEMORY
+from irc.backends.cpu.tile import LINE
 from irc.backends.cpu.units import decode, thread_range
 from irc.dialects.types import ITEM_BYTES
 
-TILE = "irc.windows.tile"
-POINTERS = 8
-"""Pointers of the table that are written at a time."""
+TILE, ADD = "irc.windows.tile", "irc.windows.add"
 SMALL = 200_000
 """Arithmetic below which a second thread costs more than it saves."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of places: its group, its first place, its first tile, and how many tiles."""
+
+    batch: dict[int, Operand]
+    place: Operand
+    first: Operand
+    tiles: Operand
 
 
 class ConvolutionWriter:
@@ -45,20 +50,33 @@ class ConvolutionWriter:
     ) -> None:
         self.b, self.windows, self.buffers = b, windows, buffers
         self.blocking = make_blocking(windows, features)
-        self.zeros_at, self.table_at, self.scratch_bytes = scratch_layout(windows, self.blocking)
+        self.places = scratch_layout(windows, self.blocking)
         self.scratch = Operand(PTR, "%scratch")
         self.kind = Type(windows.element, self.blocking.lanes)
-        self.item = ITEM_BYTES[windows.image.dtype]
-        n = windows.nest.extents[windows.n]
-        self.panels = -(-n // self.blocking.columns)
+        self.element = element_of(
+            self.kind,
+            (windows.image.dtype, windows.weight.dtype),
+            pairs=windows.pair > 1,
+            dots=features.dot_bf16,
+        )
+        self.panels = -(-windows.nest.extents[windows.n] // self.blocking.columns)
         self.epilogue = self._epilogue(features)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """All scratch memory of a thread."""
+        return self.places.size
 
     @property
     def parallel(self) -> bool:
         """Whether several threads pay."""
-        w = self.windows
-        points = prod(w.nest.extents)
-        return 2.0 * points > SMALL
+        return 2.0 * prod(self.windows.nest.extents) > SMALL
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """The first tap and the number of taps of each part of the sum."""
+        taps, chunk = self.windows.num_taps, self.blocking.chunk
+        return [(first, min(chunk, taps - first)) for first in range(0, taps, chunk)]
 
     def _epilogue(self, features: Features) -> EpilogueWriter:
         nest, places, n = epilogue_nest(self.windows)
@@ -78,27 +96,23 @@ class ConvolutionWriter:
     def write(self) -> None:
         """Write the loops over this thread's blocks and panels."""
         b, w, plan = self.b, self.windows, self.blocking
-        self._define_tile()
+        self._define_tiles()
         if w.image.bounds:
-            size = self.table_at - self.zeros_at
+            size = self.places.table - self.places.zeros
             zeros = (constant(Type("i8"), 0), b.i64(size), constant(Type("i1"), 0))
-            b.invoke("llvm.memset.p0.i64", self._at(self.zeros_at), *zeros)
+            b.invoke("llvm.memset.p0.i64", self._at(self.places.zeros), *zeros)
         groups = w.sizes(w.groups)
-        blocks = prod(groups) * prod(plan.counts)
-        units = blocks * self.panels
+        units = prod(groups) * plan.blocks * self.panels
         low, high = thread_range(b, units, units)
 
         def block(index: Operand, _: list[Operand]) -> list[Operand]:
-            parts = decode(b, index, [*groups, *plan.counts])
-            batch = dict(zip(w.groups, parts, strict=False))
-            starts = self._starts(parts[len(groups) :])
-            self._table(batch, starts)
+            made = self._block(decode(b, index, [*groups, plan.blocks]))
             origin = b.scale(index, self.panels)
             first = b.intrinsic("smax", b.binary("sub nsw", low, origin), b.i64(0))
             last = b.intrinsic("smin", b.binary("sub nsw", high, origin), b.i64(self.panels))
 
             def panel(number: Operand, _: list[Operand]) -> list[Operand]:
-                self._panel(batch, self._row(starts), number)
+                self._panel(made, number)
                 return []
 
             return b.loop(first, last, 1, [], panel)
@@ -106,40 +120,62 @@ class ConvolutionWriter:
         stop = b.binary("udiv", b.add(high, b.i64(self.panels - 1)), b.i64(self.panels))
         b.loop(b.binary("udiv", low, b.i64(self.panels)), stop, 1, [], block)
 
-    def _define_tile(self) -> None:
+    def _block(self, parts: Sequence[Operand]) -> Block:
+        """Find the places of a block, and write the table of pointers to their windows."""
+        b, plan = self.b, self.blocking
+        batch = dict(zip(self.windows.groups, parts, strict=False))
+        first = b.scale(parts[-1], plan.tiles)
+        left = b.binary("sub nsw", b.i64(plan.all_tiles), first)
+        tiles = b.intrinsic("smin", left, b.i64(plan.tiles))
+        place, end = self._place(first), b.scale(b.add(first, tiles), plan.rows)
+        table, zeros = self._at(self.places.table), self._at(self.places.zeros)
+        writer = TableWriter(b, self.windows, plan, self.buffers[self.windows.image.buffer])
+        writer.write(table, zeros, batch, (place, b.intrinsic("smin", end, b.i64(plan.places))))
+        return Block(batch, place, first, tiles)
+
+    def _place(self, tile: Operand) -> Operand:
+        """The first place of a tile; the last tile begins earlier rather than being short."""
+        b, plan = self.b, self.blocking
+        place = b.scale(tile, plan.rows)
+        if plan.places % plan.rows == 0:
+            return place
+        return b.intrinsic("smin", place, b.i64(plan.places - plan.rows))
+
+    def _define_tiles(self) -> None:
         w, plan = self.windows, self.blocking
-        element = Element(self.kind, w.image.dtype, w.weight.dtype)
         stride = 0 if w.c is None else w.image.strides[w.c]
-        walk = Walk(w.num_taps, pitch(plan), w.channels, stride, w.panel * w.pair)
-        window_tile(self.b, TILE, element, (plan.rows, plan.columns // plan.lanes), walk)
+        walk = Walk(plan.pitch, w.channels, stride, w.panel * w.pair, self._lines)
+        shape = (plan.rows, plan.columns // plan.lanes)
+        for symbol in (TILE, ADD) if len(self.parts) > 1 else (TILE,):
+            window_tile(self.b, symbol, self.element, shape, walk, adds=symbol == ADD)
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of a panel, from step to step."""
+        return self.windows.panel * self.windows.pair * ITEM_BYTES[self.windows.weight.dtype]
+
+    @property
+    def _steps(self) -> int:
+        """Of one tap along the channels."""
+        return -(-self.windows.channels // self.element.group)
+
+    @property
+    def _lines(self) -> int:
+        """How many lines of what is multiplied next a tile asks for in two steps.
+
+        The first tile of a panel would wait for memory: all tiles together fetch what follows.
+        """
+        plan, w = self.blocking, self.windows
+        whole = plan.columns == w.panel and plan.tiles > 1 and self._steps > 1
+        return -(-2 * self._row_bytes // LINE // plan.tiles) if whole else 0
 
     def _at(self, offset: int) -> Operand:
         return self.b.address(self.scratch, "i8", self.b.i64(offset))
 
-    def _starts(self, blocks: Sequence[Operand]) -> list[Operand]:
-        """The first index of a block in each place dim; the last block begins earlier."""
-        b, plan = self.b, self.blocking
-        found: list[Operand] = []
-        for index, size, part in zip(
-            blocks, self.windows.sizes(self.windows.places), plan.block, strict=True
-        ):
-            start = b.scale(index, part)
-            found.append(start if size % part == 0 else b.intrinsic("smin", start, b.i64(size - part)))
-        return found
-
-    def _row(self, starts: Sequence[Operand]) -> Operand:
-        """The first place of a block in row-major order."""
-        b, total = self.b, self.b.i64(0)
-        for start, size in zip(starts, self.windows.sizes(self.windows.places), strict=True):
-            total = b.add(b.scale(total, size), start)
-        return total
-
-    def _panel(self, batch: dict[int, Operand], row: Operand, number: Operand) -> None:
-        """Compute a block's results in one panel of channels."""
-        b, w, plan = self.b, self.windows, self.blocking
-        column = b.scale(number, plan.columns)
-        inside = w.panel // plan.columns
-        start = b.i64(w.weight.offset)
+    def _weight(self, batch: dict[int, Operand], number: Operand) -> Operand:
+        """The address of a panel, or of a part of one."""
+        b, w, columns = self.b, self.windows, self.blocking.columns
+        start, inside = b.i64(w.weight.offset), w.panel // columns
         for dim, index in batch.items():
             start = b.add(start, b.scale(index, w.weight.strides[dim]))
         which, part = number, b.i64(0)
@@ -147,108 +183,39 @@ class ConvolutionWriter:
             which = b.binary("udiv", number, b.i64(inside))
             part = b.binary("urem", number, b.i64(inside))
         start = b.add(start, b.scale(which, w.weight.strides[w.n]))
-        start = b.add(start, b.scale(part, plan.columns * w.pair))
-        weight = b.address(self.buffers[w.weight.buffer], MEMORY[w.weight.dtype], start)
-        table = self._at(self.table_at)
+        start = b.add(start, b.scale(part, columns * w.pair))
+        return b.address(self.buffers[w.weight.buffer], MEMORY[w.weight.dtype], start)
 
-        def tile(t: Operand, _: list[Operand]) -> list[Operand]:
-            place = b.scale(t, plan.rows)
-            if plan.places % plan.rows:
-                place = b.intrinsic("smin", place, b.i64(plan.places - plan.rows))
-            pointers = b.address(table, "ptr", place)
-            b.do(f"call void @{TILE}({pointers}, {weight}, {self.scratch})")
-            first, rows = b.add(row, place), b.i64(plan.rows)
-            self.epilogue.finish(batch, first, rows, column, self.scratch)
-            return []
+    def _panel(self, block: Block, number: Operand) -> None:
+        """Compute a block's results in one panel of channels."""
+        b, plan = self.b, self.blocking
+        weight = self._weight(block.batch, number)
+        column = b.scale(number, plan.columns)
+        parts, step = self.parts, self._steps * self._row_bytes
 
-        b.loop(b.i64(0), b.i64(plan.tiles), 1, [], tile)
+        def tile(t: Operand, first: int, taps: int) -> None:
+            place = self._place(b.add(block.first, t))
+            skip = b.add(b.binary("sub nsw", place, block.place), b.i64(first * plan.pitch))
+            pointers = b.address(self._at(self.places.table), "ptr", skip)
+            result = self.scratch
+            if len(parts) > 1:
+                result = b.address(result, "i8", b.scale(t, self.places.tile))
+            start = b.address(weight, "i8", b.i64(first * step))
+            own = self._lines * LINE * taps * self._steps // 2
+            ahead = b.intrinsic("smin", b.scale(t, own), b.i64(taps * step))
+            later = b.address(start, "i8", b.add(b.i64(taps * step), ahead))
+            symbol = ADD if first else TILE
+            given = (pointers, start, result, b.i64(taps), later)
+            b.do(f"call void @{symbol}({', '.join(map(str, given))})")
+            if first + taps == self.windows.num_taps:
+                self.epilogue.finish(block.batch, place, b.i64(plan.rows), column, result)
 
-    # The table.
+        for first, taps in parts:
 
-    def _table(self, batch: dict[int, Operand], starts: Sequence[Operand]) -> None:
-        """Write a pointer for each tap and place of a block."""
-        b, w, plan = self.b, self.windows, self.blocking
-        base = b.address(self.buffers[w.image.buffer], MEMORY[w.image.dtype], b.i64(0))
-
-        def tap(number: Operand, indices: dict[int, Operand]) -> None:
-            row = b.address(self._at(self.table_at), "ptr", b.scale(number, pitch(plan)))
-            self._lines(base, row, {**batch, **indices}, starts)
-
-        self._each(w.taps, w.sizes(w.taps), {}, b.i64(0), tap)
-
-    def _each(
-        self,
-        dims: Sequence[int],
-        extents: Sequence[int],
-        indices: dict[int, Operand],
-        number: Operand,
-        body: Callable[[Operand, dict[int, Operand]], None],
-    ) -> None:
-        """Write nested loops over some dims; ``number`` counts them in row-major order."""
-        if not dims:
-            body(number, indices)
-            return
-        b, extent = self.b, extents[0]
-
-        def one(index: Operand, _: list[Operand]) -> list[Operand]:
-            count = b.add(b.scale(number, extent), index)
-            self._each(dims[1:], extents[1:], {**indices, dims[0]: index}, count, body)
-            return []
-
-        b.loop(b.i64(0), b.i64(extent), 1, [], one)
-
-    def _lines(
-        self, base: Operand, row: Operand, known: dict[int, Operand], starts: Sequence[Operand]
-    ) -> None:
-        """Write the pointers of one tap, by lines of the last place dim."""
-        b, w, plan = self.b, self.windows, self.blocking
-        if not w.places:
-            self._vector(base, row, known, None)
-            return
-        *outer, last = zip(w.places, starts, plan.block, strict=True)
-        dims, extents = [d for d, _, _ in outer], [part for _, _, part in outer]
-        first = {d: start for d, start, _ in outer}
-
-        def line(number: Operand, indices: dict[int, Operand]) -> None:
-            places = {d: b.add(first[d], index) for d, index in indices.items()}
-            dim, start, length = last
-            target = b.address(row, "ptr", b.scale(number, length))
-
-            def vector(x: Operand, _: list[Operand]) -> list[Operand]:
-                at = b.address(target, "ptr", x)
-                self._vector(base, at, {**known, **places, dim: b.add(start, x)}, dim)
+            def one(
+                t: Operand, _: list[Operand], first: int = first, taps: int = taps
+            ) -> list[Operand]:
+                tile(t, first, taps)
                 return []
 
-            b.loop(b.i64(0), b.i64(length), POINTERS, [], vector)
-
-        self._each(dims, extents, {}, b.i64(0), line)
-
-    def _vector(
-        self, base: Operand, target: Operand, known: dict[int, Operand], moving: int | None
-    ) -> None:
-        """Write pointers to some places from one on: to zeros where they lie outside."""
-        b, w = self.b, self.windows
-        kind = Type("i64", POINTERS)
-
-        def linear(start: int, strides: Sequence[int], scale: int, origin: Operand | None) -> Operand:
-            total = b.i64(start * scale)
-            for dim, index in known.items():
-                total = b.add(total, b.scale(index, strides[dim] * scale))
-            if origin is not None:
-                total = b.add(total, origin)
-            step = 0 if moving is None else strides[moving] * scale
-            if not step:
-                return total
-            steps = b.binary("mul nsw", b.iota(kind), constant(kind, step))
-            return b.binary("add nsw", b.splat(total, POINTERS), steps)
-
-        origin = b.emit(I64, f"ptrtoint {base} to i64")
-        found = linear(w.image.offset, w.image.strides, self.item, origin)
-        outside = b.emit(I64, f"ptrtoint {self._at(self.zeros_at)} to i64")
-        for bound in w.image.bounds:
-            position = linear(bound.start, bound.strides, 1, None)
-            inside = b.compare("icmp ult", position, constant(position.type, bound.size))
-            lanes = max(found.type.lanes, inside.type.lanes)
-            wide = (b.splat(inside, lanes), b.splat(found, lanes), b.splat(outside, lanes))
-            found = b.select(*wide)
-        b.store(b.splat(found, POINTERS), target, 8)
+            b.loop(b.i64(0), block.tiles, 1, [], one)

@@ -86,28 +86,60 @@ def maximum(b: Builder, value: Operand, top: Operand) -> Operand:
     return b.select(b.compare("fcmp ogt", value, top), value, top)
 
 
+Pairs = Callable[[Builder, Sequence[Operand], Sequence[Operand]], Sequence[Operand]]
+"""Makes of two rows of powers what is stored for both."""
+
+
 def powers(
-    b: Builder, block: Block, scale: float | None, tops: Sequence[Operand]
+    b: Builder,
+    block: Block,
+    scale: float | None,
+    tops: Sequence[Operand],
+    pairs: Pairs | None = None,
 ) -> list[Operand]:
-    """Replace scores by ``2**(score * scale - top)``; returns the sum of each row."""
+    """Replace scores by ``2**(score * scale - top)``; returns the sum of each row.
+
+    With ``pairs`` each two rows become one, an odd last one with zeros.
+    """
     minus = [b.emit(top.type, f"fneg {top}") for top in tops]
 
-    def step(key: Operand, sums: list[Operand]) -> list[Operand]:
-        after: list[Operand] = []
-        for place, less, total in zip(block.at(b, key), minus, sums, strict=True):
+    def power(key: Operand) -> list[Operand]:
+        found: list[Operand] = []
+        for place, less in zip(block.at(b, key), minus, strict=True):
             score = b.load(block.kind, place)
             if scale is None:
                 x = b.binary("fadd", score, less)
             else:
                 x = b.fma(score, constant(block.kind, scale), less)
-            power = power_of_two(b, x)
-            b.store(power, place)
-            after.append(b.binary("fadd", total, power))
-        return after
+            found.append(power_of_two(b, x))
+        return found
+
+    def keep(key: Operand, values: Sequence[Operand]) -> None:
+        for place, value in zip(block.at(b, key), values, strict=True):
+            b.store(value, place)
+
+    def add(sums: Sequence[Operand], values: Sequence[Operand]) -> list[Operand]:
+        return [b.binary("fadd", total, x) for total, x in zip(sums, values, strict=True)]
 
     def two(key: Operand, sums: list[Operand]) -> list[Operand]:
+        first, second = power(key), power(b.add(key, b.i64(1)))
+        if pairs is None:
+            keep(key, first)
+            keep(b.add(key, b.i64(1)), second)
+        else:
+            # The row of a pair is one that has been read.
+            keep(b.binary("lshr", key, b.i64(1)), pairs(b, first, second))
         half = block.vectors
-        return [*step(key, sums[:half]), *step(b.add(key, b.i64(1)), sums[half:])]
+        return [*add(sums[:half], first), *add(sums[half:], second)]
+
+    def step(key: Operand, sums: list[Operand]) -> list[Operand]:
+        last = power(key)
+        if pairs is None:
+            keep(key, last)
+        else:
+            none = [constant(block.kind, 0.0)] * block.vectors
+            keep(b.binary("lshr", key, b.i64(1)), pairs(b, last, none))
+        return add(sums, last)
 
     even = b.binary("and", block.count, b.i64(-2))
     zeros = [constant(block.kind, 0.0)] * block.vectors

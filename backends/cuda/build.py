@@ -47,7 +47,7 @@ def compile_source(source: str, arch: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cu"
         path.write_text(source, encoding="utf-8")
-        command = [nvcc, *FLAGS, f"-arch={arch_name(arch)}", "-cubin", "-Xptxas", "-v"]
+        command = [nvcc, *FLAGS, f"-gencode={target_of(arch)}", "-cubin", "-Xptxas", "-v"]
         log = _run([*command, "-o", str(path.with_suffix(".cubin")), str(path)])
     if SERIAL in log:
         raise InternalError(f"the matmul waits for each of its products: {log}")
@@ -96,7 +96,7 @@ def _bound(library: ctypes.CDLL) -> Callable[..., None]:
 
 def _library(source: Path, arch: int) -> Path:
     nvcc = find_nvcc()
-    command = [nvcc, *FLAGS, f"-arch={arch_name(arch)}", "-shared", "-Xcompiler", "-fPIC"]
+    command = [nvcc, *FLAGS, f"-gencode={target_of(arch)}", "-shared", "-Xcompiler", "-fPIC"]
     key = "\0".join([source.read_text(encoding="utf-8"), *command])
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,6 +123,18 @@ def arch_name(arch: int) -> str:
     ('sm_80', 'sm_90a')
     """
     return f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
+
+
+def target_of(arch: int) -> str:
+    """Return what ``-gencode`` takes: machine code of one architecture, and nothing beside it.
+
+    The short form ``-arch=sm_90a`` adds PTX of 9.0, which has no wgmma, where a host part is linked.
+
+    >>> target_of(90)
+    'arch=compute_90a,code=sm_90a'
+    """
+    name = arch_name(arch)
+    return f"arch={name.replace('sm', 'compute')},code={name}"
 
 
 def find_nvcc() -> str:

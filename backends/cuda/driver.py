@@ -1,4 +1,4 @@
-"""The end of each file: a ``main``, under ``IRC_MAIN``, that runs, checks and times the kernel alone.
+"""The end of each file: a ``main``, under ``IRC_MAIN``, to run, check and time the kernel alone.
 
 It fills the inputs, runs ``launch``, and compares with a plain kernel: one thread a task, every
 value computed where it is needed, no tiles and no lanes. Memory is managed, so that host code can
@@ -85,16 +85,12 @@ def without_contractions(form: Form) -> Form:
         kind = contraction(step)
         cast = [
             Step("pointwise", fresh + i, (value,), kind, True, step.level, (dtype,), "cast")
-            for i, (value, dtype) in enumerate(
-                zip(step.operands, step.operand_dtypes, strict=True)
-            )
+            for i, (value, dtype) in enumerate(zip(step.operands, step.operand_dtypes, strict=True))
         ]
         product = Step(
             "pointwise", fresh + 2, (fresh, fresh + 1), kind, True, step.level, (kind, kind), "mul"
         )
-        total = Step(
-            "reduce", fresh + 3, (fresh + 2,), kind, False, step.level, (kind,), "sum"
-        )
+        total = Step("reduce", fresh + 3, (fresh + 2,), kind, False, step.level, (kind,), "sum")
         wanted = "f32" if step.dtype in ("f16", "bf16") else step.dtype
         result = Step(
             "pointwise", step.result, (fresh + 3,), wanted, False, step.level + 1, (kind,), "cast"

@@ -69,16 +69,16 @@ def emit_kernel(kernel: KernelOp, arch: int | None = None) -> str:
     if parts_of(template) > 1:
         meeting = SumOfParts(form, parts_of(template))
         functions.append(_function(form, meeting, f"{name}_sum", partial="const float"))
-    text, launcher = "\n".join(functions), _launcher(form, template, name)
+    text, launcher, main = "\n".join(functions), _launcher(form, template, name), _main(form)
     return (
         _header(form, template)
         + PRELUDE
-        + helpers_in(text)
+        + helpers_in(text + main)
         + hopper_helpers(text + launcher)
         + "\n"
         + text
         + launcher
-        + _main(form)
+        + main
     )
 
 
@@ -91,7 +91,7 @@ def _main(form: Form) -> str:
     plain = _function(form, Plain(form), "plain", partial="")
     return (
         "\n#ifdef IRC_MAIN\n#include <cmath>\n#include <cstdio>\n#include <cstdlib>\n"
-        f"{helpers_in(plain)}{plain}\n{source}#endif\n"
+        f"{plain}\n{source}#endif\n"
     )
 
 
@@ -162,8 +162,11 @@ def _header(form: Form, template: Template) -> str:
     head = Source("  ")
     kind = type(template).__name__
     head.line(f"// A kernel that irc made from the template {kind}.")
-    head.line("// nvcc -std=c++17 -O3 -fmad=false -arch=sm_90a -shared -Xcompiler -fPIC kernel.cu")
-    head.line("// With -DIRC_MAIN -o kernel instead of the last three it checks and times itself.")
+    code = "arch=compute_90a,code=sm_90a"
+    head.line(
+        f"// nvcc -std=c++17 -O3 -fmad=false -gencode={code} -shared -Xcompiler -fPIC kernel.cu"
+    )
+    head.line("// With -DIRC_MAIN -o kernel instead of -shared it runs, checks and times itself.")
     head.line(f"// space: {_sizes(form.parallel)} tasks, {_sizes(form.reduced)} reduced")
     head.line(f"// mapping: {form.mapping}")
     head.line(f"// refined to threads: {template.mapping}")

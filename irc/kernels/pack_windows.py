@@ -18,6 +18,7 @@ from irc.dialects.task import (
     LoadOp,
     StoreOp,
     ValueType,
+    bound_rows,
 )
 from irc.kernels.pack import COLUMNS, MANY, NARROW, PAIRED, Packed
 
@@ -53,7 +54,7 @@ def _places(kernel: KernelOp, load: LoadOp) -> tuple[list[int], tuple[int, ...],
     """Where an element of a weight lies when it is packed: strides, blocks, elements in all."""
     space, parallel = kernel.space_extents, kernel.num_parallel
     n_dim, k_dim, strides = parallel - 1, len(space) - 1, to_python(load.strides)
-    pair = PAIRED.get(load.value.dtype, 1)
+    pair = PAIRED.get(load.value.dtype, 1) if _has_runs(kernel) else 1
     columns = _columns(space[n_dim])
     placed, step = [0] * len(space), columns * pair
     for d in range(k_dim, parallel - 1, -1):
@@ -67,6 +68,16 @@ def _places(kernel: KernelOp, load: LoadOp) -> tuple[list[int], tuple[int, ...],
             step *= space[d]
     blocks = (n_dim, columns, pair, k_dim, pair, 1) if pair > 1 else (n_dim, columns, 1)
     return placed, blocks, step
+
+
+def _has_runs(kernel: KernelOp) -> bool:
+    """True where the image's channels lie side by side: pairs of them are loaded at once."""
+    contract = next(op for op in kernel.body.ops if isinstance(op, KernelContractOp))
+    image, last = contract.inputs[0].owner, len(kernel.space_extents) - 1
+    assert isinstance(image, LoadOp)
+    rows = () if image.bounds is None else to_python(image.bounds)
+    moves = any(strides[last] for _, _, strides in bound_rows(rows, last + 1))
+    return to_python(image.strides)[last] == 1 and not moves
 
 
 def _columns(n: int) -> int:

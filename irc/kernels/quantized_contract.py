@@ -45,6 +45,9 @@ from irc.kernels.weight_panels import (
 )
 from irc.ops.infer import parse_spec
 
+FEW_ROWS = 8
+"""Rows up to which half floats are converted where the kernel reads them."""
+
 IsFixed: TypeAlias = Callable[[SSAValue], bool]
 
 
@@ -223,9 +226,13 @@ def _weight_only(b: FlowBuilder, product: Product, w: Integers) -> SSAValue | No
     if not group or group % NIBBLES or (not nibbles and w.dtype not in BYTES):
         return None
     right = matrix(b, w, w.q, product.w_order, columns)
+    zero = 0.0 if w.zero is None else literal(w.zero)
+    if w.dtype == "u8" and not nibbles and zero is not None:
+        right, zero = signed(b, right), zero - 128
     rows = prod(product.rows)
-    x = transpose(b, past_exact_cast(product.x), product.x_order)
-    x = b.reshape(x, (rows, depth))
+    # Many rows are read many times: a cast of its own is cheaper than one in each pass.
+    x = past_exact_cast(product.x) if rows <= FEW_ROWS else product.x
+    x = b.reshape(transpose(b, x, product.x_order), (rows, depth))
     panels = nibble_panels(b, right) if nibbles else byte_panels(b, right)
     groups, count = depth // group, shape_of(right)[0]
 
@@ -238,10 +245,10 @@ def _weight_only(b: FlowBuilder, product: Product, w: Integers) -> SSAValue | No
             dense = b.reshape(cut_to(b, apart, 1), (count, groups))
         return scale_panels(b, dense)
 
-    operands, zero = [x, panels, by_group(w.scale)], 0.0 if w.zero is None else literal(w.zero)
+    operands = [x, panels, by_group(w.scale)]
     if zero is None and w.zero is not None:
         operands.append(by_group(w.zero))
-    found = b.op(PackedContractOp, operands, bits=4 if nibbles else 8, zero=float(zero or 0.0))
+    found = b.op(PackedContractOp, operands, bits=4 if nibbles else 8, zero=zero or None)
     return cut_to(b, found, count)
 
 

@@ -22,7 +22,7 @@ CPU_CHUNKS = 32
 """Chunks of a large kernel: enough for 32 threads, and for an even split over a few."""
 CPU_CHUNK_POINTS = 8192
 """Points below which a chunk costs more to hand out than to compute (about 2 us)."""
-PLACES = 256
+PLACES = 512
 """Places of a convolution that a worker computes: their windows and a panel share a cache."""
 CHANNELS = 32
 """Output channels of a worker: a panel of packed weights."""
@@ -111,7 +111,7 @@ def _convolution(tasks: Sequence[int]) -> Schedule:
     """Whole rows of places by a panel of channels: what one image block and one panel meet in.
 
     >>> str(_convolution((1, 56, 56, 128)).mapping)
-    'spatial(1, 14, 1, 4) * repeat(1, 4, 56, 32)'
+    'spatial(1, 7, 1, 4) * repeat(1, 8, 56, 32)'
     """
     *places, channels = tasks
     tile, left = list[int](), PLACES

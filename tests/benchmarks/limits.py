@@ -9,6 +9,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -19,26 +20,37 @@ CHAINS = 12
 LOOPS = 4_000_000
 
 
-def _kernel(lanes: int) -> str:
-    """Return LLVM IR of ``peak(loops, out)``: chains of multiply-adds that stay in registers."""
+def _kernel(lanes: int, dots: bool) -> str:
+    """Return LLVM IR of ``peak(loops, out)``: chains of multiply-adds that stay in registers.
+
+    With ``dots`` they are dot products of pairs of bfloat16, twice the arithmetic.
+    """
     kind, fma = f"<{lanes} x float>", f"@llvm.fma.v{lanes}f32"
+    given, sums = f"{kind}, {kind}, {kind}", "{kind} %a{i}, {kind} %s, {kind} %t"
+    halves = pairs = ""
+    if dots:
+        pairs, fma = f"<{2 * lanes} x bfloat>", "@llvm.x86.avx512bf16.dpbf16ps.512"
+        given, sums = f"{kind}, {pairs}, {pairs}", "{kind} %a{i}, {pairs} %h, {pairs} %h"
+        halves = f"%h = bitcast {kind} %t to {pairs}"
     phis = "\n".join(
         f"  %a{i} = phi {kind} [ zeroinitializer, %entry ], [ %b{i}, %loop ]" for i in range(CHAINS)
     )
     steps = "\n".join(
-        f"  %b{i} = call {kind} {fma}({kind} %a{i}, {kind} %s, {kind} %t)" for i in range(CHAINS)
+        f"  %b{i} = call {kind} {fma}({sums.format(i=i, kind=kind, pairs=pairs)})"
+        for i in range(CHAINS)
     )
     adds = "\n".join(
         f"  %c{i} = fadd {kind} %{'b0' if i == 1 else f'c{i - 1}'}, %b{i}" for i in range(1, CHAINS)
     )
     return f"""
-declare {kind} {fma}({kind}, {kind}, {kind})
+declare {kind} {fma}({given})
 define void @peak(i64 %loops, ptr %out) {{
 entry:
   %x = load float, ptr %out
   %s0 = insertelement {kind} undef, float %x, i32 0
   %s = shufflevector {kind} %s0, {kind} undef, <{lanes} x i32> zeroinitializer
   %t = fadd {kind} %s, %s
+  {halves}
   br label %loop
 loop:
   %i = phi i64 [ 0, %entry ], [ %next, %loop ]
@@ -56,13 +68,16 @@ done:
 """
 
 
-def peak_flops(threads: int) -> float:
-    """Return float32 operations a second that some threads reach together, in registers."""
+def peak_flops(threads: int, dtype: str = "f32") -> float:
+    """Return operations a second that some threads reach together, in registers.
+
+    Of bfloat16 they are dot products of pairs where the machine has them, else those of float32.
+    """
     from irc.backends.cpu.features import host
     from irc.backends.cpu.jit import compile_module
 
-    lanes = host().float_lanes
-    address = compile_module(_kernel(lanes), "peak")
+    lanes, dots = host().float_lanes, dtype == "bf16" and host().dot_bf16
+    address = compile_module(_kernel(lanes, dots), "peak")
     run = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(ctypes.c_float))(address)
 
     def once() -> float:
@@ -77,7 +92,7 @@ def peak_flops(threads: int) -> float:
             worker.join()
         return time.perf_counter() - start
 
-    return threads * LOOPS * CHAINS * lanes * 2 / min(once() for _ in range(5))
+    return threads * LOOPS * CHAINS * lanes * (4 if dots else 2) / min(once() for _ in range(5))
 
 
 def bandwidth(threads: int) -> tuple[float, float]:
@@ -101,10 +116,11 @@ def bandwidth(threads: int) -> tuple[float, float]:
 def work_of(module: Any, inputs: tuple[Any, ...]) -> dict[str, float]:
     """Return the arithmetic of a call, and the bytes that it cannot but read or write.
 
-    These are the weights, the inputs and the results; what lies between could stay in caches.
+    These are the weights (of a table that is only looked up in, the rows that are read), the inputs
+    and the results; what lies between could stay in caches.
     """
     import irc
-    from irc.dialects.builder import functions
+    from irc.dialects.builder import arguments, entry, functions
     from irc.dialects.flow import FlowOp
     from irc.ops.work import flops
     from irc.search.facts import call_counts
@@ -118,7 +134,21 @@ def work_of(module: Any, inputs: tuple[Any, ...]) -> dict[str, float]:
         for op in func.body.block.ops
         if isinstance(op, FlowOp)
     )
-    given = sum(x.nbytes for x in (*captured.program.tensors.values(), *inputs))
+    given = sum(x.nbytes for x in inputs)
+    for _, name, value in arguments(entry(captured.program.module)):
+        weight = captured.program.tensors.get(name)
+        if weight is not None:
+            rows = [_rows_read(use.operation, use.index, weight) for use in value.uses]
+            given += min(weight.nbytes, sum(rows))
     results = module(*inputs)
     made = sum(x.nbytes for x in (results if isinstance(results, tuple) else (results,)))
     return {"flops": float(total), "bytes": float(given + made)}
+
+
+def _rows_read(op: Any, operand: int, weight: Any) -> int:
+    """Return the bytes of a weight that one of its readers looks at."""
+    if op.name != "flow.take" or operand != 0:
+        return weight.nbytes
+    from irc.dialects.flow import tensor
+
+    return prod(tensor(op.results[0]).static_shape()) * weight.element_size()

@@ -145,7 +145,7 @@ def _verdict(rows: dict[str, dict[str, float]]) -> int:
     geomean = exp(sum(log(row["speed"]) for row in rows.values()) / max(len(rows), 1))
     print(
         f"micro: {len(rows) - len(short)} of {len(rows)} rows reach {TARGET:.0%} of their bound,"
-        f" {len(short) - sum(not r['known'] for r in short.values())} fall short for a known reason,"
+        f" {sum(bool(row['known']) for row in short.values())} fall short for a known reason,"
         f" geometric mean {geomean:.2f} of the best peer: "
         + (f"MISSED {'; '.join(missed)}" if missed else "all met")
     )

@@ -127,9 +127,10 @@ def _stored_in_order(
         stored = value.permute(order)
         if value.is_contiguous() or not stored.is_contiguous():
             continue
-        graph = node.graph
-        with graph.inserting_before(next(n for n in graph.nodes if n.op == "output")):
+        graph, (output,) = node.graph, (n for n in node.graph.nodes if n.op == "output")
+        with graph.inserting_before(output):
             turned = graph.call_function(torch.ops.aten.permute.default, (node, [*order]))
+        output.args = ((output.args[0], turned),)  # what nobody reads is not translated
         turned.meta.update(node.meta, val=stored)
         computed[position] = turned
         orders[position] = tuple(order.index(dim) for dim in range(value.ndim))

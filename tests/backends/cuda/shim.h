@@ -188,6 +188,12 @@ static int cudaFreeAsync(void* memory, cudaStream_t) {
   std::free(memory);
   return 0;
 }
+static int cudaMallocManaged(void** found, size_t bytes) { return cudaMallocAsync(found, bytes, nullptr); }
+static int cudaDeviceSynchronize() { return shim::error; }
+using cudaEvent_t = double;
+static void cudaEventCreate(cudaEvent_t*) {}
+static void cudaEventRecord(cudaEvent_t&, cudaStream_t) {}
+static void cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) { *milliseconds = 0; }
 static void __syncthreads() { shim::wait(shim::AT_BLOCK); }
 static void __syncwarp() { shim::wait(shim::AT_WARP); }
 template <typename T> static T __shfl_xor_sync(unsigned, T value, int distance) {

@@ -105,18 +105,17 @@ def quantized(
         ``(q - zeros) * scales`` is near the weights; all-zero groups have scale 1.
     """
     most, middle = (1 << bits) - 1, 1 << (bits - 1)
+    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
     if symmetric:
-        scales = groups.abs().amax(-1) / (middle - 0.5)
-        zeros = torch.full_like(scales, middle)
-    else:
-        low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
-        scales = (high - low) / most
+        high = torch.maximum(-low, high)
+        low = -high
+    scales = (high - low) / most
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+    zeros = torch.full_like(scales, middle)
     if not symmetric:
-        zeros = (-low / scales).round().clamp(0, most)  # pyright: ignore[reportPossiblyUnboundVariable]
-    q = (groups / scales[..., None]).round() + zeros[..., None]  # pyright: ignore[reportPossiblyUnboundVariable]
-    q = q.clamp(0, most).to(torch.uint8)
-    return q, scales, None if symmetric else zeros  # pyright: ignore[reportPossiblyUnboundVariable]
+        zeros = (-low / scales).round().clamp(0, most)
+    q = (groups / scales[..., None]).round() + zeros[..., None]
+    return q.clamp(0, most).to(torch.uint8), scales, None if symmetric else zeros
 
 
 def quantize(
