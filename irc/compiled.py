@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -90,6 +90,10 @@ class Dispatcher:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the version whose guards the call meets; compile one where there is none."""
+        if not kwargs:
+            for version in self.versions:
+                if version.accepts is not None and version.accepts(args):
+                    return version.run(args)
         if torch.is_grad_enabled() and self._wants_gradients(args, kwargs):
             return self._with_gradients(args, kwargs)
         version, _ = self._find(args, kwargs)
@@ -197,14 +201,22 @@ _DISPATCHERS: WeakKeyDictionary[nn.Module, Dispatcher] = WeakKeyDictionary()
 def compiled_class(cls: C, options: Options) -> C:
     """Return a subclass whose forward is compiled."""
 
+    # Looking a module up in a weak dictionary costs as much as all guards of a small one.
+    recent: tuple[Callable[[], nn.Module | None], Dispatcher] | None = None
+
     @wraps(cls.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal recent
         # Inside another capture this module is part of what is captured.
         if _is_traced():
             return cls.forward(self, *args, **kwargs)
+        known = recent
+        if known is not None and known[0]() is self:
+            return known[1](args, kwargs)
         dispatcher = _DISPATCHERS.get(self)
         if dispatcher is None:
             dispatcher = _DISPATCHERS[self] = Dispatcher(_as(cls, self), options)
+        recent = (ref(self), dispatcher)
         return dispatcher(args, kwargs)
 
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}

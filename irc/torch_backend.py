@@ -26,7 +26,7 @@ from irc.frontends.torch.graphs import (
     FlatProgram,
     flat_program,
     pre_dispatch,
-    shares_memory,
+    returns_inputs,
     source_name,
 )
 from irc.frontends.torch.table import row_of
@@ -83,7 +83,7 @@ def _static(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Flat:
     ):
         return _through_aot(gm, inputs, options)
     traced = pre_dispatch(gm, _fakes(gm, inputs))
-    if traced is None or shares_memory(traced):
+    if traced is None or returns_inputs(traced):
         return _through_aot(gm, inputs, options)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     held = {
@@ -167,7 +167,7 @@ class _Compiled:
         self._executors: OrderedDict[tuple[int, ...], Callable[..., Any]] = OrderedDict()
         self._lock = threading.Lock()
         bound = tuple(self._tensors[name].data_ptr() for name, _ in self._held)
-        if any(kind in ("result", "permuted") for kind, _ in program.results):
+        if any(kind in ("result", "view") for kind, _ in program.results):
             self._plan = make_plan(program.assembly.program, options, keep_ir=False)
             executor: Callable[..., Any] = Executor(self._plan, self._tensors)
         else:
@@ -207,8 +207,8 @@ def _shown(kind: str, value: Any, found: Sequence[torch.Tensor], args: Sequence[
     match kind:
         case "result":
             return found[value]
-        case "permuted":
-            return found[value[0]].permute(value[1])
+        case "view":
+            return found[value[0]].as_strided(*value[1:])
         case "argument":
             return args[value]
         case _:

@@ -31,6 +31,8 @@ class Version:
     Attributes:
         layout: how inputs and results lie.
         rank: of this process.
+        accepts: a quick check of positional arguments, after which :meth:`run` may be called; None
+            where calls have to go the whole way.
     """
 
     def __init__(self, captured: Captured, executor: Executor) -> None:
@@ -40,13 +42,19 @@ class Version:
         self._mesh, self.rank = plan.device_mesh, executor.rank
         self.layout = Layout(plan, captured.cached_inputs)
         self._has_caches = bool(captured.cached_inputs) or any(p.spec for p in captured.parts)
-        self._is_direct = _is_direct(captured, plan) and not self.layout.written
+        direct = _is_direct(captured, plan) and not self.layout.written
+        self.accepts = captured.guards.quick() if direct else None
         self._is_single = captured.out_spec.is_leaf()
 
     @property
     def plan(self) -> Plan:
         """What is run."""
         return self._executor.plan
+
+    def run(self, args: Sequence[torch.Tensor]) -> Any:
+        """Run on arguments that were accepted: they are the plan's inputs."""
+        results = self._executor.run(args)
+        return results[0] if self._is_single else results
 
     def refresh(self) -> None:
         """See writes to weights that torch does not count."""
@@ -68,9 +76,6 @@ class Version:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run on arguments that meet the guards."""
-        if self._is_direct and not kwargs:
-            results = self._executor.run([a if a.is_contiguous() else a.contiguous() for a in args])
-            return results[0] if self._is_single else results
         captured = self._captured
         named = dict(kwargs)
         inputs = captured.flatten(args, named)

@@ -38,8 +38,7 @@ class LanesWriter(AttentionWriter):
         self.vectors = plan.block // plan.lanes
         registers = 24 if plan.features.registers == 32 else 12
         self.tile = min(max(1, registers // self.vectors), form.keys)
-        count = -(-form.width // max(1, registers // self.vectors))
-        self.columns = -(-form.width // count)
+        self.columns = _columns(form.width, max(1, registers // self.vectors))
         self.pairs = suits_pairs(plan)
         self.copied = {
             role: not self.pairs and _is_copied(self.place(role)) for role in ("k", "v")
@@ -299,6 +298,18 @@ class LanesWriter(AttentionWriter):
         b.loop(b.i64(0), b.i64(whole), self.columns, [], lambda i, _: tile(i, self.columns))
         if whole < form.width:
             tile(b.i64(whole), form.width - whole)
+
+
+def _columns(width: int, most: int) -> int:
+    """Return how many features are accumulated at once: a divisor near the most, or even shares.
+
+    >>> _columns(64, 12), _columns(40, 12), _columns(19, 12)
+    (8, 10, 10)
+    """
+    for columns in range(min(most, width), most * 2 // 3 - 1, -1):
+        if width % columns == 0:
+            return columns
+    return -(-width // -(-width // most))
 
 
 def _is_copied(place: Place) -> bool:

@@ -16,7 +16,7 @@ from irc.backends.cpu.storage import MEMORY, unpack
 from irc.backends.cpu.tile import LINE, prefetch
 
 UNROLL = 2
-AHEAD = 1024
+AHEAD = 512
 """Elements of a panel that are asked for ahead of their use, where one tile reads it."""
 
 Parts: TypeAlias = list[Operand]

@@ -15,6 +15,7 @@ from irc.backends.cpu.attention_write import write_attention
 from irc.backends.cpu.builder import Builder, Operand
 from irc.backends.cpu.convolution import read_windows
 from irc.backends.cpu.convolution_writer import ConvolutionWriter
+from irc.backends.cpu.crossed import CrossedWriter, find_crossing
 from irc.backends.cpu.features import Features, host
 from irc.backends.cpu.nest import Nest, analyse, read, simplify
 from irc.backends.cpu.packed import PackedWriter
@@ -104,6 +105,9 @@ def write_rows(
     """Write a kernel by the rows template; returns scratch bytes, parallel, the template's name."""
     facts = analyse(nest)
     schedule = make_schedule(nest, facts, workers, features)
+    if (crossing := find_crossing(nest, schedule)) is not None:
+        CrossedWriter(b, nest, facts, crossing, buffers).write(workers)
+        return crossing.scratch_bytes, schedule.parallel or workers > 1, "crossed"
     RowsWriter(b, nest, facts, schedule, buffers).write()
     return schedule.scratch_bytes, schedule.parallel, "rows"
 

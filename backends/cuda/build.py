@@ -126,9 +126,9 @@ def arch_name(arch: int) -> str:
 
 
 def target_of(arch: int) -> str:
-    """Return what ``-gencode`` takes: machine code of one architecture, and nothing beside it.
+    """Return what ``-gencode`` takes: machine code of one architecture alone.
 
-    The short form ``-arch=sm_90a`` adds PTX of 9.0, which has no wgmma, where a host part is linked.
+    The short form ``-arch=sm_90a`` adds PTX of 9.0, which has no wgmma, to what it links.
 
     >>> target_of(90)
     'arch=compute_90a,code=sm_90a'

@@ -82,13 +82,22 @@ def packed_convolution(
     order = (0, 1, 2, 3)
     if zero_x is None or zero_w != (128 if w.dtype == "u8" else 0) or x.scale is None:
         return None
-    if not is_single(x.scale) or w.period(w.scale, order, 1) != whole or x.chain:
+    if not is_single(x.scale) or w.period(w.scale, order, 1) != whole:
         return None
     shift = 128 if x.dtype == "i8" else 0
-    image = unsigned(b, images.of(b, x.q))
+    image = unsigned(b, _image(b, x, images))
     weight = transpose(b, signed(b, w.spread(b, w.q)), LAST)
     found = _sums(b, op, image, weight, zero_x + shift)
     return _scaled(b, op, found, x, w)
+
+
+def _image(b: FlowBuilder, x: Integers, images: ChannelsLast) -> SSAValue:
+    """The integers of x, channels last."""
+    if not x.chain:
+        return images.of(b, x.q)
+    if [op.plain.get("perm") for op in x.chain] == [FIRST]:
+        return x.q
+    return transpose(b, x.spread(b, x.q), LAST)
 
 
 def _zero(side: Integers) -> int | None:

@@ -73,9 +73,7 @@ class FlowMeaning:
     def concat(self, xs: Sequence[SSAValue], dim: int) -> SSAValue:
         return self.b.op(flow.ConcatOp, list(xs), dim=dim)
 
-    def pad(
-        self, x: SSAValue, low: Sequence[int], high: Sequence[int], value: float
-    ) -> SSAValue:
+    def pad(self, x: SSAValue, low: Sequence[int], high: Sequence[int], value: float) -> SSAValue:
         return self.b.op(flow.PadOp, [x], low=tuple(low), high=tuple(high), value=float(value))
 
     def take(self, table: SSAValue, index: SSAValue, dim: int) -> SSAValue:

@@ -99,7 +99,9 @@ class BoundMeaning:
             low, high = ((x.value + s * x.error).trunc() for s in (-1, 1))
             limit = torch.iinfo(DTYPES[dtype])
             inside = (low >= limit.min) & (high <= min(limit.max, 2**53))
-            whole = torch.nan_to_num(x.value, nan=0.0, posinf=0.0, neginf=0.0).clamp(-(2**53), 2**53)
+            whole = torch.nan_to_num(x.value, nan=0.0, posinf=0.0, neginf=0.0).clamp(
+                -(2**53), 2**53
+            )
             return settled(whole.to(DTYPES[dtype]), dtype, (low == high) & inside)
         return settled(x.value.to(DTYPES[dtype]), dtype, ~x.unknown)
 

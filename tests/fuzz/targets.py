@@ -40,7 +40,9 @@ def on_features(features: Features | None, change: Callable[[str], str] = str) -
         ) -> list[Segment]:
             texts = [change(emit(kernel, features or host())) for kernel in kernels]
             return [
-                load_segment(texts, [KernelCall(c.kernel, c.args) for c in calls], threads, features)
+                load_segment(
+                    texts, [KernelCall(c.kernel, c.args) for c in calls], threads, features
+                )
                 for calls in segments
             ]
 

@@ -114,9 +114,7 @@ def test_every_half_is_stored_to_nearest_even(
     up = torch.nextafter(near, torch.tensor(INF))
     middle = (near + (near * (1 + torch.finfo(dtype).eps)).to(dtype).float()) / 2
     x = torch.cat([near, up, middle, torch.nextafter(middle, torch.tensor(INF))])
-    found = run(
-        [("v0", "cast", ("x0",), {"dtype": NAMES[dtype]})], x, features=features
-    )
+    found = run([("v0", "cast", ("x0",), {"dtype": NAMES[dtype]})], x, features=features)
     assert torch.equal(found.view(torch.int16), x.to(dtype).view(torch.int16))
 
 
@@ -148,7 +146,19 @@ BINARY = [
 FLOATING = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
 
 
-def agree(found: torch.Tensor, wanted: torch.Tensor) -> None:
+def meant(fn: str, *inputs: torch.Tensor) -> torch.Tensor:
+    """Return what torch gives in float64, rounded once: its own vector code has slips of its own.
+
+    (fmod of float32 by a denormal, erf of a bfloat16 denormal, gelu of the largest floats.)
+    """
+    names = [f"x{i}" for i in range(len(inputs))]
+    text = OPS[fn].statement("r", names, {}).removeprefix("r = ")
+    wide = {name: x.double() for name, x in zip(names, inputs, strict=True)}
+    found = eval(text, {"torch": torch, "F": torch.nn.functional, **wide})
+    return found.to(inputs[0].dtype) if found.is_floating_point() else found
+
+
+def agree(found: torch.Tensor, wanted: torch.Tensor, ulps: float = 8.0) -> None:
     """Equal up to rounding; NaN where NaN, infinities and signs of zero exactly."""
     assert found.dtype == wanted.dtype
     if not wanted.is_floating_point():
@@ -156,7 +166,7 @@ def agree(found: torch.Tensor, wanted: torch.Tensor) -> None:
         return
     one, two = found.double(), wanted.double()
     eps = torch.finfo(found.dtype).eps
-    torch.testing.assert_close(one, two, rtol=8 * eps, atol=1e-44, equal_nan=True)
+    torch.testing.assert_close(one, two, rtol=ulps * eps, atol=1e-44, equal_nan=True)
     zero = two == 0
     assert torch.equal(torch.signbit(one[zero]), torch.signbit(two[zero]))
 
@@ -165,31 +175,20 @@ def agree(found: torch.Tensor, wanted: torch.Tensor) -> None:
 @pytest.mark.parametrize("fn", UNARY)
 def test_special_values_of_one_operand(fn: str, dtype: torch.dtype) -> None:
     x = torch.tensor(SPECIAL * 3).to(dtype)
-    node = Node("v0", fn, ("x0",))
-    wanted = eval(OPS[fn].statement("r", ("x0",), {}).removeprefix("r = "),
-                  {"torch": torch, "F": torch.nn.functional, "x0": x})  # fmt: skip
-    found = run([(node.name, fn, ("x0",), {})], x)
-    if fn in ("gelu", "gelu_tanh", "silu"):
-        # Torch gives NaN at minus infinity, where the limit is 0: see the next test.
-        at = ~torch.isneginf(x)
-        found, wanted = found[at], wanted[at]
-    agree(found, wanted)
-
-
-@pytest.mark.parametrize("fn", ["gelu", "gelu_tanh", "silu"])
-def test_activations_at_minus_infinity_are_nan_or_zero(fn: str) -> None:
-    found = run([("v0", fn, ("x0",), {})], torch.tensor([-INF] * 17))
-    assert bool((found.isnan() | (found == 0)).all())
+    # Torch's own gelu of float64 cancels: the two differ by its error.
+    agree(run([("v0", fn, ("x0",), {})], x), meant(fn, x), 64.0 if "gelu" in fn else 8.0)
 
 
 @FLOATING
 @pytest.mark.parametrize("fn", BINARY)
 def test_special_values_of_two_operands(fn: str, dtype: torch.dtype) -> None:
     values = torch.tensor(SPECIAL).to(dtype)
-    x = values.repeat_interleave(len(values))
-    y = values.repeat(len(values))
-    wanted = eval(OPS[fn].statement("r", ("x0", "x1"), {}).removeprefix("r = "),
-                  {"torch": torch, "x0": x, "x1": y})  # fmt: skip
+    x, y = values.repeat_interleave(len(values)), values.repeat(len(values))
+    if fn == "floor_div":
+        # A quotient beyond 2**24 is rounded in the dtype itself.
+        wanted = torch.floor_divide(x, y)
+    else:
+        wanted = meant(fn, x, y)
     agree(run([("v0", fn, ("x0", "x1"), {})], x, y), wanted)
 
 
@@ -227,9 +226,7 @@ def test_denormals_are_kept(dtype: torch.dtype, features: Features | None) -> No
     assert total.double().item() == pytest.approx(36 * 37 / 2 * least)
     a, one = x[1:].reshape(9, 4), torch.ones(4, 9, dtype=dtype)
     product = run([("v0", "matmul", ("x0", "x1"), {})], a, one, features=features)
-    torch.testing.assert_close(
-        product.double(), a.double() @ one.double(), rtol=0, atol=least / 2
-    )
+    torch.testing.assert_close(product.double(), a.double() @ one.double(), rtol=0, atol=least / 2)
 
 
 # the same bits each time

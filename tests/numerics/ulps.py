@@ -77,9 +77,7 @@ def _ordinal(x: np.float32) -> int:
 def error_of_singles(name: str, x: torch.Tensor, found: torch.Tensor) -> Error:
     """Compare float32 results with float64 (whose own error is below 1e-8 ulp of float32)."""
     exact = WIDE[name](x.double())
-    ulp = torch.ldexp(
-        torch.ones_like(exact), (torch.frexp(exact).exponent - 24).clamp_min(-149)
-    )
+    ulp = torch.ldexp(torch.ones_like(exact), (torch.frexp(exact).exponent - 24).clamp_min(-149))
     apart = (found.double() - exact).abs() / ulp
     apart = torch.where(found.double() == exact, 0.0, apart)
     # Beyond the largest number infinity is right.

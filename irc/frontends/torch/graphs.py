@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +31,8 @@ class FlatProgram:
         inputs: positions of the graph's arguments that are inputs of the program, in its order.
         held: positions of those that are its parameters, by name.
         results: per output of the graph where it comes from: ``("result", i)`` of the program,
-            ``("permuted", (i, dims))`` a view of one with its dims in that order, ``("argument",
-            i)`` of the call itself, ``("constant", value)``.
+            ``("view", (i, shape, strides, offset))`` of one's memory, ``("argument", i)`` of the
+            call itself, ``("constant", value)``.
     """
 
     assembly: Assembly
@@ -70,7 +71,7 @@ def flat_program(
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     flat, _ = torch.utils._pytree.tree_flatten(output.args[0])
     results, computed = _results(flat, placeholders)
-    results = _stored_in_order(results, computed, visible)
+    results, computed = _as_in_eager(results, computed, visible)
     named = [(node, Result("output", f"output{i}")) for i, node in enumerate(computed)]
     assembly = assemble(module, arguments, named, SizeNames({}), source=source)
     used = {a.name for a in arguments.values()}
@@ -110,53 +111,84 @@ def _results(
     return tuple(results), computed
 
 
-def _stored_in_order(
+def _as_in_eager(
     results: tuple[tuple[str, Any], ...], computed: list[Node], visible: int | None
-) -> tuple[tuple[str, Any], ...]:
-    """Let results whose dims lie in another order be computed in that, and shown as they are.
+) -> tuple[tuple[tuple[str, Any], ...], list[Node]]:
+    """Let results lie in memory as the graph's: dims in the same order, views of one tensor.
 
-    Programs give contiguous tensors, and callers read strides: Dynamo has told them some.
+    Programs give contiguous tensors of their own. Callers read strides, of which Dynamo has told
+    them, and may write to an output of which another is a view.
+
+    Returns:
+        the results, and the nodes that the program is to compute for them.
     """
-    orders: dict[int, tuple[int, ...]] = {}
-    for kind, position in results[:visible]:
-        if kind != "result" or position in orders:
+    places = Counter(_storage(node) for node in computed)
+    sources: dict[Node, Node] = {}
+    made: list[tuple[str, Any]] = []
+    for index, (kind, position) in enumerate(results):
+        if kind != "result":
+            made.append((kind, position))
             continue
         node = computed[position]
+        if visible is None or index < visible:
+            source = _base(node) if places[_storage(node)] > 1 else _turned(node, sources)
+        else:
+            source = node
+        sources.setdefault(node, source)
         value = node.meta["val"]
-        order = tuple(sorted(range(value.ndim), key=lambda dim: -value.stride(dim)))
-        stored = value.permute(order)
-        if value.is_contiguous() or not stored.is_contiguous():
-            continue
-        graph, (output,) = node.graph, (n for n in node.graph.nodes if n.op == "output")
-        with graph.inserting_before(output):
-            turned = graph.call_function(torch.ops.aten.permute.default, (node, [*order]))
-        output.args = ((output.args[0], turned),)  # what nobody reads is not translated
-        turned.meta.update(node.meta, val=stored)
-        computed[position] = turned
-        orders[position] = tuple(order.index(dim) for dim in range(value.ndim))
-    return tuple(
-        ("permuted", (value, orders[value])) if kind == "result" and value in orders
+        view = (tuple(value.shape), value.stride(), value.storage_offset())
+        made.append(("result", source) if source is node else ("view", (source, *view)))
+    wanted = [v if kind == "result" else v[0] for kind, v in made if kind in ("result", "view")]
+    order = {node: i for i, node in enumerate(dict.fromkeys(wanted))}
+    numbered = tuple(
+        (kind, order[value]) if kind == "result"
+        else (kind, (order[value[0]], *value[1:])) if kind == "view"
         else (kind, value)
-        for kind, value in results
+        for kind, value in made
     )  # fmt: skip
+    return numbered, list(order)
 
 
-def shares_memory(module: GraphModule) -> bool:
-    """True for a graph whose caller could see a write to one output in another, or in an input."""
-    seen = {
-        id_of
-        for node in module.graph.nodes
-        if node.op == "placeholder" and (id_of := _storage(node)) is not None
-    }
+def _base(node: Node) -> Node:
+    """Return the node whose tensor is all of the memory that a node's lies in; itself if none."""
+    storage, value = _storage(node), node.meta["val"]
+    for other in node.graph.nodes:
+        whole = other.meta.get("val") if other.op == "call_function" else None
+        if (
+            isinstance(whole, torch.Tensor)
+            and _storage(other) == storage
+            and whole.dtype == value.dtype
+            and whole.is_contiguous()
+            and whole.untyped_storage().nbytes() == whole.numel() * whole.itemsize
+        ):
+            return other
+    return node
+
+
+def _turned(node: Node, known: dict[Node, Node]) -> Node:
+    """Return a node with the dims in the order in which a node's lie in memory; itself if so."""
+    if node in known:
+        return known[node]
+    value = node.meta["val"]
+    order = sorted(range(value.ndim), key=lambda dim: -value.stride(dim))
+    stored = value.permute(order)
+    if value.is_contiguous() or not stored.is_contiguous() or value.storage_offset():
+        return node
+    graph, (output,) = node.graph, (n for n in node.graph.nodes if n.op == "output")
+    with graph.inserting_before(output):
+        turned = graph.call_function(torch.ops.aten.permute.default, (node, order))
+    turned.meta.update(node.meta, val=stored)
+    output.args = ((output.args[0], turned),)  # what nobody reads is not translated
+    return turned
+
+
+def returns_inputs(module: GraphModule) -> bool:
+    """True for a graph of which an output is a view of an input: a write to one changes both."""
+    own = {_storage(node) for node in module.graph.nodes if node.op == "placeholder"} - {None}
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     flat, _ = torch.utils._pytree.tree_flatten(output.args[0])
-    # One node twice is one tensor twice; a placeholder is given back as it came.
-    for node in dict.fromkeys(n for n in flat if isinstance(n, Node) and n.op != "placeholder"):
-        storage = _storage(node)
-        if storage is not None and storage in seen:
-            return True
-        seen.add(storage)
-    return False
+    given = [node for node in flat if isinstance(node, Node) and node.op != "placeholder"]
+    return any(_storage(node) in own for node in given)
 
 
 def _storage(node: Node) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from operator import is_
@@ -120,6 +120,44 @@ class Guards:
         if [each.data_ptr() for each in self.tensors] != self.pointers:
             return self._memory()
         return self._arguments(args, kwargs or {})
+
+    def quick(self) -> Callable[[Sequence[Any]], bool] | None:
+        """Return a check of positional arguments, None where they are not all plain tensors.
+
+        What it accepts, :meth:`check` accepts; it may refuse more (subclasses, sizes left open,
+        autocast, gradients recorded while the module holds tensors).
+        """
+        fixed = all(isinstance(size, int) for leaf in self.leaves for size in leaf.shape)
+        if not self.flat or not fixed or (self.grad and self.tensors) or self.autocast[0]:
+            return None
+        wanted = [(torch.Size(x.shape), x.dtype, x.requires_grad) for x in self.leaves]  # type: ignore[arg-type]
+        if any(leaf.device != torch.device("cpu") for leaf in self.leaves):
+            return None
+        count, grad, plain = len(wanted), self.grad, torch.Tensor
+        is_grad, is_autocast, get = torch.is_grad_enabled, torch.is_autocast_enabled, dict.get
+        slots, values, held_slots, held = self.slots, self.values, self.held_slots, self.held
+        tensors, pointers = self.tensors, self.pointers
+
+        def accepts(args: Sequence[Any]) -> bool:
+            if len(args) != count or is_grad() is not grad or is_autocast("cpu"):
+                return False
+            for given, (shape, dtype, requires_grad) in zip(args, wanted, strict=True):
+                if (
+                    type(given) is not plain
+                    or given.dtype is not dtype
+                    or given.shape != shape
+                    or not given.is_cpu
+                    or given.requires_grad is not requires_grad
+                    or not given.is_contiguous()
+                ):
+                    return False
+            return (
+                not held
+                or all(map(is_, starmap(get, held_slots), held))
+                and [each.data_ptr() for each in tensors] == pointers
+            ) and (not slots or tuple(starmap(get, slots)) == values)
+
+        return accepts
 
     def resized(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -89,8 +89,8 @@ def test_a_missing_file_is_a_user_error(tmp_path: Path) -> None:
 def test_kernel_compiles(kernel: KernelOp, arch: int) -> None:
     report = compile_for(kernel, arch)
     assert report.spill_bytes == 0
-    # What a kernel may declare without asking for more.
-    assert report.shared_bytes <= 48 * 1024
+    # What a block may ask for.
+    assert report.shared_bytes <= (227 if arch == 90 else 163) * 1024
 
 
 @needs_nvcc
