@@ -25,6 +25,7 @@ from irc.frontends.torch.in_place import in_place
 from irc.pipeline import Options, make_plan
 from irc.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.runtime.executor import Executor
+from irc.runtime.shared_memory import apart
 from irc.runtime.prepared import Store
 from irc.version import Version, gathered, placements_for
 
@@ -105,6 +106,9 @@ class Dispatcher:
                     version = self._add(args, kwargs, reason)
             if version is None:
                 return self._eager(args, kwargs, reason)
+        if (shared := version.shared(args, kwargs)) is not None:
+            self._recompiles.add_shared(shared)
+            return self.original(*args, **kwargs)
         return version(args, kwargs)
 
     @property
@@ -139,7 +143,7 @@ class Dispatcher:
     def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
         if self.options.mesh.num_ranks > 1:
             return self._compile_for_ranks(args, kwargs)
-        captured = in_place(capture(self.original, tuple(args), dict(kwargs)))
+        captured = in_place(capture(self.original, *apart((tuple(args), dict(kwargs)))))
         plan = make_plan(captured.program, self.options, keep_ir=False)
         return Version(captured, Executor(plan, captured.program.tensors, store=self._store))
 

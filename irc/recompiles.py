@@ -31,7 +31,8 @@ class Statistics:
     Attributes:
         compilations: versions compiled.
         reasons: why each but the first was.
-        eager_calls: calls that ran uncompiled, because there were too many versions.
+        eager_calls: calls that ran uncompiled: there were too many versions, or what the call writes
+            to shares memory with another argument.
     """
 
     compilations: int
@@ -50,6 +51,7 @@ class Recompiles:
 
     reasons: list[str] = field(default_factory=list[str])
     eager_calls: int = 0
+    _has_shared: bool = False
     _sizes: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
 
     def add(self, reason: str, resized: tuple[str, int, int, int] | None) -> None:
@@ -79,6 +81,18 @@ class Recompiles:
                 f"calls that none of {len(self.reasons) + 1} versions fits run eagerly from now on",
                 reason or "",
                 AVOID,
+            )
+
+
+    def add_shared(self, reason: str) -> None:
+        """Note a call that runs uncompiled because arguments share memory; warn of the first one."""
+        self.eager_calls += 1
+        if not self._has_shared:
+            self._has_shared = True
+            _warn(
+                "a call whose arguments share memory runs eagerly, now and whenever they do",
+                reason,
+                "give a copy: tensor.clone()",
             )
 
 

@@ -15,6 +15,7 @@ from irc.frontends.torch.capture import Captured
 from irc.plan.schema import Copy, Library, Plan, placement_of
 from irc.runtime import held
 from irc.runtime.executor import Executor
+from irc.runtime.shared_memory import clash
 
 
 class Version:
@@ -67,6 +68,19 @@ class Version:
             given = self._captured.flatten(args, dict(kwargs))
             reason = self.layout.mismatch(given, self._mesh)
         return reason
+
+    def shared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """Say which input the call writes to while another lies over it; None where none does.
+
+        The program was traced for inputs that are apart: what one op writes, no other one reads.
+        """
+        if not self.layout.written or self._mesh.num_ranks > 1:
+            return None
+        found = clash(self._captured.flatten(args, dict(kwargs)), self.layout.written)
+        if found is None:
+            return None
+        one, other = (self.layout.names[i] for i in found)
+        return f"'{one}' is written to and shares memory with '{other}'"
 
     def resized(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -15,6 +15,7 @@ from xdsl.passes import ModulePass
 from irc.constraints.fusion import FusionStatement, named_ops, parse_fusion
 from irc.constraints.pins import constraint_text
 from irc.dialects.flow import FlowOp, FusionOp, IotaOp, YieldOp, id_of, loc_of
+from irc.kernels.gathers import move_gathers
 from irc.kernels.groups import Grouping
 from irc.kernels.holds import (
     FREE_OPS,
@@ -102,6 +103,7 @@ class FusePass(ModulePass):
         funcs = [f for f in op.body.block.ops if isinstance(f, FuncOp) and not f.is_declaration]
         for func in funcs:
             require_static(func)
+            move_gathers(func.body.block)
             _drop_dead(func.body.block)
             _part_iotas(func.body.block)
         text, source = constraint_text(self.pins)

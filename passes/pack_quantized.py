@@ -137,12 +137,25 @@ class _Rewrite:
                 return None if image is None else self.images.turn(b, image)
             case PointwiseOp() if any(value in self.integers for value in op.inputs):
                 self._reciprocal(b, op)
+                self._narrowing(b, op)
                 found = self.images.pointwise(b, op)
                 if found is None:
                     self.integers.add(op.outputs[0])
                 return found
             case _:
                 return None
+
+    def _narrowing(self, b: FlowBuilder, op: PointwiseOp) -> None:
+        """Clamped floats become bytes by way of i32, which vectors convert at once."""
+        clamp = op.inputs[0].owner
+        if op.plain["fn"] != "cast" or tensor(op.outputs[0]).dtype != "u8":
+            return
+        if isinstance(clamp, PointwiseOp) and clamp.plain["fn"] in ("minimum", "maximum"):
+            wide = b.cast(op.inputs[0], "i32")
+            assert isinstance(wide.owner, PointwiseOp)
+            wide = self.images.pointwise(b, wide.owner) or wide
+            self.integers.add(wide)
+            op.operands[0] = wide
 
     def _reciprocal(self, b: FlowBuilder, op: PointwiseOp) -> None:
         """Requantising divides by a literal: multiplied by its reciprocal, off by one at ties."""

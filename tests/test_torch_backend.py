@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from irc import torch_backend
 from irc.errors import IrcError
+from irc.recompiles import RecompileWarning
 from irc.torch_backend import counters
 
 
@@ -157,3 +159,135 @@ def test_outputs_that_are_inputs_constants_or_the_same() -> None:
 def test_unknown_options() -> None:
     with pytest.raises(Exception, match=r"no option 'trget'.*\n.*did you mean 'target'"):
         compiled(lambda x: x + 1, options={"trget": "cpu"})(torch.randn(3))
+
+
+def shares(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def thirds(x: torch.Tensor) -> Any:
+    return (x + 1).chunk(3, 1)
+
+
+def whole_and_row(x: torch.Tensor) -> Any:
+    y = x * 2
+    return y, y[1], y.t()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.t(),
+        lambda x: (x[1:, ::2], x + 1),
+        lambda x: (x + 1).t(),
+        lambda x: (x + 1).reshape(2, 2, 6).permute(2, 0, 1),
+        thirds,
+        whole_and_row,
+    ],
+)
+def test_outputs_lie_and_share_memory_as_in_eager(function: Any) -> None:
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        got, want = compiled(function)(x), function(x)
+    got, want = ((v,) if isinstance(v, torch.Tensor) else tuple(v) for v in (got, want))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, check_stride=True)
+        assert shares(a, x) == shares(b, x)
+        assert [shares(a, other) for other in got] == [shares(b, other) for other in want]
+
+
+def test_a_base_inside_a_repeated_layer_is_given_back() -> None:
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.GELU()) for _ in range(3))
+
+    def function(x: torch.Tensor) -> Any:
+        for layer in layers:
+            x = layer(x)
+        return x.t(), x[0]
+
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        (a, b), (c, d) = compiled(function)(x), function(x)
+    torch.testing.assert_close(a, c, check_stride=True)
+    torch.testing.assert_close(b, d)
+    assert shares(a, b)
+
+
+@pytest.mark.parametrize("kind", ["strided", "expanded", "overlapping", "empty", "same"])
+def test_inputs_of_any_kind(kind: str) -> None:
+    x = torch.randn(6, 8)
+    one, other = {
+        "strided": (x[::2, 1::3], x.t()[:3, :3]),
+        "expanded": (x[:3, :1].expand(3, 3), x[0, :3].expand(3, 3)),
+        "overlapping": (x.flatten().unfold(0, 5, 2), x.flatten()[:110].unfold(0, 5, 2)),
+        "empty": (x[:0, :3], x[:0, 3:6]),
+        "same": (x, x),
+    }[kind]
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> Any:
+        return torch.softmax(a * 2, -1) + b, a.sum(-1)
+
+    with torch.no_grad():
+        for got, want in zip(compiled(function)(one, other), function(one, other), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_writes_to_inputs_that_overlap() -> None:
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.mul_(2)
+        return b + 1
+
+    mine, theirs = torch.arange(12.0), torch.arange(12.0)
+    got = compiled(function)(mine[:8], mine[4:])
+    torch.testing.assert_close(got, function(theirs[:8], theirs[4:]))
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_threads_that_call_modules_of_one_form_keep_their_parameters_apart() -> None:
+    modules, x = [small() for _ in range(4)], torch.randn(5, 7)
+    with torch.no_grad():
+        for scale, module in enumerate(modules):
+            module[0].weight.mul_(scale + 1)
+        want = [module(x) for module in modules]
+        run = compiled(lambda module, x: module(x))
+        run(modules[0], x)
+    wrong: list[int] = []
+
+    def calls(index: int) -> None:
+        with torch.no_grad():
+            for _ in range(50):
+                if not torch.allclose(run(modules[index], x), want[index], rtol=1e-5, atol=1e-5):
+                    wrong.append(index)
+
+    threads = [threading.Thread(target=calls, args=(i,)) for i in range(len(modules))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_numbers_follow_torchs_seed() -> None:
+    x = torch.ones(64, 64)
+    first, second = (compiled(lambda x, k=k: nn.functional.dropout(x * k, 0.5)) for k in (1, 2))
+    torch.manual_seed(7)
+    a, b = first(x), first(x)
+    torch.manual_seed(7)
+    torch.testing.assert_close(first(x), a)
+    assert not torch.equal(a, b) and not torch.equal(second(x) != 0, b != 0)
+    assert abs(float(a.mean()) - 1) < 0.1
+
+
+def test_a_check_inside_a_library_op_raises() -> None:
+    run = compiled(torch.linalg.inv)
+    with torch.no_grad():
+        torch.testing.assert_close(run(torch.eye(3) * 2), torch.eye(3) / 2)
+        with pytest.raises(RuntimeError, match="singular"):
+            run(torch.zeros(3, 3))
+
+
+def test_open_sizes_that_vary_are_told() -> None:
+    run = compiled(lambda x: torch.relu(x) * 2, dynamic=True)
+    with pytest.warns(RecompileWarning, match=r"'x' .* dim 0 was 5, is 6"):
+        for rows in (4, 5, 6):
+            run(torch.randn(rows, 3))

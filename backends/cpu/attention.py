@@ -20,6 +20,8 @@ from irc.dialects.attention import PER_KEY, AttentionForm, Place
 
 FEW = 8
 """Rows up to which lanes along the features cost less than lanes of which most are idle."""
+LONG, MANY_BLOCKS = 256, 32
+"""Rows from which, and blocks with which, one of four vectors is read less often than of two."""
 MAX_KEYS = 128
 """Keys of a block: its scores and what they are multiplied by stay in the first cache."""
 
@@ -83,7 +85,8 @@ def plan_attention(form: AttentionForm, features: Features, workers: int) -> Att
     """Decide how an attention kernel runs."""
     row = len(form.space) - (4 if form.rows == 1 and form.repeats > 1 else 3)
     rows, lanes = form.space[row], features.float_lanes
-    block = min(2 * lanes, -(-rows // lanes) * lanes)
+    wide = LONG <= rows and prod(form.space[:-2]) >= MANY_BLOCKS * 4 * lanes
+    block = min((4 if wide else 2) * lanes, -(-rows // lanes) * lanes)
     keys = -(-form.chunk // -(-form.chunk // MAX_KEYS))
     keys += keys % 2 if keys < form.chunk else 0
     flops = 2.0 * prod(form.space) * (form.depth + form.width)

@@ -304,9 +304,9 @@ def _columns(width: int, most: int) -> int:
     """Return how many features are accumulated at once: a divisor near the most, or even shares.
 
     >>> _columns(64, 12), _columns(40, 12), _columns(19, 12)
-    (8, 10, 10)
+    (11, 10, 10)
     """
-    for columns in range(min(most, width), most * 2 // 3 - 1, -1):
+    for columns in range(min(most, width), most * 3 // 4 - 1, -1):
         if width % columns == 0:
             return columns
     return -(-width // -(-width // most))

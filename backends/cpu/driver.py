@@ -12,19 +12,26 @@ from collections.abc import Callable
 
 from irc.backends.cpu import openmp
 from irc.backends.cpu.jit import compile_module
-
-MAX_ARGS = 128
+from irc.backends.cpu.steps import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT
 
 
 @functools.cache
 def driver(*, pool: bool) -> Callable[[int, int, int, int, object, int], None]:
     """Return the native function; without ``pool`` it must be called with one thread."""
     parallel, number, size = openmp.functions() if pool else (0, 0, 0)
-    text = _DRIVER.format(most=MAX_ARGS, parallel=parallel, number=number, size=size)
+    text = _DRIVER.format(
+        most=MAX_ARGS + 2,
+        next=NEXT_WEIGHT,
+        bytes=NEXT_BYTES,
+        parallel=parallel,
+        number=number,
+        size=size,
+    )
     return _SIGNATURE(compile_module(text, "irc_driver"))
 
 
-# A call is (function, number of arguments, parallel?, then base and offset of each argument).
+# A call is (function, number of arguments, parallel?, the next weight: base, offset and bytes; then
+# base and offset of each argument).
 _DRIVER = """
 define void @irc_driver(ptr %words, i64 %count, ptr %table, i64 %threads,
                         ptr %scratch, i64 %stride) {{
@@ -43,7 +50,20 @@ one:
   %n = load i64, ptr %pn
   %pp = getelementptr i64, ptr %at, i64 2
   %par = load i64, ptr %pp
-  %first = getelementptr i64, ptr %at, i64 3
+  %pnext = getelementptr i64, ptr %at, i64 3
+  %nbase = load i64, ptr %pnext
+  %pnoff = getelementptr i64, ptr %at, i64 4
+  %noff = load i64, ptr %pnoff
+  %pnbytes = getelementptr i64, ptr %at, i64 5
+  %nbytes = load i64, ptr %pnbytes
+  %nslot = getelementptr ptr, ptr %table, i64 %nbase
+  %nstart = load ptr, ptr %nslot
+  %nweight = getelementptr i8, ptr %nstart, i64 %noff
+  %slot0 = getelementptr ptr, ptr %args, i64 {next}
+  store ptr %nweight, ptr %slot0
+  %slot1 = getelementptr ptr, ptr %args, i64 {bytes}
+  store i64 %nbytes, ptr %slot1
+  %first = getelementptr i64, ptr %at, i64 6
   br label %fill
 fill:
   %a = phi i64 [ 0, %one ], [ %a1, %arg ]

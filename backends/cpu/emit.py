@@ -28,7 +28,8 @@ from irc.backends.cpu.rows import RowsWriter
 from irc.backends.cpu.schedule import make_schedule
 from irc.backends.cpu.skinny import SkinnyWriter
 from irc.backends.cpu.steps import buffer_pointers
-from irc.dialects.task import KernelOp
+from irc.dialects.task import BufferType, KernelOp, LoadOp
+from irc.dialects.types import ITEM_BYTES
 from irc.errors import InternalError, IrcError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.$-]*")
@@ -45,6 +46,9 @@ class KernelInfo:
         scratch_bytes: scratch memory for each thread.
         parallel: whether several threads pay.
         template: which emitter wrote it.
+        weight: the argument that threads read from end to end, each its share, if there is one;
+            the kernel before asks for the beginning of each share.
+        weight_bytes: its size.
     """
 
     name: str
@@ -52,6 +56,8 @@ class KernelInfo:
     scratch_bytes: int
     parallel: bool
     template: str
+    weight: int = -1
+    weight_bytes: int = 0
 
 
 def emit(kernel: KernelOp, features: Features | None = None) -> str:
@@ -65,9 +71,20 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
     name = kernel.sym_name.data
     if not _NAME.fullmatch(name):
         raise InternalError(f"kernel name {name!r} is no identifier")
-    info = KernelInfo(name, count, scratch, parallel, template)
+    weight = streamed_weight(kernel) if template == "matmul panels" else (-1, 0)
+    info = KernelInfo(name, count, scratch, parallel, template, *weight)
     body = b.function(f'define void @"{name}"(ptr %args, i64 %thread, i64 %threads, ptr %scratch)')
     return "\n".join([_PREFIX + json.dumps(asdict(info)), body, *b.functions.values(), ""])
+
+
+def streamed_weight(kernel: KernelOp) -> tuple[int, int]:
+    """Return which argument lies in panels, and its bytes."""
+    for op in kernel.body.ops:
+        if isinstance(op, LoadOp) and op.blocks is not None:
+            buffer, kind = op.inputs[0], op.inputs[0].type
+            assert isinstance(kind, BufferType)
+            return list(kernel.args).index(buffer), kind.num_elements * ITEM_BYTES[kind.dtype]  # type: ignore[arg-type]
+    return -1, 0
 
 
 def _write(

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from irc.backends.cpu.builder import Builder, Operand, Type, constant
+from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.matmul import MatmulWriter
 from irc.backends.cpu.nest import Facts
 from irc.backends.cpu.packed import Share
 from irc.backends.cpu.pair_tile import pair_tile_function
 from irc.backends.cpu.product import Product, Tiling
+from irc.backends.cpu.steps import NEXT_BYTES, NEXT_WEIGHT
 from irc.backends.cpu.tile import LINE, Factor, tile_function
 from irc.backends.cpu.units import decode
 from irc.dialects.types import ITEM_BYTES
@@ -56,6 +57,7 @@ class PanelWriter(MatmulWriter):
     def write(self) -> None:
         """Write the loops over this thread's columns, or rows where columns divide badly."""
         b, plan = self.b, self.tiling
+        self.later = self.next_share()
         self.define_functions()
         units, tiles = self.batch * self.panels, -(-self.m // plan.rows)
         by_columns = self.split_columns(units, tiles)
@@ -68,7 +70,8 @@ class PanelWriter(MatmulWriter):
             def unit(index: Operand, _: list[Operand]) -> list[Operand]:
                 which, panel = decode(b, index, [self.batch, self.panels])
                 one = b.add(panel, b.i64(1))
-                self.panel(Share(self.batch_indices(which), panel, one, start, stop))
+                final = b.compare("icmp eq", b.add(index, b.i64(1)), high)
+                self.panel(Share(self.batch_indices(which), panel, one, start, stop), final)
                 return []
 
             b.loop(low, high, 1, [], unit)
@@ -76,11 +79,11 @@ class PanelWriter(MatmulWriter):
 
         b.loop(first, last, plan.chunk, [], chunk)
 
-    def panel(self, share: Share) -> None:
-        """Multiply some rows by one panel."""
+    def panel(self, share: Share, final: Operand) -> None:
+        """Multiply some rows by one panel; ``final`` says that it is the thread's last one."""
         b, plan = self.b, self.tiling
         if not self.is_blocked:
-            self.block(share, b.i64(0), b.i64(self.k), "first")
+            self.block(share, b.i64(0), b.i64(self.k), "first", final)
             return
         last = (self.k - 1) // plan.depth * plan.depth
         self.block(share, b.i64(0), b.i64(plan.depth), "first")
@@ -90,9 +93,11 @@ class PanelWriter(MatmulWriter):
             return []
 
         b.loop(b.i64(plan.depth), b.i64(last), plan.depth, [], middle)
-        self.block(share, b.i64(last), b.i64(self.k - last), "last")
+        self.block(share, b.i64(last), b.i64(self.k - last), "last", final)
 
-    def block(self, share: Share, k: Operand, depth: Operand, which: str) -> None:
+    def block(
+        self, share: Share, k: Operand, depth: Operand, which: str, final: Operand | None = None
+    ) -> None:
         """Multiply a block of the sum; what follows the product comes after the last one."""
         b, plan, p = self.b, self.tiling, self.product
         column = b.scale(share.begin, plan.columns)
@@ -105,13 +110,21 @@ class PanelWriter(MatmulWriter):
             place = self.scratch
             if self.is_blocked:
                 place = b.address(place, "i8", b.scale(inside, self.tile_bytes))
-            given = (a, panel, place, depth, *self.next_part(panel, depth, inside))
+            given = (a, panel, place, depth, *self.next_part(panel, depth, inside, final))
             self.multiply(t, given, "add" if which != "first" else "tile")
             if which == "last" or not self.is_blocked:
                 self.finish(share, t, place)
             return []
 
         b.loop(share.first, share.last, 1, [], tile)
+
+    def next_share(self) -> Operand:
+        """Return where this thread's share begins of the weight that is read after this one."""
+        b, slots = self.b, Operand(PTR, "%args")
+        weight = b.load(PTR, b.address(slots, "ptr", b.i64(NEXT_WEIGHT)), 8)
+        size = b.load(I64, b.address(slots, "ptr", b.i64(NEXT_BYTES)), 8)
+        begin = b.binary("udiv", b.binary("mul", size, self.thread), self.threads)
+        return b.address(weight, "i8", b.binary("and", begin, b.i64(-LINE)))
 
     @property
     def lines(self) -> int:
@@ -129,11 +142,17 @@ class PanelWriter(MatmulWriter):
         """Bytes of one row of a panel."""
         return self.tiling.columns * ITEM_BYTES[self.product.b.dtype]
 
-    def next_part(self, panel: Operand, depth: Operand, inside: Operand) -> list[Operand]:
-        """Return where the lines begin that a tile prefetches."""
+    def next_part(
+        self, panel: Operand, depth: Operand, inside: Operand, final: Operand | None
+    ) -> list[Operand]:
+        """Return where the lines begin that a tile prefetches: of this weight, or of the next."""
         if not self.lines:
             return []
         b = self.b
+        if final is not None:
+            # So that what lies behind `panel` by one block is where the next share begins.
+            before = b.scale(depth, -self.row_bytes)
+            panel = b.select(final, b.address(self.later, "i8", before), panel)
         own = b.scale(b.binary("lshr", depth, b.i64(1)), self.lines * LINE)
         start = b.scale(depth, self.row_bytes)
         skip = b.add(start, b.binary("mul nsw", own, inside))

@@ -44,6 +44,9 @@ def _logical(b: Builder, fn: str, args: Sequence[Operand]) -> Operand:
 
 def extremum(b: Builder, opcode: str, x: Operand, y: Operand) -> Operand:
     """Return the larger (``ogt``) or smaller (``olt``) of two floats; NaN wins."""
+    if y.literal is not None and not math.isnan(y.literal):
+        # One instruction: where x is NaN the comparison fails and x is taken.
+        return b.select(b.compare(f"fcmp {opcode}", y, x), y, x)
     result = b.select(b.compare(f"fcmp {opcode}", x, y), x, y)
     return b.select(b.compare("fcmp uno", x, x), x, result)
 

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from irc.backends.cpu.builder import PTR, Builder, Operand, Type
-from irc.backends.cpu.nest import Facts, Nest, Step
+from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.nest import Access, Facts, Nest, Step
 from irc.backends.cpu.reduction import Reduction
 from irc.backends.cpu.schedule import Pass, Schedule
 from irc.backends.cpu.steps import Env, Place, StepWriter
+from irc.backends.cpu.storage import MEMORY
 from irc.backends.cpu.units import each_unit
+from irc.dialects.types import ITEM_BYTES
+
+LEAST_AHEAD, MOST_AHEAD = 512, 1 << 18
+"""Bytes of a row that is fetched while the one before it is computed; two are in the cache."""
 
 Body = Callable[[Place, list[Operand]], list[Operand]]
 
@@ -36,6 +41,7 @@ class RowsWriter:
         self.steps = StepWriter(b, nest, facts, scratch, schedule.cached)
         self.across = schedule.vector is not None and schedule.vector < nest.parallel
         self.by_value = nest.producers()
+        self.ahead: tuple[Access, ...] = ()
 
     # units of work
 
@@ -84,8 +90,9 @@ class RowsWriter:
 
     def chunk(self, env: Env, place: Place) -> None:
         """Write all passes of one row or vector of rows, and what is done once after them."""
-        for walk in self.schedule.passes:
+        for number, walk in enumerate(self.schedule.passes):
             self.steps.steps(self.row_steps(walk.rows), env, place)
+            self.ahead = self.next_rows() if number == 1 and not self.across else ()
             self.walk(walk, env, place)
         for step in self.nest.steps:
             if step.kind != "store" or self.is_inside(step):
@@ -93,6 +100,40 @@ class RowsWriter:
             self.steps.steps(self.row_steps(step.operands), env, place)
             assert step.access is not None
             self.steps.store(step.access, env[step.operands[0]], place)
+
+    def next_rows(self) -> tuple[Access, ...]:
+        """Return the loads of the next row, to be fetched in the second pass over this one.
+
+        The first pass waits for memory, the later ones find the row in the cache: fetching in
+        between lets both go on together.
+        """
+        vector, last = self.schedule.vector, self.nest.parallel - 1
+        if vector is None or last < 0:
+            return ()
+        found = [
+            step.access
+            for step in self.schedule.passes[0].steps
+            if step.access is not None and not step.access.index_strides
+        ]
+        size = sum(
+            self.nest.extents[vector] * ITEM_BYTES[access.dtype]
+            for access in found
+            if access.strides[vector] == 1
+        )
+        fits = LEAST_AHEAD <= size <= MOST_AHEAD and len(self.nest.reduced) == 1
+        return tuple(a for a in found if fits and a.strides[vector] == 1 and a.strides[last])
+
+    def fetch_ahead(self, place: Place) -> None:
+        """Fetch what the next row has at a place."""
+        for access in self.ahead if place.lanes > 1 and place.mask is None else ():
+            step = access.strides[self.nest.parallel - 1]
+            for u in range(place.unroll):
+                index = self.b.add(self.steps.offset(access, place, u), self.b.i64(step))
+                pointer, element = self.steps.buffers[access.buffer], MEMORY[access.dtype]
+                # Past the last row the address may be outside: no `inbounds`, and no fault.
+                at = self.b.emit(PTR, f"getelementptr {element}, {pointer}, {index}")
+                hints = [constant(Type("i32"), value) for value in (0, 3, 1)]
+                self.b.invoke("llvm.prefetch.p0", at, *hints)
 
     def is_inside(self, store: Step) -> bool:
         """True where a store belongs to a pass."""
@@ -200,6 +241,7 @@ class RowsWriter:
         carried: list[Operand],
     ) -> list[Operand]:
         """Write the work of a pass at one place; carried holds its accumulators there."""
+        self.fetch_ahead(place)
         for number in sorted(walk.loads - env.keys()):
             self.steps.restore(number, env, place)
         self.steps.steps(walk.steps, env, place)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from irc.backends.cpu import openmp
-from irc.backends.cpu.driver import MAX_ARGS, driver
+from irc.backends.cpu.driver import driver
 from irc.backends.cpu.emit import KernelInfo, emit, info_of
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.jit import compile_texts
+from irc.backends.cpu.steps import MAX_ARGS
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError
 
@@ -46,13 +47,14 @@ class Segment:
         if self.stride:
             self.stride += 128  # threads' scratch must not fall on the same cache sets
         words: list[int] = []
-        for call in calls:
+        later = _next_weights(infos, calls)
+        for call, weight in zip(calls, later, strict=True):
             info = infos[call.kernel]
             if len(call.args) != info.num_args:
                 raise InternalError(
                     f"kernel {info.name} takes {info.num_args} buffers, not {len(call.args)}"
                 )
-            words += [addresses[call.kernel], len(call.args), int(info.parallel)]
+            words += [addresses[call.kernel], len(call.args), int(info.parallel), *weight]
             words += [word for arg in call.args for word in arg]
         self._table = (ctypes.c_int64 * (len(words) + 1))(*words)
         self._most = max((len(call.args) for call in calls), default=0)
@@ -84,6 +86,20 @@ class Segment:
         raw = ctypes.create_string_buffer(size + PAGE)
         start = -ctypes.addressof(raw) % PAGE
         return (ctypes.c_char * size).from_buffer(raw, start)
+
+
+def _next_weights(
+    infos: Sequence[KernelInfo], calls: Sequence[KernelCall]
+) -> list[tuple[int, int, int]]:
+    """Return for each call the weight that a later one streams: base, offset and bytes."""
+    found: list[tuple[int, int, int]] = []
+    following = (0, 0, 0)
+    for call in reversed(calls):
+        found.append(following)
+        info = infos[call.kernel]
+        if info.weight >= 0:
+            following = (*call.args[info.weight], info.weight_bytes)
+    return found[::-1]
 
 
 def _round_up(size: int) -> int:

@@ -13,6 +13,7 @@ from irc.dialects.flow import AttentionOp, ExternOp, FlowOp, id_of, loc_of, tens
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import BufferType, KernelOp
 from irc.dialects.types import TensorType
+from irc.kernels.attention_parts import parts_attribute
 from irc.kernels.gpu import GPUS
 from irc.kernels.gpu_attention import candidates
 from irc.kernels.holds import shape_of
@@ -54,6 +55,8 @@ def _is_held(role: str, value: SSAValue, op: FlowOp) -> bool:
         case "start":
             return dtype in ("i64", "i32") and prod(shape_of(value)) == 1
         case "sums" | "sums0":
+            return dtype == "f32"
+        case "y" if parts_attribute(op) > 1:
             return dtype == "f32"
         case _:
             return dtype in FLOATS and dtype == tensor(op.inputs[0]).dtype
@@ -122,7 +125,9 @@ class _Kernel:
         self.lead, self.groups, self.repeats, self.rows = (
             q[:-3], groups, heads // groups, q[-2],
         )  # fmt: skip
-        self.space = (*self.lead, groups, heads // groups, q[-2], 1, self.keys)
+        self.parts = parts_attribute(op)
+        self.chunk = -(-self.keys // self.parts)
+        self.space = (*self.lead, groups, heads // groups, q[-2], self.parts, self.chunk)
         self.width = shape_of(op.inputs[2])[-1]
 
     def build(self) -> Lowered:
@@ -216,12 +221,17 @@ class _Kernel:
         match role:
             case "k" | "v":
                 group, key, feature = rest
-                return [*lead, group, 0, 0, self.keys * key, key, feature]
+                return [*lead, group, 0, 0, self.chunk * key, key, feature]
             case "mask":
                 group, repeated, row, key = rest
-                return [*lead, group, repeated, row, self.keys * key, key, 0]
+                return [*lead, group, repeated, row, self.chunk * key, key, 0]
+            case "sums" if self.parts > 1:
+                return [*lead, *rest, 0, 0]
             case "sums" | "sums0":
                 return [*lead, *rest, 0, 0, 0]
+            case "y" if self.parts > 1:
+                *outer, feature = rest
+                return [*lead, *outer, 0, feature]
             case _:
                 *outer, feature = rest
                 return [*lead, *outer, 0, 0, feature]

@@ -23,6 +23,7 @@ from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.kernels.attention import attention_kernel, is_attention, result_orders
+from irc.kernels.attention_parts import part, parts_of
 from irc.kernels.fixed import Fixed
 from irc.kernels.holds import (
     COMPUTE_OPS,
@@ -205,10 +206,24 @@ class _Mapper:
 
     def _whole(self, op: FlowOp) -> None:
         """Launch the kernel of an op that has a template of its own."""
-        results = self._launch([op], list(op.outputs), {}, op)
+        parts = parts_of(op, self.table.target)
+        if parts > 1:
+            results = self._in_parts(op, parts)
+        else:
+            results = self._launch([op], list(op.outputs), {}, op)
         for old, new in zip(op.outputs, results, strict=True):
             old.replace_all_uses_with(new)
         self.gone.append(op)
+
+    def _in_parts(self, op: FlowOp, parts: int) -> list[SSAValue]:
+        """Launch attention with its keys in parts, and what joins them."""
+        made = part(op, parts)
+        self._launch([made.partial], list(made.partial.outputs), {}, made.partial)
+        wanted = [made.weights, made.sums][: len(op.outputs)]
+        _, *sums = self._launch(made.weigh, wanted, {}, made.partial)
+        results = [*self._launch(made.join, [made.y], {}, op), *sums]
+        made.erase()
+        return results
 
     def _launch(
         self,

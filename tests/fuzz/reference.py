@@ -30,7 +30,8 @@ F = torch.nn.functional
 SAMPLED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float, float]] = {
     "exp": (torch.exp, 4, 0), "exp2": (torch.exp2, 4, 0), "expm1": (torch.expm1, 4, 0),
     "log": (torch.log, 4, 0), "log1p": (torch.log1p, 4, 0), "log2": (torch.log2, 4, 0),
-    "sqrt": (torch.sqrt, 2, 0), "rsqrt": (torch.rsqrt, 4, 0), "reciprocal": (torch.reciprocal, 2, 0),
+    "sqrt": (torch.sqrt, 2, 0), "rsqrt": (torch.rsqrt, 4, 0),
+    "reciprocal": (torch.reciprocal, 2, 0),
     "tanh": (torch.tanh, 6, 0), "sigmoid": (torch.sigmoid, 6, 0), "erf": (torch.erf, 4, 0),
     "atan": (torch.atan, 4, 0), "asinh": (torch.asinh, 4, 0), "sinh": (torch.sinh, 6, 0),
     "sin": (torch.sin, 4, 1), "cos": (torch.cos, 4, 1), "abs": (torch.abs, 0, 1),

@@ -71,7 +71,7 @@ def test_norms_of_halves_are_in_float32(dtype: torch.dtype) -> None:
 
 @FEATURES
 def test_no_contraction_across_a_rounding(features: Features | None) -> None:
-    """x * x is 1 + 2**-11 + 2**-24, rounded to 1 + 2**-11: fused, the last bit would show."""
+    """A square of 1 + 2**-11 + 2**-24 is rounded to 1 + 2**-11: fused, its last bit would show."""
     x = torch.full((37,), 1 + 2.0**-12)
     c = torch.full((37,), 1 + 2.0**-11)
     nodes = [("v0", "mul", ("x0", "x0"), {}), ("v1", "sub", ("v0", "x1"), {})]
@@ -184,11 +184,8 @@ def test_special_values_of_one_operand(fn: str, dtype: torch.dtype) -> None:
 def test_special_values_of_two_operands(fn: str, dtype: torch.dtype) -> None:
     values = torch.tensor(SPECIAL).to(dtype)
     x, y = values.repeat_interleave(len(values)), values.repeat(len(values))
-    if fn == "floor_div":
-        # A quotient beyond 2**24 is rounded in the dtype itself.
-        wanted = torch.floor_divide(x, y)
-    else:
-        wanted = meant(fn, x, y)
+    # A quotient of floor_div beyond 2**24 is rounded in the dtype itself.
+    wanted = torch.floor_divide(x, y) if fn == "floor_div" else meant(fn, x, y)
     agree(run([("v0", fn, ("x0", "x1"), {})], x, y), wanted)
 
 

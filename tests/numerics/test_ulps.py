@@ -5,7 +5,15 @@ import pytest
 from irc.backends.cpu.accuracy import ACCURACY
 from irc.backends.cpu.features import AVX2, BASELINE, Features
 from irc.ops.pointwise import POINTWISE
-from tests.numerics.ulps import doubles, error_of_doubles, error_of_singles, evaluate, singles
+from tests.numerics.ulps import (
+    FEW,
+    MANY,
+    doubles,
+    error_of_doubles,
+    error_of_singles,
+    evaluate,
+    singles,
+)
 
 EXACT_OR_BINARY = {
     "neg", "abs", "sign", "relu", "floor", "ceil", "round", "trunc", "is_nan", "is_inf",
@@ -18,15 +26,25 @@ def test_every_function_that_rounds_has_a_bound() -> None:
     assert unary - EXACT_OR_BINARY == set(ACCURACY)
 
 
-@pytest.mark.parametrize("name", ACCURACY)
-@pytest.mark.parametrize("features", [None, AVX2, BASELINE], ids=["host", "avx2", "generic"])
-def test_float32(name: str, features: Features | None) -> None:
+def check_singles(name: str, features: Features | None, count: int) -> None:
     stated = ACCURACY[name]
-    x = singles(stated.low, stated.high)
-    assert len(x) > 100_000
+    x = singles(stated.low, stated.high, count)
+    assert len(x) > count // 2
     found = error_of_singles(name, x, evaluate([name], x, "f32", features)[name])
     limit = stated.f32 * (stated.without_fma if features is BASELINE else 1.0)
     assert found.ulps <= limit, f"{found.ulps:.2f} ulp at {found.at!r}"
+
+
+@pytest.mark.parametrize("name", ACCURACY)
+def test_float32(name: str) -> None:
+    check_singles(name, None, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ACCURACY)
+@pytest.mark.parametrize("features", [None, AVX2, BASELINE], ids=["host", "avx2", "generic"])
+def test_float32_densely(name: str, features: Features | None) -> None:
+    check_singles(name, features, MANY)
 
 
 @pytest.mark.parametrize("name", ACCURACY)

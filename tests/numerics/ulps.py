@@ -18,7 +18,7 @@ from irc.dialects.types import TensorType
 from irc.pipeline import Options, default_pipeline, run_passes
 from tests.fuzz.flow import FlowMeaning
 
-SINGLES, DOUBLES = 200_003, 401
+FEW, MANY, DOUBLES = 20_011, 1_000_003, 401
 DIGITS = 60
 
 
@@ -49,10 +49,10 @@ def evaluate(
     return dict(zip(names, results, strict=True))
 
 
-def singles(low: float, high: float) -> torch.Tensor:
+def singles(low: float, high: float, count: int = FEW) -> torch.Tensor:
     """Return float32 numbers of a range, evenly among all that there are."""
     first, last = (_ordinal(np.float32(x)) for x in (low, high))
-    ordinals = np.linspace(first, last, SINGLES).astype(np.int64)
+    ordinals = np.linspace(first, last, count).astype(np.int64)
     bits = np.where(ordinals < 0, 0x80000000 - ordinals, ordinals).astype(np.uint32)
     found = bits.view(np.float32)
     return torch.from_numpy(found[(found >= low) & (found <= high)].copy())

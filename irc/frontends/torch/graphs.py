@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from torch._higher_order_ops.effects import with_effects
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
@@ -68,8 +68,7 @@ def flat_program(
             arguments[node] = Argument("parameter", name, value.detach())
         elif node.users:
             arguments[node] = Argument("input", _input_name(node, index))
-    (output,) = (node for node in module.graph.nodes if node.op == "output")
-    flat, _ = torch.utils._pytree.tree_flatten(output.args[0])
+    flat, _ = torch.utils._pytree.tree_flatten(_output(module.graph).args[0])
     results, computed = _results(flat, placeholders)
     results, computed = _as_in_eager(results, computed, visible)
     named = [(node, Result("output", f"output{i}")) for i, node in enumerate(computed)]
@@ -140,6 +139,10 @@ def _as_in_eager(
         made.append(("result", source) if source is node else ("view", (source, *view)))
     wanted = [v if kind == "result" else v[0] for kind, v in made if kind in ("result", "view")]
     order = {node: i for i, node in enumerate(dict.fromkeys(wanted))}
+    if more := [node for node in order if node not in computed]:
+        # What nobody reads is not translated, nor given back by the block that it is in.
+        output = _output(more[0].graph)
+        output.args = ((output.args[0], *more),)
     numbered = tuple(
         (kind, order[value]) if kind == "result"
         else (kind, (order[value[0]], *value[1:])) if kind == "view"
@@ -174,19 +177,21 @@ def _turned(node: Node, known: dict[Node, Node]) -> Node:
     stored = value.permute(order)
     if value.is_contiguous() or not stored.is_contiguous() or value.storage_offset():
         return node
-    graph, (output,) = node.graph, (n for n in node.graph.nodes if n.op == "output")
-    with graph.inserting_before(output):
-        turned = graph.call_function(torch.ops.aten.permute.default, (node, order))
+    with node.graph.inserting_before(_output(node.graph)):
+        turned = node.graph.call_function(torch.ops.aten.permute.default, (node, order))
     turned.meta.update(node.meta, val=stored)
-    output.args = ((output.args[0], turned),)  # what nobody reads is not translated
     return turned
+
+
+def _output(graph: Graph) -> Node:
+    (found,) = (node for node in graph.nodes if node.op == "output")
+    return found
 
 
 def returns_inputs(module: GraphModule) -> bool:
     """True for a graph of which an output is a view of an input: a write to one changes both."""
     own = {_storage(node) for node in module.graph.nodes if node.op == "placeholder"} - {None}
-    (output,) = (node for node in module.graph.nodes if node.op == "output")
-    flat, _ = torch.utils._pytree.tree_flatten(output.args[0])
+    flat, _ = torch.utils._pytree.tree_flatten(_output(module.graph).args[0])
     given = [node for node in flat if isinstance(node, Node) and node.op != "placeholder"]
     return any(_storage(node) in own for node in given)
 

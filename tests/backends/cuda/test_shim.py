@@ -13,6 +13,7 @@ from irc.backends.cuda.functions import expression
 from irc.dialects.task import KernelOp
 from irc.kernels.form import integer_bound, read
 from irc.ops.pointwise import POINTWISE
+from tests.backends import attention_kernels
 from tests.backends import gpu_kernels as g
 from tests.backends.cuda.host import ORDERS, build, run, run_in_all_orders
 
@@ -169,6 +170,10 @@ def test_kernels_of_a_gpt(tmp_path: Path) -> None:
     library = build(tmp_path, kernels)
     assert len(kernels) > 8
     for kernel in kernels.values():
+        if kernel.template.data == "attention":
+            inputs = g.inputs_for(kernel, lambda i: 1)
+            compare(run(library, kernel, inputs, 1), attention_kernels.meaning(kernel, inputs))
+            continue
         form = read(kernel)
         inputs = g.inputs_for(kernel, lambda i, form=form: integer_bound(form, i))
         compare(run(library, kernel, inputs, 1), g.meaning(kernel, inputs))
@@ -181,30 +186,38 @@ def test_all_functions(library: ctypes.CDLL, name: str) -> None:
     compare(run(library, kernel, inputs, 0), g.meaning(kernel, inputs))
 
 
-@pytest.mark.parametrize("name", ["block_row", "column_sums", "matmul", "matmul_f16"])
-def test_a_missing_barrier_is_found(tmp_path: Path, name: str) -> None:
+UNGUARDED = ("block_row", "column_sums", "matmul", "matmul_f16")
+
+
+@pytest.fixture(scope="module")
+def unguarded(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Kernels without their barriers, and one whose barrier some threads miss."""
+    kernels = {name: HAND[name] for name in UNGUARDED} | {"divergent": HAND["block_row"]}
+    changes = {name: lambda text: text.replace("__syncthreads();", "") for name in UNGUARDED}
+    divergent = "if (threadIdx.x < 40) __syncthreads();"
+    changes["divergent"] = lambda text: text.replace("__syncthreads();", divergent)
+    return build(tmp_path_factory.mktemp("unguarded"), kernels, changes)
+
+
+@pytest.mark.parametrize("name", UNGUARDED)
+def test_a_missing_barrier_is_found(unguarded: ctypes.CDLL, name: str) -> None:
     """The shim earns its keep: without barriers the same checks fail."""
     kernel = HAND[name]
-    library = build(tmp_path, {name: kernel}, lambda text: text.replace("__syncthreads();", ""))
     inputs = g.inputs_for(kernel, lambda i: 9)
     wanted = g.meaning(kernel, inputs)
 
     def check() -> None:
         for order in range(len(ORDERS)):
-            compare(run(library, kernel, inputs, order), wanted)
+            compare(run(unguarded, kernel, inputs, order), wanted)
 
     with pytest.raises(AssertionError):
         check()
 
 
-def test_a_barrier_that_some_threads_miss_is_an_error(tmp_path: Path) -> None:
+def test_a_barrier_that_some_threads_miss_is_an_error(unguarded: ctypes.CDLL) -> None:
     kernel = HAND["block_row"]
-    divergent = "if (threadIdx.x < 40) __syncthreads();"
-    library = build(
-        tmp_path, {"block_row": kernel}, lambda text: text.replace("__syncthreads();", divergent)
-    )
     with pytest.raises(AssertionError, match="CUDA error 999"):
-        run(library, kernel, g.inputs_for(kernel, lambda i: 9), 0)
+        run(unguarded, kernel, g.inputs_for(kernel, lambda i: 9), 0, "divergent")
 
 
 def test_misaligned_buffers_are_refused(library: ctypes.CDLL) -> None:

@@ -1,0 +1,51 @@
+"""Which tensors of a call lie over each other in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte and of the byte after its last."""
+    if not tensor.numel():
+        return 0, 0
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def clash(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> tuple[int, int] | None:
+    """Return a tensor that is written to, and another whose memory meets it; None if none does.
+
+    Two that interleave count as meeting: whether their elements do is not worth finding out.
+    """
+    spans = [span(tensor) for tensor in tensors]
+    for i in written:
+        low, high = spans[i]
+        for j, (first, last) in enumerate(spans):
+            if j != i and low < last and first < high:
+                return i, j
+    return None
+
+
+def apart(arguments: Any) -> Any:
+    """Return arguments in which no tensor lies over another: later ones are copied where they do.
+
+    A trace takes tensors for separate that are given as such; it needs their kinds, not their
+    values.
+    """
+    leaves, spec = pytree.tree_flatten(arguments)
+    seen: list[tuple[int, int]] = []
+    changed = False
+    for i, leaf in enumerate(leaves):
+        if type(leaf) is not torch.Tensor or leaf.layout != torch.strided or leaf.is_meta:
+            continue
+        low, high = span(leaf)
+        if any(low < last and first < high for first, last in seen):
+            leaves[i], changed = leaf.detach().clone().requires_grad_(leaf.requires_grad), True
+        seen.append((low, high))
+    return pytree.tree_unflatten(leaves, spec) if changed else arguments

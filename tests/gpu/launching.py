@@ -1,0 +1,101 @@
+"""Kernels on the device: compiled, launched on random inputs, checked in float64, and timed."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from irc.backends.triton import emit
+from irc.backends.triton.build import compile_module, import_kernel
+from irc.dialects.task import KernelOp
+from irc.runtime.library import dtypes
+from tests.backends import gpu_kernels
+
+TOLERANCE = {"f64": 1e-9, "f32": 2e-5, "f16": 5e-3, "bf16": 3e-2}
+FLUSH_BYTES = 256 << 20
+"""More than any L2 cache: between two timings, so that inputs come from memory."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel that is compiled for a device, and its buffers there."""
+
+    compiled: Any
+    grid: tuple[int, int, int]
+    buffers: list[torch.Tensor]
+
+    def __call__(self) -> None:
+        """Launch it on the current stream."""
+        if self.grid[0]:
+            self.compiled[self.grid](*[buffer.data_ptr() for buffer in self.buffers])
+
+
+def compiled(kernel: KernelOp, arch: int) -> tuple[Any, tuple[int, int, int]]:
+    """Compile a kernel; returns Triton's kernel and the grid."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.py"
+        path.write_text(emit(kernel), encoding="utf-8")
+        module = import_kernel(path)
+        return compile_module(module, arch), (module.GRID[0], 1, 1)
+
+
+def prepare(kernel: KernelOp, inputs: list[torch.Tensor], arch: int, device: str) -> Launch:
+    """Compile a kernel, and put its inputs and room for its outputs on the device."""
+    made, grid = compiled(kernel, arch)
+    outputs = [
+        torch.zeros(a.type.num_elements, dtype=dtypes()[a.type.dtype], device=device)
+        for a in kernel.args[len(inputs) :]
+    ]
+    return Launch(made, grid, [*(x.to(device) for x in inputs), *outputs])
+
+
+def error(kernel: KernelOp, launch: Launch, inputs: list[torch.Tensor]) -> float:
+    """Run once and return the largest error over its tolerance: at most 1 is right."""
+    launch()
+    torch.cuda.synchronize()
+    worst = 0.0
+    found = launch.buffers[len(inputs) :]
+    for made, wanted in zip(found, gpu_kernels.meaning(kernel, inputs), strict=True):
+        worst = max(worst, excess(made.cpu(), wanted, kernel))
+    return worst
+
+
+def excess(made: torch.Tensor, wanted: torch.Tensor, kernel: KernelOp) -> float:
+    """Return the largest error of an output over what its dtypes allow."""
+    if not made.dtype.is_floating_point:
+        return 0.0 if torch.equal(made, wanted) else float("inf")
+    names = {arg.type.dtype for arg in kernel.args}
+    allowed = max(TOLERANCE.get(name, 0.0) for name in names)
+    same = (made.double() == wanted) | (made.isnan() & wanted.isnan())
+    difference = (made.double() - wanted).abs() / (allowed * (1 + wanted.abs()))
+    difference = torch.where(same, 0.0, difference)
+    worst = float(difference.max()) if made.numel() else 0.0
+    return worst if worst == worst else float("inf")
+
+
+def seconds(run: Any, *, samples: int = 20, cold: bool = False) -> float:
+    """Return the median seconds of a call on the device, after two that do not count.
+
+    Args:
+        run: enqueues work.
+        samples: how many calls.
+        cold: clear the cache in front of each.
+    """
+    flush = torch.empty(FLUSH_BYTES if cold else 0, dtype=torch.uint8, device="cuda")
+    for _ in range(2):
+        run()
+    pairs = []
+    for _ in range(samples):
+        flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        pairs.append((start, end))
+    torch.cuda.synchronize()
+    found = sorted(start.elapsed_time(end) for start, end in pairs)
+    return found[len(found) // 2] / 1e3
