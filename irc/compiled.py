@@ -25,8 +25,8 @@ from irc.frontends.torch.in_place import in_place
 from irc.pipeline import Options, make_plan
 from irc.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.runtime.executor import Executor
-from irc.runtime.shared_memory import apart
 from irc.runtime.prepared import Store
+from irc.runtime.shared_memory import apart
 from irc.version import Version, gathered, placements_for
 
 if TYPE_CHECKING:

@@ -189,6 +189,15 @@ PAGES = (
         fix='irc.compile(model, pins="fuse n3, n4")   (irc explain plan PLAN --fusion shows rules)',
     ),
     ErrorPage(
+        code="index-out-of-range",
+        title="an index selects an element that does not exist",
+        exit_code=2,
+        what="A token id, label or position is negative, or not below the size of its table.",
+        why="Reading elsewhere would give numbers of another tensor; torch refuses it too.",
+        example="embedding(torch.tensor([30522]))   (of 30522 rows: 0 to 30521)",
+        fix="embedding(torch.tensor([30521]))",
+    ),
+    ErrorPage(
         code="input-mismatch",
         title="the inputs are not those that the program takes",
         exit_code=2,

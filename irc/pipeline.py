@@ -107,6 +107,7 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         _refuse_pins(options.pins)
     target = options.target or find_backend(options.backend).targets[0]
     pipeline.append(("pack-quantized", {"target": target}))
+    pipeline.append(("merge-matmuls", {}))
     fusion = {"pins": options.pins, "target": "" if target == "cpu" else target}
     pipeline.append(("fuse", {k: v for k, v in fusion.items() if v}))
     pipeline.append(("map-tasks", {"target": target}))

@@ -31,8 +31,8 @@ class Statistics:
     Attributes:
         compilations: versions compiled.
         reasons: why each but the first was.
-        eager_calls: calls that ran uncompiled: there were too many versions, or what the call writes
-            to shares memory with another argument.
+        eager_calls: calls that ran uncompiled: there were too many versions, or what the call
+            writes to shares memory with another argument.
     """
 
     compilations: int
@@ -83,9 +83,8 @@ class Recompiles:
                 AVOID,
             )
 
-
     def add_shared(self, reason: str) -> None:
-        """Note a call that runs uncompiled because arguments share memory; warn of the first one."""
+        """Note a call that runs uncompiled because arguments share memory; warn of the first."""
         self.eager_calls += 1
         if not self._has_shared:
             self._has_shared = True

@@ -17,6 +17,7 @@ BUILTIN: Mapping[str, str] = {
     "differentiate": "irc.passes.differentiate:DifferentiatePass",
     "fuse": "irc.passes.fuse:FusePass",
     "pack-quantized": "irc.passes.pack_quantized:PackQuantizedPass",
+    "merge-matmuls": "irc.passes.merge_matmuls:MergeMatmulsPass",
     "order": "irc.passes.order:OrderPass",
     "split-reduction": "irc.passes.split_reduction:SplitReductionPass",
     "recompute": "irc.passes.recompute:RecomputePass",

@@ -24,7 +24,7 @@ from irc.dialects.flow import (
     tensor,
 )
 from irc.dialects.types import TensorType, is_float
-from irc.kernels.holds import is_unread
+from irc.kernels.holds import LIBRARY_DTYPES, is_unread
 from irc.ops.fold import fold_pointwise, fold_shape
 from irc.ops.infer import broadcast_shapes
 
@@ -111,11 +111,7 @@ def _rewritten(op: FlowOp) -> FlowOp | None:
     """Apply identities to an op until none holds; None where an older value took its place."""
     while not _is_pinned(op):
         found = next(
-            (
-                f
-                for f in (i(op) for i in (nothing, *IDENTITIES.get(op.name, ())))
-                if f is not None
-            ),
+            (f for f in (i(op) for i in (nothing, *IDENTITIES.get(op.name, ()))) if f is not None),
             None,
         )
         if found is None:
@@ -160,7 +156,7 @@ def nothing(op: FlowOp) -> Rewrite:
     if len(op.outputs) != 1 or isinstance(op, ConstantOp | ExternOp):
         return None  # a library op may raise, or print: its empty result orders it
     kind: Attribute = op.outputs[0].type
-    if not isinstance(kind, TensorType) or kind.dtype in ("c64", "c128"):
+    if not isinstance(kind, TensorType) or kind.dtype in LIBRARY_DTYPES:
         return None
     return _constant(op, (0,)) if 0 in kind.shape and not _placed(op) else None
 

@@ -15,6 +15,7 @@ from xdsl.passes import ModulePass
 from irc.constraints.fusion import FusionStatement, named_ops, parse_fusion
 from irc.constraints.pins import constraint_text
 from irc.dialects.flow import FlowOp, FusionOp, IotaOp, YieldOp, id_of, loc_of
+from irc.kernels.fixed import Fixed
 from irc.kernels.gathers import move_gathers
 from irc.kernels.groups import Grouping
 from irc.kernels.holds import (
@@ -108,8 +109,9 @@ class FusePass(ModulePass):
             _part_iotas(func.body.block)
         text, source = constraint_text(self.pins)
         wishes = _wishes(parse_fusion(text, source), op)
+        fixed = Fixed(op)
         return [
-            (f, Grouping(f.body.block, wishes.get(f.sym_name.data, ()), self.target))
+            (f, Grouping(f.body.block, wishes.get(f.sym_name.data, ()), self.target, fixed))
             for f in funcs
         ]
 

@@ -251,20 +251,19 @@ def test_threads_that_call_modules_of_one_form_keep_their_parameters_apart() -> 
         want = [module(x) for module in modules]
         run = compiled(lambda module, x: module(x))
         run(modules[0], x)
-    wrong: list[int] = []
+    wrong: list[bool] = []
 
     def calls(index: int) -> None:
         with torch.no_grad():
-            for _ in range(50):
-                if not torch.allclose(run(modules[index], x), want[index], rtol=1e-5, atol=1e-5):
-                    wrong.append(index)
+            found = [run(modules[index], x) for _ in range(50)]
+        wrong.extend(not torch.allclose(y, want[index], rtol=1e-5, atol=1e-5) for y in found)
 
     threads = [threading.Thread(target=calls, args=(i,)) for i in range(len(modules))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
+    assert len(wrong) == 200 and not any(wrong)
 
 
 def test_numbers_follow_torchs_seed() -> None:
@@ -274,7 +273,7 @@ def test_numbers_follow_torchs_seed() -> None:
     a, b = first(x), first(x)
     torch.manual_seed(7)
     torch.testing.assert_close(first(x), a)
-    assert not torch.equal(a, b) and not torch.equal(second(x) != 0, b != 0)
+    assert not torch.equal(a, b) and not torch.equal(second(x) != 0, a != 0)
     assert abs(float(a.mean()) - 1) < 0.1
 
 
@@ -288,6 +287,7 @@ def test_a_check_inside_a_library_op_raises() -> None:
 
 def test_open_sizes_that_vary_are_told() -> None:
     run = compiled(lambda x: torch.relu(x) * 2, dynamic=True)
+    for rows in (4, 5):
+        run(torch.randn(rows, 3))
     with pytest.warns(RecompileWarning, match=r"'x' .* dim 0 was 5, is 6"):
-        for rows in (4, 5, 6):
-            run(torch.randn(rows, 3))
+        run(torch.randn(6, 3))

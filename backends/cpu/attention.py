@@ -85,7 +85,7 @@ def plan_attention(form: AttentionForm, features: Features, workers: int) -> Att
     """Decide how an attention kernel runs."""
     row = len(form.space) - (4 if form.rows == 1 and form.repeats > 1 else 3)
     rows, lanes = form.space[row], features.float_lanes
-    wide = LONG <= rows and prod(form.space[:-2]) >= MANY_BLOCKS * 4 * lanes
+    wide = rows >= LONG and prod(form.space[:-2]) >= MANY_BLOCKS * 4 * lanes
     block = min((4 if wide else 2) * lanes, -(-rows // lanes) * lanes)
     keys = -(-form.chunk // -(-form.chunk // MAX_KEYS))
     keys += keys % 2 if keys < form.chunk else 0

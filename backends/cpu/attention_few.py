@@ -1,8 +1,8 @@
 """Attention of few rows, as a decoder's single tokens: keys and values are read once, in place.
 
 Scores are dot products with features in the lanes, the softmax has keys in the lanes, and rows of V
-are added with features in the lanes again. All rows are one block; threads share out heads and parts
-of the keys.
+are added with features in the lanes again. All rows are one block; threads share out heads, and
+parts of the keys.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class FewWriter(AttentionWriter):
         """Write the loop over the units of a thread."""
         form, plan = self.form, self.plan
         q, k, v = (self.place(role) for role in ("q", "k", "v"))
+        shape = (self.rows, self.pitch, form.depth)
         dots_function(
-            self.b, "irc.attention.dots", self.kind, (self.rows, self.pitch, form.depth), self.group,
+            self.b, "irc.attention.dots", self.kind, shape, self.group,
             Factor(q.dtype, (q.strides[plan.row], 1)), Factor(k.dtype, (1, k.strides[-1])),
         )  # fmt: skip
         tile_function(
@@ -158,7 +159,9 @@ class FewWriter(AttentionWriter):
             for row, top in enumerate(tops):
                 at = self._at(row, index)
                 score = b.binary("fmul", b.load(self.kind, at), factor)
-                score = self._masked(unit, row, b.add(key, index), self._exists(index, count), score)
+                score = self._masked(
+                    unit, row, b.add(key, index), self._exists(index, count), score
+                )
                 b.store(score, at)
                 after.append(maximum(b, score, top))
             return after

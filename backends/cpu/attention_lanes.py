@@ -40,9 +40,7 @@ class LanesWriter(AttentionWriter):
         self.tile = min(max(1, registers // self.vectors), form.keys)
         self.columns = _columns(form.width, max(1, registers // self.vectors))
         self.pairs = suits_pairs(plan)
-        self.copied = {
-            role: not self.pairs and _is_copied(self.place(role)) for role in ("k", "v")
-        }
+        self.copied = {role: not self.pairs and _is_copied(self.place(role)) for role in ("k", "v")}
         self.queries_at = self.reserve(form.depth * plan.block)
         self.scores_at = self.reserve((plan.keys + 2 * self.tile) * plan.block)
         self.totals_at = self.reserve(form.width * plan.block)

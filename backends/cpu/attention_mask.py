@@ -87,9 +87,7 @@ class MaskWriter:
         if not moves:
             return [first] * self.vectors
         rows = b.binary("add", first, b.iota(kind))
-        return [
-            b.binary("add", rows, constant(kind, v * lanes)) for v in range(self.vectors)
-        ]
+        return [b.binary("add", rows, constant(kind, v * lanes)) for v in range(self.vectors)]
 
     def _seen(self, last: Operand, key: Operand, score: Operand) -> Operand:
         b = self.b
@@ -121,4 +119,3 @@ class MaskWriter:
             at = b.address(first, memory, b.i64(index * stride))
             raw = b.insert(raw, b.load(Type(memory), at), lane)
         return unpack(b, raw, place.dtype)
-

@@ -1,8 +1,8 @@
 """Attention of bfloat16 by dot products of pairs (VDPBF16PS): two multiply-adds of every lane.
 
 Pairs lie along what is summed over: features of q and k, which lie side by side already, and keys,
-whose values are packed once for a head: ``[keys / 2][features][2]``. Powers are rounded to bfloat16,
-as torch rounds them; denormals count as zeros.
+whose values are packed once for a head: ``[keys / 2][features][2]``. Powers are rounded to
+bfloat16, as torch rounds them; denormals count as zeros.
 """
 
 from __future__ import annotations

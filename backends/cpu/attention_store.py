@@ -38,7 +38,9 @@ def store_block(
             # The last square is moved back: some features are stored twice.
             first = b.intrinsic("smin", feature, b.i64(width - lanes))
         for v, factor in enumerate(factors):
-            turned = transposed(b, [_column(writer, totals, first, j, v, factor) for j in range(lanes)])
+            turned = transposed(
+                b, [_column(writer, totals, first, j, v, factor) for j in range(lanes)]
+            )
             for i in range(min(lanes, _valid(writer) - v * lanes)):
                 _store(writer, unit, v * lanes + i, first, turned[i])
         return []
@@ -100,4 +102,3 @@ def store_sums(
             continue
         for i in range(min(lanes, valid)):
             b.store(b.lane(value, i), b.address(first, "float", b.i64((v * lanes + i) * stride)))
-

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from irc.backends.cpu.steps import Place, StepWriter
 
 
-def bounded_load(
-    steps: StepWriter, access: Access, place: Place, u: int, lanes: int
-) -> Operand:
+def bounded_load(steps: StepWriter, access: Access, place: Place, u: int, lanes: int) -> Operand:
     """Write one vector (or scalar) of a load with bounds."""
     b = steps.b
     inside = within(b, access.bounds, place, u, lanes)
@@ -42,9 +40,7 @@ def bounded_load(
     return b.select(b.splat(inside, lanes), value, fill)
 
 
-def within(
-    b: Builder, bounds: tuple[Bound, ...], place: Place, u: int, lanes: int
-) -> Operand:
+def within(b: Builder, bounds: tuple[Bound, ...], place: Place, u: int, lanes: int) -> Operand:
     """Return whether a place lies inside all bounds: one i1, or one for each lane."""
     scalar, vector = list[Operand](), list[Operand]()
     for bound in bounds:

@@ -18,6 +18,8 @@ from irc.kernels.schedule import PLACES
 
 LEAST_PRODUCTS = 12
 """Vectors of a register tile; with fewer, multiply-adds wait for one another."""
+MOST_ROWS = 12
+"""Places of a register tile: each has a pointer in a register of its own."""
 TILE_COST = 2
 """What a step of a tile costs beside its products, in products."""
 LEAST_UNITS = 8
@@ -99,9 +101,7 @@ def read_windows(nest: Nest) -> Windows | None:
     # Packed weights are walked straight through: taps first, then channels.
     follows = not any(last in bound.dims for bound in image.bounds)
     taps = tuple(d for d in sorted(nest.reduced) if not (follows and d == last))
-    return Windows(
-        nest, step, image, weight, groups, places, n, taps, last if follows else None
-    )
+    return Windows(nest, step, image, weight, groups, places, n, taps, last if follows else None)
 
 
 @dataclass(frozen=True)
@@ -141,21 +141,27 @@ def make_blocking(windows: Windows, features: Features) -> Blocking:
     """Divide the places into register tiles, and these into blocks whose windows fit the cache."""
     lanes = features.vector_bytes // (8 if windows.element == "double" else 4)
     registers = 24 if features.registers == 32 else 12
-    vectors = 4 if registers == 24 and windows.panel % (4 * lanes) == 0 else 2
+    vectors = min(4 if registers == 24 else 2, windows.panel // lanes)
     places = prod(windows.sizes(windows.places))
-    most = min(registers // vectors, places)
+    most = min(registers // vectors, MOST_ROWS, places)
     least = max(1, min(most, LEAST_PRODUCTS // vectors))
     rows = min(
         range(most, least - 1, -1), key=lambda r: -(-places // r) * (r * vectors + TILE_COST)
     )
-    columns, tiles = vectors * lanes, -(-places // rows)
-    panels = prod(windows.sizes(windows.groups)) * -(-windows.nest.extents[windows.n] // columns)
-    blocks = max(-(-tiles // max(1, PLACES // rows)), min(tiles, LEAST_UNITS // panels))
     item = 8 if windows.element == "double" else 4
-    tap = windows.channels * columns * item
+    tap = windows.channels * vectors * lanes * item
     chunk = windows.num_taps
     if chunk * tap > PANEL_BYTES:
         chunk = -(-chunk // -(-chunk * tap // PANEL_BYTES))
+    return block_places(windows, lanes, vectors, rows, chunk=chunk)
+
+
+def block_places(windows: Windows, lanes: int, vectors: int, rows: int, *, chunk: int) -> Blocking:
+    """Divide the register tiles of (rows, vectors) into blocks."""
+    places = prod(windows.sizes(windows.places))
+    columns, tiles = vectors * lanes, -(-places // rows)
+    panels = prod(windows.sizes(windows.groups)) * -(-windows.nest.extents[windows.n] // columns)
+    blocks = max(-(-tiles // max(1, PLACES // rows)), min(tiles, LEAST_UNITS // panels))
     return Blocking(lanes, rows, columns, places, -(-tiles // blocks), blocks, chunk)
 
 
@@ -172,8 +178,11 @@ class Scratch:
 def scratch_layout(windows: Windows, blocking: Blocking) -> Scratch:
     """Lay out the scratch memory of a thread, in bytes."""
     item = 8 if windows.element == "double" else 4
-    stride = 0 if windows.c is None else windows.image.strides[windows.c]
-    reach = stride * (windows.channels - 1) + 2
+    reach = 2
+    if windows.c is not None:
+        reach += windows.image.strides[windows.c] * (windows.channels - 1)
+    elif not windows.weight.blocks:  # depthwise: a place's channels are all read
+        reach += windows.nest.extents[windows.n]
     tile = blocking.rows * blocking.columns * item
     kept = 1 if blocking.chunk == windows.num_taps else blocking.tiles
     zeros = _lines(tile * kept)

@@ -107,9 +107,7 @@ class TableWriter:
             position = self._linear(bound.start, bound.strides, 1, known, moving)
             inside = b.compare("icmp ult", position, constant(position.type, bound.size))
             lanes = max(found.type.lanes, inside.type.lanes)
-            found = b.select(
-                b.splat(inside, lanes), b.splat(found, lanes), b.splat(outside, lanes)
-            )
+            found = b.select(b.splat(inside, lanes), b.splat(found, lanes), b.splat(outside, lanes))
         b.store(b.splat(found, POINTERS), target, 8)
 
     def _linear(

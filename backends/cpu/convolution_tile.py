@@ -94,9 +94,7 @@ class DottedPairs(Element):
         return b.emit(kind, f"bitcast {pair} to {kind}")
 
 
-def element_of(
-    total: Type, dtypes: tuple[str, str], *, pairs: bool, dots: bool
-) -> Element:
+def element_of(total: Type, dtypes: tuple[str, str], *, pairs: bool, dots: bool) -> Element:
     """Return how an image and a weight of (dtypes) are multiplied, packed in pairs or not."""
     if not pairs:
         return Element(total, *dtypes)

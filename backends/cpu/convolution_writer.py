@@ -12,12 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
+from typing import Literal
 
 from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
-from irc.backends.cpu.convolution import Windows, epilogue_nest, make_blocking, scratch_layout
+from irc.backends.cpu.convolution import (
+    Blocking,
+    Windows,
+    epilogue_nest,
+    make_blocking,
+    scratch_layout,
+)
 from irc.backends.cpu.convolution_table import TableWriter
-from irc.backends.cpu.convolution_tile import Walk, element_of, window_tile
+from irc.backends.cpu.convolution_tile import Element, Walk, element_of, window_tile
 from irc.backends.cpu.epilogue import EpilogueWriter
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.nest import analyse
@@ -45,22 +53,30 @@ class Block:
 class ConvolutionWriter:
     """Writes the body of a convolution into a builder."""
 
+    form: Literal["packed", "stream"] = "packed"
+
     def __init__(
         self, b: Builder, windows: Windows, features: Features, buffers: dict[int, Operand]
     ) -> None:
         self.b, self.windows, self.buffers = b, windows, buffers
-        self.blocking = make_blocking(windows, features)
+        self.blocking = self.divide(features)
         self.places = scratch_layout(windows, self.blocking)
         self.scratch = Operand(PTR, "%scratch")
         self.kind = Type(windows.element, self.blocking.lanes)
-        self.element = element_of(
-            self.kind,
-            (windows.image.dtype, windows.weight.dtype),
-            pairs=windows.pair > 1,
-            dots=features.dot_bf16,
-        )
+        self.dots = features.dot_bf16
         self.panels = -(-windows.nest.extents[windows.n] // self.blocking.columns)
         self.epilogue = self._epilogue(features)
+
+    def divide(self, features: Features) -> Blocking:
+        """Choose the blocks and the register tile."""
+        return make_blocking(self.windows, features)
+
+    @cached_property
+    def element(self) -> Element:
+        """What the register tile multiplies."""
+        w = self.windows
+        dtypes = (w.image.dtype, w.weight.dtype)
+        return element_of(self.kind, dtypes, pairs=w.pair > 1, dots=self.dots)
 
     @property
     def scratch_bytes(self) -> int:
@@ -87,7 +103,7 @@ class ConvolutionWriter:
         row = places[-1] if places else None
         product = Product(nest, step, a, weight, row, n, len(nest.extents) - 1)
         plan = self.blocking
-        tiling = Tiling("packed", plan.lanes, plan.rows, plan.columns)
+        tiling = Tiling(self.form, plan.lanes, plan.rows, plan.columns)
         return EpilogueWriter(
             self.b, product, analyse(nest), tiling, self.buffers, masked=features.masked,
             along=places,

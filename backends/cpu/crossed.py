@@ -17,6 +17,7 @@ from irc.backends.cpu.nest import Facts, Nest, Step
 from irc.backends.cpu.schedule import Schedule
 from irc.backends.cpu.steps import Env, Place, StepWriter
 from irc.backends.cpu.storage import MEMORY, unpack
+from irc.backends.cpu.streaming import either_way, streamed_buffers
 from irc.backends.cpu.units import each_unit
 from irc.dialects.types import ITEM_BYTES
 
@@ -103,7 +104,17 @@ class CrossedWriter:
             at += crossing.square_bytes(step)
 
     def write(self, chunks: int) -> None:
-        """Write the loop over this thread's units: blocks of the operand's fast dim."""
+        """Write the loop over this thread's units."""
+        streamed = streamed_buffers(self.nest, self.crossing.along, self.crossing.lanes)
+
+        def units(streamed: frozenset[int]) -> None:
+            self.steps.streamed = streamed
+            self.units(chunks)
+
+        either_way(self.b, self.steps.buffers, streamed, units)
+
+    def units(self, chunks: int) -> None:
+        """Write the loop over units: blocks of the operand's fast dim."""
         cross, lanes = self.crossing, self.crossing.lanes
         outer = [d for d in range(len(self.nest.extents)) if d not in (cross.along, cross.across)]
         width, size = BLOCK * lanes, self.nest.extents[cross.across]

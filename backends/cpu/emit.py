@@ -16,6 +16,7 @@ from irc.backends.cpu.builder import Builder, Operand
 from irc.backends.cpu.convolution import read_windows
 from irc.backends.cpu.convolution_writer import ConvolutionWriter
 from irc.backends.cpu.crossed import CrossedWriter, find_crossing
+from irc.backends.cpu.depthwise import DepthwiseWriter, read_depthwise
 from irc.backends.cpu.features import Features, host
 from irc.backends.cpu.nest import Nest, analyse, read, simplify
 from irc.backends.cpu.packed import PackedWriter
@@ -49,6 +50,7 @@ class KernelInfo:
         weight: the argument that threads read from end to end, each its share, if there is one;
             the kernel before asks for the beginning of each share.
         weight_bytes: its size.
+        checks: whether it says that an index lay outside, in a word before its scratch memory.
     """
 
     name: str
@@ -58,6 +60,7 @@ class KernelInfo:
     template: str
     weight: int = -1
     weight_bytes: int = 0
+    checks: bool = False
 
 
 def emit(kernel: KernelOp, features: Features | None = None) -> str:
@@ -72,7 +75,8 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
     if not _NAME.fullmatch(name):
         raise InternalError(f"kernel name {name!r} is no identifier")
     weight = streamed_weight(kernel) if template == "matmul panels" else (-1, 0)
-    info = KernelInfo(name, count, scratch, parallel, template, *weight)
+    checks = any(isinstance(op, LoadOp) and op.index_strides for op in kernel.body.ops)
+    info = KernelInfo(name, count, scratch, parallel, template, *weight, checks)
     body = b.function(f'define void @"{name}"(ptr %args, i64 %thread, i64 %threads, ptr %scratch)')
     return "\n".join([_PREFIX + json.dumps(asdict(info)), body, *b.functions.values(), ""])
 
@@ -105,6 +109,10 @@ def _write(
         convolution = ConvolutionWriter(b, windows, features, buffers)
         convolution.write()
         return convolution.scratch_bytes, convolution.parallel, "convolution"
+    if (windows := read_depthwise(nest, analyse(nest), features)) is not None:
+        depthwise = DepthwiseWriter(b, windows, features, buffers)
+        depthwise.write()
+        return depthwise.scratch_bytes, depthwise.parallel, "depthwise"
     product = recognise(nest)
     if product is None:
         return write_rows(b, nest, workers, features, buffers)

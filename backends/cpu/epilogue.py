@@ -57,7 +57,8 @@ class EpilogueWriter:
         """Write the loops over a tile's columns, then rows: what follows, and the stores."""
         b, plan = self.b, self.tiling
         # Long code is written once, short code for as many vectors as a panel mostly has.
-        unroll = 2 if len(self.epilogue) <= SHORT else 1
+        paired = plan.columns % (2 * plan.lanes) == 0
+        unroll = 2 if paired and len(self.epilogue) <= SHORT else 1
         end, stop = b.add(column, b.i64(plan.columns)), b.i64(self.n)
 
         def at(index: Operand, lanes: int, unroll: int, mask: Operand | None) -> list[Operand]:

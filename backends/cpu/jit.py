@@ -1,4 +1,8 @@
-"""Kernel texts to machine code in this process, with llvmlite; what was compiled is kept."""
+"""Kernel texts to machine code in this process, with llvmlite.
+
+What was compiled is kept, in the process and on disk (:mod:`irc.backends.cpu.object_cache`): code
+is generated as an object file, and an object, new or old, is linked into the process.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Sequence
 
 import llvmlite.binding as llvm
 
+from irc.backends.cpu import object_cache
 from irc.backends.cpu.emit import info_of
 from irc.backends.cpu.features import Features, host
 from irc.errors import IrcError
@@ -33,6 +38,20 @@ def _compile(
     texts: dict[tuple[str, Features], str], features: Features
 ) -> dict[tuple[str, Features], int]:
     machine = _target_machine(features)
+    key = object_cache.key_of(texts.values(), features, machine.triple)
+    data = object_cache.read(key)
+    if data is not None:
+        found = _linked(data, texts, machine)
+        if all(found.values()):
+            return found
+        object_cache.discard(key)
+    data = _object_of(texts, machine)
+    object_cache.write(key, data)
+    return _linked(data, texts, machine)
+
+
+def _object_of(texts: dict[tuple[str, Features], str], machine: llvm.TargetMachine) -> bytes:
+    """Return the object code of kernels, in one module."""
     module: llvm.ModuleRef | None = None
     for (digest, _), text in texts.items():
         part = _parse(text, f"irc_{digest}")
@@ -41,7 +60,19 @@ def _compile(
         else:
             module.link_in(part)
     assert module is not None
-    engine = _finish(module, machine)
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    _optimise(module, machine)
+    return machine.emit_object(module)
+
+
+def _linked(
+    data: bytes, texts: dict[tuple[str, Features], str], machine: llvm.TargetMachine
+) -> dict[tuple[str, Features], int]:
+    """Link an object into the process and return the addresses of its functions, 0 for none."""
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    _engines.append(engine)
     return {key: engine.get_function_address(f"irc_{key[0]}") for key in texts}
 
 

@@ -157,15 +157,16 @@ def _step(op: KernelBodyOp, result: int, numbers: dict[SSAValue, int]) -> Step:
 
 
 def _access(op: LoadOp | StoreOp, buffer: int, kind: BufferType) -> Access:
+    strides: tuple[int, ...] = to_python(op.strides)
     return Access(
         buffer,
         kind.dtype,
         kind.num_elements,
         op.offset.value.data,
-        to_python(op.strides),
+        strides,
         op.plain.get("index_strides", ()),
         tuple((d, size, inner) for d, (size, inner) in blocks_of(op).items()),
-        tuple(Bound(*row) for row in bound_rows(op.plain.get("bounds", ()), len(to_python(op.strides)))),
+        tuple(Bound(*row) for row in bound_rows(op.plain.get("bounds", ()), len(strides))),
         op.plain.get("fill", (0,))[0],
     )
 

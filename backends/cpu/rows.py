@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.builder import PTR, Builder, Operand, Type
 from irc.backends.cpu.nest import Access, Facts, Nest, Step
 from irc.backends.cpu.reduction import Reduction
 from irc.backends.cpu.schedule import Pass, Schedule
 from irc.backends.cpu.steps import Env, Place, StepWriter
 from irc.backends.cpu.storage import MEMORY
+from irc.backends.cpu.streaming import either_way, streamed_buffers
+from irc.backends.cpu.tile import prefetch
 from irc.backends.cpu.units import each_unit
 from irc.dialects.types import ITEM_BYTES
 
-LEAST_AHEAD, MOST_AHEAD = 512, 1 << 18
+LEAST_AHEAD, MOST_AHEAD = 1 << 12, 1 << 18
 """Bytes of a row that is fetched while the one before it is computed; two are in the cache."""
 
 Body = Callable[[Place, list[Operand]], list[Operand]]
@@ -47,7 +49,18 @@ class RowsWriter:
 
     def write(self) -> None:
         """Write the loop over this thread's units."""
-        b, plan = self.b, self.schedule
+        plan = self.schedule
+        streamed = streamed_buffers(self.nest, plan.vector, plan.lanes)
+
+        def units(streamed: frozenset[int]) -> None:
+            self.steps.streamed = streamed
+            self.units()
+
+        either_way(self.b, self.steps.buffers, streamed, units)
+
+    def units(self) -> None:
+        """Write the loop over units, in one way of storing."""
+        plan = self.schedule
         outer = [d for d in range(self.nest.parallel) if not (self.across and d == plan.vector)]
         extents = [self.nest.extents[d] for d in outer]
         blocks = 1
@@ -58,7 +71,7 @@ class RowsWriter:
         def unit(parts: list[Operand]) -> None:
             self.task(Place(dict(zip(outer, parts, strict=False))), parts[-1], blocks)
 
-        each_unit(b, [*extents, blocks], plan.chunks, unit)
+        each_unit(self.b, [*extents, blocks], plan.chunks, unit)
 
     def task(self, place: Place, block: Operand, blocks: int) -> None:
         """Write one row, or one block of lanes."""
@@ -132,8 +145,7 @@ class RowsWriter:
                 pointer, element = self.steps.buffers[access.buffer], MEMORY[access.dtype]
                 # Past the last row the address may be outside: no `inbounds`, and no fault.
                 at = self.b.emit(PTR, f"getelementptr {element}, {pointer}, {index}")
-                hints = [constant(Type("i32"), value) for value in (0, 3, 1)]
-                self.b.invoke("llvm.prefetch.p0", at, *hints)
+                prefetch(self.b, at)
 
     def is_inside(self, store: Step) -> bool:
         """True where a store belongs to a pass."""

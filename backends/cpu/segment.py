@@ -16,9 +16,10 @@ from irc.backends.cpu.driver import driver
 from irc.backends.cpu.emit import KernelInfo, emit, info_of
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.jit import compile_texts
+from irc.backends.cpu.steps import FAULT
 from irc.backends.cpu.steps import MAX_ARGS
 from irc.dialects.task import KernelOp
-from irc.errors import InternalError
+from irc.errors import InternalError, IrcError
 
 PAGE = 4096
 
@@ -29,6 +30,14 @@ class KernelCall:
 
     kernel: int
     args: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class _Workspace:
+    """Memory of one run: scratch of all threads, and the words that kernels set on a fault."""
+
+    memory: ctypes.Array[ctypes.c_char]
+    faults: Sequence[ctypes.c_int32]
 
 
 class Segment:
@@ -44,7 +53,7 @@ class Segment:
         used = [infos[call.kernel] for call in calls]
         self.num_threads = num_threads if any(info.parallel for info in used) else 1
         self.stride = _round_up(max((info.scratch_bytes for info in used), default=0))
-        if self.stride:
+        if self.stride or any(info.checks for info in used):
             self.stride += 128  # threads' scratch must not fall on the same cache sets
         words: list[int] = []
         later = _next_weights(infos, calls)
@@ -59,7 +68,8 @@ class Segment:
         self._table = (ctypes.c_int64 * (len(words) + 1))(*words)
         self._most = max((len(call.args) for call in calls), default=0)
         self._count, self._words = len(calls), ctypes.addressof(self._table)
-        self._workspaces: list[ctypes.Array[ctypes.c_char]] = []
+        self._workspaces: list[_Workspace] = []
+        self._checked = [infos[call.kernel].name for call in calls if infos[call.kernel].checks]
         self._driver = driver(pool=self.num_threads > 1)
         if self._most > MAX_ARGS:
             raise InternalError(f"a kernel of {self._most} buffers; at most {MAX_ARGS} are passed")
@@ -73,19 +83,27 @@ class Segment:
         except IndexError:
             workspace = self._allocate()
         threads = 1 if openmp.is_forked() else self.num_threads
-        self._driver(self._words, self._count, table, threads, workspace, self.stride)
+        self._driver(self._words, self._count, table, threads, workspace.memory, self.stride)
+        faulty = [word for word in workspace.faults if word.value]
+        for word in faulty:
+            word.value = 0
         workspaces.append(workspace)
+        if faulty:
+            raise _outside(self._checked)
 
     def run_pointers(self, pointers: Sequence[int]) -> None:
         """Run all calls on base pointers given as integers."""
         array = (ctypes.c_void_p * len(pointers))(*pointers)
         self.run(ctypes.addressof(array))
 
-    def _allocate(self) -> ctypes.Array[ctypes.c_char]:
+    def _allocate(self) -> _Workspace:
         size = self.stride * self.num_threads
-        raw = ctypes.create_string_buffer(size + PAGE)
-        start = -ctypes.addressof(raw) % PAGE
-        return (ctypes.c_char * size).from_buffer(raw, start)
+        raw = ctypes.create_string_buffer(size + 2 * PAGE)
+        start = -ctypes.addressof(raw) % PAGE + PAGE
+        memory = (ctypes.c_char * size).from_buffer(raw, start)
+        threads = range(self.num_threads if self._checked else 0)
+        words = [start - FAULT + thread * self.stride for thread in threads]
+        return _Workspace(memory, [ctypes.c_int32.from_buffer(raw, word) for word in words])
 
 
 def _next_weights(
@@ -100,6 +118,15 @@ def _next_weights(
         if info.weight >= 0:
             following = (*call.args[info.weight], info.weight_bytes)
     return found[::-1]
+
+
+def _outside(names: Sequence[str]) -> IrcError:
+    return IrcError(
+        "index-out-of-range",
+        f"an index lies outside the tensor that it selects from, in {', '.join(names)}",
+        because="such an element does not exist; torch refuses it too",
+        help="check token ids, labels and positions against the sizes of their tables",
+    )
 
 
 def _round_up(size: int) -> int:

@@ -21,6 +21,11 @@ NEXT_WEIGHT, NEXT_BYTES = MAX_ARGS, MAX_ARGS + 1
 """Behind its arguments a kernel finds the weight that a later kernel reads first."""
 
 Env = dict[int, list[Operand]]
+FAULT = 64
+"""Bytes from the word that a kernel sets where an index lies outside, to its scratch memory."""
+
+STREAMED = "!nontemporal !{i32 1}"
+"""Of a store: past the caches, without reading the line first."""
 
 
 @dataclass
@@ -52,13 +57,19 @@ class Place:
 
 @dataclass
 class StepWriter:
-    """Writes loads, stores and arithmetic of one kernel."""
+    """Writes loads, stores and arithmetic of one kernel.
+
+    Attributes:
+        scratch: where values lie that are kept between passes.
+        streamed: buffers whose whole, aligned vectors go past the caches.
+    """
 
     b: Builder
     nest: Nest
     facts: Facts
     buffers: dict[int, Operand]
     scratch: dict[int, Access] = field(default_factory=dict[int, Access])
+    streamed: frozenset[int] = frozenset()
 
     def steps(self, steps: Iterable[Step], env: Env, place: Place) -> None:
         """Write the steps whose values are not in ``env`` yet."""
@@ -196,8 +207,19 @@ class StepWriter:
             total = term if total is None else b.binary("add", total, term)
         assert total is not None
         low, high = self.reach(access)
-        total = b.intrinsic("smax", total, constant(total.type, -low))
-        return b.intrinsic("smin", total, constant(total.type, access.size - 1 - high))
+        inside = b.intrinsic("smax", total, constant(total.type, -low))
+        inside = b.intrinsic("smin", inside, constant(total.type, access.size - 1 - high))
+        self.report(b.compare("icmp ne", total, inside))
+        return inside
+
+    def report(self, outside: Operand) -> None:
+        """Tell the caller of the kernel, in front of the scratch memory, of an index outside."""
+        b = self.b
+        if outside.type.lanes > 1:
+            name = f"llvm.vector.reduce.or.{outside.type.mangled}"
+            outside = b.call(Type("i1"), name, outside)
+        word = b.address(Operand(PTR, "%scratch"), "i8", b.i64(-FAULT))
+        b.when(outside, lambda: b.store(constant(Type("i32"), 1), word))
 
     def reach(self, access: Access) -> tuple[int, int]:
         """Return the least and the greatest element that an access touches without gathers."""
@@ -224,6 +246,9 @@ class StepWriter:
                     b.store(b.lane(value, lane), b.address(pointer, element, index))
                 continue
             at = b.address(pointer, element, base)
+            if access.buffer in self.streamed and lanes > 1 and place.mask is None:
+                b.do(f"store {value}, {at}, align {lanes * value.type.bits // 8}, {STREAMED}")
+                continue
             if lanes == 1 or place.mask is None:
                 b.store(value, at)
                 continue

@@ -90,9 +90,7 @@ class Attention:
         source.line(f"const int begin = tile * {self.rows};")
         source.line(f"const int warp = threadIdx.x / {WARP}, lane = threadIdx.x % {WARP};")
         source.line("IRC_DYNAMIC_SHARED(memory);")
-        source.line("float* const q_tile = reinterpret_cast<float*>(memory);")
-        source.line(f"float* const k_tile = q_tile + {self.rows * a.depth};")
-        source.line(f"float* const v_tile = k_tile + {KEYS * (a.depth + 1)};")
+        self._pointers(source)
         source.line(f"const long long first = (long long)p * {a.chunk};")
         source.line(f"long long last = first + {a.chunk};")
         source.line(f"if (last > {a.keys}) last = {a.keys};")
@@ -104,6 +102,12 @@ class Attention:
             source.line("// No row of this block sees a later key.")
             source.line(f"const long long end = begin + {self.rows} + start;")
             source.line("if (last > end) last = end;")
+
+    def _pointers(self, source: Source) -> None:
+        depth = self.attention.depth
+        source.line("float* const q_tile = reinterpret_cast<float*>(memory);")
+        source.line(f"float* const k_tile = q_tile + {self.rows * depth};")
+        source.line(f"float* const v_tile = k_tile + {KEYS * (depth + 1)};")
 
     def _address(self, place: Place, s: str, t: str, feature: str) -> str:
         count = len(self.attention.lead)

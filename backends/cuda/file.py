@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from irc.backends.cuda.attention import Attention, read_attention
+from irc.backends.cuda.attention_tiles import AttentionTiles
 from irc.backends.cuda.driver import Plain, emit_main
 from irc.backends.cuda.functions import TYPES, expression, helpers_in
 from irc.backends.cuda.hopper import Hopper, encode
@@ -12,6 +13,7 @@ from irc.backends.cuda.hopper_instructions import hopper_helpers
 from irc.backends.cuda.pointwise import Pointwise
 from irc.backends.cuda.rows import Rows
 from irc.backends.cuda.simt import Simt
+from irc.backends.cuda.skinny import Skinny
 from irc.backends.cuda.split import SumOfParts
 from irc.backends.cuda.tensor_core import TensorCore
 from irc.dialects.mapping import TaskMapping
@@ -112,14 +114,17 @@ def form_and_template(kernel: KernelOp, arch: int | None = None) -> tuple[Form, 
     """
     if kernel.template.data == "attention":
         form, attention = read_attention(kernel)
-        return form, Attention(form, attention)
+        tiles = AttentionTiles.fits(form, attention)
+        return form, (AttentionTiles if tiles else Attention)(form, attention)
     form = read(kernel)
     check_supported(form, "CUDA", TYPES, expression)
     arch = form.options.get("arch", 80) if arch is None else arch
     if form.template == "matmul":
         if arch == 90 and Hopper.fits(form):
             return form, Hopper(form)
-        return form, TensorCore(form, arch) if TensorCore.fits(form) else Simt(form)
+        if TensorCore.fits(form):
+            return form, TensorCore(form, arch)
+        return form, Skinny(form) if Skinny.fits(form) else Simt(form)
     return form, Rows(form) if form.num_parallel < len(form.sizes) else Pointwise(form)
 
 
@@ -142,7 +147,8 @@ def _function(form: Form, template: Template | SumOfParts, name: str, partial: s
         arguments += [f"const __grid_constant__ CUtensorMap {m.letter}_map" for m in template.maps]
     if isinstance(template, SumOfParts) or parts_of(template) > 1:
         arguments.append(f"IRC_POINTER({partial}) partial")
-    head = f'extern "C" __global__ void __launch_bounds__({template.threads})\n'
+    bounds = template.bounds if isinstance(template, Hopper) else str(template.threads)
+    head = f'extern "C" __global__ void __launch_bounds__({bounds})\n'
     with body.block(f"{head}{name}({', '.join(arguments)}) {{", "}"):
         if template.blocks:
             template.emit(body)

@@ -220,11 +220,24 @@ template <typename T> __device__ inline T irc_round(bool x) { return irc_round<T
     "Vector": """
 template <typename T, int N> struct alignas(sizeof(T) * N) Vector { T at[N]; };
 """,
+    "irc_pack": """
+// Two halves in a register, the first one low.
+template <typename T> __device__ inline unsigned irc_pack(float low, float high) {
+  const Vector<T, 2> pair = {irc_round<T>(low), irc_round<T>(high)};
+  return *reinterpret_cast<const unsigned*>(&pair);
+}
+""",
 }
 
 
 def helpers_in(text: str) -> str:
     """Return the definitions of the helper functions that a text uses, in order."""
     known = {**HELPERS, **INSTRUCTIONS}
-    wanted = {name for name in re.findall(r"\b(?:irc_[a-z0-9_]+|Vector)\b", text) if name in known}
+    wanted: set[str] = set()
+    queue = [text]
+    while queue:
+        names = set(re.findall(r"\b(?:irc_[a-z0-9_]+|Vector)\b", queue.pop()))
+        fresh = (names & known.keys()) - wanted
+        wanted |= fresh
+        queue += [known[name] for name in fresh]
     return "".join(body for name, body in known.items() if name in wanted)

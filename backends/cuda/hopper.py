@@ -31,8 +31,9 @@ DEPTH = 64
 BLOCK_BYTES = 64 * 128
 """Of 64 rows of 128 bytes."""
 SHARED_LIMIT = 200 * 1024
-# Registers of a thread that loads, and of one that multiplies, for one group and for two.
-LOADER, WORKERS = 40, {1: 240, 2: 232}
+# Registers of a thread that loads, and of one that multiplies, where two groups do: together what
+# 384 threads of 168 have, with which such a kernel starts. One group does with what it starts with.
+LOADER, WORKER = 40, 232
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ class Hopper:
         assert a is not None and b is not None, "fits has been asked"
         self.maps = (a, b)
 
+    @property
+    def bounds(self) -> str:
+        """What ``__launch_bounds__`` says: registers change hands only where the start is known."""
+        return f"{self.threads}, 1" if self.groups == 2 else str(self.threads)
+
     @staticmethod
     def fits(form: Form) -> bool:
         """Return whether both operands are tensors that TMA can read."""
@@ -135,11 +141,13 @@ class Hopper:
             source.line("irc_barrier_fence();")
         source.line("__syncthreads();")
         with source.block(f"if (threadIdx.x < {GROUP}) {{", "}"):
-            source.line(f"irc_registers_less<{LOADER}>();")
+            if self.groups == 2:
+                source.line(f"irc_registers_less<{LOADER}>();")
             with source.block("if (threadIdx.x == 0) {", "}"):
                 self._load(source, batch)
             source.line("return;")
-        source.line(f"irc_registers_more<{WORKERS[self.groups]}>();")
+        if self.groups == 2:
+            source.line(f"irc_registers_more<{WORKER}>();")
         self._multiply(source)
         self._epilogue(source, batch)
 
@@ -207,6 +215,7 @@ class Hopper:
                 f"irc_barrier_arrive(empty + (step - begin - 1) % {self.stages});"
             )
         source.line("irc_products_left<0>();")
+        source.line("irc_products_done(sum);")
 
     def _epilogue(self, source: Source, batch: dict[int, str]) -> None:
         kind = "const long long" if self.form.is_wide else "const int"

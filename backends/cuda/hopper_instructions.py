@@ -97,6 +97,12 @@ __device__ inline void irc_products_commit() {
 template <int N> __device__ inline void irc_products_left() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
+// From here on sums are plain registers: a compiler that knows nothing of the wait must not read
+// them earlier.
+template <int N> __device__ inline void irc_products_done(float (&c)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(c[i]) :: "memory");
+}
 // A warpgroup gives registers back, or takes them.
 template <int N> __device__ inline void irc_registers_less() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N));

@@ -98,7 +98,7 @@ template <int N> __device__ inline void irc_copies_left() {
 template <int BYTES, bool SCALAR> __device__ inline int irc_place(int row, int byte) {
   constexpr int chunks = BYTES / 16;
   const int turn =
-      SCALAR ? row % 4 * 2 : chunks >= 8 ? row % 8 : row / (8 / chunks) % chunks;
+      SCALAR ? row % 4 * 2 : chunks >= 8 ? row % chunks : row / (8 / chunks) % chunks;
   return row * BYTES + (byte ^ turn * 16);
 }
 """,

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from irc.backends.cuda.functions import BYTES, TYPES
 from irc.backends.cuda.scalar import Scalar
 from irc.backends.cuda.staging import Operand
+from irc.kernels.banks import verify_free
+from irc.kernels.layout import Layout, row_major
 from irc.kernels.source import Source
 
+WARP = 32
 CHUNK = 16
 """Bytes that a lane reads or copies at once."""
 
@@ -49,6 +52,47 @@ class Tile(Operand):
         if not self.is_direct or self.form.buffers[self.maker.place.buffer].dtype != self.dtype:
             return False
         return self.vector * self.item in (4, 8, 16)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the 16-byte chunks of a row lie; ``irc_place`` is its code (not ``by_word``).
+
+        Eight rows that lanes read at one chunk are in eight different groups of four banks.
+        """
+        chunks = self.row_bytes // CHUNK
+        rows = self.num_bytes // self.row_bytes
+        return row_major(rows, chunks).swizzle(1, 0, (8 // min(chunks, 8)).bit_length() - 1)
+
+    def at(self, row: int, byte: int) -> int:
+        """Return the offset of a byte of the tile: the value of :meth:`place`."""
+        if self.by_word:
+            return row * self.row_bytes + (byte ^ row % 4 * 2 * CHUNK)
+        return self.layout((row, byte // CHUNK)) * CHUNK + byte % CHUNK
+
+    def verify_reads(self) -> None:
+        """Prove that no fragment that a warp reads has bank conflicts.
+
+        All warps read at multiples of eight rows (or of eight words) from the first, which changes
+        no bank relative to another; so the first fragment of each step of k stands for all.
+
+        Raises:
+            ValueError: with the lanes that want two words of one bank.
+        """
+        for k in range(0, self.depth * self.item, 2 * CHUNK):
+            if self.by_word:
+                words = [self.at(k // 4 + lane % 4, lane // 4 * 4) for lane in range(WARP)]
+                verify_free(words, 4, f"the words of {self.letter}")
+                continue
+            rows = [self._row(k, lane) for lane in range(WARP)]
+            verify_free(rows, CHUNK, f"the rows of {self.letter}")
+
+    def _row(self, k: int, lane: int) -> int:
+        """Return the offset of the 16 bytes that a lane names to ``ldmatrix``."""
+        near, far = lane // 8 % 2, lane // 16
+        along_m, along_k = (near, far) if self.letter == "a" else (far, near)
+        if self.k_fast:
+            return self.at(lane % 8 + along_m * 8, k + along_k * CHUNK)
+        return self.at(k // self.item + lane % 8 + along_k * 8, along_m * 8 * self.item)
 
     def place(self, row: str, byte: str) -> str:
         """Return the offset of a byte of the tile."""

@@ -98,6 +98,8 @@ class TensorCore:
 
     def emit(self, source: Source) -> None:
         """Append the body of the kernel function."""
+        for tile in (self.a, self.b):
+            tile.verify_reads()
         batch = place_block(source, self.form, self.extents, self.parts)
         source.line("IRC_DYNAMIC_SHARED(memory);")
         source.line(f"const int warp = threadIdx.x / {WARP}, lane = threadIdx.x % {WARP};")

@@ -259,7 +259,7 @@ class Attention:
             source.line(f"tl.store({address}, sums * {math.log(2)!r}, mask=mi)")
 
 
-
-
 def _load(address: str, masks: Sequence[str]) -> str:
-    return f"tl.load({address}, mask={' & '.join(masks)}, other=0)" if masks else f"tl.load({address})"
+    return (
+        f"tl.load({address}, mask={' & '.join(masks)}, other=0)" if masks else f"tl.load({address})"
+    )

@@ -107,10 +107,14 @@ def load_segment(
         IrcError: ``compiler-missing`` without Triton.
     """
     used = {call.kernel for call in calls}
-    arch = None if is_interpreted() else _arch()
-    launchers = [_launcher(text, arch) if i in used else _unused for i, text in enumerate(texts)]
+    launchers = [launcher(text) if i in used else _unused for i, text in enumerate(texts)]
     segment = TritonSegment(launchers, calls)
-    return segment if arch is None else GraphedSegment(segment, segment.num_bases)
+    return segment if is_interpreted() else GraphedSegment(segment, segment.num_bases)
+
+
+def launcher(text: str) -> Launcher:
+    """Compile a kernel file for the GPU at hand, or import it into Triton's interpreter."""
+    return _launcher(text, None if is_interpreted() else _arch())
 
 
 def _unused(pointers: Sequence[int]) -> None:

@@ -95,13 +95,16 @@ def _fusion(args: argparse.Namespace) -> str:
 
     from irc.kernels.groups import Grouping
     from irc.passes.fuse import FusePass
+    from irc.plugin import find_backend
     from irc.report.evidence import Evidence
     from irc.report.fusion import Fusion, write
 
-    def group_again(module: ModuleOp, pins: str) -> list[tuple[FuncOp, Grouping]]:
-        return FusePass(pins=pins).groupings(module)
-
     evidence = Evidence.of(args.name)
+    target = find_backend(evidence.plan.backend).targets[0]
+
+    def group_again(module: ModuleOp, pins: str) -> list[tuple[FuncOp, Grouping]]:
+        return FusePass(pins=pins, target=target).groupings(module)
+
     if args.why_not is not None and len(args.why_not) != 2:
         raise IrcError(
             "option-value",

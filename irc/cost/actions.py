@@ -12,6 +12,7 @@ from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.measured import Times, Typed, kernel_key, library_key, load_times
 from irc.cost.model import ClusterCost, computed_in
 from irc.cost.roofline import roofline_s
+from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.comm import (
     CollectiveOp,
     LocalChunkOp,
@@ -30,6 +31,7 @@ from irc.dialects.task import (
     ViewOp,
 )
 from irc.dialects.types import ITEM_BYTES, TensorType
+from irc.ops.attention_ops import SOFTMAX_FLOPS
 from irc.ops.pointwise import POINTWISE
 from irc.ops.rule import RuleError
 from irc.ops.work import bytes_moved, flops
@@ -120,6 +122,8 @@ def kernel_flops(kernel: KernelOp) -> int:
     for op in kernel.body.block.ops:
         if isinstance(op, KernelContractOp):
             total += 2 * full
+        elif isinstance(op, KernelAttentionOp):
+            total += full * (2 * op.form.depth + 2 * op.form.width + SOFTMAX_FLOPS)
         elif isinstance(op, KernelPointwiseOp):
             total += POINTWISE[op.fn.data].flops * (full if op.value.is_full else tasks)
     return total

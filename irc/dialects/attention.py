@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import ArrayAttr, BoolAttr, FloatAttr, IntegerAttr, S
 from xdsl.irdl import irdl_op_definition, prop_def
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.flow import Ints, to_python
+from irc.dialects.flow import Ints
 from irc.dialects.task import BufferType, KernelBodyOp, KernelOp
 
 INPUTS = ("q", "k", "v", "mask", "start", "y0", "sums0")
@@ -137,7 +137,7 @@ class KernelAttentionOp(KernelBodyOp):
             kind = value.type
             assert isinstance(kind, BufferType)
             *strides, feature = attrs["strides"][i * width : (i + 1) * width]
-            buffer = kernel.args.index(value)  # type: ignore[arg-type]  # verified: an argument
+            buffer = kernel.args.index(value)
             places[role] = Place(
                 buffer, kind.dtype, kind.num_elements, attrs["offsets"][i], tuple(strides), feature
             )
@@ -214,6 +214,4 @@ def _verify_reach(role: str, place: Place, form: AttentionForm) -> None:
     low = place.offset + sum(min(s, 0) * (n - 1) for s, n in pairs)
     high = place.offset + sum(max(s, 0) * (n - 1) for s, n in pairs)
     if low < 0 or high >= place.size:
-        raise VerifyException(
-            f"{role} touches elements {low}..{high} of a buffer of {place.size}"
-        )
+        raise VerifyException(f"{role} touches elements {low}..{high} of a buffer of {place.size}")

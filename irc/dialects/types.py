@@ -47,6 +47,7 @@ DTYPES: Mapping[str, Attribute] = {
     "u32": IntegerType(32, Signedness.UNSIGNED),
     "u64": IntegerType(64, Signedness.UNSIGNED),
     "i1": IntegerType(1),
+    "c32": ComplexType(Float16Type()),
     "c64": ComplexType(Float32Type()),
     "c128": ComplexType(Float64Type()),
 }
@@ -56,7 +57,7 @@ DTYPE_NAMES: Mapping[Attribute, str] = {attr: name for name, attr in DTYPES.item
 
 ITEM_BYTES: Mapping[str, int] = {
     "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1,
-    "u16": 2, "u32": 4, "u64": 8, "i1": 1, "c64": 8, "c128": 16,
+    "u16": 2, "u32": 4, "u64": 8, "i1": 1, "c32": 4, "c64": 8, "c128": 16,
 }  # fmt: skip
 
 

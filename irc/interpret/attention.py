@@ -37,8 +37,8 @@ def run_attention(
     """
     form = op.form
     size = max(1, ELEMENTS // (form.chunk * max(form.depth, form.width)))
-    for part in tasks.split(size):
-        _Rows(op, part, buffers, counts, dtype).run()
+    for start in range(0, len(tasks), size):
+        _Rows(op, tasks[start : start + size], buffers, counts, dtype).run()
 
 
 class _Rows:

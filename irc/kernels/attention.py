@@ -39,7 +39,11 @@ def is_attention(op: Operation, target: str) -> bool:
         isinstance(op, ExternOp) and op.target.data == ATTENTION
     )
     values = (*op.operands, *op.results)
-    if not named or target not in TARGETS or not all(isinstance(v.type, TensorType) for v in values):
+    if (
+        not named
+        or target not in TARGETS
+        or not all(isinstance(v.type, TensorType) for v in values)
+    ):
         return False
     if any(0 in tensor(value).shape for value in values):
         return False
@@ -65,7 +69,7 @@ def _is_held(role: str, value: SSAValue, op: FlowOp) -> bool:
 def roles_of(op: FlowOp) -> list[tuple[str, SSAValue]]:
     """Return the roles of an attention op's operands and results, in the order of the kernel."""
     form = form_of(op.plain, len(op.inputs))
-    found = list(zip(("q", "k", "v"), op.inputs, strict=False))
+    found: list[tuple[str, SSAValue]] = list(zip(("q", "k", "v"), op.inputs, strict=False))
     for role, place in (("mask", form.mask), ("start", form.start)):
         if place is not None:
             found.append((role, op.inputs[place]))

@@ -38,7 +38,15 @@ from irc.kernels.holds import (
 from irc.kernels.lower import Lowered, lower
 from irc.kernels.names import hint, identity
 from irc.kernels.nest import nest_of
-from irc.kernels.orders import Orders, channels_last, has_channels_last, ordered_view, orders_of
+from irc.kernels.orders import (
+    Orders,
+    channels_last,
+    has_channels_last,
+    is_depthwise,
+    ordered_view,
+    orders_of,
+    taps_first,
+)
 from irc.kernels.pack import Packed, packed, weight_of
 from irc.kernels.pack_windows import packed_windows
 from irc.kernels.trace import GroupError, Stored
@@ -241,7 +249,7 @@ class _Mapper:
         source = _Source(self, arguments)
         self._turn_images(ops, source)
         for _ in range(MAX_COPIES):
-            orders = self._orders(ops, outputs, source) if free else {}
+            orders: Orders = self._orders(ops, outputs, source) if free else {}
             try:
                 made = self.table.lower(ops, outputs, source, loc_of(origin), orders)
                 break
@@ -266,7 +274,7 @@ class _Mapper:
         if "sbp" in origin.attributes and not orders:
             launch.attributes["sbp"] = origin.attributes["sbp"]
         self._insert(launch)
-        results = list(launch.outputs)
+        results: list[SSAValue] = list(launch.outputs)
         for i, value in enumerate(outputs):
             if value in orders:
                 results[i] = self._logical(value, results[i], orders[value])
@@ -295,6 +303,9 @@ class _Mapper:
                 image = source.outside(op.inputs[0])
                 if not has_channels_last(self.stored(image)[1]):
                     self._copy(image, channels_last(len(shape_of(image))))
+                weight = source.outside(op.inputs[1])
+                if is_depthwise(op):
+                    self._copy(weight, taps_first(len(shape_of(weight))))
 
     def _packed(self, made: Lowered) -> Lowered:
         """Let a matmul read its weight in panels, after the launch that packs it."""

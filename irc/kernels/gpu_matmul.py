@@ -198,8 +198,10 @@ def seconds(tile: Tile, problem: Problem, gpu: Gpu) -> float:
     step = max(arithmetic, shared, latency) + BARRIER_S / together
     whole = per_unit * steps * step + -(-per_unit // resident) * STEP_S
     cached = blocks * steps * (tile.m + tile.n) * tile.k * item / gpu.cache_bytes_per_s
-    moved = problem.batch * item * (
-        problem.m * problem.k + problem.k * problem.n + problem.m * problem.n
+    moved = (
+        problem.batch
+        * item
+        * (problem.m * problem.k + problem.k * problem.n + problem.m * problem.n)
     )
     # What is hidden is not free: of two tiles that are as fast, the one that reads less.
     found = max(whole, cached, moved / gpu.bytes_per_s) + 0.2 * cached

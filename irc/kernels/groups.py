@@ -9,7 +9,7 @@ what is right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from xdsl.dialects.func import ReturnOp
@@ -81,7 +81,14 @@ class Grouping:
         IrcError: ``fusion-impossible`` for a wish that no kernel can fulfil.
     """
 
-    def __init__(self, block: Block, wishes: Iterable[Wish] = (), target: str = "cpu") -> None:
+    def __init__(
+        self,
+        block: Block,
+        wishes: Iterable[Wish] = (),
+        target: str = "cpu",
+        fixed: Callable[[SSAValue], bool] = lambda _: False,
+    ) -> None:
+        self.fixed = fixed
         self.block, self.wishes, self.target = block, Wishes(wishes), target
         self.position: dict[Operation, int] = {op: i for i, op in enumerate(block.ops)}
         self.owner: dict[Operation, Unit] = {}
@@ -199,6 +206,9 @@ class Grouping:
         """Yield what an op may join, best first: a matmul, all row groups at once, each alone."""
         # A kernel of forward that took backward ops along would make early what is kept for long.
         same = [unit for unit in reads if _is_forward(unit.ops[0]) == _is_forward(op)]
+        if not self.fixed(op.outputs[0]):
+            # A sum of a weight is made once; joined, it would be made at each call.
+            same = [unit for unit in same if not self._is_fixed_sum(unit)]
         latest = sorted(same, key=lambda unit: -self.position[unit.ops[-1]])
         if isinstance(op, PointwiseOp):
             for unit in latest:
@@ -209,6 +219,9 @@ class Grouping:
             yield rows
         for unit in rows:
             yield [unit]
+
+    def _is_fixed_sum(self, unit: Unit) -> bool:
+        return any(isinstance(op, ReduceOp) and self.fixed(op.outputs[0]) for op in unit.ops)
 
     def _continues(self, op: FlowOp, unit: Unit) -> bool:
         """True where ``op`` alone reads a matmul's value (a return may: it saves it for later)."""

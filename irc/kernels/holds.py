@@ -25,7 +25,7 @@ COMPUTE_OPS = CPU_OPS | {
     "flow.gather",
 }  # fmt: skip
 FREE_OPS = frozenset({"flow.constant", "flow.iota"})
-LIBRARY_DTYPES = frozenset({"c64", "c128", "u16", "u32", "u64"})
+LIBRARY_DTYPES = frozenset({"c32", "c64", "c128", "u16", "u32", "u64"})
 """Element types that kernels do not know."""
 
 KERNEL_OPS = SHAPE_OPS | COMPUTE_OPS | FREE_OPS

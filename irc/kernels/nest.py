@@ -103,7 +103,7 @@ def nest_of(
         GroupError: where the group is no single kernel.
     """
     walk, terms = trace(ops, outputs, source)
-    known = {} if orders is None else orders
+    known: Orders = orders or {}
     kept = [known.get(v, tuple(range(len(t.dims)))) for v, t in zip(outputs, terms, strict=True)]
     spans = [tuple(t.dims[d] for d in order) for t, order in zip(terms, kept, strict=True)]
     nodes = _live(walk, terms)

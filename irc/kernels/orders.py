@@ -28,6 +28,21 @@ def channels_last(ndim: int) -> tuple[int, ...]:
     return (0, *range(2, ndim), 1)
 
 
+def taps_first(ndim: int) -> tuple[int, ...]:
+    """Return the order of a weight's dims in which lanes lie along output channels.
+
+    >>> taps_first(4)
+    (2, 3, 1, 0)
+    """
+    return (*range(2, ndim), 1, 0)
+
+
+def is_depthwise(op: FlowOp) -> bool:
+    """True for a convolution of one input and one output channel a group."""
+    out, each, *_ = shape_of(op.inputs[1])
+    return each == 1 and out == op.plain["groups"] > 1
+
+
 def ordered_view(shape: Sequence[int], order: Sequence[int]) -> View:
     """Return the view of a value whose memory is contiguous in an order of its dims."""
     inverse = tuple(order.index(d) for d in range(len(order)))

@@ -23,6 +23,8 @@ from irc.dialects.task import (
 from irc.kernels.pack import COLUMNS, MANY, NARROW, PAIRED, Packed
 
 TEMPLATE = "convolution"
+FEW = 16
+"""Columns of the panel of very few output channels."""
 
 
 def packed_windows(kernel: KernelOp) -> Packed | None:
@@ -81,6 +83,8 @@ def _has_runs(kernel: KernelOp) -> bool:
 
 
 def _columns(n: int) -> int:
+    if n <= FEW:
+        return FEW
     return NARROW if n < MANY and 0 < n % COLUMNS <= NARROW else COLUMNS
 
 

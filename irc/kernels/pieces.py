@@ -132,9 +132,7 @@ def _compared(walk: Trace, fn: str, position: Node, limit: int) -> Node:
 
 def _where(walk: Trace, here: Node, node: Node, other: Node, dtype: str) -> Node:
     axes = (*here.axes, *node.axes, *other.axes)
-    return walk.node(
-        "pointwise", dtype, axes, operands=(here, node, other), attrs={"fn": "where"}
-    )
+    return walk.node("pointwise", dtype, axes, operands=(here, node, other), attrs={"fn": "where"})
 
 
 class _Move:

@@ -94,9 +94,7 @@ def split(kernel: KernelOp, parts: int, target: str) -> Halves:
     products, first = _products(kernel, contract, parts, target)
     total, second = _total(kernel, contract, parts, target)
     tasks = kernel.space_extents[:-1]
-    return Halves(
-        products, total, first, second, (parts, *tasks), ACCUMULATORS[_dtype(contract)]
-    )
+    return Halves(products, total, first, second, (parts, *tasks), ACCUMULATORS[_dtype(contract)])
 
 
 def _products(
@@ -151,9 +149,7 @@ def _total(
     return _kernel(kernel, "sum", "rows", space, block, count, target, contract), used
 
 
-def _sum(
-    block: Block, strides: Sequence[int], dtype: str, origin: KernelContractOp
-) -> SSAValue:
+def _sum(block: Block, strides: Sequence[int], dtype: str, origin: KernelContractOp) -> SSAValue:
     load = LoadOp.make(
         [block.args[0]], [ValueType.of(dtype, full=True)], offset=0, strides=tuple(strides)
     )

@@ -27,6 +27,7 @@ from irc.plan.schema import (
     Wait,
     touched,
 )
+from irc.plan.update import update_in_place
 
 
 def build_plan(
@@ -51,7 +52,8 @@ def build_plan(
     """
     flat = Flattener(module, seconds or (lambda _: None))
     flat.run()
-    hoisted = hoist(flat.buffers, flat.steps, flat.kernels)
+    updated, steps = update_in_place(flat.buffers, flat.steps, flat.kernels)
+    hoisted = hoist(updated, steps, flat.kernels)
     intervals = _intervals(hoisted)
     buffers = _place(hoisted.buffers, intervals)
     arena = max((b.offset + b.size_bytes for b in buffers if b.storage == "arena"), default=0)

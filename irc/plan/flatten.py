@@ -33,6 +33,7 @@ from irc.plan.schema import (
     cut,
     row_major,
 )
+from irc.plan.update import element_pairs
 
 Seconds: TypeAlias = Callable[[Operation], float | None]
 """Predicted time of one launch, library op or collective."""
@@ -181,7 +182,8 @@ class Flattener:
                 assert isinstance(arg.type, BufferType)
                 args.append(KernelArg(arg.type.num_elements, arg.type.dtype))
             self._kernel_index[symbol] = len(self.kernels)
-            self.kernels.append(Kernel(symbol, tuple(args), kernel.num_inputs.value.data))
+            count, pairs = kernel.num_inputs.value.data, element_pairs(kernel)
+            self.kernels.append(Kernel(symbol, tuple(args), count, pairs))
         return self._kernel_index[symbol]
 
     def _library(self, op: FlowOp, operands: list[int], path: str) -> list[int]:

@@ -39,7 +39,7 @@ def hoist(buffers: Sequence[Buffer], steps: Sequence[Step], kernels: Sequence[Ke
         steps: in order.
         kernels: what calls name.
     """
-    written = _written(buffers, steps)
+    written = _written(buffers, steps, kernels)
     fixed = {
         index
         for index, buffer in enumerate(buffers)
@@ -66,7 +66,9 @@ def hoist(buffers: Sequence[Buffer], steps: Sequence[Step], kernels: Sequence[Ke
     return Hoisted(placed, [steps[i] for i in sorted(moved)], rest)
 
 
-def _written(buffers: Sequence[Buffer], steps: Sequence[Step]) -> set[int]:
+def _written(
+    buffers: Sequence[Buffer], steps: Sequence[Step], kernels: Sequence[Kernel]
+) -> set[int]:
     """The buffers that a step changes after they have been made: states, and caches."""
     found: set[int] = set()
     for step in steps:
@@ -74,6 +76,8 @@ def _written(buffers: Sequence[Buffer], steps: Sequence[Step]) -> set[int]:
             found.add(_root(buffers, step.target))
         elif isinstance(step, Library | Start):
             found.update(_root(buffers, i) for i in step.outputs)
+        elif isinstance(step, Call):
+            found.update(step.args[kernels[step.kernel].num_inputs :])
     return found
 
 

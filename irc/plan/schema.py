@@ -102,11 +102,15 @@ class KernelArg:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel: its symbol and arguments, the first ``num_inputs`` read, others written."""
+    """A kernel: its symbol and arguments, the first ``num_inputs`` read, others written.
+
+    ``in_place`` are pairs of an input and an output (positions) that may be one buffer.
+    """
 
     name: str
     args: tuple[KernelArg, ...]
     num_inputs: int
+    in_place: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -293,7 +297,14 @@ class Plan:
 
     def states(self) -> list[int]:
         """Return the weights that a call writes."""
-        return [a.target for a in self.actions if isinstance(a, Copy) and a.target in self.weights]
+        copied = [a.target for a in self.actions if isinstance(a, Copy)]
+        return [i for i in (*copied, *self.updated()) if i in self.weights]
+
+    def updated(self) -> list[int]:
+        """Return the weights that kernels write where they lie."""
+        calls = (call for a in self.actions if isinstance(a, Kernels) for call in a.calls)
+        written = (i for call in calls for i in call.args[self.kernels[call.kernel].num_inputs :])
+        return [i for i in written if self.buffers[i].storage == "weight"]
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from irc.plan.schema import (
     Buffer,
     Call,
     Copy,
+    Kernel,
     Kernels,
     Library,
     Plan,
@@ -215,8 +216,21 @@ class _Replay:
                     f"{kernel.name} takes {want.elements} {want.dtype}, "
                     f"buffer {index} has {buffer.num_elements} {buffer.dtype}"
                 )
-        count = kernel.num_inputs
-        self._run(call.args[: _natural(count)], call.args[count:])
+        count = _natural(kernel.num_inputs)
+        self._check_shared(call, kernel)
+        inputs = [i for i in call.args[:count] if i not in call.args[count:]]
+        # What is updated in place must hold a value before, too.
+        self._read([i for i in call.args[:count] if i not in inputs])
+        self._run(inputs, call.args[count:])
+
+    def _check_shared(self, call: Call, kernel: Kernel) -> None:
+        """An output may be an input only where the kernel says so."""
+        for output in range(kernel.num_inputs, len(call.args)):
+            for position in range(kernel.num_inputs):
+                same = self.plan.root(call.args[position]) == call.args[output]
+                allowed = call.args[position] == call.args[output]
+                if same and not (allowed and (position, output) in kernel.in_place):
+                    raise _ProblemError(f"writes buffer {call.args[output]}, which it reads")
 
     def _check_copy(self, copy: Copy) -> None:
         source = self.plan.buffers[_natural(copy.source)]
@@ -266,12 +280,17 @@ class _Replay:
         for index in (*inputs, *outputs):
             if not 0 <= index < len(plan.buffers):
                 raise _ProblemError(f"names buffer {index} of {len(plan.buffers)}")
-        roots = [plan.root(index) for index in inputs]
+        roots = self._read(inputs)
+        for index in outputs:
+            self._write(index, roots)
+
+    def _read(self, inputs: Sequence[int]) -> list[int]:
+        """Check that buffers hold values; return who owns their memory."""
+        roots = [self.plan.root(index) for index in inputs]
         for index, root in zip(inputs, roots, strict=True):
             if root not in self.valid:
                 raise _ProblemError(f"reads buffer {index}, which holds no value now")
-        for index in outputs:
-            self._write(index, roots)
+        return roots
 
     def _write(self, index: int, reading: Sequence[int]) -> None:
         plan = self.plan

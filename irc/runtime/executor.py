@@ -93,6 +93,9 @@ class Executor:
         self._bases = [spec.base for spec in self._inputs]
         self._outputs = _Outputs(plan)
         self._seeds = [self._weights[i] for i in plan.weights if plan.buffers[i].role == "seed"]
+        self._updated = [
+            self._weights[i] for i in plan.updated() if not self._weights[i].is_inference()
+        ]
         self._frames: deque[tuple[Frame, list[Run]]] = deque()
         only_kernels = all(isinstance(action, Kernels) for action in plan.actions)
         self._only_kernels = only_kernels
@@ -150,6 +153,9 @@ class Executor:
                     seed.add_(1)
         if self._copies is not None:
             self._copies.write_back()
+        if self._updated:
+            # As torch's own ops do: what is made of these weights elsewhere is out of date.
+            torch.autograd.graph.increment_version(self._updated)
         # Only after success: what failed may still be written to by a collective in flight.
         self._frames.append((frame, steps))
         return self._outputs.show(fresh)

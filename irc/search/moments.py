@@ -18,6 +18,7 @@ from irc.dialects.builder import arguments, results
 from irc.dialects.flow import ExternOp, FlowOp, id_of, phase_of, tensor
 from irc.dialects.placement import Placement
 from irc.dialects.types import TensorType
+from irc.kernels.attention import is_attention
 from irc.kernels.holds import has_kernel
 from irc.ops.work import VIEWS
 from irc.search.liveness import Liveness, Reads, Span, Timeline
@@ -314,14 +315,16 @@ def _is_joined(op: Operation) -> bool:
 
 def _in_library(op: Operation) -> bool:
     """True for an op whose result the library allocates, and which is then copied to its place."""
-    return isinstance(op, FlowOp) and op.name not in VIEWS and not has_kernel(op)
+    if not isinstance(op, FlowOp) or op.name in VIEWS:
+        return False
+    return not has_kernel(op) and not is_attention(op, "cpu")
 
 
 def _in_blocks(op: Operation) -> bool:
     """True for attention that no flash kernel computes: with a mask, or heads that share keys."""
     target = op.plain["target"] if isinstance(op, ExternOp) else ""
     places = {"irc::attention": (0, 1, 3), "irc::attention_backward": (1, 2, 6)}
-    if target not in places or not isinstance(op, ExternOp):
+    if target not in places or not isinstance(op, ExternOp) or is_attention(op, "cpu"):
         return False
     q, k, count = places[target]
     shapes = [tensor(op.inputs[place]).shape for place in (q, k)]

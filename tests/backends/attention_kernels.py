@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 
 import torch
 from xdsl.dialects.builtin import BoolAttr, FloatAttr, f64

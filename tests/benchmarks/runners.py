@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.benchmarks.quantized_runners import QUANTIZED
+
 Run = Callable[..., Any]
 
 FREEZING = {"freezing": True}
@@ -71,6 +73,7 @@ RUNNERS: Mapping[str, Callable[[Any, tuple[Any, ...]], Run]] = {
     "onnxruntime": _onnx_runtime,
     "irc.compile": _irc,
     "irc backend": _irc_backend,
+    **QUANTIZED,
 }
 
 TRACING = (

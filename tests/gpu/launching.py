@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from irc.backends.triton import emit
-from irc.backends.triton.build import compile_module, import_kernel
+from irc.backends.triton import emit, is_interpreted
+from irc.backends.triton.segment import launcher
 from irc.dialects.task import KernelOp
+from irc.runtime.device import device_of
 from irc.runtime.library import dtypes
 from tests.backends import gpu_kernels
 
@@ -24,39 +23,32 @@ FLUSH_BYTES = 256 << 20
 class Launch:
     """A kernel that is compiled for a device, and its buffers there."""
 
-    compiled: Any
-    grid: tuple[int, int, int]
+    launcher: Callable[[Sequence[int]], None]
     buffers: list[torch.Tensor]
 
     def __call__(self) -> None:
         """Launch it on the current stream."""
-        if self.grid[0]:
-            self.compiled[self.grid](*[buffer.data_ptr() for buffer in self.buffers])
+        self.launcher([buffer.data_ptr() for buffer in self.buffers])
 
 
-def compiled(kernel: KernelOp, arch: int) -> tuple[Any, tuple[int, int, int]]:
-    """Compile a kernel; returns Triton's kernel and the grid."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.py"
-        path.write_text(emit(kernel), encoding="utf-8")
-        module = import_kernel(path)
-        return compile_module(module, arch), (module.GRID[0], 1, 1)
+def prepare(kernel: KernelOp, inputs: list[torch.Tensor]) -> Launch:
+    """Compile a kernel, and put its inputs and room for its outputs on the device.
 
-
-def prepare(kernel: KernelOp, inputs: list[torch.Tensor], arch: int, device: str) -> Launch:
-    """Compile a kernel, and put its inputs and room for its outputs on the device."""
-    made, grid = compiled(kernel, arch)
+    In Triton's interpreter the device is the host.
+    """
+    place = device_of("triton")
     outputs = [
-        torch.zeros(a.type.num_elements, dtype=dtypes()[a.type.dtype], device=device)
+        torch.zeros(a.type.num_elements, dtype=dtypes()[a.type.dtype], device=place)
         for a in kernel.args[len(inputs) :]
     ]
-    return Launch(made, grid, [*(x.to(device) for x in inputs), *outputs])
+    return Launch(launcher(emit(kernel)), [*(x.to(place) for x in inputs), *outputs])
 
 
 def error(kernel: KernelOp, launch: Launch, inputs: list[torch.Tensor]) -> float:
     """Run once and return the largest error over its tolerance: at most 1 is right."""
     launch()
-    torch.cuda.synchronize()
+    if not is_interpreted():
+        torch.cuda.synchronize()
     worst = 0.0
     found = launch.buffers[len(inputs) :]
     for made, wanted in zip(found, gpu_kernels.meaning(kernel, inputs), strict=True):
@@ -77,7 +69,7 @@ def excess(made: torch.Tensor, wanted: torch.Tensor, kernel: KernelOp) -> float:
     return worst if worst == worst else float("inf")
 
 
-def seconds(run: Any, *, samples: int = 20, cold: bool = False) -> float:
+def seconds(run: Callable[[], object], *, samples: int = 20, cold: bool = False) -> float:
     """Return the median seconds of a call on the device, after two that do not count.
 
     Args:

@@ -30,7 +30,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     made = Executor.__init__
 
-    def spy(self: Executor, loaded, *args, **options) -> None:  # noqa: ANN001, ANN002, ANN003
+    def spy(self: Executor, loaded, *args, **options) -> None:
         found.extend(a.op for a in loaded.plan.actions if isinstance(a, Library))
         made(self, loaded, *args, **options)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-ORDER = ("failing", "dynamo", "fall-back", "native")
+ORDER = ("failing", "left", "fall-back", "native")
 """Verdicts, the worst first: an entry has that of its worst sample."""
 
 
@@ -40,7 +40,7 @@ def summary(table: Mapping[str, Sequence[Mapping[str, Any]]], what: str) -> str:
     middle = f", {median(times):.0f} ms a compilation (median)" if times else ""
     return (
         f"opinfo {what}: {len(table)} entries: {counts['native']} native, "
-        f"{counts['fall-back']} fall-back, {counts['dynamo']} left by Dynamo, "
+        f"{counts['fall-back']} fall-back, {counts['left']} left by torch's capture, "
         f"{counts['failing']} failing; {sum(samples.values())} samples, "
         f"{samples['failing']} failing{middle}"
     )

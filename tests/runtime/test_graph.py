@@ -26,6 +26,8 @@ class Device:
 
 
 class Graph:
+    """What was launched while it recorded."""
+
     def __init__(self, device: Device) -> None:
         self.device = device
         self.launches: list[int] = []

@@ -66,7 +66,9 @@ class Case:
         if self.mask is not None:
             whole = torch.rand(self.mask)
             found["mask"] = (
-                whole > 0.4 if self.mask_dtype == "i1" else (whole * 4 - 2).to(TORCH[self.mask_dtype])
+                whole > 0.4
+                if self.mask_dtype == "i1"
+                else (whole * 4 - 2).to(TORCH[self.mask_dtype])
             )
         if self.start is not None:
             found["start"] = torch.tensor(self.start)
@@ -144,9 +146,7 @@ class Case:
         """Return y and the log-sums in float64."""
         given = {k: v.double() if v.is_floating_point() else v for k, v in self.tensors.items()}
         names = ("q", "k", "v", "mask", "start", "y0", "sums0")
-        return reference(
-            *[given.get(name) for name in names], self.causal, self.scale, self.sums
-        )  # type: ignore[arg-type]
+        return reference(*[given.get(name) for name in names], self.causal, self.scale, self.sums)  # type: ignore[arg-type]
 
     def interpreted(self) -> list[torch.Tensor]:
         """Run by the interpreter in float64."""

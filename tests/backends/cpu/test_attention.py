@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.backends.cpu.attention_cases import Case
-from tests.backends.cpu.conftest import execute
 
 from irc.backends.cpu.attention import plan_attention
 from irc.backends.cpu.attention_few import suits_few
 from irc.backends.cpu.emit import emit, info_of
 from irc.backends.cpu.features import AVX2, AVX512, BASELINE, Features
 from irc.dialects.attention import KernelAttentionOp
+from tests.backends.cpu.attention_cases import Case
+from tests.backends.cpu.conftest import execute
 
 TOLERANCE = {"f32": 4e-6, "bf16": 1.5e-2, "f16": 2e-3}
 MANY = Case(heads=4, rows=97, keys=131, depth=24, width=40)

@@ -110,6 +110,18 @@ def test_pools(pool: nn.Module, turned: bool) -> None:
     assert error(nn.Sequential(before, pool), x)[0] < 1e-6
 
 
+def test_a_long_sum_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a panel follow one another, tiles are kept between them."""
+    monkeypatch.setattr("irc.backends.cpu.convolution.PANEL_BYTES", 1 << 13)
+    torch.manual_seed(3)
+    module, x = nn.Conv2d(24, 70, 3, padding=1), torch.randn(1, 24, 9, 8)
+    assert error(module, x)[0] < 2e-6
+    (kernel,) = [k for k in kernels(module, x) if k.template.data == "convolution"]
+    windows = read_windows(simplify(read(kernel)))
+    assert windows is not None
+    assert 1 < make_blocking(windows, AVX512).chunk < windows.num_taps
+
+
 def test_nan_and_infinity_pass_through() -> None:
     x = torch.randn(1, 3, 8, 8)
     x[0, 0, 2, 2], x[0, 1, 5, 5] = float("nan"), float("-inf")

@@ -155,5 +155,6 @@ static void irc_product(float (&c)[N / 2], unsigned long long a, unsigned long l
   }
   group.groups.back().push_back({c, N, A_ROWS != 0, B_ROWS != 0, sizeof(T) == 2 && std::is_same<T, __nv_bfloat16>::value, a, b});
 }
+template <int N> static void irc_products_done(float (&)[N]) {}
 template <int N> static void irc_registers_less() {}
 template <int N> static void irc_registers_more() {}

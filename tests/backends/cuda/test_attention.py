@@ -8,12 +8,28 @@ import pytest
 import torch
 
 from irc.backends.cuda import compile_for
+from irc.backends.cuda.attention_tiles import AttentionTiles
+from irc.backends.cuda.file import form_and_template
+from irc.dialects.mapping import verify_coverage
 from tests.backends import attention_kernels as attend
 from tests.backends.cuda.host import HostError, build, run_in_all_orders
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
-CASES = attend.attend_cases()
+CASES = attend.attend_cases() | {
+    case.name: case
+    for case in (
+        attend.Attend(
+            dtype="f16", rows=70, keys=130, depth=32, width=48, sums=True, repeats=2,
+            mask="bool", name="tiles_masked",
+        ),
+        attend.Attend(
+            dtype="bf16", rows=33, keys=65, depth=48, width=80, causal=True, start=True,
+            goes_on=True, sums=True, name="tiles_ring",
+        ),
+        attend.Attend(dtype="f16", rows=20, keys=300, parts=3, mask="float", name="tiles_parts"),
+    )
+}  # fmt: skip
 KERNELS = {name: attend.kernel_of(case) for name, case in CASES.items()}
 
 
@@ -32,6 +48,15 @@ def close(name: str, found: list[torch.Tensor], inputs: list[torch.Tensor]) -> b
     )
 
 
+def test_halves_go_by_tiles() -> None:
+    found = {name: form_and_template(kernel)[1] for name, kernel in KERNELS.items()}
+    tiled = {name for name, template in found.items() if isinstance(template, AttentionTiles)}
+    assert {"long_f16", "tiles_masked", "tiles_ring", "tiles_parts", "causal_bf16"} <= tiled
+    assert not {"attention", "masked", "decode"} & tiled
+    for template in found.values():
+        verify_coverage(template.mapping)
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_attention(library: ctypes.CDLL, name: str) -> None:
     inputs = attend.inputs_of(CASES[name], KERNELS[name])
@@ -45,6 +70,10 @@ PLANTED = {
     "tail": ("attention", "t < last && ", ""),
     "rescale": ("causal", "result[i][c] *= kept;", ";"),
     "parts": ("decode", "(long long)p * 44", "(long long)p * 43"),
+    "no_wait": ("long_f16", "irc_copies_left<0>();", ""),
+    "tiles_barrier": ("long_f16", "__syncthreads();", ""),
+    "tiles_rescale": ("long_f16", "result[j][h * 2 + e] *= kept;", ";"),
+    "tiles_tail": ("tiles_masked", "t < last && ", ""),
     "none": ("causal", "float most[4]", "float highest = 0; float most[4]"),
 }
 

@@ -3,7 +3,9 @@
 import ctypes
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
+from dataclasses import fields
 from math import prod
 from pathlib import Path
 
@@ -12,10 +14,13 @@ import torch
 
 from irc.backends.cuda.file import emit_kernel, form_and_template
 from irc.backends.cuda.hopper import Hopper
+from irc.backends.cuda.instructions import INSTRUCTIONS
+from irc.backends.cuda.pipeline import Tile
 from irc.backends.cuda.split import num_parts
 from irc.backends.cuda.tensor_core import TensorCore
 from irc.dialects.mapping import verify_coverage
 from irc.dialects.task import KernelOp
+from irc.kernels.banks import verify_free
 from irc.kernels.form import read
 from tests.backends import gpu_kernels as g
 from tests.backends.cuda.host import HostError, build, run, run_in_all_orders
@@ -203,6 +208,57 @@ def test_a_swizzle_that_conflicts_is_found(name: str, tmp_path: Path) -> None:
     inputs = g.inputs_for(kernel, lambda i: 9)
     assert close(run(library, kernel, inputs, 0), kernel, inputs)
     assert library.shim_conflicts() > 0
+
+
+def test_the_swizzle_in_python_is_the_one_in_the_source(tmp_path: Path) -> None:
+    """The bank-conflict verifier looks at a layout; the kernel runs ``irc_place``."""
+    tiles = {
+        f"{name}_{tile.letter}": tile
+        for name, kernel in MMA.items()
+        if isinstance(found := form_and_template(kernel, 80)[1], TensorCore)
+        for tile in (found.a, found.b)
+    }
+    assert {tile.row_bytes for tile in tiles.values()} >= {64, 128, 256}
+    head = 'extern "C" int place_'
+    functions = [
+        f"{head}{name}(int row, int byte) {{ return {tile.place('row', 'byte')}; }}"
+        for name, tile in tiles.items()
+    ]
+    source = INSTRUCTIONS["irc_place"].replace("__device__", "") + "\n".join(functions)
+    (tmp_path / "place.cpp").write_text(source)
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", str(tmp_path / "place.cpp")]
+    subprocess.run([*command, "-o", str(tmp_path / "place.so")], check=True)
+    library = ctypes.CDLL(str(tmp_path / "place.so"))
+    for name, tile in tiles.items():
+        run_place = getattr(library, f"place_{name}")
+        rows = tile.num_bytes // tile.row_bytes
+        places = [(r, b) for r in range(rows) for b in range(0, tile.row_bytes, 4)]
+        found = [run_place(*place) for place in places]
+        assert found == [tile.at(*place) for place in places]
+        assert len(set(found)) == len(places)
+        tile.verify_reads()
+
+
+def test_stores_of_whole_chunks_have_no_conflicts() -> None:
+    kernel = MMA["k_fast"]
+    template = form_and_template(kernel, 80)[1]
+    assert isinstance(template, TensorCore)
+    for tile in (template.a, template.b):
+        per_row = tile.row_bytes // 16
+        verify_free([tile.at(e // per_row, e % per_row * 16) for e in range(32)], 16)
+
+
+def test_the_verifier_refuses_rows_that_are_not_swizzled() -> None:
+    template = form_and_template(MMA["k_fast"], 80)[1]
+    assert isinstance(template, TensorCore)
+
+    class Straight(Tile):
+        def at(self, row: int, byte: int) -> int:
+            return row * self.row_bytes + byte
+
+    straight = Straight(**{f.name: getattr(template.a, f.name) for f in fields(template.a)})
+    with pytest.raises(ValueError, match="bank"):
+        straight.verify_reads()
 
 
 def test_a_source_for_one_architecture_says_which_instructions_it_has() -> None:

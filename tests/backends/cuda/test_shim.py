@@ -110,6 +110,10 @@ def hand_written() -> dict[str, KernelOp]:
         ),
         g.matmul(m=72, n=80, k=40, dtype="f16", a_transposed=True, name="matmul_f16_a_transposed"),
         g.matmul(m=36, n=80, k=40, a_transposed=True, transposed=True, name="matmul_a_transposed"),
+        g.matmul(m=1, n=131, k=301, transposed=True, name="skinny_k"),
+        g.matmul(m=8, n=45, k=70, batch=(2,), name="skinny_n"),
+        g.matmul(m=3, n=7, k=11, dtype="f64", transposed=True, name="skinny_f64"),
+        g.matmul(m=5, n=33, k=19, dtype="i32", epilogue=False, name="skinny_i32"),
         g.empty(), g.empty(rows=3, columns=0, name="no_columns"),
         g.matmul(m=3, n=5, k=0, name="no_products"),
         *[g.random_kernel(seed) for seed in range(24)],
@@ -186,7 +190,7 @@ def test_all_functions(library: ctypes.CDLL, name: str) -> None:
     compare(run(library, kernel, inputs, 0), g.meaning(kernel, inputs))
 
 
-UNGUARDED = ("block_row", "column_sums", "matmul", "matmul_f16")
+UNGUARDED = ("block_row", "column_sums", "matmul", "matmul_f16", "skinny_n")
 
 
 @pytest.fixture(scope="module")

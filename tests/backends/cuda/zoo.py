@@ -16,13 +16,14 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from irc.backends import KernelReport
 from irc.backends.cuda.build import compile_source
 from irc.backends.cuda.file import emit_kernel, shared_bytes
+from irc.backends.cuda.report import by_function
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
 from irc.kernels.source import identifier
@@ -107,7 +108,7 @@ def compile_batch(batch: Sequence[KernelOp], arch: int, row: Row) -> None:
         for op in batch:
             compile_batch([op], arch, row)
         return
-    logs = by_kernel(log)
+    logs = by_function(log)
     for i, op in enumerate(batch):
         own = [text for name, text in logs.items() if name.startswith(f"n{i}_kernel_")]
         shared = shared_bytes(op, arch)
@@ -121,12 +122,6 @@ def renamed(kernel: KernelOp, prefix: str, arch: int) -> str:
     text = re.sub(rf"\b{own}(_sum)?\b", rf"{prefix}_{own}\1", text)
     text = text.replace(" launch(", f" {prefix}_launch(")
     return f"namespace {prefix}_space {{\n{text}\n}}"
-
-
-def by_kernel(log: str) -> Mapping[str, str]:
-    """Return the part of what ptxas says that is about each entry function."""
-    parts = re.split(r"Compiling entry function '(\w+)'", log)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def _keyed(found: Iterable[KernelOp], arch: int) -> Iterator[tuple[str, KernelOp]]:

@@ -72,9 +72,7 @@ def errors() -> dict[str, float]:
     return json.loads(printed.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    "name", ["mlp", "strided", "long sum", "gpt", "convolution", "state"]
-)
+@pytest.mark.parametrize("name", ["mlp", "strided", "long sum", "gpt", "convolution", "state"])
 def test_a_plan_runs_and_sees_weights_that_change(errors: dict[str, float], name: str) -> None:
     assert errors[name] < 2e-5
 

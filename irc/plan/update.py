@@ -1,0 +1,133 @@
+"""Which kernels may write a state where it lies, instead of into memory that is copied back.
+
+An optimizer reads each parameter and moment once and gives new ones, element by element. Where
+nothing reads the old value later, the kernel's result can be the state's own memory: a third of the
+traffic, and no copy at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from irc.dialects.task import KernelOp, LoadOp, StoreOp
+from irc.plan.schema import Buffer, Call, Copy, Kernel, Step, Wait, touched
+
+
+def element_pairs(kernel: KernelOp) -> tuple[tuple[int, int], ...]:
+    """Return pairs of an input and an output (positions) that may be one memory.
+
+    Each element of such an input is read by the task that writes it, and before: its loads step as
+    the store does, and the kernel reduces nothing, or reads it after a product (never along the
+    reduced dims). Stores stand behind all loads.
+    """
+    reduces = kernel.num_parallel != len(kernel.space_extents)
+    if reduces and kernel.template.data != "matmul":
+        return ()
+    args = {arg: position for position, arg in enumerate(kernel.args)}
+    loads: dict[int, list[LoadOp]] = {}
+    stores: dict[int, list[StoreOp]] = {}
+    for op in kernel.body.ops:
+        if isinstance(op, LoadOp):
+            loads.setdefault(args[op.inputs[0]], []).append(op)  # type: ignore[index]
+        elif isinstance(op, StoreOp):
+            stores.setdefault(args[op.inputs[1]], []).append(op)  # type: ignore[index]
+    return tuple(
+        (source, target)
+        for source, reading in loads.items()
+        for target, (store, *more) in stores.items()
+        if not more
+        and kernel.args[source].type == kernel.args[target].type
+        and all(_same_element(load, store) for load in reading)
+        and not (reduces and any(load.value.is_full for load in reading))
+    )
+
+
+def _same_element(load: LoadOp, store: StoreOp) -> bool:
+    plain = len(load.inputs) == 1 and load.blocks is None and store.blocks is None
+    return plain and (load.offset, load.strides) == (store.offset, store.strides)
+
+
+def update_in_place(
+    buffers: Sequence[Buffer], steps: Sequence[Step], kernels: Sequence[Kernel]
+) -> tuple[list[Buffer], list[Step]]:
+    """Let kernels write states where they lie; the copies that did it are gone.
+
+    What stood for the new value becomes an alias of the state. Linear in the number of operands.
+    """
+    made = list(buffers)
+    kept: list[Step | None] = list(steps)
+    last = _last_touch(buffers, steps)
+    makers = {
+        index: (position, place)
+        for position, step in enumerate(steps)
+        if isinstance(step, Call)
+        for place, index in enumerate(step.args)
+        if place >= kernels[step.kernel].num_inputs
+    }
+    targets = [step.target for step in steps if isinstance(step, Copy)]
+    for position, step in enumerate(steps):
+        if not isinstance(step, Copy) or step.source not in makers:
+            continue
+        value, state = step.source, step.target
+        at, place = makers[value]
+        call = kept[at]
+        assert isinstance(call, Call)
+        fits = (
+            buffers[state].storage == "weight"
+            and buffers[value].storage == "arena"
+            and (buffers[value].shape, buffers[value].dtype)
+            == (buffers[state].shape, buffers[state].dtype)
+            and targets.count(state) == 1
+        )
+        free = all(at >= p or p == position for p in last.get(state, ()))
+        if fits and free and _may_be_one(call, place, state, buffers, kernels[call.kernel]):
+            kept[at] = replace(call, args=(*call.args[:place], state, *call.args[place + 1 :]))
+            made[value] = replace(made[value], storage="alias", root=state, offset=0)
+            kept[position] = None
+    aliases = {i: b.root for i, b in enumerate(made) if b.storage == "alias"}
+    for index, root in aliases.items():
+        if root is not None and root in aliases:
+            made[index] = replace(made[index], root=aliases[root])
+    return made, _closed_up(kept)
+
+
+def _last_touch(buffers: Sequence[Buffer], steps: Sequence[Step]) -> dict[int, list[int]]:
+    """The last two steps that touch a buffer or a view of it: the second may be the copy."""
+    found: dict[int, list[int]] = {}
+    for position, step in enumerate(steps):
+        for index in set(touched(step, steps)):
+            root = buffers[index].root
+            places = found.setdefault(index if root is None else root, [])
+            if not places or places[-1] != position:
+                places.append(position)
+                del places[:-2]
+    return found
+
+
+def _may_be_one(
+    call: Call, place: int, state: int, buffers: Sequence[Buffer], kernel: Kernel
+) -> bool:
+    """True where the call reads the state as it writes it, or not at all."""
+    for position, index in enumerate(call.args):
+        root = buffers[index].root
+        if state not in (index, root):
+            continue
+        if position >= kernel.num_inputs or index != state:
+            return False
+        if (position, place) not in kernel.in_place:
+            return False
+    return True
+
+
+def _closed_up(steps: Sequence[Step | None]) -> list[Step]:
+    """Drop the steps that are gone, and count anew what waits refer to."""
+    position: dict[int, int] = {}
+    kept: list[Step] = []
+    for old, step in enumerate(steps):
+        if step is not None:
+            position[old] = len(kept)
+            if isinstance(step, Wait):
+                step = replace(step, start=position[step.start])
+            kept.append(step)
+    return kept

@@ -1,0 +1,66 @@
+"""Every CUDA kernel of the zoo compiles: a seeded share here, all of them in the slow run."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from irc.backends.cuda import emit_plan_sources
+from irc.backends.cuda.report import by_function
+from irc.backends.cuda.report import main as report
+from tests.backends import gpu_kernels as g
+from tests.backends.cuda.zoo import compile_all, summary
+from tests.gpu.programs import Case, cases
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+SPILLS = 0
+"""Bytes of registers that a kernel of the zoo may keep in memory: none do."""
+
+
+def test_a_log_is_parted_by_kernel() -> None:
+    log = (
+        "ptxas info: Compiling entry function 'a' for 'sm_90a'\nUsed 10 registers\n"
+        "ptxas info: Compiling entry function 'b' for 'sm_90a'\nUsed 20 registers\n"
+    )
+    assert [name for name, text in by_function(log).items() if "20 registers" in text] == ["b"]
+
+
+@needs_nvcc
+def test_a_share_of_the_kernels_of_a_model_compiles() -> None:
+    rows = list(compile_all([Case("tiny", "forward", "bf16")], [90], share=0.5, seed=3))
+    line, ok = summary(rows)
+    assert ok and rows[0].compiled, line
+    assert all(r.spill_bytes <= SPILLS for row in rows for r in row.compiled.values()), line
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("arch", [80, 90])
+def test_every_kernel_of_the_zoo_compiles(dtype: str, arch: int) -> None:
+    rows = list(compile_all(cases(dtypes=[dtype]), [arch]))
+    line, ok = summary(rows)
+    assert ok, "\n".join([*map(str, rows), line])
+    spilled = [f"{row.case}: {n}" for row in rows for n, r in row.compiled.items() if r.spill_bytes]
+    assert not spilled, spilled
+
+
+@needs_nvcc
+def test_the_report_stays_with_the_sources(tmp_path: Path) -> None:
+    kernels = [g.matmul(70, 90, 200, dtype="f16", transposed=True, split_k=2, arch=90)]
+    for name, text in emit_plan_sources(kernels).items():
+        (tmp_path / name).write_text(text)
+    assert report([str(tmp_path), "--arch", "90"]) == 0
+    found = json.loads((tmp_path / "report-sm_90.json").read_text())
+    assert set(found) == {"kernel_matmul", "kernel_matmul_sum"}
+    assert found["kernel_matmul"]["shared_bytes"] > 48 * 1024
+    assert all(one["registers"] > 0 and one["spill_bytes"] == 0 for one in found.values())
+
+
+def test_a_folder_without_sources_is_a_user_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report([str(tmp_path)]) == 2
+    assert "file-missing" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""``python -m tests.gpu`` without a GPU: it says so, dry runs, and runs in Triton's interpreter."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.backends.triton.interpreting import run_interpreted
+from tests.gpu.__main__ import main
+from tests.gpu.compiling import Compiled, Row, Work, compile_all, summary
+from tests.gpu.programs import Case, cases
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert main(["--only", "rows"]) == 3
+    assert "error[device-missing]" in capsys.readouterr().err
+
+
+def test_a_dry_run_compiles_and_writes_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "found.json"
+    words = ["--dry-run", "--only", "matmul,attention,models", "--limit", "2", "--models", "mlp"]
+    assert main([*words, "--dtypes", "f16", "--target", "sm_80", "--json", str(path)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    ran = "matmul, attention, models"
+    assert last == f"gpu: {ran} on none (dry run) for sm_80: all compiled"
+    found = json.loads(path.read_text())
+    assert found["target"] == "sm_80"
+    assert set(found["slices"]) == {"matmul", "attention", "models"}
+
+
+def test_checks_run_in_the_interpreter(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    words = ["--only", "matmul,attention,rows", "--limit", "3", "--json", str(path)]
+    printed = run_interpreted(["-m", "tests.gpu", *words])
+    assert "all right" in printed.splitlines()[-1]
+    assert "Triton's interpreter" in printed
+
+
+def test_a_kernel_that_fails_or_a_program_that_is_missing_fails_the_run() -> None:
+    good = Compiled("k0", 40)
+    assert summary([Row("a", "sm_90", 1, [good])])[1]
+    assert not summary([Row("a", "sm_90", 1, [good, Compiled("k1", error="ValueError: no")])])[1]
+    assert not summary([Row("a", "sm_90", error="error[op-unsupported]")])[1]
+
+
+def test_a_part_of_the_zoo_compiles() -> None:
+    """Seeded; `-m slow` and `python -m tests.gpu --only compile --all` take more."""
+    work = Work([Case("zoo/llama", "training", "bf16")], ["sm_80", "sm_100"], 0.1)
+    rows = list(compile_all(work))
+    line, ok = summary(rows)
+    assert ok, line
+    assert sum(len(row.compiled) for row in rows) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_every_kernel_of_the_zoo_compiles() -> None:
+    rows = list(compile_all(Work(cases(), ["sm_80", "sm_90", "sm_100"], jobs=2)))
+    line, ok = summary(rows)
+    print("\n".join(map(str, rows)), line, sep="\n")
+    assert ok, line

@@ -1,0 +1,139 @@
+"""The ways from an operator to compiled code: Dynamo with a backend, and ``irc.compile``."""
+
+# pyright: basic
+from __future__ import annotations
+
+import time
+import types
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch._dynamo.guards
+
+import irc
+from irc import compiled, torch_backend
+from irc.frontends.torch.export import as_module
+from tests.opinfo.entries import Call
+
+# Dynamo times the guards of each function, behind a flush of the caches: 20 ms that mean nothing.
+torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+
+
+@dataclass
+class Compiled:
+    """An operator compiled on its first call.
+
+    Attributes:
+        call: runs it.
+        compile_ms: process time in the compiler, one number per graph.
+        breaks: Dynamo's reasons for giving up a graph.
+        left_to_libraries: ops without flow form, how often.
+    """
+
+    call: Callable[..., Any]
+    compile_ms: list[float]
+    breaks: Callable[[], Counter[str]]
+    left_to_libraries: Callable[[], Counter[str]]
+
+
+Compiler = Callable[[Call], Compiled]
+
+
+def through_dynamo(backend: Callable[..., Any], call: Call) -> Compiled:
+    """Compile with Dynamo, whose state begins anew."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch_backend.counters.clear()
+    spent: list[float] = []
+    function = torch.compile(fresh(call.op), backend=_timed(backend, spent))
+    return Compiled(
+        function,
+        spent,
+        lambda: Counter(dict(torch._dynamo.utils.counters["graph_break"])),
+        lambda: Counter(
+            {
+                name.removeprefix("extern "): times
+                for name, times in torch_backend.counters.items()
+                if name.startswith("extern ") or name == "backward run by torch"
+            }
+        ),
+    )
+
+
+def through_irc(call: Call) -> Compiled:
+    """Compile with ``irc.compile``."""
+    found: Counter[str] = Counter()
+    spent: list[float] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        captured = capture(*args, **kwargs)
+        found.update(captured.externs)
+        return captured
+
+    capture = compiled.capture
+    function = irc.compile(fresh(call.op))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        compiled.capture = counted
+        began = time.process_time()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            compiled.capture = capture
+            if not spent:
+                spent.append(1e3 * (time.process_time() - began))
+
+    return Compiled(run, spent, Counter, lambda: found)
+
+
+def through_export(call: Call) -> Compiled:
+    """Run what torch.export makes of it: the control of :func:`through_irc`."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        exported = torch.export.export(as_module(fresh(call.op)), args, kwargs, strict=False)
+        return exported.module()(*args, **kwargs)
+
+    return Compiled(run, [0.0], Counter, Counter)
+
+
+def eager_backend(gm: Any, inputs: Sequence[Any], **_: Any) -> Any:
+    """Run a graph of Dynamo as it is."""
+    return gm.forward
+
+
+COMPILERS: dict[str, tuple[Compiler, Compiler]] = {
+    "torch.compile": (
+        partial(through_dynamo, torch_backend.compile_fx),
+        partial(through_dynamo, eager_backend),
+    ),
+    "irc.compile": (through_irc, through_export),
+}
+"""By name: irc, and the control that shows what fails without it."""
+
+
+def _timed(backend: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    def compile_graph(gm: Any, inputs: Sequence[Any], **options: Any) -> Any:
+        began = time.process_time()
+        try:
+            return backend(gm, inputs, **options)
+        finally:
+            spent.append(1e3 * (time.process_time() - began))
+
+    return compile_graph
+
+
+def fresh(op: Callable[..., Any], _number: list[int] = [0]) -> Callable[..., Any]:  # noqa: B006
+    """Return a function of its own that calls an operator: Dynamo keeps its code by code object."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    _number[0] += 1
+    name = f"called_{_number[0]}"
+    return types.FunctionType(
+        called.__code__.replace(co_name=name), globals(), name, None, called.__closure__
+    )

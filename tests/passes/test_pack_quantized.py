@@ -1,0 +1,170 @@
+"""pack-quantized acts on every spelling of a dequantised product, exactly, and on nothing else."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import irc.onnx
+from irc.dialects.builder import arguments, entry
+from irc.dialects.flow import PackedContractOp
+from irc.dialects.text import context
+from irc.frontends.onnx.importer import Importer
+from irc.frontends.onnx.prepare import prepare
+from irc.frontends.onnx.read import read_model
+from irc.interpret.levels import execute
+from irc.passes.canonicalize import CanonicalizePass
+from irc.passes.pack_quantized import PackQuantizedPass
+
+Array = np.ndarray[Any, Any]
+BYTES = {"u8": (np.uint8, 0, 256), "i8": (np.int8, -128, 128)}
+RNG = np.random.default_rng(0)
+
+
+def some_bytes(dtype: str, *shape: int) -> Array:
+    kind, low, high = BYTES[dtype]
+    return RNG.integers(low, high, shape).astype(kind)
+
+
+def model(nodes: list[Any], x: Array, stored: dict[str, Any]) -> onnx.ModelProto:
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", kind, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.UNDEFINED, None)],
+        [numpy_helper.from_array(np.asarray(v), k) for k, v in stored.items()],
+    )  # fmt: skip
+    graph.output[0].ClearField("type")
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+def packed_and_run(proto: onnx.ModelProto, x: Array) -> tuple[int, Array]:
+    """How many products were packed; what the pass's program gives in the interpreter."""
+    program = Importer(prepare(read_model(proto))).run()
+    for each in (CanonicalizePass(), PackQuantizedPass()):
+        each.apply(context(), program.module)
+    program.module.verify()
+    given = [
+        torch.from_numpy(x) if role == "input" else program.tensors[name]
+        for role, name, _ in arguments(entry(program.module))
+    ]
+    count = sum(isinstance(op, PackedContractOp) for op in program.module.walk())
+    return count, execute(program.module, given)[0].numpy()
+
+
+@pytest.mark.parametrize("zeros", [(0, 0), (3, 0), (7, 5)])
+@pytest.mark.parametrize("sizes", [(1, 16, 16), (5, 37, 33), (30, 1, 3)])
+@pytest.mark.parametrize(("a", "b"), [("u8", "i8"), ("u8", "u8"), ("i8", "i8")])
+def test_matmul_integer_is_exact(a: str, b: str, sizes: Any, zeros: Any) -> None:
+    m, k, n = sizes
+    x, w = some_bytes(a, m, k), some_bytes(b, k, n)
+    node = helper.make_node("MatMulInteger", ["x", "w", "zx", "zw"], ["y"])
+    stored = {"w": w, "zx": BYTES[a][0](zeros[0]), "zw": BYTES[b][0](zeros[1])}
+    expected = (x.astype(np.int64) - zeros[0]) @ (w.astype(np.int64) - zeros[1])
+    proto = model([node], x, stored)
+    count, found = packed_and_run(proto, x)
+    assert count == 1
+    assert (found == expected).all()
+    (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
+    assert (compiled == expected).all()
+
+
+def test_zero_points_of_rows_and_columns() -> None:
+    x, w = some_bytes("u8", 6, 20), some_bytes("u8", 20, 7)
+    zx, zw = some_bytes("u8", 6), some_bytes("u8", 7)
+    node = helper.make_node("MatMulInteger", ["x", "w", "zx", "zw"], ["y"])
+    expected = (x.astype(int) - zx[:, None].astype(int)) @ (w.astype(int) - zw.astype(int))
+    count, found = packed_and_run(model([node], x, {"w": w, "zx": zx, "zw": zw}), x)
+    assert count == 1
+    assert (found == expected).all()
+
+
+def quantised(x: Array, scale: float, zero: int) -> Array:
+    return np.clip(np.rint(x / np.float32(scale)) + zero, 0, 255)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pad", "channels", "count"),
+    [(1, 1, 0, 16, 32), (3, 1, 1, 8, 16), (3, 2, 1, 5, 33), (7, 2, 3, 3, 17), (1, 2, 0, 4, 1)],
+)
+def test_convolution_between_quantised_sides(
+    kernel: int, stride: int, pad: int, channels: int, count: int, per_channel: bool
+) -> None:
+    """The result is that of exact integers, off by at most one step at ties."""
+    scales = (RNG.random(count) * 0.01 + 0.01).astype(np.float32)
+    scales = scales if per_channel else scales[0]
+    x = RNG.standard_normal((2, channels, 14, 14)).astype(np.float32)
+    w = some_bytes("i8", count, channels, kernel, kernel)
+    bias = RNG.integers(-1000, 1000, count).astype(np.int32)
+    bias_scale = np.float32(0.02) * (scales if per_channel else np.repeat(scales, count))
+    stored = {
+        "xs": np.float32(0.02), "xz": np.uint8(114), "w": w, "ws": scales,
+        "wz": np.zeros_like(scales, dtype=np.int8), "b": bias, "bs": bias_scale,
+        "ys": np.float32(0.05), "yz": np.uint8(3),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "xs", "xz"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "xs", "xz"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wd"], axis=0),
+        helper.make_node("DequantizeLinear", ["b", "bs"], ["bd"], axis=0),
+        helper.make_node(
+            "Conv", ["d", "wd", "bd"], ["c"], strides=[stride] * 2, pads=[pad] * 4
+        ),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("QuantizeLinear", ["r", "ys", "yz"], ["y"]),
+    ]
+    image = torch.from_numpy(quantised(x, 0.02, 114) - 114)
+    sums = torch.nn.functional.conv2d(
+        image.double(), torch.from_numpy(w).double(), stride=stride, padding=pad
+    ).numpy()
+    exact = sums * (0.02 * np.broadcast_to(scales, (count,)).astype(np.float64))[:, None, None]
+    exact = exact + (bias * bias_scale.astype(np.float64))[:, None, None]
+    expected = quantised(np.maximum(exact, 0), 0.05, 3)
+    proto = model(nodes, x, stored)
+    packed, found = packed_and_run(proto, x)
+    assert packed == 1
+    (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
+    for result in (found, compiled):
+        steps = np.abs(result.astype(np.float64) - expected)
+        assert steps.max() <= 1
+        assert (steps > 0).mean() < 2e-3
+
+
+def test_matmul_of_few_bits_is_packed() -> None:
+    """ONNX's MatMulNBits splits its bytes in another spelling."""
+    n, k, block = 24, 64, 32
+    x = RNG.standard_normal((3, k)).astype(np.float32)
+    q = RNG.integers(0, 16, (n, k // block, block)).astype(np.uint8)
+    scales = (RNG.random((n, k // block)) + 0.5).astype(np.float32)
+    node = helper.make_node(
+        "MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=k, N=n, bits=4,
+        block_size=block,
+    )  # fmt: skip
+    stored = {"w": q[..., 0::2] | q[..., 1::2] << 4, "s": scales.reshape(-1)}
+    proto = model([node], x, stored)
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    count, found = packed_and_run(proto, x)
+    dense = ((q.astype(np.float64) - 8) * scales[..., None]).reshape(n, k)
+    assert count == 1
+    np.testing.assert_allclose(found, x @ dense.T, rtol=1e-5, atol=1e-5)
+
+
+def test_declines_scales_that_change_along_the_sum_of_bytes() -> None:
+    """A scale for each k of x cannot leave the sum; nor is an activation a weight."""
+    x, w = some_bytes("u8", 4, 8), some_bytes("i8", 8, 16)
+    scale = helper.make_node("DequantizeLinear", ["x", "xs"], ["d"], axis=1)
+    wide = helper.make_node("DequantizeLinear", ["w", "ws"], ["wd"])
+    product = helper.make_node("MatMul", ["d", "wd"], ["y"])
+    stored = {"xs": RNG.random(8).astype(np.float32), "w": w, "ws": np.float32(0.5)}
+    count, found = packed_and_run(model([scale, wide, product], x, stored), x)
+    # The weight alone is packed: x is a float in every sense.
+    assert count == 1
+    expected = (x * stored["xs"]).astype(np.float64) @ (w * 0.5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    both = helper.make_node("MatMul", ["d", "d2"], ["y"])
+    turn = helper.make_node("Transpose", ["d"], ["d2"])
+    count, _ = packed_and_run(model([scale, turn, both], x, {"xs": stored["xs"]}), x)
+    assert count == 0
