@@ -60,7 +60,7 @@ class DeviceKernel:
         self._unaligned: Any = None
 
     def __call__(self, pointers: Sequence[int]) -> None:
-        """Launch; pointers without the alignment of a plan's buffers get code without wide loads."""
+        """Launch; pointers that are not aligned as a plan's are get code without wide loads."""
         if not self.grid[0]:
             return
         if any(pointer % ALIGNMENT for pointer in pointers):

@@ -132,7 +132,7 @@ def _fitting(sizes: Sequence[int], extent: int) -> list[int]:
 
 
 def refusal(tile: Tile, problem: Problem, gpu: Gpu) -> str | None:
-    """Say why a tile cannot run, would spill, or is worse than a neighbour; None where it may do."""
+    """Say why a tile cannot run, would spill, or is worse than another; None where it may do."""
     results = tile.m * tile.n / (32 * tile.warps)
     most = power_of_two(max(problem.m, LEAST_TILE)), power_of_two(max(problem.n, LEAST_TILE))
     is_whole = tile.m == min(most[0], 128) or tile.n == min(most[1], 256)

@@ -13,7 +13,7 @@ from math import prod
 
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
-from irc.dialects.flow import to_attribute, to_python
+from irc.dialects.flow import FlowOp, to_attribute, to_python
 from irc.dialects.task import (
     BufferType,
     KernelBodyOp,
@@ -204,7 +204,7 @@ def _used(kernel: KernelOp, loads: Sequence[Operation | Block]) -> tuple[int, ..
     return tuple(i for i, arg in enumerate(kernel.args) if arg in read)
 
 
-def _note(op: KernelBodyOp, origin: KernelBodyOp) -> None:
+def _note(op: FlowOp, origin: KernelBodyOp) -> None:
     for name in ("loc", "id"):
         if name in origin.attributes:
             op.attributes[name] = origin.attributes[name]

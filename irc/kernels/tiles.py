@@ -1,4 +1,4 @@
-"""Other schedules of a GPU kernel: what a tuner may time in the place of the one that was chosen."""
+"""Other schedules of a GPU kernel: what a tuner may time in the place of the chosen one."""
 
 from __future__ import annotations
 

@@ -18,12 +18,10 @@ def element_pairs(kernel: KernelOp) -> tuple[tuple[int, int], ...]:
     """Return pairs of an input and an output (positions) that may be one memory.
 
     Each element of such an input is read by the task that writes it, and before: its loads step as
-    the store does, and the kernel reduces nothing, or reads it after a product (never along the
-    reduced dims). Stores stand behind all loads.
+    the store does, and not along reduced dims, which may be walked again after a store. Stores
+    stand behind all loads.
     """
     reduces = kernel.num_parallel != len(kernel.space_extents)
-    if reduces and kernel.template.data != "matmul":
-        return ()
     args = {arg: position for position, arg in enumerate(kernel.args)}
     loads: dict[int, list[LoadOp]] = {}
     stores: dict[int, list[StoreOp]] = {}

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import torch
 
@@ -51,12 +51,12 @@ class Executor:
         store: what is prepared of the weights, which the plans of one model share.
     """
 
-    def __new__(cls, loaded: LoadedPlan, *_args: Any, **_options: Any) -> Executor:
+    def __new__(cls, loaded: LoadedPlan, *_args: Any, **_options: Any) -> Self:
         """Make the executor of the device that the plan's kernels run on."""
         if cls is Executor and loaded.plan.backend in DEVICE_BACKENDS:
             from irc.runtime.device import DeviceExecutor
 
-            cls = DeviceExecutor
+            return cast("Self", object.__new__(DeviceExecutor))
         return super().__new__(cls)
 
     def __init__(
@@ -96,6 +96,7 @@ class Executor:
         self._updated = [
             self._weights[i] for i in plan.updated() if not self._weights[i].is_inference()
         ]
+        self._updated_memory = {w.untyped_storage().data_ptr() for w in self._updated}
         self._frames: deque[tuple[Frame, list[Run]]] = deque()
         only_kernels = all(isinstance(action, Kernels) for action in plan.actions)
         self._only_kernels = only_kernels
@@ -133,6 +134,8 @@ class Executor:
             self._copies.refresh()
         if self._prepared is not None and self._prepared.is_stale():
             self._prepared.make(partial(self._prepare, frame))
+        if self._updated:
+            given = [self._apart(tensor) for tensor in given]
         table = frame.table
         for base, tensor in zip(self._bases, given, strict=True):
             table[base] = tensor.data_ptr()
@@ -173,6 +176,11 @@ class Executor:
             self._step(index, action, frame, segments, pending)
             for index, action in enumerate(self.plan.actions)
         ]
+
+    def _apart(self, given: torch.Tensor) -> torch.Tensor:
+        """Return an input, copied where kernels write to its memory as a state."""
+        here = given.untyped_storage().data_ptr()
+        return given.clone() if here in self._updated_memory else given
 
     def forget_prepared(self) -> None:
         """Prepare the weights again at the next call: they were written to unseen."""

@@ -230,8 +230,6 @@ MUTANTS: tuple[Mutant, ...] = (
     # triton
     Mutant("triton: last element of a tail dropped", _in_text(
         r"(m\w* = \w+ < )(\d+)", _one_less, "triton")),
-    Mutant("triton: loads beyond a tail are not neutral", _in_text(
-        r"tl\.where\((m\w+), (\w+), [^)]*\)", r"\2", "triton")),
     Mutant("triton: operands of a product swapped", _in_text(
         r"(\w+) - (\w+)  #", r"\2 - \1  #", "triton")),
 )  # fmt: skip

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+NOT_ON_CPU = frozenset(
+    {
+        "jiterator_2inputs_2outputs",
+        "jiterator_4inputs_with_extra_args",
+        "jiterator_binary",
+        "jiterator_binary_return_by_ref",
+        "jiterator_unary",
+    }
+)
+"""Entries that say they take float32 on the CPU, and refuse it when they are called."""
+
 UNINITIALISED = frozenset(
     {
         "empty",
@@ -12,4 +25,42 @@ UNINITIALISED = frozenset(
         "new_empty_strided",
     }
 )
-"""Their results hold whatever was in memory: shape, dtype and layout are compared."""
+"""Their results hold whatever was in memory: shape and dtype are compared."""
+
+VALUES = "a size of its result depends on the values of a tensor"
+NUMBER = "it takes a number out of a tensor"
+SPARSE = "Dynamo takes no sparse tensor"
+WARNS = "it warns, which Dynamo does not trace"
+RESIZES = "Dynamo does not trace resize_"
+
+LEFT: Mapping[str, str] = {
+    "allclose": NUMBER,
+    "argwhere": VALUES,
+    "combinations": VALUES,
+    "corrcoef": NUMBER,
+    "cov": NUMBER,
+    "equal": NUMBER,
+    "item": NUMBER,
+    "linalg.lstsq": VALUES,
+    "linalg.lstsq.grad_oriented": VALUES,
+    "masked_select": VALUES,
+    "nn.functional.ctc_loss": VALUES,
+    "nn.functional.gaussian_nll_loss": NUMBER,
+    "nn.functional.linear_cross_entropy": WARNS,
+    "nn.functional.linear_cross_entropy.chunked": WARNS,
+    "nn.functional.linear_cross_entropy.chunked_none": WARNS,
+    "nonzero": VALUES,
+    "repeat_interleave": VALUES,
+    "resize_": RESIZES,
+    "resize_as_": RESIZES,
+    "sparse.mm.reduce": SPARSE,
+    "sparse.sampled_addmm": SPARSE,
+    "tensor_split": NUMBER,
+    "to_sparse": SPARSE,
+    "unique": VALUES,
+    "unique_consecutive": VALUES,
+}
+"""Entries that torch's capture leaves to Python, in part or in whole, with any backend; and why.
+
+The same run with ``backend="eager"`` decides; a run fails where it leaves one that is not here.
+"""

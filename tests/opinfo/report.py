@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from tests.opinfo.expected import LEFT
+
 ORDER = ("failing", "left", "fall-back", "native")
 """Verdicts, the worst first: an entry has that of its worst sample."""
 
@@ -30,6 +32,19 @@ def line(name: str, outcomes: Sequence[Mapping[str, Any]]) -> str:
     bad = sum(o["verdict"] == worst for o in outcomes)
     count = f"{bad}/{len(outcomes)}" if bad != len(outcomes) else f"{len(outcomes)}"
     return f"{name:45} {worst:9} {count:>9}  {reason(outcomes)}".rstrip()
+
+
+def unexpected(table: Mapping[str, Sequence[Mapping[str, Any]]], what: str) -> list[str]:
+    """Return a line for each entry that fails, or that capture leaves though no table says so."""
+    found = [f"{n} fails: {reason(o)}" for n, o in table.items() if verdict(o) == "failing"]
+    if what.startswith("torch.compile"):
+        found += [
+            f"{n} is left by torch's capture, and not in LEFT of tests/opinfo/expected.py: "
+            f"{reason(o)}"
+            for n, o in table.items()
+            if verdict(o) == "left" and n not in LEFT
+        ]
+    return found
 
 
 def summary(table: Mapping[str, Sequence[Mapping[str, Any]]], what: str) -> str:

@@ -21,6 +21,10 @@ from tests.opinfo.expected import UNINITIALISED
 NATIVE, FALL_BACK, LEFT, FAILING = "native", "fall-back", "left", "failing"
 
 
+REFUSED = "depends on the values of a tensor"
+"""What ``irc.compile``, which does not break graphs, says of sizes that only a run can tell."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of a call.
@@ -92,6 +96,8 @@ class Trial:
             return f"fails in every backend: {cause_of(error)}"
         if bad:
             return f"differs in every backend: {bad}"
+        if REFUSED in wrong:
+            return f"refused: {wrong}"
         if wrong or _is_whole(control):
             return None
         graphs = len(control.compile_ms)

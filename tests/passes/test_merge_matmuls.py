@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 from xdsl.ir import Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder, finish_function
@@ -31,7 +31,8 @@ def build(rows: int, width: int, parts: list[int], *, biased: bool = False, role
             y = b.pointwise("add", y, rest[len(parts) + i])
         results.append(b.pointwise("silu", y) if gate else y)
     names = [("input", "x"), *((role, f"w{i}") for i in range(len(kinds) - 1))]
-    return ModuleOp([finish_function("forward", block, results, names)])
+    attrs = [DictionaryAttr({"role": StringAttr(r), "name": StringAttr(n)}) for r, n in names]
+    return ModuleOp([finish_function("forward", block, results, arg_attrs=attrs)])
 
 
 def merged(module: ModuleOp) -> int:

@@ -116,6 +116,17 @@ def test_a_write_in_place_counts_as_one() -> None:
 
 
 @torch.no_grad()
+def test_an_input_may_be_the_state_itself() -> None:
+    def reads_later(m: Any, x: Tensor) -> Tensor:
+        m.a.mul_(0.5)
+        return (x @ x).relu()
+
+    found, eager, _ = compiled(reads_later)
+    assert torch.allclose(found(found.a), eager(eager.a.clone()), atol=1e-5)
+    assert torch.allclose(found.a, eager.a)
+
+
+@torch.no_grad()
 def test_a_kernel_may_share_memory_only_where_it_says_so() -> None:
     found, _, x = compiled(average)
     found(x)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from irc.backends.cuda.file import emit_kernel
@@ -68,6 +70,37 @@ def build(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(found))
+
+
+class Libraries:
+    """The kernels of a test file in two libraries, each built on first use: quick ones, the rest.
+
+    Args:
+        folder: where they go.
+        kernels: all of them by name.
+        quick: names of those that the ordinary run needs.
+        options: as ``build`` has them.
+    """
+
+    def __init__(
+        self, folder: Path, kernels: Mapping[str, KernelOp], quick: Collection[str], **options: Any
+    ) -> None:
+        self.folder, self.kernels, self.quick, self.options = folder, kernels, quick, options
+        self.built: dict[bool, ctypes.CDLL] = {}
+
+    def __getitem__(self, name: str) -> ctypes.CDLL:
+        is_quick = name in self.quick
+        if is_quick not in self.built:
+            folder = self.folder / ("quick" if is_quick else "rest")
+            folder.mkdir()
+            chosen = {n: k for n, k in self.kernels.items() if (n in self.quick) == is_quick}
+            self.built[is_quick] = build(folder, chosen, **self.options)
+        return self.built[is_quick]
+
+
+def marked(names: Collection[str], quick: Collection[str]) -> list[Any]:
+    """Return names as parameters of a test; all but the quick ones are slow."""
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def run(

@@ -39,7 +39,7 @@ def test_attention_in_the_interpreter(results: Path, name: str) -> None:
 
 @pytest.mark.parametrize("line", ["x = tl.where((t[None, :] < 53)", "(t[None, :] <= s + start)"])
 def test_a_dropped_mask_is_seen(tmp_path: Path, line: str) -> None:
-    """The tests above can fail: without its tail or its causal mask a kernel gives other numbers."""
+    """The tests above can fail: without its tail or causal mask a kernel gives other numbers."""
     case = CASES["padded" if "start" in line else "attention"]
     kernel = attention.kernel_of(case)
     inputs = attention.inputs_of(case, kernel)
