@@ -100,12 +100,14 @@ class Unit:
     Attributes:
         indices: of the batch dims.
         first: the first row, along ``plan.row``.
+        part: the first key of its part.
         start, stop: the keys that any of its rows may see.
         shift: row ``first + i`` sees key t where ``i + shift >= t``; None where all see all.
     """
 
     indices: Mapping[int, Operand]
     first: Operand
+    part: Operand
     start: Operand
     stop: Operand
     shift: Operand | None
@@ -196,12 +198,12 @@ class AttentionWriter:
             start = b.scale(batch[len(form.space) - 2], form.chunk)
             stop = b.intrinsic("smin", b.add(start, b.i64(form.chunk)), stop)
         if not form.causal:
-            return Unit(batch, first, start, stop, None)
+            return Unit(batch, first, start, start, stop, None)
         moves = plan.row == len(form.space) - 3
         shift = b.add(first, offset) if moves else offset
         last = b.add(shift, b.i64(min(plan.block, plan.rows) if moves else 1))
         stop = b.intrinsic("smax", b.intrinsic("smin", stop, last), start)
-        return Unit(batch, first, start, stop, shift)
+        return Unit(batch, first, start, start, stop, shift)
 
     def _folded(self, block: Operand) -> Operand:
         """Take blocks from both ends in turn: later ones see more keys, and shares are equal."""

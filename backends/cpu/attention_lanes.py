@@ -138,7 +138,7 @@ class LanesWriter(AttentionWriter):
 
     def _unit_body(self, unit: Unit) -> None:
         b, plan, form = self.b, self.plan, self.form
-        valid = b.i64(min(plan.block, plan.rows))
+        valid, unit = b.i64(min(plan.block, plan.rows)), self.masks.trimmed(unit)
         panel = self.scratch_at(self.queries_at)
         q = self.address("q", unit, unit.first)
         depth = b.i64(form.depth // 2 if self.pairs else form.depth)
@@ -276,7 +276,7 @@ class LanesWriter(AttentionWriter):
         if self.pairs:
             # Blocks begin at even keys of a part.
             count = b.binary("lshr", b.add(count, b.i64(1)), b.i64(1))
-            skip = b.scale(b.binary("sub nsw", key, unit.start), form.width)
+            skip = b.scale(b.binary("sub nsw", key, unit.part), form.width)
             rows, step = b.address(self.scratch_at(self.packed_at), memory, skip), 2
         elif self.copied["v"]:
             rows, memory, step = self._copy("v", unit, key, count), "float", 1

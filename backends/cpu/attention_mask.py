@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from irc.backends.cpu.builder import Operand, Type, constant
@@ -12,6 +13,9 @@ from irc.backends.cpu.storage import MEMORY, unpack
 if TYPE_CHECKING:
     from irc.backends.cpu.attention import AttentionWriter, Unit
 
+GROUP = 8
+"""Keys of a mask that are looked at together."""
+
 
 class MaskWriter:
     """Writes the largest score of each row, after what a mask and the diagonal take away."""
@@ -19,6 +23,54 @@ class MaskWriter:
     def __init__(self, writer: AttentionWriter, kind: Type, vectors: int) -> None:
         self.writer, self.b, self.plan = writer, writer.b, writer.plan
         self.form, self.kind, self.vectors = writer.form, kind, vectors
+
+    def trimmed(self, unit: Unit) -> Unit:
+        """Return a unit without the keys at either end that a bool mask hides from all its rows.
+
+        One key stays where there was any. Keys are looked at by :data:`GROUP`, from the first of
+        the part on, so that pairs of keys stay pairs.
+        """
+        b, place = self.b, self.form.places.get("mask")
+        if place is None or place.dtype != "i1" or place.strides[self.plan.row] not in (0, 1):
+            return unit
+        if place.strides[self.plan.row] and self.plan.rows < self.plan.block:
+            return unit
+        count = b.binary("sub nsw", unit.stop, unit.start)
+        whole = b.add(unit.start, b.binary("and", count, b.i64(-GROUP)))
+
+        def group(key: Operand, ends: list[Operand]) -> list[Operand]:
+            seen = self._any(unit, key, b.i64(0), b.i64(GROUP))
+            return self._ends(seen, ends, key, b.add(key, b.i64(GROUP)))
+
+        ends = b.loop(unit.start, whole, GROUP, [unit.stop, unit.start], group)
+        seen = self._any(unit, whole, b.i64(0), b.binary("sub nsw", unit.stop, whole))
+        first, last = self._ends(seen, ends, whole, unit.stop)
+        none = b.compare("icmp sge", first, last)
+        one = b.intrinsic("smin", b.add(unit.start, b.i64(1)), unit.stop)
+        start, stop = b.select(none, unit.start, first), b.select(none, one, last)
+        return replace(unit, start=start, stop=stop)
+
+    def _ends(
+        self, seen: Operand, ends: Sequence[Operand], low: Operand, high: Operand
+    ) -> list[Operand]:
+        """Widen what is seen to ``low..high``."""
+        first, last = ends
+        first = self.b.select(seen, self.b.intrinsic("smin", first, low), first)
+        return [first, self.b.select(seen, high, last)]
+
+    def _any(self, unit: Unit, key: Operand, low: Operand, high: Operand) -> Operand:
+        """Return whether any row of a block sees any of some keys."""
+        b, place = self.b, self.form.places["mask"]
+        kind = Type("i8", self.plan.block if place.strides[self.plan.row] else 1)
+
+        def more(index: Operand, found: list[Operand]) -> list[Operand]:
+            at = self.writer.address("mask", unit, unit.first, b.add(key, index))
+            return [b.binary("or", found[0], b.load(kind, at))]
+
+        (found,) = b.loop(low, high, 1, [constant(kind, 0)], more)
+        bits = Type(f"i{8 * kind.lanes}")
+        whole = found if kind.lanes == 1 else b.emit(bits, f"bitcast {found} to {bits}")
+        return b.emit(Type("i1"), f"icmp ne {whole}, 0")
 
     def largest(self, unit: Unit, key: Operand, block: Block) -> list[Operand]:
         """Return the largest score of each row of a block that begins at ``key``."""

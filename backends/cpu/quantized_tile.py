@@ -1,9 +1,9 @@
 """Register tiles of packed integer weights.
 
 Floats times integers: words stream from memory, each weight becomes a float in a register (4 bits
-look up a table of 16 floats: one permutation, as the shifted word's higher bits do not count) and
-meets all rows; a group's sum is scaled once (MARLIN, arXiv:2408.11743, keeps nibbles likewise in the
-order in which they are used).
+look up a table of bfloat16, two at a time: one permutation, as the shifted word's higher bits do not
+count) and meets all rows; a group's sum is scaled once (MARLIN, arXiv:2408.11743, keeps nibbles
+likewise in the order in which they are used).
 
 Bytes times bytes: four products of a column and their sum are one instruction (VNNI); machines
 without it widen to i32.
@@ -11,7 +11,8 @@ without it widen to i32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
@@ -59,6 +60,8 @@ class Weights:
             # A word of every column lies where eight bytes of two columns would.
             at = f.address(w, "i32", f.scale(k, LANES // NIBBLES))
             word = f.load(WORDS, at)
+            if self.tables and (table := bfloat_table(self.middle)) is not None:
+                return _looked_up(f, word, table)
             return [self._nibble(f, word, j) for j in range(NIBBLES)]
         found: list[Operand] = []
         for j in range(NIBBLES):
@@ -69,10 +72,6 @@ class Weights:
 
     def _nibble(self, f: Builder, word: Operand, j: int) -> Operand:
         shifted = f.binary("lshr", word, constant(WORDS, 4 * j)) if j else word
-        if self.tables:
-            values = [constant(Type("float"), i - self.middle) for i in range(16)]
-            table = Operand(FLOATS, "<" + ", ".join(map(str, values)) + ">")
-            return f.call(FLOATS, "llvm.x86.avx512.permvar.sf.512", table, shifted)
         low = f.binary("and", shifted, constant(WORDS, 15))
         return self._less(f, f.convert("sitofp", low, "float"))
 
@@ -80,6 +79,37 @@ class Weights:
         if not self.middle:
             return value
         return f.binary("fsub", value, constant(FLOATS, self.middle))
+
+
+def bfloat_table(middle: float) -> list[int] | None:
+    """Return the bits of ``i - middle`` as bfloat16, i from 0 to 15; None where one is rounded.
+
+    >>> [hex(bits) for bits in (bfloat_table(8.0) or [])[7:10]], bfloat_table(0.1)
+    (['0xbf80', '0x0', '0x3f80'], None)
+    """
+    bits = [struct.unpack("I", struct.pack("f", i - middle))[0] for i in range(16)]
+    exact = all(struct.unpack("f", struct.pack("I", b))[0] == i - middle for i, b in enumerate(bits))
+    return [b >> 16 for b in bits] if exact and not any(b & 0xFFFF for b in bits) else None
+
+
+def _looked_up(f: Builder, word: Operand, table: list[int]) -> list[Operand]:
+    """Turn eight nibbles of each lane into floats: one permutation gives the two of 16 bits' shift.
+
+    Its indices are 5 bits, so the table stands twice.
+    """
+    halves = Type("i16", 2 * LANES)
+    entries = Operand(halves, "<" + ", ".join(f"i16 {bits}" for bits in table * 2) + ">")
+    index = f.emit(halves, f"bitcast {word} to {halves}")
+    low: list[Operand] = []
+    high: list[Operand] = []
+    for j in range(NIBBLES // 2):
+        shifted = f.binary("lshr", index, constant(halves, 4 * j)) if j else index
+        found = f.call(halves, "llvm.x86.avx512.permvar.hi.512", entries, shifted)
+        pair = f.emit(WORDS, f"bitcast {found} to {WORDS}")
+        low.append(f.convert("bitcast", f.binary("shl", pair, constant(WORDS, 16)), "float"))
+        top = f.binary("and", pair, constant(WORDS, 0xFFFF0000))
+        high.append(f.convert("bitcast", top, "float"))
+    return [*low, *high]
 
 
 def skinny_function(
