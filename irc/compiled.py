@@ -204,7 +204,6 @@ _DISPATCHERS: WeakKeyDictionary[nn.Module, Dispatcher] = WeakKeyDictionary()
 
 def compiled_class(cls: C, options: Options) -> C:
     """Return a subclass whose forward is compiled."""
-
     # Looking a module up in a weak dictionary costs as much as all guards of a small one.
     recent: tuple[Callable[[], nn.Module | None], Dispatcher] | None = None
 

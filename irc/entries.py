@@ -223,10 +223,9 @@ def compile_entries(
             for name, captured in captures.of.items()
         }
     else:
-        copies: dict[str, Any] = {}
-        store = Store()
+        shared: dict[str, Any] = {"copies": {}, "store": Store()}
         executors = {
-            name: Executor(captures.plan(name), captured.program.tensors, copies=copies, store=store)
+            name: Executor(captures.plan(name), captured.program.tensors, **shared)
             for name, captured in captures.of.items()
         }
     return Entries({name: Version(captures.of[name], run) for name, run in executors.items()})

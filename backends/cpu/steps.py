@@ -247,7 +247,8 @@ class StepWriter:
                 continue
             at = b.address(pointer, element, base)
             if access.buffer in self.streamed and lanes > 1 and place.mask is None:
-                b.do(f"store {value}, {at}, align {lanes * value.type.bits // 8}, {STREAMED}")
+                whole = min(lanes * value.type.bits // 8, 64)
+                b.do(f"store {value}, {at}, align {whole}, {STREAMED}")
                 continue
             if lanes == 1 or place.mask is None:
                 b.store(value, at)

@@ -192,7 +192,7 @@ def seconds(tile: Tile, problem: Problem, gpu: Gpu) -> float:
     per_unit = -(-blocks // gpu.multiprocessors)
     rate = REACHED * gpu.flops(problem.rate) / gpu.multiprocessors
     arithmetic = 2 * max(tile.m, LEAST_TILE) * tile.n * tile.k / rate
-    shared = _shared_reads(tile, problem) * item / (SHARED_BYTES_PER_CLOCK * CLOCK_HZ)
+    shared = _shared_reads(tile, problem, gpu) * item / (SHARED_BYTES_PER_CLOCK * CLOCK_HZ)
     together = min(resident, per_unit)
     latency = STEP_S / ((tile.stages - 1) * together)
     step = max(arithmetic, shared, latency) + BARRIER_S / together
@@ -211,14 +211,16 @@ def seconds(tile: Tile, problem: Problem, gpu: Gpu) -> float:
     return found
 
 
-def _shared_reads(tile: Tile, problem: Problem) -> float:
-    """Return the elements that a step reads from shared memory: fewer where warps have more.
+def _shared_reads(tile: Tile, problem: Problem, gpu: Gpu) -> float:
+    """Return the elements that a step reads from shared memory: fewer where readers are larger.
 
-    A warp reads the rows and columns of its part of the tile; on the plain units each thread does,
-    and half of the threads of a warp read what another reads as well.
+    What multiplies together reads its rows and columns once: a thread (half of a warp's threads
+    read what others read as well) on the plain units, a warp for mma, four warps for wgmma, the
+    whole block for tcgen05.
     """
-    owners = tile.warps * (16 if problem.is_plain else 1)
-    return 2 * tile.m * tile.n * tile.k / (tile.m * tile.n / owners) ** 0.5
+    tensor = {80: tile.warps, 90: max(1, tile.warps // 4)}.get(gpu.arch, 1)
+    readers = 16 * tile.warps if problem.is_plain else tensor
+    return 2 * tile.m * tile.n * tile.k / (tile.m * tile.n / readers) ** 0.5
 
 
 def best_parts(problem: Problem, gpu: Gpu) -> int:

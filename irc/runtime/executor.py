@@ -93,10 +93,9 @@ class Executor:
         self._bases = [spec.base for spec in self._inputs]
         self._outputs = _Outputs(plan)
         self._seeds = [self._weights[i] for i in plan.weights if plan.buffers[i].role == "seed"]
-        self._updated = [
-            self._weights[i] for i in plan.updated() if not self._weights[i].is_inference()
-        ]
-        self._updated_memory = {w.untyped_storage().data_ptr() for w in self._updated}
+        updated = [self._weights[index] for index in plan.updated()]
+        self._updated = [weight for weight in updated if not weight.is_inference()]
+        self._updated_memory = {weight.untyped_storage().data_ptr() for weight in updated}
         self._frames: deque[tuple[Frame, list[Run]]] = deque()
         only_kernels = all(isinstance(action, Kernels) for action in plan.actions)
         self._only_kernels = only_kernels
@@ -134,7 +133,7 @@ class Executor:
             self._copies.refresh()
         if self._prepared is not None and self._prepared.is_stale():
             self._prepared.make(partial(self._prepare, frame))
-        if self._updated:
+        if self._updated_memory:
             given = [self._apart(tensor) for tensor in given]
         table = frame.table
         for base, tensor in zip(self._bases, given, strict=True):

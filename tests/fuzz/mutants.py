@@ -189,6 +189,105 @@ def _epilogue_twice(right: Any) -> Any:
     return wrong
 
 
+def _in_place_too_early(applied: Applied) -> AbstractContextManager[Target]:
+    """A scatter writes over its operand though another op still has to read it."""
+
+    @contextmanager
+    def plant() -> Iterator[Target]:
+        import torch
+
+        import irc
+        from irc.plan import in_place
+
+        def written(cache: Any, index: Any, source: Any) -> Any:
+            old = cache.sum(0)
+            cache.scatter_(0, index, source)
+            return old * 2
+
+        def run(program: Program, inputs: Sequence[Any]) -> Any:
+            given = torch.randn(5, 4), torch.tensor([[1, 2, 3, 0]]), torch.ones(1, 4)
+            wanted = written(given[0].clone(), *given[1:])
+            with torch.no_grad():
+                found = irc.compile(written)(given[0].clone(), *given[1:])
+            torch.testing.assert_close(found, wanted)
+            return program.function()(*inputs)
+
+        def once(value: Any) -> bool:
+            applied.times += 1
+            return True
+
+        with patch.object(in_place, "_is_only_read_once", once):
+            yield run
+
+    return plant()
+
+
+def _one_frame(applied: Applied) -> AbstractContextManager[Target]:
+    """All threads that call a function share one arena."""
+
+    @contextmanager
+    def plant() -> Iterator[Target]:
+        from collections import deque
+
+        from irc.runtime.executor import Executor
+
+        class Kept(deque[Any]):
+            """Lends its only item without giving it away."""
+
+            def pop(self) -> Any:
+                applied.times += 1
+                return self[-1]
+
+            def append(self, item: Any) -> None:
+                if not self:
+                    super().append(item)
+
+        right = Executor.__init__
+
+        def wrong(self: Any, *args: Any, **kwargs: Any) -> None:
+            right(self, *args, **kwargs)
+            self._frames = Kept()
+
+        with patch.object(Executor, "__init__", wrong):
+            yield in_threads
+
+    return plant()
+
+
+def in_threads(program: Program, inputs: Sequence[Any], rounds: int = 200) -> Any:
+    """Run a program by irc.compile in four threads at once, each on inputs of its own."""
+    import threading
+
+    import torch
+
+    import irc
+
+    fast = irc.compile(program.function())
+    floats = [x.is_floating_point() for x in inputs]
+    given = [
+        [x * (1 + i) if f else x for x, f in zip(inputs, floats, strict=True)] for i in range(4)
+    ]
+    with torch.no_grad():
+        alone = [[y.clone() for y in fast(*each)] for each in given]
+    wrong: list[str] = []
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            for _ in range(rounds):
+                for one, other in zip(fast(*given[i]), alone[i], strict=True):
+                    if not torch.equal(one.nan_to_num(), other.nan_to_num()):
+                        wrong.append(f"thread {i} differs from itself alone")
+                        return
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[0]
+    return alone[0]
+
+
 MUTANTS: tuple[Mutant, ...] = (
     # masks and tails
     Mutant("cpu: tail mask one lane too long", _in_text(
@@ -217,6 +316,8 @@ MUTANTS: tuple[Mutant, ...] = (
     # memory
     Mutant("plan: live ranges end too early", _in_code(
         "irc.plan.build", "assign_offsets", _shorter_lives)),
+    Mutant("plan: a scatter in place before the last reader", _in_place_too_early),
+    Mutant("runtime: threads share one arena", _one_frame),
     # cuda
     Mutant("cuda: barriers missing", _in_text(r"__syncthreads\(\);", "", "cuda")),
     Mutant("cuda: a row too many is alive", _in_text(
@@ -227,11 +328,16 @@ MUTANTS: tuple[Mutant, ...] = (
         r"(partial\[[^;]*\] = )([^;]+);", r"\1((\2) < 0 ? 0 : (\2));", "cuda")),
     Mutant("cuda: operands of a subtraction swapped", _in_text(
         r"= (v\d+(?:\[j\])?) - (v\d+(?:\[j\])?);", r"= \2 - \1;", "cuda")),
+    Mutant("cuda: wrong stride", _in_text(r"(i\d+ \* )([2-9]\d*|1\d+)", _one_less, "cuda")),
     # triton
     Mutant("triton: last element of a tail dropped", _in_text(
         r"(m\w* = \w+ < )(\d+)", _one_less, "triton")),
     Mutant("triton: operands of a product swapped", _in_text(
         r"(\w+) - (\w+)  #", r"\2 - \1  #", "triton")),
+    Mutant("triton: loads beyond a tail are not neutral", _in_text(
+        r"tl\.where\((m\w+), (\w+), (?:float\([^)]*\)|[^()]*)\)", r"\2", "triton")),
+    Mutant("triton: wrong stride", _in_text(
+        r"(i\d+ \* )([2-9]\d*|1\d+)", _one_less, "triton")),
 )  # fmt: skip
 
 

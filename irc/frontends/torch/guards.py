@@ -151,11 +151,11 @@ class Guards:
                     or not given.is_contiguous()
                 ):
                     return False
-            return (
-                not held
-                or all(map(is_, starmap(get, held_slots), held))
-                and [each.data_ptr() for each in tensors] == pointers
-            ) and (not slots or tuple(starmap(get, slots)) == values)
+            if held and not all(map(is_, starmap(get, held_slots), held)):
+                return False
+            if tensors and [each.data_ptr() for each in tensors] != pointers:
+                return False
+            return not slots or tuple(starmap(get, slots)) == values
 
         return accepts
 

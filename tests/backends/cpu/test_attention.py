@@ -143,3 +143,32 @@ def test_a_wrong_stride_is_found() -> None:
     kernel.body.block.add_op(wrong)
     with pytest.raises(AssertionError):
         close(case, case.shown(execute(kernel, inputs)), 1e-3)
+
+
+def _triangle(rows: int, keys: int, start: int = 0) -> torch.Tensor:
+    return torch.arange(rows)[:, None] + start >= torch.arange(keys)
+
+
+HIDING = {
+    "lower triangle": _triangle(128, 128),
+    "window": _triangle(100, 300, 150) & ~_triangle(100, 300, 90),
+    "nothing seen": torch.zeros(100, 300, dtype=torch.bool),
+    "padding": (torch.arange(300) < 77).reshape(1, 1, 1, 300),
+    "padding in front": (torch.arange(300) >= 177).reshape(1, 1, 1, 300),
+    "the last of few": (torch.arange(13) == 12).reshape(1, 1, 1, 13).expand(1, 1, 40, 13),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("mask", HIDING.values(), ids=HIDING)
+def test_keys_that_a_mask_hides_are_passed_over(
+    mask: torch.Tensor, dtype: str, causal: bool
+) -> None:
+    rows = mask.shape[-2] if mask.shape[-2] > 1 else 100
+    case = Case(
+        heads=3, groups=3, rows=rows, keys=mask.shape[-1], depth=24, width=40, scale=0.2,
+        dtype=dtype, sums=True, mask=tuple(mask.shape), causal=causal, start=30 if causal else None,
+    )  # fmt: skip
+    case.tensors["mask"] = mask.contiguous()
+    close(case, case.executed(num_threads=2), TOLERANCE[dtype])
