@@ -192,6 +192,12 @@ class Dispatcher:
                 "a module compiled for several ranks runs without gradients",
                 help="call it under torch.no_grad()",
             )
+        if self.options.backend != "cpu":
+            raise IrcError(
+                "op-unsupported",
+                f"a module compiled by backend '{self.options.backend}' runs without gradients",
+                help="call it under torch.no_grad(), or compile it with the backend cpu",
+            )
         if self._training is None:
             with TRACING:  # torch looks its backends up without a lock of its own
                 if self._training is None:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from irc.errors import IrcError, did_you_mean
 from irc.frontends.torch.graphs import (
@@ -228,16 +228,15 @@ class _Specialising:
         self._known: OrderedDict[tuple[Any, ...], Flat] = OrderedDict()
         self._recompiles = Recompiles()
         self._lock = threading.RLock()
-        self._names = [
-            source_name(getattr(node, "_dynamo_source", node.name))
-            for node in gm.graph.nodes
-            if node.op == "placeholder"
-        ]
+        placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        self._names = [source_name(getattr(n, "_dynamo_source", n.name)) for n in placeholders]
+        self._numbers = [i for i, node in enumerate(placeholders) if _items(node)]
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Run the plan for these sizes."""
         grad = torch.is_grad_enabled()
-        key = (grad, *(tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args))
+        sizes = (tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args)
+        key = (grad, *sizes, *(args[i].item() for i in self._numbers))
         with self._lock:
             found = self._known.get(key)
             if found is None:
@@ -260,7 +259,7 @@ class _Specialising:
         self, was: tuple[Any, ...], now: tuple[Any, ...]
     ) -> tuple[str, int, int, int] | None:
         """Return the first tensor of another size than in a call before: name, dim, both sizes."""
-        for name, old, new in zip(self._names, was[1:], now[1:], strict=True):
+        for name, old, new in zip(self._names, was[1:], now[1:], strict=False):
             if isinstance(old, tuple) and isinstance(new, tuple):
                 for dim, (a, b) in enumerate(zip(old, new, strict=False)):
                     if a != b:
@@ -288,13 +287,23 @@ def _with_numbers(gm: GraphModule, args: Sequence[Any]) -> GraphModule:
 
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    for node, value in zip(placeholders, args, strict=True):
+    old, new = ([n for n in g.nodes if n.op == "placeholder"] for g in (gm.graph, graph))
+    for was, node, value in zip(old, new, args, strict=True):
+        if hasattr(was, "_dynamo_source"):  # a copy loses it: its name in the user's terms
+            node._dynamo_source = was._dynamo_source
         node.meta.pop("example_value", None)
         if not isinstance(value, torch.Tensor):
             node.replace_all_uses_with(value)
             graph.erase_node(node)
+        for item in _items(node):
+            item.replace_all_uses_with(value.item())
+            graph.erase_node(item)
     return GraphModule(copy(gm), graph)
+
+
+def _items(placeholder: Node) -> list[Node]:
+    """Return where a graph takes the number out of a tensor that Dynamo has wrapped it in."""
+    return [n for n in placeholder.users if n.op == "call_method" and n.target == "item"]
 
 
 def _fakes(gm: GraphModule, inputs: Sequence[Any]) -> list[torch.Tensor]:

@@ -8,8 +8,9 @@ reads the integers and scales them in registers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class QuantizedLinear(nn.Module):
     is taken in float32 and given back in the dtype of x.
 
     Attributes:
-        packed: u8 [out, padded / 2] (two weights a byte, the lower bits first), or u8 [out, padded].
+        packed: u8 [out, padded / 2] (two weights a byte, lower bits first), or u8 [out, padded].
         scales: float32 [out, groups].
         zeros: float32 [out, groups], or None where the middle of the range stands for 0.
         bias: as that of ``nn.Linear``.
@@ -52,7 +53,7 @@ class QuantizedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.bits, self.group_size = bits, group_size
         padded = functional.pad(weight.detach().float(), (0, -self.in_features % group_size))
-        groups = padded.unflatten(1, (-1, group_size))
+        groups = padded.reshape(self.out_features, -1, group_size)
         q, scales, zeros = quantized(groups, bits, symmetric=symmetric)
         q = q.flatten(1)
         if bits == 4:
@@ -68,7 +69,7 @@ class QuantizedLinear(nn.Module):
         q = self.packed
         if self.bits == 4:
             q = (q.unsqueeze(-1) >> self.shifts & 15).flatten(1)
-        groups = q.unflatten(1, (-1, self.group_size)).float()
+        groups = q.reshape(self.out_features, -1, self.group_size).float()
         zeros = 1 << (self.bits - 1) if self.zeros is None else self.zeros.unsqueeze(-1)
         return ((groups - zeros) * self.scales.unsqueeze(-1)).flatten(1)
 
@@ -149,9 +150,10 @@ def quantize(
             f"weights of {bits} bits in groups of {group_size}",
             help=f"choose bits of {BITS} and group_size of {GROUP_SIZES}",
         )
+    every = cast("Iterable[tuple[str, nn.Module]]", module.named_modules())
     chosen = {
         name: layer
-        for name, layer in module.named_modules()
+        for name, layer in every
         if isinstance(layer, nn.Linear) and not any(fnmatch(name, each) for each in skip)
     }
     for name, layer in chosen.items():

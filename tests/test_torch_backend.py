@@ -291,3 +291,15 @@ def test_open_sizes_that_vary_are_told() -> None:
         run(torch.randn(rows, 3))
     with pytest.warns(RecompileWarning, match=r"'x' .* dim 0 was 5, is 6"):
         run(torch.randn(6, 3))
+
+
+def test_open_sizes_of_a_module_keep_its_parameters_apart() -> None:
+    torch.manual_seed(0)
+    # Dynamo wraps the float that an embedding has into a tensor where sizes are open.
+    module = nn.Sequential(nn.Embedding(11, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8))
+    run = compiled(module, dynamic=True)
+    with torch.no_grad():
+        for shape in ((2, 5), (3, 7)):
+            tokens = torch.randint(0, 11, shape)
+            torch.testing.assert_close(run(tokens), module(tokens), rtol=1e-5, atol=1e-5)
+    assert (counters["graphs"], counters["specialised"]) == (1, 2)

@@ -8,24 +8,15 @@ one of columns of V with the scores. K and V are never packed, and the softmax i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from irc.backends.cpu.attention import AttentionPlan, AttentionWriter, Unit
 from irc.backends.cpu.attention_mask import MaskWriter
-from irc.backends.cpu.attention_pairs import (
-    define_pack_values,
-    dot_tile,
-    packed_pairs,
-    rounded_pairs,
-    suits_pairs,
-)
+from irc.backends.cpu.attention_pairs import packed_pairs, rounded_pairs
 from irc.backends.cpu.attention_store import store_block, store_sums
-from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
-from irc.backends.cpu.panels import define_pack
+from irc.backends.cpu.attention_tiles import APART, choose_tiles, define_functions
+from irc.backends.cpu.builder import Builder, Operand, Type, constant
 from irc.backends.cpu.softmax_block import LOG2E, NEVER, Block, maximum, power_of_two, powers
-from irc.backends.cpu.storage import MEMORY, unpack
-from irc.backends.cpu.tile import Factor, tile_function
-from irc.dialects.attention import Place
+from irc.backends.cpu.storage import MEMORY
 
 
 class LanesWriter(AttentionWriter):
@@ -35,18 +26,17 @@ class LanesWriter(AttentionWriter):
         super().__init__(b, plan, buffers)
         form = self.form
         self.kind = Type("float", plan.lanes)
-        self.vectors = plan.block // plan.lanes
-        registers = 24 if plan.features.registers == 32 else 12
-        self.tile = min(max(1, registers // self.vectors), form.keys)
-        self.columns = _columns(form.width, max(1, registers // self.vectors))
-        self.pairs = suits_pairs(plan)
-        self.copied = {role: not self.pairs and _is_copied(self.place(role)) for role in ("k", "v")}
+        tiles = choose_tiles(plan)
+        self.tiles, self.vectors, self.tile = tiles, tiles.vectors, tiles.keys
+        self.pairs, self.copied = tiles.pairs, tiles.copied
         self.queries_at = self.reserve(form.depth * plan.block)
         self.scores_at = self.reserve((plan.keys + 2 * self.tile) * plan.block)
         self.totals_at = self.reserve(form.width * plan.block)
         self.copies_at = {
-            "k": self.reserve((plan.keys + self.tile) * (form.depth + 16) * self.copied["k"]),
-            "v": self.reserve((plan.keys + 1) * (form.width + 16) * self.copied["v"]),
+            "k": self.reserve(
+                (plan.keys + self.tile) * (form.depth + APART) * ("k" in self.copied)
+            ),
+            "v": self.reserve(plan.keys * (form.width + APART) * ("v" in self.copied)),
         }
         self.packed_at = self.reserve(packed_pairs(form) * form.width * self.pairs)
         self.masks = MaskWriter(self, self.kind, self.vectors)
@@ -58,83 +48,8 @@ class LanesWriter(AttentionWriter):
 
     def write(self) -> None:
         """Write the loop over the units of a thread."""
-        self._define()
+        define_functions(self.b, self.plan, self.tiles)
         self.units(self._unit_body, self._pack_values if self.pairs else None)
-
-    def _define(self) -> None:
-        """Define packing, copying and the two register tiles."""
-        b, plan, form = self.b, self.plan, self.form
-        packed = {"q": form.depth, **({"y0": form.width} if "y0" in form.places else {})}
-        for role in packed:
-            place = self.place(role)
-            strides = (place.feature, place.strides[plan.row])
-            symbol = f"irc.attention.pack_{role}"
-            if role == "q" and self.pairs:
-                both = replace(place, dtype="i32")
-                halved = (1, place.strides[plan.row] // 2)
-                define_pack(b, symbol, both, halved, Type("i32", 16), plan.block, plan.lanes)
-                continue
-            define_pack(b, symbol, place, strides, self.kind, plan.block, plan.lanes)
-        rows = {self.columns, form.width % self.columns or self.columns}
-        if self.pairs:
-            define_pack_values(b, "irc.attention.pack_v", form)
-            shape, step = (self.tile, self.vectors), self.place("k").strides[-1]
-            dot_tile(b, "irc.attention.scores", shape, (step, 2), accumulate=False)
-            for count in rows:
-                dot_tile(
-                    b, f"irc.attention.values{count}", (count, self.vectors), (2, 2 * form.width),
-                    accumulate=not plan.is_one_block,
-                )  # fmt: skip
-            return
-        for role in ("k", "v"):
-            if self.copied[role]:
-                self._define_copy(role)
-        panel = Factor("f32", (plan.block, 1))
-        keys, values = self._factor("k", form.depth), self._factor("v", form.width)
-        tile_function(
-            b, "irc.attention.scores", self.kind, (self.tile, self.vectors), keys, panel,
-            odd=bool(form.depth % 2),
-        )  # fmt: skip
-        turned = Factor(values.dtype, (values.strides[1], values.strides[0]))
-        for count in rows:
-            tile_function(
-                b, f"irc.attention.values{count}", self.kind, (count, self.vectors), turned, panel,
-                odd=True, accumulate=not plan.is_one_block,
-            )  # fmt: skip
-
-    def _factor(self, role: str, features: int) -> Factor:
-        place = self.place(role)
-        if self.copied[role]:
-            return Factor("f32", (features + 16, 1))
-        return Factor(place.dtype, (place.strides[-1], place.feature))
-
-    def _define_copy(self, role: str) -> None:
-        """Define ``void symbol(ptr from, ptr to, i64 keys)``: rows as float32, close together."""
-        features = self.form.depth if role == "k" else self.form.width
-        place, f = self.place(role), self.b.child()
-        source, target = Operand(PTR, "%from"), Operand(PTR, "%to")
-        memory, lanes = MEMORY[place.dtype], self.plan.lanes
-
-        def row(key: Operand, _: list[Operand]) -> list[Operand]:
-            start = f.address(source, memory, f.scale(key, place.strides[-1]))
-            end = f.address(target, "float", f.scale(key, features + 16))
-
-            def vector(width: int, index: Operand) -> list[Operand]:
-                at = f.address(start, memory, f.scale(index, place.feature))
-                value = unpack(f, f.load(Type(memory, width), at), place.dtype)
-                f.store(value, f.address(end, "float", index))
-                return []
-
-            whole = features // lanes * lanes if place.feature == 1 else 0
-            f.loop(f.i64(0), f.i64(whole), lanes, [], lambda i, _: vector(lanes, i))
-            f.loop(f.i64(whole), f.i64(features), 1, [], lambda i, _: vector(1, i))
-            return []
-
-        f.loop(f.i64(0), Operand(Type("i64"), "%keys"), 1, [], row)
-        f.do("ret void")
-        symbol = f"irc.attention.copy_{role}"
-        header = f"define internal void @{symbol}(ptr %from, ptr %to, i64 %keys) noinline"
-        self.b.functions[symbol] = f.function(header)
 
     def _unit_body(self, unit: Unit) -> None:
         b, plan, form = self.b, self.plan, self.form
@@ -251,12 +166,12 @@ class LanesWriter(AttentionWriter):
     def _scores(self, unit: Unit, key: Operand, count: Operand) -> None:
         """Write the product of a block of K with the queries."""
         b, form, panel = self.b, self.form, self.scratch_at(self.queries_at)
-        copy = self._copy("k", unit, key, count) if self.copied["k"] else None
+        copy = self._copy("k", unit, key, count) if "k" in self.copied else None
 
         def tile(index: Operand, _: list[Operand]) -> list[Operand]:
             if copy is not None:
                 at = index
-                rows = b.address(copy, "float", b.scale(index, form.depth + 16))
+                rows = b.address(copy, "float", b.scale(index, form.depth + APART))
             else:
                 # The last tile is moved back rather than read past the end.
                 first = b.intrinsic("smin", b.add(key, index), b.i64(form.keys - self.tile))
@@ -278,38 +193,22 @@ class LanesWriter(AttentionWriter):
             count = b.binary("lshr", b.add(count, b.i64(1)), b.i64(1))
             skip = b.scale(b.binary("sub nsw", key, unit.part), form.width)
             rows, step = b.address(self.scratch_at(self.packed_at), memory, skip), 2
-        elif self.copied["v"]:
+        elif "v" in self.copied:
             rows, memory, step = self._copy("v", unit, key, count), "float", 1
         else:
             rows = self.address("v", unit, None, key)
 
-        def tile(feature: Operand, columns: int) -> list[Operand]:
+        def tile(feature: Operand, count_of: int) -> list[Operand]:
             start = b.address(rows, memory, b.scale(feature, step))
             target = b.address(
                 self.scratch_at(self.totals_at), "float", b.scale(feature, self.plan.block)
             )
-            symbol = f"irc.attention.values{columns}"
+            symbol = f"irc.attention.values{count_of}"
             b.do(f"call void @{symbol}({start}, {self.scores}, {target}, {count})")
             return []
 
-        whole = form.width // self.columns * self.columns
-        b.loop(b.i64(0), b.i64(whole), self.columns, [], lambda i, _: tile(i, self.columns))
+        columns = self.tiles.features
+        whole = form.width // columns * columns
+        b.loop(b.i64(0), b.i64(whole), columns, [], lambda i, _: tile(i, columns))
         if whole < form.width:
             tile(b.i64(whole), form.width - whole)
-
-
-def _columns(width: int, most: int) -> int:
-    """Return how many features are accumulated at once: a divisor near the most, or even shares.
-
-    >>> _columns(64, 12), _columns(40, 12), _columns(19, 12)
-    (11, 10, 10)
-    """
-    for columns in range(min(most, width), most * 3 // 4 - 1, -1):
-        if width % columns == 0:
-            return columns
-    return -(-width // -(-width // most))
-
-
-def _is_copied(place: Place) -> bool:
-    """True where rows are copied first: halves, features apart, or one cache set for all rows."""
-    return place.dtype != "f32" or place.feature != 1 or place.strides[-1] * 4 % 4096 == 0

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Literal
 
 from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.convolution import (
@@ -52,8 +51,6 @@ class Block:
 
 class ConvolutionWriter:
     """Writes the body of a convolution into a builder."""
-
-    form: Literal["packed", "stream"] = "packed"
 
     def __init__(
         self, b: Builder, windows: Windows, features: Features, buffers: dict[int, Operand]
@@ -103,7 +100,7 @@ class ConvolutionWriter:
         row = places[-1] if places else None
         product = Product(nest, step, a, weight, row, n, len(nest.extents) - 1)
         plan = self.blocking
-        tiling = Tiling(self.form, plan.lanes, plan.rows, plan.columns)
+        tiling = Tiling("packed", plan.lanes, plan.rows, plan.columns)
         return EpilogueWriter(
             self.b, product, analyse(nest), tiling, self.buffers, masked=features.masked,
             along=places,
@@ -202,6 +199,23 @@ class ConvolutionWriter:
         start = b.add(start, b.scale(part, columns * w.pair))
         return b.address(self.buffers[w.weight.buffer], MEMORY[w.weight.dtype], start)
 
+    def _finish(
+        self, block: Block, t: Operand, column: Operand, tile: Operand, skipped: Operand
+    ) -> None:
+        """Compute what follows a tile, without the places and columns that another one has had.
+
+        Each result is stored once: it may lie where something read here lies.
+        """
+        b, plan = self.b, self.blocking
+        row = b.scale(b.add(block.first, t), plan.rows)
+        rows, start = b.i64(plan.rows), skipped
+        if plan.places % plan.rows:
+            had = b.binary("sub nsw", row, self._place(b.add(block.first, t)))
+            rows = b.binary("sub nsw", rows, had)
+            start = b.add(start, b.scale(had, plan.columns))
+        at = b.address(tile, self.kind.element, start)
+        self.epilogue.finish(block.batch, row, rows, column, at)
+
     def _panel(self, block: Block, number: Operand) -> None:
         """Compute a block's results in one panel of channels."""
         b, plan = self.b, self.blocking
@@ -224,7 +238,7 @@ class ConvolutionWriter:
             given = (pointers, start, result, b.i64(taps), later)
             b.do(f"call void @{symbol}({', '.join(map(str, given))})")
             if first + taps == self.windows.num_taps:
-                self.epilogue.finish(block.batch, place, b.i64(plan.rows), column, result)
+                self._finish(block, t, column, result, b.i64(0))
 
         for first, taps in parts:
 

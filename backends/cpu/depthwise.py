@@ -48,7 +48,13 @@ def _windows(
     nest: Nest, step: Step, image: Step, weight: Step, features: Features
 ) -> Windows | None:
     x, w = image.access, weight.access
-    if x is None or w is None or not is_float(x.dtype) or x.dtype != w.dtype or min(x.strides, default=0) < 0:
+    if (
+        x is None
+        or w is None
+        or not is_float(x.dtype)
+        or x.dtype != w.dtype
+        or min(x.strides, default=0) < 0
+    ):
         return None
     if w.bounds or x.index_strides or w.index_strides:
         return None
@@ -73,8 +79,6 @@ def _windows(
 class DepthwiseWriter(ConvolutionWriter):
     """Writes the body of a depthwise convolution."""
 
-    form = "stream"
-
     def divide(self, features: Features) -> Blocking:
         """Choose the width of a run of channels, and the register tile."""
         w = self.windows
@@ -89,10 +93,10 @@ class DepthwiseWriter(ConvolutionWriter):
     def _define_tiles(self) -> None:
         depthwise_tile(self.b, self.windows, self.blocking)
 
-    def _column(self, number: Operand) -> Operand:
+    def _start(self, column: Operand) -> Operand:
+        """The first channel of a run that is computed: the last run begins earlier."""
         b, columns = self.b, self.blocking.columns
         channels = self.windows.nest.extents[self.windows.n]
-        column = b.scale(number, columns)
         if channels % columns == 0:
             return column
         return b.intrinsic("smin", column, b.i64(channels - columns))
@@ -100,17 +104,19 @@ class DepthwiseWriter(ConvolutionWriter):
     def _panel(self, block: Block, number: Operand) -> None:
         """Compute a block's results in one run of channels."""
         b, w, plan = self.b, self.windows, self.blocking
-        column, memory = self._column(number), MEMORY[w.weight.dtype]
-        start = b.add(column, b.i64(w.weight.offset))
+        column, memory = b.scale(number, plan.columns), MEMORY[w.weight.dtype]
+        first = self._start(column)
+        skipped = b.binary("sub nsw", column, first)
+        start = b.add(first, b.i64(w.weight.offset))
         weight = b.address(self.buffers[w.weight.buffer], memory, start)
 
         def one(t: Operand, _: list[Operand]) -> list[Operand]:
             place = self._place(b.add(block.first, t))
             skip = b.binary("sub nsw", place, block.place)
             pointers = b.address(self._at(self.places.table), "ptr", skip)
-            given = (pointers, weight, self.scratch, column)
+            given = (pointers, weight, self.scratch, first)
             b.do(f"call void @{TILE}({', '.join(map(str, given))})")
-            self.epilogue.finish(block.batch, place, b.i64(plan.rows), column, self.scratch)
+            self._finish(block, t, column, self.scratch, skipped)
             return []
 
         b.loop(b.i64(0), block.tiles, 1, [], one)

@@ -81,7 +81,7 @@ class EpilogueWriter:
         def tail() -> None:
             b.loop(column, stop, 1, [], lambda i, _: at(i, 1, 1, None))
 
-        if self.n % plan.columns == 0 or plan.form == "stream":
+        if self.n % plan.columns == 0:
             full()
         elif self.masked:
             b.loop(column, b.intrinsic("smin", end, stop), plan.lanes, [], masked)

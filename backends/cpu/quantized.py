@@ -77,7 +77,13 @@ def plan_packed(found: PackedProduct, features: Features) -> Plan:
         copy = found.x.dtype != "f32" or found.sums() != [(found.depth, 1)]
         return Plan("skinny", rows, count, copy, parallel > SERIAL_WORK)
     count = _divisor(panels, (2, 1))
-    return Plan("widened", _even(rows, 12 if wide else 3), count, copy=False, parallel=parallel > SERIAL_WORK)
+    return Plan(
+        "widened",
+        _even(rows, 12 if wide else 3),
+        count,
+        copy=False,
+        parallel=parallel > SERIAL_WORK,
+    )
 
 
 def _divisor(size: int, choices: Sequence[int]) -> int:
@@ -200,7 +206,10 @@ class PackedWeightsWriter:
         b, found = self.b, self.found
         outer = dict(zip(found.column_dims, columns, strict=False))
         starts: list[Operand] = []
-        per_panel = ((found.w, found.panel), *((a, found.groups * LANES) for a in (found.scale, found.zero)))
+        per_panel = (
+            (found.w, found.panel),
+            *((a, found.groups * LANES) for a in (found.scale, found.zero)),
+        )
         for access, panel in per_panel:
             if access is None:
                 starts.append(Operand(PTR, "null"))
@@ -287,7 +296,9 @@ class PackedWeightsWriter:
         for rows in sorted({plan.rows, self.m % plan.rows or plan.rows}):
             shape = (rows, plan.panels)
             if plan.form == "dot":
-                dot_function(b, f"{name}{rows}", self.features, shape, found.sums(), self.pitch, found.panel)
+                dot_function(
+                    b, f"{name}{rows}", self.features, shape, found.sums(), self.pitch, found.panel
+                )
             elif plan.form == "skinny":
                 skinny_function(b, f"{name}{rows}", self.weights, shape, self.pitch, found.panel)
             else:
@@ -296,6 +307,8 @@ class PackedWeightsWriter:
                 left = Factor("f32", (self.pitch, stride))
                 right = Factor("f32", (self.columns, 1))
                 kind = Type("float", LANES)
-                tile_function(b, f"{name}{rows}", kind, shape, left, right, odd=bool(found.depth % NIBBLES))
+                tile_function(
+                    b, f"{name}{rows}", kind, shape, left, right, odd=bool(found.depth % NIBBLES)
+                )
         if plan.form == "widened":
             widen_function(b, "irc.packed.widen", self.weights, plan.panels, found.panel)

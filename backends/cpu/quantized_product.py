@@ -1,7 +1,7 @@
 """What a kernel of template ``packed`` multiplies: rows of x by panels of integer weights.
 
-The nest's steps say it in full (:mod:`irc.kernels.quantized`); here they are read back: which load is
-x, which are the words, scales and zeros, and which dims are rows, columns and summed.
+The nest's steps say it in full (:mod:`irc.kernels.quantized`); here they are read back: which load
+is x, which are the words, scales and zeros, and which dims are rows, columns and summed.
 """
 
 from __future__ import annotations
@@ -151,11 +151,7 @@ def _load_of(by_value: dict[int, Step], step: Step, fn: str) -> Access | None:
 
 def _lane(nest: Nest, w: Access, stride: int) -> int | None:
     """The dim of a panel's columns."""
-    lanes = [
-        d
-        for d in range(nest.parallel)
-        if w.strides[d] == stride and nest.extents[d] == LANES
-    ]
+    lanes = [d for d in range(nest.parallel) if w.strides[d] == stride and nest.extents[d] == LANES]
     return lanes[-1] if lanes else None
 
 

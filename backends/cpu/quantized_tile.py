@@ -1,9 +1,9 @@
 """Register tiles of packed integer weights.
 
 Floats times integers: words stream from memory, each weight becomes a float in a register (4 bits
-look up a table of bfloat16, two at a time: one permutation, as the shifted word's higher bits do not
-count) and meets all rows; a group's sum is scaled once (MARLIN, arXiv:2408.11743, keeps nibbles
-likewise in the order in which they are used).
+look up a table of bfloat16, two at a time: one permutation, as the shifted word's higher bits do
+not count) and meets all rows; a group's sum is scaled once (MARLIN, arXiv:2408.11743, keeps
+nibbles likewise in the order in which they are used).
 
 Bytes times bytes: four products of a column and their sum are one instruction (VNNI); machines
 without it widen to i32.
@@ -15,7 +15,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.features import Features
 from irc.kernels.quantized import LANES, NIBBLES, QUAD
 
@@ -66,7 +66,9 @@ class Weights:
         found: list[Operand] = []
         for j in range(NIBBLES):
             at = f.address(w, "i8", f.scale(f.add(k, f.i64(j)), LANES))
-            wide = f.convert("sext" if self.signed else "zext", f.load(Type("i8", LANES), at), "i32")
+            wide = f.convert(
+                "sext" if self.signed else "zext", f.load(Type("i8", LANES), at), "i32"
+            )
             found.append(self._less(f, f.convert("sitofp", wide, "float")))
         return found
 
@@ -88,7 +90,9 @@ def bfloat_table(middle: float) -> list[int] | None:
     (['0xbf80', '0x0', '0x3f80'], None)
     """
     bits = [struct.unpack("I", struct.pack("f", i - middle))[0] for i in range(16)]
-    exact = all(struct.unpack("f", struct.pack("I", b))[0] == i - middle for i, b in enumerate(bits))
+    exact = all(
+        struct.unpack("f", struct.pack("I", b))[0] == i - middle for i, b in enumerate(bits)
+    )
     return [b >> 16 for b in bits] if exact and not any(b & 0xFFFF for b in bits) else None
 
 
@@ -127,7 +131,9 @@ def skinny_function(
     """
     rows, count = shape
     f = b.child()
-    x, w, scales, zeros, tile = (Operand(PTR, f"%{n}") for n in ("x", "w", "scales", "zeros", "tile"))
+    x, w, scales, zeros, tile = (
+        Operand(PTR, f"%{n}") for n in ("x", "w", "scales", "zeros", "tile")
+    )
     memory = "i32" if weights.form == "nibbles" else "i8"
     starts = [f.address(w, memory, f.i64(p * panels)) for p in range(count)]
     # A sum waits for the one before it: with few of them, odd and even k have their own.
@@ -159,7 +165,9 @@ def skinny_function(
         if chains == 2:
             sums = [f.binary("fadd", sums[i], sums[i + 1]) for i in range(0, len(sums), 2)]
         scale = [of_group(scales, p, g) for p in range(count)]
-        return [f.fma(scale[i % count], s, t) for i, (s, t) in enumerate(zip(sums, totals, strict=True))]
+        return [
+            f.fma(scale[i % count], s, t) for i, (s, t) in enumerate(zip(sums, totals, strict=True))
+        ]
 
     zero = [constant(FLOATS, 0.0) for _ in range(rows * count)]
     totals = f.loop(f.i64(0), f.i64(weights.groups), 1, zero, group)
@@ -243,9 +251,7 @@ def dot_function(
 
         return f.loop(f.i64(0), f.i64(sums[-1][0]), QUAD, totals, quad)
 
-    def walk(
-        level: int, at: Operand, weight: Operand, totals: list[Operand]
-    ) -> list[Operand]:
+    def walk(level: int, at: Operand, weight: Operand, totals: list[Operand]) -> list[Operand]:
         if level == len(sums) - 1:
             return run(at, weight, totals)
         size, stride = sums[level]

@@ -21,7 +21,7 @@ from irc.backends.cpu.tile import prefetch
 from irc.backends.cpu.units import each_unit
 from irc.dialects.types import ITEM_BYTES
 
-LEAST_AHEAD, MOST_AHEAD = 1 << 12, 1 << 18
+LEAST_AHEAD, MOST_AHEAD = 1 << 11, 1 << 18
 """Bytes of a row that is fetched while the one before it is computed; two are in the cache."""
 
 Body = Callable[[Place, list[Operand]], list[Operand]]

@@ -46,10 +46,12 @@ class SkinnyWriter(MatmulWriter):
     def thin_tile(self, batch: dict[int, Operand], a: Operand, column: Operand) -> None:
         """Compute all rows of some columns and what follows."""
         b, plan = self.b, self.tiling
+        first = column
         if plan.form == "stream" and self.n % plan.columns:
-            # The last columns are computed twice rather than by narrower code.
-            column = b.intrinsic("smin", column, b.i64(self.n - plan.columns))
-        source = self.start_of(self.product.b, {**batch, self.product.n: column})
+            # The last columns are computed twice rather than by narrower code, and stored once:
+            # what is stored may be a state that is read here too.
+            first = b.intrinsic("smin", column, b.i64(self.n - plan.columns))
+        source = self.start_of(self.product.b, {**batch, self.product.n: first})
         if plan.form == "stream":
             symbol = self.symbol("tile")
             b.do(f"call void @{symbol}({a}, {source}, {self.scratch}, {b.i64(self.k)})")
@@ -57,8 +59,9 @@ class SkinnyWriter(MatmulWriter):
             left = b.binary("sub nsw", b.i64(self.n), column)
             valid = b.intrinsic("smin", left, b.i64(plan.columns))
             b.do(f"call void @{self.symbol('dots')}({a}, {source}, {self.scratch}, {valid})")
-        rows = b.i64(plan.rows)
-        self.epilogue.finish(batch, b.i64(0), rows, column, self.scratch)
+        skip = b.binary("sub nsw", column, first) if first is not column else b.i64(0)
+        tile = b.address(self.scratch, self.kind.element, skip)
+        self.epilogue.finish(batch, b.i64(0), b.i64(plan.rows), column, tile)
 
     def define_functions(self) -> None:
         """Define the inner product of a panel."""

@@ -183,6 +183,8 @@ class Attention:
             source.line("most[i] = highest;")
             source.line("#pragma unroll")
             source.line(f"for (int c = 0; c < {columns}; ++c) result[i][c] *= kept;")
+            # Unrolled whole, ptxas keeps predicates of all keys, and spills.
+            source.line("#pragma unroll 4")
             with source.block(f"for (int j = 0; j < {KEYS}; ++j) {{", "}"):
                 source.line("const float one = __shfl_sync(0xffffffffu, weight, j);")
                 source.line("#pragma unroll")

@@ -41,6 +41,11 @@ class AttentionTiles(Attention):
         self.stage_bytes = KEYS * (self.pitch["k"] + self.pitch["v"])
         self.shared_bytes = ROWS * self.pitch["q"] + 2 * self.stage_bytes
 
+    @property
+    def bounds(self) -> str:
+        """What ``__launch_bounds__`` says: two blocks at once leave a thread all its registers."""
+        return f"{self.threads}, 2"
+
     @staticmethod
     def fits(form: Form, attention: AttentionForm) -> bool:
         """Return whether tensor cores can read q, k and v: halves, in whole chunks of 16 bytes."""

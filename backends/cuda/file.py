@@ -8,7 +8,7 @@ from irc.backends.cuda.attention import Attention, read_attention
 from irc.backends.cuda.attention_tiles import AttentionTiles
 from irc.backends.cuda.driver import Plain, emit_main
 from irc.backends.cuda.functions import TYPES, expression, helpers_in
-from irc.backends.cuda.hopper import Hopper, encode
+from irc.backends.cuda.hopper import Hopper
 from irc.backends.cuda.hopper_instructions import hopper_helpers
 from irc.backends.cuda.pointwise import Pointwise
 from irc.backends.cuda.rows import Rows
@@ -16,6 +16,7 @@ from irc.backends.cuda.simt import Simt
 from irc.backends.cuda.skinny import Skinny
 from irc.backends.cuda.split import SumOfParts
 from irc.backends.cuda.tensor_core import TensorCore
+from irc.backends.cuda.tensor_map import encode
 from irc.dialects.mapping import TaskMapping
 from irc.dialects.task import KernelOp
 from irc.kernels.form import Form, read
@@ -147,7 +148,8 @@ def _function(form: Form, template: Template | SumOfParts, name: str, partial: s
         arguments += [f"const __grid_constant__ CUtensorMap {m.letter}_map" for m in template.maps]
     if isinstance(template, SumOfParts) or parts_of(template) > 1:
         arguments.append(f"IRC_POINTER({partial}) partial")
-    bounds = template.bounds if isinstance(template, Hopper) else str(template.threads)
+    chosen = isinstance(template, Hopper | AttentionTiles)
+    bounds = template.bounds if chosen else str(template.threads)
     head = f'extern "C" __global__ void __launch_bounds__({bounds})\n'
     with body.block(f"{head}{name}({', '.join(arguments)}) {{", "}"):
         if template.blocks:

@@ -12,7 +12,6 @@ Of 64 x n sums, warp ``w`` holds rows ``16 w`` to ``16 w + 15`` as ``mma.m16n8``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from irc.backends.cuda.epilogue import Epilogue
@@ -20,50 +19,19 @@ from irc.backends.cuda.functions import TYPES
 from irc.backends.cuda.split import MULTIPROCESSORS, declare_range, num_parts, store_part
 from irc.backends.cuda.staging import num_blocks, place_block
 from irc.backends.cuda.tensor_core import ACCUMULATOR, TensorCore, with_parts
+from irc.backends.cuda.tensor_map import DEPTH, TensorMap, tensor_map
 from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
-from irc.kernels.form import Form, Step
+from irc.kernels.form import Form
 from irc.kernels.source import Source
 
 GROUP = 128
 """Threads of a warpgroup."""
-DEPTH = 64
-"""Halves of k in a tile: 128 bytes, a row of the swizzle."""
 BLOCK_BYTES = 64 * 128
 """Of 64 rows of 128 bytes."""
 SHARED_LIMIT = 200 * 1024
 # Registers of a thread that loads, and of one that multiplies, where two groups do: together what
 # 384 threads of 168 have, with which such a kernel starts. One group does with what it starts with.
 LOADER, WORKER = 40, 232
-
-
-@dataclass(frozen=True)
-class TensorMap:
-    """How TMA sees one operand: dims, the contiguous one first.
-
-    Attributes:
-        letter: ``a`` or ``b``.
-        buffer: the kernel's argument.
-        offset: elements before the first.
-        dims: of the kernel's space (its k is the last).
-        sizes: of these dims.
-        strides: in elements; the first is 1.
-        box: elements of one copy.
-        copies: of 64 rows each, where the operand runs along m or n; else 1.
-    """
-
-    letter: str
-    buffer: int
-    offset: int
-    dims: tuple[int, ...]
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    copies: int
-
-    @property
-    def rank(self) -> int:
-        """The number of dims."""
-        return len(self.dims)
 
 
 class Hopper:
@@ -248,59 +216,3 @@ class Hopper:
                 return 128, 256
         rows = 128 if m > 64 and asked[0] >= 128 else 64
         return rows, 128 if n > 64 and asked[1] >= 128 else 64
-
-
-def tensor_map(form: Form, letter: str, maker: Step, dim: int, extent: int) -> TensorMap | None:
-    """Return how TMA reads an operand, None where it cannot.
-
-    Strides and the start must be multiples of 16 bytes, and there are at most five dims (CUDA
-    Driver API, ``cuTensorMapEncodeTiled``).
-    """
-    if maker.kind != "load" or maker.operands or len(form.reduced) != 1:
-        return None
-    place, last = maker.place, len(form.sizes) - 1
-    if form.buffers[place.buffer].dtype not in ("f16", "bf16") or place.offset % 8:
-        return None
-    if maker.dtype != form.buffers[place.buffer].dtype:
-        return None
-    # A dim of one element may have any stride.
-    strides = {d: 8 if form.sizes[d] == 1 else place.strides[d] for d in (dim, last)}
-    fast = next((d for d in (last, dim) if place.strides[d] == 1), None)
-    if fast is None:
-        return None
-    slow = dim if fast == last else last
-    batch = [d for d in range(form.num_parallel - 2) if place.strides[d] and form.sizes[d] > 1]
-    dims = (fast, slow, *reversed(batch))
-    steps = (1, strides[slow], *(place.strides[d] for d in reversed(batch)))
-    sizes = tuple(form.sizes[d] for d in dims)
-    if len(dims) > 5 or any(s <= 0 or s % 8 or s >= 2**39 for s in steps[1:]):
-        return None
-    if any(n >= 2**31 or n < 1 for n in sizes):
-        return None
-    rows = fast != last
-    return TensorMap(
-        letter, place.buffer, place.offset, dims, sizes, steps,
-        (64, DEPTH if rows else extent, *[1] * len(batch)), extent // 64 if rows else 1,
-    )  # fmt: skip
-
-
-def encode(source: Source, form: Form, tensor: TensorMap) -> None:
-    """Append the host's description of one operand, ``<letter>_map``."""
-    letter = tensor.letter
-    kind = "FLOAT16" if form.buffers[tensor.buffer].dtype == "f16" else "BFLOAT16"
-
-    def numbers(values: tuple[int, ...], suffix: str = "") -> str:
-        return ", ".join(f"{v}{suffix}" for v in values)
-
-    source.line(f"CUtensorMap {letter}_map;")
-    with source.block("{", "}"):
-        source.line(f"const unsigned long long sizes[] = {{{numbers(tensor.sizes, 'ull')}}};")
-        steps = tuple(2 * s for s in tensor.strides[1:])
-        source.line(f"const unsigned long long strides[] = {{{numbers(steps, 'ull')}}};")
-        source.line(f"const unsigned box[] = {{{numbers(tensor.box)}}};")
-        place = f"(const char*)buffers[{tensor.buffer}] + {2 * tensor.offset}"
-        source.line(
-            f"const int code = irc_tensor_map(&{letter}_map, CU_TENSOR_MAP_DATA_TYPE_{kind}, "
-            f"{tensor.rank}, {place}, sizes, strides, box);"
-        )
-        source.line("if (code) return code;")

@@ -51,6 +51,9 @@ A100 = _gpu(
 H100 = _gpu("H100-80GB-SXM", tensor_tflops=989, f32_tflops=67, f64_tflops=67, tb_per_s=3.35, gb=80)
 # NVIDIA H200 SXM data sheet: an H100 with 141 GB at 4.8 TB/s.
 H200 = _gpu("H200-141GB-SXM", tensor_tflops=989, f32_tflops=67, f64_tflops=67, tb_per_s=4.8, gb=141)
+# NVIDIA HGX B200 data sheet, an eighth of it: 2250 TF bf16 dense, 75 TF f32 and 37 TF f64, 180 GB
+# at 7.7 TB/s.
+B200 = _gpu("B200-180GB", tensor_tflops=2250, f32_tflops=75, f64_tflops=37, tb_per_s=7.7, gb=180)
 # AMD MI250X data sheet, halved: each of its two dies is a device. 383 TF bf16, 47.9 TF f32 and f64
 # (vector), 3.2 TB/s, 128 GB.
 MI250X = _gpu(
@@ -81,6 +84,9 @@ NVLINK_3 = replace(NVLINK, bytes_per_s=240e9)
 # NVLink 4: 450 GB/s one way. Rings reached 361 to 367 GB/s at 16 GiB on 8xH200, and the switches'
 # own sums 482 (stas00/ml-engineering): 308 GB/s of n (1 + 1/p), which fits 5 to 8 ranks to 2 %.
 NVLINK_4 = replace(NVLINK, bytes_per_s=362e9, in_switch_bytes_per_s=308e9)
+# NVLink 5: 900 GB/s one way, of which it is taken to reach the part that NVLink 4 does: no
+# published curve is held against it.
+NVLINK_5 = replace(NVLINK, bytes_per_s=724e9, in_switch_bytes_per_s=616e9)
 # Inside an MI250X, four Infinity Fabric links of 50 GB/s join the dies; collectives of two reached
 # 114 GB/s. Between modules one or two links: rings of 8 dies reached 67 GB/s with two dies a
 # module (nnScaler, resources/profile/mi200/comm/intra_{2,8}.json). A call took 90 us there.
@@ -91,7 +97,7 @@ BETWEEN_MODULES = Link(8, 2e-6, 33.5e9, 90e-6)
 FABRIC_3 = Link(8, 1e-6, 313e9, 10e-6, protocols=_protocols(1e-6, 4e-6), peer_bytes_per_s=47.7e9)
 
 HDR_200 = 25e9  # one 200 Gbit/s port a GPU (DGX A100)
-NDR_400 = 50e9  # one 400 Gbit/s port a GPU (DGX H100 and H200, MI300X nodes)
+NDR_400 = 50e9  # one 400 Gbit/s port a GPU (DGX H100, H200 and B200, MI300X nodes)
 SLINGSHOT = 12.5e9  # four 200 Gbit/s ports for eight dies (Frontier)
 
 
@@ -115,6 +121,7 @@ KINDS: Mapping[str, Kind] = {
     "A100": Kind(A100, (NVLINK_3,), _network(HDR_200)),
     "H100": Kind(H100, (NVLINK_4,), _network(NDR_400)),
     "H200": Kind(H200, (NVLINK_4,), _network(NDR_400)),
+    "B200": Kind(B200, (NVLINK_5,), _network(NDR_400)),
     "MI250X": Kind(MI250X, (IN_MODULE, BETWEEN_MODULES), _network(SLINGSHOT)),
     "MI300X": Kind(MI300X, (FABRIC_3,), _network(NDR_400)),
 }
@@ -172,6 +179,7 @@ PRESETS: Mapping[str, Cluster] = {
         *_named("8xA100", "2x8xA100", "4x8xA100"),
         *_named("8xH100", "2x8xH100", "8x8xH100"),
         *_named("8xH200", "2x8xH200"),
+        *_named("8xB200", "2x8xB200"),
         *_named("8xMI250X", "16x8xMI250X", "8xMI300X", "2x8xMI300X"),
         # Made up for demonstrations: so slow at arithmetic that models of a few kilobytes are worth
         # sharding.

@@ -140,7 +140,7 @@ def _difference(value: SSAValue) -> Integers | None:
 
 
 def _widened(value: SSAValue) -> SSAValue | None:
-    """Return the integers that were cast to a dtype which holds all of them and their differences."""
+    """Return the integers that were cast to a dtype which holds them and their differences."""
     inner = _cast_of(value)
     if inner is None or is_float(tensor(inner).dtype):
         return None
@@ -176,7 +176,9 @@ def literal(value: SSAValue | None) -> float | None:
         if isinstance(op, ConstantOp):
             numbers = op.plain["value"]
             return float(numbers[0]) if len(set(numbers)) == 1 else None
-        if op.name not in SHAPE_OPS and not (op.name == "flow.pointwise" and op.plain["fn"] == "cast"):
+        if op.name not in SHAPE_OPS and not (
+            op.name == "flow.pointwise" and op.plain["fn"] == "cast"
+        ):
             return None
         value = op.inputs[0]
     return None

@@ -10,12 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from irc.kernels.arithmetic import power_of_two
-from irc.kernels.gpu import Gpu
 
 LEAST_TILE = 16
-MAX_PARTS = 32
-PART_KEYS = 256
-"""Keys of the shortest part."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +59,3 @@ def candidates(rows: int, keys: int, features: int, dtype: str) -> list[Attentio
     most = (power_of_two(max(rows, LEAST_TILE)), power_of_two(max(keys, LEAST_TILE)))
     found = [AttentionTile(min(m, most[0]), min(n, most[1]), w, s) for m, n, w, s in shapes]
     return list(dict.fromkeys(found))
-
-
-def parts(blocks: int, keys: int, gpu: Gpu) -> int:
-    """Return into how many parts the keys are cut so that all multiprocessors have work.
-
-    >>> from irc.kernels.gpu import gpu
-    >>> parts(12, 4096, gpu("sm_90")), parts(4096, 4096, gpu("sm_90")), parts(12, 100, gpu("sm_90"))
-    (11, 1, 1)
-    """
-    wanted = gpu.multiprocessors // max(blocks, 1)
-    return max(1, min(wanted, keys // PART_KEYS, MAX_PARTS))

@@ -9,9 +9,8 @@ multiprocessors. A tuner times the first few where there is a device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
-from math import prod
 
 from irc.dialects.types import ITEM_BYTES
 from irc.kernels.arithmetic import power_of_two
@@ -144,6 +143,8 @@ def refusal(tile: Tile, problem: Problem, gpu: Gpu) -> str | None:
         return "more shared memory than a block may have"
     if registers(tile, problem) > MAX_REGISTERS:
         return "more registers than a thread has"
+    if problem.is_plain and tile.k > LEAST_TILE and tile.k * tile.parts >= problem.k:
+        return "a single step, whose products are all unrolled into registers"
     if tile.parts > 1 and problem.k // tile.parts < 4 * tile.k:
         return "parts of less than four steps"
     least = 2 if problem.is_plain else 3
@@ -177,8 +178,8 @@ def seconds(tile: Tile, problem: Problem, gpu: Gpu) -> float:
     """Return the modelled time of a tile's kernel, and of what adds up its parts.
 
     The most loaded multiprocessor does ``waves`` of blocks; a block's steps take as long as the
-    slowest of arithmetic, reads of shared memory and latency over the stages; the whole not less
-    than its bytes from memory and from the cache.
+    slowest of arithmetic, reads of shared memory, what a multiprocessor can load, and latency over
+    the stages; the whole not less than its bytes from memory and from the cache.
     """
     item = ITEM_BYTES[problem.dtype]
     rows, columns = -(-problem.m // tile.m), -(-problem.n // tile.n)
@@ -195,7 +196,8 @@ def seconds(tile: Tile, problem: Problem, gpu: Gpu) -> float:
     shared = _shared_reads(tile, problem, gpu) * item / (SHARED_BYTES_PER_CLOCK * CLOCK_HZ)
     together = min(resident, per_unit)
     latency = STEP_S / ((tile.stages - 1) * together)
-    step = max(arithmetic, shared, latency) + BARRIER_S / together
+    arriving = (tile.m + tile.n) * tile.k * item / (gpu.cache_bytes_per_s / gpu.multiprocessors)
+    step = max(arithmetic, shared, latency, arriving) + BARRIER_S / together
     whole = per_unit * steps * step + -(-per_unit // resident) * STEP_S
     cached = blocks * steps * (tile.m + tile.n) * tile.k * item / gpu.cache_bytes_per_s
     moved = (
@@ -240,19 +242,3 @@ def best_parts(problem: Problem, gpu: Gpu) -> int:
         return every[0].parts
     ratio = seconds(every[0], problem, gpu) / seconds(whole, problem, gpu)
     return every[0].parts if ratio < 0.8 else 1
-
-
-def split(problem: Problem, parts: int) -> Problem:
-    """Return the problem of one kernel that computes all parts, each a matmul of its own."""
-    return replace(problem, batch=problem.batch * parts, k=problem.k // parts)
-
-
-def grid(sizes: Sequence[int], tile: Tile) -> tuple[int, ...]:
-    """Return how many tiles the tasks ``[..., m, n]`` make, by dim."""
-    *batch, m, n = sizes
-    return (*batch, -(-m // tile.m), -(-n // tile.n))
-
-
-def blocks(sizes: Sequence[int], tile: Tile) -> int:
-    """Return the number of blocks."""
-    return prod(grid(sizes, tile))

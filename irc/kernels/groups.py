@@ -22,17 +22,21 @@ from irc.dialects.flow import (
     PackedContractOp,
     PointwiseOp,
     ReduceOp,
-    loc_of,
-    phase_of,
 )
-from irc.errors import IrcError
-from irc.kernels.axes import Axis
 from irc.kernels.holds import COMPUTE_OPS, CPU_OPS, FREE_OPS, SHAPE_OPS, has_kernel, shape_of
-from irc.kernels.nest import Nest, nest_of
+from irc.kernels.nest import nest_of
 from irc.kernels.profit import tensor_bytes, wasteful
 from irc.kernels.reasons import Reason
 from irc.kernels.trace import GroupError, Stored
-from irc.kernels.units import Kind, Unit, link, makes_cycle, merge
+from irc.kernels.unions import (
+    against_matmul,
+    impossible,
+    is_forward,
+    kind_of,
+    store_orders,
+    users_of,
+)
+from irc.kernels.units import Unit, link, makes_cycle, merge
 from irc.kernels.view import View
 from irc.kernels.wishes import Wish, Wishes
 
@@ -170,7 +174,7 @@ class Grouping:
             if makes_cycle(union, reads):
                 continue
             compute = [*(o for unit in union for o in unit.ops), op]
-            kind = _kind(union)
+            kind = kind_of(union)
             if self.declined(compute, kind, forced=forced) is None:
                 joined = merge(union, kind, self.owner)
                 self._own(joined, op, [u for u in reads if u not in union])
@@ -205,7 +209,7 @@ class Grouping:
     def _unions(self, op: FlowOp, reads: Sequence[Unit]) -> Iterable[list[Unit]]:
         """Yield what an op may join, best first: a matmul, all row groups at once, each alone."""
         # A kernel of forward that took backward ops along would make early what is kept for long.
-        same = [unit for unit in reads if _is_forward(unit.ops[0]) == _is_forward(op)]
+        same = [unit for unit in reads if is_forward(unit.ops[0]) == is_forward(op)]
         if not self.fixed(op.outputs[0]):
             # A sum of a weight is made once; joined, it would be made at each call.
             same = [unit for unit in same if not self._is_fixed_sum(unit)]
@@ -229,7 +233,7 @@ class Grouping:
         for value in op.inputs:
             root = anchor(value)
             if root.owner in inside and root.owner is unit.ops[-1]:
-                return all(user is op or isinstance(user, ReturnOp) for user in _users(root))
+                return all(user is op or isinstance(user, ReturnOp) for user in users_of(root))
         return False
 
     def _join_siblings(self) -> None:
@@ -255,7 +259,7 @@ class Grouping:
                     self._join(pair)
 
     def _are_siblings(self, one: Unit, other: Unit) -> bool:
-        if one.level != other.level or _is_forward(one.ops[0]) != _is_forward(other.ops[0]):
+        if one.level != other.level or is_forward(one.ops[0]) != is_forward(other.ops[0]):
             return False
         compute = [*one.ops, *other.ops]
         return self.declined(compute, "rows", siblings=True) is None
@@ -266,7 +270,7 @@ class Grouping:
             unit = self.owner[op]
             if unit.kind != "matmul" or op is not unit.ops[-1]:
                 continue
-            users = [user for user in _users(op.results[0]) if not isinstance(user, ReturnOp)]
+            users = [user for user in users_of(op.results[0]) if not isinstance(user, ReturnOp)]
             readers = list(dict.fromkeys(self.owner[user] for user in users))
             if len(readers) == 1 and len(users) > 1 and readers[0].kind == "rows":
                 pair = (unit, readers[0])
@@ -274,7 +278,7 @@ class Grouping:
                     self._join(pair)
 
     def _join(self, units: Sequence[Unit]) -> None:
-        joined = merge(units, _kind(units), self.owner)
+        joined = merge(units, kind_of(units), self.owner)
         joined.ops.sort(key=lambda op: self.position[op])
 
     def _force(self, wish: Wish) -> None:
@@ -306,11 +310,11 @@ class Grouping:
             return Reason("apart", f"'{wish.text}', {wish.where}")
         if makes_cycle(units, ()):
             return Reason("cycle")
-        if not forced and len({_is_forward(unit.ops[0]) for unit in units}) > 1:
+        if not forced and len({is_forward(unit.ops[0]) for unit in units}) > 1:
             return Reason("phase")
-        if (rule := _against_matmul(units)) is not None:
+        if (rule := against_matmul(units)) is not None:
             return Reason(rule)
-        kind = _kind(units)
+        kind = kind_of(units)
         if (message := self.declined(compute, kind, forced=forced)) is not None:
             return Reason.of(message)
         if kind == "matmul" and not forced and not self._is_continued(units):
@@ -321,7 +325,7 @@ class Grouping:
         """True where a matmul's value is read by the others' ops alone."""
         inside = {op for unit in units for op in unit.ops}
         (matmul,) = [unit for unit in units if unit.kind == "matmul"]
-        users = _users(matmul.ops[-1].results[0])
+        users = users_of(matmul.ops[-1].results[0])
         return all(user in inside or isinstance(user, ReturnOp) for user in users)
 
     def declined(
@@ -357,57 +361,6 @@ class Grouping:
             return f"over {MAX_BUFFERS} buffers"
         if nest.template != kind:
             return "a matmul that would lose its tiles"
-        if siblings and len(_orders(nest)) > 1:
+        if siblings and len(store_orders(nest)) > 1:
             return "outputs over different dims"
         return None if forced else wasteful(nest)
-
-
-def _is_forward(op: Operation) -> bool:
-    return phase_of(op) in ("", "forward")
-
-
-def _kind(units: Sequence[Unit]) -> Kind:
-    return "matmul" if any(unit.kind == "matmul" for unit in units) else "rows"
-
-
-def _against_matmul(units: Sequence[Unit]) -> str | None:
-    """Name the rule that keeps a matmul's neighbours outside, without asking for its loops."""
-    matmuls = [unit for unit in units if unit.kind == "matmul"]
-    if len(matmuls) > 1:
-        return "two-matmuls"
-    for matmul in matmuls:
-        if any(unit in matmul.reads for unit in units):
-            return "matmul-operand"
-        if any(isinstance(op, ReduceOp) for unit in units for op in unit.ops):
-            return "matmul-reduction"
-    return None
-
-
-def _orders(nest: Nest) -> set[Axis | None]:
-    """The axes along which stores write neighbours; a row's single value is no matter."""
-    return {
-        next((axis for axis, stride in store.strides.items() if abs(stride) == 1), None)
-        for _, node, store in nest.outputs
-        if not nest.reduced or node in nest.full
-    }
-
-
-def impossible(wish: Wish, reason: Reason, ops: Sequence[Operation]) -> IrcError:
-    """Build the error for a forced fusion that is no kernel."""
-    lines = ", ".join(dict.fromkeys(loc_of(op) for op in ops))
-    return IrcError(
-        "fusion-impossible",
-        f"'{wish.text}' asks for one kernel that cannot be",
-        where=wish.where,
-        because=f"{reason} [{reason.rule}]; the ops are from {lines}",
-        help="leave the statement out, or name ops that one loop nest fits:"
-        " irc explain plan PLAN --fusion shows the kernels",
-    )
-
-
-def _users(value: SSAValue) -> Iterable[Operation]:
-    for use in value.uses:
-        if isinstance(use.operation, FlowOp) and use.operation.name in SHAPE_OPS:
-            yield from _users(use.operation.outputs[0])
-        else:
-            yield use.operation

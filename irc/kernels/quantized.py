@@ -1,7 +1,7 @@
 """How ``flow.packed_contract`` is read by kernels: as loads, shifts, scales and one contraction.
 
-The kernel's body says in full what a weight is (``(nibble - zero) * scale``), so the interpreter and
-any emitter can run it; an emitter that knows the layout reads whole words instead.
+The kernel's body says in full what a weight is (``(nibble - zero) * scale``), so the interpreter
+and any emitter can run it; an emitter that knows the layout reads whole words instead.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def _window(walk: Trace, op: FlowOp) -> Term:
     sizes, stored = shape_of(op.outputs[0]), _together(walk, x)
     n, *taps, quads, lane, byte = (axes_of(size) for size in shape_of(w))
     image, down, along = (axes_of(size) for size in sizes[:3])
-    steps, window = stored[1].strides or (), op.plain["window"]
+    steps, window = stored[1].strides, op.plain["window"]
+    assert steps is not None
     moves = (
         (image, steps[0]),
         (down, steps[1] * window[2]),
@@ -149,8 +150,6 @@ def _sum(
     reduced: Axes,
     dtype: str,
 ) -> Term:
-    node = walk.node(
-        "contract", dtype, flat(dims), operands=operands, attrs={"packed": True}
-    )
+    node = walk.node("contract", dtype, flat(dims), operands=operands, attrs={"packed": True})
     walk.reductions.append((node, reduced))
     return Term(node, dims)

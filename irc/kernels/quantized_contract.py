@@ -91,7 +91,8 @@ def product_of(op: ContractOp, side: int) -> Product | None:
         return None
     rows = [c for c in result if c in letters_x]
     columns = [c for c in result if c in letters_w]
-    sizes = dict(zip(letters_x + letters_w, (*shape_of(op.inputs[1 - side]), *shape_of(op.inputs[side])), strict=True))  # fmt: skip
+    shapes = (*shape_of(op.inputs[1 - side]), *shape_of(op.inputs[side]))
+    sizes = dict(zip(letters_x + letters_w, shapes, strict=True))
     made = [*rows, *columns]
     return Product(
         op.inputs[1 - side],
@@ -112,7 +113,7 @@ def packed_product(b: FlowBuilder, op: ContractOp, fixed: IsFixed) -> SSAValue |
             continue
         if tensor(op.outputs[0]).dtype == "i32":
             x, w = integral(product.x), integral(product.w)
-            found = _exact(b, product, x, w, fixed) if x and w and fixed(w.q) else None
+            found = _exact(b, product, x, w) if x and w and fixed(w.q) else None
         else:
             found = _scaled(b, product, fixed)
         if found is not None:
@@ -128,7 +129,7 @@ def _scaled(b: FlowBuilder, product: Product, fixed: IsFixed) -> SSAValue | None
     if w is None or not fixed(w.q):
         return None
     if x is not None and x.dtype in BYTES and w.dtype in BYTES and _is_even(product, x, w):
-        found = _exact(b, product, x, w, fixed)
+        found = _exact(b, product, x, w)
         if found is not None:
             return _by_scales(b, product, found, x, w)
     return _weight_only(b, product, w)
@@ -144,7 +145,9 @@ def _is_even(product: Product, x: Integers, w: Integers) -> bool:
     )
 
 
-def matrix(b: FlowBuilder, side: Integers, value: SSAValue, order: Sequence[int], kept: int) -> SSAValue:
+def matrix(
+    b: FlowBuilder, side: Integers, value: SSAValue, order: Sequence[int], kept: int
+) -> SSAValue:
     """Append q, zero or scale as [rows, k], k cut to one where ``value`` is the same along it."""
     if is_single(value):
         return b.reshape(value, ())
@@ -158,9 +161,7 @@ def _first(b: FlowBuilder, value: SSAValue) -> SSAValue:
     return value if not shape_of(value) else cut_to(b, value, 1)
 
 
-def _exact(
-    b: FlowBuilder, product: Product, x: Integers, w: Integers, fixed: IsFixed
-) -> SSAValue | None:
+def _exact(b: FlowBuilder, product: Product, x: Integers, w: Integers) -> SSAValue | None:
     """Sum products of integers about their zero points: i32 [rows, columns]."""
     if not _is_even(product, x, w):
         return None
@@ -221,7 +222,9 @@ def _weight_only(b: FlowBuilder, product: Product, w: Integers) -> SSAValue | No
     """Append floats times integers, scaled in registers; None where the groups do not fit."""
     columns, depth = len(product.columns), product.depth
     assert w.scale is not None
-    group = _common(w.period(w.scale, product.w_order, columns), w.period(w.zero, product.w_order, columns))
+    group = _common(
+        w.period(w.scale, product.w_order, columns), w.period(w.zero, product.w_order, columns)
+    )
     nibbles = w.bits <= 4
     if not group or group % NIBBLES or (not nibbles and w.dtype not in BYTES):
         return None

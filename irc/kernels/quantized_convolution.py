@@ -1,8 +1,8 @@
 """Convolutions of dequantised operands become ``flow.packed_contract`` with a window.
 
-Channels come last there, as the dot products of bytes read them. What follows a convolution pointwise
-is written with channels last too (:class:`ChannelsLast`), so that a chain of convolutions never turns
-its images.
+Channels come last there, as the dot products of bytes read them. What follows a convolution
+pointwise is written with channels last too (:class:`ChannelsLast`), so that a chain of convolutions
+never turns its images.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ChannelsLast:
 def packed_convolution(
     b: FlowBuilder, op: ConvolutionOp, images: ChannelsLast, fixed: IsFixed
 ) -> SSAValue | None:
-    """Append what equals a convolution of dequantised bytes, channels last; None where it is none."""
+    """Append a convolution of dequantised bytes, channels last; None where it is none."""
     if len(shape_of(op.inputs[0])) != 4 or op.plain["groups"] != 1:
         return None
     x, w = dequantized(op.inputs[0]), dequantized(op.inputs[1])

@@ -47,9 +47,7 @@ def scale_panels(b: FlowBuilder, scale: SSAValue) -> SSAValue:
     return byte_panels(b, b.cast(scale, "f32"))
 
 
-def pad_to(
-    b: FlowBuilder, value: SSAValue, shape: tuple[int, ...], fill: float = 0.0
-) -> SSAValue:
+def pad_to(b: FlowBuilder, value: SSAValue, shape: tuple[int, ...], fill: float = 0.0) -> SSAValue:
     """Append elements behind each dim; the value itself where it has the shape."""
     old = shape_of(value)
     if old == shape:

@@ -134,7 +134,8 @@ def _packed_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signat
         inner = (*kernel, x[3] // 4, 16, 4)  # type: ignore[operator]
         spatial = map(window_size, x[1:3], kernel, strides, (0, 0), (0, 0), dilations)
         result = (x[0], *spatial, columns)
-    if w[1:] != inner or any(s[0] != w[0] or s[2] != 16 or k % s[1] for (s, _) in scales):
+    depth: Any = x[-1]
+    if w[1:] != inner or any(s[0] != w[0] or s[2] != 16 or depth % s[1] for (s, _) in scales):
         raise ShapeError(f"packed weights {list(w)} do not fit {list(x)}")
     return [(result, "i32" if exact else "f32")]
 

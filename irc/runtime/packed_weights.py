@@ -47,9 +47,7 @@ def unpacked(weights: torch.Tensor, bits: int) -> torch.Tensor:
     return nibbles.reshape(weights.shape[0], -1, 16)
 
 
-def _exact(
-    x: torch.Tensor, weights: torch.Tensor, window: Sequence[int] | None
-) -> torch.Tensor:
+def _exact(x: torch.Tensor, weights: torch.Tensor, window: Sequence[int] | None) -> torch.Tensor:
     """Multiply bytes; float64 holds sums of their products exactly."""
     import torch
 

@@ -338,6 +338,20 @@ def matmul(
     return b.kernel()
 
 
+def swapped_batches(m=9, n=21, k=40, heads=2, batch=3, dtype="f32") -> KernelOp:
+    """A matmul of two batch dims that lie in another order in each operand: they do not merge."""
+    tile = {"block_m": 16, "block_n": 16, "block_k": 16}
+    space = (batch, heads, m, n, k)
+    b = Builder("swapped_batches", space, 4, (1, 1, 16, 16), "matmul", **tile)
+    count = heads * batch
+    a, w = b.input(count * m * k, dtype), b.input(count * k * n, dtype)
+    y = b.output(count * m * n, dtype)
+    left = b.load(a, (heads * m * k, m * k, k, 0, 1))
+    right = b.load(w, (k * n, batch * k * n, 0, 1, n))
+    b.store(b.contract(left, right, dtype), y, (m * heads * n, n, heads * n, 1, 0))
+    return b.kernel()
+
+
 def reductions(dtype: str, rows=5, columns=43) -> KernelOp:
     """Every reduction of a dtype, over two dims that do not merge."""
     b = Builder(f"reductions_{dtype}", (rows, 3, columns), 1, (2,))

@@ -137,4 +137,5 @@ CASES: Mapping[str, Case] = {
 }
 # fmt: on
 
-QUICK = ("triad 15999989", "softmax 5987x1021", "linear 1x4096x4096", "transpose 4099x3989")
+QUICK = ("triad 5999993", "softmax 5987x1021", "linear 1x4096x4096", "transpose 2557x2549")
+assert set(QUICK) <= set(CASES)

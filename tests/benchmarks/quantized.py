@@ -2,14 +2,14 @@
 
 Targets (exit status 1 when one is missed):
   llama-decode  weights of 4 bits at least 2.5 times as fast as irc's float32
-  resnet50      static int8 (QDQ, u8 activations, i8 weights per channel) no slower than ONNX Runtime
+  resnet50      static int8 (QDQ, u8 images, i8 weights by channel) no slower than ONNX Runtime
   bert          dynamic int8 no slower than ONNX Runtime
 
 The int8 models are exported with torch.onnx and quantised with onnxruntime.quantization; ONNX
 Runtime runs with all optimisations. "error" is that of the first output against the float32 module
 in eager mode, the rounding of weights and activations included. Each contender has a process of its
-own; the others are stopped while one runs. Calls are timed in rounds; the table has medians. Seconds
-of "cold" include quantising, and for the int8 models the export.
+own; the others are stopped while one runs. Calls are timed in rounds; the table has medians.
+Seconds of "cold" include quantising, and for the int8 models the export.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Contenders that run integers: irc's weight-only layers, and int8 models of ONNX Runtime's tools."""
+"""Contenders that run integers: weight-only layers, and int8 models of ONNX Runtime's tools."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ def int8_model(module: Any, inputs: tuple[Any, ...], folder: Path, *, static: bo
     return made
 
 
-def _session(
-    library: str, module: Any, inputs: tuple[Any, ...], *, static: bool
-) -> Run:
+def _session(library: str, module: Any, inputs: tuple[Any, ...], *, static: bool) -> Run:
     """Return a function that runs the int8 model in a session of ONNX Runtime or of irc."""
     import torch
 

@@ -31,7 +31,8 @@ class Compiled:
         call: runs it.
         compile_ms: process time in the compiler, one number per graph.
         breaks: Dynamo's reasons for giving up a graph.
-        left_to_libraries: ops without flow form, how often.
+        left_to_libraries: ops without flow form, how often; and graphs that the backend refused,
+            which Dynamo breaks and Python runs.
     """
 
     call: Callable[..., Any]
@@ -49,17 +50,21 @@ def through_dynamo(backend: Callable[..., Any], call: Call) -> Compiled:
     torch._dynamo.utils.counters.clear()
     torch_backend.counters.clear()
     spent: list[float] = []
-    function = torch.compile(fresh(call.op), backend=_timed(backend, spent))
+    refused: Counter[str] = Counter()
+    function = torch.compile(fresh(call.op), backend=_timed(backend, spent, refused))
     return Compiled(
         function,
         spent,
         lambda: Counter(dict(torch._dynamo.utils.counters["graph_break"])),
-        lambda: Counter(
-            {
-                name.removeprefix("extern "): times
-                for name, times in torch_backend.counters.items()
-                if name.startswith("extern ") or name == "backward run by torch"
-            }
+        lambda: (
+            Counter(
+                {
+                    name.removeprefix("extern "): times
+                    for name, times in torch_backend.counters.items()
+                    if name.startswith("extern ") or name == "backward run by torch"
+                }
+            )
+            + refused
         ),
     )
 
@@ -115,13 +120,18 @@ COMPILERS: dict[str, tuple[Compiler, Compiler]] = {
 """By name: irc, and the control that shows what fails without it."""
 
 
-def _timed(backend: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+def _timed(
+    backend: Callable[..., Any], spent: list[float], refused: Counter[str]
+) -> Callable[..., Any]:
     def compile_graph(gm: Any, inputs: Sequence[Any], **options: Any) -> Any:
         began = time.process_time()
         try:
-            return backend(gm, inputs, **options)
-        finally:
-            spent.append(1e3 * (time.process_time() - began))
+            found = backend(gm, inputs, **options)
+        except Exception as error:
+            refused[f"refused: {type(error).__name__} {' '.join(str(error).split())[:60]}"] += 1
+            raise
+        spent.append(1e3 * (time.process_time() - began))
+        return found
 
     return compile_graph
 

@@ -79,8 +79,9 @@ class Trial:
             compiled, wrong = self.held_against_eager(self.compiler)
         except Exception as error:
             compiled, wrong = None, cause_of(error)
-        if compiled is not None and not wrong and _is_whole(compiled):
-            externs = dict(compiled.left_to_libraries())
+        externs = dict(compiled.left_to_libraries()) if compiled is not None else {}
+        refused = any(name.startswith("refused") for name in externs)
+        if compiled is not None and not wrong and (refused or _is_whole(compiled)):
             verdict = FALL_BACK if externs else NATIVE
             return Outcome(verdict, ", ".join(sorted(externs)), externs, sum(compiled.compile_ms))
         reason = self.control_reason(wrong)

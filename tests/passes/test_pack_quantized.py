@@ -55,7 +55,7 @@ def packed_and_run(proto: onnx.ModelProto, x: Array) -> tuple[int, Array]:
 
 
 @pytest.mark.parametrize("zeros", [(0, 0), (3, 0), (7, 5)])
-@pytest.mark.parametrize("sizes", [(1, 16, 16), (5, 37, 33), (30, 1, 3)])
+@pytest.mark.parametrize("sizes", [(1, 16, 16), (5, 37, 33), (30, 1, 67)])
 @pytest.mark.parametrize(("a", "b"), [("u8", "i8"), ("u8", "u8"), ("i8", "i8")])
 def test_matmul_integer_is_exact(a: str, b: str, sizes: Any, zeros: Any) -> None:
     m, k, n = sizes
@@ -88,7 +88,7 @@ def quantised(x: Array, scale: float, zero: int) -> Array:
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize(
     ("kernel", "stride", "pad", "channels", "count"),
-    [(1, 1, 0, 16, 32), (3, 1, 1, 8, 16), (3, 2, 1, 5, 33), (7, 2, 3, 3, 17), (1, 2, 0, 4, 1)],
+    [(1, 1, 0, 16, 32), (3, 1, 1, 8, 16), (3, 2, 1, 5, 33), (7, 2, 3, 3, 17), (1, 2, 0, 80, 1)],
 )
 def test_convolution_between_quantised_sides(
     kernel: int, stride: int, pad: int, channels: int, count: int, per_channel: bool
@@ -96,7 +96,8 @@ def test_convolution_between_quantised_sides(
     """The result is that of exact integers, off by at most one step at ties."""
     scales = (RNG.random(count) * 0.01 + 0.01).astype(np.float32)
     scales = scales if per_channel else scales[0]
-    x = RNG.standard_normal((2, channels, 14, 14)).astype(np.float32)
+    # Away from ties: the interpreter computes in float64, where another side may win.
+    x = (RNG.integers(-100, 100, (2, channels, 14, 14)) * 0.02 + 0.004).astype(np.float32)
     w = some_bytes("i8", count, channels, kernel, kernel)
     bias = RNG.integers(-1000, 1000, count).astype(np.int32)
     bias_scale = np.float32(0.02) * (scales if per_channel else np.repeat(scales, count))
@@ -110,9 +111,7 @@ def test_convolution_between_quantised_sides(
         helper.make_node("DequantizeLinear", ["q", "xs", "xz"], ["d"]),
         helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wd"], axis=0),
         helper.make_node("DequantizeLinear", ["b", "bs"], ["bd"], axis=0),
-        helper.make_node(
-            "Conv", ["d", "wd", "bd"], ["c"], strides=[stride] * 2, pads=[pad] * 4
-        ),
+        helper.make_node("Conv", ["d", "wd", "bd"], ["c"], strides=[stride] * 2, pads=[pad] * 4),
         helper.make_node("Relu", ["c"], ["r"]),
         helper.make_node("QuantizeLinear", ["r", "ys", "yz"], ["y"]),
     ]
@@ -127,10 +126,11 @@ def test_convolution_between_quantised_sides(
     packed, found = packed_and_run(proto, x)
     assert packed == 1
     (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
+    apart = np.abs(np.maximum(exact, 0) / 0.05 % 1 - 0.5)
     for result in (found, compiled):
         steps = np.abs(result.astype(np.float64) - expected)
         assert steps.max() <= 1
-        assert (steps > 0).mean() < 2e-3
+        assert not steps[apart > 2e-4].any()
 
 
 def test_matmul_of_few_bits_is_packed() -> None:

@@ -217,7 +217,7 @@ def source_name(source: Any) -> str:
         text = source.name()
     parts = re.findall(r"\['([^']*)'\]|\.([A-Za-z]\w*)", text)
     named = [a or b for a, b in parts if (a or b) not in ("self", "modules")]
-    return ".".join(named) or "input"
+    return ".".join(named) or re.sub(r"\W+", "_", text) or "input"
 
 
 def pre_dispatch(module: GraphModule, fakes: Sequence[torch.Tensor]) -> GraphModule | None:

@@ -22,6 +22,8 @@ class Look(nn.Module):
 
 
 class Select(nn.Module):
+    """A gather that the caller indexes."""
+
     def forward(self, x: Tensor, at: Tensor) -> Tensor:
         return torch.gather(x, 1, at).exp()
 

@@ -1,4 +1,4 @@
-"""Packed integer weights: every form, shape and machine against ``flow.packed_contract`` in torch."""
+"""Packed integer weights: every form and machine against ``flow.packed_contract`` in torch."""
 
 from typing import Any
 
@@ -95,9 +95,7 @@ def test_half_rows_are_converted_once(run: Any, features: Any) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 14, 15, 29])
 @pytest.mark.parametrize(("panels", "depth"), [(1, 4), (2, 36), (3, 128), (20, 8)])
 def test_bytes(run: Any, features: Any, rows: int, panels: int, depth: int) -> None:
-    case = Case(
-        ((rows, depth), "u8"), ((panels, depth // 4, 16, 4), "i8"), ((panels * 16,), "i32")
-    )
+    case = Case(((rows, depth), "u8"), ((panels, depth // 4, 16, 4), "i8"), ((panels * 16,), "i32"))
     value = case.b.pointwise("add", case.product(2, bits=8), case.block.args[2])
     case.check(run, features, value, "dot", threads=2)
 
@@ -114,7 +112,9 @@ def test_bytes(run: Any, features: Any, rows: int, panels: int, depth: int) -> N
 )
 def test_windows(run: Any, features: Any, image: Any, panels: int, window: Any) -> None:
     kernel, channels = window[:2], image[3]
-    case = Case((image, "u8"), ((panels, *kernel, channels // 4, 16, 4), "i8"), ((16 * panels,), "i32"))
+    case = Case(
+        (image, "u8"), ((panels, *kernel, channels // 4, 16, 4), "i8"), ((16 * panels,), "i32")
+    )
     value = case.product(2, bits=8, window=window)
     value = case.b.pointwise("sub", value, case.block.args[2])
     case.check(run, features, value, "dot", threads=2)

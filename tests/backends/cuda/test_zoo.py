@@ -28,9 +28,10 @@ def test_a_log_is_parted_by_kernel() -> None:
 
 @needs_nvcc
 def test_a_share_of_the_kernels_of_a_model_compiles() -> None:
-    rows = list(compile_all([Case("tiny", "forward", "bf16")], [90], share=0.5, seed=3))
+    chosen = [Case("tiny", "forward", "f32"), Case("gpt", "forward", "bf16")]
+    rows = list(compile_all(chosen, [90], share=0.5, seed=3))
     line, ok = summary(rows)
-    assert ok and rows[0].compiled, line
+    assert ok and sum(len(row.compiled) for row in rows) > 1, line
     assert all(r.spill_bytes <= SPILLS for row in rows for r in row.compiled.values()), line
 
 

@@ -9,7 +9,7 @@ import torch
 from irc.backends.triton import compile_for, emit
 from irc.dialects.flow import to_attribute
 from irc.kernels.gpu import GPUS, gpu
-from irc.kernels.gpu_attention import candidates, parts
+from irc.kernels.gpu_attention import candidates
 from tests.backends import attention_kernels as attention
 from tests.backends.attention_kernels import Attend
 from tests.backends.triton.interpreting import interpret, outputs_of
@@ -72,12 +72,6 @@ def test_tiles_of_long_attention_do_not_spill(dtype: str, features: int) -> None
         kernel.properties["tile"] = to_attribute(tile.options())
         for target in GPUS.values():
             assert compile_for(kernel, target.arch).spill_bytes == 0
-
-
-def test_keys_are_cut_only_where_rows_are_few() -> None:
-    assert parts(1, 1 << 16, gpu("sm_90")) == 32
-    assert parts(132, 1 << 16, gpu("sm_90")) == 1
-    assert all(parts(n, 255, gpu("sm_80")) == 1 for n in (0, 1, 7))
 
 
 def test_scores_are_scaled_in_units_of_log_2() -> None:

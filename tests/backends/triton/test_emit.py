@@ -69,7 +69,7 @@ KERNELS = [
     g.embedding(), g.transposed_copy(), g.causal_any(), g.whole_product(), g.huge(), g.empty(),
     g.empty(rows=3, columns=0, name="no_columns"), g.matmul(),
     g.matmul(dtype="bf16", transposed=True),
-    g.matmul(m=3, n=5, k=0, name="no_products"), g.matmul(dtype="f64"),
+    g.matmul(m=3, n=5, k=0, name="no_products"), g.matmul(dtype="f64"), g.swapped_batches(),
     g.matmul(m=9, n=20, k=7, dtype="i32", epilogue=False),
     *[g.reductions(d) for d in ("f16", "i8", "u8", "i1")],
 ]  # fmt: skip

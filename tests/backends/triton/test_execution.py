@@ -87,6 +87,12 @@ def test_without_a_gpu_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert "torch.cuda.is_available() is False" in str(found.value)
 
 
+def test_gradients_are_refused() -> None:
+    compiled = irc.compile(nn.Linear(3, 4), backend="triton")
+    with pytest.raises(IrcError, match="runs without gradients"):
+        compiled(torch.ones(2, 3))
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     _run_all()

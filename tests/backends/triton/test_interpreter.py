@@ -77,6 +77,7 @@ def hand_written() -> dict[str, KernelOp]:
         g.matmul(m=9, n=20, k=7, dtype="i32", epilogue=False, name="matmul_i32"),
         g.matmul(a_transposed=True, batch=(2,), name="matmul_a_transposed"),
         g.layer_norm(dtype="bf16", name="layer_norm_bf16"), g.empty(),
+        g.swapped_batches(),
         g.matmul(dtype="bf16", batch=(3, 2), k=61, name="matmul_bf16"),
         g.empty(rows=3, columns=0, name="no_columns"), g.matmul(m=3, n=5, k=0, name="no_products"),
         *[g.random_kernel(seed) for seed in range(24)],
