@@ -296,7 +296,8 @@ def _with_numbers(gm: GraphModule, args: Sequence[Any]) -> GraphModule:
             node.replace_all_uses_with(value)
             graph.erase_node(node)
         for item in _items(node):
-            item.replace_all_uses_with(value.item())
+            number: Any = value.item()
+            item.replace_all_uses_with(number)
             graph.erase_node(item)
     return GraphModule(copy(gm), graph)
 

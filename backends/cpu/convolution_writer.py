@@ -31,7 +31,7 @@ from irc.backends.cpu.nest import analyse
 from irc.backends.cpu.product import Product, Tiling
 from irc.backends.cpu.storage import MEMORY
 from irc.backends.cpu.tile import LINE
-from irc.backends.cpu.units import decode, thread_range
+from irc.backends.cpu.units import decode, next_share, thread_range
 from irc.dialects.types import ITEM_BYTES
 
 TILE, ADD = "irc.windows.tile", "irc.windows.add"
@@ -117,6 +117,7 @@ class ConvolutionWriter:
         groups = w.sizes(w.groups)
         units = prod(groups) * plan.blocks * self.panels
         low, high = thread_range(b, units, units)
+        self.later = next_share(b)
 
         def block(index: Operand, _: list[Operand]) -> list[Operand]:
             made = self._block(decode(b, index, [*groups, plan.blocks]))
@@ -125,7 +126,8 @@ class ConvolutionWriter:
             last = b.intrinsic("smin", b.binary("sub nsw", high, origin), b.i64(self.panels))
 
             def panel(number: Operand, _: list[Operand]) -> list[Operand]:
-                self._panel(made, number)
+                after = b.add(b.add(origin, number), b.i64(1))
+                self._panel(made, number, b.compare("icmp eq", after, high))
                 return []
 
             return b.loop(first, last, 1, [], panel)
@@ -216,8 +218,8 @@ class ConvolutionWriter:
         at = b.address(tile, self.kind.element, start)
         self.epilogue.finish(block.batch, row, rows, column, at)
 
-    def _panel(self, block: Block, number: Operand) -> None:
-        """Compute a block's results in one panel of channels."""
+    def _panel(self, block: Block, number: Operand, final: Operand) -> None:
+        """Compute a block's results in one panel of channels, ``final``: the thread's last one."""
         b, plan = self.b, self.blocking
         weight = self._weight(block.batch, number)
         column = b.scale(number, plan.columns)
@@ -233,7 +235,10 @@ class ConvolutionWriter:
             start = b.address(weight, "i8", b.i64(first * step))
             own = self._lines * LINE * taps * self._steps // 2
             ahead = b.intrinsic("smin", b.scale(t, own), b.i64(taps * step))
-            later = b.address(start, "i8", b.add(b.i64(taps * step), ahead))
+            following = b.address(start, "i8", b.i64(taps * step))
+            if first + taps == self.windows.num_taps:
+                following = b.select(final, self.later, following)
+            later = b.address(following, "i8", ahead)
             symbol = ADD if first else TILE
             given = (pointers, start, result, b.i64(taps), later)
             b.do(f"call void @{symbol}({', '.join(map(str, given))})")

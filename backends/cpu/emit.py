@@ -74,7 +74,8 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
     name = kernel.sym_name.data
     if not _NAME.fullmatch(name):
         raise InternalError(f"kernel name {name!r} is no identifier")
-    weight = streamed_weight(kernel) if template == "matmul panels" else (-1, 0)
+    streams = template in ("matmul panels", "convolution")
+    weight = streamed_weight(kernel) if streams else (-1, 0)
     checks = any(isinstance(op, LoadOp) and op.index_strides for op in kernel.body.ops)
     info = KernelInfo(name, count, scratch, parallel, template, *weight, checks)
     body = b.function(f'define void @"{name}"(ptr %args, i64 %thread, i64 %threads, ptr %scratch)')

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from irc.backends.cpu.builder import I64, PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.builder import Builder, Operand, Type, constant
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.matmul import MatmulWriter
 from irc.backends.cpu.nest import Facts
 from irc.backends.cpu.packed import Share
 from irc.backends.cpu.pair_tile import pair_tile_function
 from irc.backends.cpu.product import Product, Tiling
-from irc.backends.cpu.steps import NEXT_BYTES, NEXT_WEIGHT
 from irc.backends.cpu.tile import LINE, Factor, tile_function
-from irc.backends.cpu.units import decode
+from irc.backends.cpu.units import decode, next_share
 from irc.dialects.types import ITEM_BYTES
 
 AHEAD = 2048
@@ -57,7 +56,7 @@ class PanelWriter(MatmulWriter):
     def write(self) -> None:
         """Write the loops over this thread's columns, or rows where columns divide badly."""
         b, plan = self.b, self.tiling
-        self.later = self.next_share()
+        self.later = next_share(b)
         self.define_functions()
         units, tiles = self.batch * self.panels, -(-self.m // plan.rows)
         by_columns = self.split_columns(units, tiles)
@@ -117,14 +116,6 @@ class PanelWriter(MatmulWriter):
             return []
 
         b.loop(share.first, share.last, 1, [], tile)
-
-    def next_share(self) -> Operand:
-        """Return where this thread's share begins of the weight that is read after this one."""
-        b, slots = self.b, Operand(PTR, "%args")
-        weight = b.load(PTR, b.address(slots, "ptr", b.i64(NEXT_WEIGHT)), 8)
-        size = b.load(I64, b.address(slots, "ptr", b.i64(NEXT_BYTES)), 8)
-        begin = b.binary("udiv", b.binary("mul", size, self.thread), self.threads)
-        return b.address(weight, "i8", b.binary("and", begin, b.i64(-LINE)))
 
     @property
     def lines(self) -> int:

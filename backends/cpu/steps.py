@@ -16,10 +16,6 @@ from irc.backends.cpu.pointwise import apply
 from irc.backends.cpu.storage import COMPUTE, MEMORY, cast, pack, unpack
 from irc.dialects.types import ITEM_BYTES
 
-MAX_ARGS = 128
-NEXT_WEIGHT, NEXT_BYTES = MAX_ARGS, MAX_ARGS + 1
-"""Behind its arguments a kernel finds the weight that a later kernel reads first."""
-
 Env = dict[int, list[Operand]]
 FAULT = 64
 """Bytes from the word that a kernel sets where an index lies outside, to its scratch memory."""

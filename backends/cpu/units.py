@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from irc.backends.cpu.builder import Builder, Operand, Type, constant
+from irc.backends.cpu.builder import PTR, Builder, Operand, Type, constant
 from irc.dialects.mapping import spatial
 from irc.kernels.unfold import starts
+
+MAX_ARGS = 128
+NEXT_WEIGHT, NEXT_BYTES = MAX_ARGS, MAX_ARGS + 1
+"""Behind its arguments a kernel finds the weight that a later kernel reads first, and its size."""
 
 
 class Integers:
@@ -84,6 +88,19 @@ def each_unit(
     first = decode(b, low, extents)
     # A single dim is the position itself.
     b.loop(low, high, 1, [first[d] for d in moving] if len(moving) > 1 else [], unit)
+
+
+def next_share(b: Builder) -> Operand:
+    """Return where this thread's share begins of the weight that a later kernel reads.
+
+    A kernel's last tiles ask for it, so that the next kernel's first ones need not wait for memory.
+    """
+    slots, kind = Operand(PTR, "%args"), Type("i64")
+    thread, threads = Operand(kind, "%thread"), Operand(kind, "%threads")
+    weight = b.load(PTR, b.address(slots, "ptr", b.i64(NEXT_WEIGHT)), 8)
+    size = b.load(kind, b.address(slots, "ptr", b.i64(NEXT_BYTES)), 8)
+    begin = b.binary("udiv", b.binary("mul", size, thread), threads)
+    return b.address(weight, "i8", b.binary("and", begin, b.i64(-64)))
 
 
 def _following(b: Builder, values: Sequence[Operand], extents: Sequence[int]) -> list[Operand]:

@@ -227,11 +227,11 @@ class PackedContractOp(FlowOp):
 
     Floats x [M, K] (result f32 [M, 16 P]), by ``bits`` of a weight:
 
-    * 4: w i32 [P, K/8, 16]; bits 4j..4j+3 of word [p, i, c] are the weight of k = 8i + j, n = 16p + c
+    * 4: w i32 [P, K/8, 16]; bits 4j..4j+3 of word [p, i, c] are of k = 8i + j, n = 16p + c
     * 8: w i8 or u8 [P, K, 16]
 
-    each weight being ``(q - zero) * scale``: scales f32 [P, G, 16], one for K/G values of k, and zeros
-    alike, or the literal ``zero``.
+    each weight being ``(q - zero) * scale``: scales f32 [P, G, 16], one for K/G values of k, and
+    zeros alike, or the literal ``zero``.
 
     Bytes x u8 [M, K] (result i32): w i8 [P, K/4, 16, 4], exact. With ``window`` (kernel, strides,
     dilations: six numbers) x is u8 [N, H, W, C] with its border, w i8 [P, KH, KW, C/4, 16, 4], and
@@ -513,8 +513,8 @@ class YieldOp(FlowOp):
 
 
 OPS: list[type[FlowOp]] = [
-    PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, ReduceOp, ArgReduceOp, CumulativeOp, ReshapeOp,
-    TransposeOp, BroadcastOp, SliceOp, ConcatOp, PadOp, TakeOp, GatherOp, ScatterOp, ConvolutionOp,
+    PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, ReduceOp, ArgReduceOp,
+    CumulativeOp, ReshapeOp, TransposeOp, BroadcastOp, SliceOp, ConcatOp, PadOp, TakeOp, GatherOp, ScatterOp, ConvolutionOp,
     PoolOp, SortOp, TopKOp, RandomOp, AttentionOp, ExternOp, FusionOp, YieldOp,
 ]  # fmt: skip
 OP_BY_NAME: Mapping[str, type[FlowOp]] = {op.name: op for op in OPS}

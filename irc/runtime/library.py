@@ -455,6 +455,8 @@ def _fill(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
             return dtypes()[name]
         case {"float": text}:
             return float(text)
+        case {"complex": [real, imaginary]}:
+            return complex(real, imaginary)
         case dict():
             return {key: _fill(item, inputs) for key, item in value.items()}
         case list():

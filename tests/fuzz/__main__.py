@@ -1,8 +1,8 @@
 """``python -m tests.fuzz --seed S --count N --targets cpu,triton,cuda``: one table, one last line.
 
 ``cpu`` is the kernels of this machine, AVX-512, AVX2 and a generic instruction set; ``torch`` is
-``irc.compile`` and ``torch.compile(backend="irc")``; each can be named alone, see ``--list``. Every
-failure is printed as the smallest program that still fails, with its seed.
+``irc.compile`` and ``torch.compile(backend="irc")``; each can be named alone; ``eager`` is
+torch itself, a control. Every failure is printed as the smallest program that still fails, with its seed.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from tests.fuzz.bounded import FLOATS, HALVES, Bounded
+from tests.fuzz.bounded import HALVES, Bounded
 from tests.fuzz.program import LAYOUTS, Input, Node, Program
 from tests.fuzz.reference import BoundMeaning, is_usable
 from tests.fuzz.vocabulary import OPS
@@ -142,8 +142,3 @@ class Writer:
 
 def _broadcasts(a: Sequence[int], b: Sequence[int]) -> bool:
     return all(x == y or 1 in (x, y) for x, y in zip(reversed(a), reversed(b), strict=False))
-
-
-def is_float(dtype: str) -> bool:
-    """True for float dtypes."""
-    return dtype in FLOATS

@@ -43,6 +43,8 @@ def _encoded(value: Any, operands: list[SSAValue]) -> Any:
             return None
         case float() if not math.isfinite(value):
             return {"float": str(value)}
+        case complex():
+            return {"complex": [value.real, value.imag]}
         case None | bool() | int() | float() | str():
             return value
         case Size():
