@@ -101,7 +101,7 @@ class DepthwiseWriter(ConvolutionWriter):
             return column
         return b.intrinsic("smin", column, b.i64(channels - columns))
 
-    def _panel(self, block: Block, number: Operand) -> None:
+    def _panel(self, block: Block, number: Operand, final: Operand) -> None:
         """Compute a block's results in one run of channels."""
         b, w, plan = self.b, self.windows, self.blocking
         column, memory = b.scale(number, plan.columns), MEMORY[w.weight.dtype]

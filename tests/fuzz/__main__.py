@@ -2,7 +2,8 @@
 
 ``cpu`` is the kernels of this machine, AVX-512, AVX2 and a generic instruction set; ``torch`` is
 ``irc.compile`` and ``torch.compile(backend="irc")``; each can be named alone; ``eager`` is
-torch itself, a control. Every failure is printed as the smallest program that still fails, with its seed.
+torch itself, a control. Every failure is printed as the smallest program that still fails, with its
+seed.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import tensor
 from irc.frontends.torch.lowering import TABLE, Lowering, Operand, is_float, lowers
+from irc.kernels.holds import LIBRARY_DTYPES
 
 # fmt: off
 UNARY = {
-    "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign", "reciprocal": "reciprocal",
+    "neg": "neg", "abs": "abs", "sign": "sign", "reciprocal": "reciprocal",
     "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log10": "log10",
     "log1p": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos", "tan": "tan",
     "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
@@ -336,3 +337,9 @@ def isfinite(t: Lowering, self: SSAValue) -> SSAValue:
     if not is_float(tensor(self).dtype):
         return t.full(True)
     return t.b.pointwise("eq", t.b.pointwise("sub", self, self), t.value(0, tensor(self).dtype))
+
+
+@lowers("sgn")
+def sgn(t: Lowering, self: SSAValue) -> SSAValue:
+    """Return the sign; that of a complex number, its direction, is the library's."""
+    return t.decline() if t.dtype in LIBRARY_DTYPES else t.pointwise("sign", self)
