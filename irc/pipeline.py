@@ -23,7 +23,7 @@ from irc.dialects.placement import Mesh
 from irc.dialects.task import KernelOp
 from irc.dialects.text import context, dump
 from irc.errors import InternalError, IrcError
-from irc.kernels.gpu import GPUS
+from irc.kernels.gpu.limits import GPUS
 from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.ranges import input_ranges

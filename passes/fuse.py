@@ -15,9 +15,11 @@ from xdsl.passes import ModulePass
 from irc.constraints.fusion import FusionStatement, named_ops, parse_fusion
 from irc.constraints.pins import constraint_text
 from irc.dialects.flow import FlowOp, FusionOp, IotaOp, YieldOp, id_of, loc_of
-from irc.kernels.fixed import Fixed
+from irc.kernels.fusion.groups import Grouping
+from irc.kernels.fusion.profit import describe
+from irc.kernels.fusion.units import Unit, in_order
+from irc.kernels.fusion.wishes import Wish
 from irc.kernels.gathers import move_gathers
-from irc.kernels.groups import Grouping
 from irc.kernels.holds import (
     FREE_OPS,
     SHAPE_OPS,
@@ -25,9 +27,7 @@ from irc.kernels.holds import (
     is_unread,
     require_static,
 )
-from irc.kernels.profit import describe
-from irc.kernels.units import Unit, in_order
-from irc.kernels.wishes import Wish
+from irc.kernels.weights.fixed import Fixed
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from xdsl.dialects.func import FuncOp
 from xdsl.passes import ModulePass
 
 from irc.errors import IrcError, did_you_mean
-from irc.kernels.fixed import Fixed
 from irc.kernels.function import KernelTable, map_function
 from irc.kernels.schedule import TARGETS
+from irc.kernels.weights.fixed import Fixed
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from irc.dialects.flow import (
     tensor,
 )
 from irc.dialects.types import ITEM_BYTES
-from irc.kernels.fixed import Fixed
 from irc.kernels.holds import require_static, shape_of
+from irc.kernels.weights.fixed import Fixed
 from irc.ops.infer import parse_spec
 
 MOST_ROWS = 16

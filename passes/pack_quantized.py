@@ -13,11 +13,11 @@ from xdsl.passes import ModulePass
 
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import ContractOp, ConvolutionOp, FlowOp, PointwiseOp, carry, loc_of, tensor
-from irc.kernels.dequantized import literal
-from irc.kernels.fixed import Fixed
 from irc.kernels.holds import SHAPE_OPS, is_unread, require_static
-from irc.kernels.quantized_contract import packed_product
-from irc.kernels.quantized_convolution import ChannelsLast, packed_convolution
+from irc.kernels.quantized.contract import packed_product
+from irc.kernels.quantized.convolution import ChannelsLast, packed_convolution
+from irc.kernels.quantized.dequantized import literal
+from irc.kernels.weights.fixed import Fixed
 
 
 @dataclass(frozen=True)

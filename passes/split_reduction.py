@@ -13,8 +13,8 @@ from irc.dialects.flow import carry, id_of
 from irc.dialects.task import KernelOp, LaunchOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean
-from irc.kernels.gpu import GPUS
-from irc.kernels.split import Halves, parts_of, split
+from irc.kernels.gpu.limits import GPUS
+from irc.kernels.gpu.split import Halves, parts_of, split
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SplitReductionPass(ModulePass):
 
     Parts are a task dim of the first kernel (split-K); the second adds them up in a fixed order,
     rounds once, and runs the epilogue, which is never applied to a part. How many parts there are
-    is the model's choice: :func:`irc.kernels.gpu_matmul.best_parts`.
+    is the model's choice: :func:`irc.kernels.gpu.matmul.best_parts`.
 
     Run: split-reduction{target=sm_90}
 

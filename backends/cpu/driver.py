@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from irc.backends.cpu import openmp
 from irc.backends.cpu.jit import compile_module
-from irc.backends.cpu.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT
+from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT
 
 
 @functools.cache

@@ -11,24 +11,24 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
-from irc.backends.cpu.attention_write import write_attention
-from irc.backends.cpu.builder import Builder, Operand
-from irc.backends.cpu.convolution import read_windows
-from irc.backends.cpu.convolution_writer import ConvolutionWriter
-from irc.backends.cpu.crossed import CrossedWriter, find_crossing
-from irc.backends.cpu.depthwise import DepthwiseWriter, read_depthwise
+from irc.backends.cpu.attention.write import write_attention
+from irc.backends.cpu.convolution.depthwise import DepthwiseWriter, read_depthwise
+from irc.backends.cpu.convolution.windows import read_windows
+from irc.backends.cpu.convolution.writer import ConvolutionWriter
 from irc.backends.cpu.features import Features, host
-from irc.backends.cpu.nest import Nest, analyse, read, simplify
-from irc.backends.cpu.packed import PackedWriter
-from irc.backends.cpu.panel_product import PanelWriter
-from irc.backends.cpu.panels import PanelsWriter, read_panels
-from irc.backends.cpu.product import make_tiling, recognise
-from irc.backends.cpu.quantized import PackedWeightsWriter
-from irc.backends.cpu.quantized_product import read_packed
-from irc.backends.cpu.rows import RowsWriter
-from irc.backends.cpu.schedule import make_schedule
-from irc.backends.cpu.skinny import SkinnyWriter
-from irc.backends.cpu.steps import buffer_pointers
+from irc.backends.cpu.loops.crossed import CrossedWriter, find_crossing
+from irc.backends.cpu.loops.nest import Nest, analyse, read, simplify
+from irc.backends.cpu.loops.rows import RowsWriter
+from irc.backends.cpu.loops.schedule import make_schedule
+from irc.backends.cpu.loops.steps import buffer_pointers
+from irc.backends.cpu.matmul.packed import PackedWriter
+from irc.backends.cpu.matmul.panel_product import PanelWriter
+from irc.backends.cpu.matmul.panels import PanelsWriter, read_panels
+from irc.backends.cpu.matmul.product import make_tiling, recognise
+from irc.backends.cpu.matmul.skinny import SkinnyWriter
+from irc.backends.cpu.quantized.product import read_packed
+from irc.backends.cpu.quantized.writer import PackedWeightsWriter
+from irc.backends.cpu.vector.builder import Builder, Operand
 from irc.dialects.task import BufferType, KernelOp, LoadOp
 from irc.dialects.types import ITEM_BYTES
 from irc.errors import InternalError, IrcError

@@ -16,8 +16,8 @@ from irc.backends.cpu.driver import driver
 from irc.backends.cpu.emit import KernelInfo, emit, info_of
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.jit import compile_texts
-from irc.backends.cpu.steps import FAULT
-from irc.backends.cpu.units import MAX_ARGS
+from irc.backends.cpu.loops.steps import FAULT
+from irc.backends.cpu.loops.units import MAX_ARGS
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from irc.backends.cuda.functions import BYTES, TYPES
 from irc.backends.cuda.scalar import Scalar
 from irc.backends.cuda.staging import Operand
-from irc.kernels.banks import verify_free
-from irc.kernels.layout import Layout, row_major
+from irc.kernels.mapping.banks import verify_free
+from irc.kernels.mapping.layout import Layout, row_major
 from irc.kernels.source import Source
 
 WARP = 32

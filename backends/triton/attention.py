@@ -15,7 +15,7 @@ from irc.backends.triton.functions import TYPES
 from irc.dialects.attention import PER_KEY, AttentionForm
 from irc.kernels.arithmetic import power_of_two
 from irc.kernels.form import Form
-from irc.kernels.gpu_attention import LEAST_TILE, candidates
+from irc.kernels.gpu.attention import LEAST_TILE, candidates
 from irc.kernels.source import Source
 
 LOG2E = math.log2(math.e)

@@ -93,7 +93,7 @@ def _fusion(args: argparse.Namespace) -> str:
     from xdsl.dialects.builtin import ModuleOp
     from xdsl.dialects.func import FuncOp
 
-    from irc.kernels.groups import Grouping
+    from irc.kernels.fusion.groups import Grouping
     from irc.passes.fuse import FusePass
     from irc.plugin import find_backend
     from irc.report.evidence import Evidence

@@ -223,7 +223,7 @@ class ContractOp(FlowOp):
 
 @irdl_op_definition
 class PackedContractOp(FlowOp):
-    """x times integer weights packed in panels of 16 columns; :mod:`irc.kernels.quantized` packs.
+    """x times integer weights packed in panels of 16 columns (:mod:`irc.kernels.quantized.loads`).
 
     Floats x [M, K] (result f32 [M, 16 P]), by ``bits`` of a weight:
 
@@ -514,8 +514,9 @@ class YieldOp(FlowOp):
 
 OPS: list[type[FlowOp]] = [
     PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, ReduceOp, ArgReduceOp,
-    CumulativeOp, ReshapeOp, TransposeOp, BroadcastOp, SliceOp, ConcatOp, PadOp, TakeOp, GatherOp, ScatterOp, ConvolutionOp,
-    PoolOp, SortOp, TopKOp, RandomOp, AttentionOp, ExternOp, FusionOp, YieldOp,
+    CumulativeOp, ReshapeOp, TransposeOp, BroadcastOp, SliceOp, ConcatOp, PadOp, TakeOp, GatherOp,
+    ScatterOp, ConvolutionOp, PoolOp, SortOp, TopKOp, RandomOp, AttentionOp, ExternOp, FusionOp,
+    YieldOp,
 ]  # fmt: skip
 OP_BY_NAME: Mapping[str, type[FlowOp]] = {op.name: op for op in OPS}
 

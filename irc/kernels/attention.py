@@ -14,8 +14,8 @@ from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import BufferType, KernelOp
 from irc.dialects.types import TensorType
 from irc.kernels.attention_parts import parts_attribute
-from irc.kernels.gpu import GPUS
-from irc.kernels.gpu_attention import candidates
+from irc.kernels.gpu.attention import candidates
+from irc.kernels.gpu.limits import GPUS
 from irc.kernels.holds import shape_of
 from irc.kernels.lower import Lowered
 from irc.kernels.orders import Orders

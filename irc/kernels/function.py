@@ -24,7 +24,6 @@ from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.kernels.attention import attention_kernel, is_attention, result_orders
 from irc.kernels.attention_parts import part, parts_of
-from irc.kernels.fixed import Fixed
 from irc.kernels.holds import (
     COMPUTE_OPS,
     CPU_OPS,
@@ -47,10 +46,11 @@ from irc.kernels.orders import (
     orders_of,
     taps_first,
 )
-from irc.kernels.pack import Packed, packed, weight_of
-from irc.kernels.pack_windows import packed_windows
 from irc.kernels.trace import GroupError, Stored
 from irc.kernels.view import View, contiguous_strides
+from irc.kernels.weights.fixed import Fixed
+from irc.kernels.weights.panels import Packed, packed, weight_of
+from irc.kernels.weights.windows import packed_windows
 
 MAX_COPIES = 4
 """Rounds of copying before a kernel counts as impossible; one round mends each known reason."""
@@ -108,7 +108,9 @@ class KernelTable:
         key = identity(kernel)
         known = self._known.get(key)
         if known is None:
-            kernel.properties["sym_name"] = StringAttr(f"k{len(self._known)}_{kernel.sym_name.data}")
+            kernel.properties["sym_name"] = StringAttr(
+                f"k{len(self._known)}_{kernel.sym_name.data}"
+            )
             self._known[key] = kernel
             return kernel
         merged = dict.fromkeys([*_sources(known), *_sources(kernel)])

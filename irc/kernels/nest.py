@@ -71,7 +71,7 @@ class Nest:
 
     @property
     def is_packed(self) -> bool:
-        """True where the contraction's weight lies in panels (:mod:`irc.kernels.quantized`)."""
+        """True where the contraction's weight lies in panels of integers."""
         return any(node.attrs.get("packed") for node in self.nodes)
 
     @property

@@ -11,7 +11,7 @@ from irc.dialects.flow import FlowOp, tensor
 from irc.kernels.axes import Axes, Axis, axes_of
 from irc.kernels.holds import SHAPE_OPS, shape_of
 from irc.kernels.pieces import concat, pad
-from irc.kernels.quantized import packed_contract
+from irc.kernels.quantized.loads import packed_contract
 from irc.kernels.trace import Dims, GroupError, Node, Stored, Term, Trace, flat
 from irc.kernels.view import contiguous_strides
 from irc.kernels.windows import convolution, pool

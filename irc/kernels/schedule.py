@@ -11,8 +11,8 @@ from math import prod
 from typing import Literal, TypeAlias
 
 from irc.dialects.mapping import TaskMapping, repeat, spatial
-from irc.kernels.gpu import GPUS, gpu
-from irc.kernels.gpu_matmul import Problem, candidates
+from irc.kernels.gpu.limits import GPUS, gpu
+from irc.kernels.gpu.matmul import Problem, candidates
 
 Template: TypeAlias = Literal["rows", "matmul", "packed", "convolution"]
 
@@ -125,7 +125,7 @@ def _convolution(tasks: Sequence[int]) -> Schedule:
 
 
 def _gpu_matmul(tasks: Sequence[int], k: int, target: str, dtype: str) -> Schedule:
-    """The tile that the model of :mod:`irc.kernels.gpu_matmul` puts first."""
+    """The tile that the model of :mod:`irc.kernels.gpu.matmul` puts first."""
     *batch, m, n = tasks
     problem = Problem(prod(batch), m, n, k, dtype)
     best = candidates(problem, gpu(target))[0].options()

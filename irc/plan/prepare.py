@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from irc.kernels.fixed import CONSTANT_ROLES, IMPURE
+from irc.kernels.weights.fixed import CONSTANT_ROLES, IMPURE
 from irc.plan.schema import Buffer, Call, Copy, Kernel, Library, Start, Step, Wait, touched
 
 

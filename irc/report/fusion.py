@@ -18,10 +18,10 @@ from xdsl.ir import Operation
 from irc.dialects.builder import functions
 from irc.dialects.flow import FlowOp, id_of, loc_of
 from irc.errors import IrcError, did_you_mean
-from irc.kernels.groups import Grouping, anchor
-from irc.kernels.profit import describe, saved_bytes
-from irc.kernels.reasons import Reason
-from irc.kernels.units import Unit
+from irc.kernels.fusion.groups import Grouping, anchor
+from irc.kernels.fusion.profit import describe, saved_bytes
+from irc.kernels.fusion.reasons import Reason
+from irc.kernels.fusion.units import Unit
 from irc.report.evidence import Evidence
 from irc.report.ops import label
 from irc.report.table import counted, size

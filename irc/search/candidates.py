@@ -2,9 +2,9 @@
 
 A search that prices every pointwise op as a kernel of its own sees several times the bytes that
 move, and takes its plan from them. Groups form here on whole tensors, by the same judge that pass
-``fuse`` asks later on what a rank holds (`irc.kernels.groups`); an op then pays for what crosses
-the edge of its group, and one op of each group for the launch. Where a plan parts a group by a
-boxing in its midst, the value is written and read after all: that is not priced.
+``fuse`` asks later on what a rank holds (`irc.kernels.fusion.groups`); an op then pays for what
+crosses the edge of its group, and one op of each group for the launch. Where a plan parts a group
+by a boxing in its midst, the value is written and read after all: that is not priced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.flow import FlowOp
 from irc.dialects.types import ITEM_BYTES, TensorType
-from irc.kernels.groups import Grouping, anchor, is_literal
+from irc.kernels.fusion.groups import Grouping, anchor, is_literal
 from irc.kernels.holds import FREE_OPS, SHAPE_OPS
 from irc.ops.work import Traffic
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 from irc.cluster.cache import read_text, write_text
 from irc.dialects.task import KernelOp
-from irc.kernels.tiles import alternatives, tile_key, with_tile
+from irc.kernels.gpu.tiles import alternatives, tile_key, with_tile
 
 FILE = "gpu-tiles.json"
 GAIN = 0.95

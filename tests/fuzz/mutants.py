@@ -140,7 +140,7 @@ def _truncated(right: Any) -> Any:
 
     def wrong(b: Any, value: Any) -> Any:
         bits = b.convert("bitcast", value, "i32")
-        from irc.backends.cpu.builder import constant
+        from irc.backends.cpu.vector.builder import constant
 
         return b.convert("trunc", b.binary("lshr", bits, constant(bits.type, 16)), "i16")
 
@@ -293,13 +293,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("cpu: tail mask one lane too long", _in_text(
         r"icmp slt (<\d+ x i32>)", r"icmp sle \1")),
     Mutant("cpu: tail lanes enter a reduction", _in_code(
-        "irc.backends.cpu.reduction:Reduction", "accumulate", _unmasked)),
+        "irc.backends.cpu.loops.reduction:Reduction", "accumulate", _unmasked)),
     Mutant("cpu: last column of an odd sum dropped", _in_code(
-        "irc.backends.cpu.packed", "tile_function", _even)),
+        "irc.backends.cpu.matmul.packed", "tile_function", _even)),
     Mutant("cpu: mask of a softmax dropped", _in_code(
-        "irc.backends.cpu.steps", "apply", _any_choice)),
+        "irc.backends.cpu.loops.steps", "apply", _any_choice)),
     Mutant("cpu: lanes of a reduction dropped", _in_code(
-        "irc.backends.cpu.reduction:Reduction", "horizontal", _lanes_dropped)),
+        "irc.backends.cpu.loops.reduction:Reduction", "horizontal", _lanes_dropped)),
     # places
     Mutant("cpu: wrong stride", _in_text(r"(mul nsw i64 %\w+, )([2-9]\d*|1\d+)", _one_less)),
     Mutant("cpu: offset of a slice forgotten", _in_code(
@@ -310,9 +310,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("cpu: operands of a subtraction swapped", _in_text(
         r"fsub (<\d+ x float>|float) (%v\d+), (%v\d+)", r"fsub \1 \3, \2")),
     Mutant("cpu: bfloat16 cut off", _in_code(
-        "irc.backends.cpu.storage", "_float_to_bfloat", _truncated)),
+        "irc.backends.cpu.vector.storage", "_float_to_bfloat", _truncated)),
     Mutant("cpu: a long sum keeps its last block only", _in_code(
-        "irc.backends.cpu.packed", "tile_function", _epilogue_twice)),
+        "irc.backends.cpu.matmul.packed", "tile_function", _epilogue_twice)),
     # memory
     Mutant("plan: live ranges end too early", _in_code(
         "irc.plan.build", "assign_offsets", _shorter_lives)),

@@ -28,7 +28,7 @@ import torch
 
 from irc.backends.triton import compile_for, is_interpreted
 from irc.errors import IrcError
-from irc.kernels.gpu import GPUS
+from irc.kernels.gpu.limits import GPUS
 from irc.runtime.device import device_of
 from irc.tune.tiles import best_tile
 from tests.gpu import compiling, launching, templates, whole

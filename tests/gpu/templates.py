@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from irc.dialects.task import KernelOp
 from irc.kernels.form import integer_bound, read
-from irc.kernels.gpu import gpu
-from irc.kernels.gpu_attention import candidates as attention_tiles
-from irc.kernels.gpu_matmul import Problem, candidates
-from irc.kernels.split import parts_of
-from irc.kernels.tiles import alternatives, with_tile
+from irc.kernels.gpu.attention import candidates as attention_tiles
+from irc.kernels.gpu.limits import gpu
+from irc.kernels.gpu.matmul import Problem, candidates
+from irc.kernels.gpu.split import parts_of
+from irc.kernels.gpu.tiles import alternatives, with_tile
 from irc.runtime.library import dtypes
 from tests.backends import attention_kernels as attention
 from tests.backends import gpu_kernels as g

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irc.dialects.mapping import parse_mapping
-from irc.kernels.banks import Turns, turns, verify_free, warp_accesses
-from irc.kernels.layout import parse_layout
+from irc.kernels.mapping.banks import Turns, turns, verify_free, warp_accesses
+from irc.kernels.mapping.layout import parse_layout
 
 
 @settings(max_examples=50)

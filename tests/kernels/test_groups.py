@@ -18,8 +18,8 @@ from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference, random_inputs
-from irc.kernels.groups import Grouping
-from irc.kernels.reasons import BY_MESSAGE, BY_PART, RULES, Reason
+from irc.kernels.fusion.groups import Grouping
+from irc.kernels.fusion.reasons import BY_MESSAGE, BY_PART, RULES, Reason
 from irc.passes.fuse import FusePass
 
 T = TensorType.of

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irc.dialects.mapping import Atom, TaskMapping, parse_mapping
-from irc.kernels.layout import Layout, is_injective, parse_layout, registers, row_major
+from irc.kernels.mapping.layout import Layout, is_injective, parse_layout, registers, row_major
 
 ATOMS = st.builds(
     Atom,
@@ -82,7 +82,7 @@ def test_what_is_no_layout_is_refused(text: str, says: str) -> None:
 
 
 def test_a_permutation_that_merges_two_elements_is_found() -> None:
-    from irc.kernels.layout import Block, Swizzle
+    from irc.kernels.mapping.layout import Block, Swizzle
 
     broken = Layout((Block("row_major", (4, 3), (), (Swizzle(1, 0),)),))
     assert not is_injective(broken) and is_injective(row_major(4, 3))

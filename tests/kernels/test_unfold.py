@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irc.dialects.mapping import Atom, TaskMapping, parse_mapping
-from irc.kernels.unfold import C, Numbers, digits, loops, starts
+from irc.kernels.mapping.unfold import C, Numbers, digits, loops, starts
 
 ATOMS = st.builds(
     Atom,

@@ -4,7 +4,7 @@ import random
 from itertools import pairwise
 
 from irc.dialects.flow import YieldOp
-from irc.kernels.units import Unit, in_order, link, makes_cycle, merge
+from irc.kernels.fusion.units import Unit, in_order, link, makes_cycle, merge
 
 
 def chain(count: int) -> list[Unit]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from irc.backends.cpu.accuracy import ACCURACY
 from irc.backends.cpu.features import AVX2, BASELINE
+from irc.backends.cpu.vector.accuracy import ACCURACY
 from tests.numerics.ulps import MANY, doubles, error_of_doubles, error_of_singles, evaluate, singles
 
 

@@ -1,9 +1,9 @@
-"""No function of the CPU backend is less exact than irc/backends/cpu/accuracy.py states."""
+"""No function of the CPU backend is less exact than irc/backends/cpu/vector/accuracy.py states."""
 
 import pytest
 
-from irc.backends.cpu.accuracy import ACCURACY
 from irc.backends.cpu.features import AVX2, BASELINE, Features
+from irc.backends.cpu.vector.accuracy import ACCURACY
 from irc.ops.pointwise import POINTWISE
 from tests.numerics.ulps import (
     FEW,

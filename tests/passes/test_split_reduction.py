@@ -11,9 +11,9 @@ from irc.dialects.task import KernelOp, KernelPointwiseOp, LaunchOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.interpret.task import run_launch
-from irc.kernels.gpu import GPUS, gpu
-from irc.kernels.gpu_matmul import Problem, best_parts, candidates, seconds
-from irc.kernels.split import parts_of, split
+from irc.kernels.gpu.limits import GPUS, gpu
+from irc.kernels.gpu.matmul import Problem, best_parts, candidates, seconds
+from irc.kernels.gpu.split import parts_of, split
 from irc.passes.split_reduction import SplitReductionPass
 from irc.pipeline import run_passes
 from tests.backends import gpu_kernels as g

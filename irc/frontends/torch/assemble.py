@@ -159,11 +159,7 @@ class _Assembler:
     def constant(self, name: str, value: torch.Tensor) -> SSAValue:
         """Return a tensor as a literal, or as an argument where it is large."""
         dtype, kind = dtype_names()[value.dtype], self.shared.kind(value)
-        if (
-            value.numel() <= LITERAL
-            and value.device.type != "meta"
-            and dtype not in LIBRARY_DTYPES
-        ):
+        if value.numel() <= LITERAL and value.device.type != "meta" and dtype not in LIBRARY_DTYPES:
             values = value.detach().flatten().tolist() or [0]
             return self.scope.b.constant(
                 [float(v) if is_float(dtype) else int(v) for v in values], kind.shape, dtype

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from irc.backends.cpu.attention import plan_attention
-from irc.backends.cpu.attention_few import suits_few
+from irc.backends.cpu.attention.blocks import plan_attention
+from irc.backends.cpu.attention.few import suits_few
 from irc.backends.cpu.emit import emit, info_of
 from irc.backends.cpu.features import AVX2, AVX512, BASELINE, Features
 from irc.dialects.attention import KernelAttentionOp

@@ -9,9 +9,9 @@ from torch import nn
 
 import irc
 from irc.backends.cpu import emit, info_of
-from irc.backends.cpu.convolution import make_blocking, read_windows
+from irc.backends.cpu.convolution.windows import make_blocking, read_windows
 from irc.backends.cpu.features import AVX512, Features
-from irc.backends.cpu.nest import read, simplify
+from irc.backends.cpu.loops.nest import read, simplify
 from irc.dialects.task import BufferType, KernelOp
 from irc.interpret.levels import execute, random_inputs
 from irc.pipeline import Options, default_pipeline, run_passes
@@ -112,7 +112,7 @@ def test_pools(pool: nn.Module, turned: bool) -> None:
 
 def test_a_long_sum_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of a panel follow one another, tiles are kept between them."""
-    monkeypatch.setattr("irc.backends.cpu.convolution.PANEL_BYTES", 1 << 13)
+    monkeypatch.setattr("irc.backends.cpu.convolution.windows.PANEL_BYTES", 1 << 13)
     torch.manual_seed(3)
     module, x = nn.Conv2d(24, 70, 3, padding=1), torch.randn(1, 24, 9, 8)
     assert error(module, x)[0] < 2e-6

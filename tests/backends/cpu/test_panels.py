@@ -8,7 +8,7 @@ import torch
 from irc.backends.cpu import emit, info_of
 from irc.backends.cpu.features import AVX2, AVX512, BASELINE
 from irc.interpret.task import run_kernel
-from irc.kernels.pack import Packed, packed, weight_of
+from irc.kernels.weights.panels import Packed, packed, weight_of
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 SIZES = [

@@ -8,8 +8,8 @@ import torch
 
 from irc.backends.cpu import emit
 from irc.backends.cpu.features import AVX512
-from irc.backends.cpu.nest import analyse, read, simplify
-from irc.backends.cpu.schedule import make_schedule
+from irc.backends.cpu.loops.nest import analyse, read, simplify
+from irc.backends.cpu.loops.schedule import make_schedule
 from irc.dialects.text import load
 
 SOFTMAX = """

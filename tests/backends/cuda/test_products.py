@@ -20,8 +20,8 @@ from irc.backends.cuda.split import num_parts
 from irc.backends.cuda.tensor_core import TensorCore
 from irc.dialects.mapping import verify_coverage
 from irc.dialects.task import KernelOp
-from irc.kernels.banks import verify_free
 from irc.kernels.form import read
+from irc.kernels.mapping.banks import verify_free
 from tests.backends import gpu_kernels as g
 from tests.backends.cuda.host import (
     HostError,

@@ -8,8 +8,8 @@ import torch
 
 from irc.backends.triton import compile_for, emit
 from irc.dialects.flow import to_attribute
-from irc.kernels.gpu import GPUS, gpu
-from irc.kernels.gpu_attention import candidates
+from irc.kernels.gpu.attention import candidates
+from irc.kernels.gpu.limits import GPUS, gpu
 from tests.backends import attention_kernels as attention
 from tests.backends.attention_kernels import Attend
 from tests.backends.triton.interpreting import interpret, outputs_of

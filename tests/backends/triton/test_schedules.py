@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from irc.backends.triton import compile_for
-from irc.kernels.gpu import GPUS, gpu
-from irc.kernels.gpu_matmul import Problem, Tile, candidates, refusal, registers, shared_bytes
-from irc.kernels.tiles import MOST, alternatives, tile_key, with_tile
+from irc.kernels.gpu.limits import GPUS, gpu
+from irc.kernels.gpu.matmul import Problem, Tile, candidates, refusal, registers, shared_bytes
+from irc.kernels.gpu.tiles import MOST, alternatives, tile_key, with_tile
 from irc.tune import tiles
 from tests.backends import gpu_kernels as g
 from tests.backends.triton.interpreting import interpret, outputs_of

@@ -1,0 +1,1 @@
+"""Attention: many rows in the lanes, few rows in place, masks, and what is stored."""

@@ -1,0 +1,1 @@
+"""Convolutions: windows as rows of a product behind a table of pointers."""

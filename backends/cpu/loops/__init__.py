@@ -1,0 +1,1 @@
+"""Loop nests: what a kernel computes, and the templates for pointwise chains and reductions."""

@@ -1,0 +1,57 @@
+"""Results that are written past the caches.
+
+A plain store reads the line that it fills; where a result is larger than the caches, that is a
+third of all traffic. Whether its vectors are aligned is known when a kernel is written, but for the
+address of the result itself: so a kernel that streams has two bodies, and picks one when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from irc.backends.cpu.loops.nest import Access, Nest
+from irc.backends.cpu.vector.builder import Builder, Operand, Type
+from irc.dialects.types import ITEM_BYTES
+
+LARGE = 12 << 20
+"""Bytes of a result that its reader would not find in the cache anyway."""
+LINE = 64
+
+
+def streamed_buffers(nest: Nest, vector: int | None, lanes: int) -> frozenset[int]:
+    """Return the buffers that are large, and whose vectors are aligned if they are."""
+    stores = [s.access for s in nest.steps if s.kind == "store" and s.access is not None]
+    return frozenset(a.buffer for a in stores if _is_aligned(a, vector, lanes))
+
+
+def _is_aligned(access: Access, vector: int | None, lanes: int) -> bool:
+    item = ITEM_BYTES[access.dtype]
+    if vector is None or access.strides[vector] != 1 or access.size * item < LARGE:
+        return False
+    others = [s for d, s in enumerate(access.strides) if d != vector]
+    # Half a line is written in two stores, one after the other.
+    whole = lanes * item >= LINE // 2
+    return whole and all(n % lanes == 0 for n in (access.offset, *others))
+
+
+def either_way(
+    b: Builder,
+    buffers: dict[int, Operand],
+    streamed: frozenset[int],
+    body: Callable[[frozenset[int]], None],
+) -> None:
+    """Write a body once where nothing is streamed, else one for each kind of address."""
+    if not streamed:
+        body(streamed)
+        return
+    bits = b.i64(0)
+    for buffer in sorted(streamed):
+        address = b.emit(Type("i64"), f"ptrtoint {buffers[buffer]} to i64")
+        bits = b.binary("or", bits, address)
+    bits = b.binary("and", bits, b.i64(LINE - 1))
+
+    def streaming() -> None:
+        body(streamed)
+        b.do("fence seq_cst")  # other threads read the result after the region's end
+
+    b.either(b.compare("icmp eq", bits, b.i64(0)), streaming, lambda: body(frozenset()))

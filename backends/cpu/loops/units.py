@@ -1,0 +1,118 @@
+"""Units of work: which of them a thread does, and where in the loop nest each one is.
+
+A position is decoded once, where a thread starts (one division and one remainder per dim, by
+:mod:`irc.kernels.mapping.unfold`); from there on its indices count up with carries, as an odometer
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type, constant
+from irc.dialects.mapping import spatial
+from irc.kernels.mapping.unfold import starts
+
+MAX_ARGS = 128
+NEXT_WEIGHT, NEXT_BYTES = MAX_ARGS, MAX_ARGS + 1
+"""Behind its arguments a kernel finds the weight that a later kernel reads first, and its size."""
+
+
+class Integers:
+    """The arithmetic of unfolded mappings as i64 instructions."""
+
+    def __init__(self, b: Builder) -> None:
+        self.b = b
+
+    def constant(self, value: int) -> Operand:
+        return self.b.i64(value)
+
+    def divide(self, x: Operand, by: int) -> Operand:
+        return self.b.binary("udiv", x, self.b.i64(by))
+
+    def modulo(self, x: Operand, by: int) -> Operand:
+        return self.b.binary("urem", x, self.b.i64(by))
+
+    def times(self, x: Operand, by: int) -> Operand:
+        return self.b.scale(x, by)
+
+    def plus(self, x: Operand, y: Operand) -> Operand:
+        return self.b.add(x, y)
+
+
+def thread_range(b: Builder, units: int, chunks: int) -> tuple[Operand, Operand]:
+    """Return the units of this thread: whole chunks, contiguous."""
+    thread, threads = Operand(Type("i64"), "%thread"), Operand(Type("i64"), "%threads")
+
+    def bound(position: Operand) -> Operand:
+        chunk = b.binary("udiv", b.binary("mul nuw", position, b.i64(chunks)), threads)
+        if chunks == units:
+            return chunk
+        product = b.binary("mul nuw", chunk, b.i64(units))
+        return b.binary("udiv", product, b.i64(chunks))
+
+    return bound(thread), bound(b.binary("add nuw", thread, constant(thread.type, 1)))
+
+
+def decode(b: Builder, index: Operand, extents: Sequence[int]) -> list[Operand]:
+    """Return the indices of a row-major position: one division and remainder per dim."""
+    return starts(spatial(*(max(extent, 1) for extent in extents)), index, Integers(b))
+
+
+def each_unit(
+    b: Builder,
+    extents: Sequence[int],
+    chunks: int,
+    body: Callable[[list[Operand]], None],
+) -> None:
+    """Write the loop over the units of this thread.
+
+    Args:
+        b: where to write.
+        extents: of the units, the last one fastest.
+        chunks: into how many parts the units may be divided among threads.
+        body: writes one unit, given its index in each dim.
+    """
+    if not prod(extents):
+        return
+    low, high = thread_range(b, prod(extents), max(chunks, 1))
+    moving = [d for d, extent in enumerate(extents) if extent > 1]
+
+    def unit(index: Operand, values: list[Operand]) -> list[Operand]:
+        places = [b.i64(0)] * len(extents)
+        for d, value in zip(moving, values or [index], strict=False):
+            places[d] = value
+        body(places)
+        return _following(b, values, [extents[d] for d in moving] if values else [])
+
+    first = decode(b, low, extents)
+    # A single dim is the position itself.
+    b.loop(low, high, 1, [first[d] for d in moving] if len(moving) > 1 else [], unit)
+
+
+def next_share(b: Builder) -> Operand:
+    """Return where this thread's share begins of the weight that a later kernel reads.
+
+    A kernel's last tiles ask for it, so that the next kernel's first ones need not wait for memory.
+    """
+    slots, kind = Operand(PTR, "%args"), Type("i64")
+    thread, threads = Operand(kind, "%thread"), Operand(kind, "%threads")
+    weight = b.load(PTR, b.address(slots, "ptr", b.i64(NEXT_WEIGHT)), 8)
+    size = b.load(kind, b.address(slots, "ptr", b.i64(NEXT_BYTES)), 8)
+    begin = b.binary("udiv", b.binary("mul", size, thread), threads)
+    return b.address(weight, "i8", b.binary("and", begin, b.i64(-64)))
+
+
+def _following(b: Builder, values: Sequence[Operand], extents: Sequence[int]) -> list[Operand]:
+    """Count up by one: the last index, and those before it where it wraps."""
+    after: list[Operand] = []
+    carry: Operand | None = None
+    for place, (value, extent) in reversed(list(enumerate(zip(values, extents, strict=True)))):
+        step = b.i64(1) if carry is None else b.convert("zext", carry, "i64")
+        moved = b.add(value, step)
+        if place:
+            carry = b.compare("icmp eq", moved, b.i64(extent))
+            moved = b.select(carry, b.i64(0), moved)
+        after.insert(0, moved)
+    return after

@@ -1,0 +1,1 @@
+"""Matmuls: register tiles, packed weights, few rows, and what follows a product."""

@@ -1,0 +1,194 @@
+"""Matmul on a weight that lies in panels: nothing is packed per call.
+
+Few, wide rows: a register tile has six rows and as many columns as fill the registers. Rows of A
+a multiple of 4 KiB apart fall on one set of the first cache, which has eight ways, so A can be read
+in place. A long sum is cut into blocks whose panel stays in the second cache; the tiles of one
+panel are then kept in scratch until the last block.
+
+    for rows that fit the last cache: for each panel: for each block of k:
+        for each tile: multiply (and finish)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from irc.backends.cpu.features import Features
+from irc.backends.cpu.loops.nest import Facts
+from irc.backends.cpu.loops.units import decode, next_share
+from irc.backends.cpu.matmul.packed import Share
+from irc.backends.cpu.matmul.pair_tile import pair_tile_function
+from irc.backends.cpu.matmul.product import Product, Tiling
+from irc.backends.cpu.matmul.tile import LINE, Factor, tile_function
+from irc.backends.cpu.matmul.writer import MatmulWriter
+from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
+from irc.dialects.types import ITEM_BYTES
+
+AHEAD = 2048
+"""Elements: eight to thirty rows of a panel, where one tile reads it once."""
+
+
+class PanelWriter(MatmulWriter):
+    """Writes the form panels. Scratch: one tile, or those of a panel where the sum is cut."""
+
+    def __init__(
+        self,
+        b: Builder,
+        product: Product,
+        facts: Facts,
+        tiling: Tiling,
+        features: Features,
+        buffers: dict[int, Operand],
+    ) -> None:
+        super().__init__(b, product, facts, tiling, features, buffers)
+        self.dots = features.dot_bf16
+
+    @property
+    def is_blocked(self) -> bool:
+        """True where the sum is cut into blocks."""
+        return self.tiling.depth < self.k
+
+    @property
+    def scratch_bytes(self) -> int:
+        """All scratch memory of a thread."""
+        return self.tile_bytes * (self.tiling.chunk if self.is_blocked else 1)
+
+    def write(self) -> None:
+        """Write the loops over this thread's columns, or rows where columns divide badly."""
+        b, plan = self.b, self.tiling
+        self.later = next_share(b)
+        self.define_functions()
+        units, tiles = self.batch * self.panels, -(-self.m // plan.rows)
+        by_columns = self.split_columns(units, tiles)
+        low, high = self.share(units, by_columns)
+        first, last = self.share(tiles, b.binary("xor", by_columns, constant(Type("i1"), 1)))
+
+        def chunk(start: Operand, _: list[Operand]) -> list[Operand]:
+            stop = b.intrinsic("smin", b.add(start, b.i64(plan.chunk)), last)
+
+            def unit(index: Operand, _: list[Operand]) -> list[Operand]:
+                which, panel = decode(b, index, [self.batch, self.panels])
+                one = b.add(panel, b.i64(1))
+                final = b.compare("icmp eq", b.add(index, b.i64(1)), high)
+                self.panel(Share(self.batch_indices(which), panel, one, start, stop), final)
+                return []
+
+            b.loop(low, high, 1, [], unit)
+            return []
+
+        b.loop(first, last, plan.chunk, [], chunk)
+
+    def panel(self, share: Share, final: Operand) -> None:
+        """Multiply some rows by one panel; ``final`` says that it is the thread's last one."""
+        b, plan = self.b, self.tiling
+        if not self.is_blocked:
+            self.block(share, b.i64(0), b.i64(self.k), "first", final)
+            return
+        last = (self.k - 1) // plan.depth * plan.depth
+        self.block(share, b.i64(0), b.i64(plan.depth), "first")
+
+        def middle(k: Operand, _: list[Operand]) -> list[Operand]:
+            self.block(share, k, b.i64(plan.depth), "more")
+            return []
+
+        b.loop(b.i64(plan.depth), b.i64(last), plan.depth, [], middle)
+        self.block(share, b.i64(last), b.i64(self.k - last), "last", final)
+
+    def block(
+        self, share: Share, k: Operand, depth: Operand, which: str, final: Operand | None = None
+    ) -> None:
+        """Multiply a block of the sum; what follows the product comes after the last one."""
+        b, plan, p = self.b, self.tiling, self.product
+        column = b.scale(share.begin, plan.columns)
+        panel = self.start_of(p.b, {**share.batch, p.n: column, p.k: k})
+
+        def tile(t: Operand, _: list[Operand]) -> list[Operand]:
+            inside = b.binary("sub nsw", t, share.first)
+            row = b.scale(t, plan.rows)
+            a = self.start_of(p.a, self.with_row({**share.batch, p.k: k}, row))
+            place = self.scratch
+            if self.is_blocked:
+                place = b.address(place, "i8", b.scale(inside, self.tile_bytes))
+            given = (a, panel, place, depth, *self.next_part(panel, depth, inside, final))
+            self.multiply(t, given, "add" if which != "first" else "tile")
+            if which == "last" or not self.is_blocked:
+                self.finish(share, t, place)
+            return []
+
+        b.loop(share.first, share.last, 1, [], tile)
+
+    @property
+    def lines(self) -> int:
+        """How many lines of what is multiplied next a tile asks for in two steps of k.
+
+        The first tile would wait for memory: all tiles together fetch the next panel, or its next
+        block, which lies behind this one.
+        """
+        whole = self.product.b.blocks[0][1] == self.tiling.columns
+        tiles = min(self.tiling.chunk, -(-self.m // self.tiling.rows))
+        return -(-2 * self.row_bytes // LINE // tiles) if whole and tiles > 1 else 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of a panel."""
+        return self.tiling.columns * ITEM_BYTES[self.product.b.dtype]
+
+    def next_part(
+        self, panel: Operand, depth: Operand, inside: Operand, final: Operand | None
+    ) -> list[Operand]:
+        """Return where the lines begin that a tile prefetches: of this weight, or of the next."""
+        if not self.lines:
+            return []
+        b = self.b
+        if final is not None:
+            # So that what lies behind `panel` by one block is where the next share begins.
+            before = b.scale(depth, -self.row_bytes)
+            panel = b.select(final, b.address(self.later, "i8", before), panel)
+        own = b.scale(b.binary("lshr", depth, b.i64(1)), self.lines * LINE)
+        start = b.scale(depth, self.row_bytes)
+        skip = b.add(start, b.binary("mul nsw", own, inside))
+        beyond = b.compare("icmp sge", skip, b.scale(start, 2))
+        return [b.address(panel, "i8", b.select(beyond, start, skip))]
+
+    def multiply(self, t: Operand, operands: tuple[Operand, ...], role: str) -> None:
+        """Compute one register tile; the last one has fewer rows."""
+        b, plan = self.b, self.tiling
+        given, rest = ", ".join(map(str, operands)), self.m % plan.rows
+
+        def call(rows: int) -> Callable[[], None]:
+            symbol = self.symbol(f"{role}{rows}")
+            return lambda: b.do(f"call void @{symbol}({given})")
+
+        if rest == 0:
+            call(plan.rows)()
+            return
+        left = b.binary("sub nsw", b.i64(self.m), b.scale(t, plan.rows))
+        b.either(b.compare("icmp sge", left, b.i64(plan.rows)), call(plan.rows), call(rest))
+
+    def finish(self, share: Share, t: Operand, place: Operand) -> None:
+        """Compute what follows the product for one tile."""
+        b, plan = self.b, self.tiling
+        row = b.scale(t, plan.rows)
+        rows = b.intrinsic("smin", b.binary("sub nsw", b.i64(self.m), row), b.i64(plan.rows))
+        column = b.scale(share.begin, plan.columns)
+        self.epilogue.finish(share.batch, row, rows, column, place)
+
+    def define_functions(self) -> None:
+        """Define the register tiles: those that begin a sum and those that add to it."""
+        plan, p = self.tiling, self.product
+        right = Factor(p.b.dtype, (p.b.strides[p.k], 1), 0 if self.lines else AHEAD, self.lines)
+        odd = bool(self.k % 2 or plan.depth % 2)
+        for role in ("tile", "add") if self.is_blocked else ("tile",):
+            for rows in {plan.rows, self.m % plan.rows or plan.rows}:
+                shape, symbol = (rows, plan.columns // plan.lanes), self.symbol(f"{role}{rows}")
+                add = role == "add"
+                if p.pair == 1:
+                    left = self.left_factor()
+                    tile_function(
+                        self.b, symbol, self.kind, shape, left, right, odd=odd, accumulate=add
+                    )
+                else:
+                    pair_tile_function(
+                        self.b, symbol, shape, self.left_factor(), right, plan.lanes,
+                        odd=odd, accumulate=add, dots=self.dots,
+                    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""The register tile: rows of A times columns of B, accumulated in vector registers.
+
+    for k: for each row i: for each vector j: acc[i][j] += a[i, k] * b[k][j]
+
+Strides are constants of the code. B is a packed panel, or B itself where few rows read it once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.vector.storage import MEMORY, unpack
+
+UNROLL = 2
+
+
+@dataclass(frozen=True)
+class Factor:
+    """How a tile reads A (strides of its rows and of k) or B (strides of k and of n).
+
+    Attributes:
+        dtype: of the elements in memory.
+        strides: see above.
+        ahead: how many elements ahead B is prefetched.
+        lines: how many cache lines of the next panel are prefetched in two steps of k; the
+            function then takes the address of the first (``next``).
+    """
+
+    dtype: str
+    strides: tuple[int, int]
+    ahead: int = 0
+    lines: int = 0
+
+
+LINE = 64
+"""Bytes of a cache line."""
+
+
+def tile_function(
+    b: Builder,
+    symbol: str,
+    kind: Type,
+    shape: tuple[int, int],
+    left: Factor,
+    right: Factor,
+    *,
+    odd: bool,
+    accumulate: bool = False,
+) -> None:
+    """Define ``void symbol(ptr a, ptr b, ptr tile, i64 depth)``: ``tile[rows][vectors] = A * B``.
+
+    ``shape`` is rows and vectors of columns. The depth of the sum is even unless ``odd`` says that
+    it may not be; ``accumulate`` adds to what the tile holds.
+    """
+    rows, vectors = shape
+    f = b.child()
+    depth = Operand(I64, "%depth")
+    start, panel, tile = (Operand(PTR, f"%{name}") for name in ("a", "b", "tile"))
+    memory_a, memory_b = MEMORY[left.dtype], MEMORY[right.dtype]
+
+    def columns(k: Operand) -> list[Operand]:
+        at = f.address(panel, memory_b, f.scale(k, right.strides[0]))
+        places = [f.address(at, memory_b, f.i64(j * kind.lanes)) for j in range(vectors)]
+        if right.ahead:
+            for place in places:
+                prefetch(f, f.address(place, memory_b, f.i64(right.ahead)))
+        return [unpack(f, f.load(Type(memory_b, kind.lanes), p), right.dtype) for p in places]
+
+    def step(k: Operand, totals: list[Operand]) -> list[Operand]:
+        vector = columns(k)
+        base = f.scale(k, left.strides[1])
+        after: list[Operand] = []
+        for i in range(rows):
+            at = f.address(start, memory_a, f.add(base, f.i64(i * left.strides[0])))
+            value = unpack(f, f.load(Type(memory_a), at), left.dtype)
+            factor = f.splat(value, kind.lanes)
+            row = totals[i * vectors : (i + 1) * vectors]
+            after += [f.fma(factor, x, t) for x, t in zip(vector, row, strict=True)]
+        return after
+
+    def body(k: Operand, totals: list[Operand]) -> list[Operand]:
+        later = f.scale(k, right.lines * LINE // UNROLL)
+        for line in range(right.lines):
+            at = f.address(Operand(PTR, "%next"), "i8", f.add(later, f.i64(line * LINE)))
+            prefetch(f, at, locality=2)
+        for offset in range(UNROLL):
+            totals = step(f.add(k, f.i64(offset)), totals)
+        return totals
+
+    places = [f.address(tile, kind.element, f.i64(i * kind.lanes)) for i in range(rows * vectors)]
+    totals = [f.load(kind, p) if accumulate else constant(kind, 0.0) for p in places]
+    main = f.binary("and", depth, f.i64(-UNROLL)) if odd else depth
+    totals = f.loop(f.i64(0), main, UNROLL, totals, body)
+    if odd:
+        totals = f.loop(main, depth, 1, totals, step)
+    for total, place in zip(totals, places, strict=True):
+        f.store(total, place)
+    f.do("ret void")
+    more = ", ptr %next" if right.lines else ""
+    header = f"define internal void @{symbol}(ptr %a, ptr %b, ptr %tile, i64 %depth{more}) noinline"
+    b.functions[symbol] = f.function(header)
+
+
+def prefetch(b: Builder, at: Operand, locality: int = 3) -> None:
+    """Ask for a cache line that will be read; locality 3 is the first cache, 2 the second."""
+    i32 = Type("i32")
+    b.invoke("llvm.prefetch.p0", at, constant(i32, 0), constant(i32, locality), constant(i32, 1))

@@ -1,0 +1,143 @@
+"""What all forms of the matmul template share: sizes, scratch, addresses, a thread's share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from irc.backends.cpu.features import Features
+from irc.backends.cpu.loops.nest import Access, Facts
+from irc.backends.cpu.loops.steps import Place, StepWriter
+from irc.backends.cpu.loops.units import decode
+from irc.backends.cpu.matmul.epilogue import EpilogueWriter
+from irc.backends.cpu.matmul.product import Product, Tiling
+from irc.backends.cpu.matmul.tile import Factor
+from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type
+from irc.backends.cpu.vector.storage import MEMORY, unpack
+
+ACCUMULATED = {"float": "f32", "double": "f64"}
+
+
+class MatmulWriter:
+    """Writes the body of a matmul kernel into a builder; each form is a subclass."""
+
+    def __init__(
+        self,
+        b: Builder,
+        product: Product,
+        facts: Facts,
+        tiling: Tiling,
+        features: Features,
+        buffers: dict[int, Operand],
+    ) -> None:
+        self.b, self.product, self.tiling = b, product, tiling
+        self.nest, self.buffers = product.nest, buffers
+        self.steps = StepWriter(b, product.nest, facts, buffers)
+        self.epilogue = EpilogueWriter(b, product, facts, tiling, buffers, masked=features.masked)
+        self.kind = Type(product.element, tiling.lanes)
+        self.item = self.kind.bits // 8
+        self.batch, self.m, self.n, self.k = product.sizes
+        self.panels = -(-self.n // tiling.columns)
+        self.thread, self.threads = Operand(I64, "%thread"), Operand(I64, "%threads")
+        self.scratch = Operand(PTR, "%scratch")
+
+    @property
+    def tile_bytes(self) -> int:
+        """The size of a tile's results in scratch."""
+        return round_up(self.tiling.rows * self.tiling.columns * self.item)
+
+    @property
+    def copy_at(self) -> int:
+        """Where in scratch the copy of A begins."""
+        return self.tile_bytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """All scratch memory of a thread."""
+        rows = self.tiling.chunk * self.tiling.rows if self.tiling.copy else 0
+        return self.copy_at + rows * self.tiling.pitch * self.item
+
+    def share(self, count: int, divided: Operand) -> tuple[Operand, Operand]:
+        """Return this thread's range of count, or all where it is not divided."""
+        b = self.b
+        one = b.add(self.thread, b.i64(1))
+        low, high = (
+            b.binary("udiv", b.binary("mul", t, b.i64(count)), self.threads)
+            for t in (self.thread, one)
+        )
+        return b.select(divided, low, b.i64(0)), b.select(divided, high, b.i64(count))
+
+    def split_columns(self, units: int, tiles: int) -> Operand:
+        """Return whether threads share out panels; else they share out rows."""
+        b = self.b
+        even = b.compare("icmp eq", b.binary("urem", b.i64(units), self.threads), b.i64(0))
+        many = b.compare("icmp uge", b.i64(units), b.binary("mul", self.threads, b.i64(16)))
+        flat = b.compare("icmp ult", b.i64(tiles), b.binary("mul", self.threads, b.i64(2)))
+        return b.binary("or", even, b.binary("or", many, flat))
+
+    def batch_indices(self, which: Operand) -> dict[int, Operand]:
+        """Return the index in each batch dim."""
+        dims = self.product.batch
+        return dict(
+            zip(dims, decode(self.b, which, [self.nest.extents[d] for d in dims]), strict=True)
+        )
+
+    def start_of(self, access: Access, indices: dict[int, Operand]) -> Operand:
+        """Return the address of an access with the given indices, others 0."""
+        at = self.steps.offset(access, Place(indices), 0)
+        return self.b.address(self.buffers[access.buffer], MEMORY[access.dtype], at)
+
+    def with_row(self, batch: dict[int, Operand], row: Operand) -> dict[int, Operand]:
+        """Return indices with that of m, where m is a dim."""
+        return batch if self.product.m is None else {**batch, self.product.m: row}
+
+    def symbol(self, role: str) -> str:
+        """Return the name of a helper function."""
+        return f"irc.matmul.{role}"
+
+    def left_factor(self) -> Factor:
+        """Return how tiles read A."""
+        plan, p = self.tiling, self.product
+        if plan.copy:
+            return Factor(ACCUMULATED[self.kind.element], (plan.pitch, 1))
+        along = 0 if p.m is None else p.a.strides[p.m]
+        return Factor(p.a.dtype, (along, p.a.strides[p.k]))
+
+    def copy_rows(
+        self,
+        batch: dict[int, Operand],
+        rows: tuple[Operand, Operand],
+        depth: tuple[Operand, Operand],
+    ) -> Operand:
+        """Copy rows (first, last) of A from a k on, so many, into scratch."""
+        b, plan, p = self.b, self.tiling, self.product
+        copy = b.address(self.scratch, "i8", b.i64(self.copy_at))
+        memory = MEMORY[p.a.dtype]
+        stride = p.a.strides[p.k]
+        indices = {**batch, p.k: depth[0]}
+
+        def row(index: Operand, _: list[Operand]) -> list[Operand]:
+            source = self.start_of(p.a, self.with_row(indices, index))
+            skip = b.scale(b.binary("sub nsw", index, rows[0]), plan.pitch)
+            target = b.address(copy, self.kind.element, skip)
+
+            def vector(lanes: int) -> Callable[[Operand, list[Operand]], list[Operand]]:
+                def inside(k: Operand, _: list[Operand]) -> list[Operand]:
+                    at = b.address(source, memory, b.scale(k, stride))
+                    value = unpack(b, b.load(Type(memory, lanes), at), p.a.dtype)
+                    b.store(value, b.address(target, self.kind.element, k))
+                    return []
+
+                return inside
+
+            whole = b.binary("and", depth[1], b.i64(-plan.lanes)) if stride == 1 else b.i64(0)
+            b.loop(b.i64(0), whole, plan.lanes, [], vector(plan.lanes))
+            b.loop(whole, depth[1], 1, [], vector(1))
+            return []
+
+        b.loop(rows[0], rows[1], 1, [], row)
+        return copy
+
+
+def round_up(size: int) -> int:
+    """Round a size up to whole cache lines."""
+    return -(-size // 64) * 64

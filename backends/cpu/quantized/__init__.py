@@ -1,0 +1,1 @@
+"""Matmuls on integer weights: dequantised in registers, or products of bytes."""

@@ -1,0 +1,1 @@
+"""Vector code: the text of LLVM functions, dtypes in memory, and pointwise functions."""

@@ -1,0 +1,1 @@
+"""Which ops become one kernel: legality, profit, reasons, and what the user asks."""

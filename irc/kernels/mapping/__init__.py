@@ -1,0 +1,1 @@
+"""What task mappings become: layouts, code, and proofs about shared memory."""

@@ -1,0 +1,1 @@
+"""Integer contractions: how dequantised values are recognised, packed and read."""

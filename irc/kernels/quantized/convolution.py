@@ -1,0 +1,156 @@
+"""Convolutions of dequantised operands become ``flow.packed_contract`` with a window.
+
+Channels come last there, as the dot products of bytes read them. What follows a convolution
+pointwise is written with channels last too (:class:`ChannelsLast`), so that a chain of convolutions
+never turns its images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.builder import FlowBuilder
+from irc.dialects.flow import ConvolutionOp, PackedContractOp, PadOp, PointwiseOp, tensor
+from irc.dialects.types import TensorType
+from irc.kernels.holds import shape_of
+from irc.kernels.quantized.contract import IsFixed
+from irc.kernels.quantized.dequantized import BYTES, Integers, dequantized, is_single, literal
+from irc.kernels.quantized.loads import QUAD
+from irc.kernels.quantized.panels import cut_to, quad_panels, round_up, signed, transpose, unsigned
+
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+"""Transpositions that put channels last, and back."""
+
+
+@dataclass
+class ChannelsLast:
+    """Images that also exist with channels last.
+
+    Attributes:
+        twins: the value with channels last, by the value with channels second.
+    """
+
+    twins: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+
+    def of(self, b: FlowBuilder, value: SSAValue) -> SSAValue:
+        """Return a value with channels last; transposed where nobody has made it so."""
+        return self.twins.get(value) or transpose(b, value, LAST)
+
+    def turn(self, b: FlowBuilder, value: SSAValue) -> SSAValue:
+        """Return the usual form of a value with channels last, and remember it."""
+        turned = transpose(b, value, FIRST)
+        self.twins[turned] = value
+        return turned
+
+    def pointwise(self, b: FlowBuilder, op: PointwiseOp) -> SSAValue | None:
+        """Append a pointwise op of images with channels last; None where it has others."""
+        shape = shape_of(op.outputs[0])
+        if not any(value in self.twins and shape_of(value) == shape for value in op.inputs):
+            return None
+        operands: list[SSAValue] = []
+        for value in op.inputs:
+            own = shape_of(value)
+            if value in self.twins:
+                operands.append(self.twins[value])
+            elif is_single(value):
+                operands.append(value)
+            elif len(own) >= 3 and own[-2:] == (1, 1):
+                spread = b.reshape(value, (*[1] * (4 - len(own)), *own))
+                operands.append(transpose(b, spread, LAST))
+            else:
+                return None
+        kind = TensorType.of([shape[d] for d in LAST], tensor(op.outputs[0]).dtype)
+        made = b.op(PointwiseOp, operands, result=kind, fn=op.plain["fn"])
+        return self.turn(b, made)
+
+
+def packed_convolution(
+    b: FlowBuilder, op: ConvolutionOp, images: ChannelsLast, fixed: IsFixed
+) -> SSAValue | None:
+    """Append a convolution of dequantised bytes, channels last; None where it is none."""
+    if len(shape_of(op.inputs[0])) != 4 or op.plain["groups"] != 1:
+        return None
+    x, w = dequantized(op.inputs[0]), dequantized(op.inputs[1])
+    if x is None or w is None or not fixed(w.q) or {x.dtype, w.dtype} - set(BYTES):
+        return None
+    zero_x, zero_w = _zero(x), _zero(w)
+    whole = 1
+    for size in shape_of(op.inputs[1])[1:]:
+        whole *= size
+    order = (0, 1, 2, 3)
+    if zero_x is None or zero_w != (128 if w.dtype == "u8" else 0) or x.scale is None:
+        return None
+    if not is_single(x.scale) or w.period(w.scale, order, 1) != whole:
+        return None
+    shift = 128 if x.dtype == "i8" else 0
+    image = unsigned(b, _image(b, x, images))
+    weight = transpose(b, signed(b, w.spread(b, w.q)), LAST)
+    found = _sums(b, op, image, weight, zero_x + shift)
+    return _scaled(b, op, found, x, w)
+
+
+def _image(b: FlowBuilder, x: Integers, images: ChannelsLast) -> SSAValue:
+    """The integers of x, channels last."""
+    if not x.chain:
+        return images.of(b, x.q)
+    if [op.plain.get("perm") for op in x.chain] == [FIRST]:
+        return x.q
+    return transpose(b, x.spread(b, x.q), LAST)
+
+
+def _zero(side: Integers) -> int | None:
+    found = 0.0 if side.zero is None else literal(side.zero)
+    return None if found is None else int(found)
+
+
+def _sums(
+    b: FlowBuilder, op: ConvolutionOp, image: SSAValue, weight: SSAValue, zero: int
+) -> SSAValue:
+    """Convolve bytes about the zero point of the image: i32, channels last."""
+    attrs, (count, *kernel, depth) = op.plain, shape_of(weight)
+    n, height, width, _ = shape_of(image)
+    low, high = (0, *attrs["low"], 0), (0, *attrs["high"], round_up(depth, QUAD) - depth)
+    if any((*low, *high)):
+        image = b.op(PadOp, [image], low=low, high=high, value=float(zero))
+    panels = quad_panels(b, weight)
+    window = (*kernel, *attrs["strides"], *attrs["dilations"])
+    if window[:4] == (1, 1, 1, 1) and not any((*low, *high[:3])):
+        rows = b.reshape(image, (n * height * width, round_up(depth, QUAD)))
+        flat = b.reshape(panels, (shape_of(panels)[0], *shape_of(panels)[3:]))
+        found = b.op(PackedContractOp, [rows, flat], bits=8)
+        found = b.reshape(found, (n, height, width, shape_of(found)[1]))
+    else:
+        found = b.op(PackedContractOp, [image, panels], bits=8, window=window)
+    found = cut_to(b, found, count)
+    if not zero:
+        return found
+    sums = b.reduce("sum", b.cast(weight, "i32"), [1, 2, 3], keep_dims=False)
+    return b.pointwise("sub", found, b.pointwise("mul", sums, b.scalar(zero, "i32")))
+
+
+def _scaled(
+    b: FlowBuilder, op: ConvolutionOp, found: SSAValue, x: Integers, w: Integers
+) -> SSAValue:
+    """Append ``found * (scale of x * scale of w) + bias``."""
+    assert x.scale is not None and w.scale is not None
+    scale = w.scale
+    if not is_single(scale):
+        spread = w.spread(b, scale)
+        count = shape_of(spread)[0]
+        flat = b.reshape(spread, (count, -(-len_of(spread) // count)))
+        scale = b.reshape(cut_to(b, flat, 1), (count,))
+    else:
+        scale = b.reshape(scale, ())
+    both = b.pointwise("mul", b.reshape(x.scale, ()), scale)
+    y = b.pointwise("mul", b.cast(found, "f32"), both)
+    return b.pointwise("add", y, op.inputs[2]) if len(op.inputs) > 2 else y
+
+
+def len_of(value: SSAValue) -> int:
+    """Count the elements of a value."""
+    total = 1
+    for size in shape_of(value):
+        total *= size
+    return total

@@ -1,0 +1,138 @@
+"""Packed weights of a convolution: panels of output channels, tap after tap, channel after channel.
+
+``[groups][o / 64][taps][c][64]``: that of :mod:`irc.kernels.weights.panels` with more summed
+dims. Of bfloat16 two channels lie together, so each tap has an even number of them.
+"""
+
+from __future__ import annotations
+
+from xdsl.ir import Block
+from xdsl.rewriter import Rewriter
+
+from irc.dialects.flow import to_attribute, to_python
+from irc.dialects.mapping import TaskMapping, repeat, spatial
+from irc.dialects.task import (
+    BufferType,
+    KernelContractOp,
+    KernelOp,
+    LoadOp,
+    StoreOp,
+    ValueType,
+    bound_rows,
+)
+from irc.kernels.weights.panels import COLUMNS, MANY, NARROW, PAIRED, Packed
+
+TEMPLATE = "convolution"
+FEW = 16
+"""Columns of the panel of very few output channels."""
+
+
+def packed_windows(kernel: KernelOp) -> Packed | None:
+    """Return a convolution as it reads its weight in panels; None for any other kernel."""
+    if kernel.template.data != TEMPLATE:
+        return None
+    load = _weight(kernel)
+    argument = list(kernel.args).index(load.inputs[0])  # type: ignore[arg-type]
+    placed, blocks, total = _places(kernel, load)
+    reader = kernel.clone()
+    Rewriter.replace_value_with_new_type(
+        reader.args[argument], BufferType.of(total, load.value.dtype)
+    )
+    made = _weight(reader)
+    made.properties["offset"] = to_attribute(0)
+    made.properties["strides"] = to_attribute(tuple(placed))
+    made.properties["blocks"] = to_attribute(blocks)
+    return Packed(reader, argument, _writer(kernel, load, placed, blocks, total))
+
+
+def _weight(kernel: KernelOp) -> LoadOp:
+    contract = next(op for op in kernel.body.ops if isinstance(op, KernelContractOp))
+    load = contract.inputs[1].owner
+    assert isinstance(load, LoadOp)
+    return load
+
+
+def _places(kernel: KernelOp, load: LoadOp) -> tuple[list[int], tuple[int, ...], int]:
+    """Where an element of a weight lies when it is packed: strides, blocks, elements in all."""
+    space, parallel = kernel.space_extents, kernel.num_parallel
+    n_dim, k_dim, strides = parallel - 1, len(space) - 1, to_python(load.strides)
+    pair = PAIRED.get(load.value.dtype, 1) if _has_runs(kernel) else 1
+    columns = _columns(space[n_dim])
+    placed, step = [0] * len(space), columns * pair
+    for d in range(k_dim, parallel - 1, -1):
+        placed[d] = step
+        step *= -(-space[d] // pair) if d == k_dim else space[d]
+    placed[n_dim] = step
+    step *= -(-space[n_dim] // columns)
+    for d in range(n_dim - 1, -1, -1):
+        if strides[d]:
+            placed[d] = step
+            step *= space[d]
+    blocks = (n_dim, columns, pair, k_dim, pair, 1) if pair > 1 else (n_dim, columns, 1)
+    return placed, blocks, step
+
+
+def _has_runs(kernel: KernelOp) -> bool:
+    """True where the image's channels lie side by side: pairs of them are loaded at once."""
+    contract = next(op for op in kernel.body.ops if isinstance(op, KernelContractOp))
+    image, last = contract.inputs[0].owner, len(kernel.space_extents) - 1
+    assert isinstance(image, LoadOp)
+    rows = () if image.bounds is None else to_python(image.bounds)
+    moves = any(strides[last] for _, _, strides in bound_rows(rows, last + 1))
+    return to_python(image.strides)[last] == 1 and not moves
+
+
+def _columns(n: int) -> int:
+    if n <= FEW:
+        return FEW
+    return NARROW if n < MANY and 0 < n % COLUMNS <= NARROW else COLUMNS
+
+
+def _writer(
+    kernel: KernelOp, load: LoadOp, placed: list[int], blocks: tuple[int, ...], total: int
+) -> KernelOp:
+    """Build the kernel that packs, over the dims that the weight varies along."""
+    strides, parallel = to_python(load.strides), kernel.num_parallel
+    dims = [d for d in range(len(placed)) if strides[d] or d >= parallel - 1]
+    space = tuple(kernel.space_extents[d] for d in dims)
+    source, dtype = load.inputs[0].type, load.value.dtype
+    assert isinstance(source, BufferType)
+    block = Block(arg_types=[source, BufferType.of(total, dtype)])
+    loc, name = to_python(load.attributes["loc"]), to_python(load.attributes["id"])
+    read = LoadOp.make(
+        [block.args[0]],
+        [ValueType.of(dtype, full=False)],
+        offset=load.offset.value.data,
+        strides=tuple(strides[d] for d in dims),
+        loc=loc,
+        id=name,
+    )
+    write = StoreOp.make(
+        [read.outputs[0], block.args[1]],
+        [],
+        offset=0,
+        strides=tuple(placed[d] for d in dims),
+        blocks=tuple(dims.index(x) if i % 3 == 0 else x for i, x in enumerate(blocks)),
+        loc=loc,
+    )
+    block.add_ops([read, write])
+    n = dims.index(parallel - 1)
+    return KernelOp.make(
+        "pack",
+        block,
+        template="rows",
+        space=space,
+        parallel=len(space),
+        num_inputs=1,
+        mapping=_by_panels(space, n),
+        loc=loc,
+    )
+
+
+def _by_panels(space: tuple[int, ...], n: int) -> TaskMapping:
+    """Hand out panels of each group."""
+    columns, rest = _columns(space[n]), space[n + 1 :]
+    panels = -(-space[n] // columns)
+    outer = spatial(*space[:n], panels, *[1] * len(rest))
+    tile = repeat(*[1] * n, min(columns, space[n]), *rest)
+    return TaskMapping((*outer.atoms, *tile.atoms))
