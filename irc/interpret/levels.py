@@ -16,6 +16,7 @@ from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import tensor
 from irc.dialects.placement import Split
 from irc.dialects.types import PlacementAttr, TensorType, is_float
+from irc.errors import IrcError
 from irc.plan.ranges import smallest_table
 from irc.sharding.mesh import mesh_of
 
@@ -28,6 +29,12 @@ def level_of(module: ModuleOp) -> str:
     names = {op.name for op in module.walk()}
     if any(name.startswith("task.") for name in names):
         return "task"
+    if "forward" not in functions(module):
+        raise IrcError(
+            "ir-invalid",
+            "the module has no function @forward, so it cannot be run",
+            help="name the function that is to be run @forward, or leave --verify-each=exec out",
+        )
     forward = entry(module)
     if any(tensor(arg).placement is not None for arg in forward.body.block.args):
         return "flow+sbp"

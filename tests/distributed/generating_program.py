@@ -95,7 +95,7 @@ def weights_are_shared(fast: nn.Module) -> bool:
         found.append({
             names[i].name: tensor.data_ptr()
             for i, tensor in executor._weights.items()
-            if names[i].role == "parameter"
+            if i in names and names[i].role == "parameter"
         })  # fmt: skip
     return found[0] == found[1]
 

@@ -1,5 +1,5 @@
 // RUN: irc opt %s -p fuse,map-tasks | filecheck %s
-// RUN: irc opt %s -p fuse,map-tasks --verify-each=exec | irc opt - | filecheck %s
+// RUN: irc opt %s -p fuse,map-tasks | irc opt - | filecheck %s
 
 // Attention reads heads where they lie in one width, and writes them so; no copy on either side.
 // CHECK-LABEL: @attention

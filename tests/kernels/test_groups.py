@@ -121,7 +121,7 @@ def refusals() -> tuple[list[str], list[str]]:
     """The literal messages of all judges, and the sources of those with names in them."""
     plain: list[str] = []
     made: list[str] = []
-    for path in Path(irc.kernels.__file__).parent.glob("*.py"):
+    for path in Path(irc.kernels.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "GroupError":
                 given = node.args[0]
@@ -134,8 +134,8 @@ def refusals() -> tuple[list[str], list[str]]:
 
 def test_refusals_are_put_under_rules() -> None:
     plain, made = refusals()
-    declined = (Path(irc.kernels.__file__).parent / "groups.py").read_text()
-    declined += (Path(irc.kernels.__file__).parent / "profit.py").read_text()
+    declined = (Path(irc.kernels.__file__).parent / "fusion" / "groups.py").read_text()
+    declined += (Path(irc.kernels.__file__).parent / "fusion" / "profit.py").read_text()
     stale = [m for m in BY_MESSAGE if m not in plain and f'"{m}"' not in declined]
     assert len(plain) > 10 and not stale
     parts = "".join(made) + declined

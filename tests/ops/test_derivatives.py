@@ -163,7 +163,8 @@ def test_every_function_has_a_derivative_or_is_flat() -> None:
 
 
 def test_every_op_has_a_derivative_or_is_flat() -> None:
-    assert {cls.name for cls in OPS} == set(DERIVATIVES) | FLAT | {"flow.fusion", "flow.yield"}
+    later = {"flow.fusion", "flow.yield", "flow.packed_contract"}  # made of what is differentiated
+    assert {cls.name for cls in OPS} == set(DERIVATIVES) | FLAT | later
 
 
 @pytest.mark.parametrize("fn", SMOOTH)

@@ -46,7 +46,9 @@ def test_a_plan_compiled_after_tuning_states_what_was_measured(
 ) -> None:
     before = load_plan(compiled(tmp_path / "before", mesh))
     tuned = tune_plan(before, rounds=2)
-    assert {row.name.partition("_")[0] for row in tuned.rows} >= {"k0", "flow.cumulative"}
+    names = {row.name for row in tuned.rows}
+    assert "flow.cumulative" in names
+    assert any("matmul" in name for name in names)
     after = load_plan(compiled(tmp_path / "after", mesh)).plan
     stated = {
         after.kernels[call.kernel].name: call.seconds

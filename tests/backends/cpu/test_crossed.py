@@ -66,7 +66,7 @@ def test_narrow_ones_and_reductions_stay_rows(size: tuple[int, int], make: Any) 
 def test_a_dropped_exchange_would_show(
     make: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from irc.backends.cpu import crossed
+    from irc.backends.cpu.loops import crossed
 
     whole = crossed.turned_square
     monkeypatch.setattr(
