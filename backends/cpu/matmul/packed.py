@@ -10,7 +10,6 @@ whose panels stay in cache; its tiles are then kept in scratch until the last bl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from irc.backends.cpu.loops.units import decode
@@ -181,20 +180,9 @@ class PackedWriter(MatmulWriter):
         return b.address(self.scratch, "i8", start)
 
     def tile(self, share: Share, t: Operand, panel: Operand, a: Operand, depth: Operand) -> None:
-        """Compute one register tile; the last one has fewer rows."""
-        b, plan = self.b, self.tiling
+        """Compute one register tile."""
         result, packed = self.result(share, t, panel), self.slot(share, panel)
-        rest = self.m % plan.rows
-
-        def call(rows: int) -> Callable[[], None]:
-            symbol = self.symbol(f"tile{rows}")
-            return lambda: b.do(f"call void @{symbol}({a}, {packed}, {result}, {depth})")
-
-        if rest == 0:
-            call(plan.rows)()
-            return
-        left = b.binary("sub nsw", b.i64(self.m), b.scale(t, plan.rows))
-        b.either(b.compare("icmp sge", left, b.i64(plan.rows)), call(plan.rows), call(rest))
+        self.call_tile(t, "tile", (a, packed, result, depth))
 
     def finish(self, share: Share, t: Operand, panel: Operand) -> None:
         """Compute what follows the product for one tile."""

@@ -11,17 +11,12 @@ panel are then kept in scratch until the last block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from irc.backends.cpu.features import Features
-from irc.backends.cpu.loops.nest import Facts
 from irc.backends.cpu.loops.units import decode, next_share
 from irc.backends.cpu.matmul.packed import Share
 from irc.backends.cpu.matmul.pair_tile import pair_tile_function
-from irc.backends.cpu.matmul.product import Product, Tiling
 from irc.backends.cpu.matmul.tile import LINE, Factor, tile_function
 from irc.backends.cpu.matmul.writer import MatmulWriter
-from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
+from irc.backends.cpu.vector.builder import Operand, Type, constant
 from irc.dialects.types import ITEM_BYTES
 
 AHEAD = 2048
@@ -30,18 +25,6 @@ AHEAD = 2048
 
 class PanelWriter(MatmulWriter):
     """Writes the form panels. Scratch: one tile, or those of a panel where the sum is cut."""
-
-    def __init__(
-        self,
-        b: Builder,
-        product: Product,
-        facts: Facts,
-        tiling: Tiling,
-        features: Features,
-        buffers: dict[int, Operand],
-    ) -> None:
-        super().__init__(b, product, facts, tiling, features, buffers)
-        self.dots = features.dot_bf16
 
     @property
     def is_blocked(self) -> bool:
@@ -110,7 +93,7 @@ class PanelWriter(MatmulWriter):
             if self.is_blocked:
                 place = b.address(place, "i8", b.scale(inside, self.tile_bytes))
             given = (a, panel, place, depth, *self.next_part(panel, depth, inside, final))
-            self.multiply(t, given, "add" if which != "first" else "tile")
+            self.call_tile(t, "add" if which != "first" else "tile", given)
             if which == "last" or not self.is_blocked:
                 self.finish(share, t, place)
             return []
@@ -150,21 +133,6 @@ class PanelWriter(MatmulWriter):
         beyond = b.compare("icmp sge", skip, b.scale(start, 2))
         return [b.address(panel, "i8", b.select(beyond, start, skip))]
 
-    def multiply(self, t: Operand, operands: tuple[Operand, ...], role: str) -> None:
-        """Compute one register tile; the last one has fewer rows."""
-        b, plan = self.b, self.tiling
-        given, rest = ", ".join(map(str, operands)), self.m % plan.rows
-
-        def call(rows: int) -> Callable[[], None]:
-            symbol = self.symbol(f"{role}{rows}")
-            return lambda: b.do(f"call void @{symbol}({given})")
-
-        if rest == 0:
-            call(plan.rows)()
-            return
-        left = b.binary("sub nsw", b.i64(self.m), b.scale(t, plan.rows))
-        b.either(b.compare("icmp sge", left, b.i64(plan.rows)), call(plan.rows), call(rest))
-
     def finish(self, share: Share, t: Operand, place: Operand) -> None:
         """Compute what follows the product for one tile."""
         b, plan = self.b, self.tiling
@@ -190,5 +158,5 @@ class PanelWriter(MatmulWriter):
                 else:
                     pair_tile_function(
                         self.b, symbol, shape, self.left_factor(), right, plan.lanes,
-                        odd=odd, accumulate=add, dots=self.dots,
+                        odd=odd, accumulate=add, dots=self.features.dot_bf16,
                     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import Access, Facts
@@ -29,7 +29,7 @@ class MatmulWriter:
         features: Features,
         buffers: dict[int, Operand],
     ) -> None:
-        self.b, self.product, self.tiling = b, product, tiling
+        self.b, self.product, self.tiling, self.features = b, product, tiling, features
         self.nest, self.buffers = product.nest, buffers
         self.steps = StepWriter(b, product.nest, facts, buffers)
         self.epilogue = EpilogueWriter(b, product, facts, tiling, buffers, masked=features.masked)
@@ -89,6 +89,21 @@ class MatmulWriter:
     def with_row(self, batch: dict[int, Operand], row: Operand) -> dict[int, Operand]:
         """Return indices with that of m, where m is a dim."""
         return batch if self.product.m is None else {**batch, self.product.m: row}
+
+    def call_tile(self, t: Operand, role: str, operands: Sequence[Operand]) -> None:
+        """Call the register tile of a role; the last one has fewer rows."""
+        b, plan = self.b, self.tiling
+        given, rest = ", ".join(map(str, operands)), self.m % plan.rows
+
+        def call(rows: int) -> Callable[[], None]:
+            symbol = self.symbol(f"{role}{rows}")
+            return lambda: b.do(f"call void @{symbol}({given})")
+
+        if rest == 0:
+            call(plan.rows)()
+            return
+        left = b.binary("sub nsw", b.i64(self.m), b.scale(t, plan.rows))
+        b.either(b.compare("icmp sge", left, b.i64(plan.rows)), call(plan.rows), call(rest))
 
     def symbol(self, role: str) -> str:
         """Return the name of a helper function."""
