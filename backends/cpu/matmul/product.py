@@ -206,8 +206,6 @@ def _on_panels(product: Product, features: Features, *, parallel: bool) -> Tilin
     item, lanes = 4, features.vector_bytes // 4
     registers = 24 if features.registers == 32 else 12
     vectors = min(product.b.blocks[0][1] // lanes, registers // 6)
-    if registers // vectors < m <= 2 * registers // vectors and vectors > 2:
-        vectors //= 2  # so that one tile has all rows, and B is read once
     tiles = -(-m // (registers // vectors))
     rows = -(-m // tiles)
     pair = product.pair

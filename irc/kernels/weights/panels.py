@@ -26,8 +26,11 @@ from irc.dialects.task import (
 COLUMNS = 64
 """Columns of a panel: four vectors of AVX-512, eight of AVX2."""
 NARROW = 32
-"""Columns where the last panel would be half empty, and there are not many."""
+"""Columns where the last panel would be half empty and there are not many, or where twelve rows fill
+the registers with them: then the weight is read once, from end to end."""
 MANY = 512
+TALL = range(7, 13)
+"""Rows of A that are one register tile with narrow panels, and two with wide ones."""
 PAIRED = {"f32": 1, "bf16": 2}
 """Dtypes that are packed, and how many rows of them lie together."""
 FEW_ROWS = 4
@@ -89,7 +92,8 @@ def packed(kernel: KernelOp, argument: int) -> Packed:
     dtype = load.value.dtype
     pair, n_dim, k_dim = PAIRED[dtype], kernel.num_parallel - 1, len(space) - 1
     n, depth = space[n_dim], -(-space[k_dim] // pair)
-    columns = NARROW if n < MANY and 0 < n % COLUMNS <= NARROW else COLUMNS
+    half_empty = n < MANY and 0 < n % COLUMNS <= NARROW
+    columns = NARROW if half_empty or space[n_dim - 1] in TALL else COLUMNS
     panel = depth * columns * pair
     batch = [d for d in range(n_dim - 1) if strides[d]]
     placed = [0] * len(space)
