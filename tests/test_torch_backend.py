@@ -303,3 +303,18 @@ def test_open_sizes_of_a_module_keep_its_parameters_apart() -> None:
             tokens = torch.randint(0, 11, shape)
             torch.testing.assert_close(run(tokens), module(tokens), rtol=1e-5, atol=1e-5)
     assert (counters["graphs"], counters["specialised"]) == (1, 2)
+
+
+@torch.no_grad()
+def test_a_result_that_nobody_reads_may_have_another_size() -> None:
+    """torch's shape function of bags is off by one where the last offset is given."""
+    table, ids = torch.randn(5, 5), torch.tensor([0, 1, 2, 3, 4, 0])
+    offsets = torch.tensor([0, 3, 6])
+
+    def bags(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding_bag(
+            ids, x, offsets, mode="mean", include_last_offset=True
+        )
+
+    torch._dynamo.reset()
+    assert torch.allclose(torch.compile(bags, backend="irc")(table), bags(table))

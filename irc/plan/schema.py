@@ -300,6 +300,23 @@ class Plan:
         copied = [a.target for a in self.actions if isinstance(a, Copy)]
         return [i for i in (*copied, *self.updated()) if i in self.weights]
 
+    @cached_property
+    def read(self) -> set[int]:
+        """The buffers that an action or the caller reads, themselves or a view of them."""
+        found = set(self.outputs)
+        for action in (*self.prepared, *self.actions):
+            match action:
+                case Kernels():
+                    for call in action.calls:
+                        found.update(call.args[: self.kernels[call.kernel].num_inputs])
+                case Library() | Start():
+                    found.update(action.inputs)
+                case Copy():
+                    found.add(action.source)
+                case Wait():
+                    pass
+        return {self.root(index) for index in found}
+
     def updated(self) -> list[int]:
         """Return the weights that kernels write where they lie."""
         calls = (call for a in self.actions if isinstance(a, Kernels) for call in a.calls)

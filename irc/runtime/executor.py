@@ -241,10 +241,14 @@ class Executor:
             return lambda: t[cache].scatter_(dim, t[index], t[source])
         results = [(plan.buffers[i].shape, plan.buffers[i].dtype) for i in outputs]
 
+        # Of results that nobody reads, torch's own shape functions are not always right.
+        wanted = [plan.root(index) in plan.read for index in outputs]
+
         def call() -> None:
             found = library.run(action.op, action.attrs, [t[i] for i in inputs], results)
-            for index, value in zip(outputs, found, strict=True):
-                t[index].copy_(value)
+            for index, value, is_read in zip(outputs, found, wanted, strict=True):
+                if is_read:
+                    t[index].copy_(value)
 
         return call
 
