@@ -307,7 +307,7 @@ def test_open_sizes_of_a_module_keep_its_parameters_apart() -> None:
 
 @torch.no_grad()
 def test_a_result_that_nobody_reads_may_have_another_size() -> None:
-    """torch's shape function of bags is off by one where the last offset is given."""
+    """Torch's shape function of bags is off by one where the last offset is given."""
     table, ids = torch.randn(5, 5), torch.tensor([0, 1, 2, 3, 4, 0])
     offsets = torch.tensor([0, 3, 6])
 
