@@ -26,8 +26,8 @@ from irc.dialects.task import (
 COLUMNS = 64
 """Columns of a panel: four vectors of AVX-512, eight of AVX2."""
 NARROW = 32
-"""Columns where the last panel would be half empty and there are not many, or where twelve rows fill
-the registers with them: then the weight is read once, from end to end."""
+"""Columns where the last panel would be half empty and there are not many, or where twelve rows
+fill the registers with them: then the weight is read once, from end to end."""
 MANY = 512
 TALL = range(7, 13)
 """Rows of A that are one register tile with narrow panels, and two with wide ones."""
