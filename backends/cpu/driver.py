@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from irc.backends.cpu import openmp
 from irc.backends.cpu.jit import compile_module
+from irc.backends.cpu.loops.steps import FAULT
 from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT
 
 
@@ -23,6 +24,7 @@ def driver(*, pool: bool) -> Callable[[int, int, int, int, object, int], None]:
         most=MAX_ARGS + 2,
         next=NEXT_WEIGHT,
         bytes=NEXT_BYTES,
+        fault=FAULT,
         parallel=parallel,
         number=number,
         size=size,
@@ -30,8 +32,9 @@ def driver(*, pool: bool) -> Callable[[int, int, int, int, object, int], None]:
     return _SIGNATURE(compile_module(text, "irc_driver"))
 
 
-# A call is (function, number of arguments, parallel?, the next weight: base, offset and bytes; then
-# base and offset of each argument).
+# A call is (function, number of arguments, parallel?, the next weight: base, offset and bytes,
+# checks?; then base and offset of each argument). Where a kernel that checks its indices has set a
+# thread's fault word, nothing more is run: what comes later may write to the caller's states.
 _DRIVER = """
 define void @irc_driver(ptr %words, i64 %count, ptr %table, i64 %threads,
                         ptr %scratch, i64 %stride) {{
@@ -40,8 +43,8 @@ entry:
   %work = alloca [4 x i64], align 16
   br label %calls
 calls:
-  %i = phi i64 [ 0, %entry ], [ %i1, %called ]
-  %at = phi ptr [ %words, %entry ], [ %at1, %called ]
+  %i = phi i64 [ 0, %entry ], [ %i1, %onward ]
+  %at = phi ptr [ %words, %entry ], [ %at1, %onward ]
   %more = icmp slt i64 %i, %count
   br i1 %more, label %one, label %done
 one:
@@ -56,6 +59,8 @@ one:
   %noff = load i64, ptr %pnoff
   %pnbytes = getelementptr i64, ptr %at, i64 5
   %nbytes = load i64, ptr %pnbytes
+  %pchecks = getelementptr i64, ptr %at, i64 6
+  %checks = load i64, ptr %pchecks
   %nslot = getelementptr ptr, ptr %table, i64 %nbase
   %nstart = load ptr, ptr %nslot
   %nweight = getelementptr i8, ptr %nstart, i64 %noff
@@ -63,7 +68,7 @@ one:
   store ptr %nweight, ptr %slot0
   %slot1 = getelementptr ptr, ptr %args, i64 {bytes}
   store i64 %nbytes, ptr %slot1
-  %first = getelementptr i64, ptr %at, i64 6
+  %first = getelementptr i64, ptr %at, i64 7
   br label %fill
 fill:
   %a = phi i64 [ 0, %one ], [ %a1, %arg ]
@@ -102,6 +107,23 @@ team:
   call void inttoptr (i64 {parallel} to ptr)(ptr @irc_member, ptr %work, i32 %t32, i32 0)
   br label %called
 called:
+  %checked = icmp ne i64 %checks, 0
+  br i1 %checked, label %inspect, label %onward
+inspect:
+  %t = phi i64 [ 0, %called ], [ %t1, %clean ]
+  %unseen = icmp slt i64 %t, %threads
+  br i1 %unseen, label %word, label %onward
+word:
+  %skipped = mul i64 %t, %stride
+  %place = sub i64 %skipped, {fault}
+  %pword = getelementptr i8, ptr %scratch, i64 %place
+  %set = load i32, ptr %pword
+  %fault = icmp ne i32 %set, 0
+  br i1 %fault, label %done, label %clean
+clean:
+  %t1 = add i64 %t, 1
+  br label %inspect
+onward:
   %i1 = add i64 %i, 1
   br label %calls
 done:

@@ -88,7 +88,7 @@ def streamed_weight(kernel: KernelOp) -> tuple[int, int]:
         if isinstance(op, LoadOp) and op.blocks is not None:
             buffer, kind = op.inputs[0], op.inputs[0].type
             assert isinstance(kind, BufferType)
-            return list(kernel.args).index(buffer), kind.num_elements * ITEM_BYTES[kind.dtype]  # type: ignore[arg-type]
+            return kernel.position(buffer), kind.num_elements * ITEM_BYTES[kind.dtype]
     return -1, 0
 
 

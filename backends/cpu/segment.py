@@ -64,6 +64,7 @@ class Segment:
                     f"kernel {info.name} takes {info.num_args} buffers, not {len(call.args)}"
                 )
             words += [addresses[call.kernel], len(call.args), int(info.parallel), *weight]
+            words.append(int(info.checks))
             words += [word for arg in call.args for word in arg]
         self._table = (ctypes.c_int64 * (len(words) + 1))(*words)
         self._most = max((len(call.args) for call in calls), default=0)

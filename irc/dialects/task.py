@@ -30,6 +30,7 @@ from xdsl.ir import (
     Dialect,
     ParametrizedAttribute,
     Region,
+    SSAValue,
     TypeAttribute,
 )
 from xdsl.irdl import (
@@ -346,6 +347,10 @@ class KernelOp(IRDLOperation):
     def args(self) -> tuple[BlockArgument, ...]:
         """The buffers: inputs, then outputs."""
         return tuple(self.body.block.args)
+
+    def position(self, buffer: SSAValue) -> int:
+        """Return which argument a buffer is."""
+        return next(i for i, arg in enumerate(self.args) if arg is buffer)
 
     @property
     def tile_sizes(self) -> dict[str, int]:

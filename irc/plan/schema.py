@@ -242,7 +242,6 @@ class Plan:
             again when a weight that they read has been written to.
         predicted_s: seconds of one call by the cost model.
         cluster: the machines that it was priced for; empty for the one it was compiled on.
-        cluster: what it was priced for; empty for the machine that compiled it.
     """
 
     mesh: str

@@ -19,17 +19,19 @@ def element_pairs(kernel: KernelOp) -> tuple[tuple[int, int], ...]:
 
     Each element of such an input is read by the task that writes it, and before: its loads step as
     the store does, and not along reduced dims, which may be walked again after a store. Stores
-    stand behind all loads.
+    stand behind all loads. A kernel that looks up indices may have to refuse one, and a state must
+    then be as it was.
     """
     reduces = kernel.num_parallel != len(kernel.space_extents)
-    args = {arg: position for position, arg in enumerate(kernel.args)}
     loads: dict[int, list[LoadOp]] = {}
     stores: dict[int, list[StoreOp]] = {}
     for op in kernel.body.ops:
         if isinstance(op, LoadOp):
-            loads.setdefault(args[op.inputs[0]], []).append(op)  # type: ignore[index]
+            loads.setdefault(kernel.position(op.inputs[0]), []).append(op)
         elif isinstance(op, StoreOp):
-            stores.setdefault(args[op.inputs[1]], []).append(op)  # type: ignore[index]
+            stores.setdefault(kernel.position(op.inputs[1]), []).append(op)
+    if any(len(load.inputs) > 1 for reading in loads.values() for load in reading):
+        return ()
     return tuple(
         (source, target)
         for source, reading in loads.items()
@@ -42,7 +44,7 @@ def element_pairs(kernel: KernelOp) -> tuple[tuple[int, int], ...]:
 
 
 def _same_element(load: LoadOp, store: StoreOp) -> bool:
-    plain = len(load.inputs) == 1 and load.blocks is None and store.blocks is None
+    plain = load.blocks is None and store.blocks is None and load.bounds is None
     return plain and (load.offset, load.strides) == (store.offset, store.strides)
 
 

@@ -128,6 +128,27 @@ def test_an_input_may_be_the_state_itself() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_a_bad_index_leaves_states_as_they_were(is_fused: bool) -> None:
+    def counts(m: Any, ids: Tensor) -> Tensor:
+        rows = m.b[ids]
+        m.a.add_(rows if is_fused else rows @ rows)
+        return rows.sum()
+
+    module = States(counts)
+    good, bad = torch.arange(6), torch.tensor([0, 1, 2, 3, 4, 99])
+    found = irc.compile(module)
+    found(good)
+    before = module.a.clone()
+    with pytest.raises(IrcError, match="index-out-of-range"):
+        found(bad)
+    assert torch.equal(module.a, before)
+    eager = copy.deepcopy(module)
+    assert torch.allclose(found(good), eager(good))
+    assert torch.allclose(module.a, eager.a, atol=1e-5)
+
+
+@torch.no_grad()
 def test_a_kernel_may_share_memory_only_where_it_says_so() -> None:
     found, _, x = compiled(average)
     found(x)

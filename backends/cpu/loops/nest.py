@@ -132,13 +132,12 @@ def read(kernel: KernelOp) -> Nest:
 
 
 def _step(op: KernelBodyOp, result: int, numbers: dict[SSAValue, int]) -> Step:
-    args = list(op.kernel.args)
     if isinstance(op, StoreOp):
-        access = _access(op, args.index(op.inputs[1]), op.inputs[1].type)  # type: ignore[arg-type]
+        access = _access(op, op.inputs[1])
         return Step("store", -1, (numbers[op.inputs[0]],), access.dtype, access=access)
     dtype = op.value.dtype
     if isinstance(op, LoadOp):
-        access = _access(op, args.index(op.inputs[0]), op.inputs[0].type)  # type: ignore[arg-type]
+        access = _access(op, op.inputs[0])
         return Step("load", result, tuple(numbers[v] for v in op.inputs[1:]), dtype, access=access)
     operands = tuple(numbers[v] for v in op.inputs)
     match op:
@@ -156,10 +155,12 @@ def _step(op: KernelBodyOp, result: int, numbers: dict[SSAValue, int]) -> Step:
             raise InternalError(f"the cpu backend does not know {op.name}")
 
 
-def _access(op: LoadOp | StoreOp, buffer: int, kind: BufferType) -> Access:
+def _access(op: LoadOp | StoreOp, buffer: SSAValue) -> Access:
+    kind = buffer.type
+    assert isinstance(kind, BufferType)
     strides: tuple[int, ...] = to_python(op.strides)
     return Access(
-        buffer,
+        op.kernel.position(buffer),
         kind.dtype,
         kind.num_elements,
         op.offset.value.data,

@@ -184,24 +184,27 @@ def widen_function(b: Builder, symbol: str, weights: Weights, count: int, panels
     w, scales, zeros, panel = (Operand(PTR, f"%{n}") for n in ("w", "scales", "zeros", "panel"))
     memory = "i32" if weights.form == "nibbles" else "i8"
 
+    def one(g: Operand, p: int) -> None:
+        source = f.address(w, memory, f.i64(p * panels))
+        at = f.add(f.scale(g, LANES), f.i64(p * weights.groups * LANES))
+        scale = f.load(FLOATS, f.address(scales, "float", at))
+        less = f.load(FLOATS, f.address(zeros, "float", at)) if weights.zeros else None
+
+        def eight(i: Operand, _: list[Operand]) -> list[Operand]:
+            k = f.add(f.scale(g, weights.group), i)
+            for j, value in enumerate(weights.eight(f, source, k)):
+                if less is not None:
+                    value = f.binary("fsub", value, less)
+                value = f.binary("fmul", value, scale)
+                place = f.add(f.scale(f.add(k, f.i64(j)), count * LANES), f.i64(p * LANES))
+                f.store(value, f.address(panel, "float", place))
+            return []
+
+        f.loop(f.i64(0), f.i64(weights.group), NIBBLES, [], eight)
+
     def group(g: Operand, _: list[Operand]) -> list[Operand]:
         for p in range(count):
-            source = f.address(w, memory, f.i64(p * panels))
-            at = f.add(f.scale(g, LANES), f.i64(p * weights.groups * LANES))
-            scale = f.load(FLOATS, f.address(scales, "float", at))
-            less = f.load(FLOATS, f.address(zeros, "float", at)) if weights.zeros else None
-
-            def eight(i: Operand, _: list[Operand]) -> list[Operand]:
-                k = f.add(f.scale(g, weights.group), i)
-                for j, value in enumerate(weights.eight(f, source, k)):  # noqa: B023
-                    if less is not None:  # noqa: B023
-                        value = f.binary("fsub", value, less)  # noqa: B023
-                    value = f.binary("fmul", value, scale)  # noqa: B023
-                    place = f.add(f.scale(f.add(k, f.i64(j)), count * LANES), f.i64(p * LANES))  # noqa: B023
-                    f.store(value, f.address(panel, "float", place))
-                return []
-
-            f.loop(f.i64(0), f.i64(weights.group), NIBBLES, [], eight)
+            one(g, p)
         return []
 
     f.loop(f.i64(0), f.i64(weights.groups), 1, [], group)

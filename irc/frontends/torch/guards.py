@@ -130,7 +130,8 @@ class Guards:
         fixed = all(isinstance(size, int) for leaf in self.leaves for size in leaf.shape)
         if not self.flat or not fixed or (self.grad and self.tensors) or self.autocast[0]:
             return None
-        wanted = [(torch.Size(x.shape), x.dtype, x.requires_grad) for x in self.leaves]  # type: ignore[arg-type]
+        sizes = [torch.Size([n for n in x.shape if isinstance(n, int)]) for x in self.leaves]
+        wanted = [(n, x.dtype, x.requires_grad) for n, x in zip(sizes, self.leaves, strict=True)]
         if any(leaf.device != torch.device("cpu") for leaf in self.leaves):
             return None
         count, grad, plain = len(wanted), self.grad, torch.Tensor

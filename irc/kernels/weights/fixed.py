@@ -51,12 +51,18 @@ class Fixed:
 
     def __call__(self, value: SSAValue) -> bool:
         """True where a value does not change from call to call."""
-        found = self._known.get(value)
-        if found is None:
-            op = value.owner
-            found = isinstance(op, FlowOp) and _is_pure(op) and all(map(self, op.inputs))
-            self._known[value] = found
-        return found
+        pending = [value]  # a stack of our own: programs are deeper than Python's
+        while pending:
+            op = pending[-1].owner
+            if pending[-1] in self._known:
+                pending.pop()
+            elif not (isinstance(op, FlowOp) and _is_pure(op)):
+                self._known[pending.pop()] = False
+            elif unknown := [v for v in op.inputs if v not in self._known]:
+                pending += unknown
+            else:
+                self._known[pending.pop()] = all(self._known[v] for v in op.inputs)
+        return self._known[value]
 
 
 def _is_pure(op: Operation) -> bool:

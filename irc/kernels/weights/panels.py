@@ -76,7 +76,12 @@ def weight_of(kernel: KernelOp) -> int | None:
         return None
     buffer = load.inputs[0]
     readers = [op for op in kernel.body.ops if buffer in op.operands]
-    return list(kernel.args).index(buffer) if len(readers) == 1 else None  # type: ignore[arg-type]
+    return kernel.position(buffer) if len(readers) == 1 else None
+
+
+def columns_of(n: int) -> int:
+    """Return the columns of a panel of ``n`` columns in all."""
+    return NARROW if n < MANY and 0 < n % COLUMNS <= NARROW else COLUMNS
 
 
 def packed(kernel: KernelOp, argument: int) -> Packed:
@@ -92,8 +97,7 @@ def packed(kernel: KernelOp, argument: int) -> Packed:
     dtype = load.value.dtype
     pair, n_dim, k_dim = PAIRED[dtype], kernel.num_parallel - 1, len(space) - 1
     n, depth = space[n_dim], -(-space[k_dim] // pair)
-    half_empty = n < MANY and 0 < n % COLUMNS <= NARROW
-    columns = NARROW if half_empty or space[n_dim - 1] in TALL else COLUMNS
+    columns = NARROW if space[n_dim - 1] in TALL else columns_of(n)
     panel = depth * columns * pair
     batch = [d for d in range(n_dim - 1) if strides[d]]
     placed = [0] * len(space)
@@ -103,15 +107,47 @@ def packed(kernel: KernelOp, argument: int) -> Packed:
     for d in reversed(batch):
         placed[d] = total
         total *= space[d]
-    writer = _writer(kernel, load, [*batch, n_dim, k_dim], placed, blocks, total)
+    dims = [*batch, n_dim, k_dim]
+    mapping = _by_columns(tuple(space[d] for d in dims))
+    return repacked(kernel, load, Places(tuple(dims), tuple(placed), blocks, total), mapping)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the elements of a weight lie when it is packed.
+
+    Attributes:
+        dims: of the kernel's space, along which the weight varies.
+        strides: by dim of the space.
+        blocks: as ``task.load`` has them.
+        elements: in all, padding included.
+    """
+
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    blocks: tuple[int, ...]
+    elements: int
+
+
+def repacked(kernel: KernelOp, load: LoadOp, places: Places, mapping: TaskMapping) -> Packed:
+    """Return a kernel as it reads a weight at other places, and the kernel that puts it there.
+
+    Args:
+        kernel: as it reads the weight where it is.
+        load: the one that does.
+        places: where it is to lie.
+        mapping: of the kernel that packs, over ``places.dims``.
+    """
+    argument, number = kernel.position(load.inputs[0]), list(kernel.body.ops).index(load)
     reader = kernel.clone()
-    Rewriter.replace_value_with_new_type(reader.args[argument], BufferType.of(total, dtype))
-    made = _right_operand(reader)
-    assert made is not None
+    packed_type = BufferType.of(places.elements, load.value.dtype)
+    Rewriter.replace_value_with_new_type(reader.args[argument], packed_type)
+    made = list(reader.body.ops)[number]
+    assert isinstance(made, LoadOp)
     made.properties["offset"] = to_attribute(0)
-    made.properties["strides"] = to_attribute(tuple(placed))
-    made.properties["blocks"] = to_attribute(blocks)
-    return Packed(reader, argument, writer)
+    made.properties["strides"] = to_attribute(places.strides)
+    made.properties["blocks"] = to_attribute(places.blocks)
+    return Packed(reader, argument, _writer(kernel, load, places, mapping))
 
 
 def _right_operand(kernel: KernelOp) -> LoadOp | None:
@@ -123,20 +159,13 @@ def _right_operand(kernel: KernelOp) -> LoadOp | None:
     return None
 
 
-def _writer(
-    kernel: KernelOp,
-    load: LoadOp,
-    dims: list[int],
-    placed: list[int],
-    blocks: tuple[int, ...],
-    total: int,
-) -> KernelOp:
-    """Build the kernel that copies a weight, over the dims of the matmul that it varies along."""
+def _writer(kernel: KernelOp, load: LoadOp, places: Places, mapping: TaskMapping) -> KernelOp:
+    """Build the kernel that copies a weight, over the dims that it varies along."""
+    dims = places.dims
     space = tuple(kernel.space_extents[d] for d in dims)
     strides, dtype = to_python(load.strides), load.value.dtype
-    source = load.inputs[0].type
-    assert isinstance(source, BufferType)
-    block = Block(arg_types=[source, BufferType.of(total, dtype)])
+    target = BufferType.of(places.elements, dtype)
+    block = Block(arg_types=[load.inputs[0].type, target])
     read = LoadOp.make(
         [block.args[0]],
         [ValueType.of(dtype, full=False)],
@@ -144,12 +173,13 @@ def _writer(
         strides=tuple(strides[d] for d in dims),
         loc=loc_of(load),
     )
+    own = (dims.index(x) if i % 3 == 0 else x for i, x in enumerate(places.blocks))
     write = StoreOp.make(
         [read.outputs[0], block.args[1]],
         [],
         offset=0,
-        strides=tuple(placed[d] for d in dims),
-        blocks=tuple(dims.index(x) if i % 3 == 0 else x for i, x in enumerate(blocks)),
+        strides=tuple(places.strides[d] for d in dims),
+        blocks=tuple(own),
         loc=loc_of(load),
     )
     block.add_ops([read, write])
@@ -160,7 +190,7 @@ def _writer(
         space=space,
         parallel=len(space),
         num_inputs=1,
-        mapping=_by_columns(space),
+        mapping=mapping,
         loc=loc_of(kernel),
     )
 

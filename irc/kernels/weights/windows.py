@@ -6,21 +6,15 @@ dims. Of bfloat16 two channels lie together, so each tap has an even number of t
 
 from __future__ import annotations
 
-from xdsl.ir import Block
-from xdsl.rewriter import Rewriter
-
-from irc.dialects.flow import to_attribute, to_python
+from irc.dialects.flow import to_python
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import (
-    BufferType,
     KernelContractOp,
     KernelOp,
     LoadOp,
-    StoreOp,
-    ValueType,
     bound_rows,
 )
-from irc.kernels.weights.panels import COLUMNS, MANY, NARROW, PAIRED, Packed
+from irc.kernels.weights.panels import PAIRED, Packed, Places, columns_of, repacked
 
 TEMPLATE = "convolution"
 FEW = 16
@@ -32,17 +26,11 @@ def packed_windows(kernel: KernelOp) -> Packed | None:
     if kernel.template.data != TEMPLATE:
         return None
     load = _weight(kernel)
-    argument = list(kernel.args).index(load.inputs[0])  # type: ignore[arg-type]
     placed, blocks, total = _places(kernel, load)
-    reader = kernel.clone()
-    Rewriter.replace_value_with_new_type(
-        reader.args[argument], BufferType.of(total, load.value.dtype)
-    )
-    made = _weight(reader)
-    made.properties["offset"] = to_attribute(0)
-    made.properties["strides"] = to_attribute(tuple(placed))
-    made.properties["blocks"] = to_attribute(blocks)
-    return Packed(reader, argument, _writer(kernel, load, placed, blocks, total))
+    strides, parallel = to_python(load.strides), kernel.num_parallel
+    dims = tuple(d for d in range(len(placed)) if strides[d] or d >= parallel - 1)
+    mapping = _by_panels(tuple(kernel.space_extents[d] for d in dims), dims.index(parallel - 1))
+    return repacked(kernel, load, Places(dims, tuple(placed), blocks, total), mapping)
 
 
 def _weight(kernel: KernelOp) -> LoadOp:
@@ -83,50 +71,7 @@ def _has_runs(kernel: KernelOp) -> bool:
 
 
 def _columns(n: int) -> int:
-    if n <= FEW:
-        return FEW
-    return NARROW if n < MANY and 0 < n % COLUMNS <= NARROW else COLUMNS
-
-
-def _writer(
-    kernel: KernelOp, load: LoadOp, placed: list[int], blocks: tuple[int, ...], total: int
-) -> KernelOp:
-    """Build the kernel that packs, over the dims that the weight varies along."""
-    strides, parallel = to_python(load.strides), kernel.num_parallel
-    dims = [d for d in range(len(placed)) if strides[d] or d >= parallel - 1]
-    space = tuple(kernel.space_extents[d] for d in dims)
-    source, dtype = load.inputs[0].type, load.value.dtype
-    assert isinstance(source, BufferType)
-    block = Block(arg_types=[source, BufferType.of(total, dtype)])
-    loc, name = to_python(load.attributes["loc"]), to_python(load.attributes["id"])
-    read = LoadOp.make(
-        [block.args[0]],
-        [ValueType.of(dtype, full=False)],
-        offset=load.offset.value.data,
-        strides=tuple(strides[d] for d in dims),
-        loc=loc,
-        id=name,
-    )
-    write = StoreOp.make(
-        [read.outputs[0], block.args[1]],
-        [],
-        offset=0,
-        strides=tuple(placed[d] for d in dims),
-        blocks=tuple(dims.index(x) if i % 3 == 0 else x for i, x in enumerate(blocks)),
-        loc=loc,
-    )
-    block.add_ops([read, write])
-    n = dims.index(parallel - 1)
-    return KernelOp.make(
-        "pack",
-        block,
-        template="rows",
-        space=space,
-        parallel=len(space),
-        num_inputs=1,
-        mapping=_by_panels(space, n),
-        loc=loc,
-    )
+    return FEW if n <= FEW else columns_of(n)
 
 
 def _by_panels(space: tuple[int, ...], n: int) -> TaskMapping:
