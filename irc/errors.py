@@ -137,6 +137,10 @@ class ErrorCollector:
             other.add(error)
         self._errors.clear()
 
+    def has(self, code: str) -> bool:
+        """True where an error of this code was collected."""
+        return any(error.code == code for error in self._errors.values())
+
     def check(self) -> None:
         """Raise what was collected: nothing, the one error, or an `IrcErrors`."""
         errors = tuple(self._errors.values())

@@ -38,6 +38,7 @@ from irc.frontends.onnx.node import (
 )
 from irc.frontends.onnx.old import modernise
 from irc.frontends.onnx.opaque import opaque_value
+from irc.frontends.onnx.operand_types import check_operand_types
 from irc.frontends.onnx.prepare import nodes
 from irc.frontends.onnx.read import DOMAINS, Source
 from irc.frontends.onnx.sizes import SizeTable
@@ -173,7 +174,9 @@ class Importer(FunctionValues):
         """Convert one node, read in the meaning of an opset, on these operands."""
         from irc.frontends.onnx.table import CONVERTERS
 
-        node = modernise(Node(self, proto, operands, version, _attributes(proto), scope))
+        given = Node(self, proto, operands, version, _attributes(proto), scope)
+        check_operand_types(given)
+        node = modernise(given)
         if proto.domain in DOMAINS and (values := fold(node)) is not None:
             return values
         outer, self.errors = self.errors, ErrorCollector()
@@ -182,7 +185,8 @@ class Importer(FunctionValues):
                 results = _as_list(_converter(node, CONVERTERS)(node))
             except (Unsupported, NeedsSize, ShapeError, VerifyException, IrcError) as error:
                 inner, self.errors = self.errors, outer
-                found = left_to_library(node, error)
+                # A body that breaks the specification is wrong in the library too.
+                found = None if inner.has("onnx-invalid") else left_to_library(node, error)
                 if found is None:
                     inner.move_to(outer)
                     raise
