@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from irc.api import original as original
     from irc.frontends.torch.annotations import place as place
     from irc.frontends.torch.capture import capture as capture
+    from irc.frozen import freeze as freeze
     from irc.ops.custom import register_op as register_op
     from irc.runtime.held import whole as whole
     from irc.weight_only import quantize as quantize
@@ -30,6 +31,7 @@ _LAZY = {
     "compile_step": "irc.api",
     "export_entries": "irc.api",
     "export_plan": "irc.api",
+    "freeze": "irc.frozen",
     "load": "irc.api",
     "original": "irc.api",
     "place": "irc.frontends.torch.annotations",
@@ -46,6 +48,7 @@ __all__ = [
     "compile_step",
     "export_entries",
     "export_plan",
+    "freeze",
     "load",
     "original",
     "place",

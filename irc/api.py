@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 from irc.constraints.pins import Pins, pins_option
 from irc.errors import IrcError
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Dynamic: TypeAlias = bool | Mapping[str, Any] | Sequence[Any] | None
+"""Which sizes are left open."""
+
 
 @overload
 def compile(
@@ -39,7 +42,10 @@ def compile(
     backend: str = "cpu",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
+    rules: Sequence[str] = (),
     pins: Pins = "",
+    dynamic: Dynamic = None,
+    tune: bool = False,
     disable: bool = False,
 ) -> T: ...
 @overload
@@ -50,7 +56,10 @@ def compile(
     backend: str = "cpu",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
+    rules: Sequence[str] = (),
     pins: Pins = "",
+    dynamic: Dynamic = None,
+    tune: bool = False,
     disable: bool = False,
 ) -> Callable[[T], T]: ...
 def compile(
@@ -60,7 +69,10 @@ def compile(
     backend: str = "cpu",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
+    rules: Sequence[str] = (),
     pins: Pins = "",
+    dynamic: Dynamic = None,
+    tune: bool = False,
     disable: bool = False,
 ) -> Any:
     """Compile a module class, a module or a function; also a decorator, with or without options.
@@ -76,8 +88,14 @@ def compile(
         backend: what computes: ``cpu``, or ``triton`` for a module and arguments on a GPU.
         cluster: a preset or TOML file that prices the plan.
         passes: names of plug-in passes to run.
+        rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
         pins: constraints: text, the name of a file of them (grammar/sharding.lark), or placements
             by globs on the names of parameters.
+        dynamic: sizes that one compilation serves all numbers of: True for all that the module does
+            not fix, or as ``torch.export`` takes them, with names or ``torch.export.Dim``:
+            ``{"tokens": {0: "batch", 1: "sequence"}}``. Sizes 0 and 1 are compiled by themselves.
+        tune: on a GPU, time the tiles of each kernel on the first call; what is found is kept for
+            later compilations on such a device, with or without ``tune``.
         disable: give the target back unchanged.
 
     Raises:
@@ -88,11 +106,54 @@ def compile(
         backend=backend,
         cluster=cluster,
         passes=tuple(passes),
+        rules=tuple(rules),
         pins=pins_option(pins),
+        dynamic=_dynamic(dynamic, mesh),
+        tune=_tune(backend, tune=tune),
     )
     if target is None:
         return partial(_compile, options=options, disable=disable)
     return _compile(target, options=options, disable=disable)
+
+
+def _tune(backend: str, *, tune: bool) -> bool:
+    """Check that there are tiles to time.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    from irc.tune.tiles import TUNED_BACKENDS
+
+    if tune and backend not in TUNED_BACKENDS:
+        raise IrcError(
+            "option-value",
+            f"tune times the tiles of GPU kernels, and backend '{backend}' has none to choose from",
+            help=f"choose backend={' or '.join(map(repr, TUNED_BACKENDS))}, or leave out tune",
+        )
+    return tune
+
+
+def _dynamic(given: object, mesh: str) -> Any:
+    """Check which sizes are to be left open.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if given is None or given is False:
+        return None
+    if given is not True and not isinstance(given, Mapping | list | tuple):
+        raise IrcError(
+            "option-value",
+            f"dynamic is True, or says which dims vary, not {given!r}",
+            help='write dynamic={"x": {0: "batch"}}',
+        )
+    if mesh:
+        raise IrcError(
+            "option-value",
+            "sizes on a mesh are fixed: placements are chosen for them",
+            help="leave out dynamic or mesh",
+        )
+    return cast("Any", given)
 
 
 def _compile(target: object, *, options: Options, disable: bool) -> Any:
@@ -126,6 +187,7 @@ def compile_step(
     cluster: str = "this-host",
     pins: Pins = "",
     passes: Sequence[str] = (),
+    rules: Sequence[str] = (),
     frozen: str = "",
     accumulate: int = 1,
     recompute: str = "none",
@@ -163,6 +225,7 @@ def compile_step(
         cluster: a preset or TOML file that prices the plan and says how much memory a device has.
         pins: constraints, as :func:`compile` takes them.
         passes: names of plug-in passes to run.
+        rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
         frozen: globs of further parameters that stay as they are.
         accumulate: micro-batches that a batch is cut into along its first dim; gradients are added
             up where they are and reduced once. The loss is the mean of theirs.
@@ -183,6 +246,7 @@ def compile_step(
         mesh=parse_mesh(mesh),
         cluster=cluster,
         passes=tuple(passes),
+        rules=tuple(rules),
         pins=pins_option(pins),
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
@@ -233,6 +297,7 @@ def export_plan(
     backend: str = "cpu",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
+    rules: Sequence[str] = (),
     pins: Pins = "",
     force: bool = False,
     optimizer: OptimizerOption | None = None,
@@ -258,6 +323,7 @@ def export_plan(
         backend: what writes the kernels.
         cluster: prices the plan.
         passes: plug-in passes to run.
+        rules: files of rewrite rules.
         pins: constraints, as :func:`compile` takes them.
         force: replace a plan in the folder.
         optimizer: for a plan of training, as :func:`compile_step` takes it.
@@ -280,6 +346,7 @@ def export_plan(
         backend=backend,
         cluster=cluster,
         passes=tuple(passes),
+        rules=tuple(rules),
         pins=pins_option(pins),
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
@@ -334,6 +401,7 @@ def compile_file(
     cluster: str | None = None,
     sizes: Mapping[str, int] | None = None,
     passes: Sequence[str] = (),
+    rules: Sequence[str] = (),
     pins: Pins = "",
     force: bool = False,
 ) -> str:
@@ -347,6 +415,7 @@ def compile_file(
         cluster: prices the plan.
         sizes: numbers for the model's named sizes.
         passes: plug-in passes to run.
+        rules: files of rewrite rules.
         pins: constraints, as :func:`compile` takes them.
         force: replace a plan in the folder.
     """
@@ -355,6 +424,7 @@ def compile_file(
         backend=backend,
         cluster=cluster or "this-host",
         passes=tuple(passes),
+        rules=tuple(rules),
         pins=pins_option(pins),
     )
     check_target(Path(out), force=force)

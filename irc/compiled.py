@@ -18,10 +18,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from irc.collection import collection_held
 from irc.constraints.pins import pin
+from irc.direct import MISS
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
 from irc.frontends.torch.in_place import in_place
+from irc.open_version import OpenVersion
 from irc.pipeline import Options, make_plan
 from irc.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.runtime.executor import Executor
@@ -83,18 +86,25 @@ class Dispatcher:
     def __init__(self, original: Callable[..., Any], options: Options) -> None:
         self.original = original
         self.options = options
-        self.versions: list[Version] = []
+        self.versions: list[Version | OpenVersion] = []
         self._recompiles = Recompiles()
         self._ranks: Ranks | None = None
         self._store = Store()
         self._training: Callable[..., Any] | None = None
+        self.is_frozen = False
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the version whose guards the call meets; compile one where there is none."""
         if not kwargs:
             for version in self.versions:
+                if version.direct is not None:
+                    found = version.direct(args)
+                    if found is not MISS:
+                        return found
                 if version.accepts is not None and version.accepts(args):
                     return version.run(args)
+        if self.is_frozen:
+            return self._frozen(args, kwargs)
         if torch.is_grad_enabled() and self._wants_gradients(args, kwargs):
             return self._with_gradients(args, kwargs)
         version, _ = self._find(args, kwargs)
@@ -111,6 +121,20 @@ class Dispatcher:
             return self.original(*args, **kwargs)
         return version(args, kwargs)
 
+    def _frozen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a version that there is: without its weights the module runs in no other way."""
+        version, reason = self._find(args, kwargs)
+        if version is not None:
+            reason = version.shared(args, kwargs)
+            if reason is None:
+                return version(args, kwargs)
+        raise IrcError(
+            "weights-released",
+            f"a frozen module is called in a way in which it was not called before: {reason}",
+            because="irc.freeze has released the weights, so it cannot be compiled again",
+            help="call it in each way before irc.freeze",
+        )
+
     @property
     def recompiles(self) -> list[str]:
         """Why each version but the first was compiled."""
@@ -124,7 +148,7 @@ class Dispatcher:
 
     def _find(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Version | None, str | None]:
+    ) -> tuple[Version | OpenVersion | None, str | None]:
         """Return the version for a call, or None and why the last one is not for it."""
         reason = None
         for version in self.versions:
@@ -133,19 +157,46 @@ class Dispatcher:
                 return version, None
         return None, reason
 
-    def _add(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str | None) -> Version:
+    def _add(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str | None
+    ) -> Version | OpenVersion:
         if reason is not None:
             self._recompiles.add(reason, self.versions[-1].resized(args, kwargs))
         version = self._compile(args, kwargs)
         self.versions.append(version)
         return version
 
-    def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
+    @collection_held()
+    def _compile(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Version | OpenVersion:
         if self.options.mesh.num_ranks > 1:
             return self._compile_for_ranks(args, kwargs)
-        captured = in_place(capture(self.original, *apart((tuple(args), dict(kwargs)))))
+        call = apart((tuple(args), dict(kwargs)))
+        if self.options.dynamic and (opened := self._opened(*call)) is not None:
+            return opened
+        captured = in_place(capture(self.original, *call))
         plan = make_plan(captured.program, self.options, keep_ir=False)
         return Version(captured, Executor(plan, captured.program.tensors, store=self._store))
+
+    def _opened(self, args: Sequence[Any], kwargs: dict[str, Any]) -> OpenVersion | None:
+        """Return a version that leaves sizes open; None where the module fixes all of them.
+
+        Raises:
+            IrcError: ``capture-failed`` where sizes were named that the module fixes.
+        """
+        chosen: Any = self.options.dynamic
+        try:
+            captured = capture(
+                self.original, args, kwargs, dynamic_shapes=chosen, keep_open=True
+            )
+        except IrcError as error:
+            if chosen is not True:
+                raise
+            self._recompiles.add_fixed(str(error))
+            return None
+        opened = captured.open is not None and bool(captured.open.places)
+        return OpenVersion(captured, self.options, self._store) if opened else None
 
     def _compile_for_ranks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
         """Compile, linked to the versions before: weights and caches lie as these have put them.
@@ -201,7 +252,9 @@ class Dispatcher:
         if self._training is None:
             with TRACING:  # torch looks its backends up without a lock of its own
                 if self._training is None:
-                    self._training = cast("Any", torch).compile(self.original, backend="irc")
+                    self._training = cast("Any", torch).compile(
+                        self.original, backend="irc", dynamic=True if self.options.dynamic else None
+                    )
         return cast("Callable[..., Any]", self._training)(*args, **kwargs)
 
 

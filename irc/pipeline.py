@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
@@ -54,12 +54,17 @@ class Options:
         cluster: a preset's name or a TOML file; prices communication and compute.
         sizes: numbers for named sizes.
         passes: names of plug-in passes to run, each where its ``after`` says.
+        rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
         pins: constraints, or the name of a file of them (grammar/sharding.lark).
         memory_bytes: what a device may hold at any moment; by default what the cluster's have.
         stored_bytes: what it may hold all the time: parameters, states, buffers, constants.
         regather: what a training step gathers is not saved for backward but gathered again.
         recompute: of a training step, what is computed again (pass ``recompute``; ``auto``: as much
             as it takes to fit); empty: as the program says.
+        dynamic: which sizes of a module's inputs are left open: None, True for all that it does not
+            fix, or as torch.export takes them.
+        any_rows: kernels are to be those of any number of rows, not the best for one.
+        tune: time the tiles of GPU kernels that no table has yet.
         verify_each: verify the IR after each pass, or run it before and after and compare.
     """
 
@@ -69,11 +74,15 @@ class Options:
     cluster: str = THIS_HOST
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     passes: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
     pins: str = ""
     memory_bytes: int | None = None
     stored_bytes: int | None = None
     regather: bool = False
     recompute: str = ""
+    dynamic: Any = None
+    any_rows: bool = False
+    tune: bool = False
     verify_each: VerifyEach = None
 
 
@@ -88,6 +97,7 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         text = ",".join(f"{name}={size}" for name, size in options.sizes.items())
         pipeline.append(("bind-sizes", {"sizes": text}))
     pipeline.append(("canonicalize", {}))
+    pipeline.append(("rewrite", {"rules": options.rules} if options.rules else {}))
     if options.recompute:
         again: dict[str, object] = {"mesh": str(options.mesh), "cluster": options.cluster}
         again["pins"] = options.pins
@@ -105,20 +115,56 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         pipeline.append(("lower-boxing", {}))
     else:
         _refuse_pins(options.pins)
-    target = options.target or find_backend(options.backend).targets[0]
-    pipeline.append(("pack-quantized", {"target": target}))
-    pipeline.append(("merge-matmuls", {}))
+    target = options.target or _target(options)
+    pipeline.append(("lower-externs", {"target": target}))
+    weights: dict[str, object] = {"weights_only": True} if target in GPUS else {}
+    pipeline.append(("pack-quantized", {"target": target, **weights}))
+    any_rows: dict[str, object] = {"any_rows": True} if options.any_rows else {}
+    pipeline.append(("merge-matmuls", any_rows))
     fusion = {"pins": options.pins, "target": "" if target == "cpu" else target}
     pipeline.append(("fuse", {k: v for k, v in fusion.items() if v}))
-    pipeline.append(("map-tasks", {"target": target}))
+    pipeline.append(("map-tasks", {"target": target, **any_rows}))
     if target in GPUS:
         pipeline.append(("split-reduction", {"target": target}))
+        if device := _device(options):
+            timed: dict[str, object] = {"times": True} if options.tune else {}
+            given = {"target": target, "device": device, "backend": options.backend}
+            pipeline.append(("tune-tiles", {**given, **timed}))
     if distributed:
         pipeline.append(("order", {}))
     passes = [find_pass(name)(**given) for name, given in pipeline]
     for name in options.passes:
         _insert(passes, find_pass(name)())
     return passes
+
+
+def _target(options: Options) -> str:
+    """Return what kernels are mapped for: the GPU at hand where the plan is for this machine."""
+    from irc.runtime.segments import DEVICE_BACKENDS
+
+    targets = find_backend(options.backend).targets
+    if options.backend not in DEVICE_BACKENDS or options.cluster != THIS_HOST:
+        return targets[0]
+    from irc.runtime.device import target_at_hand
+
+    return target_at_hand(options.backend, targets)
+
+
+def _device(options: Options) -> str:
+    """Return the name of the GPU whose tuned tiles count; empty where the plan is for no GPU here.
+
+    Raises:
+        IrcError: ``device-missing`` where tiles are to be timed and there is no GPU.
+    """
+    from irc.tune.tiles import TUNED_BACKENDS
+
+    if options.backend not in TUNED_BACKENDS or options.cluster != THIS_HOST:
+        return ""
+    from irc.runtime.device import device_of, name_at_hand
+
+    if options.tune:
+        device_of(options.backend)
+    return name_at_hand(options.backend)
 
 
 def _refuse_pins(pins: str) -> None:

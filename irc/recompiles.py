@@ -83,6 +83,14 @@ class Recompiles:
                 AVOID,
             )
 
+    def add_fixed(self, reason: str) -> None:
+        """Note that sizes were to be left open and cannot be: each is compiled by itself."""
+        _warn(
+            "a call's sizes are compiled as they are, though they were to be left open",
+            reason,
+            "name those that vary: dynamic={'x': {0: 'batch'}}",
+        )
+
     def add_shared(self, reason: str) -> None:
         """Note a call that runs uncompiled because arguments share memory; warn of the first."""
         self.eager_calls += 1

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from irc.collection import collection_held
 from irc.errors import IrcError, did_you_mean
 from irc.frontends.torch.graphs import (
     FlatProgram,
@@ -30,9 +31,12 @@ from irc.frontends.torch.graphs import (
     source_name,
 )
 from irc.frontends.torch.table import row_of
+from irc.open_graph import OpenGraph
 from irc.pipeline import Options, make_plan
+from irc.plan.load import LoadedPlan
 from irc.recompiles import Recompiles
 from irc.runtime.executor import Executor
+from irc.runtime.prepared import Store
 
 Flat: TypeAlias = Callable[..., Sequence[Any]]
 
@@ -77,14 +81,17 @@ def _options(given: dict[str, Any]) -> Options:
     return Options(**chosen)
 
 
-def _static(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Flat:
+@collection_held()
+def _static(
+    gm: GraphModule, inputs: Sequence[Any], options: Options, *, keep_open: bool = False
+) -> Flat:
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
     ):
-        return _through_aot(gm, inputs, options)
-    traced = pre_dispatch(gm, _fakes(gm, inputs))
+        return _through_aot(gm, inputs, options, keep_open=keep_open)
+    traced = pre_dispatch(gm, inputs if keep_open else _fakes(gm, inputs))
     if traced is None or returns_inputs(traced):
-        return _through_aot(gm, inputs, options)
+        return _through_aot(gm, inputs, options, keep_open=keep_open)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     held = {
         i: (source_name(getattr(node, "_dynamo_source", node.name)), value)
@@ -92,10 +99,21 @@ def _static(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Flat:
         if isinstance(value, nn.Parameter) and value.is_contiguous()
     }
     counters["forward"] += 1
-    return _Compiled(flat_program(traced, held, "dynamo"), options)
+    return _runner(flat_program(traced, held, "dynamo", keep_open=keep_open), options)
 
 
-def _through_aot(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Flat:
+def _runner(program: FlatProgram, options: Options) -> Flat:
+    """Return what runs a program: planned for its sizes, or for those of each call."""
+    if program.open is None or not program.open.places:
+        return _Compiled(program, options)
+    return OpenGraph(
+        program, options, lambda flat, plan, store: _Compiled(flat, options, plan, store)
+    )
+
+
+def _through_aot(
+    gm: GraphModule, inputs: Sequence[Any], options: Options, *, keep_open: bool = False
+) -> Flat:
     """Let AOTAutograd make the graph functional and, where gradients are wanted, split it."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
@@ -109,14 +127,18 @@ def _through_aot(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Fl
         context = TracingContext.try_get()
         visible = context.fw_metadata.num_forward if context and context.fw_metadata else None
         with _disable_current_modes():
-            program = flat_program(graph, {}, "aot forward", visible=visible)
-            return make_boxed_func(_Compiled(program, options))
+            program = flat_program(
+                graph, {}, "aot forward", visible=visible, keep_open=keep_open
+            )
+            return make_boxed_func(_runner(program, options))
 
     def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
         try:
             with _disable_current_modes():
-                program = flat_program(graph, {}, "aot backward", visible=0)
-                run: Flat = _Compiled(program, options)
+                program = flat_program(
+                    graph, {}, "aot backward", visible=0, keep_open=keep_open
+                )
+                run: Flat = _runner(program, options)
             counters["backward"] += 1
         except IrcError as error:
             counters["backward run by torch"] += 1
@@ -153,8 +175,15 @@ def _aot_decompositions() -> dict[Any, Callable[..., Any]]:
 class _Compiled:
     """A compiled graph: flat tensors in, the graph's outputs out."""
 
-    def __init__(self, program: FlatProgram, options: Options) -> None:
+    def __init__(
+        self,
+        program: FlatProgram,
+        options: Options,
+        plan: LoadedPlan | None = None,
+        store: Store | None = None,
+    ) -> None:
         self._flat = program
+        self._store = store
         self._inputs = program.inputs
         self._held = tuple(program.held.items())
         self._direct = [kind for kind, _ in program.results] == ["result"] * len(
@@ -168,8 +197,8 @@ class _Compiled:
         self._lock = threading.Lock()
         bound = tuple(self._tensors[name].data_ptr() for name, _ in self._held)
         if any(kind in ("result", "view") for kind, _ in program.results):
-            self._plan = make_plan(program.assembly.program, options, keep_ir=False)
-            executor: Callable[..., Any] = Executor(self._plan, self._tensors)
+            self._plan = plan or make_plan(program.assembly.program, options, keep_ir=False)
+            executor: Callable[..., Any] = Executor(self._plan, self._tensors, store=store)
         else:
             executor = _nothing
         self._executors[bound] = executor
@@ -196,7 +225,7 @@ class _Compiled:
             if here not in self._executors:
                 counters["rebound"] += 1
                 tensors = {**self._tensors, **{name: args[i].detach() for name, i in self._held}}
-                self._executors[here] = Executor(self._plan, tensors)
+                self._executors[here] = Executor(self._plan, tensors, store=self._store)
                 if len(self._executors) > MAX_MODULES:
                     self._executors.popitem(last=False)
             self._latest = here, self._executors[here]
@@ -226,6 +255,7 @@ class _Specialising:
         self._gm = gm
         self._options = options
         self._known: OrderedDict[tuple[Any, ...], Flat] = OrderedDict()
+        self._opened: dict[tuple[Any, ...], Flat | None] = {}
         self._recompiles = Recompiles()
         self._lock = threading.RLock()
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
@@ -234,6 +264,34 @@ class _Specialising:
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Run the plan for these sizes."""
+        opened = self._opened_for(args)
+        return self._specialised(args) if opened is None else opened(*args)
+
+    def _opened_for(self, args: Sequence[Any]) -> Flat | None:
+        """Return what runs any sizes, if that could be made and admits those of a call."""
+        key = (torch.is_grad_enabled(), *(args[i].item() for i in self._numbers))
+        with self._lock:
+            if key not in self._opened:
+                self._opened[key] = self._open()
+            return self._opened[key]
+
+    def _open(self) -> Flat | None:
+        """Trace with the symbols of Dynamo; None where that cannot be."""
+        if self._numbers:
+            return None
+        placeholders = [node for node in self._gm.graph.nodes if node.op == "placeholder"]
+        given = [node.meta.get("example_value") for node in placeholders]
+        if any(value is None for value in given):
+            return None
+        try:
+            found = _static(self._gm, given, self._options, keep_open=True)
+        except (IrcError, RuntimeError) as error:
+            warnings.warn(f"each size is compiled by itself: {error}", stacklevel=2)
+            return None
+        counters["opened"] += 1
+        return found
+
+    def _specialised(self, args: Sequence[Any]) -> Sequence[Any]:
         grad = torch.is_grad_enabled()
         sizes = (tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args)
         key = (grad, *sizes, *(args[i].item() for i in self._numbers))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from irc.dialects.placement import Mesh, Placement
+from irc.direct import direct as make_direct
 from irc.errors import IrcError
 from irc.frontends.torch.caches import adopt, caches_in, is_cache
 from irc.frontends.torch.capture import Captured
@@ -34,6 +36,8 @@ class Version:
         rank: of this process.
         accepts: a quick check of positional arguments, after which :meth:`run` may be called; None
             where calls have to go the whole way.
+        direct: a call as one function of positional arguments, which returns MISS where it is not
+            for them; None where there is more to a call than kernels.
     """
 
     def __init__(self, captured: Captured, executor: Executor) -> None:
@@ -43,9 +47,14 @@ class Version:
         self._mesh, self.rank = plan.device_mesh, executor.rank
         self.layout = Layout(plan, captured.cached_inputs)
         self._has_caches = bool(captured.cached_inputs) or any(p.spec for p in captured.parts)
-        direct = _is_direct(captured, plan) and not self.layout.written
-        self.accepts = captured.guards.quick() if direct else None
         self._is_single = captured.out_spec.is_leaf()
+        self._set_guards(captured)
+
+    def _set_guards(self, captured: Captured) -> None:
+        direct = _is_direct(captured, self.plan) and not self.layout.written
+        self._captured = captured
+        self.accepts = quick = captured.guards.quick() if direct else None
+        self.direct = quick and make_direct(quick, self._executor, is_single=self._is_single)
 
     @property
     def plan(self) -> Plan:
@@ -60,6 +69,27 @@ class Version:
     def refresh(self) -> None:
         """See writes to weights that torch does not count."""
         self._executor.forget_prepared()
+
+    def weights(self) -> frozenset[str]:
+        """Return the names of the weights that the plan takes."""
+        return frozenset(self.plan.buffers[index].name for index in self.plan.weights)
+
+    def unread(self) -> frozenset[str]:
+        """Return those of which calls read packed copies alone."""
+        return self._executor.unread()
+
+    def release(self, names: Collection[str], replaced: Mapping[int, torch.Tensor]) -> None:
+        """Let go of weights that are unread; the module holds others in their places.
+
+        Args:
+            names: of the weights.
+            replaced: by the identity of a tensor, what stands for it.
+        """
+        self._executor.release(names)
+        captured = self._captured
+        for name in names:
+            captured.program.tensors.pop(name, None)
+        self._set_guards(replace(captured, guards=captured.guards.exchanged(replaced)))
 
     def mismatch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """Return None where the call can run, else the first reason why not."""

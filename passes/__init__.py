@@ -10,6 +10,7 @@ BUILTIN: Mapping[str, str] = {
     "accumulate-gradients": "irc.passes.accumulate_gradients:AccumulateGradientsPass",
     "add-optimizer": "irc.passes.add_optimizer:AddOptimizerPass",
     "auto-shard": "irc.passes.auto_shard:AutoShardPass",
+    "lower-externs": "irc.passes.lower_externs:LowerExternsPass",
     "lower-boxing": "irc.passes.lower_boxing:LowerBoxingPass",
     "map-tasks": "irc.passes.map_tasks:MapTasksPass",
     "bind-sizes": "irc.passes.bind_sizes:BindSizesPass",
@@ -19,6 +20,8 @@ BUILTIN: Mapping[str, str] = {
     "pack-quantized": "irc.passes.pack_quantized:PackQuantizedPass",
     "merge-matmuls": "irc.passes.merge_matmuls:MergeMatmulsPass",
     "order": "irc.passes.order:OrderPass",
+    "rewrite": "irc.passes.rewrite:RewritePass",
     "split-reduction": "irc.passes.split_reduction:SplitReductionPass",
+    "tune-tiles": "irc.passes.tune_tiles:TuneTilesPass",
     "recompute": "irc.passes.recompute:RecomputePass",
 }

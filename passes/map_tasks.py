@@ -73,6 +73,7 @@ class MapTasksPass(ModulePass):
     after: ClassVar[str] = "fuse"
 
     target: str = "cpu"
+    any_rows: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if self.target not in TARGETS:
@@ -81,7 +82,7 @@ class MapTasksPass(ModulePass):
                 f"no target '{self.target}'",
                 help=did_you_mean(self.target, TARGETS),
             )
-        table = KernelTable(self.target, Fixed(op))
+        table = KernelTable(self.target, Fixed(op), any_rows=self.any_rows)
         for func in [f for f in op.body.block.ops if isinstance(f, FuncOp)]:
             map_function(func, table)
         op.body.block.add_ops(table.kernels)

@@ -102,27 +102,30 @@ class MergeMatmulsPass(ModulePass):
 
     It declines with more than 16 rows (measured: no gain), with more than 16 MiB of weights, where
     weights change from call to call (training), and where a pointwise function that alone reads one
-    of the results would lose its place behind the matmul (the gate of an MLP).
+    of the results would lose its place behind the matmul (the gate of an MLP). With ``any_rows`` it
+    declines with more than one row: the program is to be that of other numbers of rows too.
     """
 
     name = "merge-matmuls"
     level: ClassVar[str] = "spmd"
+
+    any_rows: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         fixed = Fixed(op)
         for func in op.body.block.ops:
             if isinstance(func, FuncOp) and not func.is_declaration:
                 require_static(func)
-                for group in _groups(func, fixed):
+                for group in _groups(func, fixed, 1 if self.any_rows else MOST_ROWS):
                     _merge(group)
 
 
-def _groups(func: FuncOp, fixed: Fixed) -> list[list[Sibling]]:
+def _groups(func: FuncOp, fixed: Fixed, most: int) -> list[list[Sibling]]:
     """Return the matmuls of a function that may be one, in program order."""
     found: dict[object, list[Sibling]] = {}
     position = {op: i for i, op in enumerate(func.body.block.ops)}
     for op in func.body.block.ops:
-        if isinstance(op, ContractOp) and (sibling := _sibling(op, fixed)) is not None:
+        if isinstance(op, ContractOp) and (sibling := _sibling(op, fixed, most)) is not None:
             x, w = op.inputs
             spec, biased = op.plain["spec"], sibling.bias is not None
             key = (x, spec, tensor(w).dtype, tensor(op.outputs[0]).dtype, biased)
@@ -131,7 +134,7 @@ def _groups(func: FuncOp, fixed: Fixed) -> list[list[Sibling]]:
     return [group for group in groups if len(group) > 1 and _bytes(group) <= MOST_BYTES]
 
 
-def _sibling(op: ContractOp, fixed: Fixed) -> Sibling | None:
+def _sibling(op: ContractOp, fixed: Fixed, most: int) -> Sibling | None:
     """Return a matmul of few rows by a fixed matrix whose own letter comes last."""
     if len(op.inputs) != 2 or fixed(op.inputs[0]) or not fixed(op.inputs[1]):
         return None
@@ -139,7 +142,7 @@ def _sibling(op: ContractOp, fixed: Fixed) -> Sibling | None:
     shape = shape_of(op.outputs[0])
     if len(b) != 2 or not result or result[-1] not in b or result[-1] in a:
         return None
-    if prod(shape[:-1]) > MOST_ROWS or 0 in shape or set(result[:-1]) & set(b):
+    if prod(shape[:-1]) > most or 0 in shape or set(result[:-1]) & set(b):
         return None
     bias = _bias(op, fixed)
     readers = {use.operation for use in (bias or op).results[0].uses}

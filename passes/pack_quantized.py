@@ -14,7 +14,7 @@ from xdsl.passes import ModulePass
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import ContractOp, ConvolutionOp, FlowOp, PointwiseOp, carry, loc_of, tensor
 from irc.kernels.holds import SHAPE_OPS, is_unread, require_static
-from irc.kernels.quantized.contract import packed_product
+from irc.kernels.quantized.contract import packed_product, weight_product
 from irc.kernels.quantized.convolution import ChannelsLast, packed_convolution
 from irc.kernels.quantized.dequantized import literal
 from irc.kernels.weights.fixed import Fixed
@@ -72,22 +72,24 @@ class PackQuantizedPass(ModulePass):
     integers and the zero points are corrected by sums of the weight.
 
     It declines where scales change along what is summed (other than in groups of the weight),
-    where the weight is not fixed, and on targets other than the CPU.
+    where the weight is not fixed, and on targets other than the CPU, unless ``weights_only`` asks
+    for the first kind alone.
     """
 
     name = "pack-quantized"
     level: ClassVar[str] = "spmd"
 
     target: str = "cpu"
+    weights_only: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if self.target != "cpu":
+        if self.target != "cpu" and not self.weights_only:
             return
         fixed = Fixed(op)
         for number, func in enumerate(op.body.block.ops):
             if isinstance(func, FuncOp) and not func.is_declaration:
                 require_static(func)
-                _Rewrite(func, fixed, f"p{number}_").run()
+                _Rewrite(func, fixed, f"p{number}_", self.weights_only).run()
 
 
 @dataclass
@@ -102,6 +104,7 @@ class _Rewrite:
     func: FuncOp
     fixed: Fixed
     prefix: str
+    weights_only: bool = False
     images: ChannelsLast = field(default_factory=ChannelsLast)
     integers: set[SSAValue] = field(default_factory=set[SSAValue])
 
@@ -130,6 +133,10 @@ class _Rewrite:
 
     def _found(self, b: FlowBuilder, op: FlowOp) -> SSAValue | None:
         match op:
+            case ContractOp() if self.weights_only:
+                return weight_product(b, op, self.fixed)
+            case _ if self.weights_only:
+                return None
             case ContractOp():
                 return packed_product(b, op, self.fixed)
             case ConvolutionOp():

@@ -26,9 +26,9 @@ from irc.program import Program
 from tests.models.gpt import GPT, GPTConfig
 
 TWO_BY_TWO = Mesh.parse("data=2,tensor=2")
-KERNELS = ["pack-quantized", "merge-matmuls", "fuse", "map-tasks"]
-ONE_DEVICE = ["canonicalize", *KERNELS]
-DISTRIBUTED = ["canonicalize", "auto-shard", "lower-boxing", *KERNELS, "order"]
+KERNELS = ["lower-externs", "pack-quantized", "merge-matmuls", "fuse", "map-tasks"]
+ONE_DEVICE = ["canonicalize", "rewrite", *KERNELS]
+DISTRIBUTED = ["canonicalize", "rewrite", "auto-shard", "lower-boxing", *KERNELS, "order"]
 
 
 @dataclass(frozen=True)
@@ -160,15 +160,15 @@ def test_choices_reach_their_pass() -> None:
 @pytest.mark.parametrize(
     ("mesh", "given", "expected"),
     [
-        ("", ["quiet"], ["canonicalize", "quiet", *KERNELS]),
-        ("", ["after-fuse"], ["canonicalize", *KERNELS[:-1], "after-fuse", "map-tasks"]),
+        ("", ["quiet"], ["canonicalize", "rewrite", "quiet", *KERNELS]),
+        ("", ["after-fuse"], ["canonicalize", "rewrite", *KERNELS[:-1], "after-fuse", "map-tasks"]),
         ("", ["on-kernels"], [*ONE_DEVICE, "on-kernels"]),
         ("data=2", ["after-order"], [*DISTRIBUTED, "after-order"]),
         ("data=2", ["on-kernels"], [*DISTRIBUTED, "on-kernels"]),
-        ("data=2", ["quiet"], ["canonicalize", "quiet", *DISTRIBUTED[1:]]),
-        ("data=2", ["on-placements"], [*DISTRIBUTED[:2], "on-placements", *DISTRIBUTED[2:]]),
+        ("data=2", ["quiet"], ["canonicalize", "rewrite", "quiet", *DISTRIBUTED[2:]]),
+        ("data=2", ["on-placements"], [*DISTRIBUTED[:3], "on-placements", *DISTRIBUTED[3:]]),
         ("data=2", ["on-ranks"], [*DISTRIBUTED[:-2], "on-ranks", *DISTRIBUTED[-2:]]),
-        ("", ["on-ranks"], ["canonicalize", *KERNELS[:-1], "on-ranks", "map-tasks"]),
+        ("", ["on-ranks"], ["canonicalize", "rewrite", *KERNELS[:-1], "on-ranks", "map-tasks"]),
     ],
 )
 def test_plugins_go_where_they_say(mesh: str, given: Sequence[str], expected: list[str]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from irc.backends.cpu.emit import emit, info_of
+from irc.backends.cpu.emit import emit, info_of, run_time_sizes
 from irc.backends.cpu.jit import compile_texts
 from irc.backends.cpu.segment import KernelCall, Segment
 from irc.plan.load import LoadedPlan
@@ -26,6 +26,15 @@ class CpuBackend:
         """Return the LLVM IR of a kernel."""
         return emit(kernel)
 
+    def run_time_sizes(self, kernel: KernelOp, most: Mapping[str, int]) -> str | None:
+        """Return why a kernel cannot take its sizes when it runs; None where it can.
+
+        Args:
+            kernel: with sizes.
+            most: the greatest number of each symbol that has one.
+        """
+        return run_time_sizes(kernel, most=most)
+
     def emit_plan_sources(self, kernels: Sequence[KernelOp]) -> dict[str, str]:
         """Return one file per kernel."""
         return {f"{kernel.sym_name.data}.ll": emit(kernel) for kernel in kernels}
@@ -38,6 +47,6 @@ def load_segments(
     texts = [loaded.texts[f"kernels/{k.name}.ll"].decode() for k in loaded.plan.kernels]
     infos, addresses = [info_of(text) for text in texts], compile_texts(texts)
     return [
-        Segment(infos, addresses, [KernelCall(c.kernel, c.args) for c in calls], num_threads)
+        Segment(infos, addresses, [KernelCall(c.kernel, c.args, c.sizes) for c in calls], num_threads)
         for calls in segments
     ]

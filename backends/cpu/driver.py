@@ -13,7 +13,7 @@ from collections.abc import Callable
 from irc.backends.cpu import openmp
 from irc.backends.cpu.jit import compile_module
 from irc.backends.cpu.loops.steps import FAULT
-from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT
+from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT, SIZE_VALUES
 
 
 @functools.cache
@@ -21,9 +21,10 @@ def driver(*, pool: bool) -> Callable[[int, int, int, int, object, int], None]:
     """Return the native function; without ``pool`` it must be called with one thread."""
     parallel, number, size = openmp.functions() if pool else (0, 0, 0)
     text = _DRIVER.format(
-        most=MAX_ARGS + 2,
+        most=MAX_ARGS + 3,
         next=NEXT_WEIGHT,
         bytes=NEXT_BYTES,
+        sizes=SIZE_VALUES,
         fault=FAULT,
         parallel=parallel,
         number=number,
@@ -33,7 +34,8 @@ def driver(*, pool: bool) -> Callable[[int, int, int, int, object, int], None]:
 
 
 # A call is (function, number of arguments, parallel?, the next weight: base, offset and bytes,
-# checks?; then base and offset of each argument). Where a kernel that checks its indices has set a
+# checks?, where among the words the values of its sizes are; then base and offset of each
+# argument). Where a kernel that checks its indices has set a
 # thread's fault word, nothing more is run: what comes later may write to the caller's states.
 _DRIVER = """
 define void @irc_driver(ptr %words, i64 %count, ptr %table, i64 %threads,
@@ -68,7 +70,12 @@ one:
   store ptr %nweight, ptr %slot0
   %slot1 = getelementptr ptr, ptr %args, i64 {bytes}
   store i64 %nbytes, ptr %slot1
-  %first = getelementptr i64, ptr %at, i64 7
+  %psizes = getelementptr i64, ptr %at, i64 7
+  %nsizes = load i64, ptr %psizes
+  %values = getelementptr i64, ptr %words, i64 %nsizes
+  %slot2 = getelementptr ptr, ptr %args, i64 {sizes}
+  store ptr %values, ptr %slot2
+  %first = getelementptr i64, ptr %at, i64 8
   br label %fill
 fill:
   %a = phi i64 [ 0, %one ], [ %a1, %arg ]

@@ -7,20 +7,26 @@ thread, given an array of pointers to the kernel's buffers and scratch memory of
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 
 from irc.backends.cpu.attention.write import write_attention
+from irc.backends.cpu.attention_backward.write import write_attention_backward
 from irc.backends.cpu.convolution.depthwise import DepthwiseWriter, read_depthwise
 from irc.backends.cpu.convolution.windows import read_windows
 from irc.backends.cpu.convolution.writer import ConvolutionWriter
 from irc.backends.cpu.features import Features, host
+from irc.backends.cpu.indexing.write import write_along
+from irc.backends.cpu.info import KernelInfo, from_text, to_text
 from irc.backends.cpu.loops.crossed import CrossedWriter, find_crossing
 from irc.backends.cpu.loops.nest import Nest, analyse, read, simplify
 from irc.backends.cpu.loops.rows import RowsWriter
-from irc.backends.cpu.loops.schedule import make_schedule
-from irc.backends.cpu.loops.steps import buffer_pointers
+from irc.backends.cpu.loops.schedule import least_points, make_schedule
+from irc.backends.cpu.loops.steps import buffer_pointers, size_pointer
+from irc.backends.cpu.matmul.grouped import read_grouped
+from irc.backends.cpu.matmul.grouped_writer import GroupedWriter
 from irc.backends.cpu.matmul.packed import PackedWriter
 from irc.backends.cpu.matmul.panel_product import PanelWriter
 from irc.backends.cpu.matmul.panels import PanelsWriter, read_panels
@@ -29,44 +35,27 @@ from irc.backends.cpu.matmul.skinny import SkinnyWriter
 from irc.backends.cpu.quantized.product import read_packed
 from irc.backends.cpu.quantized.writer import PackedWeightsWriter
 from irc.backends.cpu.vector.builder import Builder, Operand
+from irc.dialects.size import Size, UnboundSizeError
 from irc.dialects.task import BufferType, KernelOp, LoadOp
+from irc.dialects.task_sizes import unproven
 from irc.dialects.types import ITEM_BYTES
 from irc.errors import InternalError, IrcError
 
+OPEN_CHUNKS = 32
+"""Into how many parts a kernel is divided at most whose sizes are known only when it runs."""
+LEAST_PRODUCTS = 100_000
+"""Multiplications from which on threads pay."""
+OPEN = ("rows", "matmul", "attention", "convolution")
+"""Templates that take sizes when they run."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.$-]*")
 _PREFIX = "; irc-kernel "
-
-
-@dataclass(frozen=True)
-class KernelInfo:
-    """What a caller needs to know of a kernel.
-
-    Attributes:
-        name: the function.
-        num_args: how many buffers it takes.
-        scratch_bytes: scratch memory for each thread.
-        parallel: whether several threads pay.
-        template: which emitter wrote it.
-        weight: the argument that threads read from end to end, each its share, if there is one;
-            the kernel before asks for the beginning of each share.
-        weight_bytes: its size.
-        checks: whether it says that an index lay outside, in a word before its scratch memory.
-    """
-
-    name: str
-    num_args: int
-    scratch_bytes: int
-    parallel: bool
-    template: str
-    weight: int = -1
-    weight_bytes: int = 0
-    checks: bool = False
 
 
 def emit(kernel: KernelOp, features: Features | None = None) -> str:
     """Return the text of a kernel, for this machine unless told otherwise."""
     features = features or host()
-    b = Builder(fma=features.fma, half=features.half)
+    b = Builder(fma=features.fma, half=features.half, symbols=kernel.symbols)
+    b.entry += size_pointer() if b.symbols else []
     count = len(kernel.args)
     buffers = buffer_pointers(b, count)
     scratch, parallel, template = _write(b, kernel, features, buffers)
@@ -76,10 +65,48 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
         raise InternalError(f"kernel name {name!r} is no identifier")
     streams = template in ("matmul panels", "convolution")
     weight = streamed_weight(kernel) if streams else (-1, 0)
-    checks = any(isinstance(op, LoadOp) and op.index_strides for op in kernel.body.ops)
+    checks = template == "scatter"
+    looks_up = any(isinstance(op, LoadOp) and op.index_strides for op in kernel.body.ops)
+    checks |= looks_up and template != "grouped"  # whose indices are cut to what there is
     info = KernelInfo(name, count, scratch, parallel, template, *weight, checks)
+    if b.symbols:
+        info = _with_sizes(info, kernel, features)
     body = b.function(f'define void @"{name}"(ptr %args, i64 %thread, i64 %threads, ptr %scratch)')
-    return "\n".join([_PREFIX + json.dumps(asdict(info)), body, *b.functions.values(), ""])
+    return "\n".join([_PREFIX + to_text(info), body, *b.functions.values(), ""])
+
+
+def run_time_sizes(
+    kernel: KernelOp,
+    features: Features | None = None,
+    most: Mapping[str, int] | None = None,
+) -> str | None:
+    """Return why a kernel cannot take its sizes when it runs; None where it can.
+
+    ``most`` are the greatest numbers of symbols that have one.
+
+    Then :func:`emit` gives one text for all sizes: a call passes the values of ``kernel.symbols``.
+    Else ``bind_kernel`` makes a kernel for each number.
+    """
+    if kernel.template.data not in OPEN:
+        return f"template '{kernel.template.data}' is made for numbers"
+    try:
+        reason = unproven(kernel, most)
+        if reason is None:
+            emit(kernel, features)
+    except UnboundSizeError as error:
+        return str(error)
+    return reason
+
+
+def _with_sizes(info: KernelInfo, kernel: KernelOp, features: Features) -> KernelInfo:
+    """Add which sizes a kernel takes, and from how much work on threads pay."""
+    work, least_work = prod(kernel.extents, start=1), LEAST_PRODUCTS
+    if info.template in ("rows", "crossed", "pack"):
+        nest = simplify(read(kernel))
+        schedule = make_schedule(nest, analyse(nest), OPEN_CHUNKS, features)
+        least_work = least_points(nest, schedule.vector, schedule.lanes)
+    named = tuple(dim for dim in dict.fromkeys(kernel.extents) if isinstance(dim, Size))
+    return replace(info, sizes=kernel.symbols, work=work, least_work=least_work, extents=named)
 
 
 def streamed_weight(kernel: KernelOp) -> tuple[int, int]:
@@ -95,14 +122,22 @@ def streamed_weight(kernel: KernelOp) -> tuple[int, int]:
 def _write(
     b: Builder, kernel: KernelOp, features: Features, buffers: dict[int, Operand]
 ) -> tuple[int, bool, str]:
-    workers = kernel.task_mapping.num_workers
+    workers = OPEN_CHUNKS if b.symbols else kernel.task_mapping.num_workers
     if kernel.template.data == "attention":
         return write_attention(b, kernel, features, buffers)
+    if kernel.template.data == "attention_backward":
+        return write_attention_backward(b, kernel, features, buffers)
+    if kernel.template.data == "along":
+        return write_along(b, kernel, features, buffers)
     nest = simplify(read(kernel))
     if kernel.template.data == "packed" and (quantised := read_packed(nest)) is not None:
         weights = PackedWeightsWriter(b, quantised, features, buffers)
         weights.write()
         return weights.scratch_bytes, weights.plan.parallel, f"packed {weights.plan.form}"
+    if kernel.template.data == "grouped" and (rows := read_grouped(nest)) is not None:
+        grouped = GroupedWriter(b, rows, features, buffers)
+        grouped.write()
+        return grouped.scratch_bytes, grouped.parallel, "grouped"
     if (panels := read_panels(nest)) is not None:
         PanelsWriter(b, panels, buffers).write()
         return 0, workers > 1, "pack"
@@ -146,7 +181,7 @@ def info_of(text: str) -> KernelInfo:
     """
     first = text.partition("\n")[0]
     try:
-        info = KernelInfo(**json.loads(first.removeprefix(_PREFIX)))
+        info = from_text(first.removeprefix(_PREFIX))
     except (ValueError, TypeError):
         raise IrcError(
             "kernel-invalid", "a kernel file of the plan does not begin with its description"

@@ -14,22 +14,30 @@ from dataclasses import dataclass
 from irc.backends.cpu import openmp
 from irc.backends.cpu.driver import driver
 from irc.backends.cpu.emit import KernelInfo, emit, info_of
+from irc.backends.cpu.entry import Entry
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.jit import compile_texts
 from irc.backends.cpu.loops.steps import FAULT
 from irc.backends.cpu.loops.units import MAX_ARGS
+from irc.dialects.size import value_of
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
 
 PAGE = 4096
+HEADER = 8
+"""Words of a call before its arguments."""
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One launch: the kernel's number and, per argument, its base's number and a byte offset."""
+    """One launch: the kernel's number and, per argument, its base's number and a byte offset.
+
+    ``sizes`` are the values of :attr:`KernelInfo.sizes`, in that order.
+    """
 
     kernel: int
     args: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,22 +58,25 @@ class Segment:
         calls: Sequence[KernelCall],
         num_threads: int,
     ) -> None:
-        used = [infos[call.kernel] for call in calls]
+        used = [infos[call.kernel].bound(call.sizes) for call in calls]
         self.num_threads = num_threads if any(info.parallel for info in used) else 1
-        self.stride = _round_up(max((info.scratch_bytes for info in used), default=0))
+        self.stride = _round_up(max((value_of(i.scratch_bytes, {}) for i in used), default=0))
         if self.stride or any(info.checks for info in used):
             self.stride += 128  # threads' scratch must not fall on the same cache sets
         words: list[int] = []
         later = _next_weights(infos, calls)
-        for call, weight in zip(calls, later, strict=True):
-            info = infos[call.kernel]
+        length = sum(HEADER + 2 * len(call.args) for call in calls)
+        values = [value for call in calls for value in call.sizes]
+        for call, weight, info in zip(calls, later, used, strict=True):
             if len(call.args) != info.num_args:
                 raise InternalError(
                     f"kernel {info.name} takes {info.num_args} buffers, not {len(call.args)}"
                 )
             words += [addresses[call.kernel], len(call.args), int(info.parallel), *weight]
-            words.append(int(info.checks))
+            words += [int(info.checks), length]
             words += [word for arg in call.args for word in arg]
+            length += len(call.sizes)
+        words += values
         self._table = (ctypes.c_int64 * (len(words) + 1))(*words)
         self._most = max((len(call.args) for call in calls), default=0)
         self._count, self._words = len(calls), ctypes.addressof(self._table)
@@ -91,6 +102,31 @@ class Segment:
         workspaces.append(workspace)
         if faulty:
             raise _outside(self._checked)
+
+    def entry(self, table: int, slots: Sequence[int]) -> Entry | None:
+        """Return the run on one base table as a builtin function, which costs little to call.
+
+        Args:
+            table: the address of the base table.
+            slots: its words that the function's arguments are written to.
+
+        None where kernels check their indices: :meth:`run` is what reads the faults.
+        """
+        if self._checked:
+            return None
+        try:
+            workspace = self._workspaces.pop()
+        except IndexError:
+            workspace = self._allocate()
+        return Entry(
+            self._driver,
+            calls=(self._words, self._count),
+            threads=self.num_threads,
+            scratch=(ctypes.addressof(workspace.memory), self.stride),
+            table=table,
+            slots=slots,
+            keep=(self._table, workspace),
+        )
 
     def run_pointers(self, pointers: Sequence[int]) -> None:
         """Run all calls on base pointers given as integers."""

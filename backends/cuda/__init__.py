@@ -6,12 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from irc.backends.cuda.build import compile_for, load
+from irc.backends.cuda.build import compile_for
 
 if TYPE_CHECKING:
-    from irc.dialects.task import KernelOp
+    from collections.abc import Callable
+    from pathlib import Path
 
-__all__ = ["CudaBackend", "compile_for", "emit", "emit_plan_sources", "load"]
+    from irc.dialects.task import KernelOp
+    from irc.runtime.segments import Segment, SegmentCall
+
+__all__ = [
+    "CudaBackend",
+    "compile_for",
+    "emit",
+    "emit_plan_sources",
+    "is_interpreted",
+    "load",
+    "load_segment",
+]
 
 
 def emit(kernel: KernelOp) -> str:
@@ -34,6 +46,29 @@ def emit_plan_sources(kernels: Sequence[KernelOp]) -> dict[str, str]:
     from irc.kernels.support import emit_all
 
     return emit_all(kernels, emit, ".cu")
+
+
+def is_interpreted() -> bool:
+    """True where kernels run on the host, on what stands in for a GPU."""
+    from irc.backends.cuda import machine
+
+    return machine.current().device == "cpu"
+
+
+def load(path: str | Path) -> Callable[..., None]:
+    """Load a kernel file for the GPU at hand; see :func:`.segment.load`."""
+    from irc.backends.cuda import segment
+
+    return segment.load(path)
+
+
+def load_segment(
+    texts: Sequence[str], calls: Sequence[SegmentCall], num_threads: int = 1
+) -> Segment:
+    """Compile a plan's kernels for the GPU at hand and bind their calls; see :mod:`.segment`."""
+    from irc.backends.cuda import segment
+
+    return segment.load_segment(texts, calls, num_threads)
 
 
 @dataclass(frozen=True)

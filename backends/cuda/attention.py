@@ -11,29 +11,22 @@ from __future__ import annotations
 
 from math import prod
 
-from irc.backends.cuda.functions import TYPES
-from irc.backends.cuda.scalar import decode, literal, stored_as, times
-from irc.dialects.attention import AttentionForm, KernelAttentionOp, Place
+from irc.backends.cuda.attention_code import NEVER, WARP, WARPS, AttentionCode
+from irc.backends.cuda.scalar import decode, literal, stored_as
+from irc.dialects.attention import AttentionForm
 from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
-from irc.dialects.task import KernelOp
-from irc.errors import InternalError, IrcError
-from irc.kernels.arithmetic import held
-from irc.kernels.form import Buffer, Form
+from irc.kernels.form import Form
 from irc.kernels.source import Source
 
-WARPS, WARP = 4, 32
 KEYS = 32
 """Keys of a tile: one a lane."""
-SHARED_LIMIT = 160 * 1024
-NEVER = "(-INFINITY)"
 
 
-class Attention:
+class Attention(AttentionCode):
     """The launch of an attention kernel, and its code."""
 
     def __init__(self, form: Form, attention: AttentionForm) -> None:
-        self.form, self.attention = form, attention
-        self.threads = WARPS * WARP
+        super().__init__(form, attention)
         # Fewer rows a warp where a head has few: decoding has one.
         self.per_warp = 4 if attention.rows > 2 * WARPS else 2 if attention.rows > WARPS else 1
         self.rows = WARPS * self.per_warp
@@ -42,14 +35,7 @@ class Attention:
         self.blocks = prod(attention.lead) * heads * self.tiles
         floats = self.rows * attention.depth + KEYS * (attention.depth + 1 + attention.width)
         self.shared_bytes = 4 * floats
-        if self.shared_bytes > SHARED_LIMIT:
-            raise IrcError(
-                "op-unsupported",
-                f"the CUDA backend has no attention over {attention.depth} features",
-                where=f"kernel @{form.name}, {form.loc}",
-                because=f"a tile of {KEYS} keys takes {self.shared_bytes} bytes of shared memory",
-                help="split the features among more heads",
-            )
+        self.check_shared(self.shared_bytes, KEYS)
 
     @property
     def mapping(self) -> TaskMapping:
@@ -96,7 +82,7 @@ class Attention:
         source.line(f"if (last > {a.keys}) last = {a.keys};")
         start = "0"
         if "start" in a.places:
-            start = f"(long long){self._element('start', {})}"
+            start = f"(long long){self.element('start')}"
         if a.causal:
             source.line(f"const long long start = {start};")
             source.line("// No row of this block sees a later key.")
@@ -109,27 +95,6 @@ class Attention:
         source.line(f"float* const k_tile = q_tile + {self.rows * depth};")
         source.line(f"float* const v_tile = k_tile + {KEYS * (depth + 1)};")
 
-    def _address(self, place: Place, s: str, t: str, feature: str) -> str:
-        count = len(self.attention.lead)
-        names = [*(f"i{d}" for d in range(count)), "g", "r", s, "p", f"({t} - first)"]
-        terms = [
-            times(f"(long long){name}", stride)
-            for name, stride in zip(names, place.strides, strict=True)
-            if stride
-        ]
-        if place.feature and feature:
-            terms.append(times(feature, place.feature))
-        if place.offset or not terms:
-            terms.append(str(place.offset))
-        return " + ".join(terms)
-
-    def _element(self, role: str, at: dict[str, str]) -> str:
-        place = self.attention.places[role]
-        name = self.form.buffer_name(place.buffer)
-        address = self._address(place, at.get("s", "0"), at.get("t", "first"), at.get("f", ""))
-        text = f"{name}[{address}]"
-        return f"irc_float({text})" if held(place.dtype) != place.dtype else text
-
     def _load(
         self, source: Source, role: str, rows: int, features: int, pitch: int, begin: str, end: str
     ) -> None:
@@ -139,7 +104,7 @@ class Attention:
         with source.block(head, "}"):
             source.line(f"const int row = e / {features}, f = e % {features};")
             source.line(f"const long long {s_or_t} = {begin} + row;")
-            value = self._element(role, {s_or_t: s_or_t, "f": "f"})
+            value = self.element(role, feature="f", **{s_or_t: s_or_t})
             if role == "q":
                 value = f"{value} * {literal(self.attention.scale, 'f32')}"
             place = f"{role}_tile[row * {pitch} + f]"
@@ -163,7 +128,7 @@ class Attention:
             seen = f"t < last && s < {a.rows}" + (" && s + start >= t" if a.causal else "")
             source.line(f"bool seen = {seen};")
             if "mask" in a.places:
-                value = self._element("mask", {"s": "s", "t": "t"})
+                value = self.element("mask", "s", "t")
                 if a.places["mask"].dtype == "i1":
                     source.line(f"if (seen) seen = {value};")
                 else:
@@ -207,7 +172,7 @@ class Attention:
             if goes_on:
                 self._merge(source)
             if "sums" in a.places:
-                source.line(f"if (lane == 0) {self._target('sums')} = sums;")
+                source.line(f"if (lane == 0) {self.target('sums', 's')} = sums;")
             source.line("#pragma unroll")
             with source.block(f"for (int c = 0; c < {columns}; ++c) {{", "}"):
                 source.line(f"const int f = lane + c * {WARP};")
@@ -215,13 +180,13 @@ class Attention:
                     source.line(f"if (f >= {a.width}) continue;")
                 source.line("float value = result[i][c] * ours;")
                 if goes_on:
-                    source.line(f"value += theirs * {self._element('y0', {'s': 's', 'f': 'f'})};")
+                    source.line(f"value += theirs * {self.element('y0', 's', feature='f')};")
                 kind = a.places["y"].dtype
-                source.line(f"{self._target('y')} = {stored_as('value', kind)};")
+                source.line(f"{self.target('y', 's', feature='f')} = {stored_as('value', kind)};")
 
     def _merge(self, source: Source) -> None:
         """Append the weights of the softmax over other keys and of ours."""
-        source.line(f"const float before = {self._element('sums0', {'s': 's'})};")
+        source.line(f"const float before = {self.element('sums0', 's')};")
         source.line("const float larger = irc_max(before, sums);")
         source.line(f"const float a = before == {NEVER} ? 0.0f : expf(before - larger);")
         source.line(f"const float b = sums == {NEVER} ? 0.0f : expf(sums - larger);")
@@ -229,36 +194,3 @@ class Attention:
         source.line("const float theirs = any ? a / (a + b) : 0.0f;")
         source.line("ours *= any ? b / (a + b) : 0.0f;")
         source.line(f"sums = any ? larger + logf(a + b) : {NEVER};")
-
-    def _target(self, role: str) -> str:
-        place = self.attention.places[role]
-        address = self._address(place, "s", "first", "f")
-        return f"{self.form.buffer_name(place.buffer)}[{address}]"
-
-
-def read_attention(kernel: KernelOp) -> tuple[Form, AttentionForm]:
-    """Return an attention kernel as plain data: what all kernels have, and its own part."""
-    (op,) = kernel.body.block.ops
-    assert isinstance(op, KernelAttentionOp), op
-    attention = op.form
-    buffers = {place.buffer: Buffer(place.size, place.dtype) for place in attention.places.values()}
-    sources = () if kernel.sources is None else tuple(s.data for s in kernel.sources)
-    loc = kernel.attributes.get("loc")
-    form = Form(
-        name=kernel.sym_name.data,
-        template="attention",
-        sizes=attention.space,
-        num_parallel=len(attention.space) - 1,
-        tile=(1,) * (len(attention.space) - 1),
-        options=kernel.tile_sizes,
-        buffers=tuple(buffers[i] for i in range(len(kernel.args))),
-        num_inputs=kernel.num_inputs.value.data,
-        steps=(),
-        sources=sources,
-        mapping=str(kernel.task_mapping),
-        loc="unknown" if loc is None else str(getattr(loc, "data", loc)),
-    )
-    missing = [b.dtype for b in form.buffers if b.dtype not in TYPES]
-    if missing:
-        raise InternalError(f"attention of {missing}")
-    return form, attention

@@ -9,7 +9,8 @@ Probabilities are rounded to the dtype of the values; maxima, totals and results
 
 from __future__ import annotations
 
-from irc.backends.cuda.attention import NEVER, SHARED_LIMIT, Attention
+from irc.backends.cuda.attention import Attention
+from irc.backends.cuda.attention_code import NEVER, SHARED_LIMIT, WARPS
 from irc.backends.cuda.functions import TYPES
 from irc.backends.cuda.scalar import literal, stored_as
 from irc.dialects.attention import AttentionForm
@@ -18,7 +19,7 @@ from irc.kernels.arithmetic import power_of_two
 from irc.kernels.form import Form
 from irc.kernels.source import Source
 
-WARPS, ROWS, KEYS = 4, 64, 64
+ROWS, KEYS = 64, 64
 LEAST_ROWS = 16
 """Rows of a head below which most of a tile would be empty."""
 MAX_FEATURES = 128
@@ -125,7 +126,7 @@ class AttentionTiles(Attention):
             source.line(f"const int row = e / {chunks}, chunk = e % {chunks};")
             source.line(f"const long long {at} = {begin} + row;")
             s, t = ("s", "first") if role == "q" else ("0", "t")
-            address = self._address(place, s, t, "chunk * 8")
+            address = self.address(place, s, t, "chunk * 8")
             to = f"{tile} + irc_place<{self.pitch[role]}, false>(row, chunk * 16)"
             source.line(
                 f"irc_copy_async<16>({to}, &{name}[{at} < {end} ? {address} : 0], {at} < {end});"
@@ -169,7 +170,7 @@ class AttentionTiles(Attention):
         seen = f"t < last && s < {a.rows}" + (" && s + start >= t" if a.causal else "")
         source.line(f"bool seen = {seen};")
         if "mask" in a.places:
-            value = self._element("mask", {"s": "s", "t": "t"})
+            value = self.element("mask", "s", "t")
             is_bool = a.places["mask"].dtype == "i1"
             source.line(f"if (seen) {'seen =' if is_bool else 'score[j][e] +='} {value};")
         source.line(f"if (!seen) score[j][e] = {NEVER};")
@@ -229,12 +230,12 @@ class AttentionTiles(Attention):
             if goes_on:
                 self._merge(source)
             if "sums" in a.places:
-                source.line(f"if (lane % 4 == 0) {self._target('sums')} = sums;")
+                source.line(f"if (lane % 4 == 0) {self.target('sums', 's')} = sums;")
             self._each(source, columns)
             with source.block("for (int e = 0; e < 2; ++e) {", "}"):
                 source.line("const int f = j * 8 + lane % 4 * 2 + e;")
                 source.line("float value = result[j][h * 2 + e] * ours;")
                 if goes_on:
-                    source.line(f"value += theirs * {self._element('y0', {'s': 's', 'f': 'f'})};")
+                    source.line(f"value += theirs * {self.element('y0', 's', feature='f')};")
                 kind = a.places["y"].dtype
-                source.line(f"{self._target('y')} = {stored_as('value', kind)};")
+                source.line(f"{self.target('y', 's', feature='f')} = {stored_as('value', kind)};")

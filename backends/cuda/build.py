@@ -1,28 +1,29 @@
-"""Compiling and loading the files of the CUDA backend."""
+"""Compiling the files of the CUDA backend: by NVRTC where it is there, else by nvcc."""
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from irc.backends import KernelReport
 from irc.backends.cuda.file import emit_kernel, shared_bytes
+from irc.backends.cuda.nvrtc import HEADER, Nvrtc, find_nvrtc, header_folder
 from irc.errors import InternalError, IrcError
 
 if TYPE_CHECKING:
-    import torch
-
     from irc.dialects.task import KernelOp
 
 # Products and sums round apart, as in eager PyTorch; a matmul asks for fma by name.
 FLAGS = ("-std=c++17", "-O3", "-fmad=false")
+NVRTC_FLAGS = ("-std=c++17", "-fmad=false")
 # How ptxas says that it could not keep asynchronous products apart from what uses their registers,
 # or does not know with how many a warpgroup that takes more starts.
 SLOW = ("wgmma.mma_async instructions are serialized", "'setmaxnreg' ignored")
@@ -39,82 +40,87 @@ def compile_for(kernel: KernelOp, arch: int) -> KernelReport:
 
 
 def compile_source(source: str, arch: int) -> str:
-    """Compile a file to machine code and return what ptxas says of it.
+    """Compile a file by nvcc and return what ptxas says of it.
 
     Raises:
         IrcError: ``compiler-missing`` without nvcc.
     """
-    nvcc = find_nvcc()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cu"
-        path.write_text(source, encoding="utf-8")
-        command = [nvcc, *FLAGS, f"-gencode={target_of(arch)}", "-cubin", "-Xptxas", "-v"]
-        log = _run([*command, "-o", str(path.with_suffix(".cubin")), str(path)])
+    _, log = _by_nvcc(source, arch)
     if any(note in log for note in SLOW):
         raise InternalError(f"nvcc gives up what makes a kernel fast: {log}")
     return log
 
 
-def load(path: str | Path, arch: int | None = None) -> Callable[..., None]:
-    """Compile a kernel file into a library; the result takes CUDA tensors, inputs then outputs.
-
-    Libraries are kept under the digest of their source, compiler and flags.
+def machine_code(sources: Sequence[str], arch: int) -> list[bytes]:
+    """Compile files for a GPU, several at once; what earlier processes compiled is read from disk.
 
     Args:
-        path: the ``.cu`` file.
-        arch: compute capability as a number (90); that of the current device by default.
+        sources: the files.
+        arch: compute capability as a number (90).
 
     Raises:
-        IrcError: ``compiler-missing`` without nvcc, ``file-missing``.
+        IrcError: ``compiler-missing`` with neither NVRTC nor nvcc.
     """
-    source = Path(path)
-    if not source.is_file():
-        raise IrcError("file-missing", f"no kernel file {path}")
-    if arch is None:
-        import torch
-
-        major, minor = torch.cuda.get_device_capability()
-        arch = 10 * major + minor
-    return _bound(ctypes.CDLL(str(_library(source, arch))))
-
-
-def _bound(library: ctypes.CDLL) -> Callable[..., None]:
-    entry = library.launch
-    entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    entry.restype = ctypes.c_int
-
-    def launch(*buffers: torch.Tensor) -> None:
-        """Start the kernel on the current stream; contiguous CUDA tensors."""
-        import torch
-
-        pointers = (ctypes.c_void_p * len(buffers))(*[b.data_ptr() for b in buffers])
-        code = entry(pointers, torch.cuda.current_stream().cuda_stream)
-        if code:
-            raise InternalError(f"a kernel did not start: CUDA error {code}")
-
-    return launch
+    compiler, version = _compiler()
+    keys = [_key(version, arch_name(arch), source) for source in sources]
+    with ThreadPoolExecutor(max_workers=max(1, min(len(sources), os.cpu_count() or 1))) as pool:
+        work = [
+            pool.submit(_kept, key, source, arch, compiler)
+            for key, source in zip(keys, sources, strict=True)
+        ]
+        return [each.result() for each in work]
 
 
-def _library(source: Path, arch: int) -> Path:
-    nvcc = find_nvcc()
-    command = [nvcc, *FLAGS, f"-gencode={target_of(arch)}", "-shared", "-Xcompiler", "-fPIC"]
-    key = "\0".join([source.read_text(encoding="utf-8"), *command])
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            built = Path(scratch) / library.name
-            _run([*command, "-o", str(built), str(source)])
-            # Renamed, so that another process sees the whole library or none.
-            built.rename(library)
-    return library
+def _kept(key: str, source: str, arch: int, compiler: Callable[[str, int], bytes]) -> bytes:
+    # The store of machine code is one for all backends.
+    from irc.backends.cpu import object_cache
+
+    found = object_cache.read(key)
+    if found is None:
+        found = compiler(source, arch)
+        object_cache.write(key, found)
+    return found
 
 
-def cache_folder() -> Path:
-    """Return where compiled libraries are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "irc" / "cuda"
+def _compiler() -> tuple[Callable[[str, int], bytes], str]:
+    """Return what compiles a file, and what its code depends on beside the file."""
+    library = find_nvrtc()
+    if library is not None:
+        flags = " ".join(NVRTC_FLAGS)
+        return lambda source, arch: _by_nvrtc(library, source, arch), f"{library.version} {flags}"
+    return lambda source, arch: _by_nvcc(source, arch)[0], nvcc_version(find_nvcc())
+
+
+def _by_nvrtc(library: Nvrtc, source: str, arch: int) -> bytes:
+    options = [f"--gpu-architecture={arch_name(arch)}", *NVRTC_FLAGS]
+    if HEADER in source:
+        options.append(f"--include-path={header_folder()}")
+    return library.compile(source, options)
+
+
+def _by_nvcc(source: str, arch: int) -> tuple[bytes, str]:
+    """Return machine code, and what ptxas says."""
+    command = [find_nvcc(), *FLAGS, f"-gencode={target_of(arch)}", "-cubin", "-Xptxas", "-v"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cu"
+        path.write_text(source, encoding="utf-8")
+        built = path.with_suffix(".cubin")
+        done = subprocess.run(
+            [*command, "-o", str(built), str(path)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise InternalError(f"nvcc rejects what irc made: {done.stderr}")
+        return built.read_bytes(), done.stdout + done.stderr
+
+
+def _key(*parts: str) -> str:
+    found = hashlib.sha256(b"cuda")
+    for part in parts:
+        data = part.encode()
+        # Lengths, so that no two lists of texts are one text.
+        found.update(len(data).to_bytes(8, "little"))
+        found.update(data)
+    return found.hexdigest()
 
 
 def arch_name(arch: int) -> str:
@@ -148,13 +154,14 @@ def find_nvcc() -> str:
         return found
     raise IrcError(
         "compiler-missing",
-        "the CUDA backend needs nvcc, which is not on the PATH",
-        help="install the CUDA toolkit, or use --backend triton",
+        "the CUDA backend needs NVRTC or nvcc, and finds neither",
+        because="no libnvrtc can be loaded, and nvcc is not on the PATH",
+        help="pip install nvidia-cuda-nvrtc nvidia-cuda-runtime, or use --backend triton",
     )
 
 
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise InternalError(f"nvcc rejects what irc made: {done.stderr}")
-    return done.stdout + done.stderr
+@cache
+def nvcc_version(path: str) -> str:
+    """Return what a compiler says of itself."""
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return f"{done.stdout} {' '.join(FLAGS)}"

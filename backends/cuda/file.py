@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
-from irc.backends.cuda.attention import Attention, read_attention
+from irc.backends.cuda.attention import Attention
+from irc.backends.cuda.attention_backward import AttentionBackward
+from irc.backends.cuda.attention_backward_tiles import AttentionBackwardTiles
+from irc.backends.cuda.attention_code import read_attention
 from irc.backends.cuda.attention_tiles import AttentionTiles
-from irc.backends.cuda.driver import Plain, emit_main
+from irc.backends.cuda.driver import Plain, emit_main, without_contractions
 from irc.backends.cuda.functions import TYPES, expression, helpers_in
 from irc.backends.cuda.hopper import Hopper
 from irc.backends.cuda.hopper_instructions import hopper_helpers
+from irc.backends.cuda.launch_table import (
+    PARTIAL,
+    Argument,
+    Launch,
+    LaunchTable,
+    MapSpec,
+    emit_launcher,
+)
+from irc.backends.cuda.packed import TEMPLATES, Packed
+from irc.backends.cuda.packed_tiles import PackedTiles
 from irc.backends.cuda.pointwise import Pointwise
 from irc.backends.cuda.rows import Rows
 from irc.backends.cuda.simt import Simt
 from irc.backends.cuda.skinny import Skinny
 from irc.backends.cuda.split import SumOfParts
 from irc.backends.cuda.tensor_core import TensorCore
-from irc.backends.cuda.tensor_map import encode
 from irc.dialects.mapping import TaskMapping
 from irc.dialects.task import KernelOp
 from irc.kernels.form import Form, read
@@ -25,8 +38,9 @@ from irc.kernels.support import check_supported
 
 PRELUDE = """
 #ifdef __CUDACC__
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+%s#ifdef __CUDACC_RTC__
+#define INFINITY __int_as_float(0x7f800000)
+#endif
 // An argument; memory of a size that the launch chooses; how a host starts a kernel: an emulator
 // may define them otherwise.
 #define IRC_POINTER(type) type* __restrict__
@@ -38,6 +52,8 @@ PRELUDE = """
   } while (0)
 #endif
 """
+HALVES = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
+"""Left out where no value is a half: reading them takes longer than compiling most kernels."""
 
 
 class Template(Protocol):
@@ -72,17 +88,11 @@ def emit_kernel(kernel: KernelOp, arch: int | None = None) -> str:
     if parts_of(template) > 1:
         meeting = SumOfParts(form, parts_of(template))
         functions.append(_function(form, meeting, f"{name}_sum", partial="const float"))
-    text, launcher, main = "\n".join(functions), _launcher(form, template, name), _main(form)
-    return (
-        _header(form, template)
-        + PRELUDE
-        + helpers_in(text + main)
-        + hopper_helpers(text + launcher)
-        + "\n"
-        + text
-        + launcher
-        + main
-    )
+    table = table_of(form, template, name)
+    text, launcher, main = "\n".join(functions), emit_launcher(table), _main(form)
+    code = helpers_in(text + main) + hopper_helpers(text + launcher) + "\n" + text + launcher
+    halves = any(kind in code for kind in ("__half", "__nv_bfloat16"))
+    return _header(form, template, table) + PRELUDE % (HALVES * halves) + code + main
 
 
 def _main(form: Form) -> str:
@@ -93,7 +103,8 @@ def _main(form: Form) -> str:
     emit_main(source, form)
     plain = _function(form, Plain(form), "plain", partial="")
     return (
-        "\n#ifdef IRC_MAIN\n#include <cmath>\n#include <cstdio>\n#include <cstdlib>\n"
+        "\n#ifdef IRC_MAIN\n#ifdef __CUDACC__\n"
+        f"{HALVES}#endif\n#include <cmath>\n#include <cstdio>\n#include <cstdlib>\n"
         f"{plain}\n{source}#endif\n"
     )
 
@@ -117,7 +128,15 @@ def form_and_template(kernel: KernelOp, arch: int | None = None) -> tuple[Form, 
         form, attention = read_attention(kernel)
         tiles = AttentionTiles.fits(form, attention)
         return form, (AttentionTiles if tiles else Attention)(form, attention)
+    if kernel.template.data == "attention_backward":
+        form, attention = read_attention(kernel)
+        tiles = AttentionBackwardTiles.fits(form, attention)
+        return form, (AttentionBackwardTiles if tiles else AttentionBackward)(form, attention)
     form = read(kernel)
+    if form.template in TEMPLATES:
+        check_supported(without_contractions(form), "CUDA", TYPES, expression)
+        weights = PackedTiles.fits(form)
+        return form, Packed(form) if weights is None else PackedTiles(form, weights)
     check_supported(form, "CUDA", TYPES, expression)
     arch = form.options.get("arch", 80) if arch is None else arch
     if form.template == "matmul":
@@ -136,7 +155,7 @@ def parts_of(template: Template) -> int:
 
 def shared_of(template: Template) -> int:
     """Return the bytes of shared memory that the launch asks for."""
-    if isinstance(template, TensorCore | Hopper | Attention):
+    if isinstance(template, TensorCore | Hopper | Attention | AttentionBackward | PackedTiles):
         return template.shared_bytes
     return 0
 
@@ -148,7 +167,7 @@ def _function(form: Form, template: Template | SumOfParts, name: str, partial: s
         arguments += [f"const __grid_constant__ CUtensorMap {m.letter}_map" for m in template.maps]
     if isinstance(template, SumOfParts) or parts_of(template) > 1:
         arguments.append(f"IRC_POINTER({partial}) partial")
-    chosen = isinstance(template, Hopper | AttentionTiles)
+    chosen = isinstance(template, Hopper | AttentionTiles | AttentionBackward)
     bounds = template.bounds if chosen else str(template.threads)
     head = f'extern "C" __global__ void __launch_bounds__({bounds})\n'
     with body.block(f"{head}{name}({', '.join(arguments)}) {{", "}"):
@@ -166,7 +185,7 @@ def _type(form: Form, index: int) -> str:
     return f"{constant}{TYPES[form.buffers[index].dtype]}"
 
 
-def _header(form: Form, template: Template) -> str:
+def _header(form: Form, template: Template, table: LaunchTable) -> str:
     head = Source("  ")
     kind = type(template).__name__
     head.line(f"// A kernel that irc made from the template {kind}.")
@@ -181,6 +200,7 @@ def _header(form: Form, template: Template) -> str:
     head.line(f"// from: {quoted(form.loc)}")
     for line in wrapped([quoted(source) for source in form.sources]):
         head.line(f"// fuses: {line}")
+    head.line(table.line)
     return str(head)
 
 
@@ -188,47 +208,24 @@ def _sizes(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes)) or "1"
 
 
-def _launcher(form: Form, template: Template, name: str) -> str:
-    source = Source("  ")
-    source.line()
-    source.line(
-        "// Run on device pointers, inputs then outputs, each aligned to 16 bytes; "
-        "returns a cudaError_t."
-    )
-    with source.block('extern "C" int launch(void* const* buffers, cudaStream_t stream) {', "}"):
-        with source.block(f"for (int i = 0; i < {len(form.buffers)}; ++i) {{", "}"):
-            source.line(
-                "if ((unsigned long long)buffers[i] % 16) return (int)cudaErrorMisalignedAddress;"
-            )
-        if template.blocks:
-            _start(source, form, template, name)
-        else:
-            source.line("// There are no tasks.")
-        source.line("return (int)cudaGetLastError();")
-    return str(source)
-
-
-def _start(source: Source, form: Form, template: Template, name: str) -> None:
-    casts = ", ".join(f"({_type(form, i)}*)buffers[{i}]" for i in range(len(form.buffers)))
-    own = casts
+def table_of(form: Form, template: Template, name: str) -> LaunchTable:
+    """Return how a kernel's functions are launched."""
+    table = LaunchTable(form.buffers, form.num_inputs)
+    if not template.blocks:
+        return table
+    buffers: tuple[Argument, ...] = tuple(range(len(form.buffers)))
+    maps: tuple[MapSpec, ...] = ()
     if isinstance(template, Hopper):
-        for tensor in template.maps:
-            encode(source, form, tensor)
-        own += "".join(f", {tensor.letter}_map" for tensor in template.maps)
+        maps = tuple(MapSpec.of(form, tensor) for tensor in template.maps)
+    own = (*buffers, *(tensor.name for tensor in maps))
+    place = template.blocks, template.threads, shared_of(template)
     parts = parts_of(template)
+    table = replace(table, arch=90 if maps else 0, maps=maps)
     if parts == 1:
-        source.line(_call(name, template, own, shared_of(template)))
-        return
+        return replace(table, launches=(Launch(name, *place, own),))
     meeting = SumOfParts(form, parts)
-    count = parts * meeting.num_points
-    source.line("float* partial = nullptr;")
-    source.line(f"const int code = (int)cudaMallocAsync((void**)&partial, {count}ull * 4, stream);")
-    source.line("if (code) return code;")
-    source.line(_call(name, template, f"{own}, partial", shared_of(template)))
-    source.line(_call(f"{name}_sum", meeting, f"{casts}, partial", 0))
-    source.line("cudaFreeAsync(partial, stream);")
-
-
-def _call(name: str, template: Template, arguments: str, shared: int) -> str:
-    place = f"{template.blocks}, {template.threads}, {shared}, stream"
-    return f"IRC_LAUNCH({name}, {place}, {arguments});"
+    launches = (
+        Launch(name, *place, (*own, PARTIAL)),
+        Launch(f"{name}_sum", meeting.blocks, meeting.threads, 0, (*buffers, PARTIAL)),
+    )
+    return replace(table, partial_bytes=4 * parts * meeting.num_points, launches=launches)

@@ -48,7 +48,9 @@ __device__ inline void irc_barrier_wait(unsigned long long* barrier, int parity)
 """
 
 TENSOR_MAP = """
-#ifdef __CUDACC__
+#ifdef __CUDACC_RTC__
+struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };
+#elif defined(__CUDACC__)
 #include <cuda.h>
 // Describe a tensor of halves for TMA: sizes and box in elements, strides (of all dims but the
 // first, which is contiguous) in bytes; tiles are swizzled by 128 bytes, zero outside.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from irc.kernels.form import Form, Step
-from irc.kernels.source import Source
 
 DEPTH = 64
 """Halves of k in a tile: 128 bytes, a row of the swizzle."""
@@ -75,23 +74,10 @@ def tensor_map(form: Form, letter: str, maker: Step, dim: int, extent: int) -> T
     )  # fmt: skip
 
 
-def encode(source: Source, form: Form, tensor: TensorMap) -> None:
-    """Append the host's description of one operand, ``<letter>_map``."""
-    letter = tensor.letter
-    kind = "FLOAT16" if form.buffers[tensor.buffer].dtype == "f16" else "BFLOAT16"
+def element_type(dtype: str) -> str:
+    """Return the driver's name of the type of a tensor's elements.
 
-    def numbers(values: tuple[int, ...], suffix: str = "") -> str:
-        return ", ".join(f"{v}{suffix}" for v in values)
-
-    source.line(f"CUtensorMap {letter}_map;")
-    with source.block("{", "}"):
-        source.line(f"const unsigned long long sizes[] = {{{numbers(tensor.sizes, 'ull')}}};")
-        steps = tuple(2 * s for s in tensor.strides[1:])
-        source.line(f"const unsigned long long strides[] = {{{numbers(steps, 'ull')}}};")
-        source.line(f"const unsigned box[] = {{{numbers(tensor.box)}}};")
-        place = f"(const char*)buffers[{tensor.buffer}] + {2 * tensor.offset}"
-        source.line(
-            f"const int code = irc_tensor_map(&{letter}_map, CU_TENSOR_MAP_DATA_TYPE_{kind}, "
-            f"{tensor.rank}, {place}, sizes, strides, box);"
-        )
-        source.line("if (code) return code;")
+    >>> element_type("f16")
+    'CU_TENSOR_MAP_DATA_TYPE_FLOAT16'
+    """
+    return f"CU_TENSOR_MAP_DATA_TYPE_{'FLOAT16' if dtype == 'f16' else 'BFLOAT16'}"

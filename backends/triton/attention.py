@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from math import prod
 
 from irc.backends.triton.functions import TYPES
-from irc.dialects.attention import PER_KEY, AttentionForm
+from irc.backends.triton.streams import LOG2E, Stream, load
+from irc.dialects.attention import AttentionForm
 from irc.kernels.arithmetic import power_of_two
 from irc.kernels.form import Form
 from irc.kernels.gpu.attention import LEAST_TILE, candidates
 from irc.kernels.source import Source
 
-LOG2E = math.log2(math.e)
 
-
-class Attention:
+class Attention(Stream):
     """The tile of an attention kernel and the code for it.
 
     Args:
@@ -30,8 +29,7 @@ class Attention:
     """
 
     def __init__(self, form: Form, attention: AttentionForm) -> None:
-        self.form, self.of = form, attention
-        self.dtype = attention.places["q"].dtype
+        super().__init__(form, attention)
         features = max(attention.depth, attention.width)
         shared = attention.rows * attention.repeats
         # Few rows: those of all heads that share a key are one tile, and read it once.
@@ -39,8 +37,8 @@ class Attention:
         self.rows = shared if self.is_packed else attention.rows
         tile = candidates(self.rows, attention.chunk, features, self.dtype)[0]
         options = form.options
-        self.block_m = self._extent(options.get("block_m"), tile.rows, self.rows)
-        self.block_n = self._extent(options.get("block_n"), tile.keys, attention.chunk)
+        self.block_m = self.extent(options.get("block_m"), tile.rows, self.rows)
+        self.block_n = self.extent(options.get("block_n"), tile.keys, attention.chunk)
         self.num_warps = options.get("num_warps") or tile.warps
         self.num_stages = options.get("num_stages") or tile.stages
         self.tiles = -(-self.rows // self.block_m)
@@ -48,12 +46,6 @@ class Attention:
         if not self.is_packed:
             self.heads = (*self.heads, attention.repeats)
         self.grid = (prod(self.heads) * attention.parts * self.tiles,)
-
-    @staticmethod
-    def _extent(wanted: int | None, default: int, size: int) -> int:
-        """Return a power of two for a tile: at least what a tensor core takes."""
-        extent = default if wanted is None else power_of_two(wanted)
-        return max(LEAST_TILE, min(extent, power_of_two(size)))
 
     @property
     def mapping(self) -> str:
@@ -71,11 +63,7 @@ class Attention:
         """Append the body of the kernel function."""
         self._place(source)
         self._bounds(source)
-        depth, width = self._features(source, "d", self.of.depth), "e"
-        if self.of.width != self.of.depth:
-            self._features(source, "e", self.of.width)
-        else:
-            width = depth
+        depth, width = self.both_features(source)
         self._load_queries(source, depth)
         source.line(f'top = tl.full([{self.block_m}, 1], float("-inf"), tl.float32)')
         source.line(f"total = tl.zeros([{self.block_m}, 1], tl.float32)")
@@ -92,8 +80,7 @@ class Attention:
     # Where a program stands.
 
     def _place(self, source: Source) -> None:
-        wide = ".to(tl.int64)" if self.form.is_wide else ""
-        source.line(f"pid = tl.program_id(0){wide}")
+        source.line(f"pid = tl.program_id(0){self.wide}")
         tile = f"pid % {self.tiles}" if self.tiles > 1 else "0"
         # Rows at the end see the most keys: they start first.
         source.line(f"tile = {self.tiles - 1} - {tile}" if self.of.causal else f"tile = {tile}")
@@ -101,11 +88,7 @@ class Attention:
         if self.of.parts > 1:
             source.line(f"p = pid // {inner} % {self.of.parts}")
             inner *= self.of.parts
-        for number in reversed(range(len(self.heads))):
-            text = f"pid // {inner}" if inner > 1 else "pid"
-            text += f" % {self.heads[number]}" if number else ""
-            source.line(f"{self._head(number)} = {text}")
-            inner *= self.heads[number]
+        self.place_heads(source, self.heads, inner)
         source.line(f"i = (tile * {self.block_m} + tl.arange(0, {self.block_m}))[:, None]")
         if self.is_packed:
             source.line(f"r = i // {self.of.rows}")
@@ -113,10 +96,6 @@ class Attention:
         else:
             source.line("s = i")
         source.line(f"mi = i < {self.rows}")
-
-    def _head(self, number: int) -> str:
-        lead = len(self.of.lead)
-        return f"b{number}" if number < lead else "gr"[number - lead]
 
     def _bounds(self, source: Source) -> None:
         """State which keys are walked: ``begin``, ``whole`` up to which none is masked, ``end``."""
@@ -132,7 +111,7 @@ class Attention:
             source.line(f"end = min(end, begin + {form.chunk})")
         sees = "end"
         if form.causal:
-            source.line("start = 0" if "start" not in form.places else self._start())
+            source.line(self.start())
             first, last = "0", str(form.rows - 1)
             if not self.is_packed:
                 first = f"tile * {self.block_m}"
@@ -143,59 +122,25 @@ class Attention:
             sees = "sees"
         source.line(f"whole = begin + max({sees} - begin, 0) // {step} * {step}")
 
-    def _start(self) -> str:
-        place = self.of.places["start"]
-        return f"start = tl.load({self.form.buffer_name(place.buffer)} + {place.offset})"
-
-    def _features(self, source: Source, name: str, size: int) -> str:
-        """Append the feature numbers and return their name; a mask where the size is padded."""
-        padded = power_of_two(max(size, LEAST_TILE))
-        source.line(f"{name} = tl.arange(0, {padded})")
-        if padded != size:
-            source.line(f"m{name} = {name} < {size}")
-        return name
-
-    def _mask(self, name: str, size: int, index: str) -> list[str]:
-        """Return the mask of padded features."""
-        return [f"m{name}[{index}]"] if power_of_two(max(size, LEAST_TILE)) != size else []
-
-    # Memory.
-
-    def _address(self, role: str, key: str = "", feature: str = "") -> str:
-        """Return where a role's elements are for the tile's rows, some keys and features."""
-        place, lead = self.of.places[role], len(self.of.lead)
-        strides = place.strides
-        terms = [(f"b{d}", strides[d]) for d in range(lead)]
-        terms += [("g", strides[lead]), ("r", strides[lead + 1]), ("s", strides[lead + 2])]
-        if self.of.parts > 1 and role not in PER_KEY:
-            terms.append(("p", strides[lead + 3]))
-        terms += [(key, strides[lead + 4])] if key else []
-        terms += [(feature, place.feature)] if feature else []
-        texts = [name if stride == 1 else f"{name} * {stride}" for name, stride in terms if stride]
-        if place.offset or not texts:
-            texts.append(str(place.offset))
-        return f"{self.form.buffer_name(place.buffer)} + {' + '.join(texts)}"
-
     def _load_queries(self, source: Source, depth: str) -> None:
-        masks = ["mi", *self._mask(depth, self.of.depth, "None, :")]
-        address = self._address("q", feature=f"{depth}[None, :]")
-        source.line(f"q = {_load(address, masks)}")
+        masks = ["mi", *self.feature_mask(depth, self.of.depth, "None, :")]
+        address = self.address("q", feature=f"{depth}[None, :]")
+        source.line(f"q = {load(address, masks)}")
 
     # The walk over keys.
 
     def _step(self, source: Source, depth: str, width: str, *, is_tail: bool) -> None:
         form = self.of
-        wide = ".to(tl.int64)" if self.form.is_wide else ""
-        source.line(f"t = t0 + tl.arange(0, {self.block_n}){wide}")
+        source.line(f"t = t0 + tl.arange(0, {self.block_n}){self.wide}")
         tail = ["t[None, :] < end"] if is_tail and self.end == "end" else []
         if is_tail and self.end != "end":
             tail = [f"t[None, :] < {form.keys}"]
         down = [f"({text.replace('[None, :]', '[:, None]')})" for text in tail]
         across = [f"({text})" for text in tail]
-        masks = [*across, *self._mask(depth, form.depth, ":, None")]
-        address = self._address("k", "t[None, :]", f"{depth}[:, None]")
-        source.line(f"k = {_load(address, masks)}")
-        source.line(f"x = {self._dot('q', 'k')} * {form.scale * LOG2E!r}")
+        masks = [*across, *self.feature_mask(depth, form.depth, ":, None")]
+        address = self.address("k", "t[None, :]", f"{depth}[:, None]")
+        source.line(f"k = {load(address, masks)}")
+        source.line(f"x = {self.dot('q', 'k')} * {form.scale * LOG2E!r}")
         self._masked(source, across)
         source.line("higher = tl.maximum(top, tl.max(x, 1, keep_dims=True))")
         source.line("# A row that has seen nothing yet has no largest score.")
@@ -203,11 +148,11 @@ class Attention:
         source.line("w = tl.exp2(x - base)")
         source.line("again = tl.exp2(top - base)")
         source.line("total = total * again + tl.sum(w, 1, keep_dims=True)")
-        masks = [*down, *self._mask(width, form.width, "None, :")]
-        address = self._address("v", "t[:, None]", f"{width}[None, :]")
-        source.line(f"v = {_load(address, masks)}")
+        masks = [*down, *self.feature_mask(width, form.width, "None, :")]
+        address = self.address("v", "t[:, None]", f"{width}[None, :]")
+        source.line(f"v = {load(address, masks)}")
         weight = "w" if self.dtype == "f32" else f"w.to({TYPES[self.dtype]})"
-        source.line(f"result = {self._dot(weight, 'v', 'result * again')}")
+        source.line(f"result = {self.dot(weight, 'v', 'result * again')}")
         source.line("top = higher")
 
     def _masked(self, source: Source, tail: Sequence[str]) -> None:
@@ -216,9 +161,10 @@ class Attention:
         if tail and self.of.causal:
             hidden.append("(t[None, :] <= s + start)")
         if (place := self.of.places.get("mask")) is not None:
-            has_rows = any(place.strides[len(self.of.lead) + 1 : len(self.of.lead) + 3])
-            loaded = (["mi"] if has_rows else []) + ([*tail] if place.strides[-1] else [])
-            text = _load(self._address("mask", "t[None, :]"), loaded)
+            loaded = (["mi"] if self.has_rows("mask") else []) + (
+                [*tail] if place.strides[-1] else []
+            )
+            text = load(self.address("mask", "t[None, :]"), loaded)
             if place.dtype == "i1":
                 hidden.append(f"({text} != 0)")
             else:
@@ -226,23 +172,18 @@ class Attention:
         if hidden:
             source.line(f'x = tl.where({" & ".join(hidden)}, x, float("-inf"))')
 
-    def _dot(self, a: str, b: str, onto: str = "") -> str:
-        precision = "tf32" if self.form.options.get("tf32") else "ieee"
-        first = f"{a}, {b}, {onto}" if onto else f"{a}, {b}"
-        return f'tl.dot({first}, input_precision="{precision}", out_dtype=tl.float32)'
-
     # The end.
 
     def _finish(self, source: Source, width: str) -> None:
         places = self.of.places
         feature = f"{width}[None, :]"
-        masks = ["mi", *self._mask(width, self.of.width, "None, :")]
+        masks = ["mi", *self.feature_mask(width, self.of.width, "None, :")]
         source.line("result = tl.div_rn(result, tl.where(total == 0, 1.0, total))")
         source.line("sums = top + tl.log2(total)")
         if "y0" in places:
-            earlier = _load(self._address("y0", feature=feature), masks)
+            earlier = load(self.address("y0", feature=feature), masks)
             source.line(f"earlier = {earlier}.to(tl.float32)")
-            source.line(f"earlier_sums = {_load(self._address('sums0'), ['mi'])} * {LOG2E!r}")
+            source.line(f"earlier_sums = {load(self.address('sums0'), ['mi'])} * {LOG2E!r}")
             source.line("higher = tl.maximum(earlier_sums, sums)")
             source.line('base = tl.where(higher == float("-inf"), 0.0, higher)')
             source.line("old = tl.exp2(earlier_sums - base)")
@@ -252,14 +193,8 @@ class Attention:
             source.line("result = tl.div_rn(result, tl.where(total == 0, 1.0, total))")
             source.line("sums = base + tl.log2(total)")
         made = TYPES[places["y"].dtype]
-        address = self._address("y", feature=feature)
+        address = self.address("y", feature=feature)
         source.line(f"tl.store({address}, result.to({made}), mask={' & '.join(masks)})")
         if "sums" in places:
-            address = f"{self._address('sums')} + tl.zeros([{self.block_m}, 1], tl.int32)"
+            address = f"{self.address('sums')} + tl.zeros([{self.block_m}, 1], tl.int32)"
             source.line(f"tl.store({address}, sums * {math.log(2)!r}, mask=mi)")
-
-
-def _load(address: str, masks: Sequence[str]) -> str:
-    return (
-        f"tl.load({address}, mask={' & '.join(masks)}, other=0)" if masks else f"tl.load({address})"
-    )

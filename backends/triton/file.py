@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Protocol
 
 from irc.backends.triton.attention import Attention
+from irc.backends.triton.attention_backward import AttentionBackward
 from irc.backends.triton.functions import TYPES, expression, helpers_in
 from irc.backends.triton.matmul import Matmul
+from irc.backends.triton.packed import Packed
 from irc.backends.triton.rows import Rows
 from irc.dialects.attention import KernelAttentionOp
+from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.task import KernelOp
 from irc.kernels.form import Form, header, integer_bound, read
 from irc.kernels.source import Source, identifier, quoted, wrapped
@@ -37,6 +41,13 @@ class Template(Protocol):
         """Append the body of the kernel function."""
         ...
 
+
+PRODUCTS: Mapping[str, Callable[[Form], Template]] = {
+    "matmul": Matmul,
+    "packed": Packed,
+    "grouped": Packed,
+}
+"""Templates that multiply."""
 
 MAIN = '''
 
@@ -75,14 +86,17 @@ def emit_kernel(kernel: KernelOp) -> str:
     if isinstance(first, KernelAttentionOp):
         form = header(kernel)
         return _file(form, Attention(form, first.form), "attention")
+    if isinstance(first, KernelAttentionBackwardOp):
+        form = header(kernel)
+        return _file(form, AttentionBackward(form, first.form), "attention_backward")
     return emit_form(read(kernel))
 
 
 def emit_form(form: Form) -> str:
     """Return the file of a kernel of loads, arithmetic and stores."""
-    check_supported(form, "Triton", TYPES, expression)
-    template = Matmul(form) if form.template == "matmul" else Rows(form)
-    return _file(form, template, "matmul" if form.template == "matmul" else "rows")
+    check_supported(form, "Triton", TYPES, expression, PRODUCTS)
+    kind = form.template if form.template in PRODUCTS else "rows"
+    return _file(form, PRODUCTS.get(kind, Rows)(form), kind)
 
 
 def _file(form: Form, template: Template, kind: str) -> str:

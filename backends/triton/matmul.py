@@ -1,4 +1,8 @@
-"""Template ``matmul``: a program loops over k for a tile of m by n, then runs the epilogue."""
+"""Template ``matmul``: a program loops over k for a tile of m by n, then runs the epilogue.
+
+One row is a matter of reading the other operand: its products add up in a tile of k by n, of which
+the sum over k is taken after the loop, so that no step waits for other threads.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from irc.kernels.source import Source
 # Fewer rows, columns or products than this do not fill one tensor-core instruction.
 LEAST_TILE = 16
 GROUP = 8
+VECTOR_TILE = 4096
+"""Products of k by n that one row keeps in registers."""
 
 
 class Matmul:
@@ -26,10 +32,14 @@ class Matmul:
         self.contracts = [s for s in form.steps if s.kind == "contract"]
         self.is_float = all(s.operand_dtypes[0] in FLOATS for s in self.contracts)
         options, tile = form.options, form.tile
+        self.is_vector = self.is_float and self.m == 1
         limit = 128 if self.is_float else LEAST_TILE
         self.block_m = _extent(options.get("block_m", tile[-2]), self.m, limit)
         self.block_n = _extent(options.get("block_n", tile[-1]), self.n, limit * 2)
         self.block_k = _extent(options.get("block_k", 32), self.k, limit)
+        if self.is_vector:
+            self.block_m = 1
+            self.block_k = min(self.block_k, max(LEAST_TILE, VECTOR_TILE // self.block_n))
         self.tiles_m, self.tiles_n = -(-self.m // self.block_m), -(-self.n // self.block_n)
         self.batch = form.parallel[:-2]
         self.grid = (prod(self.batch) * self.tiles_m * self.tiles_n,)
@@ -61,7 +71,8 @@ class Matmul:
             source.line(f"mn = jn < {self.n}")
         for step in self.contracts:
             kind = TYPES[contraction(step)]
-            source.line(f"v{step.result} = tl.zeros([{self.block_m}, {self.block_n}], {kind})")
+            lines = self.block_k if self.is_vector else self.block_m
+            source.line(f"v{step.result} = tl.zeros([{lines}, {self.block_n}], {kind})")
         self._loop(source, mask_m, mask_n)
         coordinates = {
             **self._batch_coordinates(),
@@ -71,6 +82,8 @@ class Matmul:
         block = Block(self.form, source, coordinates, {0: mask_m, 1: mask_n}, 2)
         for step in self.contracts:
             name = f"v{step.result}"
+            if self.is_vector:
+                source.line(f"{name} = tl.sum({name}, 0, keep_dims=True)")
             if held(step.dtype) != contraction(step):
                 source.line(f"{name} = {name}.to({TYPES[held(step.dtype)]})")
             block.values[step.result] = Value(name, frozenset({0, 1}), is_block=True)
@@ -173,6 +186,9 @@ class Matmul:
             kind = TYPES[contraction(step)]
             products = f"{a}.to({kind})[:, :, None] * {b}.to({kind})[None, :, :]"
             return f"v{step.result} + tl.sum({products}, 1)"
+        if self.is_vector:
+            kind = TYPES[contraction(step)]
+            return f"v{step.result} + tl.trans({a}).to({kind}) * {b}.to({kind})"
         precision = "tf32" if self.form.options.get("tf32") else "ieee"
         kind = TYPES[contraction(step)]
         return f'tl.dot({a}, {b}, v{step.result}, input_precision="{precision}", out_dtype={kind})'

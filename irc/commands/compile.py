@@ -41,6 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run a plug-in's pass, where it says it goes; may be given again",
     )
     parser.add_argument(
+        "--rules",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="rewrite rules, tried before irc's own; may be given again",
+    )
+    parser.add_argument(
         "--pins",
         metavar="TEXT|FILE",
         default="",
@@ -126,6 +133,7 @@ def _compile_file(args: argparse.Namespace) -> str:
         cluster=args.cluster,
         sizes=_sizes(args.size),
         passes=args.passes,
+        rules=args.rules,
         pins=args.pins,
         force=args.force,
     )
@@ -153,6 +161,7 @@ def _compile_module(args: argparse.Namespace) -> str:
         backend=args.backend,
         cluster=args.cluster or "this-host",
         passes=args.passes,
+        rules=args.rules,
         pins=args.pins,
         force=args.force,
         optimizer=optimizer,

@@ -7,7 +7,10 @@ from irc.errors import IrcError, did_you_mean
 
 HELP = "explain a pass, an error or a plan"
 
-OF_PLANS = {"op": "--op", "why_not": "--why-not", "fusion": "--fusion", "json": "--json"}
+OF_PLANS = {
+    "op": "--op", "why_not": "--why-not", "fusion": "--fusion", "rewrites": "--rewrites",
+    "json": "--json",
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fusion", action="store_true", help="of a plan: its kernels, and why others are two"
     )
+    parser.add_argument(
+        "--rewrites",
+        metavar="FILE",
+        nargs="*",
+        help="of a plan: which rewrite rules were applied where, and how far the others got; with"
+        " the rules of these files",
+    )
     parser.add_argument("--json", action="store_true", help="of a plan: all facts as JSON")
 
 
@@ -41,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print(text)
         return 0
     for name, option in OF_PLANS.items():
-        if getattr(args, name):
+        if getattr(args, name) not in (None, False, ""):
             raise IrcError(
                 "option-value", f"{option} is for plans, not for '{args.kind} {args.name}'"
             )
@@ -79,6 +89,8 @@ def _error(code: str) -> str:
 def _plan(args: argparse.Namespace) -> str:
     from irc.report.explain import explain_plan
 
+    if args.rewrites is not None:
+        return _rewrites(args)
     if args.fusion and not args.op:
         return _fusion(args)
     if args.why_not is not None:
@@ -118,6 +130,25 @@ def _fusion(args: argparse.Namespace) -> str:
         return found.why_not(*args.why_not)
     report = found.report()
     return json.dumps(asdict(report), indent=1) if args.json else write(report)
+
+
+def _rewrites(args: argparse.Namespace) -> str:
+    import json
+    from dataclasses import asdict
+    from fnmatch import fnmatchcase
+
+    from irc.report.evidence import Evidence
+    from irc.report.rewrites import write
+    from irc.rewrite.apply import rewrite
+    from irc.rewrite.library import rules_of
+
+    evidence = Evidence.of(args.name)
+    if "rewrite" not in evidence.passes:
+        return "the plan rewrites nothing: it has no pass rewrite"
+    places = rewrite(evidence.before("rewrite"), rules_of(args.rewrites))
+    if args.op:
+        places = [place for place in places if fnmatchcase(place.op, args.op)]
+    return json.dumps([asdict(p) for p in places], indent=1) if args.json else write(places)
 
 
 def _why_not(args: argparse.Namespace) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
+from math import ceil, log2, prod
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
@@ -12,7 +12,9 @@ from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.measured import Times, Typed, kernel_key, library_key, load_times
 from irc.cost.model import ClusterCost, computed_in
 from irc.cost.roofline import roofline_s
-from irc.dialects.attention import KernelAttentionOp
+from irc.dialects.along import KernelAlongOp
+from irc.dialects.attention import AttentionForm, KernelAttentionOp
+from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.comm import (
     CollectiveOp,
     LocalChunkOp,
@@ -124,9 +126,21 @@ def kernel_flops(kernel: KernelOp) -> int:
             total += 2 * full
         elif isinstance(op, KernelAttentionOp):
             total += full * (2 * op.form.depth + 2 * op.form.width + SOFTMAX_FLOPS)
+        elif isinstance(op, KernelAttentionBackwardOp):
+            total += full * gradient_flops(op.form)
+        elif isinstance(op, KernelAlongOp):
+            steps = ceil(log2(max(kernel.space_extents[-1], 2))) if op.form.fn == "sort" else 1
+            total += full * steps
         elif isinstance(op, KernelPointwiseOp):
             total += POINTWISE[op.fn.data].flops * (full if op.value.is_full else tasks)
     return total
+
+
+def gradient_flops(form: AttentionForm) -> int:
+    """Return the arithmetic of one score: it and its gradient, and a product for each result."""
+    width = {"dq": form.depth, "dk": form.depth, "dv": form.width}
+    sums = sum(2 * features for role, features in width.items() if role in form.places)
+    return 2 * form.depth + 2 * form.width + sums + SOFTMAX_FLOPS
 
 
 def _typed(value: SSAValue) -> Typed:

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from xdsl.dialects.builtin import ArrayAttr, BoolAttr, FloatAttr, IntegerAttr, StringAttr
 from xdsl.irdl import irdl_op_definition, prop_def
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.flow import Ints
-from irc.dialects.task import BufferType, KernelBodyOp, KernelOp
+from irc.dialects.size import Dim, least
+from irc.dialects.task import BufferType, KernelBodyOp, KernelOp, is_negative
+from irc.dialects.types import ShapeAttr, SizeAttr
 
 INPUTS = ("q", "k", "v", "mask", "start", "y0", "sums0")
 OUTPUTS = ("y", "sums")
 NEEDED = frozenset({"q", "k", "v", "y"})
-DEPTH = frozenset({"q", "k"})
-WIDTH = frozenset({"v", "y", "y0"})
-PER_KEY = frozenset({"k", "v", "mask"})
+DEPTH = frozenset({"q", "k", "dq0", "dk0", "dq", "dk"})
+WIDTH = frozenset({"v", "y", "y0", "g", "dv0", "dv"})
+PER_KEY = frozenset({"k", "v", "mask", "dk0", "dv0", "dk", "dv"})
 FLOATS = ("f32", "bf16", "f16")
 
 
@@ -119,9 +121,9 @@ class KernelAttentionOp(KernelBodyOp):
 
     name = "task.attention"
     roles = prop_def(ArrayAttr[StringAttr])
-    offsets = prop_def(Ints)
-    strides = prop_def(Ints)
-    keys = prop_def(IntegerAttr)
+    offsets = prop_def(Ints | ShapeAttr)
+    strides = prop_def(Ints | ShapeAttr)
+    keys = prop_def(IntegerAttr | SizeAttr)
     features = prop_def(Ints)
     scale = prop_def(FloatAttr)
     causal = prop_def(BoolAttr)
@@ -129,58 +131,93 @@ class KernelAttentionOp(KernelBodyOp):
     @property
     def form(self) -> AttentionForm:
         """The kernel as plain data."""
-        kernel, attrs = self.kernel, self.plain
-        space = kernel.space_extents
-        width = len(space) + 1
-        places: dict[str, Place] = {}
-        for i, (role, value) in enumerate(zip(attrs["roles"], self.inputs, strict=True)):
-            kind = value.type
-            assert isinstance(kind, BufferType)
-            *strides, feature = attrs["strides"][i * width : (i + 1) * width]
-            buffer = kernel.args.index(value)
-            places[role] = Place(
-                buffer, kind.dtype, kind.num_elements, attrs["offsets"][i], tuple(strides), feature
-            )
-        depth, wide = attrs["features"]
-        scale, causal = attrs["scale"], attrs["causal"]
-        return AttentionForm(space, attrs["keys"], depth, wide, scale, causal, places)
+        return read_form(self)
 
     def verify_(self) -> None:
-        kernel, attrs = self.kernel, self.plain
-        space, roles = kernel.space_extents, attrs["roles"]
-        if self.outputs or len(list(kernel.body.block.ops)) != 1:
-            raise VerifyException("task.attention is alone in its kernel and gives no values")
-        if len(space) < 5 or kernel.num_parallel != len(space) - 1:
-            raise VerifyException("the space of task.attention is [*lead, G, R, S | P | C]")
-        order = [role for role in (*INPUTS, *OUTPUTS) if role in roles]
-        if list(roles) != order or not set(roles) >= NEEDED or len(roles) != len(self.inputs):
-            raise VerifyException(f"task.attention has roles {', '.join(roles)}")
+        kernel, roles = self.kernel, self.plain["roles"]
+        if kernel.num_parallel != len(kernel.extents) - 1:
+            raise VerifyException("the tasks of task.attention are [*lead, G, R, S, P]")
+        verify_roles(self, (*INPUTS, *OUTPUTS), NEEDED)
         if ("y0" in roles) != ("sums0" in roles):
             raise VerifyException("y0 and sums0 come together")
-        if not all(value in kernel.args for value in self.inputs):
-            raise VerifyException("task.attention takes buffers of its kernel")
-        if len(attrs["strides"]) != (len(space) + 1) * len(roles):
-            raise VerifyException(f"each role has {len(space) + 1} strides")
-        if len(attrs["offsets"]) != len(roles) or len(attrs["features"]) != 2:
-            raise VerifyException("task.attention has an offset for each role, and two features")
-        _verify_form(self.form, kernel)
+        form = self.form
+        verify_space(form)
+        if form.parts > 1 and ("sums" not in form.places or "y0" in form.places):
+            raise VerifyException("several parts give the sums of each, and continue nothing")
+        for role, place in form.places.items():
+            _verify_dtype(role, place, form)
+        verify_places(form, kernel, OUTPUTS)
 
 
-def _verify_form(form: AttentionForm, kernel: KernelOp) -> None:
+def read_form(op: KernelBodyOp) -> AttentionForm:
+    """Return an attention op, or its derivative, as plain data."""
+    kernel, attrs = op.kernel, op.plain
+    space = cast("tuple[int, ...]", kernel.extents)  # some perhaps with names
+    width = len(space) + 1
+    places: dict[str, Place] = {}
+    for i, (role, value) in enumerate(zip(attrs["roles"], op.inputs, strict=True)):
+        kind = value.type
+        assert isinstance(kind, BufferType)
+        *strides, feature = attrs["strides"][i * width : (i + 1) * width]
+        buffer = kernel.args.index(value)
+        size, offset = cast("int", kind.elements), attrs["offsets"][i]
+        places[role] = Place(buffer, kind.dtype, size, offset, tuple(strides), feature)
+    depth, wide = attrs["features"]
+    scale, causal = attrs["scale"], attrs["causal"]
+    return AttentionForm(space, attrs["keys"], depth, wide, scale, causal, places)
+
+
+def verify_roles(op: KernelBodyOp, known: Sequence[str], needed: frozenset[str]) -> None:
+    """Check that an op is alone in its kernel and that its attributes fit its roles.
+
+    Raises:
+        VerifyException: naming what does not fit.
+    """
+    kernel, attrs = op.kernel, op.plain
+    space, roles = kernel.extents, attrs["roles"]
+    if op.outputs or len(list(kernel.body.block.ops)) != 1:
+        raise VerifyException(f"{op.name} is alone in its kernel and gives no values")
+    if len(space) < 5:
+        raise VerifyException(f"the space of {op.name} is [*lead, G, R, S, P, C]")
+    order = [role for role in known if role in roles]
+    if list(roles) != order or not set(roles) >= needed or len(roles) != len(op.inputs):
+        raise VerifyException(f"{op.name} has roles {', '.join(roles)}")
+    if not all(value in kernel.args for value in op.inputs):
+        raise VerifyException(f"{op.name} takes buffers of its kernel")
+    if len(attrs["strides"]) != (len(space) + 1) * len(roles):
+        raise VerifyException(f"each role has {len(space) + 1} strides")
+    if len(attrs["offsets"]) != len(roles) or len(attrs["features"]) != 2:
+        raise VerifyException(f"{op.name} has an offset for each role, and two features")
+
+
+def verify_space(form: AttentionForm) -> None:
+    """Check that the parts are the keys.
+
+    Raises:
+        VerifyException: with the numbers.
+    """
     parts, chunk, keys = form.parts, form.chunk, form.keys
+    if parts == 1 and chunk == keys and 0 not in form.space:
+        return
     if not 0 < keys <= parts * chunk or (parts - 1) * chunk >= keys or 0 in form.space:
         raise VerifyException(f"{parts} parts of {chunk} keys are not {keys} keys")
-    if parts > 1 and ("sums" not in form.places or "y0" in form.places):
-        raise VerifyException("several parts give the sums of each, and continue nothing")
+
+
+def verify_places(form: AttentionForm, kernel: KernelOp, outputs: Sequence[str]) -> None:
+    """Check that each role lies inside its buffer, and depends on what it may.
+
+    Raises:
+        VerifyException: naming the role.
+    """
+    parts, chunk = form.parts, form.chunk
     for role, place in form.places.items():
-        _verify_dtype(role, place, form)
         if role in PER_KEY and parts > 1 and place.strides[-2] != chunk * place.strides[-1]:
             raise VerifyException(f"the parts of {role} do not lie behind each other")
         if role not in PER_KEY and place.strides[-1]:
             raise VerifyException(f"{role} does not depend on the key")
-        if role in OUTPUTS and place.buffer < kernel.num_inputs.value.data:
+        if role in outputs and place.buffer < kernel.num_inputs.value.data:
             raise VerifyException(f"{role} is written to an input")
-        _verify_reach(role, place, form)
+        _verify_reach(role, place, form, outputs)
 
 
 def _verify_dtype(role: str, place: Place, form: AttentionForm) -> None:
@@ -201,17 +238,32 @@ def _verify_dtype(role: str, place: Place, form: AttentionForm) -> None:
         raise VerifyException(f"{role} is {place.dtype}, not {' or '.join(allowed)}")
 
 
-def _verify_reach(role: str, place: Place, form: AttentionForm) -> None:
-    """Prove that no element of a role lies outside its buffer."""
+def _verify_reach(role: str, place: Place, form: AttentionForm, outputs: Sequence[str]) -> None:
+    """Prove that no element of a role lies outside its buffer; with names, not at once."""
+    if role not in (*PER_KEY, *outputs) and place.strides[-2]:
+        raise VerifyException(f"{role} does not depend on the part")
+    low, high = reach_of_role(role, place, form)
+    room = [least(low), least(place.size + -1 + -1 * high)]
+    if any(n is not None and n < 0 for n in room):
+        raise VerifyException(f"{role} touches elements {low}..{high} of a buffer of {place.size}")
+
+
+def reach_of_role(role: str, place: Place, form: AttentionForm) -> tuple[Dim, Dim]:
+    """Return the least and the greatest element that a role touches.
+
+    Raises:
+        UnboundSizeError: where the sign of a stride depends on a size.
+    """
     extents = [*form.space]
     strides = [*place.strides]
     if role in PER_KEY:
         extents[-2:], strides[-2:] = [1, form.keys], [0, place.strides[-1]]
-    elif role not in OUTPUTS and place.strides[-2]:
-        raise VerifyException(f"{role} does not depend on the part")
     features = form.depth if role in DEPTH else form.width if role in WIDTH else 1
-    pairs = [*zip(strides, extents, strict=True), (place.feature, features)]
-    low = place.offset + sum(min(s, 0) * (n - 1) for s, n in pairs)
-    high = place.offset + sum(max(s, 0) * (n - 1) for s, n in pairs)
-    if low < 0 or high >= place.size:
-        raise VerifyException(f"{role} touches elements {low}..{high} of a buffer of {place.size}")
+    low: Dim = place.offset
+    high: Dim = place.offset
+    for stride, extent in (*zip(strides, extents, strict=True), (place.feature, features)):
+        if is_negative(stride):
+            low = low + stride * (extent + -1)
+        else:
+            high = high + stride * (extent + -1)
+    return low, high

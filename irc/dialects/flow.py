@@ -40,7 +40,8 @@ from xdsl.irdl import (
 from xdsl.traits import IsTerminator, Pure, RecursiveMemoryEffect
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.types import OpaqueType, PlacementAttr, ShapeAttr, TensorType
+from irc.dialects.size import Size
+from irc.dialects.types import OpaqueType, PlacementAttr, ShapeAttr, SizeAttr, TensorType
 from irc.ops.infer import STATED, ShapeError, check_stated, infer
 
 Ints = DenseArrayBase
@@ -48,7 +49,7 @@ FORM = "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs)"
 
 
 def to_attribute(value: Any) -> Attribute:
-    """Convert a Python value: bool, int, float, str, tuples of numbers, or an attribute itself."""
+    """Convert a Python value: bool, int, float, str, size, tuples of them, or an attribute."""
     match value:
         case Attribute():
             return value
@@ -60,12 +61,16 @@ def to_attribute(value: Any) -> Attribute:
             return FloatAttr(value, f64)
         case str():
             return StringAttr(value)
+        case Size():
+            return SizeAttr(value)
         case tuple() | list():
             items = cast("Sequence[Any]", value)
             if any(isinstance(item, float) for item in items):
                 return DenseArrayBase.from_list(f64, [float(item) for item in items])
             if all(isinstance(item, int) for item in items):
                 return DenseArrayBase.from_list(i64, [int(item) for item in items])
+            if all(isinstance(item, int | Size) for item in items):
+                return ShapeAttr(tuple(items))
             return ArrayAttr([to_attribute(item) for item in items])
         case _:
             raise TypeError(f"no attribute form for {value!r}")
@@ -83,6 +88,8 @@ def to_python(attribute: Attribute) -> Any:
         case DenseArrayBase():
             # Integers or floats; xDSL's signature has each, not both.
             return cast("DenseArrayBase[IntegerType]", attribute).get_values()
+        case ShapeAttr() | SizeAttr():
+            return attribute.data
         case ArrayAttr():
             return tuple(to_python(item) for item in attribute)
         case DictionaryAttr():
@@ -242,6 +249,17 @@ class PackedContractOp(FlowOp):
     bits = prop_def(IntegerAttr)
     zero = opt_prop_def(FloatAttr)
     window = opt_prop_def(Ints)
+
+
+@irdl_op_definition
+class GroupedContractOp(FlowOp):
+    """Rows times one matrix of several each: ``sum over k of x[r, k] w[index[r], n, k]``.
+
+    x [R, K] floats, w [E, P, K/q, 64, q] (element [e, p, i, c, j] is of n = 64p + c, k = qi + j),
+    index [R] integers; the result is [R, 64 P], zeros where an index names no matrix.
+    """
+
+    name = "flow.grouped_contract"
 
 
 @irdl_op_definition
@@ -513,14 +531,14 @@ class YieldOp(FlowOp):
 
 
 OPS: list[type[FlowOp]] = [
-    PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, ReduceOp, ArgReduceOp,
-    CumulativeOp, ReshapeOp, TransposeOp, BroadcastOp, SliceOp, ConcatOp, PadOp, TakeOp, GatherOp,
-    ScatterOp, ConvolutionOp, PoolOp, SortOp, TopKOp, RandomOp, AttentionOp, ExternOp, FusionOp,
+    PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, GroupedContractOp, ReduceOp,
+    ArgReduceOp, CumulativeOp, ReshapeOp, TransposeOp, BroadcastOp, SliceOp, ConcatOp, PadOp,
+    TakeOp, GatherOp, ScatterOp, ConvolutionOp, PoolOp, SortOp, TopKOp, RandomOp, AttentionOp, ExternOp, FusionOp,
     YieldOp,
 ]  # fmt: skip
 OP_BY_NAME: Mapping[str, type[FlowOp]] = {op.name: op for op in OPS}
 
-Flow = Dialect("flow", [*OPS], [TensorType, OpaqueType, ShapeAttr])
+Flow = Dialect("flow", [*OPS], [TensorType, OpaqueType, ShapeAttr, SizeAttr])
 
 
 def loc_of(op: Operation) -> str:

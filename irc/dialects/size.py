@@ -10,10 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from math import prod
+from typing import NoReturn, TypeAlias
 
 Monomial: TypeAlias = tuple[tuple[str, int], ...]
 """Sorted ``(name, power)`` pairs; the empty tuple is the constant term."""
+
+
+class UnboundSizeError(TypeError):
+    """A decision needs the number behind a size that is still a name."""
+
+
+def _unbound(size: Size, other: object) -> NoReturn:
+    raise UnboundSizeError(f"'{size}' is compared with or divided by {other}: it needs a number")
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,19 @@ class Size:
                 else f"{'-' * (sign == '-')}{'*'.join(factors)}"
             )
         return text
+
+    def __lt__(self, other: object) -> bool:
+        return _unbound(self, other)
+
+    __le__ = __gt__ = __ge__ = __lt__
+
+    def __floordiv__(self, other: object) -> int:
+        return _unbound(self, other)
+
+    __mod__ = __rfloordiv__ = __rmod__ = __floordiv__
+
+    def __index__(self) -> int:
+        raise UnboundSizeError(f"'{self}' stands where a number is needed")
 
     def names(self) -> frozenset[str]:
         """Return the symbols that the size depends on."""
@@ -166,3 +188,54 @@ def _sum(terms: Iterable[tuple[Monomial, int]]) -> Dim:
     if len(kept) == 1 and kept[0][0] == ():
         return kept[0][1]
     return Size(tuple(kept))
+
+
+def names_of(dims: Iterable[Dim]) -> tuple[str, ...]:
+    """Return the symbols of some sizes, in order.
+
+    >>> names_of((symbol("S") * symbol("B"), 4))
+    ('B', 'S')
+    """
+    return tuple(sorted({n for dim in dims if isinstance(dim, Size) for n in dim.names()}))
+
+
+def value_of(dim: Dim, values: Mapping[str, int]) -> int:
+    """Return the number of a size, all of whose names ``values`` gives.
+
+    Raises:
+        UnboundSizeError: naming the size that has another name too.
+    """
+    bound = bind(dim, values)
+    if isinstance(bound, Size):
+        raise UnboundSizeError(f"'{dim}' needs a value of {', '.join(sorted(bound.names()))}")
+    return bound
+
+
+def least(dim: Dim, start: int = 2, most: Mapping[str, int] | None = None) -> int | None:
+    """Return a value that is never passed below where every name is at least ``start``, or None.
+
+    Written in what each name exceeds ``start`` by, a polynomial without negative coefficients is
+    least where all of them are ``start``: its constant term. A term with a negative one is least
+    where its names are greatest, if ``most`` says how great.
+
+    >>> S = symbol("S")
+    >>> least(S * S - S), least(3 - S), least(3 - S, most={"S": 8})
+    (2, None, -5)
+    """
+    if isinstance(dim, int):
+        return dim
+    moved: Dim = 0
+    for monomial, coefficient in dim.terms:
+        term: Dim = coefficient
+        for name, power in monomial:
+            for _ in range(power):
+                term = term * (symbol(name) + start)
+        moved = moved + term
+    found = dict(terms_of(moved))
+    total = found.get((), 0)
+    for monomial, coefficient in found.items():
+        if monomial and coefficient < 0:
+            if most is None or any(name not in most for name, _ in monomial):
+                return None
+            total += coefficient * prod((most[name] - start) ** power for name, power in monomial)
+    return total

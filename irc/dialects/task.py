@@ -7,13 +7,18 @@ reduction, or because they do not depend on the reduced dims). Buffers are flat;
 at point ``i`` touches element ``offset + sum(strides[d] * i[d])``: broadcast, transpose and slice
 are strides, never copies. Points outside ``space`` (a mapping may round up) are masked.
 
+Where an integer is a size, stride or offset, a polynomial over named sizes may stand
+(``space = #flow.shape[S, 768]``, ``!task.buffer<768*S, f32>``): such a kernel serves every value
+of its ``symbols``. How many of its tasks one worker does is decided when it runs, so its mapping is
+that of one task, ``spatial(1, 1)``. :mod:`irc.dialects.task_sizes` puts numbers in.
+
 ``task.launch`` in a function calls a kernel on contiguous tensors; ``task.view`` renames memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -50,7 +55,8 @@ from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.flow import FlowOp, Ints, tensor, to_attribute, to_python
 from irc.dialects.mapping import MappingAttr, TaskMapping
-from irc.dialects.types import DTYPE_NAMES, DTYPES
+from irc.dialects.size import Dim, Size, UnboundSizeError, least, names_of, value_of
+from irc.dialects.types import DTYPE_NAMES, DTYPES, ShapeAttr, SizeAttr, parse_dim
 
 
 @irdl_attr_definition
@@ -58,18 +64,28 @@ class BufferType(ParametrizedAttribute, TypeAttribute):
     """A flat kernel argument: ``!task.buffer<393216, f32>`` (elements, dtype)."""
 
     name = "task.buffer"
-    size: IntegerAttr
+    size: IntegerAttr | SizeAttr
     element_type: Attribute
 
     @staticmethod
-    def of(size: int, dtype: str) -> BufferType:
+    def of(size: Dim, dtype: str) -> BufferType:
         """Build from the number of elements and a dtype name."""
-        return BufferType(IntegerAttr(size, 64), DTYPES[dtype])
+        number = SizeAttr(size) if isinstance(size, Size) else IntegerAttr(size, 64)
+        return BufferType(number, DTYPES[dtype])
+
+    @property
+    def elements(self) -> Dim:
+        """How many elements the buffer holds, perhaps by name."""
+        return self.size.data if isinstance(self.size, SizeAttr) else self.size.value.data
 
     @property
     def num_elements(self) -> int:
-        """How many elements the buffer holds."""
-        return self.size.value.data
+        """How many elements the buffer holds.
+
+        Raises:
+            UnboundSizeError: where it is a size with names.
+        """
+        return value_of(self.elements, {})
 
     @property
     def dtype(self) -> str:
@@ -79,13 +95,16 @@ class BufferType(ParametrizedAttribute, TypeAttribute):
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
-            size = parser.parse_integer(allow_boolean=False, allow_negative=False)
+            size = parse_dim(parser)
+            if isinstance(size, int) and size < 0:
+                parser.raise_error(f"a buffer of {size} elements")
             parser.parse_punctuation(",")
-            return (IntegerAttr(size, 64), parser.parse_type())
+            number = SizeAttr(size) if isinstance(size, Size) else IntegerAttr(size, 64)
+            return (number, parser.parse_type())
 
     def print_parameters(self, printer: Printer) -> None:
         with printer.in_angle_brackets():
-            printer.print_string(f"{self.num_elements}, ")
+            printer.print_string(f"{self.elements}, ")
             printer.print_attribute(self.element_type)
 
 
@@ -167,15 +186,15 @@ class LoadOp(KernelBodyOp):
     """
 
     name = "task.load"
-    offset = prop_def(IntegerAttr)
-    strides = prop_def(Ints)
-    index_strides = opt_prop_def(Ints)
+    offset = prop_def(IntegerAttr | SizeAttr)
+    strides = prop_def(Ints | ShapeAttr)
+    index_strides = opt_prop_def(Ints | ShapeAttr)
     blocks = opt_prop_def(Ints)
-    bounds = opt_prop_def(Ints)
+    bounds = opt_prop_def(Ints | ShapeAttr)
     fill = opt_prop_def(Ints)
 
     def verify_(self) -> None:
-        space, value = self.kernel.space_extents, self.value
+        space, value = self.kernel.extents, self.value
         strides = to_python(self.strides)
         if len(strides) != len(space):
             raise VerifyException(
@@ -198,16 +217,16 @@ class StoreOp(KernelBodyOp):
     """
 
     name = "task.store"
-    offset = prop_def(IntegerAttr)
-    strides = prop_def(Ints)
+    offset = prop_def(IntegerAttr | SizeAttr)
+    strides = prop_def(Ints | ShapeAttr)
     blocks = opt_prop_def(Ints)
 
     def verify_(self) -> None:
         kernel, value = self.kernel, self.inputs[0].type
         strides = to_python(self.strides)
-        if len(strides) != len(kernel.space_extents):
+        if len(strides) != len(kernel.extents):
             raise VerifyException(
-                f"store has {len(strides)} strides in a space of {len(kernel.space_extents)} dims"
+                f"store has {len(strides)} strides in a space of {len(kernel.extents)} dims"
             )
         if (
             isinstance(value, ValueType)
@@ -222,10 +241,10 @@ class StoreOp(KernelBodyOp):
 
 @irdl_op_definition
 class KernelConstantOp(KernelBodyOp):
-    """A scalar literal."""
+    """A scalar literal; of any dtype, it may be a size with names."""
 
     name = "task.constant"
-    value_attr = prop_def(Ints, prop_name="value")
+    value_attr = prop_def(Ints | ShapeAttr, prop_name="value")
 
 
 @irdl_op_definition
@@ -288,7 +307,7 @@ class KernelOp(IRDLOperation):
 
     sym_name = prop_def(SymbolNameConstraint())
     template = prop_def(StringAttr)
-    space = prop_def(Ints)
+    space = prop_def(Ints | ShapeAttr)
     parallel = prop_def(IntegerAttr)
     num_inputs = prop_def(IntegerAttr)
     mapping = prop_def(MappingAttr)
@@ -303,7 +322,7 @@ class KernelOp(IRDLOperation):
         body: Block,
         *,
         template: str,
-        space: Sequence[int],
+        space: Sequence[Dim],
         parallel: int,
         num_inputs: int,
         mapping: TaskMapping,
@@ -329,9 +348,31 @@ class KernelOp(IRDLOperation):
         return op
 
     @property
+    def extents(self) -> tuple[Dim, ...]:
+        """The sizes of the iteration space, parallel dims first; some perhaps with names."""
+        return to_python(self.space)
+
+    @property
     def space_extents(self) -> tuple[int, ...]:
-        """The sizes of the iteration space, parallel dims first."""
+        """The sizes of the iteration space, parallel dims first.
+
+        Raises:
+            UnboundSizeError: where one of them has names.
+        """
+        if isinstance(self.space, ShapeAttr):
+            return tuple(value_of(dim, {}) for dim in self.space.data)
         return tuple(self.space.get_values())  # type: ignore[arg-type]  # integers by construction
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The names of the sizes that the kernel takes when it runs, in order."""
+        dims: list[Dim] = [*self.space.data] if isinstance(self.space, ShapeAttr) else []
+        dims += [arg.type.elements for arg in self.args if isinstance(arg.type, BufferType)]
+        for op in self.body.block.ops:
+            for attr in op.properties.values():
+                if isinstance(attr, ShapeAttr | SizeAttr):
+                    dims += attr.data if isinstance(attr, ShapeAttr) else [attr.data]
+        return names_of(dims)
 
     @property
     def num_parallel(self) -> int:
@@ -358,11 +399,18 @@ class KernelOp(IRDLOperation):
         return {} if self.tile is None else to_python(self.tile)
 
     def verify_(self) -> None:
-        shape, space = self.mapping.data.task_shape, self.space_extents
+        shape, space = self.mapping.data.task_shape, self.extents
         if len(shape) != self.num_parallel:
             raise VerifyException(
                 f"mapping has {len(shape)} dims for {self.num_parallel} parallel dims"
             )
+        if isinstance(self.space, ShapeAttr):
+            if any(extent != 1 for extent in shape):
+                raise VerifyException(
+                    f"{self.mapping.data} divides {self.space}: sizes with names are divided when"
+                    " the kernel runs, its mapping is that of one task"
+                )
+            space = shape
         for extent, size in zip(shape, space, strict=False):
             if extent < size:
                 raise VerifyException(
@@ -398,8 +446,8 @@ class ViewOp(FlowOp):
     """The memory of a contiguous tensor seen with other sizes, strides and offset (in elements)."""
 
     name = "task.view"
-    offset = prop_def(IntegerAttr)
-    strides = prop_def(Ints)
+    offset = prop_def(IntegerAttr | SizeAttr)
+    strides = prop_def(Ints | ShapeAttr)
 
     def verify_(self) -> None:
         source, result = tensor(self.inputs[0]), tensor(self.outputs[0])
@@ -417,7 +465,7 @@ def blocks_of(op: LoadOp | StoreOp) -> dict[int, tuple[int, int]]:
     return {flat[i]: (flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)}
 
 
-def bound_rows(bounds: Sequence[int], ndims: int) -> list[tuple[int, int, tuple[int, ...]]]:
+def bound_rows(bounds: Sequence[Any], ndims: int) -> list[tuple[Any, Any, tuple[Any, ...]]]:
     """Return the rows of ``bounds`` as (size, start, strides).
 
     >>> bound_rows((56, -1, 1, 0, 1), 3)
@@ -428,7 +476,7 @@ def bound_rows(bounds: Sequence[int], ndims: int) -> list[tuple[int, int, tuple[
     return [(row[0], row[1], row[2:]) for row in rows]
 
 
-def _verify_rows(op: LoadOp, space: Sequence[int], value: ValueType) -> None:
+def _verify_rows(op: LoadOp, space: Sequence[Dim], value: ValueType) -> None:
     rows = to_python(op.bounds) if op.bounds is not None else ()
     if op.fill is None or len(to_python(op.fill)) != 1:
         raise VerifyException("a load with bounds says in fill what lies outside them")
@@ -440,25 +488,54 @@ def _verify_rows(op: LoadOp, space: Sequence[int], value: ValueType) -> None:
 
 
 def verify_bounds(op: LoadOp | StoreOp, buffer: Attribute) -> None:
-    """Prove that no point of the space reaches outside the buffer."""
+    """Prove that no point of the space reaches outside the buffer; with names, not at once."""
     if not isinstance(buffer, BufferType):
         raise VerifyException(f"{op.name} reaches into {buffer}, which is no buffer")
-    offset, space = op.offset.value.data, op.kernel.space_extents
-    if 0 in space:
-        return
-    blocks = blocks_of(op)
+    try:
+        low, high = reach_of(op)
+    except UnboundSizeError:
+        return  # such a kernel is never run as it is: its sizes are bound first
+    room = [least(low), least(buffer.elements + -1 + -1 * high)]
+    if any(n is not None and n < 0 for n in room) and 0 not in op.kernel.extents:
+        raise VerifyException(
+            f"{op.name} touches elements {low}..{high} of a buffer of {buffer.elements}"
+        )
+
+
+def reach_of(op: LoadOp | StoreOp) -> tuple[Dim, Dim]:
+    """Return the least and the greatest element that an access touches without indices.
+
+    Raises:
+        UnboundSizeError: where the sign of a stride depends on a size.
+    """
+    space, blocks = op.kernel.extents, blocks_of(op)
     if any(not 0 <= d < len(space) or size < 1 for d, (size, _) in blocks.items()):
         raise VerifyException(f"{op.name} has blocks along a dim that the space has not")
-    reach: list[tuple[int, int]] = []
+    low = high = to_python(op.offset)
     for d, (stride, extent) in enumerate(zip(to_python(op.strides), space, strict=True)):
-        size, inner = blocks.get(d, (1, 0))
-        reach += [(stride, (extent - 1) // size), (inner, min(size, extent) - 1)]
-    low = offset + sum(min(s, 0) * most for s, most in reach)
-    high = offset + sum(max(s, 0) * most for s, most in reach)
-    if low < 0 or high >= buffer.num_elements:
-        raise VerifyException(
-            f"{op.name} touches elements {low}..{high} of a buffer of {buffer.num_elements}"
-        )
+        steps = [(stride, extent + -1)]
+        if d in blocks:
+            size, inner = blocks[d]
+            steps = [(stride, (extent - 1) // size), (inner, min(size, extent) - 1)]
+        for step, most in steps:
+            if is_negative(step):
+                low = low + step * most
+            else:
+                high = high + step * most
+    return low, high
+
+
+def is_negative(stride: Dim) -> bool:
+    """True for a stride below zero, whatever the sizes.
+
+    Raises:
+        UnboundSizeError: where that depends on a size.
+    """
+    if isinstance(stride, int):
+        return stride < 0
+    if least(stride, 1) is None and least(-stride, 1) is None:
+        raise UnboundSizeError(f"the sign of stride '{stride}' depends on its sizes")
+    return least(stride, 1) is None
 
 
 Task = Dialect(

@@ -16,7 +16,9 @@ from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
+from irc.dialects.along import KernelAlongOp
 from irc.dialects.attention import KernelAttentionOp
+from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.comm import Comm
 from irc.dialects.flow import Flow
 from irc.dialects.sbp import Sbp
@@ -49,7 +51,9 @@ def context() -> Context:
     ctx = Context()
     for dialect in (Builtin, Func, Flow, Sbp, Comm, Task):
         ctx.load_dialect(dialect)
+    ctx.load_op(KernelAlongOp)
     ctx.load_op(KernelAttentionOp)
+    ctx.load_op(KernelAttentionBackwardOp)
     return ctx
 
 

@@ -83,6 +83,24 @@ class ShapeAttr(Data[Shape]):
 
 
 @irdl_attr_definition
+class SizeAttr(Data[Size]):
+    """One size that has names, ``#flow.size<4*S + 1>``; a number is an integer attribute."""
+
+    name = "flow.size"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> Size:
+        with parser.in_angle_brackets():
+            dim = parse_dim(parser)
+        if not isinstance(dim, Size):
+            parser.raise_error(f"{dim} has no names: it is written as an integer")
+        return dim
+
+    def print_parameter(self, printer: Printer) -> None:
+        printer.print_string(f"<{self.data}>")
+
+
+@irdl_attr_definition
 class PlacementAttr(Data[Placement]):
     """How a mesh holds a tensor: ``#sbp.placement<[data = S(0), tensor = P(sum)]>``."""
 

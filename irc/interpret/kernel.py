@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 from xdsl.ir import SSAValue
 
+from irc.dialects.along import KernelAlongOp
 from irc.dialects.attention import KernelAttentionOp
+from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.flow import to_python
 from irc.dialects.task import (
     KernelBodyOp,
@@ -20,7 +22,9 @@ from irc.dialects.task import (
     bound_rows,
 )
 from irc.errors import InternalError
+from irc.interpret.along import run_along
 from irc.interpret.attention import run_attention
+from irc.interpret.attention_backward import run_attention_backward
 from irc.runtime import library
 
 if TYPE_CHECKING:
@@ -51,6 +55,12 @@ def run_body(
         return
     if isinstance(attention := kernel.body.block.first_op, KernelAttentionOp):
         run_attention(attention, tasks, buffers, counts, dtype)
+        return
+    if isinstance(gradient := kernel.body.block.first_op, KernelAttentionBackwardOp):
+        run_attention_backward(gradient, tasks, buffers, counts, dtype)
+        return
+    if isinstance(along := kernel.body.block.first_op, KernelAlongOp):
+        run_along(along, tasks, buffers, counts, dtype)
         return
     points = torch.zeros((1, 0), dtype=torch.int64)
     if space[parallel:]:
@@ -104,7 +114,7 @@ class _State:
 
     def address(self, op: LoadOp | StoreOp, *, full: bool) -> torch.Tensor:
         """[tasks, points or 1] of element numbers."""
-        rows = self._along(op, self.tasks, 0)[:, None] + op.offset.value.data
+        rows = self._along(op, self.tasks, 0)[:, None] + to_python(op.offset)
         return rows + self._inner(op) if full else rows
 
     def _inner(self, op: LoadOp | StoreOp) -> torch.Tensor:
@@ -228,7 +238,7 @@ class _State:
             "tuple[torch.Tensor, torch.Tensor]",
             kept.unique(dim=0, return_inverse=True),  # pyright: ignore[reportUnknownMemberType]
         )
-        starts = self._along(op, distinct, 0)[:, None] + op.offset.value.data
+        starts = self._along(op, distinct, 0)[:, None] + to_python(op.offset)
         return self._within(op, starts + self._inner(op), distinct), of_task
 
     def _starts(self, op: LoadOp) -> tuple[torch.Tensor, torch.Tensor]:

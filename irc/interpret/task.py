@@ -122,7 +122,7 @@ def run_view(op: ViewOp, value: torch.Tensor) -> torch.Tensor:
     """Return a view of a contiguous tensor."""
     shape, strides = tensor(op.outputs[0]).static_shape(), to_python(op.strides)
     flat = value.contiguous()
-    return flat.as_strided(shape, strides, flat.storage_offset() + op.offset.value.data)
+    return flat.as_strided(shape, strides, flat.storage_offset() + to_python(op.offset))
 
 
 def kernels(module: ModuleOp) -> dict[str, KernelOp]:

@@ -8,7 +8,8 @@ from math import prod
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.attention import FLOATS, OUTPUTS, KernelAttentionOp
+from irc.dialects.attention import FLOATS, OUTPUTS, PER_KEY, KernelAttentionOp
+from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.flow import AttentionOp, ExternOp, FlowOp, id_of, loc_of, tensor
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import BufferType, KernelOp
@@ -21,7 +22,7 @@ from irc.kernels.lower import Lowered
 from irc.kernels.orders import Orders
 from irc.kernels.trace import GroupError, Stored
 from irc.kernels.view import View, contiguous_strides
-from irc.ops.attention_ops import ATTENTION, Form, form_of
+from irc.ops.attention_ops import ATTENTION, BACKWARD, Form, form_of
 
 TARGETS = ("cpu", *GPUS)
 """Targets whose backend writes the template; for others a library computes the op."""
@@ -78,8 +79,12 @@ def roles_of(op: FlowOp) -> list[tuple[str, SSAValue]]:
 
 
 def result_orders(op: FlowOp) -> Orders:
-    """Return the order of dims in which y is stored, where its readers turn it: rows, heads."""
-    y = op.outputs[0]
+    """Return the order of dims in which results are stored where readers turn them: rows, heads."""
+    values = op.outputs[:1] if op.plain.get("target") != BACKWARD else op.outputs
+    return {value: order for value in values if (order := _rows_first(value))}
+
+
+def _rows_first(y: SSAValue) -> tuple[int, ...]:
     ndim = len(shape_of(y))
     turned = (*range(ndim - 3), ndim - 2, ndim - 3, ndim - 1)
     if ndim < 3 or not any(
@@ -87,8 +92,8 @@ def result_orders(op: FlowOp) -> Orders:
         for use in y.uses
         if isinstance(use.operation, FlowOp)
     ):
-        return {}
-    return {y: turned}
+        return ()
+    return turned
 
 
 def attention_kernel(
@@ -96,6 +101,8 @@ def attention_kernel(
     source: Callable[[SSAValue], Stored],
     orders: Orders,
     target: str = "cpu",
+    *,
+    any_rows: bool = False,
 ) -> Lowered:
     """Return the kernel of an attention op.
 
@@ -104,15 +111,23 @@ def attention_kernel(
         source: where a value from outside lies.
         orders: results that are stored with their dims in another order.
         target: what the tile is chosen for.
+        any_rows: the kernel is to serve any number of rows, if this one's is above one.
 
     Raises:
         GroupError: with the operands that must be copied first.
     """
-    return _Kernel(op, source, orders, target).build()
+    kernel = AttentionKernel(op, source, orders, target)
+    kernel.has_few_rows = kernel.rows <= (1 if any_rows else FEW_ROWS)
+    return kernel.build()
 
 
-class _Kernel:
-    """One kernel while it is built."""
+class AttentionKernel:
+    """One kernel while it is built; those of gradients change what differs."""
+
+    first = 0
+    """Which operand is q; k and v follow."""
+    outputs: Sequence[str] = OUTPUTS
+    body: type[KernelAttentionOp | KernelAttentionBackwardOp] = KernelAttentionOp
 
     def __init__(
         self,
@@ -123,34 +138,41 @@ class _Kernel:
     ) -> None:
         self.op, self.source, self.orders, self.target = op, source, orders, target
         self.form: Form = form_of(op.plain, len(op.inputs))
-        q, k = shape_of(op.inputs[0]), shape_of(op.inputs[1])
-        self.shape, self.keys = q, k[-2]
+        q, k, v = (shape_of(value) for value in op.inputs[self.first : self.first + 3])
+        self.shape, self.keys, self.width = q, k[-2], v[-1]
         heads, groups = (1, 1) if len(q) == 2 else (q[-3], k[-3])
         self.lead, self.groups, self.repeats, self.rows = (
             q[:-3], groups, heads // groups, q[-2],
         )  # fmt: skip
+        self.has_few_rows = self.rows <= FEW_ROWS
         self.parts = parts_attribute(op)
         self.chunk = -(-self.keys // self.parts)
         self.space = (*self.lead, groups, heads // groups, q[-2], self.parts, self.chunk)
-        self.width = shape_of(op.inputs[2])[-1]
+
+    def roles(self) -> list[tuple[str, SSAValue]]:
+        """Return roles and values in the order of the kernel."""
+        return roles_of(self.op)
 
     def build(self) -> Lowered:
         """Return the kernel and the tensors that it reads."""
-        roles, offsets, strides = roles_of(self.op), list[int](), list[int]()
+        roles, offsets, strides = self.roles(), list[int](), list[int]()
         operands: list[SSAValue] = []
         for role, value in roles:
             root, offset, own = self._place(role, value)
             offsets.append(offset)
             strides += own
-            if role not in OUTPUTS and root not in operands:
+            if role not in self.outputs and root not in operands:
                 operands.append(root)
-        made = [value for role, value in roles if role in OUTPUTS]
+        made = [value for role, value in roles if role in self.outputs]
         kinds = [BufferType.of(_size(self.source(v)), tensor(v).dtype) for v in operands]
         kinds += [BufferType.of(prod(shape_of(v)), tensor(v).dtype) for v in made]
         block = Block(arg_types=kinds)
         buffers = dict(zip([*operands, *made], block.args, strict=True))
-        inner = KernelAttentionOp.make(
-            [buffers[value if role in OUTPUTS else self.source(value)[0]] for role, value in roles],
+        inner = self.body.make(
+            [
+                buffers[value if role in self.outputs else self.source(value)[0]]
+                for role, value in roles
+            ],
             [],
             loc=loc_of(self.op),
             id=id_of(self.op),
@@ -166,13 +188,14 @@ class _Kernel:
         return Lowered(self._kernel(block, len(operands)), tuple(operands))
 
     def _kernel(self, block: Block, num_inputs: int) -> KernelOp:
-        mapping, tile = self._mapping()
+        mapping, tile = self.mapping()
+        name = self.body.name.removeprefix("task.")
         kernel = KernelOp.make(
-            "attention",
+            name,
             block,
-            template="attention",
+            template=name,
             space=self.space,
-            parallel=len(self.space) - 1,
+            parallel=len(mapping.task_shape),
             num_inputs=num_inputs,
             mapping=mapping,
             tile=tile,
@@ -182,23 +205,19 @@ class _Kernel:
         kernel.attributes["loc"] = StringAttr(loc_of(self.op))
         return kernel
 
-    def _mapping(self) -> tuple[TaskMapping, dict[str, int]]:
-        """A worker for each block of rows of a head."""
-        rows = min(self.rows, BLOCK_ROWS)
-        tile = {"block_m": rows, "block_n": min(BLOCK_KEYS, self.keys)}
+    def mapping(self) -> tuple[TaskMapping, dict[str, int]]:
+        """Return the mapping, a worker for each block of rows of a head, and the tile."""
         if self.target in GPUS:
             features = max(self.shape[-1], self.width)
             dtype = tensor(self.op.inputs[0]).dtype
             tile = candidates(self.rows, self.keys, features, dtype)[0].options()
-            rows = min(self.rows, tile["block_m"])
-        outer, ones = self.space[:-3], (1,) * (len(self.space) - 3)
-        grid = spatial(*outer, -(-self.rows // rows), self.space[-2])
-        return TaskMapping((*grid.atoms, *repeat(*ones, rows, 1).atoms)), tile
+            return by_rows(self.space, tile["block_m"]), tile
+        return by_rows(self.space, BLOCK_ROWS), tile_of_rows(self.space, self.keys)
 
     def _place(self, role: str, value: SSAValue) -> tuple[SSAValue, int, list[int]]:
         """Return the tensor behind a role, the first element, and a stride for each dim."""
-        if role in OUTPUTS:
-            return value, 0, self._spread(role, self._output(value))
+        if role in self.outputs:
+            return value, 0, self.spread(role, self._output(role, value))
         root, view = self.source(value)
         if role == "start":
             return root, view.offset, [0] * (len(self.space) + 1)
@@ -209,49 +228,52 @@ class _Kernel:
             raise GroupError(f"{role} of attention does not lie evenly", [(value, ())])
         strides = list(found.strides)
         if role == "mask":
-            self._check_mask(value, strides)
-        return root, found.offset, self._spread(role, strides)
+            self.check_mask(value, strides)
+        return root, found.offset, self.spread(role, strides)
 
     def _dims(self, role: str, view: View) -> tuple[int, ...]:
         """The shape of a role with its heads as groups and repeats."""
         tail = view.shape[len(self.lead) + (len(self.shape) > 2) :]
-        heads = (self.groups,) if role in ("k", "v") else (self.groups, self.repeats)
+        is_keys = role in PER_KEY and role != "mask"
+        heads = (self.groups,) if is_keys else (self.groups, self.repeats)
         return (*self.lead, *heads, *tail)
 
-    def _spread(self, role: str, strides: Sequence[int]) -> list[int]:
+    def spread(self, role: str, strides: Sequence[int]) -> list[int]:
         """Lay strides over the space and the features."""
         count = len(self.lead)
         lead, rest = list(strides[:count]), list(strides[count:])
         match role:
-            case "k" | "v":
+            case "k" | "v" | "dk" | "dv" | "dk0" | "dv0":
                 group, key, feature = rest
                 return [*lead, group, 0, 0, self.chunk * key, key, feature]
             case "mask":
                 group, repeated, row, key = rest
                 return [*lead, group, repeated, row, self.chunk * key, key, 0]
-            case "sums" if self.parts > 1:
+            case "sums" if self.parts > 1 and role in self.outputs:
                 return [*lead, *rest, 0, 0]
-            case "sums" | "sums0":
+            case "sums" | "sums0" | "delta":
                 return [*lead, *rest, 0, 0, 0]
-            case "y" if self.parts > 1:
+            case "y" | "dq" if self.parts > 1:
                 *outer, feature = rest
                 return [*lead, *outer, 0, feature]
             case _:
                 *outer, feature = rest
                 return [*lead, *outer, 0, 0, feature]
 
-    def _output(self, value: SSAValue) -> tuple[int, ...]:
-        """The strides of a result, heads as groups and repeats."""
+    def _output(self, role: str, value: SSAValue) -> tuple[int, ...]:
+        """The strides of a result, heads as groups and, but for keys, repeats."""
         shape = shape_of(value)
         order = self.orders.get(value, tuple(range(len(shape))))
         stored = contiguous_strides([shape[d] for d in order])
         strides = [stored[order.index(d)] for d in range(len(shape))]
         at = len(self.lead)
+        if role in PER_KEY:
+            return (0, *strides) if len(self.shape) == 2 else tuple(strides)
         if len(self.shape) == 2:
             return (0, 0, *strides)
         return (*strides[:at], strides[at] * self.repeats, *strides[at:])
 
-    def _check_mask(self, value: SSAValue, strides: Sequence[int]) -> None:
+    def check_mask(self, value: SSAValue, strides: Sequence[int]) -> None:
         """Ask for a copy of a mask whose rows are not beside each other, as vectors read it.
 
         Raises:
@@ -261,12 +283,29 @@ class _Kernel:
         if self.target in GPUS or row in (0, 1) or (self.rows == 1 and key in (0, 1)):
             return
         ndim = len(shape_of(value))
-        if self.rows <= FEW_ROWS and key in (0, 1):
+        if self.has_few_rows and key in (0, 1):
             return
         order = (*range(ndim - 2), ndim - 1, ndim - 2)
-        if self.rows <= FEW_ROWS:
+        if self.has_few_rows:
             order = ()
         raise GroupError("the mask of attention is read across its rows", [(value, order)])
+
+
+def by_rows(space: Sequence[int], block: int) -> TaskMapping:
+    """Return the mapping that gives a worker a block of rows of a head and a part of the keys.
+
+    >>> str(by_rows((2, 12, 1, 100, 1, 100), 32))
+    'spatial(2, 12, 1, 4, 1) * repeat(1, 1, 1, 32, 1)'
+    """
+    *outer, rows, parts, _ = space
+    block = min(rows, block)
+    grid = spatial(*outer, -(-rows // block), parts)
+    return TaskMapping((*grid.atoms, *repeat(*[1] * len(outer), block, 1).atoms))
+
+
+def tile_of_rows(space: Sequence[int], keys: int) -> dict[str, int]:
+    """Return the tile on the CPU."""
+    return {"block_m": min(BLOCK_ROWS, space[-3]), "block_n": min(BLOCK_KEYS, keys)}
 
 
 def _size(stored: Stored) -> int:

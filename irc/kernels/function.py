@@ -12,6 +12,7 @@ from irc.dialects.flow import (
     ConstantOp,
     FlowOp,
     FusionOp,
+    PadOp,
     PointwiseOp,
     TransposeOp,
     carry,
@@ -22,7 +23,13 @@ from irc.dialects.flow import (
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
+from irc.kernels.along import along_kernel, is_along
 from irc.kernels.attention import attention_kernel, is_attention, result_orders
+from irc.kernels.attention_backward import (
+    attention_backward_kernel,
+    gradients,
+    is_attention_backward,
+)
 from irc.kernels.attention_parts import part, parts_of
 from irc.kernels.holds import (
     COMPUTE_OPS,
@@ -42,8 +49,10 @@ from irc.kernels.orders import (
     channels_last,
     has_channels_last,
     is_depthwise,
+    margins_of,
     ordered_view,
     orders_of,
+    reads_lines,
     taps_first,
 )
 from irc.kernels.trace import GroupError, Stored
@@ -51,6 +60,7 @@ from irc.kernels.view import View, contiguous_strides
 from irc.kernels.weights.fixed import Fixed
 from irc.kernels.weights.panels import Packed, packed, weight_of
 from irc.kernels.weights.windows import packed_windows
+from irc.kernels.wide_sums import wide_sums
 
 MAX_COPIES = 4
 """Rounds of copying before a kernel counts as impossible; one round mends each known reason."""
@@ -61,10 +71,13 @@ STORED = ".stored"
 
 
 class KernelTable:
-    """The kernels of a module: equal ones are made once."""
+    """The kernels of a module: equal ones are made once.
 
-    def __init__(self, target: str, fixed: Fixed) -> None:
-        self.target, self.fixed = target, fixed
+    With ``any_rows`` the number of rows decides nothing, as long as it is above one.
+    """
+
+    def __init__(self, target: str, fixed: Fixed, *, any_rows: bool = False) -> None:
+        self.target, self.fixed, self.any_rows = target, fixed, any_rows
         self._known: dict[str, KernelOp] = {}
 
     @property
@@ -86,7 +99,13 @@ class KernelTable:
             GroupError: where the group is no kernel.
         """
         if is_attention(ops[0], self.target):
-            return attention_kernel(ops[0], source, orders, self.target)
+            return attention_kernel(
+                ops[0], source, orders, self.target, any_rows=self.any_rows
+            )
+        if is_along(ops[0], self.target):
+            return along_kernel(ops[0], source)
+        if is_attention_backward(ops[0], self.target):
+            return attention_backward_kernel(ops[0], source, orders, self.target)
         nest = nest_of(ops, outputs, source, orders)
         sources = [id_of(op) for op in ops if op.name in COMPUTE_OPS | FREE_OPS]
         return lower(nest, name=hint(nest), target=self.target, loc=loc, sources=sources)
@@ -98,10 +117,10 @@ class KernelTable:
         """
         if self.target == "cpu" and (found := packed_windows(made.kernel)) is not None:
             return found
-        argument = weight_of(made.kernel) if self.target == "cpu" else None
+        argument = weight_of(made.kernel, self.any_rows) if self.target == "cpu" else None
         if argument is None or not self.fixed(made.operands[argument]):
             return None
-        return packed(made.kernel, argument)
+        return packed(made.kernel, argument, any_rows=self.any_rows)
 
     def add(self, kernel: KernelOp) -> KernelOp:
         """Return an equal kernel that is known, or name and keep this one."""
@@ -174,6 +193,10 @@ class _Mapper:
             self._lone(op)
         elif isinstance(op, FlowOp) and is_attention(op, self.table.target):
             self._whole(op)
+        elif isinstance(op, FlowOp) and is_attention_backward(op, self.table.target):
+            self._gradients(op)
+        elif is_along(op, self.table.target):
+            self._along(op)
         else:
             strided = isinstance(op, FlowOp) and op.name.startswith("flow.")
             for index, value in enumerate(op.operands):
@@ -216,11 +239,24 @@ class _Mapper:
 
     def _whole(self, op: FlowOp) -> None:
         """Launch the kernel of an op that has a template of its own."""
-        parts = parts_of(op, self.table.target)
+        parts = 1 if self.table.any_rows else parts_of(op, self.table.target)
         if parts > 1:
             results = self._in_parts(op, parts)
         else:
             results = self._launch([op], list(op.outputs), {}, op)
+        for old, new in zip(op.outputs, results, strict=True):
+            old.replace_all_uses_with(new)
+        self.gone.append(op)
+
+    def _along(self, op: Operation) -> None:
+        """Launch the kernel of an op along a dim; its results lie as the program says."""
+        assert isinstance(op, FlowOp)
+        made, results = wide_sums(op) or [op], list[SSAValue]()
+        for part in made:
+            results = self._launch([part], list(part.outputs), {}, part, free=False)
+        for part in reversed(made):
+            if part is not op:
+                part.erase()
         for old, new in zip(op.outputs, results, strict=True):
             old.replace_all_uses_with(new)
         self.gone.append(op)
@@ -234,6 +270,20 @@ class _Mapper:
         results = [*self._launch(made.join, [made.y], {}, op), *sums]
         made.erase()
         return results
+
+    def _gradients(self, op: FlowOp) -> None:
+        """Launch the kernels of attention's derivative."""
+        made = gradients(op, self.table.target)
+        for old, new in zip(op.outputs, made.results, strict=True):
+            old.replace_all_uses_with(new)
+        found: dict[SSAValue, SSAValue] = {}
+        for ops, outputs in made.kernels:
+            origin = op if made.results[0] in outputs else ops[-1]
+            found.update(zip(outputs, self._launch(ops, outputs, {}, origin), strict=True))
+        for value in made.results:
+            value.replace_all_uses_with(found[value])
+        made.erase()
+        self.gone.append(op)
 
     def _launch(
         self,
@@ -286,7 +336,8 @@ class _Mapper:
     def _orders(
         self, ops: Sequence[FlowOp], outputs: Sequence[SSAValue], source: _Source
     ) -> Orders:
-        if is_attention(ops[0], self.table.target):
+        target = self.table.target
+        if is_attention(ops[0], target) or is_attention_backward(ops[0], target):
             return result_orders(ops[0])
         return orders_of(ops, outputs, source, self.spread)
 
@@ -302,12 +353,35 @@ class _Mapper:
         """Copy what convolutions read so that its channels lie side by side."""
         for op in ops:
             if op.name == "flow.convolution":
-                image = source.outside(op.inputs[0])
+                image, weight = (source.outside(value) for value in op.inputs[:2])
+                if lines := reads_lines(op):
+                    self._surround(image, margins_of(op))
                 if not has_channels_last(self.stored(image)[1]):
                     self._copy(image, channels_last(len(shape_of(image))))
-                weight = source.outside(op.inputs[1])
                 if is_depthwise(op):
                     self._copy(weight, taps_first(len(shape_of(weight))))
+                elif lines:
+                    self._copy(weight, channels_last(len(shape_of(weight))))
+
+    def _surround(self, image: SSAValue, margins: tuple[tuple[int, int], ...]) -> None:
+        """Copy an image with zeros around it, channels last, unless it lies in such a copy."""
+        known = self.stored(image)[1].margins or [(0, 0)] * len(margins)
+        pairs = list(zip(margins, known, strict=True))
+        if all(low <= before and high <= after for (low, high), (before, after) in pairs):
+            return
+        shape, dtype, order = shape_of(image), tensor(image).dtype, channels_last(len(margins))
+        lows, highs = zip(*margins, strict=True)
+        wide = [low + n + high for n, (low, high) in zip(shape, margins, strict=True)]
+        kinds = [TensorType.of(wide, dtype), TensorType.of([wide[d] for d in order], dtype)]
+        padded = PadOp.make([image], kinds[:1], low=lows, high=highs, value=0.0)
+        turn = TransposeOp.make([padded.outputs[0]], kinds[1:], perm=order)
+        if isinstance(image.owner, Operation):
+            carry(padded, image.owner)
+            carry(turn, image.owner)
+        (result,) = self._launch([padded, turn], [turn.outputs[0]], {}, turn, free=False)
+        self.views[image] = (result, ordered_view(wide, order).within(margins))
+        turn.erase()
+        padded.erase()
 
     def _packed(self, made: Lowered) -> Lowered:
         """Let a matmul read its weight in panels, after the launch that packs it."""

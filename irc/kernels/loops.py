@@ -119,18 +119,24 @@ def _convolution_loops(nest: Nest, accesses: Sequence[Access]) -> list[Loop]:
 
 
 def _copies(nest: Nest) -> list[tuple[SSAValue, tuple[int, ...]]]:
-    """Operands whose reduced dims do not join, with the order of dims in which a copy would."""
+    """Operands whose reduced dims do not join, with the order of dims in which a copy would.
+
+    Where an operand's memory walks parts of two dims in turn (windows of an image), no order of
+    whole dims lets the other follow it: then that one is copied, and the other may join as it is.
+    """
     position = {axis: i for i, axis in enumerate(nest.reduced)}
     copies: list[tuple[SSAValue, tuple[int, ...]]] = []
+    turned: list[tuple[SSAValue, tuple[int, ...]]] = []
     for node in contract_operands(nest):
-        if len(join(nest.reduced, [nest.accesses[node]])) == 1:
-            continue
         assert node.stored is not None and node.source is not None
-        axes, places = iter(node.axes), list[int]()
+        axes, places = iter(node.axes), list[list[int]]()
         for dim in node.stored[1].dims:
             own = [leaf_set((next(axes),)) for _ in dim]
-            found = [position[x] for part in own for x in part if x in position]
-            places.append(min(found, default=-1))
-        order = sorted(range(len(places)), key=lambda d: (places[d], d))
-        copies.append((node.source, tuple(order)))
-    return copies
+            places.append(sorted(position[x] for part in own for x in part if x in position))
+        first = [min(found, default=-1) for found in places]
+        copy = node.source, tuple(sorted(range(len(first)), key=lambda d: (first[d], d)))
+        if len(join(nest.reduced, [nest.accesses[node]])) > 1:
+            copies.append(copy)
+        elif any(found and found[-1] - found[0] >= len(found) for found in places):
+            turned.append(copy)
+    return turned or copies

@@ -63,6 +63,8 @@ def lower(nest: Nest, *, name: str, target: str, loc: str, sources: Sequence[str
         body.store(node, index)
     space, parallel = body.loops.space, len(body.loops.parallel)
     template = "packed" if nest.is_packed else nest.template
+    if nest.contract is not None and nest.contract.attrs.get("grouped"):
+        template = "grouped"
     if _has_windows(nest, body.loops):
         template = "convolution"
     chosen = schedule(template, space, parallel, target, _multiplied(nest))

@@ -10,6 +10,11 @@ from irc.dialects.task import KernelBodyOp, KernelOp
 from irc.kernels.nest import Nest
 
 MAX_WORDS = 3
+SEARCH = ("eq", "is_nan", "logical_or", "where")
+"""What an arg-reduction consists of beside its reductions."""
+
+WITHIN = ("ge", "lt", "logical_and", "where")
+"""What says whether an index of a grouped product names a matrix."""
 
 
 def hint(nest: Nest) -> str:
@@ -24,11 +29,17 @@ def hint(nest: Nest) -> str:
     contract = nest.contract
     if nest.template == "matmul":
         windows = contract is not None and contract.attrs.get("windows")
+        if contract is not None and contract.attrs.get("grouped"):
+            own = [f for f in functions if f not in WITHIN]
+            return "_".join(["grouped_matmul", *_distinct(own)][: MAX_WORDS + 1])
         words = ["convolution" if windows else "matmul", *_distinct(functions)]
     elif reductions and "rsqrt" in functions:
         words = ["norm"]
     elif reductions == ["max", "sum"] and "exp" in functions:
         words = ["softmax"]
+    elif found := [f"arg_{node.attrs['finds']}" for node in nest.nodes if "finds" in node.attrs]:
+        others = [fn for fn in functions if fn not in (*reductions, *SEARCH)]
+        words = [*_distinct(others)[:2], found[0]]
     elif reductions:
         words = [*_distinct([f for f in functions if f not in reductions])[:2]]
         words += [f"reduce_{fn}" for fn in _distinct(reductions)]

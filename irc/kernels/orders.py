@@ -15,6 +15,9 @@ from irc.kernels.holds import COMPUTE_OPS, WINDOW_OPS, shape_of
 from irc.kernels.trace import Stored
 from irc.kernels.view import View
 
+FEW_CHANNELS = 8
+"""Input channels up to which a convolution reads lines of taps as runs."""
+
 Orders = Mapping[SSAValue, tuple[int, ...]]
 """The dims of a result as it is stored, outermost first; a result without one is contiguous."""
 
@@ -41,6 +44,30 @@ def is_depthwise(op: FlowOp) -> bool:
     """True for a convolution of one input and one output channel a group."""
     out, each, *_ = shape_of(op.inputs[1])
     return each == 1 and out == op.plain["groups"] > 1
+
+
+def reads_lines(op: FlowOp) -> bool:
+    """True for a convolution of so few channels that a line of taps should be one run.
+
+    Each tap has a pointer for each place, which a few channels do not pay for: an image with zeros
+    around it has none at its borders, and taps and channels of a line are neighbours in memory.
+    """
+    attrs, (_, each, *taps) = op.plain, shape_of(op.inputs[1])
+    fits = attrs["groups"] == 1 and attrs["dilations"][-1] == 1 and min(attrs["low"]) >= 0
+    # A dim of size 1 has no stride that would lead into its margins.
+    steps = min(shape_of(op.inputs[0])[2:]) > 1
+    return fits and steps and taps[-1] > 1 and each <= FEW_CHANNELS
+
+
+def margins_of(op: FlowOp) -> tuple[tuple[int, int], ...]:
+    """Return how far the windows of a convolution reach beyond each dim of its image."""
+    attrs, found = op.plain, [(0, 0), (0, 0)]
+    sizes, places = shape_of(op.inputs[0])[2:], shape_of(op.outputs[0])[2:]
+    for i, taps in enumerate(shape_of(op.inputs[1])[2:]):
+        low = attrs["low"][i]
+        last = (places[i] - 1) * attrs["strides"][i] + (taps - 1) * attrs["dilations"][i] - low
+        found.append((low, max(0, last - sizes[i] + 1)))
+    return tuple(found)
 
 
 def ordered_view(shape: Sequence[int], order: Sequence[int]) -> View:

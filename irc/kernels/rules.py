@@ -8,7 +8,9 @@ from typing import Any, TypeAlias
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import FlowOp, tensor
+from irc.kernels.arg_reduce import arg_reduce
 from irc.kernels.axes import Axes, Axis, axes_of
+from irc.kernels.grouped import grouped_contract
 from irc.kernels.holds import SHAPE_OPS, shape_of
 from irc.kernels.pieces import concat, pad
 from irc.kernels.quantized.loads import packed_contract
@@ -93,6 +95,15 @@ def _reduce(walk: Trace, op: FlowOp) -> Term:
     node = walk.node("reduce", dtype, kept, operands=(operand,), attrs={"fn": attrs["fn"]})
     walk.reductions.append((node, reduced))
     return Term(node, dims)
+
+
+def _arg_reduce(walk: Trace, op: FlowOp) -> Term:
+    (at,), shape, term = ints(op, "dim"), shape_of(op.inputs[0]), walk.term(op.inputs[0])
+    if shape[at] == 1:
+        dims = tuple(axes for d, axes in enumerate(term.dims) if op.plain["keep_dims"] or d != at)
+        return Term(walk.node("constant", "i64", (), attrs={"value": 0}), dims)
+    dtype = "i32" if shape[at] < 1 << 31 else "i64"
+    return arg_reduce(walk, op, at, _position(walk, term.dims[at], dtype), shape[at])
 
 
 def _contract(walk: Trace, op: FlowOp) -> Term:
@@ -241,8 +252,10 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(SHAPE_OPS, _shape_op),
     "flow.pointwise": _pointwise,
     "flow.reduce": _reduce,
+    "flow.arg_reduce": _arg_reduce,
     "flow.contract": _contract,
     "flow.packed_contract": packed_contract,
+    "flow.grouped_contract": grouped_contract,
     "flow.constant": _constant,
     "flow.iota": _iota,
     "flow.take": _take,

@@ -20,9 +20,20 @@ def template_of(step: Step, expression: Expression) -> str | None:
 
 
 def check_supported(
-    form: Form, backend: str, types: Container[str], expression: Expression
+    form: Form,
+    backend: str,
+    types: Container[str],
+    expression: Expression,
+    products: Container[str] = ("matmul",),
 ) -> None:
     """Find everything in a kernel that a backend cannot express.
+
+    Args:
+        form: the kernel.
+        backend: its name in the message.
+        types: the dtypes it has.
+        expression: its functions.
+        products: the templates in which it multiplies.
 
     Raises:
         IrcError: ``op-unsupported``, all of them together.
@@ -37,9 +48,9 @@ def check_supported(
             missing.append(f"{step.fn} on {', '.join(step.operand_dtypes)} giving {step.dtype}")
         elif step.kind != "store" and step.dtype not in types:
             missing.append(f"task.{step.kind} of {step.dtype}")
-        elif step.kind == "reduce" and form.template == "matmul":
+        elif step.kind == "reduce" and form.template in products:
             missing.append("task.reduce beside a contraction")
-        elif step.kind == "contract" and form.template != "matmul":
+        elif step.kind == "contract" and form.template not in products:
             missing.append(f"task.contract in the template {form.template}")
     errors = ErrorCollector()
     for what in missing:

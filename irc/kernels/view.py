@@ -14,7 +14,7 @@ copy where a dim has two.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeAlias
 
@@ -32,11 +32,13 @@ class View:
         offset: of the first element, in elements of the root.
         dims: the factors of each dim, outermost first, none of size 1, none that merge.
         size: elements of the root.
+        margins: how many zeros stand in memory before and after each dim; none where it is empty.
     """
 
     offset: int
     dims: tuple[tuple[Factor, ...], ...]
     size: int
+    margins: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
     @staticmethod
     def contiguous(shape: Sequence[int]) -> View:
@@ -69,6 +71,14 @@ class View:
             and prod(self.shape) == self.size
             and (self.size == 0 or self.dims == View.contiguous(self.shape).dims)
         )
+
+    def within(self, margins: Sequence[tuple[int, int]]) -> View:
+        """Return the view without its margins, which it remembers."""
+        starts = [low for low, _ in margins]
+        stops = [n - high for n, (_, high) in zip(self.shape, margins, strict=True)]
+        inner = self.slice(starts, stops, [1] * len(starts))
+        assert inner is not None
+        return replace(inner, margins=tuple(margins))
 
     def transpose(self, perm: Sequence[int]) -> View:
         """``result.dims[i] = dims[perm[i]]``."""

@@ -42,14 +42,17 @@ class Window:
     dilations: tuple[int, ...]
     low: tuple[int, ...]
 
-    def bounds(self, sizes: Sequence[int]) -> tuple[Bound, ...]:
-        """Return the bounds that some window crosses."""
+    def bounds(
+        self, sizes: Sequence[int], margins: Sequence[tuple[int, int]] = ()
+    ) -> tuple[Bound, ...]:
+        """Return the bounds that some window crosses; margins of zeros may be read."""
         found: list[Bound] = []
         for i, size in enumerate(sizes):
             along = [(axis, self.strides[i]) for axis in self.places[i]]
             along += [(axis, self.dilations[i]) for axis in self.taps[i]]
             last = sum(stride * (axis.size - 1) for axis, stride in along) - self.low[i]
-            if self.low[i] > 0 or last >= size:
+            before, after = margins[i] if margins else (0, 0)
+            if self.low[i] > before or last >= size + after:
                 found.append(Bound(size, -self.low[i], tuple(along)))
         return tuple(found)
 
@@ -70,7 +73,8 @@ class Window:
             for own, step in ((self.places[i], self.strides[i]), (self.taps[i], self.dilations[i])):
                 axes += own
                 steps += [stride * step] * len(own)
-        bounds = self.bounds(shape_of(value)[-count:])
+        margins = view.margins[-count:] if fill == 0 else ()
+        bounds = self.bounds(shape_of(value)[-count:], margins)
         return walk.node(
             "load",
             tensor(value).dtype,

@@ -140,6 +140,14 @@ def _packed_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signat
     return [(result, "i32" if exact else "f32")]
 
 
+def _grouped_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    ((rows, depth), dtype), (w, other), (index, _) = operands
+    _, panels, steps, columns, pair = w
+    if steps * pair != depth or other != dtype or index != (rows,):  # type: ignore[operator]
+        raise ShapeError(f"matrices {list(w)} do not fit rows [{rows}, {depth}]")
+    return [((rows, panels * columns), dtype)]  # type: ignore[operator]
+
+
 def _reduce(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     (shape, dtype), dims = operands[0], attrs["dims"]
     if any(not 0 <= dim < len(shape) for dim in dims) or len(set(dims)) != len(dims):
@@ -259,6 +267,7 @@ INFER: Mapping[str, Callable[[Attrs, Sequence[Signature]], list[Signature]]] = {
     "flow.pointwise": _pointwise,
     "flow.contract": _contract,
     "flow.packed_contract": _packed_contract,
+    "flow.grouped_contract": _grouped_contract,
     "flow.reduce": _reduce,
     "flow.arg_reduce": _arg_reduce,
     "flow.cumulative": _same,

@@ -250,5 +250,6 @@ RULES: Mapping[str, RuleFunction] = {
     "flow.attention": attention_rule,
     # Made after placements are chosen; before, the ops that it stands for have rules of their own.
     "flow.packed_contract": _opaque,
+    "flow.grouped_contract": _opaque,
     "flow.extern": _opaque,
 }

@@ -216,6 +216,12 @@ def _packed_contract(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
     return 2 * each * prod(sizes[name] for dim in (*rows, *weights) for name in dim)
 
 
+def _grouped_contract(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
+    """Each row meets one matrix."""
+    x, panels = rule.operands[0], rule.operands[1][1::2]
+    return 2 * prod(sizes[name] for dim in (*x, *panels) for name in dim)
+
+
 def _convolution(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
     return 2 * _space(attrs, rule, sizes)
 
@@ -239,6 +245,7 @@ FLOPS: Mapping[str, Formula] = {
     "flow.pointwise": _pointwise,
     "flow.contract": _contract,
     "flow.packed_contract": _packed_contract,
+    "flow.grouped_contract": _grouped_contract,
     "flow.reduce": _space,
     "flow.arg_reduce": _space,
     "flow.cumulative": _space,

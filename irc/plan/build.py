@@ -9,18 +9,19 @@ it to the last that reads it; what a collective uses lives until its wait. Outpu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.errors import InternalError
 from irc.plan.arena import Interval, assign_offsets, lower_bound_bytes
 from irc.plan.flatten import Flattener, Seconds
-from irc.plan.prepare import Hoisted, hoist
+from irc.plan.prepare import hoist
 from irc.plan.schema import (
     Action,
     Buffer,
     Call,
+    Kernel,
     Kernels,
     Plan,
     Step,
@@ -50,28 +51,42 @@ def build_plan(
         predicted_s: seconds of a whole call, by the cost model.
         cluster: the machines that times are predicted for; empty for this one.
     """
-    flat = Flattener(module, seconds or (lambda _: None))
-    flat.run()
-    updated, steps = update_in_place(flat.buffers, flat.steps, flat.kernels)
-    hoisted = hoist(updated, steps, flat.kernels)
-    intervals = _intervals(hoisted)
-    buffers = _place(hoisted.buffers, intervals)
+    return place(
+        unplaced(module, seconds),
+        backend=backend,
+        ranges=ranges,
+        predicted_s=predicted_s,
+        cluster=cluster,
+    )
+
+
+def place(
+    found: Unplaced,
+    *,
+    backend: str = "cpu",
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+    predicted_s: float | None = None,
+    cluster: str = "",
+) -> Plan:
+    """Give every buffer a place, and join launches to segments; see :func:`build_plan`."""
+    intervals = intervals_of(found)
+    buffers = _place(found.buffers, intervals)
     arena = max((b.offset + b.size_bytes for b in buffers if b.storage == "arena"), default=0)
     lower = lower_bound_bytes([interval for _, interval in intervals])
     known = ranges or {}
     plan = Plan(
-        mesh=flat.mesh,
+        mesh=found.mesh,
         backend=backend,
         buffers=tuple(buffers),
-        kernels=tuple(flat.kernels),
-        prepared=tuple(_grouped(hoisted.prepared)),
-        actions=tuple(_grouped(hoisted.steps)),
-        inputs=tuple(flat.inputs),
-        weights=tuple(flat.weights),
-        outputs=tuple(flat.outputs),
+        kernels=found.kernels,
+        prepared=tuple(grouped(found.prepared)),
+        actions=tuple(grouped(found.steps)),
+        inputs=found.inputs,
+        weights=found.weights,
+        outputs=found.outputs,
         arena_bytes=-(-arena // 64) * 64,
         arena_lower_bytes=lower,
-        ranges=tuple(known.get(flat.buffers[i].name) for i in flat.inputs) if known else (),
+        ranges=tuple(known.get(found.buffers[i].name) for i in found.inputs) if known else (),
         predicted_s=predicted_s,
         cluster=cluster,
     )
@@ -80,7 +95,45 @@ def build_plan(
     return plan
 
 
-def _intervals(plan: Hoisted) -> list[tuple[int, Interval]]:
+@dataclass(frozen=True)
+class Unplaced:
+    """A plan whose buffers have no place in the arena yet, and whose launches are not grouped.
+
+    Attributes:
+        mesh: as in :class:`Plan`, with ``inputs``, ``weights``, ``outputs`` and ``kernels``.
+        prepared: steps on weights alone.
+        steps: those of every call.
+    """
+
+    mesh: str
+    buffers: tuple[Buffer, ...]
+    kernels: tuple[Kernel, ...]
+    prepared: tuple[Step, ...]
+    steps: tuple[Step, ...]
+    inputs: tuple[int, ...]
+    weights: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def unplaced(module: ModuleOp, seconds: Seconds | None = None) -> Unplaced:
+    """Return what a module of level task does, as steps on buffers."""
+    flat = Flattener(module, seconds or (lambda _: None))
+    flat.run()
+    updated, steps = update_in_place(flat.buffers, flat.steps, flat.kernels)
+    hoisted = hoist(updated, steps, flat.kernels)
+    return Unplaced(
+        flat.mesh,
+        tuple(hoisted.buffers),
+        tuple(flat.kernels),
+        tuple(hoisted.prepared),
+        tuple(hoisted.steps),
+        tuple(flat.inputs),
+        tuple(flat.weights),
+        tuple(flat.outputs),
+    )
+
+
+def intervals_of(plan: Unplaced) -> list[tuple[int, Interval]]:
     """When each buffer of the arena is alive; the prepared steps come first."""
     buffers = plan.buffers
     spans: dict[int, tuple[int, int]] = {}
@@ -105,7 +158,7 @@ def _place(buffers: Sequence[Buffer], found: Sequence[tuple[int, Interval]]) -> 
     return placed
 
 
-def _grouped(steps: Sequence[Step]) -> list[Action]:
+def grouped(steps: Sequence[Step]) -> list[Action]:
     """Join consecutive launches; renumber what waits refer to."""
     actions: list[Action] = []
     calls: list[Call] = []

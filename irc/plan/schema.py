@@ -115,13 +115,17 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Call:
-    """One launch: the kernel's index, a buffer for each argument."""
+    """One launch: the kernel's index, a buffer for each argument.
+
+    ``sizes`` are the values of the sizes that the kernel takes when it runs, in its own order.
+    """
 
     kernel: int
     args: tuple[int, ...]
     id: str = ""
     loc: str = "unknown"
     seconds: float | None = None
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from irc.dialects.along import KernelAlongOp
 from irc.dialects.task import KernelOp, LoadOp, StoreOp
 from irc.plan.schema import Buffer, Call, Copy, Kernel, Step, Wait, touched
 
@@ -20,8 +21,11 @@ def element_pairs(kernel: KernelOp) -> tuple[tuple[int, int], ...]:
     Each element of such an input is read by the task that writes it, and before: its loads step as
     the store does, and not along reduced dims, which may be walked again after a store. Stores
     stand behind all loads. A kernel that looks up indices may have to refuse one, and a state must
-    then be as it was.
+    then be as it was: of those only a scatter, which looks at all indices first, and copies nothing
+    where what it writes into is what it reads.
     """
+    if isinstance(along := kernel.body.block.first_op, KernelAlongOp):
+        return _scattered_pairs(along)
     reduces = kernel.num_parallel != len(kernel.space_extents)
     loads: dict[int, list[LoadOp]] = {}
     stores: dict[int, list[StoreOp]] = {}
@@ -41,6 +45,17 @@ def element_pairs(kernel: KernelOp) -> tuple[tuple[int, int], ...]:
         and all(_same_element(load, store) for load in reading)
         and not (reduces and any(load.value.is_full for load in reading))
     )
+
+
+def _scattered_pairs(op: KernelAlongOp) -> tuple[tuple[int, int], ...]:
+    """The pair of what a scatter reads and writes, where both lie alike and no index is in it."""
+    form, places = op.form, op.form.places
+    if form.fn != "scatter" or "x" not in places:
+        return ()
+    x, y = places["x"], places["y"]
+    others = {places[role].buffer for role in ("index", "source")}
+    alike = (x.offset, x.strides, x.size) == (y.offset, y.strides, y.size)
+    return ((x.buffer, y.buffer),) if alike and x.buffer not in others else ()
 
 
 def _same_element(load: LoadOp, store: StoreOp) -> bool:
@@ -74,7 +89,7 @@ def update_in_place(
         call = kept[at]
         assert isinstance(call, Call)
         fits = (
-            buffers[state].storage == "weight"
+            (buffers[state].storage == "weight" or buffers[state].role == "cache")
             and buffers[value].storage == "arena"
             and (buffers[value].shape, buffers[value].dtype)
             == (buffers[state].shape, buffers[state].dtype)

@@ -78,6 +78,29 @@ class DeviceExecutor(Executor):
         self._stream = stream
 
 
+def target_at_hand(backend: str, targets: Sequence[str]) -> str:
+    """Return that of a backend's targets which is the GPU here; the first where there is no GPU.
+
+    A GPU that is none of them gets the lowest: only what is in it does every later one have.
+
+    Args:
+        backend: its name.
+        targets: such as ``sm_80``, the default first.
+    """
+    if import_module(f"irc.backends.{backend}").is_interpreted() or not torch.cuda.is_available():
+        return targets[0]
+    major, minor = torch.cuda.get_device_capability()
+    archs = {int(name.removeprefix("sm_")): name for name in targets}
+    return archs.get(10 * major + minor, archs[min(archs)])
+
+
+def name_at_hand(backend: str) -> str:
+    """Return the name of the GPU here; empty where there is none, or in Triton's interpreter."""
+    if import_module(f"irc.backends.{backend}").is_interpreted() or not torch.cuda.is_available():
+        return ""
+    return torch.cuda.get_device_name()
+
+
 def device_of(backend: str) -> torch.device:
     """Return where the kernels of a backend run.
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeAlias, cast
 
@@ -16,7 +17,7 @@ import torch
 
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
-from irc.plan.schema import Action, Copy, Kernels, Library, Plan, Start, Wait, placement_of
+from irc.plan.schema import Action, Copy, Kernels, Library, Plan, Start, Wait, placement_of, touched
 from irc.plan.weights import local_slices
 from irc.runtime import library
 from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
@@ -35,6 +36,22 @@ from irc.runtime.segments import (
 Run: TypeAlias = Callable[[], None]
 
 
+@dataclass
+class Lease:
+    """What one call works with, and no other at the same time.
+
+    Attributes:
+        frame: its memory.
+        steps: run the actions on it.
+        entry: whose ``run`` runs the plan's kernels on it, given the addresses of inputs and
+            outputs; set where the plan :meth:`Executor.is_kernels_alone`.
+    """
+
+    frame: Frame
+    steps: list[Run]
+    entry: Any = None
+
+
 class Executor:
     """Runs a plan on one rank; call it with the inputs, whole, in the order of the plan.
 
@@ -49,6 +66,8 @@ class Executor:
         num_threads: for kernels; by default what torch uses.
         copies: contiguous copies of weights by name, which the plans of one model share.
         store: what is prepared of the weights, which the plans of one model share.
+        owns: nobody else holds the weights or writes to them: those that calls read only what is
+            prepared of are let go as soon as that is made.
     """
 
     def __new__(cls, loaded: LoadedPlan, *_args: Any, **_options: Any) -> Self:
@@ -70,6 +89,7 @@ class Executor:
         num_threads: int | None = None,
         copies: dict[str, WeightCopy] | None = None,
         store: Store | None = None,
+        owns: bool = False,
     ) -> None:
         plan = loaded.plan
         if communicator is None and plan.device_mesh.num_ranks > 1:
@@ -96,12 +116,20 @@ class Executor:
         updated = [self._weights[index] for index in plan.updated()]
         self._updated = [weight for weight in updated if not weight.is_inference()]
         self._updated_memory = {weight.untyped_storage().data_ptr() for weight in updated}
-        self._frames: deque[tuple[Frame, list[Run]]] = deque()
-        only_kernels = all(isinstance(action, Kernels) for action in plan.actions)
-        self._only_kernels = only_kernels
+        self.leases: deque[Lease] = deque()
         # Ranks must start collectives in one order, so calls of several threads take turns.
         distributed = plan.device_mesh.num_ranks > 1
+        only_kernels = all(isinstance(action, Kernels) for action in plan.actions)
+        self._only_kernels = only_kernels
+        self._is_one_segment = (
+            type(self) is Executor
+            and len(plan.actions) == 1
+            and only_kernels
+            and self._outputs.are_plain
+            and not (self._copies or updated or distributed)
+        )
         self._turn = threading.Lock() if distributed else None
+        self._owns = owns
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once and return the outputs, whole.
@@ -126,13 +154,16 @@ class Executor:
             given: held until the end: kernels know only the addresses.
         """
         try:
-            frame, steps = self._frames.pop()
+            lease = self.leases.pop()
         except IndexError:
-            frame, steps = self._new_frame()
+            lease = self.new_lease()
+        frame, steps = lease.frame, lease.steps
         if self._copies is not None:
             self._copies.refresh()
         if self._prepared is not None and self._prepared.is_stale():
             self._prepared.make(partial(self._prepare, frame))
+            if self._owns:
+                self.release(self.unread(), lease)
         if self._updated_memory:
             given = [self._apart(tensor) for tensor in given]
         table = frame.table
@@ -159,7 +190,7 @@ class Executor:
             # As torch's own ops do: what is made of these weights elsewhere is out of date.
             torch.autograd.graph.increment_version(self._updated)
         # Only after success: what failed may still be written to by a collective in flight.
-        self._frames.append((frame, steps))
+        self.leases.append(lease)
         return self._outputs.show(fresh)
 
     def _owners(
@@ -167,19 +198,87 @@ class Executor:
     ) -> dict[int, torch.Tensor]:
         return dict(zip((*self.plan.inputs, *self._outputs.roots), (*given, *fresh), strict=True))
 
-    def _new_frame(self) -> tuple[Frame, list[Run]]:
+    def new_lease(self) -> Lease:
+        """Return memory of another call, and what runs the actions on it."""
         frame = new_frame(self.plan, self._weights)
         segments = iter(self._segments[sum(isinstance(a, Kernels) for a in self.plan.prepared) :])
         pending: dict[int, Finish] = {}
-        return frame, [
+        steps = [
             self._step(index, action, frame, segments, pending)
             for index, action in enumerate(self.plan.actions)
+        ]
+        return Lease(frame, steps, self._entry(frame) if self._is_one_segment else None)
+
+    def _entry(self, frame: Frame) -> Any:
+        """Return what runs the one segment of the plan, where its backend offers that."""
+        entry = getattr(self._segments[-1], "entry", None)
+        return entry and entry(frame.address, (*self._bases, *self._outputs.bases))
+
+    def is_kernels_alone(self) -> bool:
+        """True where leases have an entry, and a call is nothing else.
+
+        No weight is copied, no state written: what a call has to look at is :attr:`is_stale`.
+        """
+        if not self._is_one_segment:
+            return False
+        lease = self.new_lease() if not self.leases else self.leases.pop()
+        self.leases.append(lease)
+        return lease.entry is not None
+
+    @property
+    def is_stale(self) -> Callable[[], bool] | None:
+        """What says that :meth:`run` has to prepare weights; None where there are none."""
+        return None if self._prepared is None else self._prepared.is_stale
+
+    @property
+    def made(self) -> list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]:
+        """Shape, strides and dtype of each output."""
+        return [
+            (tuple(shape), torch.empty(shape, device="meta").stride(), dtype)
+            for _, shape, dtype in self._outputs.fresh
         ]
 
     def _apart(self, given: torch.Tensor) -> torch.Tensor:
         """Return an input, copied where kernels write to its memory as a state."""
         here = given.untyped_storage().data_ptr()
         return given.clone() if here in self._updated_memory else given
+
+    def unread(self) -> frozenset[str]:
+        """Return the names of the weights of which calls read nothing but what is prepared."""
+        if self._prepared is None:
+            return frozenset()
+        plan = self.plan
+        read = {plan.root(i) for a in plan.actions for i in touched(a, plan.actions)}
+        read |= {plan.root(index) for index in (*plan.outputs, *plan.states())}
+        held = set(self._prepared.sources) - read
+        return frozenset(plan.buffers[index].name for index in held)
+
+    def release(self, names: Collection[str], *leased: Lease) -> None:
+        """Let go of weights that are :meth:`unread`; they are not looked at any more.
+
+        What is prepared of them stays as it is.
+
+        Args:
+            names: of the weights.
+            leased: leases that calls have now.
+
+        Raises:
+            IrcError: ``weights-released``, at a later call: another weight that they are prepared
+                with has been written to.
+        """
+        if self._prepared is None or not names:
+            return
+        plan = self.plan
+        gone = {i for i in plan.weights if plan.buffers[i].name in names}
+        if self._prepared.is_stale():
+            self._prepared.make(partial(self._prepare, self.new_lease().frame))
+        self._prepared.release(gone)
+        for index in gone:
+            self._weights.pop(index, None)
+        for lease in (*list(self.leases), *leased):
+            for index in range(len(plan.buffers)):
+                if plan.root(index) in gone:
+                    lease.frame.tensors[index] = None
 
     def forget_prepared(self) -> None:
         """Prepare the weights again at the next call: they were written to unseen."""
@@ -349,14 +448,15 @@ class _Outputs:
     def __init__(self, plan: Plan) -> None:
         self.roots = [i for i, b in enumerate(plan.buffers) if b.storage == "output"]
         owned = [(i, plan.buffers[i]) for i in self.roots]
+        self.bases = [plan.bases.index(i) + 1 for i in self.roots]
         self.fresh = [(plan.bases.index(i) + 1, b.shape, dtypes()[b.dtype]) for i, b in owned]
         position = {root: k for k, root in enumerate(self.roots)}
         self._shown = [(position[plan.root(i)], plan.buffers[i]) for i in plan.outputs]
-        self._plain = [k for k, _ in self._shown] == list(range(len(self.roots))) and all(
+        self.are_plain = [k for k, _ in self._shown] == list(range(len(self.roots))) and all(
             buffer.storage == "output" for _, buffer in self._shown
         )
 
     def show(self, fresh: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        if self._plain:
+        if self.are_plain:
             return tuple(fresh)
         return tuple(view_of(fresh[k], buffer) for k, buffer in self._shown)

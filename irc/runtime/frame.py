@@ -100,6 +100,8 @@ def new_frame(plan: Plan, weights: Mapping[int, torch.Tensor], *, show_all: bool
         if owner.storage == "arena":
             frame.tensors[index] = arena_view(arena, buffer, plan.addresses[index][1])
         elif owner.storage in ("weight", "prepared"):
+            if root not in weights:  # it was let go: only what was prepared of it is read
+                continue
             frame.tensors[index] = view_of(weights[root], buffer)
         else:
             frame.bound.append((index, root, buffer))

@@ -62,6 +62,26 @@ def grouped_rows(
     return _rows(x, weight, [(int(a), int(b)) for a, b in zip(starts, ends, strict=True)])
 
 
+def contract_panels(
+    x: torch.Tensor, panels: torch.Tensor, index: torch.Tensor
+) -> torch.Tensor:
+    """Multiply each row by the matrix that its index names: ``flow.grouped_contract``.
+
+    Args:
+        x: rows [r, k].
+        panels: matrices [e, p, k / q, 64, q].
+        index: of each row, [r]; one outside of the matrices gives zeros.
+    """
+    count, panel, steps, columns, pair = panels.shape
+    dense = panels.permute(0, 1, 3, 2, 4).reshape(count, panel * columns, steps * pair)
+    found = x.new_zeros(len(x), panel * columns)
+    for expert in range(count):
+        mine = (index == expert).nonzero().flatten()
+        if len(mine):
+            found[mine] = x[mine] @ dense[expert].T
+    return found
+
+
 def _rows(x: torch.Tensor, weight: torch.Tensor, bounds: list[tuple[int, int]]) -> torch.Tensor:
     import torch
 

@@ -122,6 +122,12 @@ def _packed_contract(attrs: Attrs, inputs: list[torch.Tensor], results: Results)
     return contract(inputs, attrs["bits"], attrs.get("zero", 0.0), attrs.get("window"))
 
 
+def _grouped_contract(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+    from irc.runtime.grouped import contract_panels
+
+    return contract_panels(*inputs)
+
+
 def _reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
@@ -471,6 +477,7 @@ LIBRARY: Mapping[str, Kernel] = {
     "flow.iota": _iota,
     "flow.contract": _contract,
     "flow.packed_contract": _packed_contract,
+    "flow.grouped_contract": _grouped_contract,
     "flow.reduce": _reduce,
     "flow.arg_reduce": _arg_reduce,
     "flow.cumulative": _cumulative,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from uuid import uuid4
 
 import torch
 
+from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels, Library, Plan
 from irc.runtime.frame import new_prepared
@@ -45,6 +46,10 @@ class Prepared:
         loaded: the plan.
         weights: this rank's, by buffer.
         store: shared by the plans of one model.
+
+    Attributes:
+        by_buffer: what is prepared.
+        sources: the weights that it is made of, as buffers.
     """
 
     def __init__(
@@ -57,6 +62,8 @@ class Prepared:
         self._sources = [weights[index] for index in order]
         self._tracked = all(not source.is_inference() for source in self._sources)
         self._seen: list[int] | None = None
+        self.sources = tuple(order)
+        self._released = False
         with self._store.lock:
             made = {i: self._store.made.setdefault(keys[i], Made(t)) for i, t in fresh.items()}
         self._made = [
@@ -77,12 +84,33 @@ class Prepared:
             for each, _ in self._made:
                 each.versions = None
 
+    def release(self, gone: Collection[int]) -> None:
+        """Let go of sources; what is made of them cannot be made again."""
+        left = [
+            (index, source)
+            for index, source in zip(self.sources, self._sources, strict=True)
+            # What torch does not count is taken to stay as it is, as was promised.
+            if index not in gone and not source.is_inference()
+        ]
+        self.sources = tuple(index for index, _ in left)
+        self._sources = [source for _, source in left]
+        self._seen = [source._version for source in self._sources]
+        self._released = self._tracked = True
+
     def make(self, run: Callable[[], None]) -> None:
         """Make the tensors, unless another plan has made them of these weights.
 
         Args:
             run: makes all of them.
         """
+        if self._released:
+            raise IrcError(
+                "weights-released",
+                "a weight was written to, and what kernels read was prepared of it and of weights "
+                "that have been let go",
+                because="irc.freeze was told that weights do not change any more",
+                help="compile the module again from its weights",
+            )
         with self._store.lock:
             now = [source._version for source in self._sources] if self._tracked else None
             wanted = [

@@ -16,7 +16,7 @@ from irc.errors import IrcError, did_you_mean
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels, Plan
 
-DEVICE_BACKENDS = ("triton",)
+DEVICE_BACKENDS = ("cuda", "triton")
 """Backends whose kernels run on a GPU, or in Triton's interpreter."""
 NATIVE_BACKENDS = ("cpu", *DEVICE_BACKENDS)
 """Backends whose kernels this process can run."""
@@ -32,10 +32,14 @@ class Segment(Protocol):
 
 @dataclass(frozen=True)
 class SegmentCall:
-    """One launch: the kernel's index, and for each argument its base and bytes from there."""
+    """One launch: the kernel's index, and for each argument its base and bytes from there.
+
+    ``sizes`` are the values of the sizes that the kernel takes, in the order of its description.
+    """
 
     kernel: int
     args: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...] = ()
 
 
 LoadSegments: TypeAlias = Callable[
@@ -47,7 +51,10 @@ LoadSegments: TypeAlias = Callable[
 def segment_calls(plan: Plan) -> list[list[SegmentCall]]:
     """Return the launches of each segment, prepared ones first, buffers resolved to addresses."""
     return [
-        [SegmentCall(call.kernel, tuple(plan.addresses[b] for b in call.args)) for call in a.calls]
+        [
+            SegmentCall(call.kernel, tuple(plan.addresses[b] for b in call.args), call.sizes)
+            for call in a.calls
+        ]
         for a in (*plan.prepared, *plan.actions)
         if isinstance(a, Kernels)
     ]

@@ -19,6 +19,7 @@ from irc.dialects.flow import ExternOp, FlowOp, id_of, phase_of, tensor
 from irc.dialects.placement import Placement
 from irc.dialects.types import TensorType
 from irc.kernels.attention import is_attention
+from irc.kernels.attention_backward import is_attention_backward
 from irc.kernels.holds import has_kernel
 from irc.ops.work import VIEWS
 from irc.search.liveness import Liveness, Reads, Span, Timeline
@@ -317,14 +318,19 @@ def _in_library(op: Operation) -> bool:
     """True for an op whose result the library allocates, and which is then copied to its place."""
     if not isinstance(op, FlowOp) or op.name in VIEWS:
         return False
-    return not has_kernel(op) and not is_attention(op, "cpu")
+    return not has_kernel(op) and not _streams(op)
+
+
+def _streams(op: Operation) -> bool:
+    """True for attention, and its derivative, that kernels compute."""
+    return is_attention(op, "cpu") or is_attention_backward(op, "cpu")
 
 
 def _in_blocks(op: Operation) -> bool:
     """True for attention that no flash kernel computes: with a mask, or heads that share keys."""
     target = op.plain["target"] if isinstance(op, ExternOp) else ""
     places = {"irc::attention": (0, 1, 3), "irc::attention_backward": (1, 2, 6)}
-    if target not in places or not isinstance(op, ExternOp) or is_attention(op, "cpu"):
+    if target not in places or not isinstance(op, ExternOp) or _streams(op):
         return False
     q, k, count = places[target]
     shapes = [tensor(op.inputs[place]).shape for place in (q, k)]

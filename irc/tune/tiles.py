@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, TypeAlias, cast
 
 from irc.cluster.cache import read_text, write_text
@@ -16,6 +17,8 @@ from irc.dialects.task import KernelOp
 from irc.kernels.gpu.tiles import alternatives, tile_key, with_tile
 
 FILE = "gpu-tiles.json"
+TUNED_BACKENDS = ("triton",)
+"""Backends whose kernels have tiles to choose from, and which time a kernel."""
 GAIN = 0.95
 """A tile replaces the model's choice only where it takes less than this part of its time."""
 Seconds: TypeAlias = Callable[[KernelOp], float]
@@ -56,6 +59,27 @@ def best_tile(kernel: KernelOp, target: str, device: str, seconds: Seconds) -> C
         best = 0
     save_tiles({**load_tiles(), key: tiles[best]})
     return Choice(made[best], tiles[best], times[best], len(tiles))
+
+
+def known_tile(kernel: KernelOp, target: str, device: str, table: Table) -> KernelOp | None:
+    """Return a kernel with the tile that was the fastest on a device; None where none is known.
+
+    Args:
+        kernel: mapped for ``target``.
+        target: ``sm_90``.
+        device: the device's name.
+        table: from :func:`load_tiles`; a tile that is no candidate of the kernel does not count.
+    """
+    tile = table.get(tile_key(kernel, device))
+    if tile is None or tile not in alternatives(kernel, target):
+        return None
+    return with_tile(kernel, tile)
+
+
+def timer_of(backend: str) -> Seconds:
+    """Return what times kernels of a backend on the device at hand."""
+    timing: Any = import_module(f"irc.backends.{backend}.timing")
+    return timing.kernel_seconds
 
 
 def load_tiles() -> Table:

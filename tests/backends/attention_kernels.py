@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from xdsl.dialects.builtin import BoolAttr, FloatAttr, f64
@@ -18,13 +19,16 @@ from irc.runtime.library import dtypes
 
 @dataclass(frozen=True)
 class Attend:
-    """What a kernel computes; ``mask`` is none, bool, float, or bool_keys ([B, 1, 1, T])."""
+    """What a kernel computes; ``mask`` is none, bool, float, or bool_keys ([B, 1, 1, T]).
 
-    batch: int = 2
+    Batch, rows and keys may be sizes with names.
+    """
+
+    batch: Any = 2
     groups: int = 2
     repeats: int = 1
-    rows: int = 37
-    keys: int = 53
+    rows: Any = 37
+    keys: Any = 53
     depth: int = 16
     width: int = 16
     dtype: str = "f32"
@@ -40,7 +44,7 @@ class Attend:
 
 def kernel_of(a: Attend) -> KernelOp:
     """Build the kernel; q, k and v lie as [B, S, heads, features], as projections leave them."""
-    heads, chunk = a.groups * a.repeats, -(-a.keys // a.parts)
+    heads, chunk = a.groups * a.repeats, a.keys if a.parts == 1 else -(-a.keys // a.parts)
     space = (a.batch, a.groups, a.repeats, a.rows, a.parts, chunk)
 
     def rows_of(length: int, count: int, features: int) -> tuple[int, tuple[int, ...], int]:
@@ -90,9 +94,11 @@ def _kernel(a, space, roles) -> KernelOp:
     op.properties["causal"] = BoolAttr.from_bool(a.causal)
     block.add_op(op)
     inputs = sum(role not in ("y", "sums") for role, *_ in roles)
+    named = not all(isinstance(size, int) for size in space)
     found = KernelOp.make(
         a.name, block, template="attention", space=space, parallel=5, num_inputs=inputs,
-        mapping=compose(spatial(*space[:5]), repeat(1, 1, 1, 1, 1)), sources=["n7"],
+        mapping=compose(spatial(*([1] * 5 if named else space[:5])), repeat(1, 1, 1, 1, 1)),
+        sources=["n7"],
     )  # fmt: skip
     found.verify()
     return found

@@ -246,7 +246,7 @@ def _one_frame(applied: Applied) -> AbstractContextManager[Target]:
 
         def wrong(self: Any, *args: Any, **kwargs: Any) -> None:
             right(self, *args, **kwargs)
-            self._frames = Kept()
+            self.leases = Kept()
 
         with patch.object(Executor, "__init__", wrong):
             yield in_threads

@@ -32,7 +32,7 @@ from irc.kernels.gpu.limits import GPUS
 from irc.runtime.device import device_of
 from irc.tune.tiles import best_tile
 from tests.gpu import compiling, launching, templates, whole
-from tests.gpu.programs import DTYPES, TARGETS, cases
+from tests.gpu.programs import DTYPES, MODES, TARGETS, cases
 
 SLICES = ("compile", *templates.SLICES, "models")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -54,7 +54,12 @@ class Record:
     def add(self, name: str, row: Any) -> None:
         """Print a row and keep it."""
         print(row, flush=True)
-        self.slices.setdefault(name, []).append(str(row) if isinstance(row, str) else asdict(row))
+        kept = row if isinstance(row, str) else _compact(row)
+        self.slices.setdefault(name, []).append(kept)
+
+
+def _compact(row: Any) -> dict[str, Any]:
+    return row.compact() if isinstance(row, compiling.Row) else asdict(row)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -90,6 +95,8 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-autotune", action="store_true", help="race against it as well")
     parser.add_argument("--all", action="store_true", help="slice compile: every kernel")
     parser.add_argument("--share", type=float, default=SHARE, help="slice compile: of its kernels")
+    parser.add_argument("--store", type=Path, help="slice compile: keep reports there")
+    parser.add_argument("--modes", type=_some(MODES), default=list(MODES))
     parser.add_argument("--targets", type=_some(TARGETS), default=list(TARGETS))
     parser.add_argument("--dtypes", type=_some(tuple(DTYPES)), default=list(DTYPES))
     parser.add_argument("--limit", type=int, help="the first so many of each slice of templates")
@@ -134,8 +141,10 @@ def _slice(name: str, args: argparse.Namespace) -> Callable[[argparse.Namespace,
 
 def _compile(args: argparse.Namespace, record: Record) -> None:
     share, limit = (1.0, float("inf")) if args.all else (args.share, args.seconds)
-    chosen = cases(args.models, args.dtypes)
-    work = compiling.Work(chosen, args.targets, share, jobs=args.jobs, seconds=limit)
+    chosen = cases(args.models, args.dtypes, args.modes)
+    work = compiling.Work(
+        chosen, args.targets, share, jobs=args.jobs, seconds=limit, store=args.store
+    )
     rows: list[compiling.Row] = []
     print(compiling.HEADER)
     for row in compiling.compile_all(work):

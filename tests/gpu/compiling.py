@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
 
 from irc.backends.triton import emit
 from irc.backends.triton.build import compile_text
 from irc.dialects.task import KernelOp
 from irc.errors import IrcError
+from tests.gpu.known import Compiled, Known, canonical
 from tests.gpu.programs import Case, kernels
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A kernel on one target; ``error`` says why there is no code."""
-
-    kernel: str
-    registers: int = 0
-    spill_bytes: int = 0
-    shared_bytes: int = 0
-    error: str = ""
 
 
 @dataclass
@@ -60,6 +51,19 @@ class Row:
             f"{len(spilled):>7}{len(failed):>9}  {'; '.join([*failed, *spilled])}"
         ).rstrip()
 
+    def compact(self) -> dict[str, Any]:
+        """Return the row for a file: only kernels that spill or fail are named."""
+        named = [asdict(one) for one in self.compiled if one.spill_bytes or one.error]
+        return {
+            "case": self.case,
+            "target": self.target,
+            "kernels": self.total,
+            "distinct": len(self.compiled),
+            "registers": max((one.registers for one in self.compiled), default=0),
+            **({"named": named} if named else {}),
+            **({"error": self.error} if self.error else {}),
+        }
+
 
 LATE = "left out: time is up"
 HEADER = (
@@ -70,7 +74,10 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Work:
-    """What is compiled: the programs, the targets, and of each program a share of its kernels."""
+    """What is compiled: the programs, the targets, and of each program a share of its kernels.
+
+    ``store`` names a file in which reports are kept: what is in it is not compiled again.
+    """
 
     cases: Sequence[Case]
     targets: Sequence[str]
@@ -78,6 +85,7 @@ class Work:
     seed: int = 0
     jobs: int = 1
     seconds: float = float("inf")
+    store: Path | None = None
 
 
 def compile_all(work: Work) -> Iterator[Row]:
@@ -85,6 +93,7 @@ def compile_all(work: Work) -> Iterator[Row]:
 
     Programs that do not begin before ``work.seconds`` are over give a row that says so.
     """
+    known = Known(version(), work.store)
     seen: set[str] = set()
     started = time.monotonic()
     spawn = get_context("spawn")
@@ -95,31 +104,45 @@ def compile_all(work: Work) -> Iterator[Row]:
                 continue
             try:
                 for target, found in kernels(case, work.targets):
-                    texts = _texts(found, target, work, seen)
-                    arch = int(target.removeprefix("sm_"))
-                    jobs = ((name, text, arch) for name, text in texts)
-                    yield Row(str(case), target, len(found), [*pool.map(_compiled, jobs)])
+                    fresh = _texts(found, target, work, known, seen)
+                    yield Row(str(case), target, len(found), _reports(pool, fresh, target, known))
             except (IrcError, ImportError) as error:
                 line = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                 yield from (Row(str(case), t, error=line) for t in work.targets)
 
 
+def version() -> str:
+    """Return the compiler's name and version."""
+    import triton
+
+    return f"triton {triton.__version__}"
+
+
 def _texts(
-    found: Iterable[KernelOp], target: str, work: Work, seen: set[str]
-) -> list[tuple[str, str]]:
-    """Return name and source of the kernels that are new."""
-    fresh: list[tuple[str, str]] = []
+    found: Iterable[KernelOp], target: str, work: Work, known: Known, seen: set[str]
+) -> list[tuple[str, str, str]]:
+    """Return name, key and canonical text of the kernels that no program before had."""
+    fresh: list[tuple[str, str, str]] = []
     for kernel in found:
-        text = emit(kernel)
-        # Names and comments do not change the code.
-        own = kernel.sym_name.data
-        lines = [s for s in text.replace(own, "k").splitlines() if not s.startswith("#")]
-        key = hashlib.sha256(f"{target} {lines}".encode()).hexdigest()
+        name = kernel.sym_name.data
+        text = canonical(emit(kernel), name)
+        key = known.key(target, text)
         chosen = random.Random(f"{work.seed} {key}").random() < work.share
         if key not in seen and chosen:
-            fresh.append((own, text))
+            fresh.append((name, key, text))
         seen.add(key)
     return fresh
+
+
+def _reports(
+    pool: ProcessPoolExecutor, fresh: Sequence[tuple[str, str, str]], target: str, known: Known
+) -> list[Compiled]:
+    arch = int(target.removeprefix("sm_"))
+    jobs = {key: (name, text, arch) for name, key, text in fresh if known.get(key) is None}
+    for key, report in zip(jobs, pool.map(_compiled, jobs.values()), strict=True):
+        known.add(key, report)
+    found = [(name, known.get(key)) for name, key, _ in fresh]
+    return [replace(report, kernel=name) for name, report in found if report is not None]
 
 
 def _compiled(job: tuple[str, str, int]) -> Compiled:

@@ -9,14 +9,15 @@ import torch
 
 from irc.backends.triton import emit, is_interpreted
 from irc.backends.triton.segment import launcher
+from irc.backends.triton.timing import event_seconds as seconds
 from irc.dialects.task import KernelOp
 from irc.runtime.device import device_of
 from irc.runtime.library import dtypes
 from tests.backends import gpu_kernels
 
+__all__ = ["Launch", "error", "excess", "prepare", "seconds"]
+
 TOLERANCE = {"f64": 1e-9, "f32": 2e-5, "f16": 5e-3, "bf16": 3e-2}
-FLUSH_BYTES = 256 << 20
-"""More than any L2 cache: between two timings, so that inputs come from memory."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +68,3 @@ def excess(made: torch.Tensor, wanted: torch.Tensor, kernel: KernelOp) -> float:
     difference = torch.where(same, 0.0, difference)
     worst = float(difference.max()) if made.numel() else 0.0
     return worst if worst == worst else float("inf")
-
-
-def seconds(run: Callable[[], object], *, samples: int = 20, cold: bool = False) -> float:
-    """Return the median seconds of a call on the device, after two that do not count.
-
-    Args:
-        run: enqueues work.
-        samples: how many calls.
-        cold: clear the cache in front of each.
-    """
-    flush = torch.empty(FLUSH_BYTES if cold else 0, dtype=torch.uint8, device="cuda")
-    for _ in range(2):
-        run()
-    pairs = []
-    for _ in range(samples):
-        flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        pairs.append((start, end))
-    torch.cuda.synchronize()
-    found = sorted(start.elapsed_time(end) for start, end in pairs)
-    return found[len(found) // 2] / 1e3

@@ -28,6 +28,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "bf16": torch.bfloat16,
 }
 TARGETS = ("sm_80", "sm_90", "sm_100")
+MODES: tuple[Mode, ...] = ("forward", "training")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import torch
 
 from tests.backends.triton.interpreting import run_interpreted
 from tests.gpu.__main__ import main
-from tests.gpu.compiling import Compiled, Row, Work, compile_all, summary
+from tests.gpu.compiling import Row, Work, compile_all, summary
+from tests.gpu.known import Compiled, Known, canonical
 from tests.gpu.programs import Case, cases
 
 pytest.importorskip("triton")
@@ -68,3 +69,36 @@ def test_every_kernel_of_the_zoo_compiles() -> None:
     line, ok = summary(rows)
     print("\n".join(map(str, rows)), line, sep="\n")
     assert ok, line
+
+
+HEAD = "import x\n\n@triton.jit\n"
+
+
+def file_of(name: str, note: str, size: int, line: str = "v = x0") -> str:
+    return (
+        f"# from: {note}\n{HEAD}def kernel_{name}(x0):\n    {line}  # {note}\n\n\n"
+        f"GRID = ({size},)\n"
+        f'KERNEL = "kernel_{name}"\nBUFFERS = (\n    ("x0", {size}, torch.float32, 9),\n)\n\n\n'
+        "def launch(*buffers):\n    pass\n"
+    )
+
+
+def test_kernels_that_compile_to_the_same_code_are_one() -> None:
+    one = canonical(file_of("k1_add", "n3", 40), "k1_add")
+    assert one == canonical(file_of("k17_add", "n36.g2", 50), "k17_add")
+    assert one != canonical(file_of("k1_add", "n3", 40, "v = x0 + 1"), "k1_add")
+
+
+def test_reports_are_kept_by_version_and_target(tmp_path: Path) -> None:
+    path = tmp_path / "known.jsonl"
+    known = Known("triton 1", path)
+    key = known.key("sm_90", "text")
+    known.add(key, Compiled("k0", 40, 8))
+    assert Known("triton 1", path).get(key) == Compiled("k0", 40, 8)
+    assert Known("triton 2", path).key("sm_90", "text") != key != known.key("sm_80", "text")
+
+
+def test_a_row_for_a_file_names_only_what_spills_or_fails() -> None:
+    row = Row("a", "sm_90", 2, [Compiled("k0", 40), Compiled("k1", 255, 16)])
+    (named,) = row.compact()["named"]
+    assert named["kernel"] == "k1"

@@ -168,3 +168,64 @@ def test_declines_scales_that_change_along_the_sum_of_bytes() -> None:
     turn = helper.make_node("Transpose", ["d"], ["d2"])
     count, _ = packed_and_run(model([scale, turn, both], x, {"xs": stored["xs"]}), x)
     assert count == 0
+
+
+@pytest.mark.parametrize("dtype", ["u8", "i8"])
+@pytest.mark.parametrize(("stride", "pad"), [(1, 1), (2, 0)])
+def test_quantised_convolutions_of_the_older_form(dtype: str, stride: int, pad: int) -> None:
+    """QLinearConv is a convolution between quantised sides, its zero points what they are."""
+    x, w = some_bytes(dtype, 2, 5, 9, 8), some_bytes("i8", 7, 5, 3, 3)
+    bias, scales = RNG.integers(-999, 999, 7).astype(np.int32), np.linspace(0.01, 0.02, 7)
+    stored = {
+        "xs": np.float32(0.5), "xz": BYTES[dtype][0](3), "w": w, "ws": scales.astype(np.float32),
+        "wz": np.zeros(7, np.int8), "ys": np.float32(1.25), "yz": BYTES[dtype][0](9), "b": bias,
+    }  # fmt: skip
+    given = ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"]
+    window = {"strides": [stride] * 2, "pads": [pad] * 4}
+    proto = model([helper.make_node("QLinearConv", given, ["y"], **window)], x, stored)
+    sums = exact_sums(x, 3, w, stride, pad) + bias[:, None, None]
+    steps = sums * (0.5 * scales.astype(np.float32).astype(float) / 1.25)[:, None, None]
+    expected = np.clip(np.rint(steps) + 9, *(BYTES[dtype][1], BYTES[dtype][2] - 1))
+    count, found = packed_and_run(proto, x)
+    assert count == 1
+    (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
+    for result in (found, compiled):
+        assert np.abs(result.astype(float) - expected).max() <= 1
+        assert (result != expected).mean() < 0.01
+
+
+def exact_sums(x: Array, zero: int, w: Array, stride: int, pad: int) -> Array:
+    image, kernel = torch.from_numpy(x.astype(float) - zero), torch.from_numpy(w.astype(float))
+    return torch.nn.functional.conv2d(image, kernel, stride=stride, padding=pad).numpy()
+
+
+@pytest.mark.parametrize("dtype", ["u8", "i8"])
+@pytest.mark.parametrize("pad", [0, 1])
+def test_conv_integer_is_exact(dtype: str, pad: int) -> None:
+    x, w = some_bytes(dtype, 2, 5, 9, 8), some_bytes("i8", 7, 5, 3, 3)
+    node = helper.make_node("ConvInteger", ["x", "w", "xz"], ["y"], pads=[pad] * 4)
+    proto = model([node], x, {"w": w, "xz": BYTES[dtype][0](3)})
+    count, found = packed_and_run(proto, x)
+    (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
+    assert count == 1
+    for result in (found, compiled):
+        assert (result == exact_sums(x, 3, w, 1, pad)).all()
+
+
+def test_conv_integer_about_a_zero_point_of_the_call() -> None:
+    """Where windows cross the border, fewer weights meet the zero point."""
+    x, w = RNG.standard_normal((1, 5, 9, 8)).astype(np.float32), some_bytes("i8", 7, 5, 3, 3)
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node("ConvInteger", ["q", "w", "z"], ["y"], pads=[1] * 4),
+    ]
+    proto = model(nodes, x, {"w": w})
+    count, found = packed_and_run(proto, x)
+    low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+    scale = np.float32(high - low) / np.float32(255)
+    zero = int(np.rint(-np.float32(low) / scale))
+    q = np.clip(np.rint(x / scale) + zero, 0, 255)
+    (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
+    assert count == 2  # and the sums of the weight inside, which are made once
+    for result in (found, compiled):
+        assert (result == exact_sums(q, zero, w, 1, 1)).all()

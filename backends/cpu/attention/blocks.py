@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from irc.backends.cpu.features import Features
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.loops.units import decode
 from irc.backends.cpu.vector.builder import I64, Builder, Operand, Type
 from irc.backends.cpu.vector.storage import MEMORY
@@ -54,24 +55,16 @@ class AttentionPlan:
         return self.form.space[self.row]
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of rows; the last is moved back so that all are whole."""
-        return -(-self.rows // self.block)
-
-    @property
     def batch(self) -> tuple[int, ...]:
         """The other parallel dims."""
         return tuple(d for d in range(len(self.form.space) - 1) if d != self.row)
 
     @property
-    def units(self) -> int:
-        """Blocks of all heads and parts."""
-        return prod(self.form.space[d] for d in self.batch) * self.num_blocks
-
-    @property
     def is_one_block(self) -> bool:
         """True where every row meets all its keys, at least one, at once."""
         forms = self.form.places
+        if is_named(self.form.chunk):
+            return False
         return self.form.chunk <= self.keys and "start" not in forms and "y0" not in forms
 
     @property
@@ -84,12 +77,15 @@ class AttentionPlan:
 def plan_attention(form: AttentionForm, features: Features, workers: int) -> AttentionPlan:
     """Decide how an attention kernel runs."""
     row = len(form.space) - (4 if form.rows == 1 and form.repeats > 1 else 3)
-    rows, lanes = form.space[row], features.float_lanes
-    wide = rows >= LONG and prod(form.space[:-2]) >= MANY_BLOCKS * 4 * lanes
+    rows, lanes = typical(form.space[row]), features.float_lanes
+    # On the diagonal half of a block is for nothing, so blocks of causal attention stay small.
+    wide = not form.causal and rows >= LONG and prod(map(typical, form.space[:-2])) >= MANY_BLOCKS * 4 * lanes
     block = min((4 if wide else 2) * lanes, -(-rows // lanes) * lanes)
-    keys = -(-form.chunk // -(-form.chunk // MAX_KEYS))
-    keys += keys % 2 if keys < form.chunk else 0
-    flops = 2.0 * prod(form.space) * (form.depth + form.width)
+    keys = MAX_KEYS
+    if not is_named(form.chunk):
+        keys = -(-form.chunk // -(-form.chunk // MAX_KEYS))
+        keys += keys % 2 if keys < form.chunk else 0
+    flops = 2.0 * prod(map(typical, form.space)) * (form.depth + form.width)
     return AttentionPlan(form, features, row, lanes, block, keys, workers > 1 and flops > 200_000)
 
 
@@ -120,12 +116,30 @@ class AttentionWriter:
         self.b, self.plan, self.form, self.buffers = b, plan, plan.form, buffers
         self.scratch = Operand(Type("ptr"), "%scratch")
         self.size = 0
+        # The last block of rows is moved back so that all are whole.
+        self.num_blocks = b.parts(plan.rows, plan.block)
+        if is_named(plan.rows):
+            self.valid = b.intrinsic("smin", b.i64(plan.rows), b.i64(plan.block))
+        else:
+            self.valid = b.i64(min(plan.rows, plan.block))
 
     def reserve(self, elements: int) -> int:
         """Take scratch memory for float32 elements; returns its first byte."""
         at = self.size
         self.size += -(-elements * 4 // 64) * 64
         return at
+
+    def existing(self, row: int) -> Operand:
+        """Return a row of a block; where their number is open, the last one for those beyond."""
+        b = self.b
+        if not is_named(self.plan.rows):
+            return b.i64(row)
+        return b.intrinsic("smin", b.i64(row), b.add(self.valid, b.i64(-1)))
+
+    def call(self, name: str, *operands: Operand) -> None:
+        """Call a helper function."""
+        given = ", ".join(map(str, operands))
+        self.b.do(f"call void @irc.attention.{name}({given}{self.b.size_argument})")
 
     def scratch_at(self, byte: int) -> Operand:
         """Return an address in scratch memory."""
@@ -156,14 +170,14 @@ class AttentionWriter:
         """Write the loop over the units of this thread; ``head`` is before the first of a head."""
         b, plan = self.b, self.plan
         thread, threads = Operand(I64, "%thread"), Operand(I64, "%threads")
-        offset = self._offset() if self.form.causal else b.i64(0)
+        offset = self.offset() if self.form.causal else b.i64(0)
 
         def share(of: Operand) -> Operand:
-            return b.binary("udiv", b.binary("mul", of, b.i64(plan.units)), threads)
+            return b.binary("udiv", b.binary("mul", of, units), threads)
 
         def one(index: Operand, _: list[Operand]) -> list[Operand]:
             extents = [self.form.space[d] for d in plan.batch]
-            *batch, block = decode(b, index, [*extents, plan.num_blocks])
+            *batch, block = decode(b, index, [*extents, self.num_blocks])
             unit = self._unit(dict(zip(plan.batch, batch, strict=True)), block, offset)
             if head is not None:
                 first = b.compare("icmp eq", block, b.i64(0))
@@ -172,10 +186,11 @@ class AttentionWriter:
             body(unit)
             return []
 
+        units = b.product([*(self.form.space[d] for d in plan.batch), self.num_blocks])
         low = share(thread)
         b.loop(low, share(b.add(thread, b.i64(1))), 1, [], one)
 
-    def _offset(self) -> Operand:
+    def offset(self) -> Operand:
         """Return how far the first row is from the first key."""
         b = self.b
         if "start" not in self.form.places:
@@ -188,10 +203,13 @@ class AttentionWriter:
 
     def _unit(self, batch: dict[int, Operand], block: Operand, offset: Operand) -> Unit:
         b, plan, form = self.b, self.plan, self.form
-        if form.causal and plan.num_blocks > 1:
+        if form.causal and self.num_blocks.literal != 1:
             block = self._folded(block)
         first = b.scale(block, plan.block)
-        if plan.rows > plan.block and plan.rows % plan.block:
+        if is_named(plan.rows):
+            last = b.intrinsic("smax", b.i64(plan.rows + -plan.block), b.i64(0))
+            first = b.intrinsic("smin", first, last)
+        elif plan.rows > plan.block and plan.rows % plan.block:
             first = b.intrinsic("smin", first, b.i64(plan.rows - plan.block))
         start, stop = b.i64(0), b.i64(form.keys)
         if form.parts > 1:
@@ -201,7 +219,7 @@ class AttentionWriter:
             return Unit(batch, first, start, start, stop, None)
         moves = plan.row == len(form.space) - 3
         shift = b.add(first, offset) if moves else offset
-        last = b.add(shift, b.i64(min(plan.block, plan.rows) if moves else 1))
+        last = b.add(shift, self.valid if moves else b.i64(1))
         stop = b.intrinsic("smax", b.intrinsic("smin", stop, last), start)
         return Unit(batch, first, start, start, stop, shift)
 
@@ -209,6 +227,6 @@ class AttentionWriter:
         """Take blocks from both ends in turn: later ones see more keys, and shares are equal."""
         b = self.b
         half = b.binary("lshr", block, b.i64(1))
-        other = b.binary("sub", b.i64(self.plan.num_blocks - 1), half)
+        other = b.binary("sub", b.add(self.num_blocks, b.i64(-1)), half)
         odd = b.compare("icmp ne", b.binary("and", block, b.i64(1)), b.i64(0))
         return b.select(odd, other, half)

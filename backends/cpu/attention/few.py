@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from irc.backends.cpu.attention.blocks import FEW, AttentionPlan, AttentionWriter, Unit
 from irc.backends.cpu.attention.softmax import LOG2E, NEVER, maximum, power_of_two
 from irc.backends.cpu.attention.store import LN2
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.matmul.dots import add_lanes, dots_function
 from irc.backends.cpu.matmul.tile import Factor, tile_function
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
@@ -26,7 +27,7 @@ def suits_few(plan: AttentionPlan) -> bool:
     """True where rows are few, and features lie side by side and fill a vector."""
     form = plan.form
     near = all(form.places[role].feature == 1 for role in ("q", "k", "v", "y"))
-    return plan.rows <= FEW and near and form.width >= plan.lanes
+    return not is_named(plan.rows) and plan.rows <= FEW and near and form.width >= plan.lanes
 
 
 class FewWriter(AttentionWriter):
@@ -127,7 +128,7 @@ class FewWriter(AttentionWriter):
         b, rows = self.b, self.rows
         scores = self.scratch_at(self.scores_at)
         q, k = self.address("q", unit, b.i64(0)), self.address("k", unit, None, key)
-        b.do(f"call void @irc.attention.dots({q}, {k}, {scores}, {count})")
+        self.call("dots", q, k, scores, count)
         found = self._largest(unit, key, count)
         tops = [maximum(b, top, old) for top, old in zip(found, state[:rows], strict=True)]
         empty = [b.compare("fcmp oeq", top, constant(self.one, NEVER)) for top in tops]
@@ -217,7 +218,7 @@ class FewWriter(AttentionWriter):
             align = constant(Type("i32"), kind.bits // 8)
             raw = b.call(kind, f"llvm.masked.load.{kind.mangled}.p0", at, align, exists, zero)
             return unpack(b, raw, place.dtype)
-        steps = b.binary("mul", b.iota(Type("i64", lanes)), constant(Type("i64", lanes), stride))
+        steps = b.binary("mul", b.iota(Type("i64", lanes)), b.splat(b.i64(stride), lanes))
         steps = b.select(exists, steps, constant(steps.type, 0))
         raw = zero
         for lane in range(lanes):
@@ -255,7 +256,7 @@ class FewWriter(AttentionWriter):
         start = self.address("v", unit, None, key)
         start = b.address(start, MEMORY[place.dtype], b.i64(self._feature(tile, 0)))
         scores, total = self.scratch_at(self.scores_at), self._total(tile, 0, 0)
-        b.do(f"call void @irc.attention.values({scores}, {start}, {total}, {count})")
+        self.call("values", scores, start, total, count)
 
     def _store(self, unit: Unit, tops: Sequence[Operand], sums: Sequence[Operand]) -> None:
         """Store rows of y, and log-sums."""

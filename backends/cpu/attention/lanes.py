@@ -15,6 +15,7 @@ from irc.backends.cpu.attention.pairs import packed_pairs, rounded_pairs
 from irc.backends.cpu.attention.softmax import LOG2E, NEVER, Block, maximum, power_of_two, powers
 from irc.backends.cpu.attention.store import store_block, store_sums
 from irc.backends.cpu.attention.tiles import APART, choose_tiles, define_functions
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
 from irc.backends.cpu.vector.storage import MEMORY
 
@@ -53,11 +54,11 @@ class LanesWriter(AttentionWriter):
 
     def _unit_body(self, unit: Unit) -> None:
         b, plan, form = self.b, self.plan, self.form
-        valid, unit = b.i64(min(plan.block, plan.rows)), self.masks.trimmed(unit)
+        valid, unit = self.valid, self.masks.trimmed(unit)
         panel = self.scratch_at(self.queries_at)
         q = self.address("q", unit, unit.first)
         depth = b.i64(form.depth // 2 if self.pairs else form.depth)
-        b.do(f"call void @irc.attention.pack_q({q}, {panel}, {valid}, {depth})")
+        self.call("pack_q", q, panel, valid, depth)
         tops, sums = self._begin(unit, valid)
 
         def block(key: Operand, state: list[Operand]) -> list[Operand]:
@@ -81,7 +82,7 @@ class LanesWriter(AttentionWriter):
             never, zero = constant(self.kind, NEVER), constant(self.kind, 0.0)
             return [never] * self.vectors, [zero] * self.vectors
         y0 = self.address("y0", unit, unit.first)
-        b.do(f"call void @irc.attention.pack_y0({y0}, {totals}, {valid}, {b.i64(form.width)})")
+        self.call("pack_y0", y0, totals, valid, b.i64(form.width))
         tops: list[Operand] = []
         for v in range(self.vectors):
             given = self.masks.rows("sums0", unit, v, None)
@@ -137,7 +138,7 @@ class LanesWriter(AttentionWriter):
             stop = b.intrinsic("smin", b.add(unit.start, b.i64(form.chunk)), stop)
         source, target = self.address("v", unit, None, unit.start), self.scratch_at(self.packed_at)
         count = b.binary("sub nsw", stop, unit.start)
-        b.do(f"call void @irc.attention.pack_v({source}, {target}, {count})")
+        self.call("pack_v", source, target, count)
 
     def _finite(self, top: Operand) -> Operand:
         """Return what is subtracted: 0 for rows that see nothing, whose powers are then 0."""
@@ -160,7 +161,7 @@ class LanesWriter(AttentionWriter):
     def _copy(self, role: str, unit: Unit, key: Operand, count: Operand) -> Operand:
         """Copy a block of keys or values; returns the copy's address."""
         source, target = self.address(role, unit, None, key), self.scratch_at(self.copies_at[role])
-        self.b.do(f"call void @irc.attention.copy_{role}({source}, {target}, {count})")
+        self.call(f"copy_{role}", source, target, count)
         return target
 
     def _scores(self, unit: Unit, key: Operand, count: Operand) -> None:
@@ -168,21 +169,31 @@ class LanesWriter(AttentionWriter):
         b, form, panel = self.b, self.form, self.scratch_at(self.queries_at)
         copy = self._copy("k", unit, key, count) if "k" in self.copied else None
 
-        def tile(index: Operand, _: list[Operand]) -> list[Operand]:
+        def tile(index: Operand, name: str = "scores") -> list[Operand]:
             if copy is not None:
                 at = index
                 rows = b.address(copy, "float", b.scale(index, form.depth + APART))
             else:
                 # The last tile is moved back rather than read past the end.
-                first = b.intrinsic("smin", b.add(key, index), b.i64(form.keys - self.tile))
+                rows = self.tile if name == "scores" else 1
+                first = b.intrinsic("smin", b.add(key, index), b.i64(form.keys + -rows))
                 at = b.binary("sub nsw", first, key)
                 rows = self.address("k", unit, None, first)
             target = b.address(self.scores, "float", b.scale(at, self.plan.block))
             depth = b.i64(form.depth // 2 if self.pairs else form.depth)
-            b.do(f"call void @irc.attention.scores({rows}, {panel}, {target}, {depth})")
+            self.call(name, rows, panel, target, depth)
             return []
 
-        b.loop(b.i64(0), count, self.tile, [], tile)
+        def tiles() -> None:
+            b.loop(b.i64(0), count, self.tile, [], lambda i, _: tile(i))
+
+        def single() -> None:
+            b.loop(b.i64(0), count, 1, [], lambda i, _: tile(i, "score"))
+
+        if copy is not None or not is_named(form.keys):
+            tiles()
+            return
+        b.either(b.compare("icmp sge", b.i64(form.keys), b.i64(self.tile)), tiles, single)
 
     def _values(self, unit: Unit, key: Operand, count: Operand) -> None:
         """Write the product of a block's powers with V, added to what was accumulated."""
@@ -203,8 +214,7 @@ class LanesWriter(AttentionWriter):
             target = b.address(
                 self.scratch_at(self.totals_at), "float", b.scale(feature, self.plan.block)
             )
-            symbol = f"irc.attention.values{count_of}"
-            b.do(f"call void @{symbol}({start}, {self.scores}, {target}, {count})")
+            self.call(f"values{count_of}", start, self.scores, target, count)
             return []
 
         columns = self.tiles.features

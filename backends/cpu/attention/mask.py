@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from irc.backends.cpu.attention.softmax import LOG2E, NEVER, Block, largest
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import Operand, Type, constant
 from irc.backends.cpu.vector.storage import MEMORY, unpack
 
@@ -33,7 +34,8 @@ class MaskWriter:
         b, place = self.b, self.form.places.get("mask")
         if place is None or place.dtype != "i1" or place.strides[self.plan.row] not in (0, 1):
             return unit
-        if place.strides[self.plan.row] and self.plan.rows < self.plan.block:
+        rows = self.plan.rows
+        if place.strides[self.plan.row] and (is_named(rows) or rows < self.plan.block):
             return unit
         count = b.binary("sub nsw", unit.stop, unit.start)
         whole = b.add(unit.start, b.binary("and", count, b.i64(-GROUP)))
@@ -138,8 +140,13 @@ class MaskWriter:
         first = b.splat(b.convert("trunc", shift, "i32"), lanes)
         if not moves:
             return [first] * self.vectors
-        rows = b.binary("add", first, b.iota(kind))
-        return [b.binary("add", rows, constant(kind, v * lanes)) for v in range(self.vectors)]
+        places = [b.iota(kind)] + [
+            b.binary("add", b.iota(kind), constant(kind, v * lanes)) for v in range(1, self.vectors)
+        ]
+        if is_named(self.plan.rows):  # rows past the last one are the last one again
+            last = b.convert("trunc", b.add(self.writer.valid, b.i64(-1)), "i32")
+            places = [b.intrinsic("smin", at, b.splat(last, lanes)) for at in places]
+        return [b.binary("add", first, at) for at in places]
 
     def _seen(self, last: Operand, key: Operand, score: Operand) -> Operand:
         b = self.b
@@ -159,9 +166,15 @@ class MaskWriter:
         b, place, lanes = self.b, self.form.places[role], self.kind.lanes
         stride, memory = place.strides[self.plan.row], MEMORY[place.dtype]
         first = self.writer.address(role, unit, unit.first, key)
-        valid = min(self.plan.rows, self.plan.block) - v * lanes
         if stride == 0:
             return b.splat(unpack(b, b.load(Type(memory), first), place.dtype), lanes)
+        if is_named(self.plan.rows):
+            raw = Operand(Type(memory, lanes), "poison")
+            for lane in range(lanes):
+                at = b.scale(self.writer.existing(v * lanes + lane), stride)
+                raw = b.insert(raw, b.load(Type(memory), b.address(first, memory, at)), lane)
+            return unpack(b, raw, place.dtype)
+        valid = min(self.plan.rows, self.plan.block) - v * lanes
         if stride == 1 and valid >= lanes:
             at = b.address(first, memory, b.i64(v * lanes))
             return unpack(b, b.load(Type(memory, lanes), at), place.dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from irc.backends.cpu.attention.blocks import AttentionPlan
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.dialects.attention import AttentionForm, Place
 
@@ -26,17 +27,20 @@ def suits_pairs(plan: AttentionPlan) -> bool:
     if not features.dot_bf16 or plan.lanes != 16 or form.places["q"].dtype != "bf16":
         return False
     near = all(form.places[role].feature == 1 for role in ("q", "k", "v"))
+    if is_named(form.chunk):
+        return False
     size = packed_pairs(form) * form.width * 4
     return near and form.depth % 2 == 0 and _is_even(form.places["q"]) and size <= MAX_PACKED_BYTES
 
 
 def _is_even(place: Place) -> bool:
-    return not place.offset % 2 and not any(stride % 2 for stride in place.strides)
+    numbers = (place.offset, *place.strides)
+    return not any(is_named(number) or number % 2 for number in numbers)
 
 
 def packed_pairs(form: AttentionForm) -> int:
-    """Return how many pairs the keys of a part make."""
-    return -(-form.chunk // 2)
+    """Return how many pairs the keys of a part make; none where that is open."""
+    return 0 if is_named(form.chunk) else -(-form.chunk // 2)
 
 
 def dot_tile(
@@ -46,24 +50,33 @@ def dot_tile(
     strides: tuple[int, int],
     *,
     accumulate: bool,
+    columns: int | None = None,
+    apart: int | None = None,
 ) -> None:
     """Define ``void symbol(ptr a, ptr b, ptr tile, i64 pairs)``: ``tile[rows][vectors] = A * B``.
 
-    A pair of A is at ``row * strides[0] + pair * strides[1]`` halves; B is ``[pairs][columns]``.
+    A pair of A is at ``row * strides[0] + pair * strides[1]`` halves; B is ``[pairs][columns]``,
+    and rows of the tile lie ``apart`` floats: both as many as the tile has columns, unless given.
     """
     rows, vectors = shape
+    width = vectors * 16
+    columns, apart = columns or width, apart or width
     f = b.child()
     kind = Type("float", 16)
     f.functions[DOT] = f"declare <16 x float> @{DOT}(<16 x float>, {HALVES}, {HALVES})"
     start, panel, tile = (Operand(PTR, f"%{name}") for name in ("a", "b", "tile"))
-    places = [f.address(tile, "float", f.i64(i * 16)) for i in range(rows * vectors)]
+    places = [
+        f.address(tile, "float", f.i64(i * apart + j * 16))
+        for i in range(rows)
+        for j in range(vectors)
+    ]
     totals = [f.load(kind, p) if accumulate else constant(kind, 0.0) for p in places]
 
     def halves(value: Operand) -> str:
         return f"{HALVES} {f.emit(value.type, f'bitcast {value} to {HALVES}').ref}"
 
     def step(pair: Operand, sums: list[Operand]) -> list[Operand]:
-        line = f.address(panel, "i32", f.scale(pair, vectors * 16))
+        line = f.address(panel, "i32", f.scale(pair, columns))
         ys = [
             halves(f.load(Type("i32", 16), f.address(line, "i32", f.i64(j * 16))))
             for j in range(vectors)
@@ -84,8 +97,8 @@ def dot_tile(
     for total, place in zip(totals, places, strict=True):
         f.store(total, place)
     f.do("ret void")
-    header = f"define internal void @{symbol}(ptr %a, ptr %b, ptr %tile, i64 %pairs) noinline"
-    b.functions[symbol] = f.function(header)
+    given = f"ptr %a, ptr %b, ptr %tile, i64 %pairs{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
 
 
 def define_pack_values(b: Builder, symbol: str, form: AttentionForm) -> None:
@@ -124,8 +137,8 @@ def define_pack_values(b: Builder, symbol: str, form: AttentionForm) -> None:
     f.loop(f.i64(0), even, 2, [], both)
     f.when(f.compare("icmp ne", even, keys), lambda: pair(even, alone=True))
     f.do("ret void")
-    header = f"define internal void @{symbol}(ptr %from, ptr %to, i64 %keys) noinline"
-    b.functions[symbol] = f.function(header)
+    given = f"ptr %from, ptr %to, i64 %keys{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
 
 
 def rounded_pairs(b: Builder, first: Sequence[Operand], second: Sequence[Operand]) -> list[Operand]:

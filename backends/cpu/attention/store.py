@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import log
 from typing import TYPE_CHECKING
 
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.matmul.panels import transposed
 from irc.backends.cpu.vector.builder import Operand, constant
 from irc.backends.cpu.vector.logarithms import log as logarithm
@@ -49,8 +50,9 @@ def store_block(
 
 
 def _valid(writer: AttentionWriter) -> int:
-    """Rows of a block that exist."""
-    return min(writer.plan.rows, writer.plan.block)
+    """Rows of a block that are stored; where their number is open, the last one several times."""
+    rows = writer.plan.rows
+    return writer.plan.block if is_named(rows) else min(rows, writer.plan.block)
 
 
 def _column(
@@ -66,7 +68,7 @@ def _column(
 def _store(writer: AttentionWriter, unit: Unit, row: int, feature: Operand, value: Operand) -> None:
     b, place = writer.b, writer.place("y")
     memory = MEMORY[place.dtype]
-    start = writer.address("y", unit, b.add(unit.first, b.i64(row)))
+    start = writer.address("y", unit, b.add(unit.first, writer.existing(row)))
     at = b.address(start, memory, b.scale(feature, place.feature))
     b.store(pack(b, value, place.dtype), at)
 
@@ -97,8 +99,9 @@ def store_sums(
     for v, (top, total) in enumerate(zip(tops, sums, strict=True)):
         value = b.fma(top, constant(top.type, LN2), logarithm(b, total))
         valid = _valid(writer) - v * lanes
-        if stride == 1 and valid >= lanes:
+        if stride == 1 and valid >= lanes and not is_named(writer.plan.rows):
             b.store(value, b.address(first, "float", b.i64(v * lanes)))
             continue
         for i in range(min(lanes, valid)):
-            b.store(b.lane(value, i), b.address(first, "float", b.i64((v * lanes + i) * stride)))
+            at = b.scale(writer.existing(v * lanes + i), stride)
+            b.store(b.lane(value, i), b.address(first, "float", at))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from irc.backends.cpu.attention.blocks import AttentionPlan
 from irc.backends.cpu.attention.pairs import define_pack_values, dot_tile, suits_pairs
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.matmul.panels import define_pack
 from irc.backends.cpu.matmul.tile import Factor, tile_function
 from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type
@@ -41,7 +42,8 @@ def choose_tiles(plan: AttentionPlan) -> Tiles:
     most = max(1, (24 if plan.features.registers == 32 else 12) // vectors)
     pairs = suits_pairs(plan)
     copied = frozenset(r for r in ("k", "v") if not pairs and _is_copied(form.places[r]))
-    return Tiles(vectors, min(most, form.keys), _columns(form.width, most), pairs, copied)
+    keys = most if is_named(form.keys) else min(most, form.keys)
+    return Tiles(vectors, keys, _columns(form.width, most), pairs, copied)
 
 
 def _columns(width: int, most: int) -> int:
@@ -58,7 +60,9 @@ def _columns(width: int, most: int) -> int:
 
 def _is_copied(place: Place) -> bool:
     """True where rows are copied first: halves, features apart, or one cache set for all rows."""
-    return place.dtype != "f32" or place.feature != 1 or place.strides[-1] * 4 % 4096 == 0
+    if place.dtype != "f32" or place.feature != 1:
+        return True
+    return not is_named(place.strides[-1]) and place.strides[-1] * 4 % 4096 == 0
 
 
 def define_functions(b: Builder, plan: AttentionPlan, tiles: Tiles) -> None:
@@ -102,10 +106,14 @@ def _define_pair_tiles(b: Builder, plan: AttentionPlan, tiles: Tiles) -> None:
 def _define_tiles(b: Builder, plan: AttentionPlan, tiles: Tiles) -> None:
     form, kind, panel = plan.form, Type("float", plan.lanes), Factor("f32", (plan.block, 1))
     keys, values = _factor(plan, tiles, "k", form.depth), _factor(plan, tiles, "v", form.width)
-    tile_function(
-        b, "irc.attention.scores", kind, (tiles.keys, tiles.vectors), keys, panel,
-        odd=bool(form.depth % 2),
-    )  # fmt: skip
+    rows = {"scores": tiles.keys}
+    if is_named(form.keys) and "k" not in tiles.copied:
+        rows["score"] = 1  # fewer keys than a tile has
+    for name, count in rows.items():
+        tile_function(
+            b, f"irc.attention.{name}", kind, (count, tiles.vectors), keys, panel,
+            odd=bool(form.depth % 2),
+        )  # fmt: skip
     turned = Factor(values.dtype, (values.strides[1], values.strides[0]))
     for count in _value_tiles(plan, tiles):
         tile_function(
@@ -145,5 +153,5 @@ def _define_copy(b: Builder, plan: AttentionPlan, role: str) -> None:
     f.loop(f.i64(0), Operand(Type("i64"), "%keys"), 1, [], row)
     f.do("ret void")
     symbol = f"irc.attention.copy_{role}"
-    header = f"define internal void @{symbol}(ptr %from, ptr %to, i64 %keys) noinline"
-    b.functions[symbol] = f.function(header)
+    given = f"ptr %from, ptr %to, i64 %keys{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")

@@ -11,6 +11,9 @@ from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError
 
+OPEN_WORKERS = 32
+"""Among how many the work is divided at most where sizes are known only at run time."""
+
 
 def write_attention(
     b: Builder, kernel: KernelOp, features: Features, buffers: dict[int, Operand]
@@ -19,7 +22,8 @@ def write_attention(
     op = kernel.body.block.first_op
     if not isinstance(op, KernelAttentionOp):
         raise InternalError(f"kernel @{kernel.sym_name.data} has no task.attention")
-    plan = plan_attention(op.form, features, kernel.task_mapping.num_workers)
+    workers = OPEN_WORKERS if kernel.symbols else kernel.task_mapping.num_workers
+    plan = plan_attention(op.form, features, workers)
     few = suits_few(plan)
     writer = FewWriter(b, plan, buffers) if few else LanesWriter(b, plan, buffers)
     writer.write()

@@ -12,12 +12,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from irc.backends.cpu.convolution.windows import Blocking, Windows, block_places
+from irc.backends.cpu.convolution.windows import Blocking, Windows, block_places, fewest
 from irc.backends.cpu.convolution.writer import Block, ConvolutionWriter
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import Facts, Nest, Step
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.vector.storage import MEMORY, unpack
+from irc.dialects.task import is_negative
 from irc.dialects.types import ITEM_BYTES, is_float
 
 TILE = "irc.depthwise.tile"
@@ -53,13 +55,15 @@ def _windows(
         or w is None
         or not is_float(x.dtype)
         or x.dtype != w.dtype
-        or min(x.strides, default=0) < 0
+        or any(map(is_negative, x.strides))
     ):
         return None
     if w.bounds or x.index_strides or w.index_strides:
         return None
     runs = [d for d in range(nest.parallel) if x.strides[d] == w.strides[d] == 1]
     lanes = features.vector_bytes // (8 if x.dtype == "f64" else 4)
+    if any(is_named(nest.extents[d]) for d in (*runs, *nest.reduced)):
+        return None
     if len(runs) != 1 or nest.extents[runs[0]] < lanes:
         return None
     if any(n in bound.dims for bound in x.bounds for n in runs):
@@ -87,7 +91,7 @@ class DepthwiseWriter(ConvolutionWriter):
         widths = [v for v in (4, 2, 1) if v * lanes <= channels]
         vectors = min(widths, key=lambda v: -(-channels // (v * lanes)) * (v + SHORT_RUN))
         places = prod(w.sizes(w.places))
-        rows = min(max(1, registers // (vectors + 1)), 8, places)
+        rows = min(max(1, registers // (vectors + 1)), 8, fewest(places))
         return block_places(w, lanes, vectors, rows, chunk=w.num_taps)
 
     def _define_tiles(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from irc.backends.cpu.convolution.windows import Blocking, Windows
 from irc.backends.cpu.loops.units import decode
-from irc.backends.cpu.vector.builder import I64, Builder, Operand, Type, constant
+from irc.backends.cpu.vector.builder import I64, Builder, Operand, Type
 from irc.dialects.types import ITEM_BYTES
 
 POINTERS = 8
@@ -105,7 +105,7 @@ class TableWriter:
         found = b.binary("add nsw", found, b.splat(self.image, found.type.lanes))
         for bound in access.bounds:
             position = self._linear(bound.start, bound.strides, 1, known, moving)
-            inside = b.compare("icmp ult", position, constant(position.type, bound.size))
+            inside = b.compare("icmp ult", position, b.splat(b.i64(bound.size), position.type.lanes))
             lanes = max(found.type.lanes, inside.type.lanes)
             found = b.select(b.splat(inside, lanes), b.splat(found, lanes), b.splat(outside, lanes))
         b.store(b.splat(found, POINTERS), target, 8)
@@ -126,5 +126,5 @@ class TableWriter:
         if not step:
             return total
         kind = Type("i64", POINTERS)
-        steps = b.binary("mul nsw", b.iota(kind), constant(kind, step))
+        steps = b.binary("mul nsw", b.iota(kind), b.splat(b.i64(step), POINTERS))
         return b.binary("add nsw", b.splat(total, POINTERS), steps)

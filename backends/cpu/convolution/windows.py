@@ -12,7 +12,10 @@ from math import prod
 
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import Access, Nest, Step
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.vector.storage import COMPUTE
+from irc.dialects.size import UnboundSizeError, least
+from irc.dialects.task import is_negative
 from irc.dialects.types import ITEM_BYTES, is_float
 from irc.kernels.schedule import PLACES
 
@@ -93,7 +96,7 @@ def read_windows(nest: Nest) -> Windows | None:
     image, weight = (producers[v].access for v in step.operands)
     if image is None or weight is None or not is_float(image.dtype) or not weight.blocks:
         return None
-    if COMPUTE[image.dtype] != COMPUTE[weight.dtype] or min(image.strides) < 0:
+    if COMPUTE[image.dtype] != COMPUTE[weight.dtype] or any(map(is_negative, image.strides)):
         return None
     n, last = weight.blocks[0][0], len(nest.extents) - 1
     groups = tuple(d for d in range(nest.parallel) if weight.strides[d] and d != n)
@@ -114,7 +117,7 @@ class Blocking:
         columns: output channels of a register tile.
         places: of the whole kernel (of a group).
         tiles: of a block and a panel, at most.
-        blocks: how many blocks the places make.
+        blocks: how many blocks the places make; 0 where that is known only at run time.
         chunk: taps that are summed at a time: their part of a panel stays in the second cache.
     """
 
@@ -143,10 +146,11 @@ def make_blocking(windows: Windows, features: Features) -> Blocking:
     registers = 24 if features.registers == 32 else 12
     vectors = min(4 if registers == 24 else 2, windows.panel // lanes)
     places = prod(windows.sizes(windows.places))
-    most = min(registers // vectors, MOST_ROWS, places)
-    least = max(1, min(most, LEAST_PRODUCTS // vectors))
+    most = min(registers // vectors, MOST_ROWS, fewest(places))
+    fewest = max(1, min(most, LEAST_PRODUCTS // vectors))
+    usual = typical(places)
     rows = min(
-        range(most, least - 1, -1), key=lambda r: -(-places // r) * (r * vectors + TILE_COST)
+        range(most, fewest - 1, -1), key=lambda r: -(-usual // r) * (r * vectors + TILE_COST)
     )
     item = 8 if windows.element == "double" else 4
     tap = windows.channels * vectors * lanes * item
@@ -156,10 +160,21 @@ def make_blocking(windows: Windows, features: Features) -> Blocking:
     return block_places(windows, lanes, vectors, rows, chunk=chunk)
 
 
+def fewest(places: int) -> int:
+    """Return the least number of places: a tile has no more, as none is short."""
+    found = least(places)
+    if found is None or found < 1:
+        raise UnboundSizeError(f"a tile of the {places} places of a convolution needs their number")
+    return found
+
+
 def block_places(windows: Windows, lanes: int, vectors: int, rows: int, *, chunk: int) -> Blocking:
     """Divide the register tiles of (rows, vectors) into blocks."""
     places = prod(windows.sizes(windows.places))
-    columns, tiles = vectors * lanes, -(-places // rows)
+    columns = vectors * lanes
+    if is_named(places):
+        return Blocking(lanes, rows, columns, places, max(1, PLACES // rows), 0, chunk)
+    tiles = -(-places // rows)
     panels = prod(windows.sizes(windows.groups)) * -(-windows.nest.extents[windows.n] // columns)
     blocks = max(-(-tiles // max(1, PLACES // rows)), min(tiles, LEAST_UNITS // panels))
     return Blocking(lanes, rows, columns, places, -(-tiles // blocks), blocks, chunk)
@@ -194,8 +209,8 @@ def _lines(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def epilogue_nest(windows: Windows) -> tuple[Nest, tuple[int, ...], int]:
-    """Return the nest of what follows, its place dims and its channel dim.
+def epilogue_nest(windows: Windows) -> tuple[Nest, tuple[int, ...], tuple[int, ...], int]:
+    """Return the nest of what follows, its dims of groups and of places, and its channel dim.
 
     Taps are gone, and places are one dim wherever results and what is read beside them allow.
     """
@@ -214,12 +229,13 @@ def epilogue_nest(windows: Windows) -> tuple[Nest, tuple[int, ...], int]:
             access = replace(old.access, strides=(*strides, 0))
         steps.append(replace(old, access=access))
     made = Nest((*nest.extents[: nest.parallel], 1), nest.parallel, tuple(steps))
-    places, n = list(windows.places), windows.n
+    groups, places, n = list(windows.groups), list(windows.places), windows.n
     while (d := _joined(made, places, step)) is not None:
         made = _without(made, d, step)
+        groups = [g - (g > d) for g in groups]
         places = [p - (p > d) for p in places if p != d]
         n -= n > d
-    return made, tuple(places), n
+    return made, tuple(groups), tuple(places), n
 
 
 def _joined(nest: Nest, places: list[int], contract: Step) -> int | None:

@@ -26,6 +26,7 @@ from irc.backends.cpu.convolution.windows import (
 )
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import analyse
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.loops.units import decode, next_share, thread_range
 from irc.backends.cpu.matmul.epilogue import EpilogueWriter
 from irc.backends.cpu.matmul.product import Product, Tiling
@@ -61,6 +62,7 @@ class ConvolutionWriter:
         self.scratch = Operand(PTR, "%scratch")
         self.kind = Type(windows.element, self.blocking.lanes)
         self.dots = features.dot_bf16
+        self.all_tiles = b.parts(self.blocking.places, self.blocking.rows)
         self.panels = -(-windows.nest.extents[windows.n] // self.blocking.columns)
         self.epilogue = self._epilogue(features)
 
@@ -83,7 +85,8 @@ class ConvolutionWriter:
     @property
     def parallel(self) -> bool:
         """Whether several threads pay."""
-        return 2.0 * prod(self.windows.nest.extents) > SMALL
+        products = prod(self.windows.nest.extents)
+        return is_named(products) or 2.0 * products > SMALL
 
     @property
     def parts(self) -> list[tuple[int, int]]:
@@ -92,7 +95,8 @@ class ConvolutionWriter:
         return [(first, min(chunk, taps - first)) for first in range(0, taps, chunk)]
 
     def _epilogue(self, features: Features) -> EpilogueWriter:
-        nest, places, n = epilogue_nest(self.windows)
+        nest, groups, places, n = epilogue_nest(self.windows)
+        self.groups = dict(zip(self.windows.groups, groups, strict=True))
         producers = nest.producers()
         a, weight = (producers[v].access for v in self.windows.step.operands)
         assert a is not None and weight is not None
@@ -115,12 +119,13 @@ class ConvolutionWriter:
             zeros = (constant(Type("i8"), 0), b.i64(size), constant(Type("i1"), 0))
             b.invoke("llvm.memset.p0.i64", self._at(self.places.zeros), *zeros)
         groups = w.sizes(w.groups)
-        units = prod(groups) * plan.blocks * self.panels
+        blocks = b.i64(plan.blocks) if plan.blocks else b.parts(self.all_tiles, plan.tiles)
+        units = b.scale(blocks, prod(groups) * self.panels)
         low, high = thread_range(b, units, units)
         self.later = next_share(b)
 
         def block(index: Operand, _: list[Operand]) -> list[Operand]:
-            made = self._block(decode(b, index, [*groups, plan.blocks]))
+            made = self._block(decode(b, index, [*groups, blocks]))
             origin = b.scale(index, self.panels)
             first = b.intrinsic("smax", b.binary("sub nsw", low, origin), b.i64(0))
             last = b.intrinsic("smin", b.binary("sub nsw", high, origin), b.i64(self.panels))
@@ -140,7 +145,7 @@ class ConvolutionWriter:
         b, plan = self.b, self.blocking
         batch = dict(zip(self.windows.groups, parts, strict=False))
         first = b.scale(parts[-1], plan.tiles)
-        left = b.binary("sub nsw", b.i64(plan.all_tiles), first)
+        left = b.binary("sub nsw", self.all_tiles, first)
         tiles = b.intrinsic("smin", left, b.i64(plan.tiles))
         place, end = self._place(first), b.scale(b.add(first, tiles), plan.rows)
         table, zeros = self._at(self.places.table), self._at(self.places.zeros)
@@ -152,7 +157,7 @@ class ConvolutionWriter:
         """The first place of a tile; the last tile begins earlier rather than being short."""
         b, plan = self.b, self.blocking
         place = b.scale(tile, plan.rows)
-        if plan.places % plan.rows == 0:
+        if not is_named(plan.places) and plan.places % plan.rows == 0:
             return place
         return b.intrinsic("smin", place, b.i64(plan.places - plan.rows))
 
@@ -211,12 +216,13 @@ class ConvolutionWriter:
         b, plan = self.b, self.blocking
         row = b.scale(b.add(block.first, t), plan.rows)
         rows, start = b.i64(plan.rows), skipped
-        if plan.places % plan.rows:
+        if is_named(plan.places) or plan.places % plan.rows:
             had = b.binary("sub nsw", row, self._place(b.add(block.first, t)))
             rows = b.binary("sub nsw", rows, had)
             start = b.add(start, b.scale(had, plan.columns))
         at = b.address(tile, self.kind.element, start)
-        self.epilogue.finish(block.batch, row, rows, column, at)
+        batch = {self.groups[dim]: index for dim, index in block.batch.items()}
+        self.epilogue.finish(batch, row, rows, column, at)
 
     def _panel(self, block: Block, number: Operand, final: Operand) -> None:
         """Compute a block's results in one panel of channels, ``final``: the thread's last one."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def bounded_load(steps: StepWriter, access: Access, place: Place, u: int, lanes: int) -> Operand:
     """Write one vector (or scalar) of a load with bounds."""
     b = steps.b
-    inside = within(b, access.bounds, place, u, lanes)
+    inside = within(steps, access.bounds, place, u, lanes)
     memory, pointer = Type(MEMORY[access.dtype], lanes), steps.buffers[access.buffer]
     base = steps.offset(access, place, u)
     stride = access.strides[place.vector] if place.vector is not None else 0
@@ -40,8 +40,11 @@ def bounded_load(steps: StepWriter, access: Access, place: Place, u: int, lanes:
     return b.select(b.splat(inside, lanes), value, fill)
 
 
-def within(b: Builder, bounds: tuple[Bound, ...], place: Place, u: int, lanes: int) -> Operand:
+def within(
+    steps: StepWriter, bounds: tuple[Bound, ...], place: Place, u: int, lanes: int
+) -> Operand:
     """Return whether a place lies inside all bounds: one i1, or one for each lane."""
+    b = steps.b
     scalar, vector = list[Operand](), list[Operand]()
     for bound in bounds:
         total = b.i64(bound.start)
@@ -54,10 +57,10 @@ def within(b: Builder, bounds: tuple[Bound, ...], place: Place, u: int, lanes: i
         if spread:
             assert place.vector is not None
             kind = Type("i64", lanes)
-            step = constant(kind, bound.strides[place.vector])
+            step = steps.in_lanes(bound.strides[place.vector], kind)
             moved = b.binary("mul nsw", b.iota(kind), step)
             total = b.binary("add nsw", b.splat(total, lanes), moved)
-        check = b.compare("icmp ult", total, constant(total.type, bound.size))
+        check = b.compare("icmp ult", total, steps.in_lanes(bound.size, total.type))
         (vector if spread else scalar).append(check)
     found = [b.splat(_all(b, scalar), lanes)] if scalar and vector else scalar
     return _all(b, [*found, *vector])

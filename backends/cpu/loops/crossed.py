@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from irc.backends.cpu.loops.nest import Facts, Nest, Step
 from irc.backends.cpu.loops.schedule import Schedule
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.loops.steps import Env, Place, StepWriter
 from irc.backends.cpu.loops.streaming import either_way, streamed_buffers
 from irc.backends.cpu.loops.units import each_unit
@@ -60,7 +61,7 @@ def find_crossing(nest: Nest, schedule: Schedule) -> Crossing | None:
     """Return what a kernel turns; None where it reduces, or reads the way it writes."""
     stores = [step.access for step in nest.steps if step.kind == "store"]
     loads = [step for step in nest.steps if step.kind == "load"]
-    if nest.reduced or not stores or any(a is None or a.blocks for a in nest.accesses):
+    if nest.reduced or not stores or any(a.blocks for a in nest.accesses):
         return None
     fast = [[d for d, s in enumerate(a.strides) if s == 1] for a in stores if a is not None]
     if any(len(dims) != 1 or dims != fast[0] for dims in fast):
@@ -73,7 +74,7 @@ def find_crossing(nest: Nest, schedule: Schedule) -> Crossing | None:
     if not ways:
         return None
     across, turned = max(ways.items(), key=lambda way: len(way[1]))
-    if min(nest.extents[along], nest.extents[across]) < LEAST:
+    if min(typical(nest.extents[along]), typical(nest.extents[across])) < LEAST:
         return None
     return Crossing(along, across, tuple(turned), min(max(schedule.lanes, 2), MOST_LANES))
 
@@ -84,7 +85,7 @@ def _across(step: Step, along: int, nest: Nest) -> int | None:
     assert access is not None
     if access.index_strides or access.bounds or access.strides[along] in (0, 1):
         return None
-    found = [d for d, s in enumerate(access.strides) if s == 1 and nest.extents[d] > 1]
+    found = [d for d, s in enumerate(access.strides) if s == 1 and typical(nest.extents[d]) > 1]
     return found[0] if len(found) == 1 else None
 
 
@@ -118,13 +119,13 @@ class CrossedWriter:
         cross, lanes = self.crossing, self.crossing.lanes
         outer = [d for d in range(len(self.nest.extents)) if d not in (cross.along, cross.across)]
         width, size = BLOCK * lanes, self.nest.extents[cross.across]
-        extents = [*(self.nest.extents[d] for d in outer), -(-size // width)]
+        extents = [*(self.nest.extents[d] for d in outer), self.b.parts(size, width)]
 
         def unit(parts: list[Operand]) -> None:
             indices = dict(zip(outer, parts, strict=False))
             start = self.b.scale(parts[-1], width)
             stop = self.b.add(start, self.b.i64(width))
-            if size % width:
+            if is_named(size) or size % width:
                 stop = self.b.intrinsic("smin", stop, self.b.i64(size))
             self.block(indices, start, stop)
 
@@ -159,7 +160,7 @@ class CrossedWriter:
             return []
 
         b.loop(start, end, lanes, [], whole)
-        if extent % lanes:
+        if is_named(extent) or extent % lanes:
             left = b.binary("sub nsw", stop, end)
             b.when(b.compare("icmp sgt", left, b.i64(0)), lambda: body(end, left))
 

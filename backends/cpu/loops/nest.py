@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import cast
 
 from xdsl.ir import SSAValue
 
@@ -88,7 +89,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Nest:
-    """Steps over ``extents``, of which the first ``parallel`` are tasks."""
+    """Steps over ``extents``, of which the first ``parallel`` are tasks.
+
+    Extents, strides, offsets and sizes may have names (:mod:`irc.backends.cpu.loops.sizes`).
+    """
 
     extents: tuple[int, ...]
     parallel: int
@@ -128,7 +132,7 @@ def read(kernel: KernelOp) -> Nest:
         if not isinstance(op, StoreOp):
             result = numbers[op.outputs[0]] = len(numbers)
         steps.append(_step(op, result, numbers))
-    return Nest(kernel.space_extents, kernel.num_parallel, tuple(steps))
+    return Nest(cast("tuple[int, ...]", kernel.extents), kernel.num_parallel, tuple(steps))
 
 
 def _step(op: KernelBodyOp, result: int, numbers: dict[SSAValue, int]) -> Step:
@@ -162,8 +166,8 @@ def _access(op: LoadOp | StoreOp, buffer: SSAValue) -> Access:
     return Access(
         op.kernel.position(buffer),
         kind.dtype,
-        kind.num_elements,
-        op.offset.value.data,
+        cast("int", kind.elements),
+        to_python(op.offset),
         strides,
         op.plain.get("index_strides", ()),
         tuple((d, size, inner) for d, (size, inner) in blocks_of(op).items()),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from irc.backends.cpu.loops.nest import Access, Facts, Nest, Step
 from irc.backends.cpu.loops.reduction import Reduction
 from irc.backends.cpu.loops.schedule import Pass, Schedule
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.loops.steps import Env, Place, StepWriter
 from irc.backends.cpu.loops.streaming import either_way, streamed_buffers
 from irc.backends.cpu.loops.units import each_unit
@@ -23,8 +24,26 @@ from irc.dialects.types import ITEM_BYTES
 
 LEAST_AHEAD, MOST_AHEAD = 1 << 11, 1 << 18
 """Bytes of a row that is fetched while the one before it is computed; two are in the cache."""
+LINE = 64
 
 Body = Callable[[Place, list[Operand]], list[Operand]]
+
+
+def rows_in_scratch(b: Builder, schedule: Schedule) -> dict[int, Operand]:
+    """Return where the rows of scratch begin, by negative numbers of buffers.
+
+    All are one buffer where their sizes are known; else each begins on a line of its own.
+    """
+    at = Operand(PTR, "%scratch")
+    found = {-1: at}
+    for access in schedule.cached.values():
+        if access.buffer not in found:
+            found[access.buffer] = at
+        size = b.scale(b.i64(access.size), ITEM_BYTES[access.dtype])
+        if access.buffer - 1 in {other.buffer for other in schedule.cached.values()}:
+            lines = b.binary("and", b.add(size, b.i64(LINE - 1)), b.i64(-LINE))
+            at = b.address(found[access.buffer], "i8", lines)
+    return found
 
 
 class RowsWriter:
@@ -39,7 +58,7 @@ class RowsWriter:
         buffers: dict[int, Operand],
     ) -> None:
         self.b, self.nest, self.facts, self.schedule = b, nest, facts, schedule
-        scratch = {-1: Operand(PTR, "%scratch"), **buffers}
+        scratch = {**rows_in_scratch(b, schedule), **buffers}
         self.steps = StepWriter(b, nest, facts, scratch, schedule.cached)
         self.across = schedule.vector is not None and schedule.vector < nest.parallel
         self.by_value = nest.producers()
@@ -63,17 +82,17 @@ class RowsWriter:
         plan = self.schedule
         outer = [d for d in range(self.nest.parallel) if not (self.across and d == plan.vector)]
         extents = [self.nest.extents[d] for d in outer]
-        blocks = 1
+        blocks = self.b.i64(1)
         if self.across:
             assert plan.vector is not None
-            blocks = -(-self.nest.extents[plan.vector] // max(plan.block, 1))
+            blocks = self.b.parts(self.nest.extents[plan.vector], max(plan.block, 1))
 
         def unit(parts: list[Operand]) -> None:
             self.task(Place(dict(zip(outer, parts, strict=False))), parts[-1], blocks)
 
         each_unit(self.b, [*extents, blocks], plan.chunks, unit)
 
-    def task(self, place: Place, block: Operand, blocks: int) -> None:
+    def task(self, place: Place, block: Operand, blocks: Operand) -> None:
         """Write one row, or one block of lanes."""
         env: Env = {}
         if not self.across:
@@ -89,10 +108,10 @@ class RowsWriter:
         ]  # fmt: skip
         self.steps.steps(fixed, env, place)
         start, stop = b.i64(0), b.i64(extent)
-        if blocks > 1:
+        if blocks.literal != 1:
             start = b.scale(block, self.schedule.block)
             stop = b.add(start, b.i64(self.schedule.block))
-            if extent % self.schedule.block:
+            if is_named(extent) or extent % self.schedule.block:
                 stop = b.intrinsic("smin", stop, b.i64(extent))
 
         def lanes(inside: Place, _: list[Operand]) -> list[Operand]:
@@ -129,7 +148,7 @@ class RowsWriter:
             if step.access is not None and not step.access.index_strides
         ]
         size = sum(
-            self.nest.extents[vector] * ITEM_BYTES[access.dtype]
+            typical(self.nest.extents[vector]) * ITEM_BYTES[access.dtype]
             for access in found
             if access.strides[vector] == 1
         )
@@ -216,7 +235,8 @@ class RowsWriter:
         vector = self.schedule.vector
         if vector is None or self.schedule.masked:
             return False
-        return self.nest.extents[vector] % self.schedule.lanes != 0
+        extent = self.nest.extents[vector]
+        return is_named(extent) or extent % self.schedule.lanes != 0
 
     def gather_total(
         self, reduction: Reduction, parts: list[Operand], totals: list[Operand], i: int, num: int
@@ -327,16 +347,16 @@ class RowsWriter:
         plan = self.schedule
         width = plan.lanes * plan.unroll
         total = self.nest.extents[plan.vector] if plan.vector is not None else 1
-        at = start
-        if total >= width:
+        at, named = start, is_named(total)
+        if named or total >= width:
             at, carried = self.strip(at, stop, place, carried, main, plan.unroll)
-        if total % width == 0:
+        if not named and total % width == 0:
             return carried
         if plan.masked:
             return self.masked_strip(at, stop, place, carried, single)
-        if plan.unroll > 1 and total % width >= plan.lanes:
+        if plan.unroll > 1 and (named or total % width >= plan.lanes):
             at, carried = self.strip(at, stop, place, carried, single, 1)
-        if total % plan.lanes == 0:
+        if not named and total % plan.lanes == 0:
             return carried
 
         def one(index: Operand, values: list[Operand]) -> list[Operand]:

@@ -8,6 +8,7 @@ from math import prod
 
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import Access, Facts, Nest, Step, points, step_cost, step_dims
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.vector.storage import COMPUTE
 from irc.dialects.types import ITEM_BYTES
 
@@ -15,6 +16,9 @@ HEAVY = 6.0
 MAX_CACHED_BYTES = 1 << 20
 PARALLEL_NS = 4000.0
 SHORT, LONG = 6.0, 16.0
+LINE = 64
+OPEN_POINTS = 8192
+"""Points of a unit of work where the size of the whole is open."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +80,26 @@ def make_schedule(nest: Nest, facts: Facts, workers: int, features: Features) ->
     passes = plan_passes(nest, facts, vector)
     longest = max((sum(step_cost(s, vector) for s in p.steps) for p in passes), default=cost)
     unroll = _unroll(nest, vector, lanes, longest)
-    reduced = prod(nest.extents[d] for d in nest.reduced)
+    reduced = prod(nest.extents[d] for d in sorted(nest.reduced))
     row = reduced * (lanes * unroll if vector is not None and vector < nest.parallel else 1)
     saved = sorted(frozenset[int]().union(*(p.saves for p in passes)))
     by_value = nest.producers()
-    if saved and row * 8 * len(saved) > MAX_CACHED_BYTES:
+    if saved and typical(row) * 8 * len(saved) > MAX_CACHED_BYTES:
         passes, saved = plan_passes(nest, facts, vector, cache=False), []
     cached, size = _scratch(nest, [by_value[v] for v in saved], vector, lanes * unroll, row)
     chunks, block = _divide(nest, vector, lanes * unroll, workers)
-    memory = sum(ITEM_BYTES[a.dtype] for a in nest.accesses) / 16
-    estimate_ns = points(nest) * max(cost * 0.4 / lanes, memory * 0.25)
+    estimate_ns = typical(points(nest)) * point_ns(nest, vector, lanes)
     return Schedule(
         vector, lanes, unroll, features.masked and units and plain, passes, cached, size, block,
-        chunks, chunks > 1 and estimate_ns > PARALLEL_NS,
+        chunks, chunks > 1 and (estimate_ns > PARALLEL_NS or is_named(points(nest))),
     )  # fmt: skip
+
+
+def point_ns(nest: Nest, vector: int | None, lanes: int) -> float:
+    """Estimate what one point of the space costs a thread."""
+    cost = sum(step_cost(s, vector) for s in nest.steps)
+    memory = sum(ITEM_BYTES[a.dtype] for a in nest.accesses) / 16
+    return max(cost * 0.4 / lanes, memory * 0.25)
 
 
 def _lanes(nest: Nest, features: Features) -> int:
@@ -103,10 +113,10 @@ def _lanes(nest: Nest, features: Features) -> int:
 def _vector_dim(nest: Nest, lanes: int) -> int | None:
     """Choose the dim whose vectors cost least for one point of the space."""
     body = sum(step_cost(s, None) for s in nest.steps if s.access is None)
-    reduced = max(prod(nest.extents[d] for d in nest.reduced), 1)
+    reduced = max(prod(typical(nest.extents[d]) for d in nest.reduced), 1)
 
     def cost(d: int) -> float:
-        extent = nest.extents[d]
+        extent = typical(nest.extents[d])
         filled = -(-extent // lanes) * lanes / max(extent, 1)
         total = body * filled / lanes
         for access in nest.accesses:
@@ -116,7 +126,8 @@ def _vector_dim(nest: Nest, lanes: int) -> int | None:
         return total
 
     blocked = {d for access in nest.accesses for d, _, _ in access.blocks}
-    choices = [d for d, extent in enumerate(nest.extents) if extent > 1 and d not in blocked]
+    wide = [d for d, extent in enumerate(nest.extents) if typical(extent) > 1]
+    choices = [d for d in wide if d not in blocked]
     best = min(choices, key=lambda d: (cost(d), -d), default=None)
     return None if best is None or cost(best) >= body + len(nest.accesses) else best
 
@@ -128,7 +139,7 @@ def _unroll(nest: Nest, vector: int | None, lanes: int, cost: float) -> int:
     wanted = 4 if cost <= SHORT else 2 if cost <= LONG else 1
     if vector < nest.parallel and not nest.reduced:
         wanted = min(wanted, 2)
-    while wanted > 1 and wanted * lanes > nest.extents[vector]:
+    while wanted > 1 and wanted * lanes > typical(nest.extents[vector]):
         wanted //= 2
     return wanted
 
@@ -201,6 +212,8 @@ def _scratch(
         strides[d], step = step, step * nest.extents[d]
     places: dict[int, Access] = {}
     offset = 0
+    if is_named(row):
+        return _open_rows(saved, strides, row)
     for value in saved:
         dtype = "f32" if COMPUTE[value.dtype] == "float" else value.dtype
         item = ITEM_BYTES[dtype]
@@ -209,9 +222,24 @@ def _scratch(
     return places, offset
 
 
+def _open_rows(
+    saved: Sequence[Step], strides: Sequence[int], row: int
+) -> tuple[dict[int, Access], int]:
+    """Lay out rows whose length is known only at run time: each is a buffer of its own."""
+    places: dict[int, Access] = {}
+    size = 0
+    for number, value in enumerate(saved):
+        dtype = "f32" if COMPUTE[value.dtype] == "float" else value.dtype
+        places[value.result] = Access(-1 - number, dtype, row, 0, tuple(strides))
+        size = size + row * ITEM_BYTES[dtype] + LINE
+    return places, size
+
+
 def _divide(nest: Nest, vector: int | None, width: int, workers: int) -> tuple[int, int]:
     """Return the number of chunks and the block of a parallel vector dim."""
     tasks = prod(nest.extents[: nest.parallel])
+    if is_named(points(nest)):
+        return workers, _open_block(nest, vector, width)
     if vector is None or vector >= nest.parallel:
         return min(workers, tasks), 0
     if tasks == 0:
@@ -222,3 +250,17 @@ def _divide(nest: Nest, vector: int | None, width: int, workers: int) -> tuple[i
     block = max(-(-extent // pieces), 1)
     block = min(-(-block // width) * width, extent)
     return min(workers, rows * -(-extent // block)), block
+
+
+def _open_block(nest: Nest, vector: int | None, width: int) -> int:
+    """Return the block of a parallel vector dim where sizes are open: some 8192 points."""
+    if vector is None or vector >= nest.parallel:
+        return 0
+    reduced = max(prod(typical(nest.extents[d]) for d in nest.reduced), 1)
+    block = max(OPEN_POINTS // reduced // width, 1) * width
+    return block if is_named(nest.extents[vector]) else min(block, nest.extents[vector])
+
+
+def least_points(nest: Nest, vector: int | None, lanes: int) -> int:
+    """Return from how many points on a thread pool is worth its start."""
+    return int(PARALLEL_NS / point_ns(nest, vector, lanes)) + 1

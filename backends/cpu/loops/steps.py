@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 
 from irc.backends.cpu.loops.bounded import bounded_load
 from irc.backends.cpu.loops.nest import Access, Facts, Nest, Step
+from irc.backends.cpu.loops.sizes import is_named
+from irc.backends.cpu.loops.units import SIZE_VALUES
 from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.vector.pointwise import apply
 from irc.backends.cpu.vector.storage import COMPUTE, MEMORY, cast, pack, unpack
+from irc.dialects.task import is_negative
 from irc.dialects.types import ITEM_BYTES
 
 Env = dict[int, list[Operand]]
@@ -82,6 +85,8 @@ class StepWriter:
         count = place.unroll if vectorial else 1
         lanes = place.lanes if vectorial else 1
         if step.kind == "constant":
+            if not isinstance(step.literal, float) and is_named(step.literal):
+                return [cast(self.b, self.b.i64(step.literal), "i64", step.dtype)]
             return [constant(Type(COMPUTE[step.dtype]), step.literal)]
         if step.kind == "index":
             assert step.dim is not None
@@ -199,12 +204,13 @@ class StepWriter:
             value = self.pick(values, u, wide)
             if value.type.bits < 64:
                 value = b.convert("sext", value, "i64")
-            term = b.binary("mul", value, constant(value.type, stride))
+            term = b.binary("mul", value, self.in_lanes(stride, value.type))
             total = term if total is None else b.binary("add", total, term)
         assert total is not None
         low, high = self.reach(access)
-        inside = b.intrinsic("smax", total, constant(total.type, -low))
-        inside = b.intrinsic("smin", inside, constant(total.type, access.size - 1 - high))
+        inside = b.intrinsic("smax", total, self.in_lanes(-low, total.type))
+        last = self.in_lanes(access.size + -1 + -1 * high, total.type)
+        inside = b.intrinsic("smin", inside, last)
         self.report(b.compare("icmp ne", total, inside))
         return inside
 
@@ -219,11 +225,20 @@ class StepWriter:
 
     def reach(self, access: Access) -> tuple[int, int]:
         """Return the least and the greatest element that an access touches without gathers."""
-        ends = [s * max(n - 1, 0) for s, n in zip(access.strides, self.nest.extents, strict=True)]
-        return (
-            access.offset + sum(e for e in ends if e < 0),
-            access.offset + sum(e for e in ends if e > 0),
-        )
+        low = high = access.offset
+        for stride, extent in zip(access.strides, self.nest.extents, strict=True):
+            end = stride * (extent + -1 if is_named(extent) else max(extent - 1, 0))
+            if is_negative(stride):
+                low = low + end
+            else:
+                high = high + end
+        return low, high
+
+    def in_lanes(self, number: int, kind: Type) -> Operand:
+        """Return a number, perhaps with names, in all lanes."""
+        if is_named(number):
+            return self.b.splat(self.b.i64(number), kind.lanes)
+        return constant(kind, number)
 
     def store(self, access: Access, values: list[Operand], place: Place) -> None:
         """Write a store."""
@@ -266,3 +281,11 @@ def buffer_pointers(b: Builder, count: int) -> dict[int, Operand]:
     """Load the kernel's arguments from its argument array."""
     array = Operand(PTR, "%args")
     return {i: b.load(PTR, b.address(array, "ptr", b.i64(i)), 8) for i in range(count)}
+
+
+def size_pointer() -> list[str]:
+    """Return the lines that load where the values of a kernel's sizes are."""
+    return [
+        f"  %place.sizes = getelementptr ptr, ptr %args, i64 {SIZE_VALUES}",
+        "  %sizes = load ptr, ptr %place.sizes, align 8",
+    ]

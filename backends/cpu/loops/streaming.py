@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from irc.backends.cpu.loops.nest import Access, Nest
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import Builder, Operand, Type
 from irc.dialects.types import ITEM_BYTES
 
@@ -26,12 +27,15 @@ def streamed_buffers(nest: Nest, vector: int | None, lanes: int) -> frozenset[in
 
 def _is_aligned(access: Access, vector: int | None, lanes: int) -> bool:
     item = ITEM_BYTES[access.dtype]
-    if vector is None or access.strides[vector] != 1 or access.size * item < LARGE:
+    if vector is None or access.strides[vector] != 1:
+        return False
+    # A second body costs compile time for every size: one whose size is open has no such body.
+    if is_named(access.size) or access.size * item < LARGE:
         return False
     others = [s for d, s in enumerate(access.strides) if d != vector]
     # Half a line is written in two stores, one after the other.
     whole = lanes * item >= LINE // 2
-    return whole and all(n % lanes == 0 for n in (access.offset, *others))
+    return whole and all(not is_named(n) and n % lanes == 0 for n in (access.offset, *others))
 
 
 def either_way(

@@ -8,15 +8,16 @@ does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 
-from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.vector.builder import PTR, Builder, Count, Operand, Type, constant
 from irc.dialects.mapping import spatial
 from irc.kernels.mapping.unfold import starts
 
 MAX_ARGS = 128
 NEXT_WEIGHT, NEXT_BYTES = MAX_ARGS, MAX_ARGS + 1
 """Behind its arguments a kernel finds the weight that a later kernel reads first, and its size."""
+SIZE_VALUES = MAX_ARGS + 2
+"""And there, where it takes sizes, the address of their values."""
 
 
 class Integers:
@@ -41,29 +42,47 @@ class Integers:
         return self.b.add(x, y)
 
 
-def thread_range(b: Builder, units: int, chunks: int) -> tuple[Operand, Operand]:
-    """Return the units of this thread: whole chunks, contiguous."""
+def thread_range(b: Builder, units: Count, chunks: Count) -> tuple[Operand, Operand]:
+    """Return the units of this thread: whole chunks, contiguous.
+
+    Where one of the numbers is known only at run time, each unit is a chunk.
+    """
     thread, threads = Operand(Type("i64"), "%thread"), Operand(Type("i64"), "%threads")
+    every, parts = b.i64(units), b.i64(chunks)
+    if every.literal is None or parts.literal is None:
+        parts = every
 
     def bound(position: Operand) -> Operand:
-        chunk = b.binary("udiv", b.binary("mul nuw", position, b.i64(chunks)), threads)
-        if chunks == units:
+        chunk = b.binary("udiv", b.binary("mul nuw", position, parts), threads)
+        if parts == every:
             return chunk
-        product = b.binary("mul nuw", chunk, b.i64(units))
-        return b.binary("udiv", product, b.i64(chunks))
+        product = b.binary("mul nuw", chunk, every)
+        return b.binary("udiv", product, parts)
 
     return bound(thread), bound(b.binary("add nuw", thread, constant(thread.type, 1)))
 
 
-def decode(b: Builder, index: Operand, extents: Sequence[int]) -> list[Operand]:
+def decode(b: Builder, index: Operand, extents: Sequence[Count]) -> list[Operand]:
     """Return the indices of a row-major position: one division and remainder per dim."""
-    return starts(spatial(*(max(extent, 1) for extent in extents)), index, Integers(b))
+    sizes = [b.i64(extent) for extent in extents]
+    known = [int(size.literal) for size in sizes if size.literal is not None]
+    if len(known) == len(sizes):
+        return starts(spatial(*(max(extent, 1) for extent in known)), index, Integers(b))
+    found: list[Operand] = []
+    for place in range(len(sizes) - 1, -1, -1):
+        size = sizes[place]
+        if size.literal == 1 or place == 0:
+            found.insert(0, b.i64(0) if size.literal == 1 else index)
+            continue
+        found.insert(0, b.binary("urem", index, size))
+        index = b.binary("udiv", index, size)
+    return found
 
 
 def each_unit(
     b: Builder,
-    extents: Sequence[int],
-    chunks: int,
+    extents: Sequence[Count],
+    chunks: Count,
     body: Callable[[list[Operand]], None],
 ) -> None:
     """Write the loop over the units of this thread.
@@ -74,19 +93,21 @@ def each_unit(
         chunks: into how many parts the units may be divided among threads.
         body: writes one unit, given its index in each dim.
     """
-    if not prod(extents):
+    sizes = [b.i64(extent) for extent in extents]
+    count = b.product(sizes)
+    if count.literal == 0:
         return
-    low, high = thread_range(b, prod(extents), max(chunks, 1))
-    moving = [d for d, extent in enumerate(extents) if extent > 1]
+    low, high = thread_range(b, count, 1 if chunks == 0 else chunks)
+    moving = [d for d, size in enumerate(sizes) if size.literal is None or size.literal > 1]
 
     def unit(index: Operand, values: list[Operand]) -> list[Operand]:
-        places = [b.i64(0)] * len(extents)
+        places = [b.i64(0)] * len(sizes)
         for d, value in zip(moving, values or [index], strict=False):
             places[d] = value
         body(places)
-        return _following(b, values, [extents[d] for d in moving] if values else [])
+        return _following(b, values, [sizes[d] for d in moving] if values else [])
 
-    first = decode(b, low, extents)
+    first = decode(b, low, sizes)
     # A single dim is the position itself.
     b.loop(low, high, 1, [first[d] for d in moving] if len(moving) > 1 else [], unit)
 
@@ -104,7 +125,7 @@ def next_share(b: Builder) -> Operand:
     return b.address(weight, "i8", b.binary("and", begin, b.i64(-64)))
 
 
-def _following(b: Builder, values: Sequence[Operand], extents: Sequence[int]) -> list[Operand]:
+def _following(b: Builder, values: Sequence[Operand], extents: Sequence[Operand]) -> list[Operand]:
     """Count up by one: the last index, and those before it where it wraps."""
     after: list[Operand] = []
     carry: Operand | None = None
@@ -112,7 +133,7 @@ def _following(b: Builder, values: Sequence[Operand], extents: Sequence[int]) ->
         step = b.i64(1) if carry is None else b.convert("zext", carry, "i64")
         moved = b.add(value, step)
         if place:
-            carry = b.compare("icmp eq", moved, b.i64(extent))
+            carry = b.compare("icmp eq", moved, extent)
             moved = b.select(carry, b.i64(0), moved)
         after.insert(0, moved)
     return after

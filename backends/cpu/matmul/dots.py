@@ -79,8 +79,8 @@ def dots_function(
 
     f.loop(f.i64(0), valid, group, [], columns_from)
     f.do("ret void")
-    header = f"define internal void @{symbol}(ptr %a, ptr %b, ptr %tile, i64 %valid) noinline"
-    b.functions[symbol] = f.function(header)
+    given = f"ptr %a, ptr %b, ptr %tile, i64 %valid{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
 
 
 def add_lanes(b: Builder, total: Operand) -> Operand:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from irc.backends.cpu.loops.nest import Facts
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.loops.steps import Env, Place, StepWriter
 from irc.backends.cpu.loops.units import decode
 from irc.backends.cpu.matmul.product import Product, Tiling
@@ -81,7 +82,7 @@ class EpilogueWriter:
         def tail() -> None:
             b.loop(column, stop, 1, [], lambda i, _: at(i, 1, 1, None))
 
-        if self.n % plan.columns == 0:
+        if not is_named(self.n) and self.n % plan.columns == 0:
             full()
         elif self.masked:
             b.loop(column, b.intrinsic("smin", end, stop), plan.lanes, [], masked)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.loops.units import decode
 from irc.backends.cpu.matmul.panels import define_pack
 from irc.backends.cpu.matmul.tile import Factor, tile_function
@@ -54,35 +55,40 @@ class PackedWriter(MatmulWriter):
     @property
     def is_blocked(self) -> bool:
         """True where the sum is cut into blocks."""
-        return self.tiling.depth < self.k
+        return self.tiling.depth != self.k and self.tiling.depth < self.k
 
     @property
     def scratch_bytes(self) -> int:
         """All scratch memory of a thread."""
-        tiles = -(-self.m // self.tiling.rows) * self.tiling.group if self.is_blocked else 0
-        return self.tiles_at + tiles * self.tile_bytes
+        if not self.is_blocked:
+            return self.tiles_at
+        rows, group = self.tiling.rows, self.tiling.group
+        if is_named(self.m):
+            return self.tiles_at + (self.m + rows) * -(-self.tile_bytes // rows) * group
+        return self.tiles_at + -(-self.m // rows) * group * self.tile_bytes
 
     def write(self) -> None:
         """Write the loop over the groups of panels that this thread has a share in."""
         b, plan = self.b, self.tiling
         self.define_functions()
-        units, tiles = self.batch * self.panels, -(-self.m // plan.rows)
+        panels = self.panels
+        units, tiles = b.times(b.i64(self.batch), panels), b.parts(self.m, plan.rows)
         by_columns = self.split_columns(units, tiles)
         low, high = self.share(units, by_columns)
         first, last = self.share(tiles, b.binary("xor", by_columns, constant(Type("i1"), 1)))
-        groups = -(-self.panels // plan.group)
+        groups = b.parts(panels, plan.group)
 
         def group_of(unit: Operand) -> Operand:
-            which = b.binary("udiv", unit, b.i64(self.panels))
-            inside = b.binary("urem", unit, b.i64(self.panels))
+            which = b.binary("udiv", unit, panels)
+            inside = b.binary("urem", unit, panels)
             inside = b.binary("udiv", inside, b.i64(plan.group))
-            return b.add(b.scale(which, groups), inside)
+            return b.add(b.times(which, groups), inside)
 
         def group(index: Operand, _: list[Operand]) -> list[Operand]:
             which, number = decode(b, index, [self.batch, groups])
-            origin = b.scale(which, self.panels)
+            origin = b.times(which, panels)
             begin = b.scale(number, plan.group)
-            end = b.intrinsic("smin", b.add(begin, b.i64(plan.group)), b.i64(self.panels))
+            end = b.intrinsic("smin", b.add(begin, b.i64(plan.group)), panels)
             begin = b.intrinsic("smax", begin, b.binary("sub", low, origin))
             end = b.intrinsic("smin", end, b.binary("sub", high, origin))
             self.group(Share(self.batch_indices(which), begin, end, first, last))
@@ -131,7 +137,7 @@ class PackedWriter(MatmulWriter):
             valid = b.intrinsic("smin", left, b.i64(plan.columns))
             indices = {**share.batch, self.product.n: column, self.product.k: k}
             source, target = self.start_of(self.product.b, indices), self.slot(share, panel)
-            b.do(f"call void @{self.symbol('pack')}({source}, {target}, {valid}, {depth})")
+            self.call(self.symbol("pack"), source, target, valid, depth)
             return []
 
         def chunk(start: Operand, _: list[Operand]) -> list[Operand]:
@@ -197,11 +203,11 @@ class PackedWriter(MatmulWriter):
         plan, p = self.tiling, self.product
         strides = (p.b.strides[p.k], p.b.strides[p.n])
         # Larger squares transpose faster and cost four times as much to compile.
-        square = plan.lanes if self.m <= FEW_ROWS else min(plan.lanes, 8)
+        square = plan.lanes if typical(self.m) <= FEW_ROWS else min(plan.lanes, 8)
         symbol = self.symbol("pack")
         define_pack(self.b, symbol, p.b, strides, self.kind, plan.columns, square)
         right = Factor(ACCUMULATED[self.kind.element], (plan.columns, 1), AHEAD)
-        for rows in {plan.rows, self.m % plan.rows or plan.rows}:
+        for rows in sorted(self.tile_rows()):
             tile_function(
                 self.b,
                 self.symbol(f"tile{rows}"),
@@ -209,6 +215,6 @@ class PackedWriter(MatmulWriter):
                 (rows, plan.columns // plan.lanes),
                 self.left_factor(),
                 right,
-                odd=bool(self.k % 2),
+                odd=is_named(self.k) or bool(self.k % 2),
                 accumulate=self.is_blocked,
             )

@@ -11,6 +11,7 @@ panel are then kept in scratch until the last block.
 
 from __future__ import annotations
 
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.loops.units import decode, next_share
 from irc.backends.cpu.matmul.packed import Share
 from irc.backends.cpu.matmul.pair_tile import pair_tile_function
@@ -41,7 +42,7 @@ class PanelWriter(MatmulWriter):
         b, plan = self.b, self.tiling
         self.later = next_share(b)
         self.define_functions()
-        units, tiles = self.batch * self.panels, -(-self.m // plan.rows)
+        units, tiles = b.times(b.i64(self.batch), self.panels), b.parts(self.m, plan.rows)
         by_columns = self.split_columns(units, tiles)
         low, high = self.share(units, by_columns)
         first, last = self.share(tiles, b.binary("xor", by_columns, constant(Type("i1"), 1)))
@@ -108,7 +109,7 @@ class PanelWriter(MatmulWriter):
         block, which lies behind this one.
         """
         whole = self.product.b.blocks[0][1] == self.tiling.columns
-        tiles = min(self.tiling.chunk, -(-self.m // self.tiling.rows))
+        tiles = min(self.tiling.chunk, -(-typical(self.m) // self.tiling.rows))
         return -(-2 * self.row_bytes // LINE // tiles) if whole and tiles > 1 else 0
 
     @property
@@ -144,10 +145,12 @@ class PanelWriter(MatmulWriter):
     def define_functions(self) -> None:
         """Define the register tiles: those that begin a sum and those that add to it."""
         plan, p = self.tiling, self.product
-        right = Factor(p.b.dtype, (p.b.strides[p.k], 1), 0 if self.lines else AHEAD, self.lines)
         odd = bool(self.k % 2 or plan.depth % 2)
         for role in ("tile", "add") if self.is_blocked else ("tile",):
-            for rows in {plan.rows, self.m % plan.rows or plan.rows}:
+            for rows in sorted(self.tile_rows()):
+                # Where the number of rows is open, a short tile may be the only one.
+                ahead = AHEAD if not self.lines or (is_named(self.m) and rows < plan.rows) else 0
+                right = Factor(p.b.dtype, (p.b.strides[p.k], 1), ahead, self.lines)
                 shape, symbol = (rows, plan.columns // plan.lanes), self.symbol(f"{role}{rows}")
                 add = role == "add"
                 if p.pair == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 from irc.backends.cpu.loops.nest import Access, Nest
 from irc.backends.cpu.loops.units import decode
@@ -79,16 +80,26 @@ class PanelsWriter:
             target = b.add(target, b.scale(panel, p.target.strides[p.n]))
             start = b.address(self.buffers[p.source.buffer], "float", source)
             end = b.address(self.buffers[p.target.buffer], "float", target)
-            b.do(f"call void @irc.pack({start}, {end}, {valid}, {depth})")
+            given = f"{start}, {end}, {valid}, {depth}{b.size_argument}"
+            b.do(f"call void @irc.pack({given})")
             return []
 
         b.loop(share(thread), share(b.add(thread, b.i64(1))), 1, [], one)
 
 
+class Stored(Protocol):
+    """What lies in memory."""
+
+    @property
+    def dtype(self) -> str:
+        """Of its elements."""
+        ...
+
+
 def define_pack(
     b: Builder,
     symbol: str,
-    access: Access,
+    access: Stored,
     strides: tuple[int, int],
     kind: Type,
     columns: int,
@@ -157,8 +168,8 @@ def define_pack(
             walk(f.i64(0), whole, (lanes, lanes), block)
         walk(whole, depth, (1, 1), single)
     f.do("ret void")
-    header = f"define internal void @{symbol}(ptr %b, ptr %panel, i64 %valid, i64 %depth) noinline"
-    b.functions[symbol] = f.function(header)
+    given = f"ptr %b, ptr %panel, i64 %valid, i64 %depth{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
 
 
 def transposed(b: Builder, rows: list[Operand]) -> list[Operand]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import Access, Nest, Step
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.vector.storage import COMPUTE
 from irc.dialects.types import is_float
 
@@ -15,6 +16,8 @@ SKINNY = 8
 MAX_DEPTH = 2048
 PANEL_BYTES = 400 << 10
 """Of a panel, as much as is used again and again: less than half of a second cache of 1 MiB."""
+OPEN_GROUP, OPEN_CHUNK = 8, 8
+"""Panels packed at once, and tiles of rows between panels, where the length of the sum is open."""
 ROWS_BYTES = 8 << 20
 """Of A, as much as is read for one panel after the other: a part of the last cache."""
 
@@ -86,8 +89,8 @@ def recognise(nest: Nest) -> Product | None:
         return None
     rows = [d for d in range(nest.parallel) if a.strides[d] and not b.strides[d]]
     columns = [d for d in range(nest.parallel) if b.strides[d] and not a.strides[d]]
-    m = max(rows, key=lambda d: nest.extents[d], default=None)
-    n = max(columns, key=lambda d: nest.extents[d], default=None)
+    m = max(rows, key=lambda d: typical(nest.extents[d]), default=None)
+    n = max(columns, key=lambda d: typical(nest.extents[d]), default=None)
     if n is None:
         a, b, m, n = b, a, n, m
     if n is None:
@@ -113,7 +116,7 @@ def _oriented(product: Product) -> Product:
     """Transpose where that makes a skinny product, or rows of the result contiguous."""
     if product.m is None or product.is_packed:
         return product
-    _, m, n, _ = product.sizes
+    _, m, n, _ = map(typical, product.sizes)
     if m > SKINNY >= n:
         return product.swapped()
     if n > SKINNY >= m:
@@ -157,31 +160,39 @@ class Tiling:
 
 def make_tiling(product: Product, features: Features, workers: int) -> Tiling:
     """Decide how a product is computed."""
-    batch, m, n, k = product.sizes
+    batch, m, n, k = map(typical, product.sizes)
+    if is_named(product.sizes[1]):
+        m = max(m, SKINNY + 1)  # any number of rows: the form for many
     item = 8 if product.element == "double" else 4
     lanes = features.vector_bytes // item
     flops = 2.0 * batch * m * n * k
-    parallel = workers > 1 and flops > 200_000
+    parallel = workers > 1 and (flops > 200_000 or is_named(prod(product.sizes)))
     registers = 24 if features.registers == 32 else 12
     half = product.a.dtype in ("f16", "bf16")
     along = 0 if product.m is None else product.a.strides[product.m]
-    pitch = k + lanes
+    pitch = product.sizes[3] + lanes
     if product.is_packed:
         return _on_panels(product, features, parallel=parallel)
-    if m <= SKINNY and product.b.strides[product.k] == 1:
+    open_n, open_k = is_named(product.sizes[2]), is_named(product.sizes[3])
+    if m <= SKINNY and product.b.strides[product.k] == 1 and not open_k:
         copy = product.a.strides[product.k] != 1
         group = next(g for g in (8, 4, 2, 1) if g * m <= registers)
         return Tiling("dots", lanes, m, 2 * lanes, group, copy=copy, pitch=pitch, parallel=parallel)
-    if m <= SKINNY and product.b.strides[product.n] == 1:
+    if m <= SKINNY and product.b.strides[product.n] == 1 and not open_n:
         vectors = next((v for v in (16, 8, 4, 2) if v * m <= registers and v * lanes <= n), 0)
         if vectors:
             columns = vectors * lanes
             return Tiling("stream", lanes, m, columns, copy=half, pitch=pitch, parallel=parallel)
     rows, columns = min(registers // 2, m), 2 * lanes
+    if is_named(along):  # few rows: each needs an address of its own
+        rows, columns = min(registers // 4, m), 4 * lanes
+    if open_k:
+        return _open_depth(product, lanes, (rows, columns), parallel=parallel)
     depth = k if k <= MAX_DEPTH else -(-k // -(-k // MAX_DEPTH) // lanes) * lanes + lanes
     panel, tile = columns * depth * item, rows * depth * item
     # Rows a multiple of 4 KiB apart fall on one cache set: a tile's rows would evict each other.
-    aliased = product.a.strides[product.k] == 1 and along * item % 4096 == 0 and n >= 4 * columns
+    aliased = product.a.strides[product.k] == 1 and n >= 4 * columns
+    aliased &= not is_named(along) and along * item % 4096 == 0
     tiles = -(-m // rows)
     group = min(-(-n // columns), (4 << 20) // panel)
     if depth < k:
@@ -200,14 +211,28 @@ def make_tiling(product: Product, features: Features, workers: int) -> Tiling:
     )
 
 
+def _open_depth(
+    product: Product, lanes: int, shape: tuple[int, int], *, parallel: bool
+) -> Tiling:
+    """Decide for a sum whose length is known only at run time: it is not cut."""
+    depth, half = product.sizes[3], product.a.dtype in ("f16", "bf16")
+    return Tiling(
+        "packed", lanes, *shape, group=OPEN_GROUP, chunk=OPEN_CHUNK, copy=half,
+        pitch=depth + lanes, depth=depth, parallel=parallel,
+    )  # fmt: skip
+
+
 def _on_panels(product: Product, features: Features, *, parallel: bool) -> Tiling:
     """Decide for a weight that lies in panels."""
     _, m, _, k = product.sizes
     item, lanes = 4, features.vector_bytes // 4
     registers = 24 if features.registers == 32 else 12
     vectors = min(product.b.blocks[0][1] // lanes, registers // 6)
-    tiles = -(-m // (registers // vectors))
-    rows = -(-m // tiles)
+    rows = registers // vectors
+    tiles = ROWS_BYTES
+    if not is_named(m):
+        tiles = -(-m // rows)
+        rows = -(-m // tiles)
     pair = product.pair
     blocks = -(-k * vectors * lanes * item // (PANEL_BYTES * pair))
     depth = k if blocks == 1 else -(-k // blocks // lanes) * lanes + lanes

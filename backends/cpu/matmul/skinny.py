@@ -5,6 +5,7 @@ With B contiguous along k, lanes lie along k (dots); along n, lanes lie along n 
 
 from __future__ import annotations
 
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.matmul.dots import dots_function
 from irc.backends.cpu.matmul.tile import Factor, tile_function
 from irc.backends.cpu.matmul.writer import MatmulWriter
@@ -21,13 +22,13 @@ class SkinnyWriter(MatmulWriter):
         b, plan = self.b, self.tiling
         self.define_functions()
         everywhere = constant(Type("i1"), 1)
-        low, high = self.share(self.batch * self.panels, everywhere)
+        low, high = self.share(b.times(b.i64(self.batch), self.panels), everywhere)
 
         def batch(which: Operand, _: list[Operand]) -> list[Operand]:
             indices = self.batch_indices(which)
-            origin = b.scale(which, self.panels)
+            origin = b.times(which, self.panels)
             first = b.intrinsic("smax", b.binary("sub", low, origin), b.i64(0))
-            last = b.intrinsic("smin", b.binary("sub", high, origin), b.i64(self.panels))
+            last = b.intrinsic("smin", b.binary("sub", high, origin), self.panels)
             a = self.start_of(self.product.a, indices)
             if plan.copy:
                 rows = (b.i64(0), b.i64(self.m))
@@ -40,8 +41,8 @@ class SkinnyWriter(MatmulWriter):
             b.loop(first, last, 1, [], panel)
             return []
 
-        stop = b.binary("udiv", b.binary("add", high, b.i64(self.panels - 1)), b.i64(self.panels))
-        b.loop(b.binary("udiv", low, b.i64(self.panels)), stop, 1, [], batch)
+        stop = b.binary("udiv", b.binary("add", high, b.add(self.panels, b.i64(-1))), self.panels)
+        b.loop(b.binary("udiv", low, self.panels), stop, 1, [], batch)
 
     def thin_tile(self, batch: dict[int, Operand], a: Operand, column: Operand) -> None:
         """Compute all rows of some columns and what follows."""
@@ -54,11 +55,11 @@ class SkinnyWriter(MatmulWriter):
         source = self.start_of(self.product.b, {**batch, self.product.n: first})
         if plan.form == "stream":
             symbol = self.symbol("tile")
-            b.do(f"call void @{symbol}({a}, {source}, {self.scratch}, {b.i64(self.k)})")
+            self.call(symbol, a, source, self.scratch, b.i64(self.k))
         else:
             left = b.binary("sub nsw", b.i64(self.n), column)
             valid = b.intrinsic("smin", left, b.i64(plan.columns))
-            b.do(f"call void @{self.symbol('dots')}({a}, {source}, {self.scratch}, {valid})")
+            self.call(self.symbol("dots"), a, source, self.scratch, valid)
         skip = b.binary("sub nsw", column, first) if first is not column else b.i64(0)
         tile = b.address(self.scratch, self.kind.element, skip)
         self.epilogue.finish(batch, b.i64(0), b.i64(plan.rows), column, tile)
@@ -75,5 +76,5 @@ class SkinnyWriter(MatmulWriter):
             return
         right = Factor(p.b.dtype, strides, ROWS_AHEAD * strides[0])
         shape = (plan.rows, plan.columns // plan.lanes)
-        odd = bool(self.k % 2)
+        odd = is_named(self.k) or bool(self.k % 2)
         tile_function(self.b, self.symbol("tile"), self.kind, shape, left, right, odd=odd)

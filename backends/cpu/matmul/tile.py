@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.vector.storage import MEMORY, unpack
 
@@ -47,13 +48,16 @@ def tile_function(
     *,
     odd: bool,
     accumulate: bool = False,
+    apart: int | None = None,
 ) -> None:
     """Define ``void symbol(ptr a, ptr b, ptr tile, i64 depth)``: ``tile[rows][vectors] = A * B``.
 
     ``shape`` is rows and vectors of columns. The depth of the sum is even unless ``odd`` says that
-    it may not be; ``accumulate`` adds to what the tile holds.
+    it may not be; ``accumulate`` adds to what the tile holds. Its rows lie ``apart`` elements, or
+    behind each other.
     """
     rows, vectors = shape
+    step_of_row = vectors * kind.lanes if apart is None else apart
     f = b.child()
     depth = Operand(I64, "%depth")
     start, panel, tile = (Operand(PTR, f"%{name}") for name in ("a", "b", "tile"))
@@ -67,12 +71,15 @@ def tile_function(
                 prefetch(f, f.address(place, memory_b, f.i64(right.ahead)))
         return [unpack(f, f.load(Type(memory_b, kind.lanes), p), right.dtype) for p in places]
 
+    lines = _lines(f, start, left, rows)
+
     def step(k: Operand, totals: list[Operand]) -> list[Operand]:
         vector = columns(k)
         base = f.scale(k, left.strides[1])
         after: list[Operand] = []
         for i in range(rows):
-            at = f.address(start, memory_a, f.add(base, f.i64(i * left.strides[0])))
+            line, skip = lines[i]
+            at = f.address(line, memory_a, f.add(base, skip))
             value = unpack(f, f.load(Type(memory_a), at), left.dtype)
             factor = f.splat(value, kind.lanes)
             row = totals[i * vectors : (i + 1) * vectors]
@@ -88,7 +95,11 @@ def tile_function(
             totals = step(f.add(k, f.i64(offset)), totals)
         return totals
 
-    places = [f.address(tile, kind.element, f.i64(i * kind.lanes)) for i in range(rows * vectors)]
+    places = [
+        f.address(tile, kind.element, f.i64(i * step_of_row + j * kind.lanes))
+        for i in range(rows)
+        for j in range(vectors)
+    ]
     totals = [f.load(kind, p) if accumulate else constant(kind, 0.0) for p in places]
     main = f.binary("and", depth, f.i64(-UNROLL)) if odd else depth
     totals = f.loop(f.i64(0), main, UNROLL, totals, body)
@@ -98,8 +109,23 @@ def tile_function(
         f.store(total, place)
     f.do("ret void")
     more = ", ptr %next" if right.lines else ""
-    header = f"define internal void @{symbol}(ptr %a, ptr %b, ptr %tile, i64 %depth{more}) noinline"
-    b.functions[symbol] = f.function(header)
+    given = f"ptr %a, ptr %b, ptr %tile, i64 %depth{more}{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+
+
+def _lines(f: Builder, start: Operand, left: Factor, rows: int) -> list[tuple[Operand, Operand]]:
+    """Return for each row of A an address, and how many elements from there it begins.
+
+    Known strides are parts of instructions. Of one with names there are not registers enough for
+    the multiples: every third row has an address, from which one and two strides are a register
+    and its double.
+    """
+    step = left.strides[0]
+    if not is_named(step):
+        return [(start, f.i64(i * step)) for i in range(rows)]
+    element = MEMORY[left.dtype]
+    firsts = [f.address(start, element, f.i64(i * step)) for i in range(0, rows, 3)]
+    return [(firsts[i // 3], f.i64(i % 3 * step)) for i in range(rows)]
 
 
 def prefetch(b: Builder, at: Operand, locality: int = 3) -> None:

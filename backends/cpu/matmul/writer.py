@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import Access, Facts
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.loops.steps import Place, StepWriter
 from irc.backends.cpu.loops.units import decode
 from irc.backends.cpu.matmul.epilogue import EpilogueWriter
@@ -36,7 +37,7 @@ class MatmulWriter:
         self.kind = Type(product.element, tiling.lanes)
         self.item = self.kind.bits // 8
         self.batch, self.m, self.n, self.k = product.sizes
-        self.panels = -(-self.n // tiling.columns)
+        self.panels = b.parts(self.n, tiling.columns)
         self.thread, self.threads = Operand(I64, "%thread"), Operand(I64, "%threads")
         self.scratch = Operand(PTR, "%scratch")
 
@@ -56,22 +57,21 @@ class MatmulWriter:
         rows = self.tiling.chunk * self.tiling.rows if self.tiling.copy else 0
         return self.copy_at + rows * self.tiling.pitch * self.item
 
-    def share(self, count: int, divided: Operand) -> tuple[Operand, Operand]:
+    def share(self, count: Operand, divided: Operand) -> tuple[Operand, Operand]:
         """Return this thread's range of count, or all where it is not divided."""
         b = self.b
         one = b.add(self.thread, b.i64(1))
         low, high = (
-            b.binary("udiv", b.binary("mul", t, b.i64(count)), self.threads)
-            for t in (self.thread, one)
+            b.binary("udiv", b.binary("mul", t, count), self.threads) for t in (self.thread, one)
         )
-        return b.select(divided, low, b.i64(0)), b.select(divided, high, b.i64(count))
+        return b.select(divided, low, b.i64(0)), b.select(divided, high, count)
 
-    def split_columns(self, units: int, tiles: int) -> Operand:
+    def split_columns(self, units: Operand, tiles: Operand) -> Operand:
         """Return whether threads share out panels; else they share out rows."""
         b = self.b
-        even = b.compare("icmp eq", b.binary("urem", b.i64(units), self.threads), b.i64(0))
-        many = b.compare("icmp uge", b.i64(units), b.binary("mul", self.threads, b.i64(16)))
-        flat = b.compare("icmp ult", b.i64(tiles), b.binary("mul", self.threads, b.i64(2)))
+        even = b.compare("icmp eq", b.binary("urem", units, self.threads), b.i64(0))
+        many = b.compare("icmp uge", units, b.binary("mul", self.threads, b.i64(16)))
+        flat = b.compare("icmp ult", tiles, b.binary("mul", self.threads, b.i64(2)))
         return b.binary("or", even, b.binary("or", many, flat))
 
     def batch_indices(self, which: Operand) -> dict[int, Operand]:
@@ -93,17 +93,33 @@ class MatmulWriter:
     def call_tile(self, t: Operand, role: str, operands: Sequence[Operand]) -> None:
         """Call the register tile of a role; the last one has fewer rows."""
         b, plan = self.b, self.tiling
-        given, rest = ", ".join(map(str, operands)), self.m % plan.rows
+        full, *rests = sorted(self.tile_rows(), reverse=True)
 
         def call(rows: int) -> Callable[[], None]:
-            symbol = self.symbol(f"{role}{rows}")
-            return lambda: b.do(f"call void @{symbol}({given})")
+            return lambda: self.call(self.symbol(f"{role}{rows}"), *operands)
 
-        if rest == 0:
-            call(plan.rows)()
+        def shorter(rests: list[int]) -> None:
+            if len(rests) == 1:
+                call(rests[0])()
+                return
+            enough = b.compare("icmp sge", left, b.i64(rests[0]))
+            b.either(enough, call(rests[0]), lambda: shorter(rests[1:]))
+
+        if not rests:
+            call(full)()
             return
         left = b.binary("sub nsw", b.i64(self.m), b.scale(t, plan.rows))
-        b.either(b.compare("icmp sge", left, b.i64(plan.rows)), call(plan.rows), call(rest))
+        b.either(b.compare("icmp sge", left, b.i64(full)), call(full), lambda: shorter(rests))
+
+    def tile_rows(self) -> set[int]:
+        """Return how many rows tiles have: all, and the last one what is left."""
+        rows = self.tiling.rows
+        return set(range(1, rows + 1)) if is_named(self.m) else {rows, self.m % rows or rows}
+
+    def call(self, symbol: str, *operands: Operand) -> None:
+        """Call a helper function."""
+        given = ", ".join(map(str, operands))
+        self.b.do(f"call void @{symbol}({given}{self.b.size_argument})")
 
     def symbol(self, role: str) -> str:
         """Return the name of a helper function."""
@@ -154,5 +170,5 @@ class MatmulWriter:
 
 
 def round_up(size: int) -> int:
-    """Round a size up to whole cache lines."""
-    return -(-size // 64) * 64
+    """Round a size up to whole cache lines; one with names gets a line more."""
+    return size + 64 if is_named(size) else -(-size // 64) * 64

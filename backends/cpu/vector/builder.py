@@ -9,6 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
+
+from irc.dialects.size import Size
 
 BITS = {
     "double": 64, "float": 32, "half": 16, "i64": 64, "i32": 32, "i16": 16, "i8": 8, "i1": 1,
@@ -63,6 +66,12 @@ class Operand:
         return f"{self.type} {self.ref}"
 
 
+Count: TypeAlias = int | Size | Operand
+"""A number that is known, that has a name, or that code computes."""
+SIZES = ", ptr %sizes"
+"""The parameter of a function whose kernel takes sizes: their values, in order of their names."""
+
+
 def constant(kind: Type, value: float) -> Operand:
     """Return a literal in all lanes."""
     if kind.element == "i1":
@@ -88,8 +97,11 @@ def _hex(element: str, value: float) -> str:
 class Builder:
     """Writes one function; ``functions`` gathers the helpers and declarations that it needs."""
 
-    def __init__(self, *, fma: bool = True, half: bool = True) -> None:
-        self.fma_unit, self.half_unit = fma, half
+    def __init__(self, *, fma: bool = True, half: bool = True, symbols: Sequence[str] = ()) -> None:
+        self.fma_unit, self.half_unit, self.symbols = fma, half, tuple(symbols)
+        self.entry: list[str] = []
+        self._sizes: dict[Size, Operand] = {}
+        self._names: dict[str, Operand] = {}
         self.lines: list[str] = []
         self.functions: dict[str, str] = {}
         self.block = "entry"
@@ -97,7 +109,7 @@ class Builder:
 
     def child(self) -> Builder:
         """Return a builder of a helper function for the same machine."""
-        other = Builder(fma=self.fma_unit, half=self.half_unit)
+        other = Builder(fma=self.fma_unit, half=self.half_unit, symbols=self.symbols)
         other.functions = self.functions
         return other
 
@@ -200,9 +212,40 @@ class Builder:
 
     # integers and memory
 
-    def i64(self, value: int) -> Operand:
-        """Return an i64 literal."""
-        return constant(I64, value)
+    def i64(self, value: Count) -> Operand:
+        """Return a number as i64; one with names is computed once, where the function begins."""
+        if isinstance(value, Operand):
+            return value
+        if not isinstance(value, Size):
+            return constant(I64, value)
+        if value not in self._sizes:
+            self._sizes[value] = self._polynomial(value)
+        return self._sizes[value]
+
+    def _polynomial(self, size: Size) -> Operand:
+        lines, self.lines = self.lines, self.entry
+        total = self.i64(0)
+        for monomial, coefficient in size.terms:
+            term = self.i64(coefficient)
+            for name, power in monomial:
+                for _ in range(power):
+                    term = self.times(term, self._symbol(name))
+            total = self.add(total, term)
+        self.lines = lines
+        return total
+
+    def _symbol(self, name: str) -> Operand:
+        if name not in self._names:
+            index, at = self.symbols.index(name), f"%place.{name}"
+            self.entry.append(f"  {at} = getelementptr i64, ptr %sizes, i64 {index}")
+            self.entry.append(f"  %size.{name} = load i64, ptr {at}, align 8")
+            self._names[name] = Operand(I64, f"%size.{name}")
+        return self._names[name]
+
+    @property
+    def size_argument(self) -> str:
+        """What is added to the parameters of a helper function, and to its arguments."""
+        return SIZES if self.symbols else ""
 
     def add(self, a: Operand, b: Operand) -> Operand:
         """Append an i64 sum, folding literals."""
@@ -214,8 +257,32 @@ class Builder:
             return self.i64(int(a.literal + b.literal))
         return self.binary("add nsw", a, b)
 
-    def scale(self, a: Operand, factor: int) -> Operand:
+    def times(self, a: Operand, b: Operand) -> Operand:
+        """Append an i64 product, folding literals."""
+        if b.literal is not None:
+            return self.scale(a, int(b.literal))
+        if a.literal is not None:
+            return self.scale(b, int(a.literal))
+        return self.binary("mul nsw", a, b)
+
+    def parts(self, size: Count, part: int) -> Operand:
+        """Append how many parts a size has, the last one perhaps short, folding literals."""
+        whole = self.i64(size)
+        if whole.literal is not None:
+            return self.i64(-(-int(whole.literal) // part))
+        return self.binary("udiv", self.add(whole, self.i64(part - 1)), self.i64(part))
+
+    def product(self, sizes: Sequence[Count]) -> Operand:
+        """Append the product of sizes, folding literals."""
+        total = self.i64(1)
+        for size in sizes:
+            total = self.times(total, self.i64(size))
+        return total
+
+    def scale(self, a: Operand, factor: int | Size) -> Operand:
         """Append an i64 product with a constant, folding literals."""
+        if isinstance(factor, Size):
+            return self.times(a, self.i64(factor))
         if factor == 0 or a.literal == 0:
             return self.i64(0)
         if factor == 1:
@@ -295,4 +362,4 @@ class Builder:
 
     def function(self, header: str) -> str:
         """Return the whole function."""
-        return "\n".join([f"{header} {{", "entry:", *self.lines, "}"])
+        return "\n".join([f"{header} {{", "entry:", *self.entry, *self.lines, "}"])

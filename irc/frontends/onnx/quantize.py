@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import tensor
+from irc.dialects.flow import ConvolutionOp, tensor
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.external import dtype_of
-from irc.frontends.onnx.node import Node, Unsupported, check_axis
-from irc.frontends.onnx.products import matmul
+from irc.frontends.onnx.node import Node, Unsupported, check_axis, static
+from irc.frontends.onnx.products import matmul, window
 
 RANGES: Mapping[str, tuple[int, int]] = {
     "u8": (0, 255), "i8": (-128, 127), "i16": (-32768, 32767), "i32": (-(1 << 31), (1 << 31) - 1),
@@ -93,6 +93,31 @@ def convert_qlinear_matmul(node: Node) -> SSAValue:
     return quantize(node, found, scale, zero, node.dtype(7))
 
 
+def convert_qlinear_conv(node: Node) -> SSAValue:
+    """A convolution of quantized values, quantized; the bias counts in the product's scale."""
+    b, ndim = node.b, node.ndim()
+    x_scale, w_scale = (b.cast(node[i], "f32") for i in (1, 4))
+    x = dequantize(node, node[0], _one(node, x_scale), _one(node, node[2]))
+    sides = [_by_channel(node, value, ndim) for value in (w_scale, node[5])]
+    operands = [x, dequantize(node, node[3], *sides)]
+    if node.has(8):
+        scale = b.pointwise("mul", _one(node, x_scale), _one(node, w_scale))
+        operands.append(b.pointwise("mul", b.cast(node[8], "f32"), scale))
+    kernel = static(node.shape(3)[2:])
+    static(node.shape()[2:])
+    attrs = window(node, kernel, node.shape()[2:])
+    groups: int = node.attr("group", 1)
+    found = b.op(ConvolutionOp, operands, result=None, **attrs, groups=groups)
+    return quantize(node, found, _one(node, node[6]), _one(node, node[7]), node.dtype(7))
+
+
+def _by_channel(node: Node, value: SSAValue, ndim: int) -> SSAValue:
+    """Shape one value, or one for each output channel, to broadcast against a weight."""
+    value = _one(node, value)
+    shape = tensor(value).shape
+    return node.b.reshape(value, [*shape, *[1] * (ndim - 1)]) if shape else value
+
+
 def convert_dynamic_quantize(node: Node) -> list[SSAValue]:
     """u8, with the scale and zero point of the values at hand."""
     b, x = node.b, node[0]
@@ -113,6 +138,7 @@ def _one(node: Node, value: SSAValue) -> SSAValue:
 CONVERTERS: Mapping[str, Converter] = {
     "DequantizeLinear": convert_dequantize,
     "DynamicQuantizeLinear": convert_dynamic_quantize,
+    "QLinearConv": convert_qlinear_conv,
     "QLinearMatMul": convert_qlinear_matmul,
     "QuantizeLinear": convert_quantize,
 }

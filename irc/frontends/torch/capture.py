@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from irc.frontends.torch.caches import Part, Watch, parts_of, put_together, span
 from irc.frontends.torch.export import as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
+from irc.frontends.torch.open_sizes import NumberedSizes, OpenSizes, open_dims, open_sizes
 from irc.frontends.torch.sizes import SizeNames, named_symbols
 from irc.frontends.torch.structure import argument_names, output_names, register_known
 from irc.program import Program
@@ -71,6 +72,8 @@ class Captured:
         cached_inputs: those that are tensors of caches.
         parts: the leaves of the return value, where caches are leaves.
         parts_spec: how they make it up.
+        open: the sizes that the trace left open, where it was asked to; the program is then the one
+            for the example's sizes, and others come from :meth:`at`.
     """
 
     program: Program
@@ -86,6 +89,16 @@ class Captured:
     cached_inputs: tuple[int, ...] = ()
     parts: tuple[Part, ...] = ()
     parts_spec: pytree.TreeSpec | None = None
+    open: OpenSizes | None = None
+
+    def at(self, values: Mapping[str, int]) -> Captured:
+        """Return the same capture with the program for other sizes; nothing is traced.
+
+        Args:
+            values: a number for each symbol of :attr:`open`.
+        """
+        assert self.open is not None
+        return replace(self, program=self.open.program_at(values))
 
     def flatten(
         self, args: Sequence[Any], kwargs: dict[str, Any] | None = None
@@ -134,6 +147,7 @@ def capture(
     dynamic_shapes: Any = None,
     device: str = "cpu",
     outline: bool = True,
+    keep_open: bool = False,
 ) -> Captured:
     """Trace a module or function and return it as a program.
 
@@ -142,9 +156,11 @@ def capture(
         args: example positional arguments.
         kwargs: example keyword arguments.
         dynamic_shapes: per argument which dims are named sizes: ``{"x": {0: "B"}}``, with names or
-            ``torch.export.Dim``; other sizes are fixed.
+            ``torch.export.Dim``; other sizes are fixed. With ``keep_open`` it may be True: all that
+            the module does not fix.
         device: where the program's constants are put.
         outline: make functions of repeated layers.
+        keep_open: return the program for the example's sizes, and the way to those for others.
 
     Raises:
         IrcError: ``capture-failed`` or ``op-unsupported``, all causes at once.
@@ -152,10 +168,13 @@ def capture(
     register_known()
     module, args, kwargs = as_module(module_or_function), tuple(args), dict(kwargs or {})
     args, kwargs = _placed(module, args, kwargs)
-    guards = Guards.of(module, args, kwargs, dynamic_shapes)
+    guards = Guards.of(module, args, kwargs, None if keep_open else dynamic_shapes)
     watch = Watch()
     with explained(module_or_function), watch.on(module):
-        spec, leaf_specs = shape_specs(module.forward, args, kwargs, dynamic_shapes)
+        if keep_open:
+            spec, leaf_specs = open_dims(module, args, kwargs, dynamic_shapes), []
+        else:
+            spec, leaf_specs = shape_specs(module.forward, args, kwargs, dynamic_shapes)
         exported = export(module, args, kwargs, spec)
     leaf_names = argument_names(module.forward, args, kwargs)
     leaves = pytree.tree_leaves((args, kwargs))
@@ -163,16 +182,28 @@ def capture(
     reader = _Reader(exported, module, device)
     arguments = reader.arguments([leaf_names[i] for i in tensor_leaves])
     inputs = [node for node, argument in arguments.items() if argument.role == "input"]
-    sizes = named_symbols([n.meta["val"] for n in inputs], [leaf_specs[i] for i in tensor_leaves])
     outputs, results = reader.results()
-    assembly = assemble(
-        exported.graph_module,
-        arguments,
-        results,
-        SizeNames(sizes),
-        source=_source(module_or_function),
-        outline=outline,
-    )
+
+    def assembled(names: SizeNames) -> Assembly:
+        source = _source(module_or_function)
+        graph = exported.graph_module
+        return assemble(graph, arguments, results, names, source=source, outline=outline)
+
+    found = None
+    if keep_open:
+        named_inputs = [(arguments[node].name, node.meta["val"]) for node in inputs]
+        found = open_sizes(
+            exported.graph_module,
+            named_inputs,
+            lambda values: assembled(NumberedSizes(values)).program,
+        )
+        values = found.read([tuple(leaves[i].shape) for i in tensor_leaves])
+        guards = guards.opened(dict(zip(tensor_leaves, found.shapes, strict=True)))
+        assembly = assembled(NumberedSizes(values))
+    else:
+        fakes = [node.meta["val"] for node in inputs]
+        sizes = named_symbols(fakes, [leaf_specs[i] for i in tensor_leaves])
+        assembly = assembled(SizeNames(sizes))
     _note_annotations(assembly.program.module, module, reader.first)
     named = [(node, arguments[node].name) for node in inputs]
     outputs = _with_given(outputs, results, named)
@@ -186,6 +217,7 @@ def capture(
         cached_inputs=cached,
         parts=parts[0],
         parts_spec=parts[1],
+        open=found,
     )
 
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.experts import whole_experts
 from irc.frontends.torch.flex import plain_flex_attention
+from irc.frontends.torch.fresh_writes import renew
 from irc.frontends.torch.locations import user_frames
 from irc.frontends.torch.repeat import expand, stubbed
 from irc.frontends.torch.table import row_of
@@ -54,13 +55,15 @@ def export(
         warnings.simplefilter("ignore")
         with stubbed(module) as repeated:
             program = _exported(module, args, kwargs, dynamic_shapes)
+        settle(program.graph_module)
+        renew(program.graph)
         if repeated:
             expand(program, module)
-        settle(program.graph_module)
         if all(is_plain(node.target, node.args) for node in _calls(program.graph_module)):
             return program
         if repeated:
             program = _exported(module, args, kwargs, dynamic_shapes)
+            settle(program.graph_module)
         return program.run_decompositions(decompositions())
 
 
@@ -77,9 +80,14 @@ def _calls(module: GraphModule) -> Iterator[torch.fx.Node]:
 
 
 def settle(module: GraphModule) -> None:
-    """Drop in-place detaches, which change no values (torch.tensor in traced code makes them)."""
+    """Drop in-place detaches, which change no values (torch.tensor in traced code makes them).
+
+    And dropout that is off: it returns its operand itself, so that what writes to one writes to the
+    other; to decompose it, torch takes it for a copy.
+    """
     for node in list(_calls(module)):
-        if node.target is torch.ops.aten.detach_.default:
+        off = node.target is torch.ops.aten.dropout.default and node.args[2] is False
+        if off or node.target is torch.ops.aten.detach_.default:
             node.replace_all_uses_with(node.args[0])
             node.graph.erase_node(node)
 

@@ -19,6 +19,8 @@ from torch.fx.traceback import preserve_node_meta
 
 from irc.frontends.torch.assemble import Argument, Assembly, Result, assemble
 from irc.frontends.torch.export import is_plain, settle
+from irc.frontends.torch.fresh_writes import renew
+from irc.frontends.torch.open_sizes import NumberedSizes, OpenSizes, open_sizes
 from irc.frontends.torch.sizes import SizeNames
 
 
@@ -30,6 +32,9 @@ class FlatProgram:
         assembly: the program.
         inputs: positions of the graph's arguments that are inputs of the program, in its order.
         held: positions of those that are its parameters, by name.
+        open: the sizes that the graph leaves open, if it was to keep them; the assembly is then the
+            one for the sizes that the graph was traced with.
+        symbolic: positions of the arguments that :attr:`open` reads sizes from: its inputs.
         results: per output of the graph where it comes from: ``("result", i)`` of the program,
             ``("view", (i, shape, strides, offset))`` of one's memory, ``("argument", i)`` of the
             call itself, ``("constant", value)``.
@@ -39,6 +44,8 @@ class FlatProgram:
     inputs: tuple[int, ...]
     held: Mapping[str, int]
     results: tuple[tuple[str, Any], ...]
+    open: OpenSizes | None = None
+    symbolic: tuple[int, ...] = ()
 
 
 def flat_program(
@@ -47,6 +54,7 @@ def flat_program(
     source: str,
     *,
     visible: int | None = None,
+    keep_open: bool = False,
 ) -> FlatProgram:
     """Translate a functional ATen graph of tensors; its output node may change.
 
@@ -55,6 +63,7 @@ def flat_program(
         held: positions of the arguments that are parameters: name and value.
         source: what the graph is, for reports.
         visible: so many outputs, by default all, lie in memory as those of the graph.
+        keep_open: give the program for the sizes of the trace, and the way to those for others.
     """
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     arguments: dict[Node, Argument] = {}
@@ -72,7 +81,23 @@ def flat_program(
     results, computed = _results(flat, placeholders)
     results, computed = _as_in_eager(results, computed, visible)
     named = [(node, Result("output", f"output{i}")) for i, node in enumerate(computed)]
-    assembly = assemble(module, arguments, named, SizeNames({}), source=source)
+
+    def assembled(names: SizeNames) -> Assembly:
+        return assemble(module, arguments, named, names, source=source)
+
+    symbolic: tuple[int, ...] = ()
+    found = None
+    if keep_open:
+        symbolic = tuple(i for i, node in enumerate(placeholders) if _gives_sizes(node))
+        given = [(_input_name(n, i), n.meta["val"]) for i, n in enumerate(placeholders)
+                 if i in symbolic]  # fmt: skip
+        found = open_sizes(
+            module, given, lambda values: assembled(NumberedSizes(values)).program
+        )
+        names: SizeNames = NumberedSizes(found.read(_hints(given)))
+    else:
+        names = SizeNames({})
+    assembly = assembled(names)
     used = {a.name for a in arguments.values()}
     return FlatProgram(
         assembly,
@@ -83,7 +108,22 @@ def flat_program(
         ),
         {name: index for index, (name, _) in held.items() if name in used},
         results,
+        found,
+        symbolic,
     )
+
+
+def _gives_sizes(node: Node) -> bool:
+    """True for a placeholder with a size that is open, or that is such a number itself."""
+    value = node.meta.get("val")
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+def _hints(given: Sequence[tuple[str, Any]]) -> list[tuple[int, ...]]:
+    """Return the sizes with which a graph was traced."""
+    values = [v.shape if isinstance(v, torch.Tensor) else (v,) for _, v in given]
+    return [tuple(s if isinstance(s, int) else s.node.hint for s in sizes) for sizes in values]
 
 
 def is_token(node: Node) -> bool:
@@ -183,6 +223,13 @@ def _turned(node: Node, known: dict[Node, Node]) -> Node:
     return turned
 
 
+def _share_memory(graph: Graph) -> bool:
+    """True where two outputs lie in one memory: which value is its last one, renewing forgets."""
+    flat, _ = torch.utils._pytree.tree_flatten(_output(graph).args[0])
+    places = Counter(_storage(node) for node in dict.fromkeys(flat) if isinstance(node, Node))
+    return any(times > 1 for storage, times in places.items() if storage is not None)
+
+
 def _output(graph: Graph) -> Node:
     (found,) = (node for node in graph.nodes if node.op == "output")
     return found
@@ -245,6 +292,8 @@ def pre_dispatch(module: GraphModule, fakes: Sequence[torch.Tensor]) -> GraphMod
         warnings.simplefilter("ignore")
         traced = make_fx(run, pre_dispatch=True, _error_on_data_dependent_ops=True)(*fakes)
     settle(traced)
+    if renew(traced.graph) and _share_memory(traced.graph):
+        return None
     calls = [node for node in traced.graph.nodes if node.op == "call_function"]
     for node in calls:
         if node.target is torch._C._set_grad_enabled:

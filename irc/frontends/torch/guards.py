@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import starmap
 from operator import is_
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.export import shape_specs
+from irc.frontends.torch.quick import Quick, accepting, holding
 from irc.frontends.torch.sizes import dims_of
 from irc.frontends.torch.structure import argument_names
 
@@ -106,6 +107,47 @@ class Guards:
             flat=not kwargs and all(isinstance(arg, torch.Tensor) for arg in args),
         )
 
+    def opened(self, shapes: Mapping[int, Sequence[Any]]) -> Guards:
+        """Return guards that accept other sizes, where the trace left them open.
+
+        Args:
+            shapes: by leaf, each dim as a number or as an expression of symbols; what relates one
+                to the other is not checked here (:meth:`OpenSizes.refused` does).
+        """
+        leaves = list(self.leaves)
+        for index, shape in shapes.items():
+            leaf = leaves[index]
+            sizes = [
+                size if isinstance(size, int) else str(size) if size.is_Symbol
+                else f"{leaf.name}.{dim}"
+                for dim, size in enumerate(shape)
+            ]  # fmt: skip
+            leaves[index] = replace(leaf, shape=tuple(sizes))
+        return replace(self, leaves=tuple(leaves))
+
+    def closed(self, shapes: Mapping[int, Sequence[int]]) -> Guards:
+        """Return guards that accept one size only.
+
+        Args:
+            shapes: the sizes, by leaf.
+        """
+        leaves = [
+            replace(leaf, shape=tuple(shapes[i])) if i in shapes else leaf
+            for i, leaf in enumerate(self.leaves)
+        ]
+        return replace(self, leaves=tuple(leaves))
+
+    def exchanged(self, replaced: Mapping[int, torch.Tensor]) -> Guards:
+        """Return guards for a module that holds other tensors in the places of some.
+
+        Args:
+            replaced: by the identity of a tensor, what stands for it.
+        """
+        held = tuple(replaced.get(id(each), each) for each in self.held)
+        memory = tuple(replaced.get(id(each), each) for each in self.tensors)
+        pointers = [each.data_ptr() for each in memory]
+        return replace(self, held=held, tensors=memory, pointers=pointers)
+
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> str | None:
         """Return None where the program may run, else the first reason why not."""
         if torch.is_grad_enabled() is not self.grad:
@@ -121,44 +163,22 @@ class Guards:
             return self._memory()
         return self._arguments(args, kwargs or {})
 
-    def quick(self) -> Callable[[Sequence[Any]], bool] | None:
-        """Return a check of positional arguments, None where they are not all plain tensors.
+    def quick(self) -> Quick | None:
+        """Return quick checks of positional arguments, None where they are not all plain tensors.
 
-        What it accepts, :meth:`check` accepts; it may refuse more (subclasses, sizes left open,
+        What they accept, :meth:`check` accepts; they may refuse more (subclasses, sizes left open,
         autocast, gradients recorded while the module holds tensors).
         """
         fixed = all(isinstance(size, int) for leaf in self.leaves for size in leaf.shape)
         if not self.flat or not fixed or (self.grad and self.tensors) or self.autocast[0]:
             return None
-        sizes = [torch.Size([n for n in x.shape if isinstance(n, int)]) for x in self.leaves]
-        wanted = [(n, x.dtype, x.requires_grad) for n, x in zip(sizes, self.leaves, strict=True)]
         if any(leaf.device != torch.device("cpu") for leaf in self.leaves):
             return None
-        count, grad, plain = len(wanted), self.grad, torch.Tensor
-        is_grad, is_autocast, get = torch.is_grad_enabled, torch.is_autocast_enabled, dict.get
-        slots, values, held_slots, held = self.slots, self.values, self.held_slots, self.held
-        tensors, pointers = self.tensors, self.pointers
-
-        def accepts(args: Sequence[Any]) -> bool:
-            if len(args) != count or is_grad() is not grad or is_autocast("cpu"):
-                return False
-            for given, (shape, dtype, requires_grad) in zip(args, wanted, strict=True):
-                if (
-                    type(given) is not plain
-                    or given.dtype is not dtype
-                    or given.shape != shape
-                    or not given.is_cpu
-                    or given.requires_grad is not requires_grad
-                    or not given.is_contiguous()
-                ):
-                    return False
-            if held and not all(map(is_, starmap(get, held_slots), held)):
-                return False
-            if tensors and [each.data_ptr() for each in tensors] != pointers:
-                return False
-            return not slots or tuple(starmap(get, slots)) == values
-
-        return accepts
+        slots = (self.slots, self.values, self.held_slots, self.held, self.tensors, self.pointers)
+        sizes = [torch.Size([n for n in x.shape if isinstance(n, int)]) for x in self.leaves]
+        wanted = [(n, x.dtype, x.requires_grad) for n, x in zip(sizes, self.leaves, strict=True)]
+        holds = holding(*slots) if self.held or self.slots else None
+        return Quick(len(wanted), self.grad, accepting(wanted), holds)
 
     def resized(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

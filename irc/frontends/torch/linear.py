@@ -9,11 +9,11 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import AttentionOp, ContractOp, tensor
-from irc.dialects.size import Dim
+from irc.dialects.flow import AttentionOp, ContractOp, ExternOp, tensor
+from irc.dialects.size import Dim, Size
 from irc.frontends.torch.dropping import dropped_attention
-from irc.frontends.torch.lowering import Lowering, broadcast_shapes, dim_of, lowers, number
-from irc.frontends.torch.reductions import logsumexp
+from irc.frontends.torch.lowering import Lowering, broadcast_shapes, lowers, number
+from irc.ops.attention_ops import Form
 
 
 def contract(t: Lowering, spec: str, *operands: SSAValue) -> SSAValue:
@@ -150,7 +150,7 @@ def attention(
     if isinstance(q[-3], int) and isinstance(k[-3], int) and q[-3] % k[-3]:
         t.decline()
     query, key, value = (t.b.cast(x, t.dtype) for x in (query, key, value))
-    scale = number(q[-1]) ** -0.5 if scale is None else scale
+    scale = float(number(q[-1]) ** -0.5) if scale is None else scale
     if dropout_p:
         operands = query, key, value
         return dropped_attention(
@@ -177,16 +177,55 @@ def flash_attention(
     attn_mask: SSAValue | None = None,
     scale: float | None = None,
 ) -> list[SSAValue | None]:
-    """Keep attention whole; the log-sum-exp that backward reads is computed where it is read."""
-    y = attention(t, query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+    """Keep attention whole; with the log-sums where backward reads them."""
     if not t.read[1]:
-        return [y, None]
-    if attn_mask is not None or is_causal or tensor(query).shape[:-2] != tensor(key).shape[:-2]:
+        return [attention(t, query, key, value, attn_mask, dropout_p, is_causal, scale=scale), None]
+    inputs, form = _whole(t, [query, key, value], attn_mask, dropout_p, is_causal, scale)
+    return [*t.b.ops(ExternOp, inputs, results=t.results, **form.forward())]
+
+
+@lowers("_scaled_dot_product_flash_attention_for_cpu_backward")
+def flash_attention_backward(
+    t: Lowering,
+    grad_out: SSAValue,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    out: SSAValue,
+    logsumexp: SSAValue,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: SSAValue | None = None,
+    scale: float | None = None,
+) -> list[SSAValue | None]:
+    """Keep the gradients of attention whole."""
+    operands = [query, key, value, grad_out, out, logsumexp]
+    inputs, form = _whole(t, operands, attn_mask, dropout_p, is_causal, scale)
+    q, k, v, g, y, sums, *mask = inputs
+    given = [g, q, k, v, y, sums, *mask]
+    return [*t.b.ops(ExternOp, given, results=t.results, **form.backward())]
+
+
+def _whole(
+    t: Lowering,
+    operands: list[SSAValue],
+    mask: SSAValue | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[list[SSAValue], Form]:
+    """Return operands and form of attention with log-sums, or of its derivative.
+
+    ``operands`` are those before the mask, q, k and v first. Where the library drops, or a size is
+    not known yet, it computes the op.
+    """
+    given = [*operands, *([] if mask is None else [mask])]
+    q, k = (tensor(x).shape for x in operands[:2])
+    if dropout_p or any(isinstance(d, Size) for x in given for d in tensor(x).shape):
         t.decline()
-    scores = contract(t, "bhsd,bhtd->bhst", query, key)
-    dtype = t.results[1].dtype
-    wide = t.b.cast(scores, dtype)
-    factor = number(tensor(query).shape[-1]) ** -0.5 if scale is None else scale
-    scaled = t.b.pointwise("mul", wide, t.value(factor, dtype))
-    inner = Lowering(t.b, [t.results[1]], [True], t.random)
-    return [y, logsumexp(inner, scaled, dim_of(-1, 4))]
+    if len(q) != 4 or q[:-2] != k[:-2] or tensor(operands[2]).shape[:-2] != k[:-2]:
+        t.decline()
+    factor = number(q[-1]) ** -0.5 if scale is None else scale
+    place = None if mask is None else len(operands)
+    return given, Form(bool(is_causal), float(factor), place)

@@ -29,7 +29,10 @@ Plain = bool | int | float | str | None
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 STORES = ("_parameters", "_buffers", "_modules")
 
-_LIBRARY = torch.library.Library("irc_capture", "DEF")
+LAYERS = "irc_capture"
+"""The namespace of the marks around layers, and of the stubs for layers."""
+
+_LIBRARY = torch.library.Library(LAYERS, "DEF")
 for _name in ("enter", "leave", "layer"):
     _LIBRARY.define(f"{_name}(Tensor[] values, str layer, int call) -> Tensor[]")
 _OPS = torch.ops.irc_capture

@@ -41,6 +41,14 @@ class SizeNames:
             size = size.node.expr
         return self._polynomial(size)
 
+    def number(self, value: Any) -> Any:
+        """Return a number that is computed from sizes and need not be whole.
+
+        Raises:
+            SizeError: always; where sizes are numbers, so is this.
+        """
+        raise SizeError(f"'{value}' is computed from dynamic sizes and is no whole number")
+
     def _polynomial(self, expr: sympy.Expr) -> Dim:
         if expr.is_Integer:
             return int(expr)

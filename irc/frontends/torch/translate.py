@@ -93,7 +93,7 @@ class Scope:
             if isinstance(found, torch.SymInt):
                 return self.shared.names.dim(found)
             if isinstance(found, torch.SymFloat | torch.SymBool):
-                raise SizeError(f"'{found}' is computed from dynamic sizes and is no whole number")
+                return self.shared.names.number(found)
             if isinstance(found, int | float | bool) and value not in self.values:
                 return found
             return self.values[value]

@@ -19,6 +19,7 @@ from irc.dialects.flow import (
     ContractOp,
     ConvolutionOp,
     FlowOp,
+    GroupedContractOp,
     PackedContractOp,
     PointwiseOp,
     ReduceOp,
@@ -166,7 +167,7 @@ class Grouping:
         if not (isinstance(op, FlowOp) and op.name in COMPUTE_OPS and self._has_kernel(op)):
             self._own(Unit("library", [op]), op, reads)
             return
-        if isinstance(op, ContractOp | PackedContractOp | ConvolutionOp):
+        if isinstance(op, ContractOp | PackedContractOp | GroupedContractOp | ConvolutionOp):
             template = nest_of([op], [op.outputs[0]], whole).template
             self._own(Unit(template, [op]), op, reads)
             return

@@ -59,3 +59,33 @@ def candidates(rows: int, keys: int, features: int, dtype: str) -> list[Attentio
     most = (power_of_two(max(rows, LEAST_TILE)), power_of_two(max(keys, LEAST_TILE)))
     found = [AttentionTile(min(m, most[0]), min(n, most[1]), w, s) for m, n, w, s in shapes]
     return list(dict.fromkeys(found))
+
+
+def backward_candidates(rows: int, keys: int, features: int, dtype: str) -> list[AttentionTile]:
+    """Return the tiles of a gradient kernel, the one taken untuned first.
+
+    Two sums of a tile by features stay in registers while two products of rows by keys are made, so
+    a step is shorter than forward's.
+
+    Args:
+        rows: of a head.
+        keys: of a head.
+        features: the larger of the features of keys and values.
+        dtype: of the operands.
+
+    >>> backward_candidates(1024, 1024, 64, "f16")[0].options()
+    {'block_m': 32, 'block_n': 64, 'num_warps': 4, 'num_stages': 2}
+    """
+    wide = power_of_two(max(features, LEAST_TILE))
+    if dtype == "f32":
+        shapes = [(32, 32, 8, 1), (16, 32, 8, 2), (16, 16, 8, 1)]
+        shapes = [s for s in shapes if s[0] * wide <= 32 * 64] or [(16, 16, 8, 1)]
+    elif wide <= 64:
+        shapes = [(32, 64, 4, 2), (32, 64, 8, 2), (64, 64, 8, 2), (64, 128, 8, 2)]
+    elif wide <= 128:
+        shapes = [(64, 64, 8, 2), (32, 64, 8, 2), (32, 64, 4, 2), (64, 32, 8, 2)]
+    else:
+        shapes = [(32, 32, 8, 2), (32, 32, 4, 2), (16, 32, 8, 2)]
+    most = (power_of_two(max(rows, LEAST_TILE)), power_of_two(max(keys, LEAST_TILE)))
+    found = [AttentionTile(min(m, most[0]), min(n, most[1]), w, s) for m, n, w, s in shapes]
+    return list(dict.fromkeys(found))

@@ -122,6 +122,25 @@ def packed_product(b: FlowBuilder, op: ContractOp, fixed: IsFixed) -> SSAValue |
     return None
 
 
+def weight_product(b: FlowBuilder, op: ContractOp, fixed: IsFixed) -> SSAValue | None:
+    """Append what equals a contraction of floats and a dequantised weight; None where it is none.
+
+    For a GPU, whose kernels convert half floats wherever they read them.
+    """
+    for side in (1, 0):
+        product = product_of(op, side)
+        if product is None or {tensor(v).dtype for v in (*op.inputs, *op.outputs)} != {"f32"}:
+            continue
+        w = dequantized(product.w)
+        found = None
+        if w is not None and fixed(w.q):
+            found = _weight_only(b, product, w, few_rows=prod(product.rows))
+        if found is not None:
+            apart = b.reshape(found, (*product.rows, *product.columns))
+            return transpose(b, apart, product.back)
+    return None
+
+
 def _scaled(b: FlowBuilder, product: Product, fixed: IsFixed) -> SSAValue | None:
     if tensor(product.w).dtype != "f32":
         return None
@@ -218,7 +237,9 @@ def _by_scales(
     return b.pointwise("mul", b.pointwise("mul", wide, left), right)
 
 
-def _weight_only(b: FlowBuilder, product: Product, w: Integers) -> SSAValue | None:
+def _weight_only(
+    b: FlowBuilder, product: Product, w: Integers, few_rows: int = FEW_ROWS
+) -> SSAValue | None:
     """Append floats times integers, scaled in registers; None where the groups do not fit."""
     columns, depth = len(product.columns), product.depth
     assert w.scale is not None
@@ -234,7 +255,7 @@ def _weight_only(b: FlowBuilder, product: Product, w: Integers) -> SSAValue | No
         right, zero = signed(b, right), zero - 128
     rows = prod(product.rows)
     # Many rows are read many times: a cast of its own is cheaper than one in each pass.
-    x = past_exact_cast(product.x) if rows <= FEW_ROWS else product.x
+    x = past_exact_cast(product.x) if rows <= few_rows else product.x
     x = b.reshape(transpose(b, x, product.x_order), (rows, depth))
     panels = nibble_panels(b, right) if nibbles else byte_panels(b, right)
     groups, count = depth // group, shape_of(right)[0]

@@ -16,7 +16,14 @@ from irc.dialects.flow import ConvolutionOp, PackedContractOp, PadOp, PointwiseO
 from irc.dialects.types import TensorType
 from irc.kernels.holds import shape_of
 from irc.kernels.quantized.contract import IsFixed
-from irc.kernels.quantized.dequantized import BYTES, Integers, dequantized, is_single, literal
+from irc.kernels.quantized.dequantized import (
+    BYTES,
+    Integers,
+    dequantized,
+    exact_float,
+    is_single,
+    literal,
+)
 from irc.kernels.quantized.loads import QUAD
 from irc.kernels.quantized.panels import cut_to, quad_panels, round_up, signed, transpose, unsigned
 
@@ -72,23 +79,33 @@ def packed_convolution(
     """Append a convolution of dequantised bytes, channels last; None where it is none."""
     if len(shape_of(op.inputs[0])) != 4 or op.plain["groups"] != 1:
         return None
-    x, w = dequantized(op.inputs[0]), dequantized(op.inputs[1])
+    whole = tensor(op.outputs[0]).dtype == "f64"
+    read = exact_float if whole else dequantized
+    x, w = read(op.inputs[0]), read(op.inputs[1])
     if x is None or w is None or not fixed(w.q) or {x.dtype, w.dtype} - set(BYTES):
         return None
-    zero_x, zero_w = _zero(x), _zero(w)
-    whole = 1
-    for size in shape_of(op.inputs[1])[1:]:
-        whole *= size
-    order = (0, 1, 2, 3)
-    if zero_x is None or zero_w != (128 if w.dtype == "u8" else 0) or x.scale is None:
+    if _zero(w) != (128 if w.dtype == "u8" else 0) or (x.zero and not is_single(x.zero)):
         return None
-    if not is_single(x.scale) or w.period(w.scale, order, 1) != whole:
+    if not whole and not _scales_leave(op, x, w):
         return None
-    shift = 128 if x.dtype == "i8" else 0
     image = unsigned(b, _image(b, x, images))
     weight = transpose(b, signed(b, w.spread(b, w.q)), LAST)
-    found = _sums(b, op, image, weight, zero_x + shift)
-    return _scaled(b, op, found, x, w)
+    shift, known = (128 if x.dtype == "i8" else 0), _zero(x)
+    if known is not None:
+        found = _sums(b, op, image, weight, known + shift)
+    else:
+        assert x.zero is not None
+        found = _about(b, op, image, weight, x.zero, shift)
+    return b.cast(found, "f64") if whole else _scaled(b, op, found, x, w)
+
+
+def _scales_leave(op: ConvolutionOp, x: Integers, w: Integers) -> bool:
+    """True where scales stay the same along what is summed."""
+    summed = 1
+    for size in shape_of(op.inputs[1])[1:]:
+        summed *= size
+    single = x.scale is not None and is_single(x.scale)
+    return single and w.period(w.scale, (0, 1, 2, 3), 1) == summed
 
 
 def _image(b: FlowBuilder, x: Integers, images: ChannelsLast) -> SSAValue:
@@ -103,6 +120,28 @@ def _image(b: FlowBuilder, x: Integers, images: ChannelsLast) -> SSAValue:
 def _zero(side: Integers) -> int | None:
     found = 0.0 if side.zero is None else literal(side.zero)
     return None if found is None else int(found)
+
+
+def _about(
+    b: FlowBuilder,
+    op: ConvolutionOp,
+    image: SSAValue,
+    weight: SSAValue,
+    zero: SSAValue,
+    shift: int,
+) -> SSAValue:
+    """Convolve bytes about a zero point that is known at run time.
+
+    The border is zeros, so the zero point counts where a window lies inside: the sums of the
+    weight there are a convolution of ones, made once.
+    """
+    ones = b.broadcast(b.scalar(1, "u8"), (1, *shape_of(image)[1:]))
+    inside = _sums(b, op, ones, weight, 0)
+    point = b.reshape(b.cast(zero, "i32"), ())
+    if shift:
+        point = b.pointwise("add", point, b.scalar(shift, "i32"))
+    found = _sums(b, op, image, weight, 0)
+    return b.pointwise("sub", found, b.pointwise("mul", inside, point))
 
 
 def _sums(

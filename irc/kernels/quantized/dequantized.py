@@ -121,6 +121,15 @@ def integral(value: SSAValue) -> Integers | None:
     return replace(found, shape=shape_of(root), chain=chain)
 
 
+def exact_float(value: SSAValue) -> Integers | None:
+    """Return how an f64 is made of 8-bit integers and a zero point; None where it is not."""
+    root, chain = _past_shapes(value)
+    found = _difference(root) if tensor(root).dtype == "f64" else None
+    if found is None or found.dtype not in BYTES:
+        return None
+    return replace(found, shape=shape_of(root), chain=chain)
+
+
 def _difference(value: SSAValue) -> Integers | None:
     """``cast(q) - zero``, ``cast(cast(q) - zero)`` or ``cast(q)``."""
     shape = shape_of(value)

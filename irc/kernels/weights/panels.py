@@ -61,15 +61,20 @@ class Packed:
         return kind.num_elements
 
 
-def weight_of(kernel: KernelOp) -> int | None:
-    """Return the argument that would be packed, None where packing does not pay or fit."""
+def weight_of(kernel: KernelOp, any_rows: bool = False) -> int | None:
+    """Return the argument that would be packed, None where packing does not pay or fit.
+
+    Args:
+        kernel: any.
+        any_rows: the kernel is to serve other numbers of rows than its own, if that is above one.
+    """
     load = _right_operand(kernel)
     if load is None or load.blocks is not None or len(load.inputs) > 1:
         return None
     space, strides = kernel.space_extents, to_python(load.strides)
     m, n, k = (*space[kernel.num_parallel - 2 : kernel.num_parallel], space[-1])
     fits = len(space) == kernel.num_parallel + 1 and 0 not in space and n >= NARROW and k > 1
-    if not fits or m <= FEW_ROWS or load.value.dtype not in PAIRED:
+    if not fits or m <= (1 if any_rows else FEW_ROWS) or load.value.dtype not in PAIRED:
         return None
     n_dim = kernel.num_parallel - 1
     if not (strides[n_dim] and strides[-1]) or strides[n_dim - 1]:
@@ -84,12 +89,13 @@ def columns_of(n: int) -> int:
     return NARROW if n < MANY and 0 < n % COLUMNS <= NARROW else COLUMNS
 
 
-def packed(kernel: KernelOp, argument: int) -> Packed:
+def packed(kernel: KernelOp, argument: int, *, any_rows: bool = False) -> Packed:
     """Return a kernel as it reads the packed weight, and the kernel that packs.
 
     Args:
         kernel: a matmul of which :func:`weight_of` gave the argument.
         argument: what it gave.
+        any_rows: as :func:`weight_of` was given it.
     """
     load = _right_operand(kernel)
     assert load is not None
@@ -97,7 +103,8 @@ def packed(kernel: KernelOp, argument: int) -> Packed:
     dtype = load.value.dtype
     pair, n_dim, k_dim = PAIRED[dtype], kernel.num_parallel - 1, len(space) - 1
     n, depth = space[n_dim], -(-space[k_dim] // pair)
-    columns = NARROW if space[n_dim - 1] in TALL else columns_of(n)
+    tall = space[n_dim - 1] in TALL and not any_rows
+    columns = NARROW if tall else columns_of(n)
     panel = depth * columns * pair
     batch = [d for d in range(n_dim - 1) if strides[d]]
     placed = [0] * len(space)
@@ -169,7 +176,7 @@ def _writer(kernel: KernelOp, load: LoadOp, places: Places, mapping: TaskMapping
     read = LoadOp.make(
         [block.args[0]],
         [ValueType.of(dtype, full=False)],
-        offset=load.offset.value.data,
+        offset=to_python(load.offset),
         strides=tuple(strides[d] for d in dims),
         loc=loc_of(load),
     )

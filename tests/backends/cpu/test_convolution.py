@@ -212,3 +212,20 @@ def test_tiles_cover_the_places_with_little_waste(size: int) -> None:
     assert plan.all_tiles * plan.rows >= size * size
     assert plan.all_tiles * plan.rows <= size * size * 1.05 or size < 7
     assert plan.blocks * plan.tiles >= plan.all_tiles
+
+
+def test_channels_apart_behind_places() -> None:
+    """What follows may part the channels of a group into two loops around the places."""
+    torch.manual_seed(5)
+
+    class Parted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Conv2d(12, 48, (1, 3), groups=12, padding=(0, 2), bias=False)
+            self.shift = nn.Parameter(torch.randn(12, 1, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + self.shift.expand(12, 2, 2).reshape(48, 1, 1)
+
+    found, _ = error(Parted(), torch.randn(1, 12, 6, 5))
+    assert found < 2e-6

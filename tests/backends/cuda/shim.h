@@ -69,7 +69,9 @@ static void enter() { body(); wait(DONE); }
 struct Range { const char* begin; const char* end; };
 static std::vector<Range> ranges;
 static Range range_of(const void* pointer) {
-  for (const Range& r : ranges) if ((const char*)pointer >= r.begin && (const char*)pointer <= r.end) return r;
+  // Buffers may lie behind one another: where one ends, another begins.
+  for (const Range& r : ranges) if ((const char*)pointer == r.begin) return r;
+  for (const Range& r : ranges) if ((const char*)pointer > r.begin && (const char*)pointer <= r.end) return r;
   fail(OUTSIDE);
   return {(const char*)pointer, (const char*)pointer};
 }

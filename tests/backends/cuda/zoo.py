@@ -1,11 +1,13 @@
 """Compiles every CUDA kernel of the zoo ahead of time, and prints one table; needs nvcc, no GPU.
 
     python -m tests.backends.cuda.zoo [--only NAME ...] [--arch 90 80] [--dtypes f32 bf16]
-        [--share 0.1] [--json FILE]
+        [--share 0.1] [--known FILE] [--json FILE]
 
 A row is a program on one architecture: its kernels, those that no program before had, the most
 registers, the spills (listed by name), the most shared memory, failures. Many kernels are one file
-to nvcc, whose headers cost more than a kernel. Exit status 1 where a kernel fails.
+to nvcc, whose headers cost more than a kernel; equal code is compiled once, whatever program, name
+or comments it has. ``--known`` keeps reports by digest of the code, so that another run compiles
+only what is new. Exit status 1 where a kernel fails.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from irc.backends import KernelReport
-from irc.backends.cuda.build import compile_source
+from irc.backends.cuda.build import compile_source, find_nvcc, nvcc_version
 from irc.backends.cuda.file import emit_kernel, shared_bytes
 from irc.backends.cuda.report import by_function
 from irc.dialects.task import KernelOp
@@ -41,6 +46,7 @@ class Row:
     case: str
     arch: int
     total: int = 0
+    known: int = 0
     compiled: dict[str, KernelReport] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     error: str = ""
@@ -66,8 +72,33 @@ HEADER = (
 )
 
 
+class Known:
+    """Reports by digest of the code, kept in a file of lines; a file cut short loses its last."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.reports: dict[str, KernelReport] = {}
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                with suppress(ValueError):
+                    key, *numbers = json.loads(line)
+                    self.reports[key] = KernelReport(*numbers)
+
+    def add(self, key: str, report: KernelReport) -> None:
+        """Keep a report."""
+        self.reports[key] = report
+        if self.path is not None:
+            with self.path.open("a") as file:
+                numbers = report.registers, report.spill_bytes, report.shared_bytes
+                file.write(json.dumps([key, *numbers]) + "\n")
+
+
 def compile_all(
-    chosen: Sequence[Case], archs: Sequence[int], share: float = 1.0, seed: int = 0
+    chosen: Sequence[Case],
+    archs: Sequence[int],
+    share: float = 1.0,
+    seed: int = 0,
+    known: Known | None = None,
 ) -> Iterator[Row]:
     """Yield a row for each program and architecture; equal kernels are compiled once.
 
@@ -76,7 +107,9 @@ def compile_all(
         archs: compute capabilities as numbers.
         share: of the distinct kernels, those that are compiled, chosen by their digest.
         seed: of that choice.
+        known: reports of earlier runs.
     """
+    kept = Known() if known is None else known
     seen: set[str] = set()
     for case in chosen:
         try:
@@ -89,8 +122,15 @@ def compile_all(
                 }
                 seen |= fresh.keys()
                 row = Row(str(case), arch, len(found))
-                for batch in _batches(fresh.values()):
-                    compile_batch(batch, arch, row)
+                for batch in _batches({k: op for k, op in fresh.items() if k not in kept.reports}):
+                    compile_batch(list(batch.values()), arch, row)
+                    for key, op in batch.items():
+                        if (report := row.compiled.get(op.sym_name.data)) is not None:
+                            kept.add(key, report)
+                for key, op in fresh.items():
+                    if op.sym_name.data not in row.compiled and key in kept.reports:
+                        row.compiled[op.sym_name.data] = kept.reports[key]
+                        row.known += 1
                 yield row
         except IrcError as error:
             yield from (Row(str(case), arch, error=str(error).splitlines()[0]) for arch in archs)
@@ -130,14 +170,44 @@ def _keyed(found: Iterable[KernelOp], arch: int) -> Iterator[tuple[str, KernelOp
             text = emit_kernel(kernel, arch)
         except IrcError as error:
             text = str(error)
-        own = identifier(kernel.sym_name.data)
-        lines = [s for s in text.replace(own, "k").splitlines() if not s.startswith("//")]
-        yield hashlib.sha256(f"{arch} {lines}".encode()).hexdigest(), kernel
+        # What the device runs: neither the main that checks it, nor names and comments.
+        text = text.partition("#ifdef IRC_MAIN")[0].replace(identifier(kernel.sym_name.data), "k")
+        lines = [line.partition("//")[0].rstrip() for line in text.splitlines()]
+        yield hashlib.sha256(f"{arch} {lines}".encode()).hexdigest()[:24], kernel
 
 
-def _batches(found: Iterable[KernelOp]) -> Iterator[list[KernelOp]]:
-    every = list(found)
-    yield from (every[i : i + BATCH] for i in range(0, len(every), BATCH))
+def _batches(found: Mapping[str, KernelOp]) -> Iterator[dict[str, KernelOp]]:
+    every = list(found.items())
+    yield from (dict(every[i : i + BATCH]) for i in range(0, len(every), BATCH))
+
+
+def _named(row: Row, kernel: str) -> str:
+    return f"{row.case} sm_{row.arch} {kernel}"
+
+
+def compact(rows: Sequence[Row], nvcc: str) -> dict[str, Any]:
+    """Return what a run found: counts a program, and every spill and failure by name."""
+    programs = [
+        {
+            "program": row.case, "arch": row.arch, "kernels": row.total,
+            "distinct": len(row.compiled),
+            "registers": max((r.registers for r in row.compiled.values()), default=0),
+            "shared_bytes": max((r.shared_bytes for r in row.compiled.values()), default=0),
+            **({"error": row.error} if row.error else {}),
+        }
+        for row in rows
+    ]  # fmt: skip
+    reports = [(row, name, report) for row in rows for name, report in row.compiled.items()]
+    spills = {_named(row, name): r.spill_bytes for row, name, r in reports if r.spill_bytes}
+    failed = {_named(row, name): why for row in rows for name, why in row.failed.items()}
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "nvcc": nvcc,
+        "summary": summary(rows)[0],
+        "spills": spills,
+        "failed": failed,
+        "programs": programs,
+    }
 
 
 def summary(rows: Sequence[Row]) -> tuple[str, bool]:
@@ -163,18 +233,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--modes", nargs="+", default=())
     parser.add_argument("--share", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--known", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     rows: list[Row] = []
     print(HEADER)
-    for row in compile_all(
-        cases(given.only, given.dtypes, given.modes), given.arch, given.share, given.seed
-    ):
+    chosen = cases(given.only, given.dtypes, given.modes)
+    for row in compile_all(chosen, given.arch, given.share, given.seed, Known(given.known)):
         print(row, flush=True)
         rows.append(row)
     line, ok = summary(rows)
     if given.json:
-        given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        version = nvcc_version(find_nvcc()).splitlines()[3]
+        text = json.dumps(compact(rows, version), indent=0)
+        given.json.write_text(text.replace(',\n"', ', "').replace("{\n", "{") + "\n")
     print(line)
     return 0 if ok else 1
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from irc.backends.triton import compile_for, emit
-from irc.dialects.flow import to_attribute
 from irc.kernels.gpu.attention import candidates
 from irc.kernels.gpu.limits import GPUS, gpu
+from irc.kernels.gpu.tiles import with_tile
 from tests.backends import attention_kernels as attention
 from tests.backends.attention_kernels import Attend
 from tests.backends.triton.interpreting import interpret, outputs_of
@@ -68,8 +68,7 @@ def test_tiles_of_long_attention_do_not_spill(dtype: str, features: int) -> None
         batch=1, rows=1000, keys=1000, depth=features, width=features, dtype=dtype, causal=True
     )
     for tile in candidates(1000, 1000, features, dtype)[:1]:
-        kernel = attention.kernel_of(case)
-        kernel.properties["tile"] = to_attribute(tile.options())
+        kernel = with_tile(attention.kernel_of(case), tile.options())
         for target in GPUS.values():
             assert compile_for(kernel, target.arch).spill_bytes == 0
 

@@ -1,0 +1,1 @@
+"""Kernels along one dim: scans, scatters, sorts and the largest few."""

@@ -1,0 +1,127 @@
+"""The short way through a compiled version: one function that is written for it.
+
+A call of a small model costs more in the interpreter than in its kernels. So for a version whose
+arguments are the plan's inputs, and whose plan is one run of kernels, the whole call (guards,
+memory, kernels, results) is one generated function without loops or further Python calls::
+
+    def run(args):
+        if len(args) != 1 or is_grad() is not False or not holds():
+            return MISS
+        x0, = args
+        if not (matches(x0) or accepts(args)):
+            return MISS
+        try:
+            lease = leases.pop()
+        except IndexError:
+            lease = new_lease()
+        y0 = empty(shape0, strides0, dtype0)
+        lease.entry.run(x0.data_ptr(), y0.data_ptr())
+        leases.append(lease)
+        return y0
+
+``matches`` is one native check that the arguments are as those of an earlier call, ``accepts`` the
+full one. Nothing of the user's is part of the text: names stand for objects.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch._C._dynamo.guards import _empty_strided_cpu
+
+from irc.frontends.torch.quick import Quick, alike
+from irc.runtime.executor import Executor
+
+Direct: TypeAlias = Callable[[Sequence[Any]], Any]
+
+MISS: Any = object()
+"""What :data:`Direct` returns for a call that it is not for."""
+
+
+def direct(quick: Quick, executor: Executor, *, is_single: bool) -> Direct | None:
+    """Return the function, None where a call takes more than kernels.
+
+    Args:
+        quick: the guards.
+        executor: of a plan whose inputs are the arguments and whose outputs the results.
+        is_single: the module returns one tensor, not a tuple.
+    """
+    if not executor.is_kernels_alone():
+        return None
+    takes, makes = range(quick.count), range(len(executor.made))
+    names: dict[str, Any] = {
+        "MISS": MISS,
+        "empty": _empty_strided_cpu,
+        "leases": executor.leases,
+        "holds": quick.holds,
+        "is_grad": torch.is_grad_enabled,
+        "is_stale": executor.is_stale,
+        "matches": lambda *_: False,
+        "new_lease": executor.new_lease,
+    }
+    names["accepts"] = _Learning(quick, names)
+    for i, (shape, strides, dtype) in enumerate(executor.made):
+        names |= {f"shape{i}": shape, f"strides{i}": strides, f"dtype{i}": dtype}
+    made = "".join(f"    y{i} = empty(shape{i}, strides{i}, dtype{i})\n" for i in makes)
+    pointers = ", ".join(f"{v}.data_ptr()" for v in _names("x", takes) + _names("y", makes))
+    results = _tuple("y", makes)
+    text = _TEXT.format(
+        count=quick.count,
+        grad=quick.grad,
+        state=" or not holds()" if quick.holds else "",
+        stale=" or is_stale()" if executor.is_stale else "",
+        inputs=f"    {_tuple('x', takes)} = args\n" if takes else "",
+        given=", ".join(_names("x", takes)),
+        made=made,
+        pointers=pointers,
+        results="y0" if is_single else results,
+    )
+    exec(compile(text, "<irc direct call>", "exec"), names)
+    return names["run"]
+
+
+class _Learning:
+    """The slower check of the arguments; what it accepts is what the fast one looks for then."""
+
+    def __init__(self, quick: Quick, names: dict[str, Any]) -> None:
+        self._accepts = quick.accepts
+        self._names = names
+        self._left = MAX_KINDS
+
+    def __call__(self, args: Sequence[Any]) -> bool:
+        if not self._accepts(args):
+            return False
+        if self._left and args:
+            self._left -= 1
+            self._names["matches"] = alike(args)
+        return True
+
+
+MAX_KINDS = 4
+"""So often the fast check is made anew: callers that mix kinds of tensors gain nothing by it."""
+
+_TEXT = """
+def run(args):
+    if len(args) != {count} or is_grad() is not {grad}{state}{stale}:
+        return MISS
+{inputs}    if not (matches({given}) or accepts(args)):
+        return MISS
+    try:
+        lease = leases.pop()
+    except IndexError:
+        lease = new_lease()
+{made}    lease.entry.run({pointers})
+    leases.append(lease)
+    return {results}
+"""
+
+
+def _names(letter: str, numbers: range) -> list[str]:
+    return [f"{letter}{i}" for i in numbers]
+
+
+def _tuple(letter: str, numbers: range) -> str:
+    return f"({''.join(f'{name}, ' for name in _names(letter, numbers))})"

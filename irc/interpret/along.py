@@ -1,0 +1,133 @@
+"""``task.along`` on tasks as the mapping gives them: rows from addresses, torch along them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from irc.dialects.along import AlongForm, KernelAlongOp, Place
+from irc.errors import InternalError, IrcError
+from irc.runtime import library
+
+if TYPE_CHECKING:
+    import torch
+
+
+def run_along(
+    op: KernelAlongOp,
+    tasks: torch.Tensor,
+    buffers: Sequence[torch.Tensor],
+    counts: Sequence[torch.Tensor],
+    dtype: torch.dtype | None,
+) -> None:
+    """Run the kernel of a ``task.along`` for some tasks.
+
+    Args:
+        op: the body of the kernel.
+        tasks: [tasks, parallel dims], inside the space.
+        buffers: flat, inputs then outputs.
+        counts: one per output; counts the stores to each element.
+        dtype: compute floats in it; None means their own.
+
+    Raises:
+        InternalError: where an address lies outside its buffer.
+        IrcError: ``index-out-of-range``.
+    """
+    _Rows(op, tasks, buffers, counts, dtype).run()
+
+
+class _Rows:
+    """Some tasks: each role is [tasks, count]."""
+
+    def __init__(
+        self,
+        op: KernelAlongOp,
+        tasks: torch.Tensor,
+        buffers: Sequence[torch.Tensor],
+        counts: Sequence[torch.Tensor],
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.form: AlongForm = op.form
+        self.name = op.kernel.sym_name.data
+        self.num_inputs = op.kernel.num_inputs.value.data
+        self.tasks, self.buffers, self.counts, self.dtype = tasks, buffers, counts, dtype
+
+    def run(self) -> None:
+        """Compute and store y and the positions of all tasks."""
+        match self.form.fn:
+            case "scan":
+                found = self._scan()
+            case "sort":
+                found = self._sort()
+            case _:
+                found = [self._scatter()]
+        for role, value in zip(("y", "at"), found, strict=False):
+            if role in self.form.places:
+                self._store(role, value)
+
+    def _scan(self) -> list[torch.Tensor]:
+        import torch
+
+        form, x = self.form, self._read("x")
+        if "at" in form.places or form.mode == "logaddexp":
+            x = x.flip(1) if form.reverse else x
+            fns = {"max": torch.cummax, "min": torch.cummin}
+            if form.mode in fns:
+                return list(fns[form.mode](x, 1))
+            return [torch.logcumsumexp(x, 1)]
+        attrs = {
+            "fn": form.mode, "dim": 1, "exclusive": form.exclusive, "reverse": form.reverse,
+        }  # fmt: skip
+        return library.run("flow.cumulative", attrs, [x], [])
+
+    def _sort(self) -> list[torch.Tensor]:
+        import torch
+
+        x, count = self._read("x"), self.form.places["y"].count
+        found = torch.sort(x, dim=1, descending=self.form.mode == "descending", stable=True)
+        return [part[:, :count] for part in found]
+
+    def _scatter(self) -> torch.Tensor:
+        import torch
+
+        form, source, index = self.form, self._read("source"), self._read("index").long()
+        count = form.places["y"].count
+        if "x" in form.places:
+            x = self._read("x")
+        else:
+            x = torch.full((len(self.tasks), count), form.fill, dtype=source.dtype)
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < count:
+            raise IrcError(
+                "index-out-of-range",
+                f"an index lies outside the {count} elements that kernel @{self.name} writes to",
+            )
+        attrs = {"fn": form.mode, "dim": 1}
+        return library.run("flow.scatter", attrs, [x, index, source], [])[0]
+
+    def _address(self, place: Place) -> torch.Tensor:
+        """[tasks, count] of element numbers."""
+        import torch
+
+        outer = (self.tasks * torch.tensor(place.strides[:-1], dtype=torch.int64)).sum(1)
+        along = torch.arange(place.count) * place.strides[-1]
+        return outer[:, None] + along + place.offset
+
+    def _read(self, role: str) -> torch.Tensor:
+        place = self.form.places[role]
+        address, buffer = self._address(place), self.buffers[place.buffer]
+        if address.numel() and not 0 <= int(address.min()) <= int(address.max()) < buffer.numel():
+            raise InternalError(
+                f"kernel @{self.name} reads elements {int(address.min())}..{int(address.max())}"
+                f" of a buffer of {buffer.numel()}"
+            )
+        found = buffer[address]
+        return found.to(self.dtype) if self.dtype and found.is_floating_point() else found
+
+    def _store(self, role: str, value: torch.Tensor) -> None:
+        import torch
+
+        place = self.form.places[role]
+        address, buffer = self._address(place), self.buffers[place.buffer]
+        buffer[address] = value.to(buffer.dtype)
+        ones = torch.ones(address.numel(), dtype=torch.int32)
+        self.counts[place.buffer - self.num_inputs].index_add_(0, address.reshape(-1), ones)

@@ -1,0 +1,86 @@
+"""A graph of Dynamo or AOTAutograd whose sizes are open: one trace, a bound plan for each size."""
+
+# pyright: basic
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+
+from irc.frontends.torch.graphs import FlatProgram
+from irc.frontends.torch.open_sizes import NumberedSizes
+from irc.open_plans import OpenPlans, Work
+from irc.pipeline import Options
+from irc.plan.load import LoadedPlan
+from irc.runtime.prepared import Store
+
+Bind: TypeAlias = Callable[[FlatProgram, LoadedPlan | None, Store], Callable[..., Sequence[Any]]]
+"""Makes what runs a program of numbers, given its plan and what is prepared of its weights."""
+
+MAX_SIZES = 64
+"""Sizes of one graph whose plans are kept; the one used longest ago is dropped."""
+
+
+class OpenGraph:
+    """Runs a graph on the arguments that Dynamo gives it, tensors and numbers.
+
+    Args:
+        flat: the program, with sizes left open.
+        options: of the pipeline.
+        bind: makes what runs it for one size.
+    """
+
+    def __init__(self, flat: FlatProgram, options: Options, bind: Bind) -> None:
+        assert flat.open is not None
+        self._flat, self._open, self._bind = flat, flat.open, bind
+        self._plans = OpenPlans(flat.open, flat.open.program_at, options)
+        self._bound: OrderedDict[Any, Callable[..., Sequence[Any]]] = OrderedDict()
+        self._store = Store()
+        self._lock = threading.RLock()
+
+    @property
+    def work(self) -> Work:
+        """What was done so far."""
+        return self._plans.work
+
+    def admits(self, args: Sequence[Any]) -> bool:
+        """True where the trace holds for the sizes of a call."""
+        shapes = self._shapes(args)
+        return shapes in self._bound or (
+            self._open.refused(self._open.read(shapes), shapes) is None
+        )
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Run on arguments whose sizes are admitted."""
+        shapes = self._shapes(args)
+        with self._lock:
+            found = self._bound.get(shapes)
+            if found is None:
+                found = self._bound[shapes] = self._make(shapes)
+                if len(self._bound) > MAX_SIZES:
+                    self._bound.popitem(last=False)
+            self._bound.move_to_end(shapes)
+        return found(*args)
+
+    def _shapes(self, args: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+        given = [args[i] for i in self._flat.symbolic]
+        return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else (int(x),) for x in given)
+
+    def _make(self, shapes: Sequence[Sequence[int]]) -> Callable[..., Sequence[Any]]:
+        values = self._open.read(shapes)
+        numbers = NumberedSizes(values)
+        results = tuple((kind, _number(value, numbers)) for kind, value in self._flat.results)
+        computes = any(kind in ("result", "view") for kind, _ in results)
+        plan = self._plans.at(values) if computes else None
+        return self._bind(replace(self._flat, results=results), plan, self._store)
+
+
+def _number(value: Any, numbers: NumberedSizes) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_number(part, numbers) for part in value)
+    symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+    return numbers.number(value) if symbolic else value

@@ -1,0 +1,136 @@
+"""A compiled version of a module for every size that its trace admits.
+
+It stands for a :class:`irc.version.Version` per size, made when a call of the size first comes and
+kept while it is among those used last. All share the trace, the weights, what is prepared of them,
+and (:mod:`irc.open_plans`) the plan's template and the machine code of kernels that take sizes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from irc.direct import MISS
+from irc.frontends.torch.capture import Captured
+from irc.frontends.torch.in_place import in_place
+from irc.frontends.torch.open_sizes import OpenSizes
+from irc.open_plans import OpenPlans, Work
+from irc.pipeline import Options
+from irc.plan.schema import Plan
+from irc.runtime.executor import Executor
+from irc.runtime.prepared import Store
+from irc.version import Version
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+MAX_SIZES = 64
+"""Sizes of one trace whose plans are kept; the one used longest ago is dropped."""
+
+
+class OpenVersion:
+    """Runs calls of any admitted size; what :class:`irc.version.Version` is for one.
+
+    Args:
+        captured: with sizes left open.
+        options: of the pipeline; one device.
+        store: what is prepared of the weights, shared by all versions of the module.
+
+    Attributes:
+        accepts: None: calls go by :meth:`direct`, or the whole way.
+    """
+
+    accepts = None
+
+    def __init__(self, captured: Captured, options: Options, store: Store) -> None:
+        assert captured.open is not None
+        self._open: OpenSizes = captured.open
+        self._captured = in_place(captured)
+        self._tensors = captured.program.tensors
+        self._store = store
+        self._plans = OpenPlans(
+            self._open, lambda values: in_place(captured.at(values)).program, options
+        )
+        self._bound: OrderedDict[Shapes, Version] = OrderedDict()
+        self._direct: dict[Shapes, Version] = {}
+        self._latest: Version | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def work(self) -> Work:
+        """What was done so far."""
+        return self._plans.work
+
+    @property
+    def plan(self) -> Plan:
+        """What was run last."""
+        assert self._latest is not None
+        return self._latest.plan
+
+    def direct(self, args: Sequence[Any]) -> Any:
+        """Run a call of tensors alone whose sizes are known; MISS where it takes more."""
+        try:
+            version = self._direct.get(tuple([x.shape for x in args]))  # noqa: C409 - faster
+        except AttributeError:
+            return MISS
+        if version is None:
+            return MISS
+        if version.direct is not None and (found := version.direct(args)) is not MISS:
+            return found
+        return version.run(args) if version.accepts is not None and version.accepts(args) else MISS
+
+    def refresh(self) -> None:
+        """See writes to weights that torch does not count."""
+        with self._lock:
+            for version in self._bound.values():
+                version.refresh()
+
+    def mismatch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """Return None where the call can run, else the first reason why not."""
+        reason = self._captured.guards.check(args, kwargs)
+        if reason is not None:
+            return reason
+        shapes = self._shapes(args, kwargs)
+        if shapes in self._bound:
+            return None
+        return self._open.refused(self._open.read(shapes), shapes)
+
+    def resized(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[str, int, int, int] | None:
+        """Return the argument, the dim and its two sizes where only that differs."""
+        return self._captured.guards.resized(args, kwargs)
+
+    def shared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """Say which input the call writes to while another lies over it; None where none does."""
+        return self._version(args, kwargs).shared(args, kwargs)
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run on arguments that meet the guards."""
+        return self._version(args, kwargs)(args, kwargs)
+
+    def _shapes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes:
+        return tuple(tuple(x.shape) for x in self._captured.flatten(args, dict(kwargs)))
+
+    def _version(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
+        shapes = self._shapes(args, kwargs)
+        with self._lock:
+            found = self._bound.get(shapes)
+            if found is None:
+                found = self._bound[shapes] = self._make(shapes)
+                self._direct[shapes] = found
+                if len(self._bound) > MAX_SIZES:
+                    gone, _ = self._bound.popitem(last=False)
+                    self._direct.pop(gone, None)
+            self._bound.move_to_end(shapes)
+            self._latest = found
+        return found
+
+    def _make(self, shapes: Shapes) -> Version:
+        loaded = self._plans.at(self._open.read(shapes))
+        executor = Executor(loaded, self._tensors, store=self._store)
+        leaves = dict(zip(self._captured.tensor_leaves, shapes, strict=True))
+        guards = self._captured.guards.closed(leaves)
+        return Version(replace(self._captured, guards=guards), executor)

@@ -1,0 +1,228 @@
+"""One plan for every size, from plans for a few.
+
+A plan is made at *witnesses*: some assignments of numbers to the sizes of a program. What the plans
+have in common is the template, with polynomials where their numbers differ; a witness that was not
+used to find the polynomials has to agree with it. :meth:`PlanTemplate.at` puts numbers in.
+
+Why that is right. A pass that meets the same decisions at two sizes does the same arithmetic on
+them; sizes, strides and offsets come of sums and products, so along one path of decisions each is a
+polynomial, and a polynomial of low degree that agrees at the witnesses is the one. What remains are
+decisions that fall otherwise at other sizes. Those that are about speed (how a loop is divided)
+leave a right plan. Those that a program's meaning depends on (is this dim 1? does this window reach
+over the border?) show in its shapes, so torch's trace has noted them and the sizes are refused; and
+a template is used only between the smallest and the largest sizes that it was checked for
+(:class:`Span`), which catches thresholds. Sizes 0 and 1 broadcast and make tensors empty: they are
+never a template's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from irc.dialects.size import Dim, Size, value_of
+from irc.dialects.task import KernelOp
+from irc.plan.build import Unplaced, grouped, intervals_of
+from irc.plan.schema import Buffer, Call, Plan, Step
+from irc.plan.template.fit import Fitter
+from irc.plan.template.forms import KernelForm, KernelTemplate, form_of, kernel_template
+from irc.plan.template.preparation import at_every_call, sized_preparation
+from irc.plan.template.stack import Stack, stack
+from irc.plan.template.unify import DifferentError, evaluate, sizes_in, unify
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A plan for some sizes, and its kernels.
+
+    Attributes:
+        values: a number for each symbol.
+        plan: not placed.
+        kernels: of the plan, in its order.
+    """
+
+    values: Mapping[str, int]
+    plan: Unplaced
+    kernels: tuple[KernelOp, ...]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What of a witness is compared: everything but mappings and source lines."""
+
+    plan: Unplaced
+    kernels: tuple[KernelForm, ...]
+
+
+@dataclass
+class Span:
+    """Between which numbers of each symbol a template has been checked."""
+
+    low: dict[str, int]
+    high: dict[str, int]
+
+    @staticmethod
+    def of(values: Sequence[Mapping[str, int]]) -> Span:
+        """Return the span of some assignments."""
+        names = list(values[0])
+        return Span(
+            {name: min(v[name] for v in values) for name in names},
+            {name: max(v[name] for v in values) for name in names},
+        )
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """True where all numbers lie inside."""
+        return all(self.low[n] <= values[n] <= self.high[n] for n in self.low)
+
+    def widen(self, values: Mapping[str, int]) -> None:
+        """Take in sizes for which the template was checked."""
+        for name in self.low:
+            self.low[name] = min(self.low[name], values[name])
+            self.high[name] = max(self.high[name], values[name])
+
+
+@dataclass
+class PlanTemplate:
+    """A plan whose numbers are polynomials of sizes.
+
+    Attributes:
+        form: the plan, not placed.
+        kernels: in its order.
+        span: the sizes that it was checked for.
+        backend: what the kernels are compiled by.
+    """
+
+    form: Unplaced
+    kernels: tuple[KernelTemplate, ...]
+    span: Span
+    backend: str
+    _common: _Form
+    _arena: tuple[int, ...]
+    _stack: Stack
+    _sized: tuple[int, ...] = field(init=False)
+    _steps: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sized = tuple(i for i, b in enumerate(self.form.buffers) if any(sizes_in(b)))
+        self._steps = tuple(i for i, step in enumerate(self.form.steps) if any(sizes_in(step)))
+
+    def agrees(self, witness: Witness) -> str | None:
+        """Return None where the template at a witness's sizes is the witness's plan, else a place.
+
+        Where it is, the template is good up to there.
+        """
+        found = evaluate(self._common, Numbers(witness.values))
+        try:
+            unify([found, _compared(witness)], Fitter([{}, {}]))
+            for template, kernel in zip(self.kernels, witness.kernels, strict=True):
+                made = template.at(witness.values)
+                if made.task_mapping != kernel.task_mapping or made.tile != kernel.tile:
+                    raise DifferentError((made.sym_name.data, "mapping"), ())
+        except DifferentError as error:
+            return str(error)
+        self.span.widen(witness.values)
+        return None
+
+    def at(self, values: Mapping[str, int], taking: frozenset[int] = frozenset()) -> Plan:
+        """Return the plan for some sizes; what does not depend on them is shared.
+
+        Args:
+            values: a number for each symbol.
+            taking: the kernels that are given their sizes when they run.
+        """
+        numbers = Numbers(values)
+        form = self.form
+        buffers = list(form.buffers)
+        for index in self._sized:
+            buffers[index] = _buffer_at(buffers[index], numbers)
+        sizes = [buffers[index].size_bytes for index in self._arena]
+        offsets, arena = self._stack.place(sizes)
+        for index, offset in zip(self._arena, offsets, strict=True):
+            if offset:
+                buffers[index] = replace(buffers[index], offset=offset)
+        steps: list[Step] = list(form.steps)
+        for index in self._steps:
+            steps[index] = evaluate(steps[index], numbers)
+        given = {k: tuple(values[n] for n in self.kernels[k].symbols) for k in taking}
+        for index, step in enumerate(steps):
+            if isinstance(step, Call) and step.kernel in taking:
+                steps[index] = replace(step, sizes=given[step.kernel])
+        return Plan(
+            mesh=form.mesh,
+            backend=self.backend,
+            buffers=tuple(buffers),
+            kernels=tuple(evaluate(form.kernels, numbers)),
+            prepared=tuple(grouped(form.prepared)),
+            actions=tuple(grouped(steps)),
+            inputs=form.inputs,
+            weights=form.weights,
+            outputs=form.outputs,
+            arena_bytes=arena,
+        )
+
+
+def _buffer_at(buffer: Buffer, numbers: Numbers) -> Buffer:
+    strides = buffer.strides
+    return replace(
+        buffer,
+        shape=tuple(map(numbers, buffer.shape)),
+        offset=numbers(buffer.offset),
+        strides=None if strides is None else tuple(map(numbers, strides)),
+    )
+
+
+class Numbers:
+    """The numbers of sizes, each polynomial computed once.
+
+    Args:
+        values: a number for each symbol.
+    """
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        self.values = values
+        self._known: dict[Size, int] = {}
+
+    def __call__(self, dim: Dim) -> int:
+        if isinstance(dim, int):
+            return dim
+        if dim not in self._known:
+            self._known[dim] = value_of(dim, self.values)
+        return self._known[dim]
+
+
+def plan_template(witnesses: Sequence[Witness], backend: str = "cpu") -> PlanTemplate:
+    """Return what the plans of witnesses have in common.
+
+    Args:
+        witnesses: at least four; the last one is held back and checks.
+        backend: what the kernels are compiled by.
+
+    Raises:
+        DifferentError: with the first place where they differ in more than numbers, or by numbers
+            that are no polynomials.
+    """
+    *used, held_back = witnesses
+    fitter = Fitter([witness.values for witness in used])
+    common = unify([_compared(witness) for witness in used], fitter)
+    kernels = tuple(
+        kernel_template(form, [witness.kernels[i] for witness in used])
+        for i, form in enumerate(common.kernels)
+    )
+    moved = sized_preparation(common.plan, [bool(kernel.symbols) for kernel in kernels])
+    intervals = intervals_of(at_every_call(used[0].plan, moved))
+    made = PlanTemplate(
+        at_every_call(common.plan, moved),
+        kernels,
+        Span.of([witness.values for witness in used]),
+        backend,
+        common,
+        tuple(index for index, _ in intervals),
+        stack([interval for _, interval in intervals]),
+    )
+    if (reason := made.agrees(held_back)) is not None:
+        raise DifferentError((reason,), ("a polynomial", "the plan held back"))
+    return made
+
+
+def _compared(witness: Witness) -> _Form:
+    return _Form(witness.plan, tuple(map(form_of, witness.kernels)))

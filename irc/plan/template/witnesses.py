@@ -1,0 +1,115 @@
+"""At which sizes plans are made to find what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isqrt
+
+COUNT = 4
+"""Plans that the polynomials are found from: three terms would need one more for a check."""
+
+MAX_TRIES = 2000
+"""Assignments that are looked at."""
+
+FEWEST = 12
+"""Rows and the like below which plans are made otherwise: witnesses lie above, where they may."""
+
+
+def witnesses(
+    first: Mapping[str, int],
+    admitted: Callable[[Mapping[str, int]], bool],
+    count: int = COUNT + 1,
+    *,
+    halved: bool = False,
+) -> list[dict[str, int]]:
+    """Return assignments near the first call's, different in every symbol, primes where possible.
+
+    >>> witnesses({"B": 2, "S": 128}, lambda values: values["S"] <= 128, 3)
+    [{'B': 13, 'S': 127}, {'B': 17, 'S': 109}, {'B': 19, 'S': 103}]
+
+    Args:
+        first: numbers of the first call.
+        admitted: says whether a trace is good for an assignment.
+        count: how many.
+        halved: quotients of the sizes matter too, so that primes alone would not tell.
+
+    Returns:
+        Fewer, where not so many are admitted.
+    """
+    choices = {name: _choices(name, first, admitted, halved=halved) for name in first}
+    found: list[dict[str, int]] = []
+    taken: set[int] = set()
+    used: dict[str, set[int]] = {name: set() for name in first}
+    for _ in range(count):
+        values = _next(choices, used, taken, admitted)
+        if values is None:
+            break
+        found.append(values)
+        for name, value in values.items():
+            used[name].add(value)
+        taken.update(values.values())
+    return found
+
+
+def _next(
+    choices: Mapping[str, Sequence[int]],
+    used: Mapping[str, set[int]],
+    taken: set[int],
+    admitted: Callable[[Mapping[str, int]], bool],
+) -> dict[str, int] | None:
+    """Return the first admitted assignment of numbers that no symbol has had; None for none."""
+    fresh = {
+        name: [n for n in numbers if n not in used[name]][:24] for name, numbers in choices.items()
+    }
+    # Numbers that no symbol at all has had come first: sizes that differ stay apart.
+    ordered = {name: sorted(numbers, key=lambda n: n in taken) for name, numbers in fresh.items()}
+    for tries, values in enumerate(_combined(ordered)):
+        if tries >= MAX_TRIES:
+            return None
+        if admitted(values):
+            return values
+    return None
+
+
+def _combined(choices: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """Yield assignments of different numbers, then of any, the early choices first."""
+    names = list(choices)
+
+    def extend(values: dict[str, int], rest: list[str], *, apart: bool) -> Iterator[dict[str, int]]:
+        if not rest:
+            yield dict(values)
+            return
+        for number in choices[rest[0]]:
+            if apart and number in values.values():
+                continue
+            yield from extend({**values, rest[0]: number}, rest[1:], apart=apart)
+
+    yield from extend({}, names, apart=True)
+    yield from extend({}, names, apart=False)
+
+
+def _choices(
+    name: str,
+    first: Mapping[str, int],
+    admitted: Callable[[Mapping[str, int]], bool],
+    *,
+    halved: bool,
+) -> list[int]:
+    """Return numbers for one symbol: primes near the first call's, then others."""
+    own = first[name]
+    span = max(own, FEWEST) * 2 + 64
+    near = sorted(range(2, span), key=lambda n: (n < FEWEST, abs(n - own), -n))
+    fitting = [n for n in near if n != own and admitted({**first, name: n})]
+    # Several symbols may have to move together; then none fits alone.
+    pool = fitting or [n for n in near if n != own]
+    if not halved:
+        primes = [n for n in pool if _is_prime(n)]
+        return primes + [n for n in pool if not _is_prime(n)]
+    # Halves and quarters of sizes count: all remainders have to come up.
+    kinds = [[n for n in pool if n % step == 0 and _is_prime(n // step)] for step in (1, 2, 4)]
+    mixed = [n for each in zip(*kinds, strict=False) for n in each]
+    return mixed + [n for n in pool if n not in mixed]
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % d for d in range(2, isqrt(number) + 1))

@@ -1,0 +1,144 @@
+"""Putting the replacement of a rule into a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xdsl.ir import SSAValue
+from xdsl.utils.exceptions import VerifyException
+
+from irc.dialects.builder import FlowBuilder
+from irc.dialects.flow import (
+    BroadcastOp,
+    ContractOp,
+    FlowOp,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    TransposeOp,
+    tensor,
+)
+from irc.dialects.types import TensorType
+from irc.ops.infer import ShapeError
+from irc.rewrite.conditions import UnboundError, evaluate
+from irc.rewrite.match import Found
+from irc.rewrite.operators import OPERATORS, perm_of, spec_of
+from irc.rewrite.terms import Apply, Coalesce, Literal, Name, Number, Perhaps, Rule, Term
+
+
+class MisfitError(Exception):
+    """Why a replacement cannot stand where its rule was found."""
+
+
+def build(rule: Rule, found: Found, b: FlowBuilder, wanted: TensorType) -> SSAValue:
+    """Append the ops of a replacement and return its value, of type ``wanted``.
+
+    Raises:
+        MisfitError: where operands do not fit, or the result has another type.
+    """
+    maker = _Maker(found, b, wanted.dtype)
+    try:
+        made = maker.value(rule.put)
+    except (ShapeError, VerifyException, ValueError, UnboundError) as error:
+        raise MisfitError(f"its replacement does not fit: {error}") from error
+    if made.type != wanted:
+        raise MisfitError(f"its replacement has type {made.type}, not {wanted}")
+    return made
+
+
+class _Maker:
+    def __init__(self, found: Found, b: FlowBuilder, dtype: str) -> None:
+        self.found, self.b, self.dtype = found, b, dtype
+
+    def value(self, term: Term, dtype: str = "") -> SSAValue:
+        """Return the value of a term; a number is one of ``dtype``."""
+        match term:
+            case Name():
+                return self._named(term.text)
+            case Coalesce():
+                for option in term.options:
+                    if self._is_bound(option):
+                        return self.value(option, dtype)
+                raise UnboundError(str(term))
+            case Apply():
+                return self._apply(term)
+            case _:
+                return self.b.scalar(float(evaluate(term, self.found)), dtype or self.dtype)
+
+    def _named(self, name: str) -> SSAValue:
+        if name not in self.found.values:
+            raise UnboundError(name)
+        return self.found.values[name]
+
+    def _is_bound(self, term: Term) -> bool:
+        match term:
+            case Name():
+                return term.text in self.found.values
+            case Apply():
+                return all(map(self._is_bound, term.operands))
+            case Number():
+                return True
+            case Coalesce():
+                return any(map(self._is_bound, term.options))
+            case Literal():
+                return term.name in self.found.numbers
+            case _:
+                return False
+
+    def _apply(self, term: Apply) -> SSAValue:
+        operands = self._operands(term)
+        kind, attributes = OPERATORS[term.op], self._attributes(term)
+        main = [evaluate(each, self.found) for key, each in term.attributes if not key]
+        first = tensor(operands[0])
+        if term.op == "cast":
+            return self.b.cast(operands[0], str(main[0]))
+        if kind is PointwiseOp:
+            return self.b.pointwise(term.op, *operands)
+        if kind is ReduceOp:
+            dims = [dim % first.ndim for dim in main]
+            return self.b.reduce(term.op, operands[0], dims, keep_dims=True)
+        if kind is ReshapeOp:
+            return self.b.reshape(operands[0], main)
+        if kind is BroadcastOp:
+            return self.b.broadcast(operands[0], main)
+        if kind is ContractOp:
+            ranks = tuple(tensor(value).ndim for value in operands)
+            attributes["spec"] = spec_of(main[0], ranks)
+        if kind is TransposeOp:
+            attributes["perm"] = perm = perm_of(main[0], first.ndim)
+            inner = operands[0].owner
+            if isinstance(inner, TransposeOp) and inner.plain["perm"] == _inverse(perm):
+                return inner.inputs[0]
+        return self.b.op(kind, operands, **attributes)
+
+    def _operands(self, term: Apply) -> list[SSAValue]:
+        """Return the operands; numbers take the dtype of the first that is a number of its own."""
+        kept = [
+            each.term if isinstance(each, Perhaps) else each
+            for each in term.operands
+            if not isinstance(each, Perhaps) or self._is_bound(each.term)
+        ]
+        made = [None if isinstance(each, Number | Literal) else self.value(each) for each in kept]
+        types = [tensor(value).dtype for value in made if value is not None]
+        dtype = next((each for each in types if each != "i1"), self.dtype)
+        return [
+            self.value(each, dtype) if value is None else value
+            for each, value in zip(kept, made, strict=True)
+        ]
+
+    def _attributes(self, term: Apply) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, each in term.attributes:
+            if key == "like":
+                op = evaluate(each, self.found).owner
+                assert isinstance(op, FlowOp)
+                found = {**op.plain, **found}
+            elif key:
+                found[key] = evaluate(each, self.found)
+        if "scale" in found:
+            found["scale"] = float(found["scale"])
+        return found
+
+
+def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(perm.index(dim) for dim in range(len(perm)))

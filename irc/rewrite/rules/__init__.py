@@ -1,0 +1,1 @@
+"""The rewrite rules of irc, one file for each kind of structure."""

@@ -1,0 +1,118 @@
+"""Pass ``lower-externs``: library calls that kernels can compute become ops of flow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+from xdsl.passes import ModulePass
+
+from irc.dialects.builder import FlowBuilder
+from irc.dialects.flow import ExternOp, carry, loc_of
+from irc.kernels.experts import grouped_matmul, grouped_rows, layer_of_experts
+from irc.kernels.holds import require_static
+from irc.kernels.transposed import ATEN, ONNX, transposed_convolution
+from irc.kernels.weights.fixed import Fixed
+from irc.ops.experts import EXPERTS
+from irc.ops.grouped import GROUPED_MM, GROUPED_ROWS
+
+
+@dataclass(frozen=True)
+class LowerExternsPass(ModulePass):
+    r"""Write transposed convolutions and layers of experts as ops that kernels hold.
+
+    A library call reads and writes contiguous tensors in memory; as ops of flow the same
+    computation fuses with what stands around it, reads packed weights and stays in one segment.
+
+    Before:
+
+    ```mlir
+    func.func @forward(%x: !flow.tensor<[1, 3, 5], f32>, %w: !flow.tensor<[3, 4, 2], f32>)
+        -> !flow.tensor<[1, 4, 6], f32> {
+      %0 = flow.extern(%x, %w) {target = "aten::convolution", loc = "m.py:3", id = "n0",
+          arguments = "[[{\22operand\22:0},{\22operand\22:1},null,[1],[0],[1],true,[0],1],{}]"}
+          : (!flow.tensor<[1, 3, 5], f32>, !flow.tensor<[3, 4, 2], f32>)
+          -> !flow.tensor<[1, 4, 6], f32>
+      func.return %0 : !flow.tensor<[1, 4, 6], f32>
+    }
+    ```
+
+    After:
+
+    ```mlir
+    func.func @forward(%x: !flow.tensor<[1, 3, 5], f32>, %w: !flow.tensor<[3, 4, 2], f32>)
+        -> !flow.tensor<[1, 4, 6], f32> {
+      %0 = flow.constant() {loc = "m.py:3", id = "x0_0_0", value = array<i64: 1, 0>}
+          : () -> !flow.tensor<[2], i64>
+      %1 = flow.take(%w, %0) {loc = "m.py:3", id = "x0_0_1", dim = 2 : i64}
+          : (!flow.tensor<[3, 4, 2], f32>, !flow.tensor<[2], i64>)
+          -> !flow.tensor<[3, 4, 2], f32>
+      %2 = flow.reshape(%1) {loc = "m.py:3", id = "x0_0_2"}
+          : (!flow.tensor<[3, 4, 2], f32>) -> !flow.tensor<[1, 3, 4, 2], f32>
+      %3 = flow.transpose(%2) {loc = "m.py:3", id = "x0_0_3", perm = array<i64: 0, 2, 1, 3>}
+          : (!flow.tensor<[1, 3, 4, 2], f32>) -> !flow.tensor<[1, 4, 3, 2], f32>
+      %4 = flow.reshape(%3) {loc = "m.py:3", id = "x0_0_4"}
+          : (!flow.tensor<[1, 4, 3, 2], f32>) -> !flow.tensor<[4, 3, 2], f32>
+      %5 = flow.convolution(%x, %4) {loc = "m.py:3", id = "n0", strides = array<i64: 1>,
+          low = array<i64: 1>, high = array<i64: 1>, dilations = array<i64: 1>, groups = 1 : i64}
+          : (!flow.tensor<[1, 3, 5], f32>, !flow.tensor<[4, 3, 2], f32>)
+          -> !flow.tensor<[1, 4, 6], f32>
+      func.return %5 : !flow.tensor<[1, 4, 6], f32>
+    }
+    ```
+
+    A transposed convolution is an ordinary one for each phase of its stride
+    (:mod:`irc.kernels.transposed`). Grouped matmuls and layers of experts become
+    ``flow.grouped_contract`` where their matrices are fixed (:mod:`irc.kernels.experts`).
+
+    It declines on targets other than the CPU, where libraries have these kernels, and on empty or
+    complex tensors.
+    """
+
+    name = "lower-externs"
+    level: ClassVar[str] = "spmd"
+
+    target: str = "cpu"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if self.target != "cpu":
+            return
+        fixed = Fixed(op)
+        for number, func in enumerate(op.body.block.ops):
+            if isinstance(func, FuncOp) and not func.is_declaration:
+                require_static(func)
+                _lower(func, fixed, f"x{number}_")
+
+
+def _lower(func: FuncOp, fixed: Fixed, prefix: str) -> None:
+    """Rewrite a function in place."""
+    block = func.body.block
+    for number, op in enumerate(list(block.ops)):
+        if not isinstance(op, ExternOp):
+            continue
+        b = FlowBuilder(block, f"{prefix}{number}_", before=op)
+        b.loc = loc_of(op)
+        if (found := _lowered(b, op, fixed)) is not None:
+            carry(found.owner, op)  # type: ignore[arg-type]  # an op has just made it
+            op.outputs[0].replace_all_uses_with(found)
+            op.detach()
+            op.erase()
+
+
+def _lowered(b: FlowBuilder, op: ExternOp, fixed: Fixed) -> SSAValue | None:
+    """Append what a call computes; None where it stays."""
+    match op.target.data:
+        case target if target in (ATEN, ONNX):
+            return transposed_convolution(b, op)
+        case target if target == EXPERTS:
+            return layer_of_experts(b, op, fixed)
+        case target if target in GROUPED_MM:
+            return grouped_matmul(b, op, fixed)
+        case target if target == GROUPED_ROWS:
+            return grouped_rows(b, op, fixed)
+        case _:
+            return None
