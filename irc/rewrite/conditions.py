@@ -122,6 +122,10 @@ def _quotient(found: Found, left: float, right: float) -> float:
     return left / right
 
 
+def _among(found: Found, word: str, words: str) -> bool:
+    return word in words.split()
+
+
 _ON_NUMBERS: Any = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
@@ -130,6 +134,7 @@ _ON_NUMBERS: Any = {
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "rank": _rank, "size": _size, "dtype": _dtype, "inside": _inside, "fixed": _fixed,
     "div": _quotient,
+    "in": _among,
     **{name: _of_numbers(function) for name, function in _ON_NUMBERS.items()},
     "and": all, "or": any, "not": operator.not_,
 }  # fmt: skip

@@ -113,6 +113,8 @@ OTHERS: list[Form] = [other_dim, capped, finite, weighed, turned, negative]
 
 
 class Written(torch.nn.Module):
+    """A form as a module."""
+
     def __init__(self, form: Form) -> None:
         super().__init__()
         self.form = form

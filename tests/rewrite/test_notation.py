@@ -63,7 +63,7 @@ def test_literals_are_numbers() -> None:
 
 
 def test_conditions_decide() -> None:
-    text = "rule r neg(x) where rank(x) == {} and size(x, -1) >= 5 and dtype(x) == \"f32\" => exp(x)"
+    text = 'rule r neg(x) where rank(x) == {} and size(x, -1) >= 5 and dtype(x) == "f32" => exp(x)'
     assert "neg" in applied(text.format(3))[0]
     with pytest.raises(IrcError, match="rewrite-syntax"):
         parse_rules(text)
@@ -76,7 +76,7 @@ def test_a_miss_says_how_far_it_got() -> None:
 
 
 def test_a_replacement_of_another_type_is_refused() -> None:
-    ops, places = applied("rule r exp(x) => cast[\"f64\"](exp(x))")
+    ops, places = applied('rule r exp(x) => cast["f64"](exp(x))')
     assert "cast" not in ops
     assert "type" in places[0].reason
 
@@ -117,7 +117,7 @@ def test_a_condition_without_an_answer_is_an_error() -> None:
 def test_a_file_of_rules_comes_first(tmp_path: Path) -> None:
     path = tmp_path / "my.rules"
     path.write_text("rule mine exp(x) => x")
-    assert [rule.name for rule in rules_of([str(path)])][0] == "mine"
+    assert rules_of([str(path)])[0].name == "mine"
     assert rules_of([str(path)])[1:] == builtin_rules()
     with pytest.raises(IrcError, match="file-missing"):
         rules_of([str(tmp_path / "none.rules")])
