@@ -85,7 +85,8 @@ def compile(
         target: what to compile.
         mesh: axes of a mesh, ``data=2,tensor=2``; the program then runs under torchrun with as many
             processes, of which one compiles and the others receive the plan.
-        backend: what computes: ``cpu``, or ``triton`` for a module and arguments on a GPU.
+        backend: what computes: ``cpu``, or on a GPU, where module and arguments lie, ``triton`` or
+            ``cuda``.
         cluster: a preset or TOML file that prices the plan.
         passes: names of plug-in passes to run.
         rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
@@ -519,8 +520,8 @@ def load(folder: str | Path) -> Executor:
     Raises:
         IrcError: ``plan-missing``, ``plan-corrupt``; ``world-size`` for a plan of several ranks.
     """
-    from irc.runtime.executor import Executor
+    from irc.runtime.executors import executor_of
     from irc.runtime.weights import load_weights
 
     loaded: LoadedPlan = load_plan(folder)
-    return Executor(loaded, load_weights(loaded, 0))
+    return executor_of(loaded, load_weights(loaded, 0), owns=True)

@@ -27,7 +27,7 @@ from irc.frontends.torch.in_place import in_place
 from irc.open_version import OpenVersion
 from irc.pipeline import Options, make_plan
 from irc.recompiles import MAX_VERSIONS, Recompiles, Statistics
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
 from irc.runtime.shared_memory import apart
 from irc.version import Version, gathered, placements_for
@@ -101,8 +101,6 @@ class Dispatcher:
                     found = version.direct(args)
                     if found is not MISS:
                         return found
-                if version.accepts is not None and version.accepts(args):
-                    return version.run(args)
         if self.is_frozen:
             return self._frozen(args, kwargs)
         if torch.is_grad_enabled() and self._wants_gradients(args, kwargs):
@@ -144,7 +142,8 @@ class Dispatcher:
     def statistics(self) -> Statistics:
         """How often it was compiled, and why."""
         found = self._recompiles
-        return Statistics(len(self.versions), tuple(found.reasons), found.eager_calls)
+        opened = tuple(v.work for v in self.versions if isinstance(v, OpenVersion))
+        return Statistics(len(self.versions), tuple(found.reasons), found.eager_calls, opened)
 
     def _find(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -177,7 +176,7 @@ class Dispatcher:
             return opened
         captured = in_place(capture(self.original, *call))
         plan = make_plan(captured.program, self.options, keep_ir=False)
-        return Version(captured, Executor(plan, captured.program.tensors, store=self._store))
+        return Version(captured, executor_of(plan, captured.program.tensors, store=self._store))
 
     def _opened(self, args: Sequence[Any], kwargs: dict[str, Any]) -> OpenVersion | None:
         """Return a version that leaves sizes open; None where the module fixes all of them.

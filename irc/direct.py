@@ -30,7 +30,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch._C._dynamo.guards import _empty_strided_cpu
+from torch._C._dynamo.guards import (  # torch's stub leaves it out
+    _empty_strided_cpu,  # pyright: ignore[reportAttributeAccessIssue]
+)
 
 from irc.frontends.torch.quick import Quick, alike
 from irc.runtime.executor import Executor
@@ -70,7 +72,7 @@ def direct(quick: Quick, executor: Executor, *, is_single: bool) -> Direct | Non
     results = _tuple("y", makes)
     text = _TEXT.format(
         count=quick.count,
-        grad=quick.grad,
+        grad="" if quick.grad is None else f" or is_grad() is not {quick.grad}",
         state=" or not holds()" if quick.holds else "",
         stale=" or is_stale()" if executor.is_stale else "",
         inputs=f"    {_tuple('x', takes)} = args\n" if takes else "",
@@ -81,6 +83,48 @@ def direct(quick: Quick, executor: Executor, *, is_single: bool) -> Direct | Non
     )
     exec(compile(text, "<irc direct call>", "exec"), names)
     return names["run"]
+
+
+Launch: TypeAlias = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+def launch(executor: Executor) -> Launch:
+    """Return what runs an executor for a caller with guards of its own, the short way if it can.
+
+    Args:
+        executor: of one device.
+    """
+
+    def whole(args: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return executor(*[each.detach() for each in args])
+
+    quick = Quick(len(executor.takes), None, _fitting(executor), None)
+    short = direct(quick, executor, is_single=False)
+    if short is None:
+        return whole
+
+    def run(args: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        found = short(args)
+        return whole(args) if found is MISS else found
+
+    return run
+
+
+def _fitting(executor: Executor) -> Callable[[Sequence[Any]], bool]:
+    """Return a check that tensors may be read by their addresses, as the plan's inputs."""
+
+    def fits(args: Sequence[Any]) -> bool:
+        return all(
+            type(given) in (torch.Tensor, torch.nn.Parameter)
+            and given.shape == shape
+            and given.dtype is dtype
+            and given.is_cpu
+            and given.is_contiguous()
+            and not (given.is_neg() or given.is_conj())
+            for given, (shape, dtype) in zip(args, executor.takes, strict=True)
+        )
+
+    return fits
 
 
 class _Learning:
@@ -105,7 +149,7 @@ MAX_KINDS = 4
 
 _TEXT = """
 def run(args):
-    if len(args) != {count} or is_grad() is not {grad}{state}{stale}:
+    if len(args) != {count}{grad}{state}{stale}:
         return MISS
 {inputs}    if not (matches({given}) or accepts(args)):
         return MISS

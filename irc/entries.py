@@ -31,7 +31,7 @@ from irc.plan.load import LoadedPlan
 from irc.plugin import find_pass
 from irc.program import Program
 from irc.runtime import held
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
 from irc.runtime.ranks import Ranks
 from irc.search.joint import HELD, place_together
@@ -225,7 +225,7 @@ def compile_entries(
     else:
         shared: dict[str, Any] = {"copies": {}, "store": Store()}
         executors = {
-            name: Executor(captures.plan(name), captured.program.tensors, **shared)
+            name: executor_of(captures.plan(name), captured.program.tensors, **shared)
             for name, captured in captures.of.items()
         }
     return Entries({name: Version(captures.of[name], run) for name, run in executors.items()})

@@ -539,9 +539,9 @@ PAGES = (
         title="a module is compiled for size after size",
         exit_code=2,
         what="Calls differ in a size, and each is compiled; after 8 versions calls run eagerly.",
-        why="A plan is made for fixed sizes: a size that grows with each call compiles for ever.",
+        why="Such a plan is for fixed sizes; with dynamic= one plan serves every size of 2 and more.",
         example="fast.generate(ids)   (the cache is one longer with every token)",
-        fix='fast.generate(ids, cache_implementation="static")   (or pad to a few sizes)',
+        fix="irc.compile(model, dynamic={'ids': {0: 'batch', 1: 'sequence'}})   (or dynamic=True)",
     ),
     ErrorPage(
         code="rewrite-endless",

@@ -101,7 +101,7 @@ def _on_meta(value: Tensor) -> Tensor:
 
 def _replace(module: nn.Module, replaced: dict[int, Tensor]) -> None:
     for child in module.modules():
-        stores: tuple[dict[str, Any], ...] = (child._parameters, child._buffers)
+        stores: Any = (child._parameters, child._buffers)
         for slots in stores:
             for key, value in slots.items():
                 if id(value) in replaced:

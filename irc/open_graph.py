@@ -25,6 +25,10 @@ MAX_SIZES = 64
 """Sizes of one graph whose plans are kept; the one used longest ago is dropped."""
 
 
+class RefusedError(Exception):
+    """A call's sizes are not those that a trace is for: it has to be compiled by itself."""
+
+
 class OpenGraph:
     """Runs a graph on the arguments that Dynamo gives it, tensors and numbers.
 
@@ -47,15 +51,12 @@ class OpenGraph:
         """What was done so far."""
         return self._plans.work
 
-    def admits(self, args: Sequence[Any]) -> bool:
-        """True where the trace holds for the sizes of a call."""
-        shapes = self._shapes(args)
-        return shapes in self._bound or (
-            self._open.refused(self._open.read(shapes), shapes) is None
-        )
-
     def __call__(self, *args: Any) -> Sequence[Any]:
-        """Run on arguments whose sizes are admitted."""
+        """Run on arguments.
+
+        Raises:
+            RefusedError: the trace is not for their sizes.
+        """
         shapes = self._shapes(args)
         with self._lock:
             found = self._bound.get(shapes)
@@ -72,7 +73,9 @@ class OpenGraph:
 
     def _make(self, shapes: Sequence[Sequence[int]]) -> Callable[..., Sequence[Any]]:
         values = self._open.read(shapes)
-        numbers = NumberedSizes(values)
+        if (reason := self._open.refused(values, shapes)) is not None:
+            raise RefusedError(reason)
+        numbers = NumberedSizes(self._open.whole(values))
         results = tuple((kind, _number(value, numbers)) for kind, value in self._flat.results)
         computes = any(kind in ("result", "view") for kind, _ in results)
         plan = self._plans.at(values) if computes else None

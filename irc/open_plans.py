@@ -9,12 +9,12 @@ sizes get a plan of their own, and the reason is kept.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from irc.dialects.task import KernelOp
-from irc.errors import IrcError
+from irc.errors import InternalError, IrcError
 from irc.pipeline import Options, lower
 from irc.plan.build import place, unplaced
 from irc.plan.load import LoadedPlan
@@ -41,8 +41,17 @@ class Sizes(Protocol):
     """What a trace says of the sizes that it left open."""
 
     @property
+    def places(self) -> Mapping[str, object]:
+        """Where the number of each symbol comes from."""
+        ...
+
+    @property
     def most(self) -> Mapping[str, int]:
         """The greatest number of each symbol that has one."""
+        ...
+
+    def tie_equal(self, values: Values) -> bool:
+        """Take symbols for one whose numbers are equal in a call; False where there are none."""
         ...
 
     def admits(self, values: Values) -> bool:
@@ -51,6 +60,18 @@ class Sizes(Protocol):
 
     def extended(self, values: Values) -> dict[str, int]:
         """Return the numbers of the symbols, and of what else sizes are made of: quotients."""
+        ...
+
+
+class OpenBackend(Protocol):
+    """A backend of which some kernels take their sizes when they run."""
+
+    def emit_plan_sources(self, kernels: Sequence[KernelOp]) -> dict[str, str]:
+        """Return one file per kernel."""
+        ...
+
+    def run_time_sizes(self, kernel: KernelOp, most: Mapping[str, int]) -> str | None:
+        """Return why a kernel cannot take its sizes when it runs; None where it can."""
         ...
 
 
@@ -96,6 +117,7 @@ class OpenPlans:
         self._program_at = program_at
         self._options = replace(options, any_rows=True)
         self._attempts = 0
+        self._failed = False
         self._lock = threading.RLock()
 
     def at(self, values: Values) -> LoadedPlan:
@@ -120,6 +142,9 @@ class OpenPlans:
                 return compiled.at(full)
             self.work.note(reason)
         made = self._template(values, full, witness) if self._may_have_one(full) else None
+        if made is None and self._failed and self._sizes.tie_equal(values):
+            kept = {name: values[name] for name in self._sizes.places if name in values}
+            return self._beyond(kept, self._sizes.extended(kept))
         if made is None or not made.template.span.holds(full):
             return self._alone(witness)
         return made.at(full)
@@ -139,27 +164,32 @@ class OpenPlans:
             self.work.note("too few sizes are admitted to see how a plan follows from them")
             return None
         try:
-            made = plan_template([self._witness(each) for each in chosen], self._options.backend)
-        except (DifferentError, IrcError) as error:
+            seen = [self._witness(each) for each in chosen]
+        except (IrcError, InternalError) as error:
+            self._failed = True
+            self.work.note(str(error))
+            return None
+        self._failed = False
+        try:
+            made = plan_template(seen, self._options.backend)
+        except DifferentError as error:
             self.work.note(str(error))
             return None
         if (reason := made.agrees(own)) is not None:
             self.work.note(reason)
-        for far in self._far(values):
-            if (reason := made.agrees(self._witness(far))) is not None:
-                self.work.note(reason)
+        for candidates in (_small(values), _large(values)):
+            self._widen(made, [each for each in candidates if self._sizes.admits(each)])
         compiled = _Compiled(made, self._sizes.most, self.work)
         self.templates.append(compiled)
         return compiled
 
-    def _far(self, values: Values) -> list[Values]:
-        """Return the smallest and some large sizes that are admitted."""
-        found: list[Values] = []
-        for candidates in (_small(values), _large(values)):
-            admitted = (v for v in candidates if self._sizes.admits(v))
-            if (first := next(admitted, None)) is not None:
-                found.append(first)
-        return found
+    def _widen(self, made: PlanTemplate, candidates: list[Values]) -> None:
+        """Check a template at the first sizes of some for which it holds; two are tried."""
+        for far in candidates[:2]:
+            reason = made.agrees(self._witness(far))
+            if reason is None:
+                return
+            self.work.note(reason)
 
     def _witness(self, values: Values) -> Witness:
         self.work.planned += 1
@@ -167,9 +197,7 @@ class OpenPlans:
         lower(program, self._options)
         module = program.module
         plan = unplaced(module)
-        kernels = {
-            op.sym_name.data: op for op in module.body.block.ops if isinstance(op, KernelOp)
-        }
+        kernels = {op.sym_name.data: op for op in module.body.block.ops if isinstance(op, KernelOp)}
         in_order = tuple(kernels[kernel.name] for kernel in plan.kernels)
         return Witness(self._sizes.extended(values), plan, in_order)
 
@@ -187,7 +215,7 @@ class _Compiled:
     def __init__(self, template: PlanTemplate, most: Mapping[str, int], work: Work) -> None:
         self.template = template
         self._work = work
-        self._backend = find_backend(template.backend)
+        self._backend = cast("OpenBackend", find_backend(template.backend))
         self._texts: dict[str, bytes] = {}
         self._taking: set[int] = set()
         for index, kernel in enumerate(template.kernels):
@@ -219,7 +247,8 @@ class _Compiled:
 
 def _small(values: Values) -> list[Values]:
     """Return assignments of small numbers, the smallest first."""
-    return [{name: low + i for i, name in enumerate(values)} for low in (2, 3, 5, 8, 16)]
+    apart = [{name: low + i for i, name in enumerate(values)} for low in (2, 3, 5, 8, 16)]
+    return [dict.fromkeys(values, LEAST), *apart]
 
 
 def _large(values: Values) -> list[Values]:

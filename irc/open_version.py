@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from irc.direct import MISS
+from irc.direct import MISS, Direct
 from irc.frontends.torch.capture import Captured
 from irc.frontends.torch.in_place import in_place
 from irc.frontends.torch.open_sizes import OpenSizes
 from irc.open_plans import OpenPlans, Work
 from irc.pipeline import Options
 from irc.plan.schema import Plan
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
 from irc.version import Version
 
@@ -72,12 +72,13 @@ class OpenVersion:
     def direct(self, args: Sequence[Any]) -> Any:
         """Run a call of tensors alone whose sizes are known; MISS where it takes more."""
         try:
-            version = self._direct.get(tuple([x.shape for x in args]))  # noqa: C409 - faster
+            version = self._direct.get(tuple([x.shape for x in args]))
         except AttributeError:
             return MISS
         if version is None:
             return MISS
-        if version.direct is not None and (found := version.direct(args)) is not MISS:
+        direct: Direct | None = version.direct
+        if direct is not None and (found := direct(args)) is not MISS:
             return found
         return version.run(args) if version.accepts is not None and version.accepts(args) else MISS
 
@@ -130,7 +131,7 @@ class OpenVersion:
 
     def _make(self, shapes: Shapes) -> Version:
         loaded = self._plans.at(self._open.read(shapes))
-        executor = Executor(loaded, self._tensors, store=self._store)
+        executor = executor_of(loaded, self._tensors, store=self._store)
         leaves = dict(zip(self._captured.tensor_leaves, shapes, strict=True))
         guards = self._captured.guards.closed(leaves)
         return Version(replace(self._captured, guards=guards), executor)

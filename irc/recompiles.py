@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from irc.errors import IrcError
+from irc.open_plans import Work
 
 MAX_VERSIONS = 8
 """Versions of one module; a call for which there is none runs eagerly then."""
@@ -33,11 +34,13 @@ class Statistics:
         reasons: why each but the first was.
         eager_calls: calls that ran uncompiled: there were too many versions, or what the call
             writes to shares memory with another argument.
+        open_sizes: of the versions that leave sizes open, what was done for them.
     """
 
     compilations: int
     reasons: tuple[str, ...]
     eager_calls: int
+    open_sizes: tuple[Work, ...] = ()
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Recompiles:
     reasons: list[str] = field(default_factory=list[str])
     eager_calls: int = 0
     _has_shared: bool = False
+    _latest: tuple[str, int] = ("x", 0)
     _sizes: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
 
     def add(self, reason: str, resized: tuple[str, int, int, int] | None) -> None:
@@ -65,12 +69,13 @@ class Recompiles:
         if resized is None:
             return
         name, dim, was, now = resized
+        self._latest = name, dim
         self._sizes[name, dim] += 1
         if self._sizes[name, dim] == NOTABLE:
             _warn(
                 f"'{name}' has another size with every call: dim {dim} was {was}, is {now}",
                 "each size is a program of its own; compiling takes as long every time",
-                AVOID,
+                AVOID % (name, dim),
             )
 
     def add_eager(self, reason: str | None) -> None:
@@ -80,7 +85,7 @@ class Recompiles:
             _warn(
                 f"calls that none of {len(self.reasons) + 1} versions fits run eagerly from now on",
                 reason or "",
-                AVOID,
+                AVOID % self._latest,
             )
 
     def add_fixed(self, reason: str) -> None:
@@ -103,7 +108,11 @@ class Recompiles:
             )
 
 
-AVOID = "pad what varies to one size or a few; for generation, cache_implementation='static'"
+AVOID = (
+    "leave it open: irc.compile(..., dynamic={'%s': {%d: 'n'}}), or dynamic=True; or pad what"
+    " varies to a few sizes; for generation, cache_implementation='static'"
+)
+"""What to do about a size that varies: the argument and the dim are filled in."""
 
 
 def _warn(message: str, because: str, remedy: str) -> None:

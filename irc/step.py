@@ -24,6 +24,7 @@ from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.join import agree_on_inputs, join_processes, shared_plan
 from irc.runtime.training_state import TrainingState, shaped
 from irc.step_plan import Loss, captured_step, check_device, training_plan
@@ -174,8 +175,8 @@ class TrainingStep:
     def _executor(self, plan: LoadedPlan, rank: int) -> Executor:
         tensors, mesh = self._state.parts.local, self.options.mesh
         if mesh.num_ranks == 1:
-            return Executor(plan, tensors)
-        return Executor(plan, tensors, rank=rank, communicator=TorchCommunicator.of(mesh, rank))
+            return executor_of(plan, tensors)
+        return executor_of(plan, tensors, rank=rank, communicator=TorchCommunicator.of(mesh, rank))
 
     def _capture(
         self, batch: Sequence[Any], named: Mapping[str, Any]

@@ -1,7 +1,8 @@
 """``torch.compile(backend="irc")``: Dynamo's graphs to plans, backward through AOTAutograd.
 
 Dynamo keeps what it cannot trace in Python (graph breaks) and guards what it specialised on; each
-graph between breaks comes here. Sizes that Dynamo leaves open are specialised, one plan per size.
+graph between breaks comes here. Sizes that Dynamo leaves open stay open where
+they can (:mod:`irc.open_graph`); else there is a plan per size.
 
 Outputs that share memory with inputs or each other do so as in eager mode, and dims lie in memory
 in eager's order. Random numbers come from irc's own counter; where it starts is drawn from torch's
@@ -22,6 +23,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from irc.collection import collection_held
+from irc.direct import Launch, launch
 from irc.errors import IrcError, did_you_mean
 from irc.frontends.torch.graphs import (
     FlatProgram,
@@ -31,11 +33,11 @@ from irc.frontends.torch.graphs import (
     source_name,
 )
 from irc.frontends.torch.table import row_of
-from irc.open_graph import OpenGraph
+from irc.open_graph import OpenGraph, RefusedError
 from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
 from irc.recompiles import Recompiles
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
 
 Flat: TypeAlias = Callable[..., Sequence[Any]]
@@ -83,15 +85,21 @@ def _options(given: dict[str, Any]) -> Options:
 
 @collection_held()
 def _static(
-    gm: GraphModule, inputs: Sequence[Any], options: Options, *, keep_open: bool = False
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    options: Options,
+    *,
+    fakes: Sequence[Any] | None = None,
 ) -> Flat:
+    """Compile a graph for the sizes of its inputs, or with ``fakes`` for all that those admit."""
+    keep_open = fakes is not None
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
     ):
-        return _through_aot(gm, inputs, options, keep_open=keep_open)
-    traced = pre_dispatch(gm, inputs if keep_open else _fakes(gm, inputs))
+        return _through_aot(gm, fakes or inputs, options, keep_open=keep_open)
+    traced = pre_dispatch(gm, _fakes(gm, inputs) if fakes is None else fakes)
     if traced is None or returns_inputs(traced):
-        return _through_aot(gm, inputs, options, keep_open=keep_open)
+        return _through_aot(gm, fakes or inputs, options, keep_open=keep_open)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     held = {
         i: (source_name(getattr(node, "_dynamo_source", node.name)), value)
@@ -138,7 +146,7 @@ def _through_aot(
                 program = flat_program(
                     graph, {}, "aot backward", visible=0, keep_open=keep_open
                 )
-                run: Flat = _runner(program, options)
+                run: Flat = _or_torch(_runner(program, options), graph.forward)
             counters["backward"] += 1
         except IrcError as error:
             counters["backward run by torch"] += 1
@@ -159,6 +167,19 @@ def _through_aot(
             partition_fn=min_cut_rematerialization_partition,
         )
         return compiler(gm, list(inputs))
+
+
+def _or_torch(run: Flat, forward: Flat) -> Flat:
+    """Return what runs a backward pass; torch does for sizes that its own trace is not for."""
+
+    def either(*args: Any) -> Sequence[Any]:
+        try:
+            return run(*args)
+        except RefusedError:
+            counters["backward run by torch"] += 1
+            return forward(*args)
+
+    return either if isinstance(run, OpenGraph) else run
 
 
 def _aot_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -193,12 +214,12 @@ class _Compiled:
             counters[f"extern {name}"] += times
         self._tensors = program.assembly.program.tensors
         self._seed = self._tensors.get("seed")
-        self._executors: OrderedDict[tuple[int, ...], Callable[..., Any]] = OrderedDict()
+        self._executors: OrderedDict[tuple[int, ...], Launch] = OrderedDict()
         self._lock = threading.Lock()
         bound = tuple(self._tensors[name].data_ptr() for name, _ in self._held)
         if any(kind in ("result", "view") for kind, _ in program.results):
             self._plan = plan or make_plan(program.assembly.program, options, keep_ir=False)
-            executor: Callable[..., Any] = Executor(self._plan, self._tensors, store=store)
+            executor: Launch = launch(executor_of(self._plan, self._tensors, store=store))
         else:
             executor = _nothing
         self._executors[bound] = executor
@@ -210,12 +231,12 @@ class _Compiled:
         executor = self._bound_to(args) if self._held else self._latest[1]
         if self._seed is not None:
             self._seed.random_()
-        found = executor(*[args[i].detach() for i in self._inputs])
+        found = executor([args[i] for i in self._inputs])
         if self._direct:
             return found
         return tuple(_shown(kind, value, found, args) for kind, value in self._flat.results)
 
-    def _bound_to(self, args: Sequence[Any]) -> Callable[..., Any]:
+    def _bound_to(self, args: Sequence[Any]) -> Launch:
         """Use the parameters of this call: Dynamo runs one graph for all modules of one form."""
         here = tuple(args[i].data_ptr() for _, i in self._held)
         bound, executor = self._latest
@@ -225,7 +246,8 @@ class _Compiled:
             if here not in self._executors:
                 counters["rebound"] += 1
                 tensors = {**self._tensors, **{name: args[i].detach() for name, i in self._held}}
-                self._executors[here] = Executor(self._plan, tensors, store=self._store)
+                executor = executor_of(self._plan, tensors, store=self._store)
+                self._executors[here] = launch(executor)
                 if len(self._executors) > MAX_MODULES:
                     self._executors.popitem(last=False)
             self._latest = here, self._executors[here]
@@ -244,7 +266,7 @@ def _shown(kind: str, value: Any, found: Sequence[torch.Tensor], args: Sequence[
             return value
 
 
-def _nothing(*_: Any) -> tuple[()]:
+def _nothing(_: Sequence[torch.Tensor]) -> tuple[()]:
     return ()
 
 
@@ -255,6 +277,7 @@ class _Specialising:
         self._gm = gm
         self._options = options
         self._known: OrderedDict[tuple[Any, ...], Flat] = OrderedDict()
+        self._refused = ""
         self._opened: dict[tuple[Any, ...], Flat | None] = {}
         self._recompiles = Recompiles()
         self._lock = threading.RLock()
@@ -265,28 +288,32 @@ class _Specialising:
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Run the plan for these sizes."""
         opened = self._opened_for(args)
-        return self._specialised(args) if opened is None else opened(*args)
+        if opened is not None:
+            try:
+                return opened(*args)
+            except RefusedError as refused:
+                self._refused = str(refused)
+        return self._specialised(args)
 
     def _opened_for(self, args: Sequence[Any]) -> Flat | None:
         """Return what runs any sizes, if that could be made and admits those of a call."""
         key = (torch.is_grad_enabled(), *(args[i].item() for i in self._numbers))
         with self._lock:
             if key not in self._opened:
-                self._opened[key] = self._open()
+                self._opened[key] = self._open(args)
             return self._opened[key]
 
-    def _open(self) -> Flat | None:
+    def _open(self, args: Sequence[Any]) -> Flat | None:
         """Trace with the symbols of Dynamo; None where that cannot be."""
-        if self._numbers:
-            return None
         placeholders = [node for node in self._gm.graph.nodes if node.op == "placeholder"]
         given = [node.meta.get("example_value") for node in placeholders]
         if any(value is None for value in given):
             return None
+        graph = _with_numbers(self._gm, args, sizes=False) if self._numbers else self._gm
         try:
-            found = _static(self._gm, given, self._options, keep_open=True)
+            found = _static(graph, args, self._options, fakes=given)
         except (IrcError, RuntimeError) as error:
-            warnings.warn(f"each size is compiled by itself: {error}", stacklevel=2)
+            self._refused = str(error)
             return None
         counters["opened"] += 1
         return found
@@ -306,7 +333,8 @@ class _Specialising:
         counters["specialised"] += 1
         if self._known:
             resized = self._resized(next(reversed(self._known)), key)
-            self._recompiles.add(f"other sizes: {resized}", resized)
+            because = f" ({self._refused})" if self._refused else ""
+            self._recompiles.add(f"other sizes: {resized}{because}", resized)
         found = _static(_with_numbers(self._gm, args), _tensors(args), self._options)
         self._known[key] = found
         if len(self._known) > MAX_SIZES:
@@ -339,8 +367,14 @@ def _is_open(gm: GraphModule, inputs: Sequence[Any]) -> bool:
     )
 
 
-def _with_numbers(gm: GraphModule, args: Sequence[Any]) -> GraphModule:
-    """Return a copy of a graph with its numbers in place of the placeholders for them."""
+def _with_numbers(gm: GraphModule, args: Sequence[Any], *, sizes: bool = True) -> GraphModule:
+    """Return a copy of a graph with its numbers in place of the placeholders for them.
+
+    Args:
+        gm: the graph.
+        args: of a call.
+        sizes: also sizes, not only the numbers that Dynamo has wrapped into tensors.
+    """
     from copy import copy
 
     graph = torch.fx.Graph()
@@ -349,11 +383,12 @@ def _with_numbers(gm: GraphModule, args: Sequence[Any]) -> GraphModule:
     for was, node, value in zip(old, new, args, strict=True):
         if hasattr(was, "_dynamo_source"):  # a copy loses it: its name in the user's terms
             node._dynamo_source = was._dynamo_source
-        node.meta.pop("example_value", None)
-        if not isinstance(value, torch.Tensor):
+        if sizes:
+            node.meta.pop("example_value", None)
+        if sizes and not isinstance(value, torch.Tensor):
             node.replace_all_uses_with(value)
             graph.erase_node(node)
-        for item in _items(node):
+        for item in _items(node) if isinstance(value, torch.Tensor) else ():
             number: Any = value.item()
             item.replace_all_uses_with(number)
             graph.erase_node(item)

@@ -10,11 +10,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from irc.dialects.placement import Mesh, Placement
+from irc.direct import MISS, Direct
 from irc.direct import direct as make_direct
 from irc.errors import IrcError
 from irc.frontends.torch.caches import adopt, caches_in, is_cache
 from irc.frontends.torch.capture import Captured
-from irc.plan.schema import Copy, Library, Plan, placement_of
+from irc.plan.schema import Copy, Kernels, Library, Plan, placement_of
 from irc.runtime import held
 from irc.runtime.executor import Executor
 from irc.runtime.shared_memory import clash
@@ -37,7 +38,7 @@ class Version:
         accepts: a quick check of positional arguments, after which :meth:`run` may be called; None
             where calls have to go the whole way.
         direct: a call as one function of positional arguments, which returns MISS where it is not
-            for them; None where there is more to a call than kernels.
+            for them; None where calls have to go the whole way.
     """
 
     def __init__(self, captured: Captured, executor: Executor) -> None:
@@ -54,7 +55,10 @@ class Version:
         direct = _is_direct(captured, self.plan) and not self.layout.written
         self._captured = captured
         self.accepts = quick = captured.guards.quick() if direct else None
-        self.direct = quick and make_direct(quick, self._executor, is_single=self._is_single)
+        self.direct: Direct | None = None
+        if quick is not None:
+            made = make_direct(quick, self._executor, is_single=self._is_single)
+            self.direct = self._accepted if made is None else made
 
     @property
     def plan(self) -> Plan:
@@ -65,6 +69,11 @@ class Version:
         """Run on arguments that were accepted: they are the plan's inputs."""
         results = self._executor.run(args)
         return results[0] if self._is_single else results
+
+    def _accepted(self, args: Sequence[Any]) -> Any:
+        """Run on arguments that are accepted, though there is more to it than kernels."""
+        assert self.accepts is not None
+        return self.run(args) if self.accepts(args) else MISS
 
     def refresh(self) -> None:
         """See writes to weights that torch does not count."""
@@ -131,8 +140,9 @@ class Version:
         parts = [held.part_of(tensor) for tensor in inputs]
         apart: list[tuple[torch.Tensor, torch.Tensor]] = []
         for index in self.layout.written:
-            if not parts[index].is_contiguous():
-                apart.append((parts[index], parts[index].contiguous()))
+            part = parts[index]
+            if not part.is_contiguous() or part.is_neg() or part.is_conj():
+                apart.append((part, part.resolve_conj().resolve_neg().contiguous()))
                 parts[index] = apart[-1][1]
         results = list(self._executor(*parts))
         for own, copy in apart:
@@ -180,6 +190,9 @@ class Layout:
         buffers = [plan.buffers[index] for index in plan.inputs]
         targets = {action.target for action in plan.actions if isinstance(action, Copy)}
         targets |= {i for a in plan.actions if isinstance(a, Library) for i in a.outputs}
+        calls = [call for a in plan.actions if isinstance(a, Kernels) for call in a.calls]
+        made = (i for c in calls for i in c.args[plan.kernels[c.kernel].num_inputs :])
+        targets |= {plan.root(index) for index in made}
         self.names = [buffer.name for buffer in buffers]
         self.held = {i for i, buffer in enumerate(buffers) if buffer.role == "cache"}
         self.split = {i: placement_of(buffers[i]) for i in self.held if buffers[i].placement}

@@ -14,6 +14,7 @@ from xdsl.passes import ModulePass
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import ExternOp, carry, loc_of
 from irc.kernels.experts import grouped_matmul, grouped_rows, layer_of_experts
+from irc.kernels.gpu.limits import GPUS
 from irc.kernels.holds import require_static
 from irc.kernels.transposed import ATEN, ONNX, transposed_convolution
 from irc.kernels.weights.fixed import Fixed
@@ -69,8 +70,8 @@ class LowerExternsPass(ModulePass):
     (:mod:`irc.kernels.transposed`). Grouped matmuls and layers of experts become
     ``flow.grouped_contract`` where their matrices are fixed (:mod:`irc.kernels.experts`).
 
-    It declines on targets other than the CPU, where libraries have these kernels, and on empty or
-    complex tensors.
+    On a GPU only layers of experts are written so, which a library runs one expert after the other;
+    for the rest libraries have kernels there. It declines on empty or complex tensors.
     """
 
     name = "lower-externs"
@@ -79,20 +80,25 @@ class LowerExternsPass(ModulePass):
     target: str = "cpu"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if self.target != "cpu":
+        if self.target not in ("cpu", *GPUS):
             return
+        lowered = KNOWN if self.target == "cpu" else frozenset({EXPERTS})
         fixed = Fixed(op)
         for number, func in enumerate(op.body.block.ops):
             if isinstance(func, FuncOp) and not func.is_declaration:
                 require_static(func)
-                _lower(func, fixed, f"x{number}_")
+                _lower(func, fixed, f"x{number}_", lowered)
 
 
-def _lower(func: FuncOp, fixed: Fixed, prefix: str) -> None:
-    """Rewrite a function in place."""
+KNOWN = frozenset({ATEN, ONNX, EXPERTS, *GROUPED_MM, GROUPED_ROWS})
+"""The library calls that kernels can compute."""
+
+
+def _lower(func: FuncOp, fixed: Fixed, prefix: str, lowered: frozenset[str]) -> None:
+    """Rewrite a function in place: the calls that are ``lowered``."""
     block = func.body.block
     for number, op in enumerate(list(block.ops)):
-        if not isinstance(op, ExternOp):
+        if not isinstance(op, ExternOp) or op.target.data not in lowered:
             continue
         b = FlowBuilder(block, f"{prefix}{number}_", before=op)
         b.loc = loc_of(op)

@@ -22,8 +22,8 @@ class MapTasksPass(ModulePass):
 
     A kernel is a loop nest over flat buffers with a task mapping for the target. Transposes,
     slices, broadcasts and reshapes cost nothing: kernels read through them by strides, libraries
-    get a ``task.view``. Equal kernels are one symbol. Library ops (sort, random, ...) stay, and on
-    a GPU convolutions and pools.
+    get a ``task.view``. Equal kernels are one symbol. Library ops (random, ...) stay, and on a GPU
+    convolutions, pools, and what works along one dim: scans, sorts, scatters.
 
     Run: map-tasks{target=cpu}
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import irc
 from irc.compiled import dispatcher_of
 from irc.direct import MISS
+from irc.errors import IrcError
 from irc.frontends.torch.quick import alike
 
 
@@ -167,17 +168,40 @@ def test_writes_to_packed_weights_are_seen() -> None:
 
 def test_what_takes_more_than_kernels_goes_the_whole_way() -> None:
     x, tokens = torch.randn(3, 5), torch.tensor([1, 2])
-    for target, args in (
-        (lambda a: a.add_(1), (x.clone(),)),
-        (lambda a: torch.linalg.inv(a), (torch.eye(4),)),
-        (nn.BatchNorm1d(5), (x,)),
-        (nn.Embedding(5, 4), (tokens,)),
-        (lambda a: {"y": a + 1}, (x,)),
-    ):
+    cases: list[tuple[Any, Any, bool]] = [
+        (lambda a: a.add_(1), x.clone(), False),
+        (lambda a: {"y": a + 1}, x, False),
+        (lambda a: torch.linalg.inv(a), torch.eye(5), False),
+        # These have a short way, which is not always one function.
+        (nn.Embedding(5, 4), tokens, True),
+        (nn.BatchNorm1d(5), x, True),
+        (lambda a: a.t(), x, True),
+    ]
+    for target, given, is_direct in cases:
         run: Any = irc.compile(target)
-        run(*args)
+        torch.testing.assert_close(run(given.clone()), irc.original(run)(given.clone()))
         found = dispatcher_of(run) if isinstance(run, nn.Module) else run._irc_dispatcher
-        assert found is not None and found.versions[0].direct is None
+        assert found is not None and (found.versions[0].direct is not None) is is_direct
+        torch.testing.assert_close(run(given.clone()), irc.original(run)(given.clone()))
+
+
+def test_indices_are_checked() -> None:
+    run = irc.compile(nn.Embedding(5, 4))
+    run(torch.tensor([1, 2]))
+    with pytest.raises(IrcError, match="index-out-of-range"):
+        run(torch.tensor([1, 5]))
+
+
+def test_an_executor_whose_caller_has_guards() -> None:
+    x, w = torch.randn(9, 64), nn.Parameter(torch.randn(64, 64))
+    run = torch.compile(lambda a, b: (a @ b).relu(), backend="irc", dynamic=False)
+    turned, negated = torch.randn(64, 9).t(), cast("Any", torch)._neg_view(x)
+    for given in (x, x + 1, turned, negated, nn.Parameter(x)):
+        torch.testing.assert_close(run(given, w), (given @ w).relu(), atol=1e-4, rtol=1e-4)
+    other = nn.Parameter(torch.randn(64, 64))
+    torch.testing.assert_close(run(x, other), (x @ other).relu(), atol=1e-4, rtol=1e-4)
+    with torch.inference_mode():
+        torch.testing.assert_close(run(x, w), (x @ w).relu(), atol=1e-4, rtol=1e-4)
 
 
 def test_results_are_apart() -> None:

@@ -103,6 +103,20 @@ def test_a_write_to_what_is_left_is_refused_where_it_was_packed() -> None:
     assert error.value.code == "weights-released"
 
 
+def test_a_loaded_plan_keeps_packed_weights_alone(tmp_path: Path) -> None:
+    plain, x = net(), torch.randn(9, 64)
+    irc.export_plan(plain, (x,), out=tmp_path / "plan")
+    run: Any = irc.load(tmp_path / "plan")
+    before = run.unread()
+    assert "0.weight" in before
+    for _ in range(2):
+        (found,) = run(x)
+        torch.testing.assert_close(found, plain(x))
+    assert not run.unread()
+    held = {run.plan.buffers[index].name for index in run._weights if index in run.plan.weights}
+    assert not held & before
+
+
 def test_what_cannot_be_frozen() -> None:
     with pytest.raises(IrcError, match="not made by"):
         irc.freeze(net())

@@ -14,7 +14,7 @@ import irc
 import irc.compiled
 from irc.compiled import dispatcher_of, statistics
 from irc.errors import IrcError
-from irc.plan.schema import Copy, Library
+from irc.plan.schema import Copy, Kernels, Library
 from irc.recompiles import RecompileWarning
 
 transformers = pytest.importorskip("transformers")
@@ -114,9 +114,15 @@ def test_rows_are_written_in_place() -> None:
     whole = cache.layers[0].keys.numel()
     assert not [a for a in plan.actions if isinstance(a, Copy)
                 if plan.buffers[a.target].num_elements >= whole]  # fmt: skip
-    scatters = [a for a in plan.actions if isinstance(a, Library) and a.op == "flow.scatter"]
+    assert not [a for a in plan.actions if isinstance(a, Library)]
+    scatters = [
+        (call, kernel) for a in plan.actions if isinstance(a, Kernels) for call in a.calls
+        if "scatter" in (kernel := plan.kernels[call.kernel]).name
+    ]  # fmt: skip
     assert len(scatters) == 4
-    assert all(a.outputs == a.inputs[:1] for a in scatters)
+    for call, kernel in scatters:
+        ((read, written),) = kernel.in_place
+        assert call.args[read] == call.args[written]
 
 
 @torch.no_grad()

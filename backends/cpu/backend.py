@@ -47,6 +47,8 @@ def load_segments(
     texts = [loaded.texts[f"kernels/{k.name}.ll"].decode() for k in loaded.plan.kernels]
     infos, addresses = [info_of(text) for text in texts], compile_texts(texts)
     return [
-        Segment(infos, addresses, [KernelCall(c.kernel, c.args, c.sizes) for c in calls], num_threads)
+        Segment(
+            infos, addresses, [KernelCall(c.kernel, c.args, c.sizes) for c in calls], num_threads
+        )
         for calls in segments
     ]

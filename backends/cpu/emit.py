@@ -45,7 +45,7 @@ OPEN_CHUNKS = 32
 """Into how many parts a kernel is divided at most whose sizes are known only when it runs."""
 LEAST_PRODUCTS = 100_000
 """Multiplications from which on threads pay."""
-OPEN = ("rows", "matmul", "attention", "convolution")
+OPEN = ("rows", "matmul", "attention", "convolution", "along")
 """Templates that take sizes when they run."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.$-]*")
 _PREFIX = "; irc-kernel "

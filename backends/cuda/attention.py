@@ -165,24 +165,38 @@ class Attention(AttentionCode):
         with source.block(f"for (int i = 0; i < {self.per_warp}; ++i) {{", "}"):
             source.line(f"const long long s = begin + warp * {self.per_warp} + i;")
             source.line(f"if (s >= {a.rows}) continue;")
-            source.line("const bool some = total[i] != 0.0f;")
-            source.line(f"float sums = some ? most[i] + logf(total[i]) : {NEVER};")
-            source.line("float ours = some ? 1.0f / total[i] : 0.0f;")
-            goes_on = "y0" in a.places
-            if goes_on:
-                self._merge(source)
-            if "sums" in a.places:
-                source.line(f"if (lane == 0) {self.target('sums', 's')} = sums;")
+            self._finish_row(source, "total[i]", "most[i]", "lane == 0")
             source.line("#pragma unroll")
             with source.block(f"for (int c = 0; c < {columns}; ++c) {{", "}"):
                 source.line(f"const int f = lane + c * {WARP};")
                 if a.width % WARP:
                     source.line(f"if (f >= {a.width}) continue;")
-                source.line("float value = result[i][c] * ours;")
-                if goes_on:
-                    source.line(f"value += theirs * {self.element('y0', 's', feature='f')};")
-                kind = a.places["y"].dtype
-                source.line(f"{self.target('y', 's', feature='f')} = {stored_as('value', kind)};")
+                self._store_feature(source, "result[i][c]")
+
+    def _finish_row(self, source: Source, total: str, most: str, once: str) -> None:
+        """Append the log-sum of row ``s``, and what its features are multiplied by, ``ours``.
+
+        Args:
+            source: where statements go.
+            total: of the weights.
+            most: the highest score.
+            once: true in one lane of those that have the row.
+        """
+        source.line(f"const bool some = {total} != 0.0f;")
+        source.line(f"float sums = some ? {most} + logf({total}) : {NEVER};")
+        source.line(f"float ours = some ? 1.0f / {total} : 0.0f;")
+        if "y0" in self.attention.places:
+            self._merge(source)
+        if "sums" in self.attention.places:
+            source.line(f"if ({once}) {self.target('sums', 's')} = sums;")
+
+    def _store_feature(self, source: Source, value: str) -> None:
+        """Append the store of feature ``f`` of row ``s``, with the result over other keys."""
+        source.line(f"float value = {value} * ours;")
+        if "y0" in self.attention.places:
+            source.line(f"value += theirs * {self.element('y0', 's', feature='f')};")
+        kind = self.attention.places["y"].dtype
+        source.line(f"{self.target('y', 's', feature='f')} = {stored_as('value', kind)};")
 
     def _merge(self, source: Source) -> None:
         """Append the weights of the softmax over other keys and of ours."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from irc.backends.cuda.attention import Attention
 from irc.backends.cuda.attention_code import NEVER, SHARED_LIMIT, WARPS
 from irc.backends.cuda.functions import TYPES
-from irc.backends.cuda.scalar import literal, stored_as
+from irc.backends.cuda.scalar import literal
 from irc.dialects.attention import AttentionForm
 from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
 from irc.kernels.arithmetic import power_of_two
@@ -223,19 +223,8 @@ class AttentionTiles(Attention):
                 source.line("total[h] += __shfl_xor_sync(0xffffffffu, total[h], distance);")
             source.line("const long long s = begin + warp * 16 + h * 8 + lane / 4;")
             source.line(f"if (s >= {a.rows}) continue;")
-            source.line("const bool some = total[h] != 0.0f;")
-            source.line(f"float sums = some ? most[h] + logf(total[h]) : {NEVER};")
-            source.line("float ours = some ? 1.0f / total[h] : 0.0f;")
-            goes_on = "y0" in a.places
-            if goes_on:
-                self._merge(source)
-            if "sums" in a.places:
-                source.line(f"if (lane % 4 == 0) {self.target('sums', 's')} = sums;")
+            self._finish_row(source, "total[h]", "most[h]", "lane % 4 == 0")
             self._each(source, columns)
             with source.block("for (int e = 0; e < 2; ++e) {", "}"):
                 source.line("const int f = j * 8 + lane % 4 * 2 + e;")
-                source.line("float value = result[j][h * 2 + e] * ours;")
-                if goes_on:
-                    source.line(f"value += theirs * {self.element('y0', 's', feature='f')};")
-                kind = a.places["y"].dtype
-                source.line(f"{self.target('y', 's', feature='f')} = {stored_as('value', kind)};")
+                self._store_feature(source, "result[j][h * 2 + e]")

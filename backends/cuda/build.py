@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from irc.backends import KernelReport
-from irc.backends.cuda.file import emit_kernel, shared_bytes
+from irc.backends.cuda.file import MAIN_BEGINS, emit_kernel, shared_bytes
 from irc.backends.cuda.nvrtc import HEADER, Nvrtc, find_nvrtc, header_folder
 from irc.errors import InternalError, IrcError
 
@@ -93,7 +93,8 @@ def _compiler() -> tuple[Callable[[str, int], bytes], str]:
 
 def _by_nvrtc(library: Nvrtc, source: str, arch: int) -> bytes:
     options = [f"--gpu-architecture={arch_name(arch)}", *NVRTC_FLAGS]
-    if HEADER in source:
+    # The main, which is left out here, has halves of its own.
+    if HEADER in source.partition(MAIN_BEGINS)[0]:
         options.append(f"--include-path={header_folder()}")
     return library.compile(source, options)
 

@@ -40,6 +40,7 @@ PRELUDE = """
 #ifdef __CUDACC__
 %s#ifdef __CUDACC_RTC__
 #define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
 #endif
 // An argument; memory of a size that the launch chooses; how a host starts a kernel: an emulator
 // may define them otherwise.
@@ -52,6 +53,7 @@ PRELUDE = """
   } while (0)
 #endif
 """
+MAIN_BEGINS = "#ifdef IRC_MAIN"
 HALVES = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
 """Left out where no value is a half: reading them takes longer than compiling most kernels."""
 
@@ -103,8 +105,8 @@ def _main(form: Form) -> str:
     emit_main(source, form)
     plain = _function(form, Plain(form), "plain", partial="")
     return (
-        "\n#ifdef IRC_MAIN\n#ifdef __CUDACC__\n"
-        f"{HALVES}#endif\n#include <cmath>\n#include <cstdio>\n#include <cstdlib>\n"
+        f"\n{MAIN_BEGINS}\n#ifdef __CUDACC__\n{HALVES}#endif\n"
+        "#include <cmath>\n#include <cstdio>\n#include <cstdlib>\n"
         f"{plain}\n{source}#endif\n"
     )
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from math import prod
 
-from irc.backends.cuda.epilogue import Epilogue
 from irc.backends.cuda.functions import TYPES
-from irc.backends.cuda.split import MULTIPROCESSORS, declare_range, num_parts, store_part
+from irc.backends.cuda.split import MULTIPROCESSORS, declare_range, num_parts
 from irc.backends.cuda.staging import num_blocks, place_block
+from irc.backends.cuda.sums import Sums
 from irc.backends.cuda.tensor_core import ACCUMULATOR, TensorCore, with_parts
 from irc.backends.cuda.tensor_map import DEPTH, TensorMap, tensor_map
 from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
@@ -34,14 +34,11 @@ SHARED_LIMIT = 200 * 1024
 LOADER, WORKER = 40, 232
 
 
-class Hopper:
+class Hopper(Sums):
     """The launch of a matmul kernel on warpgroups, and its code."""
 
     def __init__(self, form: Form) -> None:
-        self.form = form
-        (self.contract,) = (s for s in form.steps if s.kind == "contract")
-        self.dtype = self.contract.operand_dtypes[0]
-        self.m_dim, self.n_dim = form.num_parallel - 2, form.num_parallel - 1
+        super().__init__(form)
         self.extents = self._extents()
         self.groups = self.extents[0] // 64
         self.threads = (1 + self.groups) * GROUP
@@ -53,7 +50,6 @@ class Hopper:
         self.stage_bytes = sum(self.tile_bytes)
         self.stages = max(2, min(SHARED_LIMIT // self.stage_bytes, max(self.steps, 2), 6))
         self.shared_bytes = self.stages * (self.stage_bytes + 16)
-        self.epilogue = Epilogue(form, 2)
         a, b = (self._map(*side) for side in zip("ab", self.contract.operands, strict=True))
         assert a is not None and b is not None, "fits has been asked"
         self.maps = (a, b)
@@ -194,10 +190,7 @@ class Hopper:
             source.line(f"{kind} m = a_start + group * 64 + warp * 16 + h * 8 + lane / 4;")
             source.line(f"{kind} n = b_start + j * 8 + lane % 4 * 2;")
             values = ["sum[j * 4 + h * 2]", "sum[j * 4 + h * 2 + 1]"]
-            if self.parts > 1:
-                store_part(source, self.form, values)
-            else:
-                self.epilogue.emit(source, batch, values)
+            self.finish(source, batch, values)
 
     def _map(self, letter: str, value: int) -> TensorMap | None:
         dim, extent = (

@@ -214,7 +214,7 @@ def load(path: str | Path) -> Callable[..., None]:
     return launch
 
 
-_loaded: dict[tuple[int, int, str], LoadedKernel] = {}
+_loaded: dict[tuple[Machine, int, str], LoadedKernel] = {}
 
 
 def load_kernels(texts: Iterable[str], on: Machine) -> list[LoadedKernel]:
@@ -223,7 +223,7 @@ def load_kernels(texts: Iterable[str], on: Machine) -> list[LoadedKernel]:
     Raises:
         IrcError: as :func:`load_segment`.
     """
-    place, wanted = (id(on), on.place()), list(texts)
+    place, wanted = (on, on.place()), list(texts)
     fresh = [text for text in dict.fromkeys(wanted) if (*place, text) not in _loaded]
     if fresh:
         tables = [read_table(text) for text in fresh]

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from irc.backends.cuda.epilogue import Epilogue
 from irc.backends.cuda.functions import BYTES, TYPES
 from irc.backends.cuda.pipeline import Tile
-from irc.backends.cuda.split import declare_range, num_parts, store_part
+from irc.backends.cuda.split import declare_range, num_parts
 from irc.backends.cuda.staging import num_blocks, place_block
+from irc.backends.cuda.sums import Sums
 from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
 from irc.kernels.form import Form
 from irc.kernels.source import Source
@@ -36,14 +36,11 @@ SHARED_LIMIT = 96 * 1024
 """Shared memory of a block, so that two of them fit on a multiprocessor of 227 KiB, or nearly."""
 
 
-class TensorCore:
+class TensorCore(Sums):
     """The launch of a matmul kernel on tensor cores, and its code."""
 
     def __init__(self, form: Form, arch: int = 80) -> None:
-        self.form = form
-        (self.contract,) = (s for s in form.steps if s.kind == "contract")
-        self.dtype = self.contract.operand_dtypes[0]
-        self.m_dim, self.n_dim = form.num_parallel - 2, form.num_parallel - 1
+        super().__init__(form)
         self.extents = self._extents()
         self.warps = WARPS[self.extents]
         self.threads = self.warps[0] * self.warps[1] * WARP
@@ -63,7 +60,6 @@ class TensorCore:
         self.stage_bytes = self.a.num_bytes + self.b.num_bytes
         self.stages = self._stages()
         self.shared_bytes = self.stages * self.stage_bytes
-        self.epilogue = Epilogue(form, 2)
 
     def _tiles_of(self) -> tuple[Tile, Tile]:
         form, depth, threads, dtype = self.form, self.depth, self.threads, self.dtype
@@ -219,10 +215,7 @@ class TensorCore:
                 source.line(f"{kind} m = a_start + m_warp + i * {ROWS} + h * 8 + lane / 4;")
                 source.line(f"{kind} n = b_start + n_warp + j * {COLUMNS} + lane % 4 * 2;")
                 values = ["sum[i][j][h * 2]", "sum[i][j][h * 2 + 1]"]
-                if self.parts > 1:
-                    store_part(source, self.form, values)
-                else:
-                    self.epilogue.emit(source, batch, values)
+                self.finish(source, batch, values)
 
     def _stages(self) -> int:
         wanted = min(self.form.options.get("num_stages", 3), 4) if self.is_async else 2

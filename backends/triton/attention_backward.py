@@ -185,7 +185,7 @@ class AttentionBackward(Stream):
         if is_diagonal:
             hidden.append(f"(t[{keys}] <= s[{rows}] + start)")
         if (place := self.of.places.get("mask")) is not None:
-            bounds = list(tail)
+            bounds: list[str] = [*tail]
             if not self.by_keys and self.has_rows("mask"):
                 bounds += self._tailed("s")
             if self.by_keys:

@@ -142,7 +142,8 @@ class Packed:
         if chosen.is_block:
             first, last = f"tl.min({first})", f"tl.max({last})"
         with source.block(f"for e in range({first}, {last} + 1):"):
-            source.line(f"here = {chosen.name} == e")
+            source.line("matrix = tl.full((), e, tl.int64)")
+            source.line(f"here = {chosen.name} == matrix")
             if chosen.is_block:
                 with source.block("if tl.max(here.to(tl.int32)) > 0:"):
                     self._loop(source, block, masks, load)
@@ -212,7 +213,7 @@ class Packed:
                            {0: "mw" if tail else None, 1: mask_n}, 2, "w")  # fmt: skip
         if grouped is not None:
             # The matrix of this round stands for the row's own.
-            fine.values[grouped.operands[0]] = Value("e", frozenset(), is_block=False)
+            fine.values[grouped.operands[0]] = Value("matrix", frozenset(), is_block=False)
         by_place: set[int] = set()
         for step in self.weight:
             if self.nibbles == 1 or not self._by_place(step, by_place):

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from xdsl.dialects.builtin import ArrayAttr, BoolAttr, StringAttr
 from xdsl.irdl import irdl_op_definition, opt_prop_def, prop_def
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.flow import Ints
-from irc.dialects.task import BufferType, KernelBodyOp, KernelOp
-from irc.dialects.types import is_float
+from irc.dialects.size import Dim, least
+from irc.dialects.task import BufferType, KernelBodyOp, KernelOp, is_negative
+from irc.dialects.types import ShapeAttr, is_float
 
 SCANS = ("sum", "prod", "max", "min", "logaddexp")
 SORTS = ("ascending", "descending")
@@ -97,9 +99,9 @@ class KernelAlongOp(KernelBodyOp):
     fn = prop_def(StringAttr)
     mode = prop_def(StringAttr)
     roles = prop_def(ArrayAttr[StringAttr])
-    offsets = prop_def(Ints)
-    strides = prop_def(Ints)
-    counts = prop_def(Ints)
+    offsets = prop_def(Ints | ShapeAttr)
+    strides = prop_def(Ints | ShapeAttr)
+    counts = prop_def(Ints | ShapeAttr)
     exclusive = opt_prop_def(BoolAttr)
     reverse = opt_prop_def(BoolAttr)
     fill = opt_prop_def(Ints)
@@ -108,7 +110,7 @@ class KernelAlongOp(KernelBodyOp):
     def form(self) -> AlongForm:
         """The kernel as plain data."""
         kernel, attrs = self.kernel, self.plain
-        ndims = len(kernel.space_extents)
+        ndims = len(kernel.extents)
         places: dict[str, Place] = {}
         for i, (role, value) in enumerate(zip(attrs["roles"], self.inputs, strict=True)):
             kind = value.type
@@ -116,7 +118,7 @@ class KernelAlongOp(KernelBodyOp):
             places[role] = Place(
                 kernel.position(value),
                 kind.dtype,
-                kind.num_elements,
+                cast("int", kind.elements),
                 attrs["offsets"][i],
                 tuple(attrs["strides"][i * ndims : (i + 1) * ndims]),
                 attrs["counts"][i],
@@ -124,7 +126,7 @@ class KernelAlongOp(KernelBodyOp):
         return AlongForm(
             attrs["fn"],
             attrs["mode"],
-            kernel.space_extents,
+            cast("tuple[int, ...]", kernel.extents),  # some perhaps with names
             places,
             attrs.get("exclusive", False),
             attrs.get("reverse", False),
@@ -133,7 +135,7 @@ class KernelAlongOp(KernelBodyOp):
 
     def verify_(self) -> None:
         kernel, attrs = self.kernel, self.plain
-        ndims, roles = len(kernel.space_extents), tuple(attrs["roles"])
+        ndims, roles = len(kernel.extents), tuple(attrs["roles"])
         if self.outputs or len(list(kernel.body.block.ops)) != 1:
             raise VerifyException("task.along is alone in its kernel and gives no values")
         if kernel.num_parallel != ndims - 1:
@@ -160,13 +162,9 @@ def _verify_form(form: AlongForm, kernel: KernelOp) -> None:
         if role in OUTPUTS and place.buffer < kernel.num_inputs.value.data:
             raise VerifyException(f"{role} is written to an input")
         extents = (*form.outer, place.count)
-        low = place.offset + sum(
-            min(s, 0) * max(n - 1, 0) for s, n in zip(place.strides, extents, strict=True)
-        )
-        high = place.offset + sum(
-            max(s, 0) * max(n - 1, 0) for s, n in zip(place.strides, extents, strict=True)
-        )
-        if 0 not in extents and (low < 0 or high >= place.size):
+        low, high = reach_of_row(place, form)
+        room = [least(low), least(place.size + -1 + -1 * high)]
+        if 0 not in extents and any(n is not None and n < 0 for n in room):
             raise VerifyException(
                 f"{role} touches elements {low}..{high} of a buffer of {place.size}"
             )
@@ -177,6 +175,22 @@ def _verify_form(form: AlongForm, kernel: KernelOp) -> None:
         raise VerifyException(f"a scan by {form.mode} has no positions")
     if form.fn == "scan" and "at" in form.places and (form.reverse or form.exclusive):
         raise VerifyException("a scan that gives positions starts at the first element")
+
+
+def reach_of_row(place: Place, form: AlongForm) -> tuple[Dim, Dim]:
+    """Return the least and the greatest element that all tasks touch of a role.
+
+    Raises:
+        UnboundSizeError: where the sign of a stride depends on a size.
+    """
+    low: Dim = place.offset
+    high: Dim = place.offset
+    for stride, extent in zip(place.strides, (*form.outer, place.count), strict=True):
+        if is_negative(stride):
+            low = low + stride * (extent + -1)
+        else:
+            high = high + stride * (extent + -1)
+    return low, high
 
 
 def _verify_dtype(role: str, place: Place, dtype: str) -> None:

@@ -533,9 +533,11 @@ def is_negative(stride: Dim) -> bool:
     """
     if isinstance(stride, int):
         return stride < 0
-    if least(stride, 1) is None and least(-stride, 1) is None:
-        raise UnboundSizeError(f"the sign of stride '{stride}' depends on its sizes")
-    return least(stride, 1) is None
+    for number, negative in ((stride, False), (-stride, True)):
+        found = least(number)
+        if found is not None and found >= 0:
+            return negative
+    raise UnboundSizeError(f"the sign of stride '{stride}' depends on its sizes")
 
 
 Task = Dialect(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Attribute, SSAValue
 
+from irc.dialects.along import KernelAlongOp, reach_of_row
 from irc.dialects.attention import KernelAttentionOp, reach_of_role
 from irc.dialects.flow import to_attribute
 from irc.dialects.mapping import MappingAttr, spatial
@@ -105,6 +106,9 @@ def _reaches(kernel: KernelOp) -> Iterator[tuple[str, Dim, Dim, Dim]]:
         if isinstance(op, KernelAttentionOp):
             for role, place in op.form.places.items():
                 yield (role, *reach_of_role(role, place, op.form), place.size)
+        if isinstance(op, KernelAlongOp):
+            for role, place in op.form.places.items():
+                yield (role, *reach_of_row(place, op.form), place.size)
         if not isinstance(op, LoadOp | StoreOp):
             continue
         if isinstance(op, LoadOp) and op.bounds is not None:

@@ -67,7 +67,7 @@ def lower(nest: Nest, *, name: str, target: str, loc: str, sources: Sequence[str
         template = "grouped"
     if _has_windows(nest, body.loops):
         template = "convolution"
-    chosen = schedule(template, space, parallel, target, _multiplied(nest))
+    chosen = schedule(template, space, parallel, target, _multiplied(nest), _beside(nest))
     kernel = KernelOp.make(
         name,
         body.block,
@@ -217,6 +217,17 @@ def _multiplied(nest: Nest) -> str:
     """Return the dtype of a matmul's operands."""
     contract = next((node for node in nest.nodes if node.kind == "contract"), None)
     return "f32" if contract is None else contract.operands[0].dtype
+
+
+def _beside(nest: Nest) -> int:
+    """Return how many tensors of the size of a matmul's result its epilogue reads."""
+    contract = next((node for node in nest.nodes if node.kind == "contract"), None)
+    if contract is None:
+        return 0
+    loads = [n for n in nest.nodes if n.kind == "load" and n not in contract.operands]
+    return sum(
+        all(nest.accesses[node].strides.get(axis, 0) for axis in nest.tasks) for node in loads
+    )
 
 
 def _count(value: SSAValue) -> int:

@@ -43,9 +43,22 @@ class Schedule:
 
 
 def schedule(
-    template: Template, space: Sequence[int], parallel: int, target: str, dtype: str = "f32"
+    template: Template,
+    space: Sequence[int],
+    parallel: int,
+    target: str,
+    dtype: str = "f32",
+    epilogue: int = 0,
 ) -> Schedule:
-    """Choose the mapping and tile of a kernel; ``dtype`` is that of a matmul's operands.
+    """Choose the mapping and tile of a kernel.
+
+    Args:
+        template: how it runs.
+        space: its iteration space.
+        parallel: how many dims of it are tasks.
+        target: what it runs on.
+        dtype: of a matmul's operands.
+        epilogue: tensors of a matmul's size that what follows it reads.
 
     >>> str(schedule("rows", (1000, 768), 1, "cpu").mapping)
     'spatial(32) * repeat(32)'
@@ -60,7 +73,7 @@ def schedule(
         case "convolution", _:
             return _convolution(tasks)
         case "matmul", _:
-            return _gpu_matmul(tasks, inner, target, dtype)
+            return _gpu_matmul(tasks, inner, target, dtype, epilogue)
         case "rows" | "packed" | "grouped", "cpu":
             return _cpu_rows(tasks, inner, reduces=parallel < len(space))
         case _:
@@ -124,10 +137,10 @@ def _convolution(tasks: Sequence[int]) -> Schedule:
     return _tiled(grid, tile, {})
 
 
-def _gpu_matmul(tasks: Sequence[int], k: int, target: str, dtype: str) -> Schedule:
+def _gpu_matmul(tasks: Sequence[int], k: int, target: str, dtype: str, epilogue: int) -> Schedule:
     """The tile that the model of :mod:`irc.kernels.gpu.matmul` puts first."""
     *batch, m, n = tasks
-    problem = Problem(prod(batch), m, n, k, dtype)
+    problem = Problem(prod(batch), m, n, k, dtype, epilogue=epilogue)
     best = candidates(problem, gpu(target))[0].options()
     return _matmul(tasks, {**best, "arch": gpu(target).arch})
 

@@ -162,11 +162,11 @@ class InferenceSession:
 
     def _compiled(self, program: Program) -> Callable[[Sequence[Any]], list[Any]]:
         from irc.pipeline import Options, make_plan
-        from irc.runtime.executor import Executor
+        from irc.runtime.executors import executor_of
 
         plan = make_plan(program, Options(), keep_ir=False)
         threads = self.options.intra_op_num_threads or None
-        executor = Executor(plan, program.tensors, num_threads=threads)
+        executor = executor_of(plan, program.tensors, num_threads=threads)
         return lambda values: [as_item(v) for v in executor(*(as_tensor(v) for v in values))]
 
 

@@ -13,8 +13,9 @@ from typing import TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
+from irc.cluster.load import find_cluster
 from irc.dialects.builder import functions
 from irc.dialects.flow import FlowOp, id_of, loc_of
 from irc.errors import IrcError, did_you_mean
@@ -22,6 +23,7 @@ from irc.kernels.fusion.groups import Grouping, anchor
 from irc.kernels.fusion.profit import describe, saved_bytes
 from irc.kernels.fusion.reasons import Reason
 from irc.kernels.fusion.units import Unit
+from irc.report.choice import convolution_choice
 from irc.report.evidence import Evidence
 from irc.report.ops import label
 from irc.report.table import counted, size
@@ -51,6 +53,7 @@ class KernelRow:
 
     Attributes:
         saved_bytes: what it need not write and read back, in one run.
+        choice: of a convolution, whose kernel computes it and why; else empty.
     """
 
     id: str
@@ -60,6 +63,7 @@ class KernelRow:
     why: str
     saved_bytes: int
     loc: str
+    choice: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class Fusion:
     def __init__(self, evidence: Evidence, group_again: GroupAgain) -> None:
         self.module = evidence.before("fuse")
         self.counts = call_counts(functions(self.module))
+        self.device = find_cluster(evidence.cluster).device
+        self.backend = evidence.plan.backend
         attr = evidence.after("fuse").attributes.get(PINS)
         pins = attr.data if isinstance(attr, StringAttr) else ""
         self.groupings = [
@@ -143,6 +149,7 @@ class Fusion:
     def _kernel(self, name: str, grouping: Grouping, unit: Unit) -> KernelRow:
         ops: Sequence[Operation] = unit.ops
         saved, why = 0, "a library computes it, or ranks exchange it"
+        outputs: Sequence[SSAValue] = ()
         if unit.kind != "library":
             members = grouping.members(unit.ops)
             outputs = grouping.outputs(members)
@@ -151,7 +158,9 @@ class Fusion:
         names = tuple(_named("", op) for op in ops)
         last = unit.ops[-1]
         runs = self.counts.get(name, 1)
-        return KernelRow(f"{name}/{id_of(last)}", unit.kind, runs, names, why, saved, loc_of(last))
+        choice = convolution_choice(unit.kind, ops, outputs, self.device, self.backend)
+        place = f"{name}/{id_of(last)}"
+        return KernelRow(place, unit.kind, runs, names, why, saved, loc_of(last), choice)
 
 
 def _apart(name: str, grouping: Grouping) -> Iterator[ApartRow]:
@@ -197,6 +206,7 @@ def write(found: FusionReport) -> str:
         saved = f", saves {size(row.saved_bytes)}" if row.saved_bytes else ""
         lines.append(f"{row.id}  {row.kind}, {counted(row.runs, 'run')}{saved}, {row.loc}")
         lines.append(f"  why  {row.why}")
+        lines += [f"  who  {row.choice}"] if row.choice else []
         lines += [f"       {op}  {op.loc}" for op in row.ops]
     if found.apart:
         lines += ["", "Not fused, though the second reads the first"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -150,20 +150,26 @@ def heads(term: Term) -> Iterator[str]:
 
 
 def walk(term: Term) -> Iterator[Term]:
-    """Yield a term and those in it."""
-    yield term
+    """Yield a term and those in it, each once: what is used twice is one object (``let``)."""
+    seen: set[int] = set()
+    waiting = [term]
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += reversed(_parts(each))
+
+
+def _parts(term: Term) -> Sequence[Term]:
     match term:
         case Let():
-            yield from walk(term.form)
+            return (term.form,)
         case Perhaps():
-            yield from walk(term.term)
+            return (term.term,)
         case Choice() | Coalesce():
-            for option in term.options:
-                yield from walk(option)
+            return term.options
         case Apply():
-            for _, value in term.attributes:
-                yield from walk(value)
-            for operand in term.operands:
-                yield from walk(operand)
+            return (*(value for _, value in term.attributes), *term.operands)
         case _:
-            return
+            return ()

@@ -11,29 +11,28 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
-from irc.plan.schema import Action, Copy, Kernels, Library, Plan, Start, Wait, placement_of, touched
-from irc.plan.weights import local_slices
+from irc.plan.schema import Action, Copy, Kernels, Library, Start, Wait, touched
 from irc.runtime import library
+from irc.runtime.arguments import Input, Outputs
 from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
-from irc.runtime.frame import Frame, new_frame, view_of
-from irc.runtime.library import dtypes
+from irc.runtime.frame import Frame, new_frame
+from irc.runtime.into import writer
 from irc.runtime.local_weights import LocalWeights, WeightCopy
 from irc.runtime.prepared import Prepared, Store
 from irc.runtime.segments import (
-    DEVICE_BACKENDS,
     LoadSegments,
     Segment,
     load_segments,
     segment_calls,
 )
 
-Run: TypeAlias = Callable[[], None]
+Run: TypeAlias = Callable[[], object]
 
 
 @dataclass
@@ -70,14 +69,6 @@ class Executor:
             prepared of are let go as soon as that is made.
     """
 
-    def __new__(cls, loaded: LoadedPlan, *_args: Any, **_options: Any) -> Self:
-        """Make the executor of the device that the plan's kernels run on."""
-        if cls is Executor and loaded.plan.backend in DEVICE_BACKENDS:
-            from irc.runtime.device import DeviceExecutor
-
-            return cast("Self", object.__new__(DeviceExecutor))
-        return super().__new__(cls)
-
     def __init__(
         self,
         loaded: LoadedPlan,
@@ -109,9 +100,9 @@ class Executor:
         calls = segment_calls(plan)
         threads = num_threads or torch.get_num_threads()
         self._segments: Sequence[Segment] = load(loaded, calls, threads)
-        self._inputs = [_Input(plan, index, rank) for index in plan.inputs]
+        self._inputs = [Input(plan, index, rank) for index in plan.inputs]
         self._bases = [spec.base for spec in self._inputs]
-        self._outputs = _Outputs(plan)
+        self._outputs = Outputs(plan)
         self._seeds = [self._weights[i] for i in plan.weights if plan.buffers[i].role == "seed"]
         updated = [self._weights[index] for index in plan.updated()]
         self._updated = [weight for weight in updated if not weight.is_inference()]
@@ -231,6 +222,11 @@ class Executor:
         return None if self._prepared is None else self._prepared.is_stale
 
     @property
+    def takes(self) -> list[tuple[torch.Size, torch.dtype]]:
+        """Shape and dtype of each input."""
+        return [(spec.shape, spec.dtype) for spec in self._inputs]
+
+    @property
     def made(self) -> list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]:
         """Shape, strides and dtype of each output."""
         return [
@@ -266,10 +262,10 @@ class Executor:
             IrcError: ``weights-released``, at a later call: another weight that they are prepared
                 with has been written to.
         """
-        if self._prepared is None or not names:
-            return
         plan = self.plan
         gone = {i for i in plan.weights if plan.buffers[i].name in names}
+        if self._prepared is None or not gone:
+            return
         if self._prepared.is_stale():
             self._prepared.make(partial(self._prepare, self.new_lease().frame))
         self._prepared.release(gone)
@@ -338,6 +334,8 @@ class Executor:
             cache, index, source = inputs
             dim = action.attrs["dim"]
             return lambda: t[cache].scatter_(dim, t[index], t[source])
+        if (write := writer(action.op, action.attrs)) is not None:
+            return lambda: write([t[i] for i in inputs], [t[i] for i in outputs])
         results = [(plan.buffers[i].shape, plan.buffers[i].dtype) for i in outputs]
 
         # Of results that nobody reads, torch's own shape functions are not always right.
@@ -378,85 +376,3 @@ def local_chunk(
 
 POSITIONAL = {"comm.rank_index": rank_index, "comm.local_chunk": local_chunk}
 """Library ops that depend on where the rank is."""
-
-
-def whole_shape(plan: Plan, index: int) -> tuple[int, ...]:
-    """Return the shape of an argument before it is split over the mesh."""
-    buffer, mesh = plan.buffers[index], plan.device_mesh
-    shape, placement = list(buffer.shape), placement_of(buffer)
-    for dim in range(len(shape)):
-        for axis in placement.split_axes(dim):
-            shape[dim] *= mesh.size(axis)
-    return tuple(shape)
-
-
-def input_part(plan: Plan, index: int, rank: int, whole: torch.Tensor) -> torch.Tensor:
-    """Return the part of a whole input that a rank reads."""
-    placement = placement_of(plan.buffers[index])
-    return whole[local_slices(placement, plan.device_mesh, rank, tuple(whole.shape))]
-
-
-def held_parts(plan: Plan, wholes: Sequence[torch.Tensor], rank: int) -> list[torch.Tensor]:
-    """Return whole inputs as a rank gives them: of what ranks hold, a copy of its own part."""
-    return [
-        input_part(plan, index, rank, whole).clone(memory_format=torch.contiguous_format)
-        if plan.buffers[index].role == "cache"
-        else whole
-        for index, whole in zip(plan.inputs, wholes, strict=True)
-    ]
-
-
-class _Input:
-    """Checks one input and gives the part of it that this rank reads, contiguous."""
-
-    device = "cpu"
-
-    def __init__(self, plan: Plan, index: int, rank: int) -> None:
-        buffer = plan.buffers[index]
-        # What ranks hold between calls is given as they hold it, and written in place.
-        self.is_held = buffer.role == "cache"
-        self.shape = torch.Size(buffer.shape if self.is_held else whole_shape(plan, index))
-        self.dtype = dtypes()[buffer.dtype]
-        self.base = plan.bases.index(index) + 1
-        self.name = buffer.name
-        split = buffer.placement and not self.is_held
-        self._part = partial(input_part, plan, index, rank) if split else None
-
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        here = tensor.is_cpu is (self.device == "cpu")
-        if tensor.shape != self.shape or tensor.dtype is not self.dtype or not here:
-            raise IrcError(
-                "input-mismatch",
-                f"input '{self.name}' is {list(tensor.shape)} {tensor.dtype} on {tensor.device}; "
-                f"the plan takes {list(self.shape)} {self.dtype} on {self.device}",
-                help="compile again for this shape and dtype",
-            )
-        if self._part is not None:
-            tensor = self._part(tensor)
-        if self.is_held and not tensor.is_contiguous():
-            raise IrcError(
-                "input-mismatch",
-                f"input '{self.name}' is written in place and its memory has gaps",
-                help="give a contiguous tensor",
-            )
-        return tensor if tensor.is_contiguous() else tensor.contiguous()
-
-
-class _Outputs:
-    """Says what memory the outputs need (base, shape, dtype), and shows the outputs in it."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.roots = [i for i, b in enumerate(plan.buffers) if b.storage == "output"]
-        owned = [(i, plan.buffers[i]) for i in self.roots]
-        self.bases = [plan.bases.index(i) + 1 for i in self.roots]
-        self.fresh = [(plan.bases.index(i) + 1, b.shape, dtypes()[b.dtype]) for i, b in owned]
-        position = {root: k for k, root in enumerate(self.roots)}
-        self._shown = [(position[plan.root(i)], plan.buffers[i]) for i in plan.outputs]
-        self.are_plain = [k for k, _ in self._shown] == list(range(len(self.roots))) and all(
-            buffer.storage == "output" for _, buffer in self._shown
-        )
-
-    def show(self, fresh: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        if self.are_plain:
-            return tuple(fresh)
-        return tuple(view_of(fresh[k], buffer) for k, buffer in self._shown)

@@ -15,6 +15,7 @@ import torch
 from irc.dialects.types import ITEM_BYTES
 from irc.plan.schema import ALIGNMENT, Buffer, Kernels, Plan, touched
 from irc.runtime.library import dtypes
+from irc.runtime.pages import zero_bytes, zero_tensors
 
 
 @dataclass
@@ -66,17 +67,15 @@ def arena_view(arena: torch.Tensor, buffer: Buffer, offset: int) -> torch.Tensor
 
 def new_arena(num_bytes: int) -> torch.Tensor:
     """Allocate an arena whose first byte is aligned."""
-    raw = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+    raw = zero_bytes(num_bytes + ALIGNMENT)
     return raw[-raw.data_ptr() % ALIGNMENT :][:num_bytes]
 
 
 def new_prepared(plan: Plan) -> dict[int, torch.Tensor]:
     """Allocate what a plan prepares, all zeros: packing leaves the padding as it finds it."""
-    return {
-        index: torch.zeros(buffer.shape, dtype=dtypes()[buffer.dtype])
-        for index, buffer in enumerate(plan.buffers)
-        if buffer.storage == "prepared"
-    }
+    chosen = [i for i, buffer in enumerate(plan.buffers) if buffer.storage == "prepared"]
+    kinds = [(plan.buffers[i].shape, dtypes()[plan.buffers[i].dtype]) for i in chosen]
+    return dict(zip(chosen, zero_tensors(kinds), strict=True))
 
 
 def new_frame(plan: Plan, weights: Mapping[int, torch.Tensor], *, show_all: bool = False) -> Frame:

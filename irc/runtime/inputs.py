@@ -14,7 +14,7 @@ from irc.errors import IrcError, did_you_mean
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Plan
 from irc.plan.training import recipe_of_plan
-from irc.runtime.executor import whole_shape
+from irc.runtime.arguments import whole_shape
 from irc.runtime.library import dtypes
 
 

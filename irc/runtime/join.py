@@ -15,6 +15,7 @@ from irc.errors import IrcError
 from irc.plan.load import LoadedPlan, pack, unpack
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.processes import (
     agree,
     check_world,
@@ -54,7 +55,7 @@ def join(
     plan = shared_plan(make, rank)
     own = slice_weights(plan.plan, tensors, rank)
     communicator = TorchCommunicator.of(mesh, rank)
-    return Executor(plan, own, rank=rank, communicator=communicator, load=load)
+    return executor_of(plan, own, rank=rank, communicator=communicator, load=load)
 
 
 def join_processes(mesh: Mesh) -> int:

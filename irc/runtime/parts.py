@@ -17,7 +17,7 @@ from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.plan.schema import Plan, placement_of
 from irc.plan.weights import local_slices
-from irc.runtime.executor import whole_shape
+from irc.runtime.arguments import whole_shape
 from irc.runtime.library import dtypes
 
 

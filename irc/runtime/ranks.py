@@ -12,6 +12,7 @@ from irc.plan.load import LoadedPlan
 from irc.plan.schema import Plan, placement_of
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.join import join_processes, shared_plan
 from irc.runtime.local_weights import WeightCopy
 from irc.runtime.prepared import Store
@@ -75,7 +76,7 @@ class Ranks:
             buffer = plan.buffers[index]
             if buffer.role in WEIGHTS:
                 self.placements[buffer.name] = argument_placement(plan, index)
-        return Executor(
+        return executor_of(
             loaded,
             slice_weights(plan, tensors, self.rank),
             rank=self.rank,

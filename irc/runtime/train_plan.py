@@ -20,6 +20,7 @@ from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.compare import Comparison
 from irc.runtime.eager_training import LR, Trained, compare_training
 from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.inputs import inputs_for
 from irc.runtime.parts import Parts
 from irc.runtime.processes import gather_seconds
@@ -48,7 +49,7 @@ def train(
     """
     plan = loaded.plan
     own = load_weights(loaded, rank)
-    run = Executor(loaded, own, rank=rank, communicator=communicator, load=load)
+    run = executor_of(loaded, own, rank=rank, communicator=communicator, load=load)
     parts = Parts(plan.device_mesh, rank)
     parts.hold(plan, own)
     batches = [inputs_for(loaded, args.inputs, args.seed + step) for step in range(args.steps)]

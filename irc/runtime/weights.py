@@ -17,7 +17,7 @@ from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Buffer, Plan, placement_of
 from irc.plan.weights import Reference, local_slices, parse_references
-from irc.runtime.executor import whole_shape
+from irc.runtime.arguments import whole_shape
 from irc.runtime.library import dtypes
 
 

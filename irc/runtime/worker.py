@@ -21,9 +21,10 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.training import recipe_of_plan
+from irc.runtime.arguments import held_parts
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.compare import compare
-from irc.runtime.executor import Executor, held_parts
+from irc.runtime.executors import executor_of
 from irc.runtime.inputs import inputs_for
 from irc.runtime.processes import (
     agree,
@@ -111,7 +112,7 @@ def _timed(
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...], list[float]]:
     """Return inputs, the outputs of the first call, and the seconds of a later one."""
     inputs = inputs_for(loaded, args.inputs, args.seed)
-    run = Executor(
+    run = executor_of(
         loaded, load_weights(loaded, rank), rank=rank, communicator=communicator, load=load
     )
     outputs = run(*held_parts(loaded.plan, inputs, rank))

@@ -252,7 +252,7 @@ class _TimedExecutor(Executor):
 
     def _step(
         self, index: int, action: Action, frame: Frame, segments: Any, pending: dict[int, Finish]
-    ) -> Callable[[], None]:
+    ) -> Callable[[], object]:
         run = super()._step(index, action, frame, segments, pending)
         if not isinstance(action, Library):
             return run

@@ -14,6 +14,8 @@ from irc.runtime.library import dtypes
 from tests.backends.attention_kernels import Attend, inputs_of, kernel_of, meaning
 
 Role = tuple[str, str, int, tuple[int, ...], int]
+SIDES = (("dk", "dv"), ("dq",))
+"""The gradients that one kernel gives on a GPU."""
 
 
 def backward_of(a: Attend, outputs: tuple[str, ...]) -> KernelOp:

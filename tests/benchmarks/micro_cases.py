@@ -91,6 +91,24 @@ def _attention(batch: int, heads: int, tokens: int, width: int, *, causal: bool)
     )  # fmt: skip
 
 
+def _attention_backward(heads: int, tokens: int, width: int, *, causal: bool) -> Case:
+    """The gradients of attention by torch's flash kernel, given what its forward has saved."""
+
+    def make() -> tuple[nn.Module, Tensors]:
+        g, q, k, v = (
+            _randn(1, heads, tokens, width + i)[..., :width].contiguous() for i in range(4)
+        )
+        aten = torch.ops.aten
+        forward = aten._scaled_dot_product_flash_attention_for_cpu
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        y, sums = (x.contiguous() for x in forward(q, k, v, 0.0, causal))
+        return Fn(lambda *given: backward(*given, 0.0, causal)), (g, q, k, v, y, sums)
+
+    # Five products where forward has two.
+    flops = 10.0 * heads * tokens * tokens * width * (0.5 if causal else 1.0)
+    return Case("attention backward", make, flops)
+
+
 def _linear(m: int, n: int, k: int) -> Case:
     return _of("skinny matmul", F.linear, ((m, k),), ((n, k), (n,)), flops=2.0 * m * n * k)
 
@@ -128,6 +146,9 @@ CASES: Mapping[str, Case] = {
     "attention 12x512x64": _attention(1, 12, 512, 64, causal=False),
     "attention 12x512x64 causal": _attention(1, 12, 512, 64, causal=True),
     "attention 12x509x64 causal": _attention(1, 12, 509, 64, causal=True),
+    "backward 12x512x64": _attention_backward(12, 512, 64, causal=False),
+    "backward 12x512x64 causal": _attention_backward(12, 512, 64, causal=True),
+    "backward 12x509x64 causal": _attention_backward(12, 509, 64, causal=True),
     **{f"linear {m}x4096x4096": _linear(m, 4096, 4096) for m in (1, 2, 4, 8, 16, 32)},
     "linear 7x4099x4093": _linear(7, 4099, 4093),
     "transpose 2560x2560": _turned((2560, 2560), 1, 0),

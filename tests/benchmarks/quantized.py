@@ -7,7 +7,9 @@ Targets (exit status 1 when one is missed):
 
 The int8 models are exported with torch.onnx and quantised with onnxruntime.quantization; ONNX
 Runtime runs with all optimisations. "error" is that of the first output against the float32 module
-in eager mode, the rounding of weights and activations included. Each contender has a process of its
+in eager mode, the rounding of weights and activations included. Below a decode is
+its error against the float32 model run in float64 (whole: what rounding the weights costs), and
+against the same integer weights run in float64 (arithmetic). Each contender has a process of its
 own; the others are stopped while one runs. Calls are timed in rounds; the table has medians.
 Seconds of "cold" include quantising, and for the int8 models the export.
 """
@@ -42,7 +44,12 @@ def measure(model: str, *, rounds: int, seconds: float) -> dict[str, dict[str, A
     try:
         for name in ROWS[model]:
             running[name] = contender = Contender(name, model)
+            exact = model == DECODE
+            if exact:
+                contender.ask("float64")
             found[name] = {**contender.ask("cold"), "calls": []}
+            if exact:
+                found[name]["float64"] = contender.ask("float64")
         for _ in range(rounds):
             for name, contender in running.items():
                 once = median(contender.ask("block 3"))
@@ -77,6 +84,9 @@ def main() -> int:
                 f"{model:<14}{name:<28}{row['seconds']:>8.2f}{call * 1e3:>10.3f}"
                 f"{row['speed']:>8.2f}{row['error']:>10.1e}"
             )
+            if "float64" in row:
+                errors = (f"{kind} {value:.1e}" for kind, value in row["float64"].items())
+                print(f"{'':<14}error against float64: {', '.join(errors)}")
         reached = found[ROWS[model][-1]]["speed"]
         if reached < TARGETS[model]:
             missed.append(f"{model} {reached:.2f} < {TARGETS[model]}")

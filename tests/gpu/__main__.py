@@ -5,8 +5,10 @@
     python -m tests.gpu --dry-run           up to the launch: compiled for --target, needs no GPU
 
 Slices: ``compile`` (the kernels of the zoo, a share of them unless --all), ``matmul``, ``rows``,
-``attention`` (templates), ``models`` (whole programs). Results go to tests/benchmarks/results as
-``gpu-DEVICE-DATE.json``. Exit status: 0 all right, 1 something is wrong, 3 there is no GPU.
+``attention``, ``backward`` (its gradients), ``int4``, ``grouped`` (templates), ``tuned`` (the tiles
+of a kernel, timed as ``irc.compile(tune=True)`` does), ``models`` (whole programs). Results go to
+tests/benchmarks/results as ``gpu-DEVICE-DATE.json``. Exit status: 0 all right, 1 something is
+wrong, 3 there is no GPU.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ from typing import Any
 import torch
 
 from irc.backends.triton import compile_for, is_interpreted
+from irc.backends.triton.timing import kernel_seconds
 from irc.errors import IrcError
 from irc.kernels.gpu.limits import GPUS
+from irc.kernels.gpu.tiles import alternatives, with_tile
 from irc.runtime.device import device_of
 from irc.tune.tiles import best_tile
 from tests.gpu import compiling, launching, templates, whole
 from tests.gpu.programs import DTYPES, MODES, TARGETS, cases
 
-SLICES = ("compile", *templates.SLICES, "models")
+SLICES = ("compile", *templates.SLICES, "tuned", "models")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 SHARE = 0.02
 """Of the zoo's kernels, what slice ``compile`` takes unless it is to take all."""
@@ -134,6 +138,8 @@ def _target() -> str:
 def _slice(name: str, args: argparse.Namespace) -> Callable[[argparse.Namespace, Record], None]:
     if name == "compile":
         return _compile
+    if name == "tuned":
+        return _tuned
     if name == "models":
         return _dry_models if args.dry_run else _models
     return lambda args, record: _template(name, args, record)
@@ -177,6 +183,24 @@ def _template(name: str, args: argparse.Namespace, record: Record) -> None:
             record.add(name, f"{race.name:<44}{report.registers:>4} registers{spills}, compiled")
         else:
             _race(name, race, args, record)
+
+
+def _tuned(args: argparse.Namespace, record: Record) -> None:
+    """Time the tiles of one kernel of each template, and keep the best for later compilations."""
+    if is_interpreted():
+        record.add("tuned", "nothing is timed: an interpreter is no device")
+        return
+    for name, kernel in islice(templates.one_of_each(record.target), args.limit):
+        tiles = alternatives(kernel, record.target)
+        if args.dry_run:
+            report = compile_for(with_tile(kernel, tiles[-1]), GPUS[record.target].arch)
+            spills = f", {report.spill_bytes} B spilled" if report.spill_bytes else ""
+            record.add("tuned", f"{name:<44}{len(tiles)} tiles, the last compiled{spills}")
+            continue
+        choice = best_tile(kernel, record.target, record.device, kernel_seconds)
+        of = f"best of {choice.timed}" if choice.timed else "known"
+        shown = " ".join(f"{key}={size}" for key, size in choice.tile.items())
+        record.add("tuned", f"{name:<44}{1e6 * choice.seconds:.1f} us, {of}: {shown}")
 
 
 def _race(name: str, race: templates.Race, args: argparse.Namespace, record: Record) -> None:

@@ -17,6 +17,8 @@ from tests.backends import gpu_kernels
 
 __all__ = ["Launch", "error", "excess", "prepare", "seconds"]
 
+DEVICE = "cuda"
+"""Where the inputs of races are made."""
 TOLERANCE = {"f64": 1e-9, "f32": 2e-5, "f16": 5e-3, "bf16": 3e-2}
 
 

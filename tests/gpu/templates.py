@@ -1,7 +1,7 @@
-"""Slices ``matmul``, ``rows``, ``attention``: kernels of every template, checked and raced.
+"""Slices of templates: kernels of every one, checked and raced.
 
-Checks are against float64; races against what torch calls: cuBLAS, FlashAttention and cuDNN, and
-torch's own softmax and norms.
+Checks are against float64; races against what torch calls: cuBLAS, FlashAttention and cuDNN, its
+backward, grouped matmuls, and torch's own softmax and norms.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from torch.nn import functional as F
 
 from irc.dialects.task import KernelOp
 from irc.kernels.form import integer_bound, read
+from irc.kernels.gpu.attention import backward_candidates
 from irc.kernels.gpu.attention import candidates as attention_tiles
 from irc.kernels.gpu.limits import gpu
 from irc.kernels.gpu.matmul import Problem, candidates
 from irc.kernels.gpu.split import parts_of
 from irc.kernels.gpu.tiles import alternatives, with_tile
 from irc.runtime.library import dtypes
+from tests.backends import attention_backward_kernels as backward
 from tests.backends import attention_kernels as attention
 from tests.backends import gpu_kernels as g
+from tests.gpu import launching, panels
 
-SLICES = ("matmul", "rows", "attention")
+SLICES = ("matmul", "rows", "attention", "backward", "int4", "grouped")
 MATMULS = (
     (4096, 4096, 4096),
     (1024, 1024, 1024),
@@ -67,9 +70,12 @@ class Race:
 
 def checks(which: str, target: str) -> Iterator[Check]:
     """Yield the checks of a slice, with the tiles that the target is given."""
-    made = {"matmul": _matmuls, "rows": _rows, "attention": _attentions}[which]()
-    for number, (name, kernel, inputs) in enumerate(made):
-        tiles = alternatives(kernel, target) if which != "rows" else [kernel.tile_sizes]
+    if which in panels.SLICES:
+        yield from (Check(*each) for each in panels.checks(which, target))
+        return
+    tiled = {"matmul": _matmuls, "attention": _attentions, "backward": _gradients}
+    for number, (name, kernel, inputs) in enumerate({**tiled, "rows": _rows}[which]()):
+        tiles = alternatives(kernel, target) if which in tiled else [kernel.tile_sizes]
         # The model's choice, and another of the space, a different one for each check.
         for tile in [tiles[0], tiles[number % len(tiles)]][: 2 if number % len(tiles) else 1]:
             mapped = with_tile(kernel, tile)
@@ -114,16 +120,35 @@ def _attentions() -> Iterator[tuple[str, KernelOp, list[torch.Tensor]]]:
         yield f"attention {name}", kernel, attention.inputs_of(case, kernel)
 
 
+def _gradients() -> Iterator[tuple[str, KernelOp, list[torch.Tensor]]]:
+    for name, case in backward.backward_cases().items():
+        for side in backward.SIDES:
+            kernel = backward.backward_of(case, side)
+            inputs = backward.backward_inputs(case, kernel)
+            yield f"{'+'.join(side)} {name}", kernel, inputs
+
+
 def _inputs(kernel: KernelOp) -> list[torch.Tensor]:
     form = read(kernel)
     return g.inputs_for(kernel, lambda i: integer_bound(form, i))
 
 
+def one_of_each(target: str) -> Iterator[tuple[str, KernelOp]]:
+    """Yield a kernel of each template, of the size that is raced first."""
+    for which in SLICES:
+        race = next(races(which, target))
+        yield race.name, race.kernel
+
+
 def races(which: str, target: str) -> Iterator[Race]:
     """Yield the races of a slice."""
-    yield from {"matmul": _matmul_races, "rows": _row_races, "attention": _attention_races}[which](
-        target
-    )
+    if which in panels.SLICES:
+        yield from (Race(*each) for each in panels.races(which, target))
+        return
+    yield from {
+        "matmul": _matmul_races, "rows": _row_races, "attention": _attention_races,
+        "backward": _backward_races,
+    }[which](target)  # fmt: skip
 
 
 def _matmul_races(target: str) -> Iterator[Race]:
@@ -145,7 +170,8 @@ def _matmul_races(target: str) -> Iterator[Race]:
 def _random(kernel: KernelOp) -> Callable[[], list[torch.Tensor]]:
     kinds = [a.type for a in kernel.args[: kernel.num_inputs.value.data]]
     return lambda: [
-        torch.randn(kind.num_elements, device="cuda").to(dtypes()[kind.dtype]) for kind in kinds
+        torch.randn(kind.num_elements, device=launching.DEVICE).to(dtypes()[kind.dtype])
+        for kind in kinds
     ]
 
 
@@ -183,6 +209,41 @@ def _attention_races(target: str) -> Iterator[Race]:
                 {"scaled_dot_product_attention": lambda x, s=shape: _sdpa(x, s)},
                 2.0 * batch * heads * rows * rows * features,
             )
+
+
+def _backward_races(target: str) -> Iterator[Race]:
+    """Both gradient kernels against the whole backward of torch's best attention."""
+    for dtype in ("f16", "bf16"):
+        for batch, heads, rows, features in ATTENTIONS:
+            case = attention.Attend(
+                batch=batch, groups=heads, rows=rows, keys=rows, depth=features, width=features,
+                dtype=dtype, causal=True, scale=features**-0.5,
+            )  # fmt: skip
+            shape = (batch, rows, heads, features)
+            for side, share in zip(backward.SIDES, (4, 3), strict=True):
+                kernel = backward.backward_of(case, side)
+                tile = backward_candidates(rows, rows, features, dtype)[0]
+                yield Race(
+                    f"{'+'.join(side)} {dtype} {batch}x{heads}x{rows}x{features}",
+                    with_tile(kernel, tile.options()),
+                    _random(kernel),
+                    {"scaled_dot_product_attention's backward": _sdpa_backward(shape)},
+                    share * batch * heads * rows * rows * features,
+                )
+
+
+def _sdpa_backward(shape: tuple[int, ...]) -> Callable[[list[torch.Tensor]], object]:
+    """Return torch's backward of attention; the forward runs once, when it is first called."""
+    kept: list[torch.Tensor] = []
+
+    def run(x: list[torch.Tensor]) -> object:
+        if not kept:
+            q, k, v = (part.view(shape).transpose(1, 2).requires_grad_() for part in x[1:4])
+            kept.extend((F.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v))
+        y, *leaves = kept
+        return torch.autograd.grad(y, leaves, x[0].view(shape).transpose(1, 2), retain_graph=True)
+
+    return run
 
 
 def _sdpa(x: list[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from tests.backends.triton.interpreting import run_interpreted
+from tests.gpu import __main__ as command
+from tests.gpu import launching
 from tests.gpu.__main__ import main
 from tests.gpu.compiling import Row, Work, compile_all, summary
 from tests.gpu.known import Compiled, Known, canonical
@@ -36,6 +38,33 @@ def test_a_dry_run_compiles_and_writes_what_it_found(
     found = json.loads(path.read_text())
     assert found["target"] == "sm_80"
     assert set(found["slices"]) == {"matmul", "attention", "models"}
+
+
+def test_what_a_device_gives_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every slice on a device that is made up: 1 ms a kernel, half of the error that is allowed."""
+    monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(command, "_device", lambda: "Fake GPU/9000")
+    monkeypatch.setattr(command, "_target", lambda: "sm_90")
+    monkeypatch.setattr(command, "is_interpreted", lambda: False)
+    monkeypatch.setattr(command, "kernel_seconds", lambda kernel: 1e-3)
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(launching, "DEVICE", "meta")
+    monkeypatch.setattr(launching, "prepare", lambda kernel, inputs: kernel)
+    monkeypatch.setattr(launching, "error", lambda kernel, launch, inputs: 0.5)
+    irc_s = iter([1e-3, 2e-3] * 100)
+    monkeypatch.setattr(launching, "seconds", lambda run, **options: next(irc_s))
+    words = "matmul,rows,attention,backward,int4,grouped,tuned"
+    assert main(["--only", words, "--limit", "1"]) == 0
+    (path,) = tmp_path.glob("gpu-Fake-GPU-9000-*.json")
+    found = json.loads(path.read_text())
+    assert found["device"] == "Fake GPU/9000" and found["wrong"] == []
+    assert set(found["slices"]) == set(words.split(","))
+    assert list(found["ratios"].values()) == [2.0] * 6
+    assert "2.00x torch's best by geometric mean" in capsys.readouterr().out
+    monkeypatch.setattr(launching, "error", lambda kernel, launch, inputs: 1.5)
+    assert main(["--only", "rows", "--limit", "1"]) == 1
 
 
 def test_checks_run_in_the_interpreter(tmp_path: Path) -> None:

@@ -57,8 +57,10 @@ def call_of(tokens: int, experts: int, width: int, choices: int) -> tuple[Tensor
 
 def libraries(module: Any) -> list[str]:
     """The library calls of the plan of a compiled module's only version."""
-    (version,) = dispatcher_of(module).versions
-    return [a.op for a in version._executor.plan.actions if hasattr(a, "op")]
+    dispatcher: Any = dispatcher_of(module)
+    (version,) = dispatcher.versions
+    actions: Any = version._executor.plan.actions
+    return [action.op for action in actions if hasattr(action, "op")]
 
 
 @pytest.mark.parametrize(("tokens", "experts", "width", "inner", "choices"), SIZES)
@@ -131,7 +133,7 @@ def test_weights_that_change_stay_in_the_library() -> None:
         return torch.ops.irc.experts(x, index, weights, up, down, "silu", 3)
 
     with torch.no_grad():
-        fast = irc.compile(call)
+        fast: Any = irc.compile(call)
         found = fast(*given, layer.gate_up, layer.down)
         torch.testing.assert_close(found, layer(*given))
 

@@ -47,7 +47,7 @@ def test_one_dim(
     taps: int, stride: int, dilation: int, padding: int, extra: int, groups: int
 ) -> None:
     torch.manual_seed(0)
-    options = {"stride": stride, "dilation": dilation, "padding": padding, "groups": groups}
+    options: Any = {"stride": stride, "dilation": dilation, "padding": padding, "groups": groups}
     module = nn.ConvTranspose1d(4, 6, taps, output_padding=extra, **options).double()
     x = torch.randn(2, 4, 11).double()
     program, found = lowered(module, x)
@@ -84,9 +84,9 @@ def test_kernels(module: nn.Module, shape: tuple[int, ...]) -> None:
     with torch.no_grad():
         fast = irc.compile(module)
         found = fast(x)
-        (version,) = dispatcher_of(fast).versions
-        plan: Any = version._executor.plan  # type: ignore[union-attr]
-        assert not [a.op for a in plan.actions if hasattr(a, "op")]
+        dispatcher: Any = dispatcher_of(fast)
+        (version,) = dispatcher.versions
+        assert not [a.op for a in version._executor.plan.actions if hasattr(a, "op")]
         wanted = module.double()(x.double())
         module.float()
     assert float((found - wanted).abs().max() / wanted.abs().max()) < 2e-6

@@ -181,7 +181,7 @@ def test_quantised_convolutions_of_the_older_form(dtype: str, stride: int, pad: 
         "wz": np.zeros(7, np.int8), "ys": np.float32(1.25), "yz": BYTES[dtype][0](9), "b": bias,
     }  # fmt: skip
     given = ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"]
-    window = {"strides": [stride] * 2, "pads": [pad] * 4}
+    window: dict[str, Any] = {"strides": [stride] * 2, "pads": [pad] * 4}
     proto = model([helper.make_node("QLinearConv", given, ["y"], **window)], x, stored)
     sums = exact_sums(x, 3, w, stride, pad) + bias[:, None, None]
     steps = sums * (0.5 * scales.astype(np.float32).astype(float) / 1.25)[:, None, None]

@@ -11,6 +11,7 @@ from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.plan.schema import Kernels
 from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from tests.plan.programs import Task, loaded, mlp, mlp_eager, reference_segments, sharded
 
 
@@ -155,7 +156,7 @@ def test_a_plan_for_four_ranks_does_not_run_alone() -> None:
 
 def test_kernels_of_another_backend_do_not_run_here() -> None:
     with pytest.raises(IrcError, match="backend 'triton'"):
-        Executor(loaded(mlp(), backend="triton"), weights())
+        executor_of(loaded(mlp(), backend="triton"), weights())
 
 
 def test_a_call_and_an_action_cost_little_python() -> None:

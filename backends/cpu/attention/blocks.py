@@ -60,10 +60,16 @@ class AttentionPlan:
         return tuple(d for d in range(len(self.form.space) - 1) if d != self.row)
 
     @property
+    def crosses(self) -> bool:
+        """True where the diagonal crosses several blocks of rows, or may."""
+        moves = self.form.causal and self.row == len(self.form.space) - 3
+        return moves and (is_named(self.rows) or self.rows > self.block)
+
+    @property
     def is_one_block(self) -> bool:
         """True where every row meets all its keys, at least one, at once."""
         forms = self.form.places
-        if is_named(self.form.chunk):
+        if is_named(self.form.chunk) or self.crosses:
             return False
         return self.form.chunk <= self.keys and "start" not in forms and "y0" not in forms
 
@@ -79,7 +85,8 @@ def plan_attention(form: AttentionForm, features: Features, workers: int) -> Att
     row = len(form.space) - (4 if form.rows == 1 and form.repeats > 1 else 3)
     rows, lanes = typical(form.space[row]), features.float_lanes
     # On the diagonal half of a block is for nothing, so blocks of causal attention stay small.
-    wide = not form.causal and rows >= LONG and prod(map(typical, form.space[:-2])) >= MANY_BLOCKS * 4 * lanes
+    many = prod(map(typical, form.space[:-2])) >= MANY_BLOCKS * 4 * lanes
+    wide = rows >= LONG and many and not form.causal
     block = min((4 if wide else 2) * lanes, -(-rows // lanes) * lanes)
     keys = MAX_KEYS
     if not is_named(form.chunk):
@@ -179,10 +186,10 @@ class AttentionWriter:
             extents = [self.form.space[d] for d in plan.batch]
             *batch, block = decode(b, index, [*extents, self.num_blocks])
             unit = self._unit(dict(zip(plan.batch, batch, strict=True)), block, offset)
-            if head is not None:
+            if (begin := head) is not None:
                 first = b.compare("icmp eq", block, b.i64(0))
                 first = b.binary("or", first, b.compare("icmp eq", index, low))
-                b.when(first, lambda: head(unit))
+                b.when(first, lambda: begin(unit))
             body(unit)
             return []
 

@@ -14,7 +14,7 @@ from irc.backends.cpu.attention.mask import MaskWriter
 from irc.backends.cpu.attention.pairs import packed_pairs, rounded_pairs
 from irc.backends.cpu.attention.softmax import LOG2E, NEVER, Block, maximum, power_of_two, powers
 from irc.backends.cpu.attention.store import store_block, store_sums
-from irc.backends.cpu.attention.tiles import APART, choose_tiles, define_functions
+from irc.backends.cpu.attention.tiles import APART, LATE, choose_tiles, define_functions
 from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
 from irc.backends.cpu.vector.storage import MEMORY
@@ -61,16 +61,39 @@ class LanesWriter(AttentionWriter):
         self.call("pack_q", q, panel, valid, depth)
         tops, sums = self._begin(unit, valid)
 
+        early = self._early(unit) if self.tiles.late else unit.stop
+
         def block(key: Operand, state: list[Operand]) -> list[Operand]:
-            left = b.binary("sub nsw", unit.stop, key)
+            left = b.binary("sub nsw", early, key)
             count = b.intrinsic("smin", left, b.i64(plan.keys))
             return self._block(unit, key, count, state)
 
-        state = b.loop(unit.start, unit.stop, plan.keys, [*tops, *sums], block)
+        state = b.loop(unit.start, early, plan.keys, [*tops, *sums], block)
+        if self.tiles.late:
+            state = self._late(unit, early, state)
         tops, sums = state[: self.vectors], state[self.vectors :]
         store_block(self, unit, self.scratch_at(self.totals_at), sums)
         if "sums" in form.places:
             store_sums(self, unit, tops, sums)
+
+    def _early(self, unit: Unit) -> Operand:
+        """Return the first key that only later rows see, the first vector of rows none of it."""
+        b, shift = self.b, unit.shift
+        assert shift is not None
+        after = b.binary("sub nsw", b.add(shift, b.i64(self.plan.lanes)), unit.start)
+        # Pairs of keys stay pairs.
+        after = b.binary("and", b.add(after, b.i64(1)), b.i64(-2))
+        after = b.intrinsic("smax", after, b.i64(0))
+        return b.intrinsic("smin", b.add(unit.start, after), unit.stop)
+
+    def _late(self, unit: Unit, early: Operand, state: Sequence[Operand]) -> list[Operand]:
+        """Write what the last keys do to the rows that see them: the upper half of the diagonal."""
+
+        def block(key: Operand, late: list[Operand]) -> list[Operand]:
+            return self._block(unit, key, self.b.binary("sub nsw", unit.stop, key), late, skip=1)
+
+        found = self.b.loop(early, unit.stop, self.plan.keys, [state[1], state[3]], block)
+        return [state[0], found[0], state[2], found[1]]
 
     def _begin(self, unit: Unit, valid: Operand) -> tuple[list[Operand], list[Operand]]:
         """Write what the softmax goes on from: nothing, or the result over other keys."""
@@ -102,12 +125,17 @@ class LanesWriter(AttentionWriter):
         b.loop(b.i64(0), b.i64(count), self.plan.lanes, [], zero)
 
     def _block(
-        self, unit: Unit, key: Operand, count: Operand, state: Sequence[Operand]
+        self,
+        unit: Unit,
+        key: Operand,
+        count: Operand,
+        state: Sequence[Operand],
+        skip: int = 0,
     ) -> list[Operand]:
-        """Write what one block of keys does; returns the state after it."""
-        b, plan = self.b, self.plan
-        self._scores(unit, key, count)
-        block = Block(self.scores, count, self.kind, self.vectors)
+        """Write what one block of keys does, but to the first vectors; returns the state after."""
+        b, plan, vectors = self.b, self.plan, self.vectors - skip
+        self._scores(unit, key, count, skip)
+        block = Block(self.scores, count, self.kind, vectors, skip)
         factor = None if plan.scores_scaled else self.form.scale * LOG2E
         pairs = rounded_pairs if self.pairs else None
         tops = self.masks.largest(unit, key, block)
@@ -117,17 +145,17 @@ class LanesWriter(AttentionWriter):
             safe = [self._finite(top) for top in tops]
             sums = powers(b, block, factor, safe, pairs)
         else:
-            old = state[: self.vectors]
+            old = state[:vectors]
             tops = [maximum(b, top, before) for top, before in zip(tops, old, strict=True)]
             safe = [self._finite(top) for top in tops]
             changes = [
                 power_of_two(b, b.binary("fsub", x, y)) for x, y in zip(old, safe, strict=True)
             ]
             found = powers(b, block, factor, safe, pairs)
-            rest = zip(state[self.vectors :], changes, found, strict=True)
+            rest = zip(state[vectors:], changes, found, strict=True)
             sums = [b.fma(total, change, more) for total, change, more in rest]
-            self._rescale(changes)
-        self._values(unit, key, count)
+            self._rescale(changes, skip)
+        self._values(unit, key, count, skip)
         return [*tops, *sums]
 
     def _pack_values(self, unit: Unit) -> None:
@@ -145,13 +173,13 @@ class LanesWriter(AttentionWriter):
         empty = self.b.compare("fcmp oeq", top, constant(self.kind, NEVER))
         return self.b.select(empty, constant(self.kind, 0.0), top)
 
-    def _rescale(self, changes: Sequence[Operand]) -> None:
+    def _rescale(self, changes: Sequence[Operand], skip: int) -> None:
         """Multiply what was accumulated under smaller tops."""
         b, totals = self.b, self.scratch_at(self.totals_at)
 
         def feature(index: Operand, _: list[Operand]) -> list[Operand]:
             row = b.address(totals, "float", b.scale(index, self.plan.block))
-            for v, change in enumerate(changes):
+            for v, change in enumerate(changes, skip):
                 at = b.address(row, "float", b.i64(v * self.plan.lanes))
                 b.store(b.binary("fmul", b.load(self.kind, at), change), at)
             return []
@@ -164,9 +192,11 @@ class LanesWriter(AttentionWriter):
         self.call(f"copy_{role}", source, target, count)
         return target
 
-    def _scores(self, unit: Unit, key: Operand, count: Operand) -> None:
+    def _scores(self, unit: Unit, key: Operand, count: Operand, skip: int) -> None:
         """Write the product of a block of K with the queries."""
-        b, form, panel = self.b, self.form, self.scratch_at(self.queries_at)
+        b, form, before = self.b, self.form, skip * self.plan.lanes * 4
+        panel, scores = self.scratch_at(self.queries_at + before), self._from(self.scores, skip)
+        suffix, size = LATE * bool(skip), self.tiles.late if skip else self.tile
         copy = self._copy("k", unit, key, count) if "k" in self.copied else None
 
         def tile(index: Operand, name: str = "scores") -> list[Operand]:
@@ -175,17 +205,17 @@ class LanesWriter(AttentionWriter):
                 rows = b.address(copy, "float", b.scale(index, form.depth + APART))
             else:
                 # The last tile is moved back rather than read past the end.
-                rows = self.tile if name == "scores" else 1
-                first = b.intrinsic("smin", b.add(key, index), b.i64(form.keys + -rows))
+                most = size if name == "scores" else 1
+                first = b.intrinsic("smin", b.add(key, index), b.i64(form.keys + -most))
                 at = b.binary("sub nsw", first, key)
                 rows = self.address("k", unit, None, first)
-            target = b.address(self.scores, "float", b.scale(at, self.plan.block))
+            target = b.address(scores, "float", b.scale(at, self.plan.block))
             depth = b.i64(form.depth // 2 if self.pairs else form.depth)
-            self.call(name, rows, panel, target, depth)
+            self.call(name + suffix, rows, panel, target, depth)
             return []
 
         def tiles() -> None:
-            b.loop(b.i64(0), count, self.tile, [], lambda i, _: tile(i))
+            b.loop(b.i64(0), count, size, [], lambda i, _: tile(i))
 
         def single() -> None:
             b.loop(b.i64(0), count, 1, [], lambda i, _: tile(i, "score"))
@@ -195,15 +225,21 @@ class LanesWriter(AttentionWriter):
             return
         b.either(b.compare("icmp sge", b.i64(form.keys), b.i64(self.tile)), tiles, single)
 
-    def _values(self, unit: Unit, key: Operand, count: Operand) -> None:
+    def _from(self, row: Operand, skip: int) -> Operand:
+        """Return the address of a row's first vector that is not left alone."""
+        return self.b.address(row, "float", self.b.i64(skip * self.plan.lanes))
+
+    def _values(self, unit: Unit, key: Operand, count: Operand, skip: int) -> None:
         """Write the product of a block's powers with V, added to what was accumulated."""
         b, form, place = self.b, self.form, self.place("v")
-        memory, step = MEMORY[place.dtype], place.feature
+        memory, step, suffix = MEMORY[place.dtype], place.feature, LATE * bool(skip)
+        powers_at = self._from(self.scores, skip)
+        totals = self._from(self.scratch_at(self.totals_at), skip)
         if self.pairs:
             # Blocks begin at even keys of a part.
             count = b.binary("lshr", b.add(count, b.i64(1)), b.i64(1))
-            skip = b.scale(b.binary("sub nsw", key, unit.part), form.width)
-            rows, step = b.address(self.scratch_at(self.packed_at), memory, skip), 2
+            passed = b.scale(b.binary("sub nsw", key, unit.part), form.width)
+            rows, step = b.address(self.scratch_at(self.packed_at), memory, passed), 2
         elif "v" in self.copied:
             rows, memory, step = self._copy("v", unit, key, count), "float", 1
         else:
@@ -211,10 +247,8 @@ class LanesWriter(AttentionWriter):
 
         def tile(feature: Operand, count_of: int) -> list[Operand]:
             start = b.address(rows, memory, b.scale(feature, step))
-            target = b.address(
-                self.scratch_at(self.totals_at), "float", b.scale(feature, self.plan.block)
-            )
-            self.call(f"values{count_of}", start, self.scores, target, count)
+            target = b.address(totals, "float", b.scale(feature, self.plan.block))
+            self.call(f"values{count_of}{suffix}", start, powers_at, target, count)
             return []
 
         columns = self.tiles.features

@@ -123,9 +123,10 @@ class MaskWriter:
                 factor = constant(self.kind, self.form.scale * LOG2E)
                 found = [b.binary("fmul", score, factor) for score in found]
             if has_mask:
-                found = [self._masked(unit, v, at, x) for v, x in enumerate(found)]
+                found = [self._masked(unit, v, at, x) for v, x in enumerate(found, block.skip)]
             if diagonal is not None:
-                found = [self._seen(row, at, x) for row, x in zip(diagonal, found, strict=True)]
+                rows = diagonal[block.skip :]
+                found = [self._seen(row, at, x) for row, x in zip(rows, found, strict=True)]
             return found
 
         return largest(b, block, change)

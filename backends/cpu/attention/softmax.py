@@ -22,24 +22,26 @@ class Block:
     """Scores of a block.
 
     Attributes:
-        scores: address of ``[count][vectors * lanes]`` float32.
+        scores: address of ``[count][(skip + vectors) * lanes]`` float32.
         count: how many keys.
         kind: the type of a vector.
         vectors: of rows.
+        skip: vectors of earlier rows in front of those, which are left alone.
     """
 
     scores: Operand
     count: Operand
     kind: Type
     vectors: int
+    skip: int = 0
 
     def at(self, b: Builder, key: Operand) -> list[Operand]:
         """Return the addresses of a key's vectors."""
-        width = self.vectors * self.kind.lanes
+        width = (self.skip + self.vectors) * self.kind.lanes
         row = b.address(self.scores, self.kind.element, b.scale(key, width))
         return [
             b.address(row, self.kind.element, b.i64(v * self.kind.lanes))
-            for v in range(self.vectors)
+            for v in range(self.skip, self.skip + self.vectors)
         ]
 
 

@@ -27,6 +27,8 @@ class Tiles:
         features: rows of the tile of values.
         pairs: whether both are dot products of pairs of bfloat16.
         copied: which of k and v are copied, a block at a time, before they are read.
+        late: keys of the tile of scores where only the second of two vectors of rows sees any; 0
+            where all keys are computed for both.
     """
 
     vectors: int
@@ -34,6 +36,13 @@ class Tiles:
     features: int
     pairs: bool
     copied: frozenset[str]
+    late: int = 0
+
+
+LATE = "_late"
+"""Follows the name of a tile for all vectors of rows but the first."""
+LATE_KEYS = 8
+"""Keys of such a tile: half of those that one vector sees and the one before does not."""
 
 
 def choose_tiles(plan: AttentionPlan) -> Tiles:
@@ -43,7 +52,13 @@ def choose_tiles(plan: AttentionPlan) -> Tiles:
     pairs = suits_pairs(plan)
     copied = frozenset(r for r in ("k", "v") if not pairs and _is_copied(form.places[r]))
     keys = most if is_named(form.keys) else min(most, form.keys)
-    return Tiles(vectors, keys, _columns(form.width, most), pairs, copied)
+    late = min(LATE_KEYS, keys) if _leaves_keys(plan) else 0
+    return Tiles(vectors, keys, _columns(form.width, most), pairs, copied, late)
+
+
+def _leaves_keys(plan: AttentionPlan) -> bool:
+    """True where the diagonal crosses blocks of two vectors of rows."""
+    return plan.crosses and plan.block == 2 * plan.lanes
 
 
 def _columns(width: int, most: int) -> int:
@@ -95,31 +110,46 @@ def _value_tiles(plan: AttentionPlan, tiles: Tiles) -> set[int]:
 def _define_pair_tiles(b: Builder, plan: AttentionPlan, tiles: Tiles) -> None:
     form = plan.form
     strides = (form.places["k"].strides[-1], 2)
-    dot_tile(b, "irc.attention.scores", (tiles.keys, tiles.vectors), strides, accumulate=False)
-    for count in _value_tiles(plan, tiles):
+    forms = [("", tiles.keys, tiles.vectors)]
+    if tiles.late:
+        forms.append((LATE, tiles.late, tiles.vectors - 1))
+    for suffix, keys, vectors in forms:
         dot_tile(
-            b, f"irc.attention.values{count}", (count, tiles.vectors), (2, 2 * form.width),
-            accumulate=not plan.is_one_block,
+            b, f"irc.attention.scores{suffix}", (keys, vectors), strides,
+            accumulate=False, columns=plan.block, apart=plan.block,
         )  # fmt: skip
+        for count in _value_tiles(plan, tiles):
+            dot_tile(
+                b, f"irc.attention.values{count}{suffix}", (count, vectors), (2, 2 * form.width),
+                accumulate=not plan.is_one_block, columns=plan.block, apart=plan.block,
+            )  # fmt: skip
 
 
 def _define_tiles(b: Builder, plan: AttentionPlan, tiles: Tiles) -> None:
     form, kind, panel = plan.form, Type("float", plan.lanes), Factor("f32", (plan.block, 1))
     keys, values = _factor(plan, tiles, "k", form.depth), _factor(plan, tiles, "v", form.width)
-    rows = {"scores": tiles.keys}
+    shapes = {"scores": (tiles.keys, tiles.vectors)}
     if is_named(form.keys) and "k" not in tiles.copied:
-        rows["score"] = 1  # fewer keys than a tile has
-    for name, count in rows.items():
+        # Fewer keys than a tile has.
+        shapes["score"] = (1, tiles.vectors)
+        if tiles.late:
+            shapes[f"score{LATE}"] = (1, tiles.vectors - 1)
+    suffixes = {"": tiles.vectors}
+    if tiles.late:
+        suffixes[LATE] = tiles.vectors - 1
+        shapes[f"scores{LATE}"] = (tiles.late, tiles.vectors - 1)
+    for name, shape in shapes.items():
         tile_function(
-            b, f"irc.attention.{name}", kind, (count, tiles.vectors), keys, panel,
-            odd=bool(form.depth % 2),
+            b, f"irc.attention.{name}", kind, shape, keys, panel, odd=bool(form.depth % 2),
+            apart=plan.block,
         )  # fmt: skip
     turned = Factor(values.dtype, (values.strides[1], values.strides[0]))
-    for count in _value_tiles(plan, tiles):
-        tile_function(
-            b, f"irc.attention.values{count}", kind, (count, tiles.vectors), turned, panel,
-            odd=True, accumulate=not plan.is_one_block,
-        )  # fmt: skip
+    for suffix, vectors in suffixes.items():
+        for count in _value_tiles(plan, tiles):
+            tile_function(
+                b, f"irc.attention.values{count}{suffix}", kind, (count, vectors), turned, panel,
+                odd=True, accumulate=not plan.is_one_block, apart=plan.block,
+            )  # fmt: skip
 
 
 def _factor(plan: AttentionPlan, tiles: Tiles, role: str, features: int) -> Factor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from irc.backends.cpu.convolution.windows import Blocking, Windows, block_places, fewest
+from irc.backends.cpu.convolution.windows import Blocking, Windows, block_places, fewest_of
 from irc.backends.cpu.convolution.writer import Block, ConvolutionWriter
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import Facts, Nest, Step
@@ -91,7 +91,7 @@ class DepthwiseWriter(ConvolutionWriter):
         widths = [v for v in (4, 2, 1) if v * lanes <= channels]
         vectors = min(widths, key=lambda v: -(-channels // (v * lanes)) * (v + SHORT_RUN))
         places = prod(w.sizes(w.places))
-        rows = min(max(1, registers // (vectors + 1)), 8, fewest(places))
+        rows = min(max(1, registers // (vectors + 1)), 8, fewest_of(places))
         return block_places(w, lanes, vectors, rows, chunk=w.num_taps)
 
     def _define_tiles(self) -> None:

@@ -105,7 +105,8 @@ class TableWriter:
         found = b.binary("add nsw", found, b.splat(self.image, found.type.lanes))
         for bound in access.bounds:
             position = self._linear(bound.start, bound.strides, 1, known, moving)
-            inside = b.compare("icmp ult", position, b.splat(b.i64(bound.size), position.type.lanes))
+            size = b.splat(b.i64(bound.size), position.type.lanes)
+            inside = b.compare("icmp ult", position, size)
             lanes = max(found.type.lanes, inside.type.lanes)
             found = b.select(b.splat(inside, lanes), b.splat(found, lanes), b.splat(outside, lanes))
         b.store(b.splat(found, POINTERS), target, 8)

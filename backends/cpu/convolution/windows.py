@@ -146,11 +146,11 @@ def make_blocking(windows: Windows, features: Features) -> Blocking:
     registers = 24 if features.registers == 32 else 12
     vectors = min(4 if registers == 24 else 2, windows.panel // lanes)
     places = prod(windows.sizes(windows.places))
-    most = min(registers // vectors, MOST_ROWS, fewest(places))
-    fewest = max(1, min(most, LEAST_PRODUCTS // vectors))
+    most = min(registers // vectors, MOST_ROWS, fewest_of(places))
+    shortest = max(1, min(most, LEAST_PRODUCTS // vectors))
     usual = typical(places)
     rows = min(
-        range(most, fewest - 1, -1), key=lambda r: -(-usual // r) * (r * vectors + TILE_COST)
+        range(most, shortest - 1, -1), key=lambda r: -(-usual // r) * (r * vectors + TILE_COST)
     )
     item = 8 if windows.element == "double" else 4
     tap = windows.channels * vectors * lanes * item
@@ -160,7 +160,7 @@ def make_blocking(windows: Windows, features: Features) -> Blocking:
     return block_places(windows, lanes, vectors, rows, chunk=chunk)
 
 
-def fewest(places: int) -> int:
+def fewest_of(places: int) -> int:
     """Return the least number of places: a tile has no more, as none is short."""
     found = least(places)
     if found is None or found < 1:

@@ -14,6 +14,7 @@ from math import prod
 
 from irc.backends.cpu.indexing.rows import UNROLL, Rows
 from irc.backends.cpu.indexing.scan import FUNCTIONS, ScanWriter
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.loops.units import decode, thread_range
 from irc.backends.cpu.vector.builder import Operand, Type, constant
 from irc.backends.cpu.vector.pointwise import apply
@@ -34,7 +35,8 @@ class LanesWriter(ScanWriter):
 
     def write(self) -> None:
         """Write the kernel."""
-        few = self.n >= MIN_BLOCKED and prod(self.form.outer) < FEW_ROWS
+        few = not is_named(self.n) and self.n >= MIN_BLOCKED
+        few = few and typical(prod(self.form.outer)) < FEW_ROWS
         if few and "at" not in self.form.places:
             self._blocked()
         else:
@@ -47,7 +49,8 @@ class LanesWriter(ScanWriter):
         length = b.binary("sub nsw", stop, low)
         middle = b.add(low, b.binary("and", length, b.i64(-lanes)))
         if high is None:
-            middle = b.i64(n - n % lanes)
+            known = not is_named(n)
+            middle = b.i64(n - n % lanes) if known else b.binary("and", stop, b.i64(-lanes))
 
         def vector(i: Operand, state: list[Operand]) -> list[Operand]:
             at = b.binary("sub nsw", b.i64(n - lanes), i) if self.form.reverse else i

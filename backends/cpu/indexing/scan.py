@@ -16,6 +16,7 @@ from math import prod
 
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.indexing.rows import PARALLEL_STEPS, UNROLL, AlongWriter, Rows
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.loops.units import each_unit
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
 from irc.backends.cpu.vector.pointwise import apply
@@ -41,7 +42,10 @@ class ScanWriter(AlongWriter):
         self.lanes = min(features.vector_bytes // size, MAX_LANES)
         self.n = form.space[-1]
         self.column = self._column()
-        self.parallel = prod(form.space) >= PARALLEL_STEPS * (1 if prod(form.outer) > 1 else 8)
+        steps, rows = typical(prod(form.space)), typical(prod(form.outer))
+        self.parallel = is_named(prod(form.space)) or steps >= PARALLEL_STEPS * (
+            1 if rows > 1 else 8
+        )
 
     def _carried_in(self) -> str:
         """The dtype of what is carried from element to element."""
@@ -54,7 +58,7 @@ class ScanWriter(AlongWriter):
     def _column(self) -> int | None:
         """The dim whose neighbours lie together in all that is read and written."""
         for d, n in enumerate(self.form.outer):
-            if n > 1 and all(place.strides[d] == 1 for place in self.form.places.values()):
+            if typical(n) > 1 and all(place.strides[d] == 1 for place in self.form.places.values()):
                 return d
         return None
 

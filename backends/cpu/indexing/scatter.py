@@ -17,6 +17,7 @@ from math import prod
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.indexing.rows import PARALLEL_STEPS, Rows
 from irc.backends.cpu.indexing.table import Span, TableWriter
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.loops.units import each_unit, thread_range
 from irc.backends.cpu.vector.builder import Builder, Operand
 from irc.backends.cpu.vector.pointwise import apply
@@ -43,17 +44,18 @@ class ScatterWriter(TableWriter):
     ) -> None:
         super().__init__(b, form, features, buffers)
         self.rows = [n for d, n in enumerate(form.outer) if d != self.column]
-        self.parallel = prod(form.outer) * (self.places + self.count) >= PARALLEL_STEPS
+        steps = prod(form.outer) * (self.places + self.count)
+        self.parallel = is_named(steps) or steps >= PARALLEL_STEPS
         self.shared = self._shared()
         self.parts_columns = self.shared == "columns"
         self.scratch_bytes = SLOTS * 8
 
     def _shared(self) -> str:
         """What threads share."""
-        if prod(self.rows) >= ENOUGH_ROWS:
+        if typical(prod(self.rows)) >= ENOUGH_ROWS:
             return "rows"
-        own = self.count < FEW_PLACES or bool(self.moves("index"))
-        return "columns" if own and self.columns >= MIN_COLUMNS else "dim"
+        own = typical(self.count) < FEW_PLACES or bool(self.moves("index"))
+        return "columns" if own and typical(self.columns) >= MIN_COLUMNS else "dim"
 
     def write(self) -> None:
         """Write the kernel: the check of all indices where nothing is copied, then all rows."""
@@ -79,7 +81,7 @@ class ScatterWriter(TableWriter):
             each_unit(b, self.rows, count, lambda indices: self._row(indices, first, last))
             return
         if self.shared == "columns":
-            strips = -(-self.columns // LINE)
+            strips = b.parts(self.columns, LINE)
             low, high = (b.scale(at, LINE) for at in thread_range(b, strips, strips))
             last = low, b.intrinsic("smin", high, b.i64(self.columns))
         else:

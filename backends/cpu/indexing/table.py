@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.indexing.rows import AlongWriter, Rows
+from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
 from irc.backends.cpu.vector.storage import COMPUTE, MEMORY
 from irc.dialects.along import AlongForm
@@ -26,7 +27,7 @@ class TableWriter(AlongWriter):
         super().__init__(b, form, features, buffers)
         y = form.places["y"]
         self.column = next(
-            (d for d, n in enumerate(form.outer) if n > 1 and y.strides[d] == 1), None
+            (d for d, n in enumerate(form.outer) if typical(n) > 1 and y.strides[d] == 1), None
         )
         self.columns = 1 if self.column is None else form.outer[self.column]
         self.lanes = features.vector_bytes // max(Type(MEMORY[y.dtype]).bits // 8, 2)
@@ -123,7 +124,7 @@ class TableWriter(AlongWriter):
             wanted: look only where this holds.
         """
         b = self.b
-        moving = sorted((dim for dim in dims if dim[0]), key=lambda dim: -abs(dim[0]))
+        moving = sorted((dim for dim in dims if dim[0]), key=lambda dim: -abs(typical(dim[0])))
         *outer, inner = moving or [(0, 1)]
         zero = b.i64(0)
 
@@ -147,8 +148,12 @@ class TableWriter(AlongWriter):
     def _largest(self, at: Operand, stride: int, count: int, worst: Operand) -> Operand:
         """Return the largest, without sign, of some indices and another one."""
         b = self.b
-        lanes = self.features.vector_bytes // 8 if stride == 1 and count >= 16 else 1
-        whole = count - count % lanes
+        lanes = self.features.vector_bytes // 8 if stride == 1 and typical(count) >= 16 else 1
+        every = b.i64(count)
+        if is_named(count):
+            whole = b.binary("and", every, b.i64(-lanes))
+        else:
+            whole = b.i64(count - count % lanes)
 
         def look(width: int, i: Operand, found: Operand) -> list[Operand]:
             index = self.index("index", self.moved("index", at, b.scale(i, stride)), width)
@@ -156,11 +161,9 @@ class TableWriter(AlongWriter):
 
         if lanes > 1:
             wide = b.splat(worst, lanes)
-            (wide,) = b.loop(
-                b.i64(0), b.i64(whole), lanes, [wide], lambda i, s: look(lanes, i, s[0])
-            )
+            (wide,) = b.loop(b.i64(0), whole, lanes, [wide], lambda i, s: look(lanes, i, s[0]))
             worst = b.call(Type("i64"), f"llvm.vector.reduce.umax.{wide.type.mangled}", wide)
-        if lanes > 1 and whole == count:
+        if lanes > 1 and whole.literal is not None and whole.literal == every.literal:
             return worst
-        first = b.i64(whole if lanes > 1 else 0)
-        return b.loop(first, b.i64(count), 1, [worst], lambda i, s: look(1, i, s[0]))[0]
+        first = whole if lanes > 1 else b.i64(0)
+        return b.loop(first, every, 1, [worst], lambda i, s: look(1, i, s[0]))[0]

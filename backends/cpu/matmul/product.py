@@ -211,9 +211,7 @@ def make_tiling(product: Product, features: Features, workers: int) -> Tiling:
     )
 
 
-def _open_depth(
-    product: Product, lanes: int, shape: tuple[int, int], *, parallel: bool
-) -> Tiling:
+def _open_depth(product: Product, lanes: int, shape: tuple[int, int], *, parallel: bool) -> Tiling:
     """Decide for a sum whose length is known only at run time: it is not cut."""
     depth, half = product.sizes[3], product.a.dtype in ("f16", "bf16")
     return Tiling(

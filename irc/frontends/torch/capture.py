@@ -24,7 +24,13 @@ from irc.frontends.torch.caches import Part, Watch, parts_of, put_together, span
 from irc.frontends.torch.export import as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
-from irc.frontends.torch.open_sizes import NumberedSizes, OpenSizes, open_dims, open_sizes
+from irc.frontends.torch.open_sizes import (
+    NumberedSizes,
+    OpenSizes,
+    named_dims,
+    open_dims,
+    open_sizes,
+)
 from irc.frontends.torch.sizes import SizeNames, named_symbols
 from irc.frontends.torch.structure import argument_names, output_names, register_known
 from irc.program import Program
@@ -197,9 +203,11 @@ def capture(
             named_inputs,
             lambda values: assembled(NumberedSizes(values)).program,
         )
+        for places in named_dims(module, args, kwargs, dynamic_shapes).values():
+            found.tie([[str(found.shapes[i][d]) for i, d in places]])
         values = found.read([tuple(leaves[i].shape) for i in tensor_leaves])
         guards = guards.opened(dict(zip(tensor_leaves, found.shapes, strict=True)))
-        assembly = assembled(NumberedSizes(values))
+        assembly = assembled(NumberedSizes(found.whole(values)))
     else:
         fakes = [node.meta["val"] for node in inputs]
         sizes = named_symbols(fakes, [leaf_specs[i] for i in tensor_leaves])

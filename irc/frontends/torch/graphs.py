@@ -94,7 +94,7 @@ def flat_program(
         found = open_sizes(
             module, given, lambda values: assembled(NumberedSizes(values)).program
         )
-        names: SizeNames = NumberedSizes(found.read(_hints(given)))
+        names: SizeNames = NumberedSizes(found.whole(found.read(_hints(given))))
     else:
         names = SizeNames({})
     assembly = assembled(names)

@@ -83,15 +83,65 @@ class OpenSizes:
     Attributes:
         places: where the number of each symbol comes from.
         shapes: of the inputs, as expressions; a number that is an input counts as a shape.
-        program_at: translates the graph for numbers.
+        translate: makes the program for numbers of all symbols of the graph.
+        conditions: what the trace took for granted.
+        ranges: the least and the greatest number of each symbol.
+        quotients: dims that are no polynomials of the symbols, by a name.
+        aliases: symbols that stand for others.
     """
 
     places: dict[str, Place]
     shapes: list[tuple[Any, ...]]
-    program_at: Callable[[Mapping[str, int]], Program]
+    translate: Callable[[Mapping[str, int]], Program]
     conditions: list[sympy.Basic] = field(default_factory=list)
     ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)
-    quotients: dict[str, sympy.Expr] = field(default_factory=dict)
+    quotients: dict[str, Any] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def whole(self, values: Mapping[str, int]) -> dict[str, int]:
+        """Return the numbers of all symbols of the graph, given those of :attr:`places`."""
+        return {**values, **{name: values[kept] for name, kept in self.aliases.items()}}
+
+    def program_at(self, values: Mapping[str, int]) -> Program:
+        """Return the program for numbers; nothing is traced."""
+        return self.translate(self.whole(values))
+
+    def tie(self, groups: Sequence[Sequence[str]]) -> None:
+        """Take several symbols for one from now on: calls in which they differ are refused.
+
+        Args:
+            groups: symbols that are one, the first of which stands for all.
+        """
+        pairs = [(name, group[0]) for group in groups for name in group[1:] if name != group[0]]
+        first = {name: kept for name, kept in pairs if name in self.places}
+        if not first:
+            return
+        known = {str(s): s for shape in self.shapes for e in shape for s in _free(e)}
+        swap = {known[name]: known[kept] for name, kept in first.items()}
+        self.shapes = [
+            tuple(e if isinstance(e, int) else e.xreplace(swap) for e in shape)
+            for shape in self.shapes
+        ]
+        self.conditions = [condition.xreplace(swap) for condition in self.conditions]
+        self.quotients = {name: expr.xreplace(swap) for name, expr in self.quotients.items()}
+        for name, kept in first.items():
+            del self.places[name]
+            self.ranges[kept] = _both(self.ranges.get(kept), self.ranges.pop(name, None))
+        moved = {name: first.get(kept, kept) for name, kept in self.aliases.items()}
+        self.aliases = {**moved, **first}
+
+    def tie_equal(self, values: Mapping[str, int]) -> bool:
+        """Take symbols for one whose numbers are equal; False where there are none.
+
+        Args:
+            values: of a call. Where two sizes have to be equal that torch does not compare (the
+                keys and values of attention), the program for others makes no sense.
+        """
+        groups: dict[int, list[str]] = {}
+        for name, number in values.items():
+            groups.setdefault(number, []).append(name)
+        self.tie(list(groups.values()))
+        return any(len(group) > 1 for group in groups.values())
 
     def read(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """Return the number of each symbol in the shapes of a call."""
@@ -147,32 +197,40 @@ class OpenSizes:
         return {**values, **{name: numbers.dim(expr) for name, expr in self.quotients.items()}}
 
 
-def open_dims(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any
-) -> Any:
+def open_dims(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
     """Return which dims a trace is to leave open, as torch.export takes them.
 
-    Dims whose size is 0 or 1 are fixed: such a trace is for that size alone.
+    Dims whose size is 0 or 1, or outside the range of its ``Dim``, are fixed: such a trace is for
+    that size alone.
 
     Args:
         module: what takes the arguments.
         args: positional arguments.
         kwargs: keyword arguments.
         given: True for all that the module does not fix, or as ``torch.export`` takes them, with
-            names in place of ``Dim`` too.
+            names in place of ``Dim`` too. A ``Dim`` promises a range, which torch has to prove; of
+            a dim with a name only what the trace takes for granted is checked, at every new size.
     """
     leaves = pytree.tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if given is True:
         wanted = [dict.fromkeys(range(leaf.ndim), Dim.AUTO) for leaf in tensors]
     else:
-        _, specs = shape_specs(module.forward, args, kwargs, given)
-        chosen = [s for s, leaf in zip(specs, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
+        loose = pytree.tree_map(lambda s: Dim.DYNAMIC if isinstance(s, str) else s, given)
+        _, specs = shape_specs(module.forward, args, kwargs, loose)
+        chosen = [
+            s for s, leaf in zip(specs, leaves, strict=True) if isinstance(leaf, torch.Tensor)
+        ]
         wanted = [{dim: said for dim, said in dims_of(spec) if said is not None} for spec in chosen]
     found = ShapesCollection()
     for leaf, dims in zip(tensors, wanted, strict=True):
-        found[leaf] = {dim: said for dim, said in dims.items() if leaf.shape[dim] >= LEAST}
+        found[leaf] = {dim: said for dim, said in dims.items() if _may_vary(leaf.shape[dim], said)}
     return found.dynamic_shapes(module, args, kwargs)
+
+
+def _may_vary(size: int, said: Any) -> bool:
+    low, high = getattr(said, "min", None), getattr(said, "max", None)
+    return max(low or 0, LEAST) <= size and (high is None or size <= high)
 
 
 def open_sizes(
@@ -219,6 +277,36 @@ def _sizes(value: Any) -> Sequence[Any]:
     return value.shape if isinstance(value, torch.Tensor) else (value,)
 
 
+def _free(expr: Any) -> set[Any]:
+    return set() if isinstance(expr, int) else expr.free_symbols
+
+
+def _both(
+    one: tuple[int, int | None] | None, other: tuple[int, int | None] | None
+) -> tuple[int, int | None]:
+    """Return the numbers that two ranges share."""
+    given = [span for span in (one, other) if span is not None]
+    highs = [high for _, high in given if high is not None]
+    return max((low for low, _ in given), default=LEAST), min(highs, default=None)
+
+
+def named_dims(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any
+) -> dict[str, list[tuple[int, int]]]:
+    """Return where each name stands that the user gave: tensor (in order) and dim."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    if given is True:
+        return found
+    leaves = pytree.tree_leaves((args, kwargs))
+    _, specs = shape_specs(module.forward, args, kwargs, given)
+    tensors = [s for s, leaf in zip(specs, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
+    for index, spec in enumerate(tensors):
+        for dim, said in dims_of(spec):
+            if (name := getattr(said, "__name__", None)) is not None:
+                found.setdefault(name, []).append((index, dim))
+    return found
+
+
 def _expr(size: Any) -> Any:
     if isinstance(size, int):
         return size
@@ -242,7 +330,7 @@ def _read_environment(found: OpenSizes, environment: Any, graph: GraphModule) ->
     stated += _asserted(graph)
     simplified = dict.fromkeys(environment.simplify(expr) for expr in stated)
     found.conditions = [
-        expr for expr in simplified if 0 < len(names := _names(expr)) and names <= known
+        expr for expr in simplified if len(names := _names(expr)) > 0 and names <= known
     ]
 
 
@@ -257,7 +345,7 @@ def _names(expr: Any) -> set[str]:
     return {str(symbol) for symbol in getattr(expr, "free_symbols", ())}
 
 
-def _quotients(graph: GraphModule, known: frozenset[str]) -> dict[str, sympy.Expr]:
+def _quotients(graph: GraphModule, known: frozenset[str]) -> dict[str, Any]:
     """Name the dims that are no polynomials of the symbols, such as ``s0 // 2 + 1``."""
     parts: set[Any] = set()
     for node in graph.graph.nodes:

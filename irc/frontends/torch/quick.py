@@ -22,13 +22,13 @@ class Quick:
 
     Attributes:
         count: of the arguments.
-        grad: whether autograd records.
+        grad: whether autograd records; None where that does not matter.
         accepts: checks the arguments, given as one sequence, and autocast.
         holds: checks what the module holds; None where it holds nothing that is guarded.
     """
 
     count: int
-    grad: bool
+    grad: bool | None
     accepts: Callable[[Sequence[Any]], bool]
     holds: Callable[[], bool] | None
 
@@ -36,7 +36,7 @@ class Quick:
         """Return whether a call may run."""
         return (
             len(args) == self.count
-            and torch.is_grad_enabled() is self.grad
+            and self.grad in (None, torch.is_grad_enabled())
             and self.accepts(args)
             and (self.holds is None or self.holds())
         )

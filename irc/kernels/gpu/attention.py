@@ -83,7 +83,7 @@ def backward_candidates(rows: int, keys: int, features: int, dtype: str) -> list
     elif wide <= 64:
         shapes = [(32, 64, 4, 2), (32, 64, 8, 2), (64, 64, 8, 2), (64, 128, 8, 2)]
     elif wide <= 128:
-        shapes = [(64, 64, 8, 2), (32, 64, 8, 2), (32, 64, 4, 2), (64, 32, 8, 2)]
+        shapes = [(32, 64, 8, 2), (64, 64, 8, 2), (32, 32, 8, 2)]
     else:
         shapes = [(32, 32, 8, 2), (32, 32, 4, 2), (16, 32, 8, 2)]
     most = (power_of_two(max(rows, LEAST_TILE)), power_of_two(max(keys, LEAST_TILE)))

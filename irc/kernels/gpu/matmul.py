@@ -22,6 +22,8 @@ GROUP = 8
 """Rows of tiles that are computed together, so that their columns are read once into the cache."""
 OVERHEAD_REGISTERS = 40
 """Registers for addresses, masks and the loop."""
+EPILOGUE_REGISTERS = 0.65
+"""Registers a result for each tensor beside it: ptxas orders some loads behind their use."""
 LAUNCH_S = 3e-6
 """What one more kernel costs in a stream: between two that depend on each other."""
 STEP_S = 6e-7
@@ -44,6 +46,7 @@ class Problem:
         m, n, k: its sizes.
         dtype: of the operands.
         tf32: whether float32 operands may be rounded to TF32.
+        epilogue: tensors of the result's size that the epilogue reads.
     """
 
     batch: int
@@ -52,6 +55,7 @@ class Problem:
     k: int
     dtype: str
     tf32: bool = False
+    epilogue: int = 0
 
     @property
     def rate(self) -> str:
@@ -163,15 +167,17 @@ def registers(tile: Tile, problem: Problem) -> int:
 
     Accumulators and what an epilogue computes of them; operands of a step of 16 for the tensor
     cores; for the plain units, whose sums Triton unrolls over the step, a row and a column of the
-    thread's tile besides. Held against ptxas in tests/backends/triton/test_schedules.py.
+    thread's tile besides. Each tensor that an epilogue reads is there for all results at once (an
+    optimizer's step reads three). Held against ptxas in tests/backends/triton/test_schedules.py.
     """
     threads = 32 * tile.warps
     results = tile.m * tile.n / threads
     width = ITEM_BYTES[problem.dtype] / 4
+    beside = EPILOGUE_REGISTERS * results * problem.epilogue
     if problem.is_plain:
-        return round(OVERHEAD_REGISTERS + 3 * results * max(width, 1))
+        return round(OVERHEAD_REGISTERS + 3 * results * max(width, 1) + beside)
     operands = 2 * LEAST_TILE * (tile.m + tile.n) * width / threads
-    return round(OVERHEAD_REGISTERS + 1.6 * results + operands)
+    return round(OVERHEAD_REGISTERS + 1.6 * results + operands + beside)
 
 
 def seconds(tile: Tile, problem: Problem, gpu: Gpu) -> float:

@@ -9,9 +9,11 @@ from math import prod
 from xdsl.dialects.builtin import DictionaryAttr
 
 from irc.dialects.attention import KernelAttentionOp
+from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.flow import to_attribute
 from irc.dialects.mapping import MappingAttr, TaskMapping, repeat, spatial
-from irc.dialects.task import KernelContractOp, KernelOp, ValueType
+from irc.dialects.task import KernelContractOp, KernelOp, LoadOp, ValueType
+from irc.kernels.gpu.attention import backward_candidates
 from irc.kernels.gpu.attention import candidates as attention_candidates
 from irc.kernels.gpu.limits import gpu
 from irc.kernels.gpu.matmul import Problem, candidates
@@ -20,6 +22,12 @@ from irc.kernels.names import identity
 MOST = 16
 """Candidates that are timed; the model ranks those of a matmul."""
 ROW_WARPS = (1, 2, 4, 8, 16)
+PANELS = ("packed", "grouped")
+"""Templates that read panels."""
+PANELS_TILES = tuple(
+    {"block_n": n, "block_k": k, "num_warps": warps}
+    for n, k, warps in ((16, 128, 2), (16, 512, 8), (32, 128, 4), (64, 64, 4), (64, 32, 8))
+)
 
 
 def alternatives(kernel: KernelOp, target: str) -> list[dict[str, int]]:
@@ -30,6 +38,13 @@ def alternatives(kernel: KernelOp, target: str) -> list[dict[str, int]]:
         features = max(form.depth, form.width)
         dtype = form.places["q"].dtype
         return [t.options() for t in attention_candidates(form.rows, form.chunk, features, dtype)]
+    if isinstance(first, KernelAttentionBackwardOp):
+        form = first.form
+        features = max(form.depth, form.width)
+        dtype = form.places["q"].dtype
+        return [t.options() for t in backward_candidates(form.rows, form.keys, features, dtype)]
+    if kernel.template.data in PANELS:
+        return [kernel.tile_sizes, *({**kernel.tile_sizes, **tile} for tile in PANELS_TILES)]
     contract = next((op for op in ops if isinstance(op, KernelContractOp)), None)
     if contract is None or kernel.template.data != "matmul":
         kept = {k: v for k, v in kernel.tile_sizes.items() if k != "num_warps"}
@@ -38,8 +53,17 @@ def alternatives(kernel: KernelOp, target: str) -> list[dict[str, int]]:
     assert isinstance(kind, ValueType)
     *batch, m, n = kernel.space_extents[: kernel.num_parallel]
     k = prod(kernel.space_extents[kernel.num_parallel :])
-    found = candidates(Problem(prod(batch), m, n, k, kind.dtype), gpu(target))
+    problem = Problem(prod(batch), m, n, k, kind.dtype, epilogue=_beside(kernel, contract))
+    found = candidates(problem, gpu(target))
     return [{**tile.options(), "arch": gpu(target).arch} for tile in found[:MOST]]
+
+
+def _beside(kernel: KernelOp, contract: KernelContractOp) -> int:
+    """Return how many tensors of the size of its result a matmul's epilogue reads."""
+    own = {value.owner for value in contract.inputs}
+    loads = [op for op in kernel.body.block.ops if isinstance(op, LoadOp) and op not in own]
+    tasks = [d for d in range(kernel.num_parallel) if kernel.space_extents[d] > 1]
+    return sum(all(op.plain["strides"][d] for d in tasks) for op in loads)
 
 
 def with_tile(kernel: KernelOp, tile: Mapping[str, int]) -> KernelOp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from xdsl.dialects.builtin import DictionaryAttr
 from xdsl.ir import SSAValue
@@ -136,7 +136,9 @@ def _named(value: Any) -> Any:
         if value.inverse:
             raise DifferentError(("constant",), (value, "a size"))
         return value.dim
-    return tuple(map(_named, value)) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return tuple(map(_named, cast("tuple[Any, ...]", value)))
+    return value
 
 
 def _division(form: KernelForm, kernels: Sequence[KernelOp]) -> Division:

@@ -127,13 +127,15 @@ def _evaluate(tree: Any, number: Callable[[Size], int]) -> Any:
     if isinstance(tree, Real):
         return tree.value(number(tree.dim) if isinstance(tree.dim, Size) else tree.dim)
     if isinstance(tree, tuple | list):
-        made = [_evaluate(entry, number) for entry in tree]
-        if all(a is b for a, b in zip(made, tree, strict=True)):
-            return tree
+        entries = cast("Sequence[Any]", tree)
+        made = [_evaluate(entry, number) for entry in entries]
+        if all(a is b for a, b in zip(made, entries, strict=True)):
+            return entries
         return tuple(made) if isinstance(tree, tuple) else made
     if isinstance(tree, Mapping):
-        named = {key: _evaluate(value, number) for key, value in tree.items()}
-        return named if any(named[key] is not tree[key] for key in tree) else tree
+        given = cast("Mapping[str, Any]", tree)
+        named = {key: _evaluate(value, number) for key, value in given.items()}
+        return named if any(named[key] is not given[key] for key in given) else given
     if is_dataclass(tree) and not isinstance(tree, type):
         values = {f.name: getattr(tree, f.name) for f in fields(tree)}
         bound = {name: _evaluate(value, number) for name, value in values.items()}

@@ -86,7 +86,8 @@ def test_sizes_around_blocks(rows: int, keys: int, dtype: str) -> None:
         rows=rows, keys=keys, depth=14, width=30, causal=True, start=keys // 2, dtype=dtype,
         mask=(rows, keys),
     )  # fmt: skip
-    assert error(case.executed(num_threads=2), case.expected()) < TOLERANCE[dtype]
+    # One key has a probability of one: slopes are roundings, which add up over rows.
+    assert error(case.executed(num_threads=2), case.expected()) < 4 * TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("name", ["causal", "keys in parts", "heads of one key", "bfloat16"])

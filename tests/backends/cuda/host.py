@@ -98,6 +98,36 @@ class Libraries:
         return self.built[is_quick]
 
 
+def with_bugs(
+    folder: Path,
+    kernels: Mapping[str, KernelOp],
+    bugs: Mapping[str, tuple[str, str, str]],
+    quick: Collection[str],
+) -> Libraries:
+    """Return kernels with one planted bug each, under the name of the bug.
+
+    Args:
+        folder: where they go.
+        kernels: those that are right, by name.
+        bugs: the kernel, what is replaced in its source, and by what.
+        quick: bugs that the ordinary run needs.
+    """
+
+    def plant(text: str, bug: str) -> Callable[[str], str]:
+        def change(source: str) -> str:
+            assert text in source, "the bug is not planted"
+            return source.replace(text, bug)
+
+        return change
+
+    return Libraries(
+        folder,
+        {bug: kernels[name] for bug, (name, _, _) in bugs.items()},
+        quick,
+        change={bug: plant(text, wrong) for bug, (_, text, wrong) in bugs.items()},
+    )
+
+
 def marked(names: Collection[str], quick: Collection[str]) -> list[Any]:
     """Return names as parameters of a test; all but the quick ones are slow."""
     return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]

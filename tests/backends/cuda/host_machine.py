@@ -36,7 +36,7 @@ class HostMachine:
     def __init__(self, folder: Path, arch: int = 90, order: int = 0, stream: int = STREAM) -> None:
         self.folder, self._arch, self._stream = folder, arch, stream
         library = folder / "libcuda.so"
-        _run("g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-o", library, DRIVER, "-ldl")
+        run_tool("g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-o", library, DRIVER, "-ldl")
         self._library = ctypes.CDLL(str(library))
         self._library.fake_notes.restype = ctypes.c_char_p
         self._library.fake_reset(ctypes.c_void_p(stream), order)
@@ -81,7 +81,7 @@ class HostMachine:
             text += [f"#undef {name}" for name in sorted(names)]
         (folder / "all.cpp").write_text("\n".join(text))
         found = folder / "all.so"
-        _run("g++", *FLAGS, "-include", SHIM, folder / "all.cpp", "-o", found)
+        run_tool("g++", *FLAGS, "-include", SHIM, folder / "all.cpp", "-o", found)
         return [f"{found}\0".encode()] * len(sources)
 
 
@@ -116,6 +116,7 @@ def _entry(table: LaunchTable, index: int) -> str:
     )
 
 
-def _run(*command: object) -> None:
+def run_tool(*command: object) -> None:
+    """Run a compiler."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]

@@ -1,7 +1,6 @@
 """Attention kernels of CUDA, run on the host in every order of threads."""
 
 import shutil
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from irc.backends.cuda.attention_tiles import AttentionTiles
 from irc.backends.cuda.file import form_and_template
 from irc.dialects.mapping import verify_coverage
 from tests.backends import attention_kernels as attend
-from tests.backends.cuda.host import HostError, Libraries, marked, run_in_all_orders
+from tests.backends.cuda.host import HostError, Libraries, marked, run_in_all_orders, with_bugs
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -85,19 +84,7 @@ QUICK_BUGS = {"parts", "tiles_tail"}
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
-    def plant(text: str, bug: str) -> Callable[[str], str]:
-        def change(source: str) -> str:
-            assert text in source, "the bug is not planted"
-            return source.replace(text, bug)
-
-        return change
-
-    return Libraries(
-        tmp_path_factory.mktemp("planted"),
-        {bug: KERNELS[name] for bug, (name, _, _) in PLANTED.items()},
-        QUICK_BUGS,
-        change={bug: plant(*row[1:]) for bug, row in PLANTED.items()},
-    )
+    return with_bugs(tmp_path_factory.mktemp("planted"), KERNELS, PLANTED, QUICK_BUGS)
 
 
 @pytest.mark.parametrize("bug", marked(PLANTED, QUICK_BUGS))

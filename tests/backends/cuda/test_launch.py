@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +25,11 @@ from irc.frontends.torch.capture import capture
 from irc.pipeline import Options, make_plan
 from irc.runtime.device import device_of, target_at_hand
 from irc.runtime.executor import Executor
+from irc.train import training_program
 from tests.backends import gpu_kernels as g
 from tests.backends.cuda import host
 from tests.backends.cuda.host_machine import STREAM, HostMachine
+from tests.models.gpt import GPT, GPTConfig
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -86,6 +89,7 @@ def test_a_module_runs_and_sees_weights_that_change(here: HostMachine) -> None:
     assert not any("stream" in note for note in here.notes)
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_once_in_a_process(here: HostMachine) -> None:
     x = torch.randn(5, 24)
     with torch.no_grad():
@@ -108,6 +112,7 @@ def test_wgmma_gets_tensor_maps_of_its_operands(here: HostMachine) -> None:
     assert (int(threads) % 128, error) == (0, "0") and int(shared) > 32 * 1024
 
 
+@pytest.mark.slow
 def test_a_long_sum_has_memory_of_its_own(here: HostMachine) -> None:
     module, x = nn.Linear(1500, 3).eval(), torch.randn(40, 1500)
     with torch.no_grad():
@@ -211,6 +216,7 @@ def test_another_gpu_is_a_user_error(tmp_path: Path) -> None:
 
 
 def test_what_the_driver_refuses_is_said(here: HostMachine, tmp_path: Path) -> None:
+    here.place()
     with pytest.raises(IrcError, match="device kernel image is invalid") as found:
         here.driver.load_module(b"nothing\0")
     assert found.value.code == "device-failed"
@@ -229,15 +235,19 @@ WRONG: dict[str, Callable[[Driver, int], None]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def softmax(gpu: HostMachine) -> int:
+    (path,) = gpu.compile([emit_kernel(g.softmax(), 80)], 80)
+    gpu.place()
+    return gpu.driver.function(gpu.driver.load_module(path), "kernel_softmax", 0)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_the_stand_in_refuses_what_a_driver_does(
-    here: HostMachine, tmp_path: Path, name: str
+    here: HostMachine, softmax: int, name: str
 ) -> None:
-    (path,) = here.compile([emit_kernel(g.softmax(), 80)], 80)
-    here.place()
-    function = here.driver.function(here.driver.load_module(path), "kernel_softmax", 0)
     with pytest.raises(IrcError, match="device-failed"):
-        WRONG[name](here.driver, function)
+        WRONG[name](here.driver, softmax)
 
 
 def test_a_driver_that_is_missing_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +315,35 @@ def test_a_bert_runs_whole(tmp_path: Path, target: str, dtype: torch.dtype, orde
     assert worst < (2e-5 if dtype == torch.float32 else 0.1), worst
     assert torch.equal(found, again)
     assert len(launches(here)) > 2 * 10 and not {e for *_, e in launches(here)} - {"0"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_a_training_step_runs_whole(tmp_path: Path, target: str) -> None:
+    """Forward, backward (that of attention too) and AdamW, against the kernels of the CPU."""
+    states: dict[str, dict[str, torch.Tensor]] = {}
+    losses: dict[str, list[float]] = {}
+    with machine.use(HostMachine(tmp_path)) as here:
+        for backend in ("cpu", "cuda"):
+            program, tokens = _training()
+            options = Options(backend=backend, target=target if backend == "cuda" else "")
+            states[backend] = {name: t.clone() for name, t in program.tensors.items()}
+            run = Executor(make_plan(program, options, keep_ir=False), states[backend])
+            rate = torch.tensor(1e-3, dtype=torch.float64)
+            losses[backend] = [float(run(tokens, tokens, rate)[0]) for _ in range(2)]
+        names = [name for name, *_ in launches(here)]
+    assert sum(name.endswith("attention_backward") for name in names) == 2 * 2
+    torch.testing.assert_close(losses["cuda"], losses["cpu"], atol=2e-6, rtol=2e-6)
+    for name, state in states["cpu"].items():
+        torch.testing.assert_close(states["cuda"][name], state, atol=1e-5, rtol=1e-5)
+
+
+def _training() -> tuple[Any, torch.Tensor]:
+    torch.manual_seed(0)
+    module = GPT(GPTConfig(layers=1, hidden=32, heads=2, block=20, vocab=29)).eval()
+    tokens = torch.randint(0, 29, (2, 19))
+    program = capture(module, (tokens, tokens)).program
+    return training_program(program, trainable=module, optimizer="adamw", loss=""), tokens
 
 
 def test_a_table_of_pointers_is_read_once_for_each_call(here: HostMachine, tmp_path: Path) -> None:

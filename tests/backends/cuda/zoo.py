@@ -27,7 +27,7 @@ from typing import Any
 
 from irc.backends import KernelReport
 from irc.backends.cuda.build import compile_source, find_nvcc, nvcc_version
-from irc.backends.cuda.file import emit_kernel, shared_bytes
+from irc.backends.cuda.file import MAIN_BEGINS, emit_kernel, shared_bytes
 from irc.backends.cuda.report import by_function
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
@@ -171,7 +171,7 @@ def _keyed(found: Iterable[KernelOp], arch: int) -> Iterator[tuple[str, KernelOp
         except IrcError as error:
             text = str(error)
         # What the device runs: neither the main that checks it, nor names and comments.
-        text = text.partition("#ifdef IRC_MAIN")[0].replace(identifier(kernel.sym_name.data), "k")
+        text = text.partition(MAIN_BEGINS)[0].replace(identifier(kernel.sym_name.data), "k")
         lines = [line.partition("//")[0].rstrip() for line in text.splitlines()]
         yield hashlib.sha256(f"{arch} {lines}".encode()).hexdigest()[:24], kernel
 
@@ -224,6 +224,14 @@ def summary(rows: Sequence[Row]) -> tuple[str, bool]:
     )
 
 
+def write_json(path: Path, rows: Sequence[Row]) -> None:
+    """Write what a run has found so far, a program a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    version = nvcc_version(find_nvcc()).splitlines()[3]
+    text = json.dumps(compact(rows, version), indent=0)
+    path.write_text(text.replace(',\n"', ', "').replace("{\n", "{") + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -242,12 +250,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in compile_all(chosen, given.arch, given.share, given.seed, Known(given.known)):
         print(row, flush=True)
         rows.append(row)
+        if given.json:
+            # After each program: a run of hours may be cut short.
+            write_json(given.json, rows)
     line, ok = summary(rows)
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        version = nvcc_version(find_nvcc()).splitlines()[3]
-        text = json.dumps(compact(rows, version), indent=0)
-        given.json.write_text(text.replace(',\n"', ', "').replace("{\n", "{") + "\n")
     print(line)
     return 0 if ok else 1
 

@@ -19,7 +19,7 @@ from tests.backends.triton.interpreting import interpret, outputs_of
 pytest.importorskip("triton")
 
 CASES = backward.backward_cases()
-SIDES = (("dk", "dv"), ("dq",))
+SIDES = backward.SIDES
 TOLERANCE = {"f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
 
 

@@ -74,6 +74,8 @@ def hand_written() -> dict[str, KernelOp]:
         g.matmul(), g.matmul(batch=(2, 3), m=5, n=17, k=70, name="matmul_batch"),
         g.matmul(dtype="f16", transposed=True, name="matmul_f16"),
         g.matmul(m=1, n=40, k=33, dtype="f64", name="matmul_f64"),
+        g.matmul(m=1, n=129, k=257, transposed=True, name="row_f32"),
+        g.matmul(m=1, n=70, k=300, batch=(3,), dtype="f16", name="row_f16"),
         g.matmul(m=9, n=20, k=7, dtype="i32", epilogue=False, name="matmul_i32"),
         g.matmul(a_transposed=True, batch=(2,), name="matmul_a_transposed"),
         g.layer_norm(dtype="bf16", name="layer_norm_bf16"), g.empty(),

@@ -1,6 +1,7 @@
 """The schedule space: its static checks hold what ptxas says, and every tile computes the same."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,17 @@ def test_the_first_tile_of_each_target_does_not_spill() -> None:
         report = compile_for(matmul(tile, dtype), gpu(target).arch)
         assert report.spill_bytes == 0
         assert report.shared_bytes <= gpu(target).block_bytes
+
+
+def test_a_tile_that_an_epilogue_would_spill_is_pruned() -> None:
+    """64 by 128 by four warps is 64 results a thread; an optimizer reads three more of each."""
+    plain = Problem(1, 64, 104, 20, "bf16")
+    step = replace(plain, epilogue=3)
+    wide = Tile(64, 128, 32, 4, 3)
+    assert refusal(wide, plain, gpu("sm_100")) is None
+    assert refusal(wide, step, gpu("sm_100")) == "more registers than a thread has"
+    best = candidates(step, gpu("sm_100"))[0]
+    assert best.m * best.n / (32 * best.warps) <= 32
 
 
 def test_every_tile_computes_the_same(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from irc.plan.load import load_plan
+from irc.runtime.arguments import held_parts
 from irc.runtime.collectives import TorchCommunicator
-from irc.runtime.executor import Executor, held_parts
+from irc.runtime.executor import Executor
 from irc.runtime.processes import agree, end_with_parent, joined, place_of
 from irc.runtime.weights import load_weights
 from tests.models.zoo.processes import INPUTS, OUTPUTS

@@ -1,0 +1,102 @@
+"""What a call is given and gives back: the checks of inputs, the memory of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from irc.errors import IrcError
+from irc.plan.schema import Plan, placement_of
+from irc.plan.weights import local_slices
+from irc.runtime.frame import view_of
+from irc.runtime.library import dtypes
+
+
+def whole_shape(plan: Plan, index: int) -> tuple[int, ...]:
+    """Return the shape of an argument before it is split over the mesh."""
+    buffer, mesh = plan.buffers[index], plan.device_mesh
+    shape, placement = list(buffer.shape), placement_of(buffer)
+    for dim in range(len(shape)):
+        for axis in placement.split_axes(dim):
+            shape[dim] *= mesh.size(axis)
+    return tuple(shape)
+
+
+def input_part(plan: Plan, index: int, rank: int, whole: torch.Tensor) -> torch.Tensor:
+    """Return the part of a whole input that a rank reads."""
+    placement = placement_of(plan.buffers[index])
+    return whole[local_slices(placement, plan.device_mesh, rank, tuple(whole.shape))]
+
+
+def held_parts(plan: Plan, wholes: Sequence[torch.Tensor], rank: int) -> list[torch.Tensor]:
+    """Return whole inputs as a rank gives them: of what ranks hold, a copy of its own part."""
+    return [
+        input_part(plan, index, rank, whole).clone(memory_format=torch.contiguous_format)
+        if plan.buffers[index].role == "cache"
+        else whole
+        for index, whole in zip(plan.inputs, wholes, strict=True)
+    ]
+
+
+class Input:
+    """Checks one input and gives the part of it that this rank reads, contiguous."""
+
+    device = "cpu"
+
+    def __init__(self, plan: Plan, index: int, rank: int) -> None:
+        buffer = plan.buffers[index]
+        # What ranks hold between calls is given as they hold it, and written in place.
+        self.is_held = buffer.role == "cache"
+        self.shape = torch.Size(buffer.shape if self.is_held else whole_shape(plan, index))
+        self.dtype = dtypes()[buffer.dtype]
+        self.base = plan.bases.index(index) + 1
+        self.name = buffer.name
+        split = buffer.placement and not self.is_held
+        self._part = partial(input_part, plan, index, rank) if split else None
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        here = tensor.is_cpu is (self.device == "cpu")
+        if tensor.shape != self.shape or tensor.dtype is not self.dtype or not here:
+            raise IrcError(
+                "input-mismatch",
+                f"input '{self.name}' is {list(tensor.shape)} {tensor.dtype} on {tensor.device}; "
+                f"the plan takes {list(self.shape)} {self.dtype} on {self.device}",
+                help="compile again for this shape and dtype",
+            )
+        if self._part is not None:
+            tensor = self._part(tensor)
+        if self.is_held and not _is_plain(tensor):
+            raise IrcError(
+                "input-mismatch",
+                f"input '{self.name}' is written in place and its memory has gaps, or another sign",
+                help="give a contiguous tensor",
+            )
+        # What is lazily negated or conjugated, and its memory is not what it says.
+        return tensor if _is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """True where a tensor's memory is its elements, one after the other."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+class Outputs:
+    """Says what memory the outputs need (base, shape, dtype), and shows the outputs in it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.roots = [i for i, b in enumerate(plan.buffers) if b.storage == "output"]
+        owned = [(i, plan.buffers[i]) for i in self.roots]
+        self.bases = [plan.bases.index(i) + 1 for i in self.roots]
+        self.fresh = [(plan.bases.index(i) + 1, b.shape, dtypes()[b.dtype]) for i, b in owned]
+        position = {root: k for k, root in enumerate(self.roots)}
+        self._shown = [(position[plan.root(i)], plan.buffers[i]) for i in plan.outputs]
+        self.are_plain = [k for k, _ in self._shown] == list(range(len(self.roots))) and all(
+            buffer.storage == "output" for _, buffer in self._shown
+        )
+
+    def show(self, fresh: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if self.are_plain:
+            return tuple(fresh)
+        return tuple(view_of(fresh[k], buffer) for k, buffer in self._shown)

@@ -1,0 +1,275 @@
+"""Templates of plans: polynomials found from witnesses, and checked at others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from irc.dialects.size import Dim, Size, product, symbol, value_of
+from irc.dialects.task import KernelOp
+from irc.dialects.text import load
+from irc.open_plans import OpenPlans
+from irc.passes.bind_sizes import BindSizesPass
+from irc.pipeline import Options, lower
+from irc.plan.arena import Interval, aligned
+from irc.plan.build import unplaced
+from irc.plan.template.fit import Fitter
+from irc.plan.template.stack import stack
+from irc.plan.template.template import PlanTemplate, Witness, plan_template
+from irc.plan.template.unify import DifferentError, Real, evaluate, unify
+from irc.plan.template.witnesses import witnesses
+from irc.plan.verify import verify_plan
+from irc.program import Program
+
+WITNESSES = [
+    {"B": 13, "S": 127},
+    {"B": 17, "S": 113},
+    {"B": 19, "S": 109},
+    {"B": 23, "S": 131},
+]
+MODEL = """
+func.func @forward(%w: !flow.tensor<[40, 24], f32> {role = "parameter", name = "w"},
+    %x: !flow.tensor<[B, S, 24], f32> {role = "input", name = "x"})
+    -> (!flow.tensor<[B, S, 40], f32> {role = "output", name = "y"}) {
+  %0 = flow.contract(%x, %w) {spec = "abk,nk->abn", loc = "m.py:3", id = "n0"}
+      : (!flow.tensor<[B, S, 24], f32>, !flow.tensor<[40, 24], f32>)
+      -> !flow.tensor<[B, S, 40], f32>
+  %1 = flow.pointwise(%0) {fn = "relu", loc = "m.py:4", id = "n1"}
+      : (!flow.tensor<[B, S, 40], f32>) -> !flow.tensor<[B, S, 40], f32>
+  %2 = flow.reduce(%1) {fn = "max", dims = array<i64: 1>, keep_dims = true, loc = "m.py:5",
+      id = "n2"} : (!flow.tensor<[B, S, 40], f32>) -> !flow.tensor<[B, 1, 40], f32>
+  %3 = flow.pointwise(%1, %2) {fn = "sub", loc = "m.py:6", id = "n3"}
+      : (!flow.tensor<[B, S, 40], f32>, !flow.tensor<[B, 1, 40], f32>)
+      -> !flow.tensor<[B, S, 40], f32>
+  func.return %3 : !flow.tensor<[B, S, 40], f32>
+}
+"""
+
+
+def program_at(values: Mapping[str, int]) -> Program:
+    module = load(MODEL)
+    text = ",".join(f"{name}={number}" for name, number in values.items())
+    BindSizesPass(text).apply(None, module)  # type: ignore[arg-type]  # it needs no context
+    return Program(module)
+
+
+def witness(values: Mapping[str, int]) -> Witness:
+    program = program_at(values)
+    lower(program, Options(any_rows=True))
+    plan = unplaced(program.module)
+    ops = {op.sym_name.data: op for op in program.module.body.block.ops if isinstance(op, KernelOp)}
+    return Witness(values, plan, tuple(ops[kernel.name] for kernel in plan.kernels))
+
+
+@pytest.fixture(scope="module")
+def made() -> list[Witness]:
+    return [witness(values) for values in [*WITNESSES, {"B": 29, "S": 103}]]
+
+
+@dataclass
+class Anything:
+    """What a trace without conditions says."""
+
+    most: Mapping[str, int]
+
+    @property
+    def places(self) -> Mapping[str, object]:
+        return {"B": 0, "S": 1}
+
+    def tie_equal(self, values: Mapping[str, int]) -> bool:
+        return False
+
+    def admits(self, values: Mapping[str, int]) -> bool:
+        return all(2 <= n <= self.most.get(name, n) for name, n in values.items())
+
+    def extended(self, values: Mapping[str, int]) -> dict[str, int]:
+        return dict(values)
+
+
+B, S = symbol("B"), symbol("S")
+POLYNOMIALS: list[Dim] = [
+    B * S * 768, S * S, 12 * S, S + -1, B * S * S * 12, S * 2 + 3, B * S + B, B * (S + 2) * (S + 2),
+    B * B * S * S, (B + 1) * (S + -2), S * 64 + 512, -1 * S,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dim", POLYNOMIALS, ids=str)
+def test_polynomials_are_found(dim: Dim) -> None:
+    assert Fitter(WITNESSES).fit(tuple(value_of(dim, w) for w in WITNESSES)) == dim
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(-5000, 5000).filter(bool),
+    st.integers(-5000, 5000),
+    st.lists(st.sampled_from("BS"), max_size=3),
+    st.lists(st.sampled_from("BS"), max_size=3),
+)
+def test_sums_of_two_products_are_found(a: int, b: int, one: list[str], other: list[str]) -> None:
+    dim = product(map(symbol, one)) * a + product(map(symbol, other)) * b
+    assert Fitter(WITNESSES).fit(tuple(value_of(dim, w) for w in WITNESSES)) == dim
+
+
+def test_what_is_no_polynomial_is_not_fitted() -> None:
+    fitter = Fitter(WITNESSES)
+    for step in (2, 4, 16, 64):
+        assert fitter.fit(tuple(-(-w["S"] // step) for w in WITNESSES)) is None
+    assert fitter.fit(tuple(min(w["S"], 120) for w in WITNESSES)) is None
+    numbers = random.Random(0)
+    assert fitter.fit(tuple(numbers.randrange(10**6) for _ in WITNESSES)) is None
+
+
+def test_trees_unify_to_polynomials_and_evaluate_back() -> None:
+    def tree(w: Mapping[str, int]) -> object:
+        return {"a": (w["S"], 5, "text"), "b": [w["B"] * w["S"] * 1.0, 1 / w["S"]], "c": None}
+
+    fitter = Fitter(WITNESSES)
+    found = unify([tree(w) for w in WITNESSES], fitter)
+    assert found == {"a": (S, 5, "text"), "b": [Real(B * S), Real(S, inverse=True)], "c": None}
+    values = {"B": 3, "S": 7}
+    assert evaluate(found, lambda size: value_of(size, values)) == tree(values)
+
+
+@pytest.mark.parametrize(
+    ("trees", "place"),
+    [
+        ([{"a": (1, 2)}, {"a": (1,)}], "a: 2 entries against 1 entries"),
+        ([{"a": "add"}, {"a": "sub"}], "a: add against sub"),
+        ([{"a": 1}, {"a": "1"}], "a: int against str"),
+        ([{"a": True}, {"a": False}], "a: True against False"),
+    ],
+)
+def test_the_place_of_a_difference_is_named(trees: list[object], place: str) -> None:
+    with pytest.raises(DifferentError, match=place):
+        unify(trees, Fitter([{"S": 17}, {"S": 19}]))
+
+
+def test_a_template_is_the_plan_at_other_sizes(made: list[Witness]) -> None:
+    template = plan_template(made)
+    for values in ({"B": 2, "S": 2}, {"B": 3, "S": 200}, {"B": 64, "S": 17}):
+        own = witness(values)
+        assert template.agrees(own) is None
+        plan = template.at(values)
+        verify_plan(plan)
+        assert [b.shape for b in plan.buffers] == [b.shape for b in own.plan.buffers]
+        for kernel, wanted in zip(template.kernels, own.kernels, strict=True):
+            found = kernel.at(values)
+            assert found.task_mapping == wanted.task_mapping
+            assert [str(op) for op in found.body.block.ops] == [
+                str(op) for op in wanted.body.block.ops
+            ]
+    assert template.span.holds({"B": 50, "S": 150})
+    assert not template.span.holds({"B": 50, "S": 300})
+
+
+def test_a_wrong_polynomial_is_caught(made: list[Witness], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit that agrees with the witnesses it is from, and is wrong, does not pass the last one."""
+    right = Fitter.fit
+    vanishing: Dim = product(S + -w["S"] for w in WITNESSES)
+
+    def planted(fitter: Fitter, values: tuple[int, ...]) -> Dim | None:
+        found = right(fitter, values)
+        return found + vanishing if isinstance(found, Size) else found
+
+    monkeypatch.setattr(Fitter, "fit", planted)
+    with pytest.raises(DifferentError, match="the plan held back"):
+        plan_template(made)
+
+
+def test_every_wrong_number_of_a_plan_is_caught(made: list[Witness]) -> None:
+    """One number of one plan is changed: no template comes of it."""
+    third = made[2]
+    for index, buffer in enumerate(third.plan.buffers):
+        if not any(n > 1 for n in buffer.shape):
+            continue
+        changed = list(third.plan.buffers)
+        changed[index] = replace(buffer, shape=(buffer.shape[0] + 1, *buffer.shape[1:]))
+        wrong = replace(third, plan=replace(third.plan, buffers=tuple(changed)))
+        with pytest.raises(DifferentError):
+            plan_template([*made[:2], wrong, *made[3:]])
+
+
+def test_another_structure_is_no_agreement(made: list[Witness]) -> None:
+    template = plan_template(made)
+    other = witness({"B": 5, "S": 11})
+    fewer = replace(other, plan=replace(other.plan, steps=other.plan.steps[:-1]))
+    reason = template.agrees(fewer)
+    assert reason is not None and "steps" in reason
+    assert not template.span.holds(other.values)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 9), st.integers(0, 4)), max_size=12),
+       st.randoms(use_true_random=False))  # fmt: skip
+def test_a_stack_overlaps_at_no_sizes(
+    raw: list[tuple[int, int, int]], numbers: random.Random
+) -> None:
+    intervals = [Interval(size, first, first + length) for size, first, length in raw]
+    found = stack(intervals)
+    for sizes in ([i.size_bytes for i in intervals], [numbers.randrange(900) for _ in intervals]):
+        offsets, total = found.place(sizes)
+        for a, b in combinations(range(len(sizes)), 2):
+            alive = intervals[a].first <= intervals[b].last
+            if alive and intervals[b].first <= intervals[a].last:
+                ends = offsets[a] + aligned(sizes[a]), offsets[b] + aligned(sizes[b])
+                assert ends[0] <= offsets[b] or ends[1] <= offsets[a]
+        assert all(o + aligned(s) <= total for o, s in zip(offsets, sizes, strict=True))
+
+
+def test_witnesses_are_admitted_and_apart() -> None:
+    found = witnesses({"B": 2, "S": 128}, lambda v: v["S"] <= 128 and v["S"] % 8 == 0)
+    assert len(found) == 5 and all(v["S"] % 8 == 0 and v["S"] != 128 for v in found)
+    assert len({v["S"] for v in found}) == len({v["B"] for v in found}) == 5
+    assert witnesses({"S": 7}, lambda v: v["S"] == 7) == []
+
+
+def test_quotients_ask_for_all_remainders() -> None:
+    found = witnesses({"H": 32}, lambda _: True, halved=True)
+    assert {v["H"] % 2 for v in found} == {0, 1}
+
+
+def test_one_template_serves_all_sizes() -> None:
+    plans = OpenPlans(Anything({}), program_at, Options())
+    plans.at({"B": 4, "S": 32})
+    planned = plans.work.planned
+    assert len(plans.templates) == 1
+    for values in ({"B": 2, "S": 2}, {"B": 7, "S": 100}, {"B": 8, "S": 33}):
+        loaded = plans.at(values)
+        verify_plan(loaded.plan)
+    assert plans.work.planned == planned
+    assert plans.work.bound == 4
+    assert plans.work.reasons == []
+
+
+def test_sizes_beyond_are_planned_once_and_then_known() -> None:
+    plans = OpenPlans(Anything({}), program_at, Options())
+    plans.at({"B": 4, "S": 32})
+    before = plans.work.planned
+    plans.at({"B": 4, "S": 2000})
+    plans.at({"B": 4, "S": 1999})
+    assert plans.work.planned == before + 1
+
+
+def test_too_few_sizes_make_no_template() -> None:
+    plans = OpenPlans(Anything({"B": 3, "S": 3}), program_at, Options())
+    loaded = plans.at({"B": 3, "S": 3})
+    verify_plan(loaded.plan)
+    assert plans.templates == []
+    assert any("too few sizes" in reason for reason in plans.work.reasons)
+
+
+def test_other_backends_are_planned_for_each_size() -> None:
+    plans = OpenPlans(Anything({}), program_at, Options(backend="cuda"))
+    plans.at({"B": 4, "S": 32})
+    assert isinstance(plans.templates, list) and not plans.templates
+    assert "for fixed sizes" in plans.work.reasons[0]
+
+
+def test_templates_are_typed(made: list[Witness]) -> None:
+    assert isinstance(plan_template(made), PlanTemplate)

@@ -1,0 +1,84 @@
+"""Library ops that write where a plan lays their results give what the others copy, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from irc.runtime import library
+from irc.runtime.into import EXTERN, writer
+from irc.runtime.library import dtype_names
+
+X = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+AT = torch.randint(0, 5, (4, 7), generator=torch.Generator().manual_seed(1))
+
+FLOW: list[tuple[str, dict[str, Any], list[Tensor]]] = [
+    ("flow.sort", {"dim": 1, "descending": True}, [X]),
+    ("flow.arg_reduce", {"fn": "max", "dim": 0, "keep_dims": True}, [X]),
+    ("flow.arg_reduce", {"fn": "min", "dim": 1, "keep_dims": False}, [X]),
+    ("flow.cumulative", {"fn": "sum", "dim": 1, "exclusive": False, "reverse": False}, [X]),
+    ("flow.take", {"dim": 1}, [X, torch.tensor([[3, 0], [6, 3], [1, 1]])]),
+    ("flow.gather", {"dim": 0}, [X, AT]),
+    ("flow.scatter", {"dim": 0, "fn": "set"}, [X, AT, X[:4] * 2]),
+    ("flow.scatter", {"dim": 0, "fn": "sum"}, [X, AT, X[:4] * 2]),
+    ("flow.scatter", {"dim": 0, "fn": "max"}, [X, AT, X[:4] * 2]),
+]
+SQUARE = X[:, :5]
+OPERAND = {"operand": 0}
+ARGUMENTS: dict[str, tuple[list[Any], list[Tensor]]] = {
+    "aten::kthvalue": ([OPERAND, 2, 1], [X]),
+    "aten::mode": ([OPERAND, 1], [X.round()]),
+    "aten::median.dim": ([OPERAND, 1], [X]),
+    "aten::nanmedian.dim": ([OPERAND, 1], [X]),
+    "aten::searchsorted.Tensor": ([OPERAND, {"operand": 1}], [X.sort(1).values, X]),
+    "aten::bucketize.Tensor": ([OPERAND, {"operand": 1}], [X, X[0].sort().values]),
+    "aten::mm": ([OPERAND, {"operand": 1}], [X, X.t()]),
+    "aten::bmm": ([OPERAND, {"operand": 1}], [X[None], X.t()[None]]),
+    "aten::addmm": ([OPERAND, {"operand": 1}, {"operand": 2}], [SQUARE, X, X.t()]),
+    "aten::baddbmm": ([OPERAND, *[{"operand": i} for i in (1, 2)]], [SQUARE, X[None], X.t()[None]]),
+    "aten::linalg_qr": ([OPERAND], [X]),
+    "aten::linalg_inv": ([OPERAND], [SQUARE]),
+    "aten::triangular_solve": ([OPERAND, {"operand": 1}], [X, SQUARE]),
+    "aten::tril": ([OPERAND], [X]),
+    "aten::triu": ([OPERAND, 1], [X]),
+    "aten::cross": ([OPERAND, {"operand": 1}, 0], [X[:3], X[1:4]]),
+    "aten::renorm": ([OPERAND, 2, 0, 1.0], [X]),
+}
+
+
+def check(name: str, attrs: dict[str, Any], inputs: list[Tensor]) -> None:
+    write = writer(name, attrs)
+    assert write is not None
+    copied = [x.clone() for x in inputs]
+    wanted = library.run(name, attrs, copied, [])
+    assert all(dtype_names()[x.dtype] for x in wanted)
+    out = [torch.full_like(w, 7, memory_format=torch.contiguous_format) for w in wanted]
+    places = [x.data_ptr() for x in out]
+    write(copied, out)
+    assert [x.data_ptr() for x in out] == places
+    for found, want in zip(out, wanted, strict=True):
+        assert found.shape == want.shape
+        assert torch.equal(found, want)
+    assert all(torch.equal(a, b) for a, b in zip(copied, inputs, strict=True))
+
+
+@pytest.mark.parametrize(("name", "attrs", "inputs"), FLOW)
+def test_flow_ops(name: str, attrs: dict[str, Any], inputs: list[Tensor]) -> None:
+    check(name, attrs, inputs)
+
+
+@pytest.mark.parametrize("target", sorted(EXTERN))
+def test_aten_ops(target: str) -> None:
+    positional, inputs = ARGUMENTS[target]
+    check("flow.extern", {"target": target, "arguments": json.dumps([positional, {}])}, inputs)
+
+
+def test_what_torch_cannot_write_there_is_copied() -> None:
+    reverse = {"fn": "sum", "dim": 0, "exclusive": False, "reverse": True}
+    assert writer("flow.cumulative", reverse) is None
+    assert writer("flow.convolution", {}) is None
+    assert writer("flow.extern", {"target": "aten::erfinv", "arguments": "[[], {}]"}) is None
