@@ -166,9 +166,7 @@ class Dispatcher:
         return version
 
     @collection_held()
-    def _compile(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Version | OpenVersion:
+    def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version | OpenVersion:
         if self.options.mesh.num_ranks > 1:
             return self._compile_for_ranks(args, kwargs)
         call = apart((tuple(args), dict(kwargs)))
@@ -186,9 +184,7 @@ class Dispatcher:
         """
         chosen: Any = self.options.dynamic
         try:
-            captured = capture(
-                self.original, args, kwargs, dynamic_shapes=chosen, keep_open=True
-            )
+            captured = capture(self.original, args, kwargs, dynamic_shapes=chosen, keep_open=True)
         except IrcError as error:
             if chosen is not True:
                 raise

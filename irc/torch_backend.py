@@ -135,17 +135,13 @@ def _through_aot(
         context = TracingContext.try_get()
         visible = context.fw_metadata.num_forward if context and context.fw_metadata else None
         with _disable_current_modes():
-            program = flat_program(
-                graph, {}, "aot forward", visible=visible, keep_open=keep_open
-            )
+            program = flat_program(graph, {}, "aot forward", visible=visible, keep_open=keep_open)
             return make_boxed_func(_runner(program, options))
 
     def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
         try:
             with _disable_current_modes():
-                program = flat_program(
-                    graph, {}, "aot backward", visible=0, keep_open=keep_open
-                )
+                program = flat_program(graph, {}, "aot backward", visible=0, keep_open=keep_open)
                 run: Flat = _or_torch(_runner(program, options), graph.forward)
             counters["backward"] += 1
         except IrcError as error:

@@ -58,6 +58,7 @@ class Block(nn.Module):
         return x + self.out(y.transpose(1, 2).reshape(b, s, w))
 
 
+@pytest.mark.slow
 def test_one_capture_and_one_template_for_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = []
     export = capturing.export

@@ -533,8 +533,8 @@ class YieldOp(FlowOp):
 OPS: list[type[FlowOp]] = [
     PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, GroupedContractOp, ReduceOp,
     ArgReduceOp, CumulativeOp, ReshapeOp, TransposeOp, BroadcastOp, SliceOp, ConcatOp, PadOp,
-    TakeOp, GatherOp, ScatterOp, ConvolutionOp, PoolOp, SortOp, TopKOp, RandomOp, AttentionOp, ExternOp, FusionOp,
-    YieldOp,
+    TakeOp, GatherOp, ScatterOp, ConvolutionOp, PoolOp, SortOp, TopKOp, RandomOp, AttentionOp,
+    ExternOp, FusionOp, YieldOp,
 ]  # fmt: skip
 OP_BY_NAME: Mapping[str, type[FlowOp]] = {op.name: op for op in OPS}
 

@@ -99,9 +99,7 @@ class KernelTable:
             GroupError: where the group is no kernel.
         """
         if is_attention(ops[0], self.target):
-            return attention_kernel(
-                ops[0], source, orders, self.target, any_rows=self.any_rows
-            )
+            return attention_kernel(ops[0], source, orders, self.target, any_rows=self.any_rows)
         if is_along(ops[0], self.target):
             return along_kernel(ops[0], source)
         if is_attention_backward(ops[0], self.target):
@@ -252,11 +250,11 @@ class _Mapper:
         """Launch the kernel of an op along a dim; its results lie as the program says."""
         assert isinstance(op, FlowOp)
         made, results = wide_sums(op) or [op], list[SSAValue]()
-        for part in made:
-            results = self._launch([part], list(part.outputs), {}, part, free=False)
-        for part in reversed(made):
-            if part is not op:
-                part.erase()
+        for each in made:
+            results = self._launch([each], list(each.outputs), {}, each, free=False)
+        for each in reversed(made):
+            if each is not op:
+                each.erase()
         for old, new in zip(op.outputs, results, strict=True):
             old.replace_all_uses_with(new)
         self.gone.append(op)

@@ -127,11 +127,11 @@ def _packed_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signat
     columns = w[0] * 16
     if window is None:
         m, k = x
-        inner = {4: (k // 8, 16), 8: (k // 4, 16, 4) if exact else (k, 16)}[attrs["bits"]]  # type: ignore[operator]
+        inner = {4: (k // 8, 16), 8: (k // 4, 16, 4) if exact else (k, 16)}[attrs["bits"]]
         result: Shape = (m, columns)
     else:
         kernel, strides, dilations = window[:2], window[2:4], window[4:]
-        inner = (*kernel, x[3] // 4, 16, 4)  # type: ignore[operator]
+        inner = (*kernel, x[3] // 4, 16, 4)
         spatial = map(window_size, x[1:3], kernel, strides, (0, 0), (0, 0), dilations)
         result = (x[0], *spatial, columns)
     depth: Any = x[-1]
@@ -143,9 +143,9 @@ def _packed_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signat
 def _grouped_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     ((rows, depth), dtype), (w, other), (index, _) = operands
     _, panels, steps, columns, pair = w
-    if steps * pair != depth or other != dtype or index != (rows,):  # type: ignore[operator]
+    if steps * pair != depth or other != dtype or index != (rows,):
         raise ShapeError(f"matrices {list(w)} do not fit rows [{rows}, {depth}]")
-    return [((rows, panels * columns), dtype)]  # type: ignore[operator]
+    return [((rows, panels * columns), dtype)]
 
 
 def _reduce(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
@@ -238,7 +238,7 @@ def _convolution(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]
             f"convolution of {x[1]} channels in {attrs['groups']} groups by a kernel of {w[1]}"
         )
     windows = [
-        window_size(x[i + 2], int(w[i + 2]), s, lo, hi, d)  # type: ignore[arg-type]  # kernel sizes are known
+        window_size(x[i + 2], int(w[i + 2]), s, lo, hi, d)
         for i, (s, lo, hi, d) in enumerate(
             zip(attrs["strides"], attrs["low"], attrs["high"], attrs["dilations"], strict=True)
         )

@@ -62,9 +62,7 @@ def grouped_rows(
     return _rows(x, weight, [(int(a), int(b)) for a, b in zip(starts, ends, strict=True)])
 
 
-def contract_panels(
-    x: torch.Tensor, panels: torch.Tensor, index: torch.Tensor
-) -> torch.Tensor:
+def contract_panels(x: torch.Tensor, panels: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Multiply each row by the matrix that its index names: ``flow.grouped_contract``.
 
     Args:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import irc
 from irc.weight_only import QuantizedLinear
 
 
@@ -24,6 +25,14 @@ def float64_of(module: nn.Module) -> nn.Module:
             parent, _, own = name.rpartition(".")
             setattr(made.get_submodule(parent), own, plain)
     return made.double()
+
+
+def rounded(contender: str, module: nn.Module) -> nn.Module:
+    """Return the module whose weights a contender computes with."""
+    for bits in (4, 8):
+        if f"int{bits} weights" in contender:
+            return irc.quantize(deepcopy(module), bits=bits)
+    return module
 
 
 def first_output(module: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor:

@@ -182,7 +182,8 @@ def test_long_training_of_few_heads_splits_rows_and_a_ring_holds_less(
     for op in attentions(ring):
         assert {placed(v) for v in (*op.inputs, *op.outputs)} == {Split(2)}
     assert rich.seconds < ring.seconds < 1.05 * rich.seconds
-    assert ring.report["bytes_held"] < 0.9 * rich.report["bytes_held"]
+    # Kernels write gradients where they are kept: what a ring spares is the keys that it lacks.
+    assert ring.report["bytes_held"] < 0.98 * rich.report["bytes_held"]
 
 
 def _ring_only(target: str) -> Declaration:

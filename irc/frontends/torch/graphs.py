@@ -91,9 +91,7 @@ def flat_program(
         symbolic = tuple(i for i, node in enumerate(placeholders) if _gives_sizes(node))
         given = [(_input_name(n, i), n.meta["val"]) for i, n in enumerate(placeholders)
                  if i in symbolic]  # fmt: skip
-        found = open_sizes(
-            module, given, lambda values: assembled(NumberedSizes(values)).program
-        )
+        found = open_sizes(module, given, lambda values: assembled(NumberedSizes(values)).program)
         names: SizeNames = NumberedSizes(found.whole(found.read(_hints(given))))
     else:
         names = SizeNames({})

@@ -25,7 +25,7 @@ def witnesses(
     """Return assignments near the first call's, different in every symbol, primes where possible.
 
     >>> witnesses({"B": 2, "S": 128}, lambda values: values["S"] <= 128, 3)
-    [{'B': 13, 'S': 127}, {'B': 17, 'S': 109}, {'B': 19, 'S': 103}]
+    [{'B': 13, 'S': 127}, {'B': 17, 'S': 113}, {'B': 19, 'S': 109}]
 
     Args:
         first: numbers of the first call.
