@@ -190,19 +190,19 @@ def _epilogue_twice(right: Any) -> Any:
 
 
 def _in_place_too_early(applied: Applied) -> AbstractContextManager[Target]:
-    """A scatter writes over its operand though another op still has to read it."""
+    """A scatter writes over its operand though another kernel still has to read it."""
 
     @contextmanager
     def plant() -> Iterator[Target]:
         import torch
 
         import irc
-        from irc.plan import in_place
+        from irc.plan import update
 
         def written(cache: Any, index: Any, source: Any) -> Any:
-            old = cache.sum(0)
+            old = cache.clone()
             cache.scatter_(0, index, source)
-            return old * 2
+            return old.sum(0) * 2
 
         def run(program: Program, inputs: Sequence[Any]) -> Any:
             given = torch.randn(5, 4), torch.tensor([[1, 2, 3, 0]]), torch.ones(1, 4)
@@ -212,11 +212,11 @@ def _in_place_too_early(applied: Applied) -> AbstractContextManager[Target]:
             torch.testing.assert_close(found, wanted)
             return program.function()(*inputs)
 
-        def once(value: Any) -> bool:
+        def nobody(*_: Any) -> dict[int, list[int]]:
             applied.times += 1
-            return True
+            return {}
 
-        with patch.object(in_place, "_is_only_read_once", once):
+        with patch.object(update, "_last_touch", nobody):
             yield run
 
     return plant()

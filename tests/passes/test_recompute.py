@@ -219,7 +219,7 @@ def test_the_pipeline_takes_a_policy() -> None:
     for policy in ("", "full", "auto"):
         program = training_program(program_of(small_gpt(2), TOKENS, TARGETS), optimizer=None)
         options = Options(recompute=policy)
-        (chosen, *_), module = default_pipeline(options)[1:], program.module
+        (chosen, *_), module = default_pipeline(options)[2:], program.module
         if policy:
             chosen.apply(context(), module)
         saved[policy] = saved_bytes(module)["block_0_forward"]

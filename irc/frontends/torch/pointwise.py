@@ -218,6 +218,8 @@ def prelu(t: Lowering, self: SSAValue, weight: SSAValue) -> SSAValue:
     ndim, channels = tensor(self).ndim, tensor(weight).shape
     if len(channels) == 1 and ndim > 1:
         weight = t.b.reshape(weight, (1, channels[0], *(1,) * (ndim - 2)))
+    elif not ndim:
+        weight = t.b.reshape(weight, ())
     return _negative_side(t, self, t.pointwise("mul", self, weight))
 
 

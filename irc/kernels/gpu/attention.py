@@ -78,7 +78,7 @@ def backward_candidates(rows: int, keys: int, features: int, dtype: str) -> list
     """
     wide = power_of_two(max(features, LEAST_TILE))
     if dtype == "f32":
-        shapes = [(32, 32, 8, 1), (16, 32, 8, 2), (16, 16, 8, 1)]
+        shapes = [(16, 32, 8, 1), (32, 32, 8, 1), (16, 16, 8, 1)]
         shapes = [s for s in shapes if s[0] * wide <= 32 * 64] or [(16, 16, 8, 1)]
     elif wide <= 64:
         shapes = [(32, 64, 4, 2), (32, 64, 8, 2), (64, 64, 8, 2), (64, 128, 8, 2)]
