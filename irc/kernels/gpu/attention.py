@@ -78,8 +78,11 @@ def backward_candidates(rows: int, keys: int, features: int, dtype: str) -> list
     """
     wide = power_of_two(max(features, LEAST_TILE))
     if dtype == "f32":
-        shapes = [(16, 32, 8, 1), (32, 32, 8, 1), (16, 16, 8, 1)]
-        shapes = [s for s in shapes if s[0] * wide <= 32 * 64] or [(16, 16, 8, 1)]
+        shapes = [(16, 32, 8, 1), (32, 32, 8, 1)] if wide <= 64 else [(16, 32, 8, 2)]
+        shapes = [s for s in (*shapes, (16, 16, 8, 1)) if s[0] * wide <= 32 * 64]
+        shapes = shapes or [(16, 16, 8, 1)]
+    elif wide <= 32:  # with 4 warps, ptxas spills two registers for sm_80
+        shapes = [(32, 64, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2)]
     elif wide <= 64:
         shapes = [(32, 64, 4, 2), (32, 64, 8, 2), (64, 64, 8, 2), (64, 128, 8, 2)]
     elif wide <= 128:
