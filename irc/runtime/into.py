@@ -105,11 +105,12 @@ WRITERS: Mapping[str, Callable[[Mapping[str, Any]], Write | None]] = {
 EXTERN = frozenset({
     "aten::kthvalue", "aten::mode", "aten::median.dim", "aten::nanmedian.dim",
     "aten::searchsorted.Tensor", "aten::bucketize.Tensor", "aten::mm", "aten::bmm", "aten::addmm",
-    "aten::baddbmm", "aten::linalg_qr",
-    "aten::linalg_inv", "aten::triangular_solve", "aten::tril", "aten::triu", "aten::cross",
-    "aten::renorm",
+    "aten::baddbmm", "aten::tril", "aten::triu", "aten::cross", "aten::renorm",
 })  # fmt: skip
-"""ATen ops whose variant with results given computes right there (others copy as we do)."""
+"""ATen ops whose variant with results given computes right there (others copy as we do).
+
+None that calls LAPACK: of torch 2.13, ``linalg_qr.out`` writes beyond a Q that it is given.
+"""
 
 
 def _extern(attrs: Mapping[str, Any]) -> Write | None:

@@ -34,6 +34,7 @@ WARNS = "it warns, which Dynamo does not trace"
 RESIZES = "Dynamo does not trace resize_"
 
 LEFT: Mapping[str, str] = {
+    "__getitem__": VALUES,
     "allclose": NUMBER,
     "argwhere": VALUES,
     "combinations": VALUES,
