@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from irc.dialects.along import AlongForm, KernelAlongOp, Place
-from irc.errors import InternalError, IrcError
+from irc.errors import IrcError
+from irc.interpret.role_memory import RoleMemory
 from irc.runtime import library
 
 if TYPE_CHECKING:
@@ -48,9 +49,8 @@ class _Rows:
         dtype: torch.dtype | None,
     ) -> None:
         self.form: AlongForm = op.form
-        self.name = op.kernel.sym_name.data
-        self.num_inputs = op.kernel.num_inputs.value.data
-        self.tasks, self.buffers, self.counts, self.dtype = tasks, buffers, counts, dtype
+        self.memory = RoleMemory(op, buffers, counts, dtype)
+        self.tasks = tasks
 
     def run(self) -> None:
         """Compute and store y and the positions of all tasks."""
@@ -99,7 +99,8 @@ class _Rows:
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < count:
             raise IrcError(
                 "index-out-of-range",
-                f"an index lies outside the {count} elements that kernel @{self.name} writes to",
+                f"an index lies outside the {count} elements that kernel @{self.memory.name}"
+                " writes to",
             )
         attrs = {"fn": form.mode, "dim": 1}
         return library.run("flow.scatter", attrs, [x, index, source], [])[0]
@@ -114,20 +115,8 @@ class _Rows:
 
     def _read(self, role: str) -> torch.Tensor:
         place = self.form.places[role]
-        address, buffer = self._address(place), self.buffers[place.buffer]
-        if address.numel() and not 0 <= int(address.min()) <= int(address.max()) < buffer.numel():
-            raise InternalError(
-                f"kernel @{self.name} reads elements {int(address.min())}..{int(address.max())}"
-                f" of a buffer of {buffer.numel()}"
-            )
-        found = buffer[address]
-        return found.to(self.dtype) if self.dtype and found.is_floating_point() else found
+        return self.memory.read(place.buffer, self._address(place), place.dtype)
 
     def _store(self, role: str, value: torch.Tensor) -> None:
-        import torch
-
         place = self.form.places[role]
-        address, buffer = self._address(place), self.buffers[place.buffer]
-        buffer[address] = value.to(buffer.dtype)
-        ones = torch.ones(address.numel(), dtype=torch.int32)
-        self.counts[place.buffer - self.num_inputs].index_add_(0, address.reshape(-1), ones)
+        self.memory.store(place.buffer, self._address(place), value)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from irc.dialects.attention import DEPTH, PER_KEY, WIDTH, AttentionForm, KernelAttentionOp
-from irc.errors import InternalError
-from irc.runtime import library
+from irc.interpret.role_memory import RoleMemory
 
 if TYPE_CHECKING:
     import torch
@@ -55,10 +54,8 @@ class _Rows:
         import torch
 
         self.form: AttentionForm = op.form
-        self.name = op.kernel.sym_name.data
-        self.num_inputs = op.kernel.num_inputs.value.data
-        self.tasks, self.buffers, self.counts = tasks, buffers, counts
-        self.dtype = dtype or torch.float32
+        self.memory = RoleMemory(op, buffers, counts, dtype or torch.float32)
+        self.tasks = tasks
         self.keys = torch.arange(self.form.chunk)
         # Global numbers of the keys of each task's part, [tasks, chunk]; some of the last miss.
         self.at = tasks[:, -1:] * self.form.chunk + self.keys
@@ -124,20 +121,7 @@ class _Rows:
 
     def _read(self, role: str, *, per_key: bool = False) -> torch.Tensor:
         place = self.form.places[role]
-        address, buffer = self._address(role, per_key=per_key), self.buffers[place.buffer]
-        low, high = int(address.min()), int(address.max())
-        if low < 0 or high >= buffer.numel():
-            raise InternalError(
-                f"kernel @{self.name} reads elements {low}..{high} of a buffer of {buffer.numel()}"
-            )
-        found = buffer[address]
-        return found.to(self.dtype) if library.dtypes()[place.dtype].is_floating_point else found
+        return self.memory.read(place.buffer, self._address(role, per_key=per_key), place.dtype)
 
     def _store(self, role: str, value: torch.Tensor) -> None:
-        import torch
-
-        place, address = self.form.places[role], self._address(role)
-        buffer = self.buffers[place.buffer]
-        buffer[address] = value.to(buffer.dtype)
-        ones = torch.ones(address.numel(), dtype=torch.int32)
-        self.counts[place.buffer - self.num_inputs].index_add_(0, address.reshape(-1), ones)
+        self.memory.store(self.form.places[role].buffer, self._address(role), value)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from irc.dialects.attention import DEPTH, PER_KEY, WIDTH, AttentionForm
 from irc.dialects.attention_backward import BEFORE, OUTPUTS, KernelAttentionBackwardOp
-from irc.errors import InternalError
-from irc.runtime import library
+from irc.interpret.role_memory import RoleMemory
 
 if TYPE_CHECKING:
     import torch
@@ -54,10 +53,8 @@ class _Part:
         import torch
 
         self.form: AttentionForm = op.form
-        self.name = op.kernel.sym_name.data
-        self.num_inputs = op.kernel.num_inputs.value.data
-        self.task, self.part, self.buffers, self.counts = task, part, buffers, counts
-        self.dtype = dtype or torch.float32
+        self.memory = RoleMemory(op, buffers, counts, dtype or torch.float32)
+        self.task, self.part = task, part
         first = part * self.form.chunk
         self.keys = torch.arange(first, min(first + self.form.chunk, self.form.keys))
 
@@ -117,21 +114,8 @@ class _Part:
         return at + rows[..., None] + (self.part * part if role in OUTPUTS else 0) + along
 
     def _read(self, role: str) -> torch.Tensor:
-        place, address = self.form.places[role], self._address(role)
-        buffer = self.buffers[place.buffer]
-        low, high = int(address.min()), int(address.max())
-        if low < 0 or high >= buffer.numel():
-            raise InternalError(
-                f"kernel @{self.name} reads elements {low}..{high} of a buffer of {buffer.numel()}"
-            )
-        found = buffer[address]
-        return found.to(self.dtype) if library.dtypes()[place.dtype].is_floating_point else found
+        place = self.form.places[role]
+        return self.memory.read(place.buffer, self._address(role), place.dtype)
 
     def _store(self, role: str, value: torch.Tensor) -> None:
-        import torch
-
-        place, address = self.form.places[role], self._address(role)
-        buffer = self.buffers[place.buffer]
-        buffer[address] = value.to(buffer.dtype)
-        ones = torch.ones(address.numel(), dtype=torch.int32)
-        self.counts[place.buffer - self.num_inputs].index_add_(0, address.reshape(-1), ones)
+        self.memory.store(self.form.places[role].buffer, self._address(role), value)
