@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import irc
-from irc.compiled import statistics
+from irc.calls.compiled import statistics
 
 MESH = "tensor=2"
 NEW = 24

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from irc.api import export_plan as export_plan
     from irc.api import load as load
     from irc.api import original as original
+    from irc.calls.frozen import freeze as freeze
     from irc.frontends.torch.annotations import place as place
     from irc.frontends.torch.capture import capture as capture
-    from irc.frozen import freeze as freeze
     from irc.ops.custom import register_op as register_op
     from irc.runtime.held import whole as whole
     from irc.weight_only import quantize as quantize
@@ -31,7 +31,7 @@ _LAZY = {
     "compile_step": "irc.api",
     "export_entries": "irc.api",
     "export_plan": "irc.api",
-    "freeze": "irc.frozen",
+    "freeze": "irc.calls.frozen",
     "load": "irc.api",
     "original": "irc.api",
     "place": "irc.frontends.torch.annotations",

@@ -24,9 +24,9 @@ from irc.training.recipe import OptimizerOption, Recipe, recipe_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from irc.entries import Entries
+    from irc.calls.entries import Entries
+    from irc.calls.step import TrainingStep
     from irc.runtime.executor import Executor
-    from irc.step import TrainingStep
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ def _dynamic(given: object, mesh: str) -> Any:
 def _compile(target: object, *, options: Options, disable: bool) -> Any:
     from torch import nn
 
-    from irc import compiled
+    from irc.calls import compiled
 
     if disable:
         return target
@@ -240,7 +240,7 @@ def compile_step(
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
     """
-    from irc.step import TrainingStep
+    from irc.calls.step import TrainingStep
 
     recipe = _recipe(model, loss, optimizer, frozen, accumulate, recompute)
     options = Options(
@@ -283,7 +283,7 @@ def _recipe(
 
 def original(compiled: Any) -> Any:
     """Return what ``irc.compile`` was given: the module with its own forward, or the function."""
-    from irc.compiled import original as found
+    from irc.calls.compiled import original as found
 
     return found(compiled)
 
@@ -381,7 +381,7 @@ def _write_training(
 ) -> str:
     import torch
 
-    from irc.step_plan import captured_step, check_device, training_plan
+    from irc.calls.step_plan import captured_step, check_device, training_plan
 
     check_device(module)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
@@ -468,7 +468,7 @@ def compile_entries(
     Raises:
         IrcError: what capture and planning raise; ``option-value`` for a name that is no entry.
     """
-    from irc.entries import compile_entries as compile_all
+    from irc.calls.entries import compile_entries as compile_all
 
     options = Options(mesh=parse_mesh(mesh), cluster=cluster, pins=pins_option(pins))
     return compile_all(entries, options, runs)
@@ -500,7 +500,7 @@ def export_entries(
     Returns:
         A summary of each plan.
     """
-    from irc.entries import export_entries as export_all
+    from irc.calls.entries import export_entries as export_all
     from irc.plan.shared import ENTRIES
 
     check_target(Path(out), force=force, marker=ENTRIES)

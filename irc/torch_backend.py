@@ -2,7 +2,7 @@
 
 Dynamo keeps what it cannot trace in Python (graph breaks) and guards what it specialised on; each
 graph between breaks comes here. Sizes that Dynamo leaves open stay open where
-they can (:mod:`irc.open_graph`); else there is a plan per size.
+they can (:mod:`irc.calls.open_graph`); else there is a plan per size.
 
 Outputs that share memory with inputs or each other do so as in eager mode, and dims lie in memory
 in eager's order. Random numbers come from irc's own counter; where it starts is drawn from torch's
@@ -22,8 +22,10 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from irc.calls.direct import Launch, launch
+from irc.calls.open_graph import OpenGraph, RefusedError
+from irc.calls.recompiles import Recompiles
 from irc.collection import collection_held
-from irc.direct import Launch, launch
 from irc.errors import IrcError, did_you_mean
 from irc.frontends.torch.graphs import (
     FlatProgram,
@@ -33,10 +35,8 @@ from irc.frontends.torch.graphs import (
     source_name,
 )
 from irc.frontends.torch.table import row_of
-from irc.open_graph import OpenGraph, RefusedError
 from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
-from irc.recompiles import Recompiles
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
 

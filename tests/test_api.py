@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import irc
-import irc.compiled
-from irc.compiled import Dispatcher, dispatcher_of
+import irc.calls.compiled
+from irc.calls.compiled import Dispatcher, dispatcher_of
+from irc.calls.recompiles import RecompileWarning
 from irc.errors import IrcError
-from irc.recompiles import RecompileWarning
 
 
 class Net(nn.Module):
@@ -196,7 +196,7 @@ def test_another_kind_of_call_says_why(second: Tensor, says: str) -> None:
 def test_a_size_that_varies_freely_is_told_and_then_runs_eagerly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(irc.compiled, "MAX_VERSIONS", 3)
+    monkeypatch.setattr(irc.calls.compiled, "MAX_VERSIONS", 3)
     double = irc.compile(lambda x: x * 2)
     for rows in (1, 2):
         double(torch.randn(rows, 7))
@@ -208,7 +208,7 @@ def test_a_size_that_varies_freely_is_told_and_then_runs_eagerly(
     assert "[4, 7], compiled for [3, 7]" in str(caught[0].message)
     double(torch.randn(5, 7))
     double(torch.randn(1, 7))
-    found = irc.compiled.statistics(double)
+    found = irc.calls.compiled.statistics(double)
     assert (found.compilations, len(found.reasons), found.eager_calls) == (3, 2, 2)
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import irc
-import irc.compiled
-from irc.compiled import dispatcher_of, statistics
+import irc.calls.compiled
+from irc.calls.compiled import dispatcher_of, statistics
+from irc.calls.recompiles import RecompileWarning
 from irc.errors import IrcError
 from irc.plan.schema import Copy, Kernels, Library
-from irc.recompiles import RecompileWarning
 
 transformers = pytest.importorskip("transformers")
 
@@ -60,7 +60,7 @@ def test_beams_reorder_a_static_cache() -> None:
 
 
 def test_a_growing_cache_is_told_and_ends_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(irc.compiled, "MAX_VERSIONS", 4)
+    monkeypatch.setattr(irc.calls.compiled, "MAX_VERSIONS", 4)
     model = llama()
     fast, ids = irc.compile(model), prompt(1, 7)
     with warnings.catch_warnings(record=True) as told:

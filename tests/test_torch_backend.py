@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from irc import torch_backend
+from irc.calls.recompiles import RecompileWarning
 from irc.errors import IrcError
-from irc.recompiles import RecompileWarning
 from irc.torch_backend import counters
 
 

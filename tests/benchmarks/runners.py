@@ -91,7 +91,7 @@ INDUCTOR = (
 )
 IRC = (
     "irc.backends.cpu",
-    "irc.compiled",
+    "irc.calls.compiled",
     "irc.passes.canonicalize",
     "irc.passes.fuse",
     "irc.passes.map_tasks",

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import irc
-from irc.compiled import dispatcher_of, statistics
+from irc.calls.compiled import dispatcher_of, statistics
 from irc.plan.schema import Start
 
 PROMPT, NEW = 5, 14

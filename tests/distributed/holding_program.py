@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import irc
-from irc.compiled import dispatcher_of, statistics
+from irc.calls.compiled import dispatcher_of, statistics
+from irc.calls.recompiles import RecompileWarning
 from irc.errors import IrcError
-from irc.recompiles import RecompileWarning
 from tests.distributed.generating_program import llama
 
 MESH = "tensor=2"
@@ -81,7 +81,7 @@ def caches_of_others() -> dict[str, Any]:
         whole = irc.whole(mine)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            irc.compiled.MAX_VERSIONS = 2
+            irc.calls.compiled.MAX_VERSIONS = 2
             grows, grown = DynamicCache(config=model.config), DynamicCache(config=model.config)
             for _ in range(3):
                 last = fast(input_ids=ids, past_key_values=grows).logits

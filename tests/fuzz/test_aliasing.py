@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import irc
-from irc.recompiles import RecompileWarning
+from irc.calls.recompiles import RecompileWarning
 
 Function = Callable[..., Any]
 
@@ -148,9 +148,9 @@ def test_the_first_call_may_be_on_shared_memory() -> None:
                 warnings.simplefilter("always", RecompileWarning)
                 torch.testing.assert_close(fast(*given), right)
             torch.testing.assert_close(given, wanted)
-            assert irc.compiled.statistics(fast).eager_calls == times
+            assert irc.calls.compiled.statistics(fast).eager_calls == times
             assert [("shares memory" in str(w.message)) for w in warned] == [True] * (make is same)
-    assert irc.compiled.statistics(fast).compilations == 1
+    assert irc.calls.compiled.statistics(fast).compilations == 1
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -15,7 +15,7 @@ import irc
 import irc.frontends.torch.experts
 from irc.backends.cpu import emit, info_of
 from irc.backends.cpu.features import AVX2, AVX512, BASELINE, Features
-from irc.compiled import dispatcher_of
+from irc.calls.compiled import dispatcher_of
 from irc.dialects.builder import arguments, entry
 from irc.dialects.flow import ExternOp
 from irc.dialects.task import KernelOp

@@ -15,7 +15,8 @@ import torch
 import torch._dynamo.guards
 
 import irc
-from irc import compiled, torch_backend
+from irc import torch_backend
+from irc.calls import compiled
 from irc.frontends.torch.export import as_module
 from tests.opinfo.entries import Call
 

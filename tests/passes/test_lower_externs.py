@@ -13,7 +13,7 @@ from xdsl.context import Context
 
 import irc
 import irc.onnx
-from irc.compiled import dispatcher_of
+from irc.calls.compiled import dispatcher_of
 from irc.dialects.builder import arguments, entry
 from irc.dialects.flow import ConvolutionOp, ExternOp
 from irc.frontends.torch.capture import capture

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from irc.calls.open_plans import OpenPlans
 from irc.dialects.size import Dim, Size, product, symbol, value_of
 from irc.dialects.task import KernelOp
 from irc.dialects.text import load
-from irc.open_plans import OpenPlans
 from irc.passes.bind_sizes import BindSizesPass
 from irc.pipeline import Options, lower
 from irc.plan.arena import Interval, aligned

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import irc
-from irc.compiled import dispatcher_of
+from irc.calls.compiled import dispatcher_of
 from irc.errors import IrcError
 from irc.plan.load import load_plan
 from irc.plan.schema import Copy

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import irc
-from irc.compiled import dispatcher_of, refresh
+from irc.calls.compiled import dispatcher_of, refresh
 from irc.errors import IrcError
 from irc.plan.schema import Kernels, from_json, to_json
 from irc.plan.verify import verify_plan
@@ -67,7 +67,7 @@ def test_other_memory_is_a_recompile() -> None:
     found, x = compiled(module)
     module.linear.weight.data = torch.randn(70, 33)
     assert close(found(x), module(x))
-    assert "other memory" in irc.compiled.statistics(found).reasons[0]
+    assert "other memory" in irc.calls.compiled.statistics(found).reasons[0]
 
 
 @torch.no_grad()

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from irc.calls.direct import MISS, Direct
+from irc.calls.direct import direct as make_direct
 from irc.dialects.placement import Mesh, Placement
-from irc.direct import MISS, Direct
-from irc.direct import direct as make_direct
 from irc.errors import IrcError
 from irc.frontends.torch.caches import adopt, caches_in, is_cache
 from irc.frontends.torch.capture import Captured

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from irc.compiled import TRACING, dispatcher_of, original
+from irc.calls.compiled import TRACING, dispatcher_of, original
+from irc.calls.version import Version
 from irc.errors import IrcError
-from irc.version import Version
 
 
 def freeze(compiled: Any) -> Any:

@@ -1,8 +1,9 @@
 """A compiled version of a module for every size that its trace admits.
 
-It stands for a :class:`irc.version.Version` per size, made when a call of the size first comes and
-kept while it is among those used last. All share the trace, the weights, what is prepared of them,
-and (:mod:`irc.open_plans`) the plan's template and the machine code of kernels that take sizes.
+It stands for a :class:`irc.calls.version.Version` per size, made when a call of the size first
+comes and kept while it is among those used last. All share the trace, the weights, what is prepared
+of them, and (:mod:`irc.calls.open_plans`) the plan's template and the machine code of kernels that
+take sizes.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from irc.direct import MISS, Direct
+from irc.calls.direct import MISS, Direct
+from irc.calls.open_plans import OpenPlans, Work
+from irc.calls.version import Version
 from irc.frontends.torch.capture import Captured
 from irc.frontends.torch.in_place import in_place
 from irc.frontends.torch.open_sizes import OpenSizes
-from irc.open_plans import OpenPlans, Work
 from irc.pipeline import Options
 from irc.plan.schema import Plan
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
-from irc.version import Version
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -31,7 +32,7 @@ MAX_SIZES = 64
 
 
 class OpenVersion:
-    """Runs calls of any admitted size; what :class:`irc.version.Version` is for one.
+    """Runs calls of any admitted size; what :class:`irc.calls.version.Version` is for one.
 
     Args:
         captured: with sizes left open.

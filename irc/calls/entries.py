@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
+from irc.calls.version import Version
 from irc.cluster.load import find_cluster
 from irc.constraints.patterns import Pattern
 from irc.constraints.pins import Statement, constraint_text, parse_constraints, pin
@@ -36,7 +37,6 @@ from irc.runtime.prepared import Store
 from irc.runtime.ranks import Ranks
 from irc.search.joint import HELD, place_together
 from irc.search.on_mesh import TooSmall
-from irc.version import Version
 
 Call: TypeAlias = Sequence[Any]
 """What an entry is compiled from: a module or function, its arguments, its keyword arguments."""

@@ -11,8 +11,8 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 
+from irc.calls.open_plans import Work
 from irc.errors import IrcError
-from irc.open_plans import Work
 
 MAX_VERSIONS = 8
 """Versions of one module; a call for which there is none runs eagerly then."""

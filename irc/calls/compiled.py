@@ -18,19 +18,19 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from irc.calls.direct import MISS
+from irc.calls.open_version import OpenVersion
+from irc.calls.recompiles import MAX_VERSIONS, Recompiles, Statistics
+from irc.calls.version import Version, gathered, placements_for
 from irc.collection import collection_held
 from irc.constraints.pins import pin
-from irc.direct import MISS
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
 from irc.frontends.torch.in_place import in_place
-from irc.open_version import OpenVersion
 from irc.pipeline import Options, make_plan
-from irc.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
 from irc.runtime.shared_memory import apart
-from irc.version import Version, gathered, placements_for
 
 if TYPE_CHECKING:
     from irc.runtime.ranks import Ranks
@@ -198,7 +198,7 @@ class Dispatcher:
 
         The versions cannot be searched together, because the call that the second one is for is
         not known when the first one runs. Where all calls are known beforehand, they can:
-        :func:`irc.entries.compile_entries`.
+        :func:`irc.calls.entries.compile_entries`.
         """
         from irc.runtime import held
         from irc.runtime.ranks import Ranks

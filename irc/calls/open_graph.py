@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from irc.calls.open_plans import OpenPlans, Work
 from irc.frontends.torch.graphs import FlatProgram
 from irc.frontends.torch.open_sizes import NumberedSizes
-from irc.open_plans import OpenPlans, Work
 from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
 from irc.runtime.prepared import Store

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import irc
-from irc.compiled import dispatcher_of
-from irc.direct import MISS
+from irc.calls.compiled import dispatcher_of
+from irc.calls.direct import MISS
 from irc.errors import IrcError
 from irc.frontends.torch.quick import alike
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from irc.compiled import MAX_VERSIONS, TRACING
+from irc.calls.compiled import MAX_VERSIONS, TRACING
+from irc.calls.step_plan import Loss, captured_step, check_device, training_plan
 from irc.constraints.pins import constraint_text
 from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured
@@ -27,7 +28,6 @@ from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.join import agree_on_inputs, join_processes, shared_plan
 from irc.runtime.training_state import TrainingState, shaped
-from irc.step_plan import Loss, captured_step, check_device, training_plan
 from irc.training.recipe import Recipe
 
 

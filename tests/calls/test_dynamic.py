@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import irc
-from irc import compiled
+from irc.calls import compiled
+from irc.calls.recompiles import RecompileWarning, Statistics
 from irc.errors import IrcError
 from irc.frontends.torch import capture as capturing
-from irc.recompiles import RecompileWarning, Statistics
 
 ODD = (2, 3, 17, 127, 128, 129)
 
@@ -273,7 +273,7 @@ def test_two_threads_with_other_sizes() -> None:
 
 
 def test_plans_that_are_dropped_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irc.open_version.MAX_SIZES", 2)
+    monkeypatch.setattr("irc.calls.open_version.MAX_SIZES", 2)
     model = mlp()
     fast = irc.compile(model, dynamic=True)
     for rows in (5, 6, 7, 5, 6):
