@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from irc.calls.entries import Entries
     from irc.calls.step import TrainingStep
     from irc.runtime.executor import Executor
+    from irc.runtime.open_executor import OpenExecutor
 
 T = TypeVar("T")
 
@@ -301,6 +302,8 @@ def export_plan(
     rules: Sequence[str] = (),
     pins: Pins = "",
     force: bool = False,
+    native: str = "",
+    dynamic: Dynamic = None,
     optimizer: OptimizerOption | None = None,
     loss: str | Callable[..., Any] | None = None,
     frozen: str = "",
@@ -327,6 +330,10 @@ def export_plan(
         rules: files of rewrite rules.
         pins: constraints, as :func:`compile` takes them.
         force: replace a plan in the folder.
+        native: kinds of processors that the plan holds machine code for, which :mod:`irc.runtime`
+            runs without torch, or ``none``; by default all that irc knows.
+        dynamic: sizes that the plan leaves open, as :func:`compile` takes them; on one device, with
+            the backend cpu.
         optimizer: for a plan of training, as :func:`compile_step` takes it.
         loss: what is trained on, as :func:`compile_step` takes it; the last of ``args`` are its
             targets.
@@ -352,7 +359,14 @@ def export_plan(
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
         regather=regather,
+        dynamic=_dynamic(dynamic, mesh),
     )
+    if dynamic and (optimizer is not None or backend != "cpu"):
+        raise IrcError(
+            "option-value",
+            "a plan of training, or of a GPU, has fixed sizes",
+            help="leave out dynamic",
+        )
     if optimizer is not None:
         recipe = _recipe(module, loss, optimizer, frozen, accumulate, recompute)
         check_target(Path(out), force=force)
@@ -364,8 +378,13 @@ def export_plan(
             help='name an optimiser: optimizer="adamw"',
         )
     check_target(Path(out), force=force)
+    if options.dynamic is not None:
+        from irc.calls.open_module import open_module
+
+        plan, program = open_module(module, args, dict(kwargs or {}), options)
+        return _save(plan, program, options, out, native, force=force)
     program = capture(module, tuple(args), dict(kwargs or {})).program
-    return _write(program, options, out, force=force)
+    return _write(program, options, out, native, force=force)
 
 
 def _write_training(
@@ -405,6 +424,7 @@ def compile_file(
     rules: Sequence[str] = (),
     pins: Pins = "",
     force: bool = False,
+    native: str = "",
 ) -> str:
     """Compile an ONNX file to a plan folder; see :func:`export_plan`.
 
@@ -414,11 +434,13 @@ def compile_file(
         mesh: axes of the mesh.
         backend: what writes the kernels.
         cluster: prices the plan.
-        sizes: numbers for the model's named sizes.
+        sizes: numbers for the model's named sizes. On one device with the backend cpu, others stay
+            open: the plan serves all numbers that it was checked for.
         passes: plug-in passes to run.
         rules: files of rewrite rules.
         pins: constraints, as :func:`compile` takes them.
         force: replace a plan in the folder.
+        native: kinds of processors to hold machine code for, as :func:`export_plan` takes them.
     """
     options = Options(
         mesh=parse_mesh(mesh or ""),
@@ -431,13 +453,35 @@ def compile_file(
     check_target(Path(out), force=force)
     from irc.frontends.onnx import load_onnx
 
-    return _write(load_onnx(path, sizes=dict(sizes or {})), options, out, force=force)
+    if options.mesh.num_ranks == 1 and backend == "cpu":
+        from irc.onnx.open_file import open_file
+
+        if (opened := open_file(path, dict(sizes or {}), options)) is not None:
+            plan, program = opened
+            return _save(plan, program, options, out, native, force=force)
+    program = load_onnx(path, sizes=dict(sizes or {}))
+    return _write(program, options, out, native, force=force)
 
 
-def _write(program: Program, options: Options, out: str | Path, *, force: bool) -> str:
-    plan = make_plan(program, options)
-    save_plan(out, plan, tensors=program.tensors, force=force)
-    return summary(plan, options.cluster, program)
+def _write(program: Program, options: Options, out: str | Path, native: str, *, force: bool) -> str:
+    return _save(make_plan(program, options), program, options, out, native, force=force)
+
+
+def _save(
+    plan: LoadedPlan,
+    program: Program,
+    options: Options,
+    out: str | Path,
+    native: str,
+    *,
+    force: bool,
+) -> str:
+    from irc.native import Native
+
+    found = Native.parse(native)
+    found.compile(plan, program)
+    save_plan(out, plan, tensors=program.tensors, force=force, also=found.write)
+    return f"{summary(plan, options.cluster, program)}\n{found.summary()}"
 
 
 def compile_entries(
@@ -514,14 +558,19 @@ def export_entries(
     )
 
 
-def load(folder: str | Path) -> Executor:
+def load(folder: str | Path) -> Executor | OpenExecutor:
     """Load a plan for one device; call what comes back with the inputs in order.
+
+    A plan with open sizes takes inputs of all sizes that it was checked for.
 
     Raises:
         IrcError: ``plan-missing``, ``plan-corrupt``; ``world-size`` for a plan of several ranks.
     """
     from irc.runtime.executors import executor_of
+    from irc.runtime.open_executor import OpenExecutor
     from irc.runtime.weights import load_weights
 
     loaded: LoadedPlan = load_plan(folder)
+    if loaded.sized is not None:
+        return OpenExecutor(loaded, load_weights(loaded, 0))
     return executor_of(loaded, load_weights(loaded, 0), owns=True)

@@ -334,6 +334,16 @@ PAGES = (
         fix="irc compile net.py:build -o plan   (or package.net:build)",
     ),
     ErrorPage(
+        code="native-missing",
+        title="a plan holds no native program",
+        exit_code=2,
+        what="The plan was made for several ranks or for a GPU, leaves sizes open, or was compiled"
+        " with `--native none`: it has no folder `native`.",
+        why="Without torch, only the machine code in that folder runs a plan.",
+        example="python -m irc.runtime plan   (made with --mesh data=2)",
+        fix="irc compile model.onnx -o plan, on one CPU device; or: irc run plan",
+    ),
+    ErrorPage(
         code="no-boxing",
         title="no collectives lead from one placement to the other",
         exit_code=2,
@@ -454,6 +464,15 @@ PAGES = (
         fix="irc cluster calibrate -o host.toml",
     ),
     ErrorPage(
+        code="package-missing",
+        title="a native program needs a package that is not installed",
+        exit_code=2,
+        what="Some steps of the program are ops of torch, or its inputs have a dtype of ml_dtypes.",
+        why="The rest of the program runs with numpy alone, and irc.runtime installs nothing.",
+        example="python -m irc.runtime plan   (`irc compile` said: needs  torch runs 1 flow.sort)",
+        fix="pip install torch   (or ml_dtypes, as the message says)",
+    ),
+    ErrorPage(
         code="pass-unknown",
         title="no pass has this name",
         exit_code=2,
@@ -526,6 +545,15 @@ PAGES = (
         fix="uninstall one of them, or rename the pass in it",
     ),
     ErrorPage(
+        code="processor-unsupported",
+        title="the program has no code for this machine",
+        exit_code=2,
+        what="Each code in the plan is for a kind of processor, and this one is of none of them.",
+        why="Its instructions would end the process, so irc looks first.",
+        example="irc compile model.onnx -o plan --native x86-64-v4, run where there is no AVX-512",
+        fix="irc compile model.onnx -o plan --native x86-64-v3,x86-64-v4",
+    ),
+    ErrorPage(
         code="quantize-unsupported",
         title="weights cannot be quantised to these bits or groups",
         exit_code=3,
@@ -596,6 +624,15 @@ PAGES = (
         why="The message names the constraints in conflict and, if there is one, a larger budget.",
         example="a memory budget below one shard of the weights",
         fix="raise the budget, enlarge the mesh, or drop a pin that the message names",
+    ),
+    ErrorPage(
+        code="size-outside",
+        title="a size is outside those that a plan was checked for",
+        exit_code=2,
+        what="A plan with open sizes is called with one for which it was not checked.",
+        why="Kernels and memory follow from the sizes only as far as the plans were compared.",
+        example="irc run plan --size sequence=5000   (checked for 1 to 512)",
+        fix="irc compile model.onnx -o plan --size sequence=5000",
     ),
     ErrorPage(
         code="size-unbound",

@@ -177,6 +177,10 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     return ""
 
 
+MOST_SHOWN = 1000
+"""Characters of a part of a message that are shown: a name from outside can have any length."""
+
+
 def printable(text: str) -> str:
     r"""The text with control characters escaped, since names from a file can hold any.
 
@@ -189,5 +193,9 @@ def printable(text: str) -> str:
 
 
 def _indented(text: str) -> str:
+    if len(text) > MOST_SHOWN:
+        half = MOST_SHOWN // 2
+        left_out = f" ... ({len(text) - 2 * half} characters) ... "
+        text = text[:half] + left_out + text[-half:]
     # Only our own first lines begin at column 0, so no name in a file can forge one.
     return printable(text).replace("\n", "\n    ")

@@ -30,6 +30,7 @@ from irc.plan.ranges import input_ranges
 from irc.plan.save import make_plan as bundle
 from irc.plugin import LEVELS, find_backend, find_pass
 from irc.program import Program
+from irc.runtime.segments import DEVICE_BACKENDS, NATIVE_BACKENDS
 from irc.simulate.plan import predicted_seconds
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         if options.memory_bytes is not None:
             again["memory_bytes"] = options.memory_bytes
         pipeline.append(("recompute", {"policy": options.recompute, **again}))
+    if not options.any_rows:
+        pipeline.append(("stream-cross-entropy", {}))
     if distributed:
         choices = {"mesh": str(options.mesh), "cluster": options.cluster, "pins": options.pins}
         limits = {"memory_bytes": options.memory_bytes, "stored_bytes": options.stored_bytes}
@@ -130,6 +133,9 @@ def default_pipeline(options: Options) -> list[ModulePass]:
             timed: dict[str, object] = {"times": True} if options.tune else {}
             given = {"target": target, "device": device, "backend": options.backend}
             pipeline.append(("tune-tiles", {**given, **timed}))
+    # Kernels of any size have no lengths to be parts by, and a plug-in's backend may not know them.
+    if options.backend in NATIVE_BACKENDS and not options.any_rows:
+        pipeline.append(("merge-launches", {"target": target}))
     if distributed:
         pipeline.append(("order", {}))
     passes = [find_pass(name)(**given) for name, given in pipeline]
@@ -140,8 +146,6 @@ def default_pipeline(options: Options) -> list[ModulePass]:
 
 def _target(options: Options) -> str:
     """Return what kernels are mapped for: the GPU at hand where the plan is for this machine."""
-    from irc.runtime.segments import DEVICE_BACKENDS
-
     targets = find_backend(options.backend).targets
     if options.backend not in DEVICE_BACKENDS or options.cluster != THIS_HOST:
         return targets[0]

@@ -134,7 +134,8 @@ def parse_passes(text: str) -> "tuple[ModulePass, ...]":
 
     try:
         specs = list(parse_pipeline(text))
-    except ArgSpecParseError as error:
+    # Python refuses numbers of thousands of digits by a plain ValueError.
+    except (ArgSpecParseError, ValueError) as error:
         raise IrcError(
             "option-value",
             "cannot read the list of passes",

@@ -15,7 +15,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -34,8 +35,11 @@ from irc.frontends.torch.graphs import (
     returns_inputs,
     source_name,
 )
+from irc.frontends.torch.linear_loss import stream_losses
+from irc.frontends.torch.saved_images import Turned, turn_given, turn_saved
 from irc.frontends.torch.table import row_of
 from irc.pipeline import Options, make_plan
+from irc.plan.libraries import fall_backs
 from irc.plan.load import LoadedPlan
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
@@ -49,7 +53,7 @@ MAX_SIZES = 32
 """Plans kept for the sizes of one graph of open sizes."""
 
 counters: Counter[str] = Counter()
-"""What was done: graphs, forward, backward, ``backward run by torch``, rebound, ``extern NAME``."""
+"""What was done: graphs, forward, backward, ``backward run by torch``, ``library NAME``..."""
 
 
 def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Flat:
@@ -96,6 +100,8 @@ def _static(
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
     ):
+        if not keep_open:
+            gm = stream_losses(gm)[0]
         return _through_aot(gm, fakes or inputs, options, keep_open=keep_open)
     traced = pre_dispatch(gm, _fakes(gm, inputs) if fakes is None else fakes)
     if traced is None or returns_inputs(traced):
@@ -129,19 +135,29 @@ def _through_aot(
     from torch._guards import TracingContext
     from torch.utils._python_dispatch import _disable_current_modes
 
+    turned: list[Turned] = []
+
     def forward(graph: GraphModule, _: Sequence[Any]) -> Any:
         counters["forward"] += 1
         # AOTAutograd calls this inside its fake tensor mode.
         context = TracingContext.try_get()
         visible = context.fw_metadata.num_forward if context and context.fw_metadata else None
         with _disable_current_modes():
-            program = flat_program(graph, {}, "aot forward", visible=visible, keep_open=keep_open)
-            return make_boxed_func(_runner(program, options))
+            images = turn_saved(graph, None if keep_open else visible)
+            turned.extend(images.values())
+            program = flat_program(
+                graph, {}, "aot forward", visible=visible, keep_open=keep_open, outline=not images
+            )
+            return make_boxed_func(_runner(_shown_turned(program, images), options))
 
     def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
+        with _disable_current_modes():
+            images = turn_given(graph, turned)
         try:
             with _disable_current_modes():
-                program = flat_program(graph, {}, "aot backward", visible=0, keep_open=keep_open)
+                program = flat_program(
+                    graph, {}, "aot backward", visible=0, keep_open=keep_open, outline=not images
+                )
                 run: Flat = _or_torch(_runner(program, options), graph.forward)
             counters["backward"] += 1
         except IrcError as error:
@@ -151,7 +167,7 @@ def _through_aot(
                 stacklevel=2,
             )
             run = graph.forward
-        return make_boxed_func(run)
+        return make_boxed_func(_turning(run, images) if images else run)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -163,6 +179,28 @@ def _through_aot(
             partition_fn=min_cut_rematerialization_partition,
         )
         return compiler(gm, list(inputs))
+
+
+def _shown_turned(program: FlatProgram, images: Mapping[int, Turned]) -> FlatProgram:
+    """Return a program whose turned results are views with the dims in their own order."""
+    results = list(program.results)
+    for position, image in images.items():
+        kind, value = results[position]
+        assert kind == "result"
+        results[position] = ("view", (value, image.shape, image.strides, 0))
+    return replace(program, results=tuple(results))
+
+
+def _turning(run: Flat, images: Mapping[int, tuple[int, ...]]) -> Flat:
+    """Return what runs a graph that takes some arguments channels last."""
+
+    def turned(*args: Any) -> Sequence[Any]:
+        given = list(args)
+        for position, order in images.items():
+            given[position] = given[position].permute(order)
+        return run(*given)
+
+    return turned
 
 
 def _or_torch(run: Flat, forward: Flat) -> Flat:
@@ -206,8 +244,6 @@ class _Compiled:
         self._direct = [kind for kind, _ in program.results] == ["result"] * len(
             program.results
         ) and [value for _, value in program.results] == list(range(len(program.results)))
-        for name, times in program.assembly.externs.items():
-            counters[f"extern {name}"] += times
         self._tensors = program.assembly.program.tensors
         self._seed = self._tensors.get("seed")
         self._executors: OrderedDict[tuple[int, ...], Launch] = OrderedDict()
@@ -215,6 +251,8 @@ class _Compiled:
         bound = tuple(self._tensors[name].data_ptr() for name, _ in self._held)
         if any(kind in ("result", "view") for kind, _ in program.results):
             self._plan = plan or make_plan(program.assembly.program, options, keep_ir=False)
+            for name, times in fall_backs(self._plan.plan).items():
+                counters[f"library {name}"] += times
             executor: Launch = launch(executor_of(self._plan, self._tensors, store=store))
         else:
             executor = _nothing

@@ -29,6 +29,7 @@ def training_program(
     accumulate: int = 1,
     split: str = "*",
     recompute: str = "none",
+    stream: bool = False,
 ) -> Program:
     """Return a program that computes a loss and trains on it.
 
@@ -47,6 +48,7 @@ def training_program(
         split: globs of the inputs that have a part for each micro-batch; others serve them all.
         recompute: what the backward pass computes again instead of having it saved: ``none``,
             ``cheap``, ``selective``, ``full``, or globs (pass ``recompute``).
+        stream: compute losses of linear layers by blocks of rows (pass ``stream-cross-entropy``).
 
     Raises:
         IrcError: ``loss-unknown``, ``option-value``, or all that is ``not-differentiable`` at once.
@@ -64,6 +66,7 @@ def training_program(
         accumulate=accumulate,
         split=split,
         recompute=recompute,
+        stream=stream,
     )
     tensors = dict(program.tensors)
     # A program that is planned elsewhere than it runs has no memory here, and neither have states.
@@ -87,6 +90,7 @@ def add_training(
     accumulate: int = 1,
     split: str = "*",
     recompute: str = "none",
+    stream: bool = False,
 ) -> None:
     """Make a program one of training in place; its states have no tensors yet.
 
@@ -100,7 +104,10 @@ def add_training(
         frozen = ",".join([*filter(None, [frozen]), *(n for n in still if n in program.tensors)])
         trainable = "*"
     options = {"loss": loss, "trainable": trainable, "frozen": frozen}
-    passes = [find_pass("canonicalize")(), find_pass("differentiate")(**options)]
+    passes = [find_pass("canonicalize")()]
+    if stream:
+        passes.append(find_pass("stream-cross-entropy")())
+    passes.append(find_pass("differentiate")(**options))
     again: dict[str, object] = {"policy": recompute}
     passes.append(find_pass("recompute")(**again))
     cut: dict[str, object] = {"count": accumulate, "split": split}

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import FunctionType, ModuleOp
-from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from irc.dialects.size import Size, bind
-from irc.dialects.types import ShapeAttr, TensorType
+from irc.dialects.bound_sizes import bind_module, size_names
 from irc.errors import IrcError, did_you_mean
 
 
@@ -55,10 +52,7 @@ class BindSizesPass(ModulePass):
         values = parse_sizes(self.sizes)
         wanted = size_names(op)
         _check(values, wanted)
-        binder = _Binder(values)
-        for func in op.body.block.ops:
-            if isinstance(func, FuncOp):
-                binder.bind_function(func)
+        bind_module(op, values)
 
 
 def parse_sizes(text: str) -> dict[str, int]:
@@ -82,17 +76,6 @@ def parse_sizes(text: str) -> dict[str, int]:
     return found
 
 
-def size_names(module: ModuleOp) -> frozenset[str]:
-    """Return the names in the sizes of a module's tensors."""
-    shapes: list[TensorType] = []
-    for op in module.walk():
-        values: list[SSAValue] = list(op.results)
-        values += [arg for region in op.regions for block in region.blocks for arg in block.args]
-        shapes += [v.type for v in values if isinstance(v.type, TensorType)]
-    dims = [dim for kind in shapes for dim in kind.shape]
-    return frozenset(name for dim in dims if isinstance(dim, Size) for name in dim.names())
-
-
 def _check(values: Mapping[str, int], wanted: frozenset[str]) -> None:
     if missing := sorted(wanted - set(values)):
         raise IrcError(
@@ -108,51 +91,3 @@ def _check(values: Mapping[str, int], wanted: frozenset[str]) -> None:
             f"the program has no size {', '.join(map(repr, unknown))}",
             help=help_line,
         )
-
-
-class _Binder:
-    """Replaces sizes in types and attributes; a type that recurs is replaced once."""
-
-    def __init__(self, values: Mapping[str, int]) -> None:
-        self.values = values
-        self.known: dict[Attribute, Attribute] = {}
-
-    def bind_function(self, func: FuncOp) -> None:
-        """Bind the function's type, and all that is inside."""
-        kind = func.function_type
-        func.properties["function_type"] = FunctionType.from_lists(
-            [self.attribute(a) for a in kind.inputs], [self.attribute(a) for a in kind.outputs]
-        )
-        for block in func.body.blocks:
-            self._block(block)
-
-    def _block(self, block: Block) -> None:
-        for arg in block.args:
-            self._value(arg)
-        for op in block.ops:
-            for value in op.results:
-                self._value(value)
-            for table in (op.attributes, op.properties):
-                for key, attr in list(table.items()):
-                    table[key] = self.attribute(attr)
-            for region in op.regions:
-                for inner in region.blocks:
-                    self._block(inner)
-
-    def _value(self, value: SSAValue) -> None:
-        bound = self.attribute(value.type)
-        if bound is not value.type:
-            value._type = bound  # pyright: ignore[reportPrivateUsage] - keeps uses and names
-
-    def attribute(self, attr: Attribute) -> Attribute:
-        """Return an attribute with its sizes bound."""
-        if not isinstance(attr, TensorType | ShapeAttr):
-            return attr
-        if attr not in self.known:
-            if isinstance(attr, ShapeAttr):
-                self.known[attr] = ShapeAttr(tuple(bind(d, self.values) for d in attr.data))
-            else:
-                shape = self.attribute(attr.shape_attr)
-                assert isinstance(shape, ShapeAttr)
-                self.known[attr] = TensorType(shape, attr.element_type, attr.placement_attr)
-        return self.known[attr]

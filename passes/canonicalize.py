@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar, TypeAlias, cast
 
 from xdsl.context import Context
@@ -17,8 +18,10 @@ from irc.dialects.flow import (
     ConstantOp,
     ExternOp,
     FlowOp,
+    IotaOp,
     PointwiseOp,
     ReshapeOp,
+    SliceOp,
     TransposeOp,
     carry,
     tensor,
@@ -321,6 +324,42 @@ def reduction_of_nothing(op: FlowOp) -> Rewrite:
     return op.inputs[0] if source == result else ReshapeOp.make(op.inputs, [result])
 
 
+def sum_of_literal(op: FlowOp) -> Rewrite:
+    """The sum of n integers that are one literal is n times it: a size that was counted."""
+    source, literal = tensor(op.inputs[0]), _literal(op.inputs[0])
+    dims: tuple[int, ...] = op.plain["dims"]
+    counted = [size for d in dims if isinstance(size := source.shape[d], int)]
+    if op.plain["fn"] != "sum" or source.dtype != "i64" or literal is None:
+        return None
+    if len(counted) != len(dims) or _placed(op):
+        return None
+    return _constant(op, (int(literal) * prod(counted),))
+
+
+def take_in_order(op: FlowOp) -> Rewrite:
+    """``take(x, start + iota(n))`` is a slice of ``x``."""
+    places, table = op.inputs[1].owner, _static(op.inputs[0])
+    start: float | int | None = 0
+    if isinstance(places, PointwiseOp) and _is(places, "add"):
+        first, second = places.inputs
+        shifted = isinstance(first.owner, IotaOp)
+        start = _literal(second if shifted else first)
+        places = (first if shifted else second).owner
+    if not isinstance(places, IotaOp) or table is None or start is None or _placed(op):
+        return None
+    dim, shape = op.plain["dim"], _static(op.inputs[1])
+    if shape is None or len(shape) != 1 or not 0 <= start <= start + shape[0] <= table[dim]:
+        return None
+    whole, count = range(len(table)), int(start) + shape[0]
+    return SliceOp.make(
+        [op.inputs[0]],
+        [op.outputs[0].type],
+        starts=tuple(int(start) if i == dim else 0 for i in whole),
+        stops=tuple(count if i == dim else table[i] for i in whole),
+        steps=(1,) * len(table),
+    )
+
+
 def concat_of_one(op: FlowOp) -> Rewrite:
     """``concat(x)`` is ``x``."""
     return op.inputs[0] if len(op.inputs) == 1 else None
@@ -342,7 +381,8 @@ IDENTITIES: Mapping[str, tuple[Identity, ...]] = {
     "flow.transpose": (transpose_in_order, view_of_literal, transpose_of_transpose),
     "flow.broadcast": (same_type, view_of_literal, broadcast_of_broadcast),
     "flow.slice": (slice_of_all, view_of_literal),
-    "flow.reduce": (reduction_of_nothing,),
+    "flow.reduce": (reduction_of_nothing, sum_of_literal),
+    "flow.take": (take_in_order,),
     "flow.concat": (concat_of_one,),
     "flow.pad": (pad_of_nothing,),
 }  # fmt: skip

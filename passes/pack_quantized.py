@@ -154,7 +154,7 @@ class _Rewrite:
 
     def _narrowing(self, b: FlowBuilder, op: PointwiseOp) -> None:
         """Clamped floats become bytes by way of i32, which vectors convert at once."""
-        clamp = op.inputs[0].owner
+        clamp = self.images.twins.get(op.inputs[0], op.inputs[0]).owner
         if op.plain["fn"] != "cast" or tensor(op.outputs[0]).dtype != "u8":
             return
         if isinstance(clamp, PointwiseOp) and clamp.plain["fn"] in ("minimum", "maximum"):

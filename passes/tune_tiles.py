@@ -24,49 +24,29 @@ class TuneTilesPass(ModulePass):
     not in it keeps the model's choice, or, with ``times``, has its candidates timed on the device
     now. A tile is also a user's to choose: ``tiles`` names kernels and sizes.
 
-    Run: tune-tiles{target=sm_90 tiles="k0_sum num_warps=8"}
+    Run: tune-tiles{target=sm_90 tiles="k0_fill num_warps=8"}
 
     Before:
 
     ```mlir
-    func.func @forward(%x: !flow.tensor<[16, 64], f32>) -> !flow.tensor<[16], f32> {
-      %0 = task.launch(%x) {kernel = @k0_sum, loc = "m.py:3", id = "n1", results = ["n1"]}
-          : (!flow.tensor<[16, 64], f32>) -> !flow.tensor<[16], f32>
-      func.return %0 : !flow.tensor<[16], f32>
-    }
-    task.kernel @k0_sum {template = "rows", space = array<i64: 16, 64>,
-        parallel = 1, num_inputs = 1, mapping = #task.map<spatial(1) * repeat(16)>,
-        tile = {block_r = 64, num_stages = 1, num_warps = 4}, sources = ["n1"],
-        loc = "m.py:3"} : {
-    ^bb0(%0: !task.buffer<1024, f32>, %1: !task.buffer<16, f32>):
-      %2 = task.load(%0) {offset = 0, strides = array<i64: 64, 1>, loc = "m.py:2", id = "n1"}
-          : (!task.buffer<1024, f32>) -> !task.value<f32, full>
-      %3 = task.reduce(%2) {fn = "sum", loc = "m.py:2", id = "n1"}
-          : (!task.value<f32, full>) -> !task.value<f32, row>
-      task.store(%3, %1) {offset = 0, strides = array<i64: 1, 0>, loc = "m.py:3"}
-          : (!task.value<f32, row>, !task.buffer<16, f32>) -> ()
+    task.kernel @k0_fill {template = "rows", space = array<i64: 4096>, parallel = 1, num_inputs = 0,
+        mapping = #task.map<spatial(4) * repeat(1024)>, tile = {num_warps = 4}} : {
+    ^bb0(%0: !task.buffer<4096, f32>):
+      %1 = task.constant() {value = array<f64: 1.0>} : () -> !task.value<f32, row>
+      task.store(%1, %0) {offset = 0, strides = array<i64: 1>}
+          : (!task.value<f32, row>, !task.buffer<4096, f32>) -> ()
     }
     ```
 
     After:
 
     ```mlir
-    func.func @forward(%x: !flow.tensor<[16, 64], f32>) -> !flow.tensor<[16], f32> {
-      %0 = task.launch(%x) {kernel = @k0_sum, loc = "m.py:3", id = "n1", results = ["n1"]}
-          : (!flow.tensor<[16, 64], f32>) -> !flow.tensor<[16], f32>
-      func.return %0 : !flow.tensor<[16], f32>
-    }
-    task.kernel @k0_sum {template = "rows", space = array<i64: 16, 64>,
-        parallel = 1, num_inputs = 1, mapping = #task.map<spatial(1) * repeat(16)>,
-        tile = {block_r = 64, num_stages = 1, num_warps = 8}, sources = ["n1"],
-        loc = "m.py:3"} : {
-    ^bb0(%0: !task.buffer<1024, f32>, %1: !task.buffer<16, f32>):
-      %2 = task.load(%0) {offset = 0, strides = array<i64: 64, 1>, loc = "m.py:2", id = "n1"}
-          : (!task.buffer<1024, f32>) -> !task.value<f32, full>
-      %3 = task.reduce(%2) {fn = "sum", loc = "m.py:2", id = "n1"}
-          : (!task.value<f32, full>) -> !task.value<f32, row>
-      task.store(%3, %1) {offset = 0, strides = array<i64: 1, 0>, loc = "m.py:3"}
-          : (!task.value<f32, row>, !task.buffer<16, f32>) -> ()
+    task.kernel @k0_fill {template = "rows", space = array<i64: 4096>, parallel = 1, num_inputs = 0,
+        mapping = #task.map<spatial(4) * repeat(1024)>, tile = {num_warps = 8}} : {
+    ^bb0(%0: !task.buffer<4096, f32>):
+      %1 = task.constant() {value = array<f64: 1.0>} : () -> !task.value<f32, row>
+      task.store(%1, %0) {offset = 0, strides = array<i64: 1>}
+          : (!task.value<f32, row>, !task.buffer<4096, f32>) -> ()
     }
     ```
 

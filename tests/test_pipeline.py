@@ -26,9 +26,12 @@ from irc.program import Program
 from tests.models.gpt import GPT, GPTConfig
 
 TWO_BY_TWO = Mesh.parse("data=2,tensor=2")
-KERNELS = ["lower-externs", "pack-quantized", "merge-matmuls", "fuse", "map-tasks"]
-ONE_DEVICE = ["canonicalize", "rewrite", *KERNELS]
-DISTRIBUTED = ["canonicalize", "rewrite", "auto-shard", "lower-boxing", *KERNELS, "order"]
+FLOW = ["canonicalize", "rewrite", "stream-cross-entropy"]
+RANKS = ["lower-externs", "pack-quantized", "merge-matmuls", "fuse"]
+KERNELS = ["map-tasks", "merge-launches"]
+ONE_DEVICE = [*FLOW, *RANKS, *KERNELS]
+PLACED = [*FLOW, "auto-shard"]
+DISTRIBUTED = [*PLACED, "lower-boxing", *RANKS, *KERNELS, "order"]
 
 
 @dataclass(frozen=True)
@@ -160,15 +163,15 @@ def test_choices_reach_their_pass() -> None:
 @pytest.mark.parametrize(
     ("mesh", "given", "expected"),
     [
-        ("", ["quiet"], ["canonicalize", "rewrite", "quiet", *KERNELS]),
-        ("", ["after-fuse"], ["canonicalize", "rewrite", *KERNELS[:-1], "after-fuse", "map-tasks"]),
+        ("", ["quiet"], [*FLOW, "quiet", *RANKS, *KERNELS]),
+        ("", ["after-fuse"], [*FLOW, *RANKS, "after-fuse", *KERNELS]),
         ("", ["on-kernels"], [*ONE_DEVICE, "on-kernels"]),
         ("data=2", ["after-order"], [*DISTRIBUTED, "after-order"]),
         ("data=2", ["on-kernels"], [*DISTRIBUTED, "on-kernels"]),
-        ("data=2", ["quiet"], ["canonicalize", "rewrite", "quiet", *DISTRIBUTED[2:]]),
-        ("data=2", ["on-placements"], [*DISTRIBUTED[:3], "on-placements", *DISTRIBUTED[3:]]),
-        ("data=2", ["on-ranks"], [*DISTRIBUTED[:-2], "on-ranks", *DISTRIBUTED[-2:]]),
-        ("", ["on-ranks"], ["canonicalize", "rewrite", *KERNELS[:-1], "on-ranks", "map-tasks"]),
+        ("data=2", ["quiet"], [*FLOW, "quiet", *DISTRIBUTED[len(FLOW) :]]),
+        ("data=2", ["on-placements"], [*PLACED, "on-placements", *DISTRIBUTED[len(PLACED) :]]),
+        ("data=2", ["on-ranks"], [*DISTRIBUTED[:-3], "on-ranks", *DISTRIBUTED[-3:]]),
+        ("", ["on-ranks"], [*FLOW, *RANKS, "on-ranks", *KERNELS]),
     ],
 )
 def test_plugins_go_where_they_say(mesh: str, given: Sequence[str], expected: list[str]) -> None:
@@ -258,4 +261,4 @@ def test_run_passes_shows_each_stage() -> None:
         default_pipeline(Options()),
         on_stage=lambda name, now: seen.append((name, "task.kernel" in dump(now))),
     )
-    assert seen == [*((name, False) for name in ONE_DEVICE[:-1]), ("map-tasks", True)]
+    assert seen == [(name, name in KERNELS) for name in ONE_DEVICE]

@@ -1,36 +1,46 @@
-"""The native loop over a segment's calls, compiled once per process.
+"""The native loop over a segment's calls.
 
-It never changes with the program, so it is written out; the OpenMP runtime's addresses are filled
-in.
+It never changes with the program, so it is written out. In this process, where it is compiled once,
+the threads are those of the OpenMP runtime, whose addresses are filled in; in a shared object they
+are those of :mod:`irc.backends.cpu.team`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from collections.abc import Callable
 
-from irc.backends.cpu import openmp
+from irc.backends.cpu import openmp, team
 from irc.backends.cpu.jit import compile_module
 from irc.backends.cpu.loops.steps import FAULT
 from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT, SIZE_VALUES
+from irc.runtime.native.segment import DRIVER, Driver
 
 
 @functools.cache
-def driver(*, pool: bool) -> Callable[[int, int, int, int, object, int], None]:
+def driver(*, pool: bool) -> Driver:
     """Return the native function; without ``pool`` it must be called with one thread."""
     parallel, number, size = openmp.functions() if pool else (0, 0, 0)
-    text = _DRIVER.format(
+    with_openmp = _OPENMP.format(number=number, size=size)
+    return DRIVER(compile_module(_text(_REGION.format(parallel=parallel)) + with_openmp, _NAME))
+
+
+def standalone_text() -> str:
+    """Return the function with threads of its own, as a shared object has it."""
+    return _text(team.CALL) + team.TEXT
+
+
+def _text(region: str) -> str:
+    return _DRIVER.format(
         most=MAX_ARGS + 3,
         next=NEXT_WEIGHT,
         bytes=NEXT_BYTES,
         sizes=SIZE_VALUES,
         fault=FAULT,
-        parallel=parallel,
-        number=number,
-        size=size,
+        region=region,
     )
-    return _SIGNATURE(compile_module(text, "irc_driver"))
+
+
+_NAME = "irc_driver"
 
 
 # A call is (function, number of arguments, parallel?, the next weight: base, offset and bytes,
@@ -39,7 +49,7 @@ def driver(*, pool: bool) -> Callable[[int, int, int, int, object, int], None]:
 # thread's fault word, nothing more is run: what comes later may write to the caller's states.
 _DRIVER = """
 define void @irc_driver(ptr %words, i64 %count, ptr %table, i64 %threads,
-                        ptr %scratch, i64 %stride) {{
+                        ptr %scratch, i64 %stride, ptr %pool) {{
 entry:
   %args = alloca [{most} x ptr], align 64
   %work = alloca [4 x i64], align 16
@@ -103,16 +113,7 @@ alone:
   call void %function(ptr %args, i64 0, i64 1, ptr %scratch)
   br label %called
 team:
-  store ptr %function, ptr %work
-  %w1 = getelementptr i64, ptr %work, i64 1
-  store ptr %args, ptr %w1
-  %w2 = getelementptr i64, ptr %work, i64 2
-  store ptr %scratch, ptr %w2
-  %w3 = getelementptr i64, ptr %work, i64 3
-  store i64 %stride, ptr %w3
-  %t32 = trunc i64 %threads to i32
-  call void inttoptr (i64 {parallel} to ptr)(ptr @irc_member, ptr %work, i32 %t32, i32 0)
-  br label %called
+{region}  br label %called
 called:
   %checked = icmp ne i64 %checks, 0
   br i1 %checked, label %inspect, label %onward
@@ -136,7 +137,20 @@ onward:
 done:
   ret void
 }}
-define internal void @irc_member(ptr %work) {{
+"""
+
+_REGION = """  store ptr %function, ptr %work
+  %w1 = getelementptr i64, ptr %work, i64 1
+  store ptr %args, ptr %w1
+  %w2 = getelementptr i64, ptr %work, i64 2
+  store ptr %scratch, ptr %w2
+  %w3 = getelementptr i64, ptr %work, i64 3
+  store i64 %stride, ptr %w3
+  %t32 = trunc i64 %threads to i32
+  call void inttoptr (i64 {parallel} to ptr)(ptr @irc_member, ptr %work, i32 %t32, i32 0)
+"""
+
+_OPENMP = """define internal void @irc_member(ptr %work) {{
   %function = load ptr, ptr %work
   %w1 = getelementptr i64, ptr %work, i64 1
   %args = load ptr, ptr %w1
@@ -154,7 +168,3 @@ define internal void @irc_member(ptr %work) {{
   ret void
 }}
 """
-_SIGNATURE = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,
-    ctypes.c_int64,
-)  # fmt: skip

@@ -15,12 +15,16 @@ from math import prod
 from irc.backends.cpu.attention.write import write_attention
 from irc.backends.cpu.attention_backward.write import write_attention_backward
 from irc.backends.cpu.convolution.depthwise import DepthwiseWriter, read_depthwise
+from irc.backends.cpu.convolution.outer import read_sums
+from irc.backends.cpu.convolution.outer_groups import GroupsWriter, read_groups
+from irc.backends.cpu.convolution.outer_writer import OuterWriter
 from irc.backends.cpu.convolution.windows import read_windows
 from irc.backends.cpu.convolution.writer import ConvolutionWriter
 from irc.backends.cpu.features import Features, host
 from irc.backends.cpu.indexing.write import write_along
 from irc.backends.cpu.info import KernelInfo, from_text, to_text
 from irc.backends.cpu.loops.crossed import CrossedWriter, find_crossing
+from irc.backends.cpu.loops.foreach import read_part, write_parts
 from irc.backends.cpu.loops.nest import Nest, analyse, read, simplify
 from irc.backends.cpu.loops.rows import RowsWriter
 from irc.backends.cpu.loops.schedule import least_points, make_schedule
@@ -32,6 +36,7 @@ from irc.backends.cpu.matmul.panel_product import PanelWriter
 from irc.backends.cpu.matmul.panels import PanelsWriter, read_panels
 from irc.backends.cpu.matmul.product import make_tiling, recognise
 from irc.backends.cpu.matmul.skinny import SkinnyWriter
+from irc.backends.cpu.quantized.depthwise import TapsWriter
 from irc.backends.cpu.quantized.product import read_packed
 from irc.backends.cpu.quantized.writer import PackedWeightsWriter
 from irc.backends.cpu.vector.builder import Builder, Operand
@@ -54,15 +59,15 @@ _PREFIX = "; irc-kernel "
 def emit(kernel: KernelOp, features: Features | None = None) -> str:
     """Return the text of a kernel, for this machine unless told otherwise."""
     features = features or host()
+    if kernel.part_lengths:
+        return _emit_foreach(kernel, features)
     b = Builder(fma=features.fma, half=features.half, symbols=kernel.symbols)
     b.entry += size_pointer() if b.symbols else []
     count = len(kernel.args)
     buffers = buffer_pointers(b, count)
     scratch, parallel, template = _write(b, kernel, features, buffers)
     b.do("ret void")
-    name = kernel.sym_name.data
-    if not _NAME.fullmatch(name):
-        raise InternalError(f"kernel name {name!r} is no identifier")
+    name = _name_of(kernel)
     streams = template in ("matmul panels", "convolution")
     weight = streamed_weight(kernel) if streams else (-1, 0)
     checks = template == "scatter"
@@ -73,6 +78,25 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
         info = _with_sizes(info, kernel, features)
     body = b.function(f'define void @"{name}"(ptr %args, i64 %thread, i64 %threads, ptr %scratch)')
     return "\n".join([_PREFIX + to_text(info), body, *b.functions.values(), ""])
+
+
+def _name_of(kernel: KernelOp) -> str:
+    name = kernel.sym_name.data
+    if not _NAME.fullmatch(name):
+        raise InternalError(f"kernel name {name!r} is no identifier")
+    return name
+
+
+def _emit_foreach(kernel: KernelOp, features: Features) -> str:
+    """Return the text of a kernel of several parts: one body for any length, and who does what."""
+    name, part = _name_of(kernel), read_part(kernel, features)
+    b = Builder(fma=features.fma, half=features.half, symbols=part.symbols)
+    scratch, _, _ = write_rows(b, part.nest, OPEN_CHUNKS, features, part.pointers)
+    b.do("ret void")
+    info = KernelInfo(name, len(kernel.args), scratch, part.parallel, "foreach")
+    inner = b.function(f'define internal void @"{name}.part"({part.parameters})')
+    text = [_PREFIX + to_text(info), write_parts(kernel, part), inner, *b.functions.values(), ""]
+    return "\n".join(text)
 
 
 def run_time_sizes(
@@ -131,6 +155,10 @@ def _write(
         return write_along(b, kernel, features, buffers)
     nest = simplify(read(kernel))
     if kernel.template.data == "packed" and (quantised := read_packed(nest)) is not None:
+        if quantised.form == "taps":
+            taps = TapsWriter(b, quantised, features, buffers)
+            taps.write()
+            return taps.scratch_bytes, taps.parallel, "packed taps"
         weights = PackedWeightsWriter(b, quantised, features, buffers)
         weights.write()
         return weights.scratch_bytes, weights.plan.parallel, f"packed {weights.plan.form}"
@@ -138,6 +166,14 @@ def _write(
         grouped = GroupedWriter(b, rows, features, buffers)
         grouped.write()
         return grouped.scratch_bytes, grouped.parallel, "grouped"
+    if kernel.template.data == "outer" and (groups := read_groups(nest)) is not None:
+        by_group = GroupsWriter(b, groups, features, buffers)
+        by_group.write()
+        return by_group.scratch_bytes, by_group.parallel, "outer groups"
+    if kernel.template.data == "outer" and (sums := read_sums(nest)) is not None:
+        outer = OuterWriter(b, sums, features, buffers)
+        outer.write()
+        return outer.scratch_bytes, outer.parallel, "outer"
     if (panels := read_panels(nest)) is not None:
         PanelsWriter(b, panels, buffers).write()
         return 0, workers > 1, "pack"

@@ -54,14 +54,14 @@ def _object_of(texts: dict[tuple[str, Features], str], machine: llvm.TargetMachi
     """Return the object code of kernels, in one module."""
     module: llvm.ModuleRef | None = None
     for (digest, _), text in texts.items():
-        part = _parse(text, f"irc_{digest}")
+        part = parse_kernel(text, f"irc_{digest}")
         if module is None:
             module = part
         else:
             module.link_in(part)
     assert module is not None
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
-    _optimise(module, machine)
+    optimise(module, machine)
     return machine.emit_object(module)
 
 
@@ -85,14 +85,14 @@ def compile_module(text: str, symbol: str) -> int:
 
 def _finish(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> llvm.ExecutionEngine:
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
-    _optimise(module, machine)
+    optimise(module, machine)
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     _engines.append(engine)
     return engine
 
 
-def _parse(text: str, symbol: str) -> llvm.ModuleRef:
+def parse_kernel(text: str, symbol: str) -> llvm.ModuleRef:
     """Parse one kernel and give its function a name of its own in the process."""
     info = info_of(text)
     try:
@@ -118,7 +118,8 @@ def _target_machine(features: Features) -> llvm.TargetMachine:
     )
 
 
-def _optimise(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+def optimise(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    """Run the passes that pay on kernels."""
     # The code is SSA, vectorised and unrolled as written. LLVM's full pipeline costs as much as
     # code generation and makes kernels no faster (instcombine makes softmax and gelu 8 % slower);
     # what pays is rotating loops.

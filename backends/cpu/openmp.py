@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 
 from irc.errors import IrcError
+from irc.runtime.native.entry import refresh_entries
 
 _forked = False
 
@@ -21,6 +22,7 @@ _forked = False
 def _after_fork() -> None:
     global _forked
     _forked = True
+    refresh_entries()
 
 
 os.register_at_fork(after_in_child=_after_fork)

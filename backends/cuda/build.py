@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from irc.backends import KernelReport
 from irc.backends.cuda.file import MAIN_BEGINS, emit_kernel, shared_bytes
 from irc.backends.cuda.nvrtc import HEADER, Nvrtc, find_nvrtc, header_folder
+from irc.cluster import object_store
 from irc.errors import InternalError, IrcError
 
 if TYPE_CHECKING:
@@ -72,13 +73,10 @@ def machine_code(sources: Sequence[str], arch: int) -> list[bytes]:
 
 
 def _kept(key: str, source: str, arch: int, compiler: Callable[[str, int], bytes]) -> bytes:
-    # The store of machine code is one for all backends.
-    from irc.backends.cpu import object_cache
-
-    found = object_cache.read(key)
+    found = object_store.read(key)
     if found is None:
         found = compiler(source, arch)
-        object_cache.write(key, found)
+        object_store.write(key, found)
     return found
 
 

@@ -11,10 +11,12 @@ from irc.backends.cuda.attention_backward_tiles import AttentionBackwardTiles
 from irc.backends.cuda.attention_code import read_attention
 from irc.backends.cuda.attention_tiles import AttentionTiles
 from irc.backends.cuda.driver import Plain, emit_main, without_contractions
+from irc.backends.cuda.foreach import TABLE, Foreach
 from irc.backends.cuda.functions import TYPES, expression, helpers_in
 from irc.backends.cuda.hopper import Hopper
 from irc.backends.cuda.hopper_instructions import hopper_helpers
 from irc.backends.cuda.launch_table import (
+    ADDRESSES,
     PARTIAL,
     Argument,
     Launch,
@@ -98,8 +100,8 @@ def emit_kernel(kernel: KernelOp, arch: int | None = None) -> str:
 
 
 def _main(form: Form) -> str:
-    """Return the stand-alone program, for kernels that are loops over steps."""
-    if not form.steps:
+    """Return the stand-alone program, for kernels that are loops over steps of one space."""
+    if not form.steps or form.lengths:
         return ""
     source = Source("  ")
     emit_main(source, form)
@@ -140,6 +142,8 @@ def form_and_template(kernel: KernelOp, arch: int | None = None) -> tuple[Form, 
         weights = PackedTiles.fits(form)
         return form, Packed(form) if weights is None else PackedTiles(form, weights)
     check_supported(form, "CUDA", TYPES, expression)
+    if form.lengths:
+        return form, Foreach(form)
     arch = form.options.get("arch", 80) if arch is None else arch
     if form.template == "matmul":
         if arch == 90 and Hopper.fits(form):
@@ -165,11 +169,13 @@ def shared_of(template: Template) -> int:
 def _function(form: Form, template: Template | SumOfParts, name: str, partial: str) -> str:
     body = Source("  ")
     arguments = [_argument(form, i) for i in range(len(form.buffers))]
+    if isinstance(template, Foreach):
+        arguments = [f"IRC_POINTER(const long long) {TABLE}"]
     if isinstance(template, Hopper):
         arguments += [f"const __grid_constant__ CUtensorMap {m.letter}_map" for m in template.maps]
     if isinstance(template, SumOfParts) or parts_of(template) > 1:
         arguments.append(f"IRC_POINTER({partial}) partial")
-    chosen = isinstance(template, Hopper | AttentionTiles | AttentionBackward)
+    chosen = isinstance(template, Hopper | AttentionTiles | AttentionBackward | Foreach)
     bounds = template.bounds if chosen else str(template.threads)
     head = f'extern "C" __global__ void __launch_bounds__({bounds})\n'
     with body.block(f"{head}{name}({', '.join(arguments)}) {{", "}"):
@@ -216,6 +222,9 @@ def table_of(form: Form, template: Template, name: str) -> LaunchTable:
     if not template.blocks:
         return table
     buffers: tuple[Argument, ...] = tuple(range(len(form.buffers)))
+    if isinstance(template, Foreach):
+        launch = Launch(name, template.blocks, template.threads, 0, (ADDRESSES,))
+        return replace(table, head=template.head, launches=(launch,))
     maps: tuple[MapSpec, ...] = ()
     if isinstance(template, Hopper):
         maps = tuple(MapSpec.of(form, tensor) for tensor in template.maps)

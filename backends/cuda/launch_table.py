@@ -16,16 +16,18 @@ from irc.backends.cuda.functions import BYTES, TYPES
 from irc.backends.cuda.tensor_map import TensorMap, element_type
 from irc.errors import InternalError
 from irc.kernels.form import Buffer, Form
-from irc.kernels.source import Source
+from irc.kernels.source import Source, wrapped
 
 PREFIX = "// launch table: "
 ALIGNMENT = 16
 """Bytes to which every buffer of a launch is aligned."""
 PARTIAL = "partial"
 """The argument that is memory of the launch's own."""
+ADDRESSES = "addresses"
+"""The argument that is a table on the device: the head, then where each buffer lies."""
 
 Argument: TypeAlias = int | str
-"""A buffer by its number, a tensor map ``<letter>_map``, or ``partial``."""
+"""A buffer by its number, a tensor map ``<letter>_map``, ``partial`` or ``addresses``."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class LaunchTable:
         partial_bytes: of memory that the launches share, and that nobody else reads.
         maps: tensor maps.
         launches: none where there are no tasks.
+        head: what a table of addresses begins with; empty where launches take buffers.
     """
 
     buffers: tuple[Buffer, ...]
@@ -102,6 +105,7 @@ class LaunchTable:
     partial_bytes: int = 0
     maps: tuple[MapSpec, ...] = ()
     launches: tuple[Launch, ...] = ()
+    head: tuple[int, ...] = ()
 
     @property
     def line(self) -> str:
@@ -140,6 +144,7 @@ def _table(found: Mapping[str, Any]) -> LaunchTable:
         found["partial_bytes"],
         tuple(MapSpec(**_tuples(each)) for each in found["maps"]),
         tuple(Launch(**_tuples(each)) for each in found["launches"]),
+        tuple(found["head"]),
     )
 
 
@@ -158,11 +163,14 @@ def emit_launcher(table: LaunchTable) -> str:
         "returns a cudaError_t."
     )
     with source.block('extern "C" int launch(void* const* buffers, cudaStream_t stream) {', "}"):
-        with source.block(f"for (int i = 0; i < {len(table.buffers)}; ++i) {{", "}"):
-            source.line(
-                f"if ((unsigned long long)buffers[i] % {ALIGNMENT}) "
-                "return (int)cudaErrorMisalignedAddress;"
-            )
+        if table.head:
+            _gather(source, table)
+        else:
+            with source.block(f"for (int i = 0; i < {len(table.buffers)}; ++i) {{", "}"):
+                source.line(
+                    f"if ((unsigned long long)buffers[i] % {ALIGNMENT}) "
+                    "return (int)cudaErrorMisalignedAddress;"
+                )
         if not table.launches:
             source.line("// There are no tasks.")
         for tensor in table.maps:
@@ -178,9 +186,30 @@ def emit_launcher(table: LaunchTable) -> str:
             source.line(f"IRC_LAUNCH({launch.kernel}, {place}, {given});")
         if table.partial_bytes:
             source.line(f"cudaFreeAsync({PARTIAL}, stream);")
+        if table.head:
+            source.line(f"cudaFreeAsync({ADDRESSES}, stream);")
         source.line("return (int)cudaGetLastError();")
     source.line("#endif")
     return str(source)
+
+
+def _gather(source: Source, table: LaunchTable) -> None:
+    """Append the table of addresses, and its copy to the device."""
+    count = len(table.head) + len(table.buffers)
+    source.line(f"long long words[{count}] = {{")
+    for line in wrapped(list(map(str, table.head))):
+        source.line(f"  {line},")
+    source.line("};")
+    source.line(
+        f"for (int i = 0; i < {len(table.buffers)}; ++i) "
+        f"words[{len(table.head)} + i] = (long long)buffers[i];"
+    )
+    source.line(f"long long* {ADDRESSES} = nullptr;")
+    copy = f"cudaMemcpyAsync({ADDRESSES}, words, sizeof(words), cudaMemcpyHostToDevice, stream)"
+    source.line(f"int copied = (int)cudaMallocAsync((void**)&{ADDRESSES}, sizeof(words), stream);")
+    # Of memory that is not locked, the copy has been read when the call returns.
+    source.line(f"if (!copied) copied = (int){copy};")
+    source.line("if (copied) return copied;")
 
 
 def _argument(table: LaunchTable, argument: Argument) -> str:

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from irc.backends.cuda import machine
-from irc.backends.cuda.launch_table import ALIGNMENT, PARTIAL, Launch, LaunchTable, read_table
+from irc.backends.cuda.launch_table import (
+    ADDRESSES,
+    ALIGNMENT,
+    PARTIAL,
+    Launch,
+    LaunchTable,
+    read_table,
+)
 from irc.backends.cuda.libcuda import MAP_ALIGNMENT, MAP_BYTES, Handle
 from irc.backends.cuda.machine import Machine
 from irc.errors import IrcError
@@ -60,9 +67,15 @@ class BoundCall:
         table = kernel.table
         self.table, self.args, self._driver = table, args, on.driver
         count = len(table.buffers)
-        # The buffers, then the partial sums; after them, aligned for the driver, the maps.
-        self._words = (ctypes.c_uint64 * (count + 1))()
+        # The buffers, the partial sums, the table of addresses; the maps apart, aligned for the
+        # driver.
+        self._words = (ctypes.c_uint64 * (count + 2))()
         self._words[count] = partial
+        self._tables = None
+        if table.head:
+            from irc.runtime.address_table import AddressTables
+
+            self._tables = AddressTables(table.head, on.device)
         self._room = (ctypes.c_uint8 * (MAP_ALIGNMENT + MAP_BYTES * len(table.maps)))()
         start = -(-ctypes.addressof(self._room) // MAP_ALIGNMENT) * MAP_ALIGNMENT
         self._maps = [start + MAP_BYTES * i for i in range(len(table.maps))]
@@ -76,7 +89,7 @@ class BoundCall:
         """Return the addresses of the arguments of a launch."""
         words, count = ctypes.addressof(self._words), len(self.table.buffers)
         places: dict[int | str, int] = {i: words + 8 * i for i in range(count)}
-        places[PARTIAL] = words + 8 * count
+        places[PARTIAL], places[ADDRESSES] = words + 8 * count, words + 8 * (count + 1)
         names = [each.name for each in self.table.maps]
         places |= dict(zip(names, self._maps, strict=True))
         found = [places[argument] for argument in launch.arguments]
@@ -87,6 +100,10 @@ class BoundCall:
         if not self._launches:
             return
         pointers = [bases[base] + offset for base, offset in self.args]
+        if self._tables is not None:  # such a kernel takes buffers that begin anywhere
+            self._words[len(pointers) + 1] = self._tables.at(pointers)
+            self._start(stream)
+            return
         staged = _Staged(self.table, pointers, stream, on)
         for i, pointer in enumerate(pointers):
             self._words[i] = pointer
@@ -95,12 +112,15 @@ class BoundCall:
             if self._seen[number] != address:
                 self._driver.encode(self._maps[number], each, address)
                 self._seen[number] = address
+        self._start(stream)
+        staged.put_back()
+
+    def _start(self, stream: Handle) -> None:
         for function, launch, given in self._launches:
             self._driver.launch(
                 function, launch.blocks, launch.threads, launch.shared, stream,
                 ctypes.addressof(given),
             )  # fmt: skip
-        staged.put_back()
 
 
 class _Staged:

@@ -56,6 +56,15 @@ def compile_module(module: ModuleType, arch: int, *, alignment: int = 16) -> Any
         Triton's compiled kernel: ``found[grid](*pointers)`` launches it where there is a GPU.
     """
     triton = import_triton()
+    target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
+    if hasattr(module, "HEAD"):  # it reads addresses from a table
+        source = triton.compiler.ASTSource(
+            fn=getattr(module, module.KERNEL),
+            signature={"table": "*i64", "ALIGNMENT": "constexpr"},
+            constexprs={"ALIGNMENT": alignment},
+            attrs={(0,): [["tt.divisibility", 16]]},
+        )
+        return triton.compile(source, target=target, options=dict(module.OPTIONS))
     aligned = [["tt.divisibility", alignment]] if alignment > 1 else []
     source = triton.compiler.ASTSource(
         fn=getattr(module, module.KERNEL),
@@ -64,7 +73,6 @@ def compile_module(module: ModuleType, arch: int, *, alignment: int = 16) -> Any
         # Without it no wide or asynchronous loads.
         attrs={(i,): aligned for i in range(len(module.BUFFERS)) if aligned},
     )
-    target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
     return triton.compile(source, target=target, options=dict(module.OPTIONS))
 
 

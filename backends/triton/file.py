@@ -8,6 +8,7 @@ from typing import Protocol
 
 from irc.backends.triton.attention import Attention
 from irc.backends.triton.attention_backward import AttentionBackward
+from irc.backends.triton.foreach import Foreach
 from irc.backends.triton.functions import TYPES, expression, helpers_in
 from irc.backends.triton.matmul import Matmul
 from irc.backends.triton.packed import Packed
@@ -49,14 +50,27 @@ PRODUCTS: Mapping[str, Callable[[Form], Template]] = {
 }
 """Templates that multiply."""
 
-MAIN = '''
+LAUNCH = '''
 
 def launch(*buffers):
     """Run the kernel on contiguous tensors: its inputs, then its outputs."""
     if GRID[0]:
         {name}[GRID](*buffers, **OPTIONS)
 
+'''
 
+LAUNCH_TABLE = '''
+
+def launch(*buffers):
+    """Run the kernel on contiguous tensors: its inputs, then its outputs."""
+    addresses = [buffer.data_ptr() for buffer in buffers]
+    table = torch.tensor([*HEAD, *addresses], dtype=torch.int64, device=buffers[0].device)
+    alignment = 1 if any(address % 16 for address in addresses) else 16
+    {name}[GRID](table, ALIGNMENT=alignment, **OPTIONS)
+
+'''
+
+MAIN = '''
 def main():
     """Run on random inputs and print a sum of each output."""
     torch.manual_seed(0)
@@ -95,6 +109,8 @@ def emit_kernel(kernel: KernelOp) -> str:
 def emit_form(form: Form) -> str:
     """Return the file of a kernel of loads, arithmetic and stores."""
     check_supported(form, "Triton", TYPES, expression, PRODUCTS)
+    if form.lengths:
+        return _file(form, Foreach(form), "foreach")
     kind = form.template if form.template in PRODUCTS else "rows"
     return _file(form, PRODUCTS.get(kind, Rows)(form), kind)
 
@@ -104,6 +120,7 @@ def _file(form: Form, template: Template, kind: str) -> str:
     body = Source()
     body.line("@triton.jit")
     names = ", ".join(form.buffer_name(i) for i in range(len(form.buffers)))
+    names = template.parameters if isinstance(template, Foreach) else names
     with body.block(f"def {name}({names}):"):
         if prod(template.grid):
             template.emit(body)
@@ -116,7 +133,8 @@ def _file(form: Form, template: Template, kind: str) -> str:
         + "\n\n"
         + text
         + _tables(form, template)
-        + MAIN.replace("{name}", name)
+        + (LAUNCH_TABLE if form.lengths else LAUNCH).replace("{name}", name)
+        + MAIN
     )
 
 
@@ -147,6 +165,11 @@ def _tables(form: Form, template: Template) -> str:
     tables.line(f'OPTIONS = {{{sizes}, "enable_fp_fusion": False}}')
     tables.line(f'KERNEL = "{identifier(form.name)}"')
     tables.line(f"NUM_INPUTS = {form.num_inputs}")
+    if isinstance(template, Foreach):
+        tables.line("# What the kernel's table holds before the addresses of all buffers.")
+        with tables.block("HEAD = (", ")"):
+            for line in wrapped(list(map(str, template.head))):
+                tables.line(f"{line},")
     tables.line('DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"')
     with tables.block("BUFFERS = (", ")"):
         for index, buffer in enumerate(form.buffers):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from irc.backends.triton.build import compile_module, import_kernel, is_interpreted
+from irc.runtime.address_table import AddressTables
 from irc.runtime.graph import GraphedSegment
 from irc.runtime.segments import Segment, SegmentCall
 
@@ -58,17 +59,21 @@ class DeviceKernel:
         self.grid = (module.GRID[0], 1, 1)
         self._aligned = compile_module(module, arch)
         self._unaligned: Any = None
+        head = getattr(module, "HEAD", None)
+        self._tables = None if head is None else AddressTables(head, "cuda")
 
     def __call__(self, pointers: Sequence[int]) -> None:
         """Launch; pointers that are not aligned as a plan's are get code without wide loads."""
         if not self.grid[0]:
             return
-        if any(pointer % ALIGNMENT for pointer in pointers):
-            if self._unaligned is None:
-                self._unaligned = compile_module(self.module, self.arch, alignment=1)
-            self._unaligned[self.grid](*pointers)
+        aligned = not any(pointer % ALIGNMENT for pointer in pointers)
+        if not aligned and self._unaligned is None:
+            self._unaligned = compile_module(self.module, self.arch, alignment=1)
+        kernel = self._aligned if aligned else self._unaligned
+        if self._tables is None:
+            kernel[self.grid](*pointers)
         else:
-            self._aligned[self.grid](*pointers)
+            kernel[self.grid](self._tables.at(pointers), ALIGNMENT if aligned else 1)
 
 
 class InterpretedKernel:
@@ -114,27 +119,28 @@ def load_segment(
 
 def launcher(text: str) -> Launcher:
     """Compile a kernel file for the GPU at hand, or import it into Triton's interpreter."""
-    return _launcher(text, None if is_interpreted() else _arch())
+    return _launcher(text, None if is_interpreted() else _device())
 
 
 def _unused(pointers: Sequence[int]) -> None:
     raise AssertionError("a kernel that no call names was launched")
 
 
-def _arch() -> int:
+def _device() -> tuple[int, int]:
+    """Return the compute capability of the current device, and its number: it loads the code."""
     import torch
 
     major, minor = torch.cuda.get_device_capability()
-    return 10 * major + minor
+    return 10 * major + minor, torch.cuda.current_device()
 
 
 @cache
-def _launcher(text: str, arch: int | None) -> Launcher:
+def _launcher(text: str, device: tuple[int, int] | None) -> Launcher:
     # Triton reads the source of a function from its file.
     path = Path(_folder().name) / f"k{hashlib.sha256(text.encode()).hexdigest()[:24]}.py"
     path.write_text(text, encoding="utf-8")
     module = import_kernel(path)
-    return InterpretedKernel(module) if arch is None else DeviceKernel(module, arch)
+    return InterpretedKernel(module) if device is None else DeviceKernel(module, device[0])
 
 
 @cache

@@ -15,7 +15,7 @@ from irc.runtime.device import device_of
 
 FLUSH_BYTES = 256 << 20
 """More than any L2 cache: between two timings, so that inputs come from memory."""
-WARM, SAMPLES = 2, 10
+WARM, SAMPLES = 3, 10
 
 
 def kernel_seconds(kernel: KernelOp) -> float:
@@ -57,7 +57,7 @@ def kernel_seconds(kernel: KernelOp) -> float:
 def event_seconds(
     run: Callable[[], object], *, samples: int = SAMPLES, cold: bool = False
 ) -> float:
-    """Return the median seconds of a call on the device, after two that do not count.
+    """Return the median seconds of a call on the device, after three that do not count.
 
     Args:
         run: enqueues work.

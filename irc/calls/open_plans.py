@@ -9,10 +9,11 @@ sizes get a plan of their own, and the reason is kept.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias, cast
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol, TypeAlias
 
+from irc.calls.open_template import OpenTemplate, Values, Work
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
 from irc.pipeline import Options, lower
@@ -24,8 +25,10 @@ from irc.plan.template.witnesses import witnesses
 from irc.plugin import find_backend
 from irc.program import Program
 
-Values: TypeAlias = Mapping[str, int]
-"""A number for each symbol."""
+Check: TypeAlias = Callable[[LoadedPlan, Program], str | None]
+"""Runs a plan and the program that it is of, and says how they differ."""
+
+__all__ = ["Check", "OpenPlans", "OpenTemplate", "Sizes", "Values", "Work"]
 
 LEAST = 2
 """Sizes below this are never a template's: 1 broadcasts, and 0 makes tensors empty."""
@@ -63,42 +66,6 @@ class Sizes(Protocol):
         ...
 
 
-class OpenBackend(Protocol):
-    """A backend of which some kernels take their sizes when they run."""
-
-    def emit_plan_sources(self, kernels: Sequence[KernelOp]) -> dict[str, str]:
-        """Return one file per kernel."""
-        ...
-
-    def run_time_sizes(self, kernel: KernelOp, most: Mapping[str, int]) -> str | None:
-        """Return why a kernel cannot take its sizes when it runs; None where it can."""
-        ...
-
-
-@dataclass
-class Work:
-    """What has been done for a program of open sizes.
-
-    Attributes:
-        planned: how often the passes ran.
-        bound: how often numbers were put into a template.
-        emitted: kernels that were written for numbers, again and again for each size.
-        shared: kernels that were written once for all sizes.
-        reasons: why plans have no common form, or a kernel takes no sizes at run time.
-    """
-
-    planned: int = 0
-    bound: int = 0
-    emitted: int = 0
-    shared: int = 0
-    reasons: list[str] = field(default_factory=list[str])
-
-    def note(self, reason: str) -> None:
-        """Keep a reason, once."""
-        if reason not in self.reasons:
-            self.reasons.append(reason)
-
-
 class OpenPlans:
     """Gives the plan of a program for any sizes that its trace admits.
 
@@ -106,15 +73,25 @@ class OpenPlans:
         sizes: what the trace says.
         program_at: translates the traced graph for numbers.
         options: of the pipeline; one device.
+        check: given where the trace means the same where a size is 1 (torch's does not). Small
+            sizes are then checked by running the template, not by comparing it with their own
+            plans, which have other decisions: there a dim of 1 is dropped, a table a literal.
     """
 
     def __init__(
-        self, sizes: Sizes, program_at: Callable[[Values], Program], options: Options
+        self,
+        sizes: Sizes,
+        program_at: Callable[[Values], Program],
+        options: Options,
+        *,
+        check: Check | None = None,
     ) -> None:
         self.work = Work()
-        self.templates: list[_Compiled] = []
+        self.templates: list[OpenTemplate] = []
+        self._check = check
+        self._least = LEAST if check is None else 1
         self._sizes = sizes
-        self._program_at = program_at
+        self.program_at = program_at
         self._options = replace(options, any_rows=True)
         self._attempts = 0
         self._failed = False
@@ -133,32 +110,50 @@ class OpenPlans:
                     return compiled.at(full)
             return self._beyond(values, full)
 
+    def extended(self, values: Values) -> dict[str, int]:
+        """Return numbers with those of quotients."""
+        return self._sizes.extended(values)
+
+    def opened(self, values: Values) -> OpenTemplate | None:
+        """Return the template that is good for some sizes, made if there is none; None without.
+
+        Raises:
+            IrcError: what the passes raise.
+        """
+        with self._lock:
+            self.at(values)
+            full = self._sizes.extended(values)
+            found = (each for each in self.templates if each.template.span.holds(full))
+            return next(found, None)
+
     def _beyond(self, values: Values, full: Values) -> LoadedPlan:
         """Return the plan for sizes that no template was checked for."""
-        witness = self._witness(values)
-        for compiled in self.templates:
-            reason = compiled.template.agrees(witness)
-            if reason is None:
-                return compiled.at(full)
-            self.work.note(reason)
-        made = self._template(values, full, witness) if self._may_have_one(full) else None
+        own: Witness | None = None
+        if self.templates or self._check is None:
+            own = self._witness(values)
+            for compiled in self.templates:
+                reason = compiled.template.agrees(own)
+                if reason is None:
+                    return compiled.at(full)
+                self.work.note(reason)
+        made = self._template(values, own) if self._may_have_one(full) else None
         if made is None and self._failed and self._sizes.tie_equal(values):
             kept = {name: values[name] for name in self._sizes.places if name in values}
             return self._beyond(kept, self._sizes.extended(kept))
         if made is None or not made.template.span.holds(full):
-            return self._alone(witness)
+            return self._alone(own or self._witness(values))
         return made.at(full)
 
     def _may_have_one(self, full: Values) -> bool:
         if self._options.backend != "cpu":
             self.work.note(f"kernels of backend '{self._options.backend}' are for fixed sizes")
             return False
-        return self._attempts < MAX_ATTEMPTS and all(n >= LEAST for n in full.values())
+        return self._attempts < MAX_ATTEMPTS and all(n >= self._least for n in full.values())
 
-    def _template(self, values: Values, full: Values, own: Witness) -> _Compiled | None:
+    def _template(self, values: Values, own: Witness | None) -> OpenTemplate | None:
         """Make a template near some sizes, and check it at them and far from them."""
         self._attempts += 1
-        halved = len(full) > len(values)
+        halved = len(self._sizes.extended(values)) > len(values)
         chosen = witnesses(values, self._sizes.admits, halved=halved)
         if len(chosen) < 4:
             self.work.note("too few sizes are admitted to see how a plan follows from them")
@@ -175,13 +170,46 @@ class OpenPlans:
         except DifferentError as error:
             self.work.note(str(error))
             return None
-        if (reason := made.agrees(own)) is not None:
+        if own is not None and (reason := made.agrees(own)) is not None:
             self.work.note(reason)
-        for candidates in (_small(values), _large(values)):
-            self._widen(made, [each for each in candidates if self._sizes.admits(each)])
-        compiled = _Compiled(made, self._sizes.most, self.work)
+        large = [each for each in _large(values) if self._sizes.admits(each)]
+        self._widen(made, large)
+        if self._check is None:
+            self._widen(made, [each for each in _small(values) if self._sizes.admits(each)])
+        compiled = OpenTemplate(made, self._sizes.most, self.work)
+        if self._check is not None:
+            self._lower(compiled, chosen[0], self._check)
         self.templates.append(compiled)
         return compiled
+
+    def _lower(self, compiled: OpenTemplate, near: Values, check: Check) -> None:
+        """Let a template stand for small sizes where it computes what the program says there."""
+        span = compiled.template.span
+        least = {name: self._admitted(near, name) for name in near}
+        corner = {name: n for name, n in least.items() if n < span.low[name]}
+        if not corner:
+            return
+        apart = [{**near, name: n} for name, n in corner.items()] if len(near) > 1 else []
+        corners = [each for each in ({**near, **corner}, *apart) if self._sizes.admits(each)]
+        before = dict(span.low)
+        for each in corners:
+            for name, n in self._sizes.extended(each).items():
+                span.low[name] = min(span.low[name], n)
+        for each in corners:
+            reason = check(compiled.at(self._sizes.extended(each)), self.program_at(each))
+            if reason is not None:
+                said = ", ".join(f"{name} = {n}" for name, n in each.items())
+                self.work.note(f"the template is wrong where {said}: {reason}")
+                span.low = before
+                compiled.emit()
+                return
+
+    def _admitted(self, near: Values, name: str) -> int:
+        """Return the least number of a size that the trace admits beside others."""
+        choices = (
+            n for n in range(self._least, near[name]) if self._sizes.admits({**near, name: n})
+        )
+        return next(choices, near[name])
 
     def _widen(self, made: PlanTemplate, candidates: list[Values]) -> None:
         """Check a template at the first sizes of some for which it holds; two are tried."""
@@ -193,7 +221,7 @@ class OpenPlans:
 
     def _witness(self, values: Values) -> Witness:
         self.work.planned += 1
-        program = self._program_at(values)
+        program = self.program_at(values)
         lower(program, self._options)
         module = program.module
         plan = unplaced(module)
@@ -209,51 +237,21 @@ class OpenPlans:
         return LoadedPlan(plan, {f"kernels/{n}": t.encode() for n, t in sources.items()}, b"")
 
 
-class _Compiled:
-    """A template, and the code of its kernels: once where it serves all sizes."""
-
-    def __init__(self, template: PlanTemplate, most: Mapping[str, int], work: Work) -> None:
-        self.template = template
-        self._work = work
-        self._backend = cast("OpenBackend", find_backend(template.backend))
-        self._texts: dict[str, bytes] = {}
-        self._taking: set[int] = set()
-        for index, kernel in enumerate(template.kernels):
-            reason = None
-            if kernel.symbols:
-                reason = self._backend.run_time_sizes(kernel.kernel, most)
-            if reason is not None:
-                work.note(f"{kernel.like.sym_name.data} is compiled for each size: {reason}")
-                continue
-            self._texts.update(self._text(kernel.kernel))
-            if kernel.symbols:
-                self._taking.add(index)
-        work.shared += len(self._texts)
-
-    def at(self, full: Values) -> LoadedPlan:
-        """Return the plan for some sizes, extended."""
-        self._work.bound += 1
-        texts = dict(self._texts)
-        for index, kernel in enumerate(self.template.kernels):
-            if kernel.symbols and index not in self._taking:
-                texts.update(self._text(kernel.at(full)))
-                self._work.emitted += 1
-        return LoadedPlan(self.template.at(full, frozenset(self._taking)), texts, b"")
-
-    def _text(self, kernel: KernelOp) -> dict[str, bytes]:
-        sources = self._backend.emit_plan_sources([kernel])
-        return {f"kernels/{name}": text.encode() for name, text in sources.items()}
-
-
 def _small(values: Values) -> list[Values]:
     """Return assignments of small numbers, the smallest first."""
     apart = [{name: low + i for i, name in enumerate(values)} for low in (2, 3, 5, 8, 16)]
-    return [dict.fromkeys(values, LEAST), *apart]
+    # Parts of the first call's have its divisors, which a trace may ask for.
+    parts = [{name: max(n // by, LEAST) for name, n in values.items()} for by in (8, 4, 3, 2)]
+    return [dict.fromkeys(values, LEAST), *apart, *parts]
 
 
 def _large(values: Values) -> list[Values]:
     """Return assignments of numbers above the first call's, the largest first."""
     return [
-        {name: max(n, 16) * times + i for i, (name, n) in enumerate(values.items())}
+        {
+            name: n * max(1, 16 // n) * times + i * apart
+            for i, (name, n) in enumerate(values.items())
+        }
         for times in (LARGER, 4, 2, 1)
+        for apart in (1, 0)
     ]

@@ -101,6 +101,7 @@ def training_plan(
         accumulate=recipe.accumulate,
         split=",".join(recipe.split),
         recompute=recipe.recompute,
+        stream=True,
     )
     extra = training_files(recipe, forward) if keep_ir else None
     return make_plan(program, options, keep_ir=keep_ir, extra=extra)

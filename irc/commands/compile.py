@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=N",
         action="append",
         default=[],
-        help="a number for a named size of the model; may be given again",
+        help="a number for a named size of the model, which else stays open where it can;"
+        " may be given again",
     )
     parser.add_argument(
         "--pass",
@@ -52,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT|FILE",
         default="",
         help="placements to pin and to forbid, as in '*.weight = [tensor = S(0)]'",
+    )
+    parser.add_argument(
+        "--native",
+        metavar="NAMES|none",
+        default="",
+        help="kinds of processors that the plan holds machine code for (default: all that irc"
+        " knows: x86-64-v3,x86-64-v4,x86-64-v4-dots)",
     )
     _add_training_arguments(parser)
     parser.add_argument(
@@ -131,11 +139,12 @@ def _compile_file(args: argparse.Namespace) -> str:
         mesh=args.mesh,
         backend=args.backend,
         cluster=args.cluster,
-        sizes=_sizes(args.size),
+        sizes=size_options(args.size),
         passes=args.passes,
         rules=args.rules,
         pins=args.pins,
         force=args.force,
+        native=args.native,
     )
 
 
@@ -164,6 +173,7 @@ def _compile_module(args: argparse.Namespace) -> str:
         rules=args.rules,
         pins=args.pins,
         force=args.force,
+        native=args.native,
         optimizer=optimizer,
         loss=None if args.loss is None else named_loss(args.loss),
         frozen=args.frozen,
@@ -173,7 +183,12 @@ def _compile_module(args: argparse.Namespace) -> str:
     )
 
 
-def _sizes(texts: list[str]) -> dict[str, int]:
+def size_options(texts: list[str]) -> dict[str, int]:
+    """Read ``--size`` options.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
     sizes: dict[str, int] = {}
     for text in texts:
         name, _, number = text.partition("=")

@@ -9,7 +9,7 @@ HELP = "explain a pass, an error or a plan"
 
 OF_PLANS = {
     "op": "--op", "why_not": "--why-not", "fusion": "--fusion", "rewrites": "--rewrites",
-    "json": "--json",
+    "json": "--json", "sizes": "--sizes",
 }  # fmt: skip
 
 
@@ -36,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="of a plan: which rewrite rules were applied where, and how far the others got; with"
         " the rules of these files",
+    )
+    parser.add_argument(
+        "--sizes",
+        action="store_true",
+        help="of a plan: which sizes are open, and what is made for each of them, and why",
     )
     parser.add_argument("--json", action="store_true", help="of a plan: all facts as JSON")
 
@@ -89,6 +94,10 @@ def _error(code: str) -> str:
 def _plan(args: argparse.Namespace) -> str:
     from irc.report.explain import explain_plan
 
+    if args.sizes:
+        from irc.report.sizes import explain_sizes
+
+        return explain_sizes(args.name, as_json=args.json)
     if args.rewrites is not None:
         return _rewrites(args)
     if args.fusion and not args.op:

@@ -24,12 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", metavar="N", type=int, help="steps of a plan of training (default: 3)"
     )
     parser.add_argument(
+        "--size",
+        metavar="NAME=N",
+        action="append",
+        default=[],
+        help="a number for an open size of the plan, of random inputs; may be given again",
+    )
+    parser.add_argument(
         "--no-compare", action="store_true", help="do not compare with the model run eagerly"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the plan, print what it reports, and return 1 where its numbers are wrong."""
+    from irc.commands.compile import size_options
     from irc.errors import IrcError
     from irc.runtime.launch import run_plan
 
@@ -44,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         outputs=args.outputs,
         steps=args.steps,
+        sizes=size_options(args.size),
     )
     print(report)
     return report.exit_code

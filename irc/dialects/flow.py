@@ -242,13 +242,17 @@ class PackedContractOp(FlowOp):
 
     Bytes x u8 [M, K] (result i32): w i8 [P, K/4, 16, 4], exact. With ``window`` (kernel, strides,
     dilations: six numbers) x is u8 [N, H, W, C] with its border, w i8 [P, KH, KW, C/4, 16, 4], and
-    the result [N, OH, OW, 16 P]: a convolution.
+    the result [N, OH, OW, 16 P]: a convolution. ``groups`` (G, step) cuts its columns into G equal
+    runs, each a divisor or a multiple of 16 long, of which number g reads the channels from
+    ``g * step`` on: w is i8 [P, KH, KW, J, 16, 4] and C at least ``(G - 1) * step + 4 J``. With w
+    i8 [KH, KW, C] each channel has a weight of its own (depthwise): the result is [N, OH, OW, C].
     """
 
     name = "flow.packed_contract"
     bits = prop_def(IntegerAttr)
     zero = opt_prop_def(FloatAttr)
     window = opt_prop_def(Ints)
+    groups = opt_prop_def(Ints)
 
 
 @irdl_op_definition
@@ -260,6 +264,18 @@ class GroupedContractOp(FlowOp):
     """
 
     name = "flow.grouped_contract"
+
+
+@irdl_op_definition
+class GroupedOuterOp(FlowOp):
+    """Products of rows, summed by group: ``sum over r where index[r] = e of  x[r, m] g[r, n]``.
+
+    x [R, M] and g [R, N] floats, index [R] i64; the result is [E, M, N], E the ``count``.
+    A row whose index names no group counts nothing (the gradient of experts' matrices).
+    """
+
+    name = "flow.grouped_outer"
+    count = prop_def(IntegerAttr)
 
 
 @irdl_op_definition
@@ -389,7 +405,12 @@ class ScatterOp(FlowOp):
 
 @irdl_op_definition
 class ConvolutionOp(FlowOp):
-    """Convolve x [N, C, spatial..] with w [O, C/groups, kernel..] and an optional bias [O]."""
+    """Convolve x [N, C, spatial..] with w [O, C/groups, kernel..] and an optional bias [O].
+
+    ``flipped`` taps meet the image in reverse order, as those of a transposed convolution do.
+    ``of_kernel`` says that it is the derivative of a kernel, whose windows are larger than its
+    result: how it is best computed, not what it is.
+    """
 
     name = "flow.convolution"
     strides = prop_def(Ints)
@@ -397,6 +418,8 @@ class ConvolutionOp(FlowOp):
     high = prop_def(Ints)
     dilations = prop_def(Ints)
     groups = prop_def(IntegerAttr)
+    flipped = opt_prop_def(BoolAttr)
+    of_kernel = opt_prop_def(BoolAttr)
 
 
 @irdl_op_definition
@@ -531,10 +554,10 @@ class YieldOp(FlowOp):
 
 
 OPS: list[type[FlowOp]] = [
-    PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, GroupedContractOp, ReduceOp,
-    ArgReduceOp, CumulativeOp, ReshapeOp, TransposeOp, BroadcastOp, SliceOp, ConcatOp, PadOp,
-    TakeOp, GatherOp, ScatterOp, ConvolutionOp, PoolOp, SortOp, TopKOp, RandomOp, AttentionOp,
-    ExternOp, FusionOp, YieldOp,
+    PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, GroupedContractOp,
+    GroupedOuterOp, ReduceOp, ArgReduceOp, CumulativeOp, ReshapeOp, TransposeOp, BroadcastOp,
+    SliceOp, ConcatOp, PadOp, TakeOp, GatherOp, ScatterOp, ConvolutionOp, PoolOp, SortOp, TopKOp,
+    RandomOp, AttentionOp, ExternOp, FusionOp, YieldOp,
 ]  # fmt: skip
 OP_BY_NAME: Mapping[str, type[FlowOp]] = {op.name: op for op in OPS}
 

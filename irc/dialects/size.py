@@ -8,21 +8,105 @@ Quotients appear only where they are exact; otherwise the caller binds the names
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from math import prod
-from typing import NoReturn, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 Monomial: TypeAlias = tuple[tuple[str, int], ...]
 """Sorted ``(name, power)`` pairs; the empty tuple is the constant term."""
 
 
+Relation: TypeAlias = Literal["<", "<=", "=="]
+"""How a size compares with 0."""
+
+
 class UnboundSizeError(TypeError):
-    """A decision needs the number behind a size that is still a name."""
+    """A decision needs the number behind a size that is still a name.
+
+    Attributes:
+        names: of the size.
+    """
+
+    def __init__(self, message: str, names: frozenset[str] = frozenset()) -> None:
+        super().__init__(message)
+        self.names = names
 
 
-def _unbound(size: Size, other: object) -> NoReturn:
-    raise UnboundSizeError(f"'{size}' is compared with or divided by {other}: it needs a number")
+class Deciding(Protocol):
+    """What answers, while a program is traced, where polynomials alone do not tell.
+
+    As torch's ShapeEnv: an answer is that of the numbers at hand, and noted as a condition under
+    which the trace holds.
+    """
+
+    def decide(self, relation: Relation, difference: Size) -> bool | None:
+        """Say whether a size compares so with 0; None where nothing is known of it."""
+        ...
+
+    def quotient(self, dim: Size, by: int) -> Dim | None:
+        """Return ``floor(dim / by)``, perhaps as a new name; None where nothing is known of it."""
+        ...
+
+
+_DECIDING: ContextVar[Deciding | None] = ContextVar("_DECIDING", default=None)
+_LOWEST: ContextVar[Mapping[str, int] | None] = ContextVar("_LOWEST", default=None)
+
+
+@contextmanager
+def deciding(by: Deciding) -> Generator[None]:
+    """Let comparisons and quotients of sizes be answered inside."""
+    token = _DECIDING.set(by)
+    try:
+        yield
+    finally:
+        _DECIDING.reset(token)
+
+
+@contextmanager
+def lowest(numbers: Mapping[str, int]) -> Generator[None]:
+    """Let :func:`least` know the least number of some names inside."""
+    token = _LOWEST.set(numbers)
+    try:
+        yield
+    finally:
+        _LOWEST.reset(token)
+
+
+def decided(relation: Relation, difference: Dim) -> bool | None:
+    """Say whether a difference compares so with 0; None where it depends on a name, outside traces.
+
+    >>> decided("<", -1), decided("==", symbol("S"))
+    (True, None)
+    """
+    if isinstance(difference, int):
+        if relation == "==":
+            return difference == 0
+        return difference < 0 if relation == "<" else difference <= 0
+    tracer = _DECIDING.get()
+    return None if tracer is None else tracer.decide(relation, difference)
+
+
+def is_traced() -> bool:
+    """True where a program is being traced: sizes can be compared and divided."""
+    return _DECIDING.get() is not None
+
+
+def _compared(relation: Relation, size: Size, other: Any) -> bool:
+    found = None
+    if isinstance(other, int | Size):
+        found = decided(relation, size - other)
+    if found is None:
+        raise _unbound(size, other)
+    return found
+
+
+def _unbound(size: Size, other: object) -> UnboundSizeError:
+    return UnboundSizeError(
+        f"'{size}' is compared with or divided by {other}: it needs a number", size.names()
+    )
 
 
 @dataclass(frozen=True)
@@ -72,18 +156,37 @@ class Size:
             )
         return text
 
-    def __lt__(self, other: object) -> bool:
-        return _unbound(self, other)
+    def __lt__(self, other: Any) -> bool:
+        return _compared("<", self, other)
 
-    __le__ = __gt__ = __ge__ = __lt__
+    def __le__(self, other: Any) -> bool:
+        return _compared("<=", self, other)
 
-    def __floordiv__(self, other: object) -> int:
-        return _unbound(self, other)
+    def __gt__(self, other: Any) -> bool:
+        return not _compared("<=", self, other)
 
-    __mod__ = __rfloordiv__ = __rmod__ = __floordiv__
+    def __ge__(self, other: Any) -> bool:
+        return not _compared("<", self, other)
+
+    def __floordiv__(self, other: Any) -> Dim:
+        tracer = _DECIDING.get()
+        found = None
+        if tracer is not None and isinstance(other, int) and other > 0:
+            found = tracer.quotient(self, other)
+        if found is None:
+            raise _unbound(self, other)
+        return found
+
+    def __mod__(self, other: Any) -> Dim:
+        return self - (self // other) * other
+
+    def __rfloordiv__(self, other: object) -> int:
+        raise _unbound(self, other)
+
+    __rmod__ = __rfloordiv__
 
     def __index__(self) -> int:
-        raise UnboundSizeError(f"'{self}' stands where a number is needed")
+        raise UnboundSizeError(f"'{self}' stands where a number is needed", self.names())
 
     def names(self) -> frozenset[str]:
         """Return the symbols that the size depends on."""
@@ -167,6 +270,34 @@ def divide(dim: Dim, by: Dim) -> Dim | None:
     return _sum(quotient)
 
 
+def floor_quotient(dim: Size, by: int, named: Callable[[Size, int], Dim | None]) -> Dim | None:
+    """Return ``floor(dim / by)``: a polynomial where only the constant is no multiple, else a name.
+
+    >>> H = symbol("H")
+    >>> str(floor_quotient(4 * H + 7, 2, lambda dim, by: None))
+    '2*H + 3'
+
+    Args:
+        dim: what is divided.
+        by: positive.
+        named: gives a quotient a name; it stands for numbers that are not negative.
+    """
+    if dim.terms[0][1] < 0:
+        # floor(-n / d) = -floor((n + d - 1) / d)
+        turned = -dim + (by - 1)
+        assert isinstance(turned, Size)
+        found = floor_quotient(turned, by, named)
+        return None if found is None else -found
+    constant = dict(dim.terms).get((), 0)
+    if all(coefficient % by == 0 for monomial, coefficient in dim.terms if monomial):
+        return _sum((m, c // by) for m, c in dim.terms if m) + constant // by
+    # One name for all that differ by whole steps.
+    rest = dim - constant + constant % by
+    assert isinstance(rest, Size)
+    found = named(rest, by)
+    return None if found is None else found + constant // by
+
+
 def _times(left: Monomial, right: Monomial) -> Monomial:
     powers: dict[str, int] = dict(left)
     for name, power in right:
@@ -207,7 +338,9 @@ def value_of(dim: Dim, values: Mapping[str, int]) -> int:
     """
     bound = bind(dim, values)
     if isinstance(bound, Size):
-        raise UnboundSizeError(f"'{dim}' needs a value of {', '.join(sorted(bound.names()))}")
+        raise UnboundSizeError(
+            f"'{dim}' needs a value of {', '.join(sorted(bound.names()))}", bound.names()
+        )
     return bound
 
 
@@ -216,7 +349,8 @@ def least(dim: Dim, start: int = 2, most: Mapping[str, int] | None = None) -> in
 
     Written in what each name exceeds ``start`` by, a polynomial without negative coefficients is
     least where all of them are ``start``: its constant term. A term with a negative one is least
-    where its names are greatest, if ``most`` says how great.
+    where its names are greatest, if ``most`` says how great. Inside :func:`lowest`, names that it
+    says more of start there.
 
     >>> S = symbol("S")
     >>> least(S * S - S), least(3 - S), least(3 - S, most={"S": 8})
@@ -225,11 +359,12 @@ def least(dim: Dim, start: int = 2, most: Mapping[str, int] | None = None) -> in
     if isinstance(dim, int):
         return dim
     moved: Dim = 0
+    low = _LOWEST.get() or {}
     for monomial, coefficient in dim.terms:
         term: Dim = coefficient
         for name, power in monomial:
             for _ in range(power):
-                term = term * (symbol(name) + start)
+                term = term * (symbol(name) + low.get(name, start))
         moved = moved + term
     found = dict(terms_of(moved))
     total = found.get((), 0)
@@ -237,5 +372,7 @@ def least(dim: Dim, start: int = 2, most: Mapping[str, int] | None = None) -> in
         if monomial and coefficient < 0:
             if most is None or any(name not in most for name, _ in monomial):
                 return None
-            total += coefficient * prod((most[name] - start) ** power for name, power in monomial)
+            total += coefficient * prod(
+                (most[name] - low.get(name, start)) ** power for name, power in monomial
+            )
     return total

@@ -12,6 +12,10 @@ Where an integer is a size, stride or offset, a polynomial over named sizes may 
 of its ``symbols``. How many of its tasks one worker does is decided when it runs, so its mapping is
 that of one task, ``spatial(1, 1)``. :mod:`irc.dialects.task_sizes` puts numbers in.
 
+A kernel with ``lengths`` (template ``foreach``) does one pointwise body for several tensors, a part
+for each: its one dim runs over the parts laid end to end, and its buffers come part by part. The
+body names the buffers of the first part.
+
 ``task.launch`` in a function calls a kernel on contiguous tensors; ``task.view`` renames memory.
 """
 
@@ -313,6 +317,7 @@ class KernelOp(IRDLOperation):
     mapping = prop_def(MappingAttr)
     tile = opt_prop_def(DictionaryAttr)
     sources = opt_prop_def(ArrayAttr[StringAttr])
+    lengths = opt_prop_def(Ints)
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove(), SymbolOpInterface(), NoTerminator())
 
@@ -328,6 +333,7 @@ class KernelOp(IRDLOperation):
         mapping: TaskMapping,
         tile: dict[str, int] | None = None,
         sources: Sequence[str] = (),
+        lengths: Sequence[int] = (),
         loc: str = "unknown",
     ) -> KernelOp:
         """Build a kernel around its body."""
@@ -344,6 +350,8 @@ class KernelOp(IRDLOperation):
             },
             regions=[Region(body)],
         )
+        if lengths:
+            op.properties["lengths"] = to_attribute(tuple(lengths))
         op.attributes["loc"] = StringAttr(loc)
         return op
 
@@ -378,6 +386,18 @@ class KernelOp(IRDLOperation):
     def num_parallel(self) -> int:
         """How many leading dims are tasks."""
         return self.parallel.value.data
+
+    @property
+    def part_lengths(self) -> tuple[int, ...]:
+        """The elements of each part; empty where the kernel is for one set of buffers."""
+        return () if self.lengths is None else to_python(self.lengths)
+
+    def part_args(self, part: int) -> tuple[BlockArgument, ...]:
+        """The buffers of a part, inputs then outputs."""
+        args, inputs, count = self.args, self.num_inputs.value.data, len(self.part_lengths)
+        given, made = inputs // count, (len(args) - inputs) // count
+        outputs = args[inputs + part * made :][:made]
+        return (*args[part * given :][:given], *outputs)
 
     @property
     def task_mapping(self) -> TaskMapping:
@@ -422,6 +442,33 @@ class KernelOp(IRDLOperation):
             raise VerifyException("kernel arguments are !task.buffer")
         if not all(isinstance(op, KernelBodyOp) for op in self.body.block.ops):
             raise VerifyException("a kernel holds task ops only")
+        if self.lengths is not None or self.template.data == "foreach":
+            _verify_parts(self)
+
+
+def _verify_parts(kernel: KernelOp) -> None:
+    """Check that the parts of a kernel are alike but for their lengths."""
+    lengths, inputs = kernel.part_lengths, kernel.num_inputs.value.data
+    outputs = len(kernel.args) - inputs
+    if not lengths or kernel.template.data != "foreach" or min(lengths) < 1:
+        raise VerifyException("template foreach, and no other, has lengths, each at least 1")
+    if kernel.extents != (sum(lengths),) or kernel.num_parallel != 1:
+        raise VerifyException(f"parts of {sum(lengths)} elements in a space of {kernel.space}")
+    if inputs % len(lengths) or outputs % len(lengths):
+        raise VerifyException(f"{inputs} + {outputs} buffers for {len(lengths)} parts")
+    first = kernel.part_args(0)
+    moving = {op.inputs[0] for op in kernel.body.block.ops if isinstance(op, LoadOp)
+              and any(to_python(op.strides))}  # fmt: skip
+    moving |= {op.inputs[1] for op in kernel.body.block.ops if isinstance(op, StoreOp)}
+    if any(value not in first for op in kernel.body.block.ops for value in op.operands
+           if isinstance(value.type, BufferType)):  # fmt: skip
+        raise VerifyException("the body of a foreach kernel names buffers of its first part")
+    for part, length in enumerate(lengths):
+        for own, like in zip(kernel.part_args(part), first, strict=True):
+            assert isinstance(like.type, BufferType)
+            size = length if like in moving else like.type.elements
+            if own.type != BufferType.of(size, like.type.dtype):
+                raise VerifyException(f"a buffer of part {part} is {own.type}, not of {size}")
 
 
 @irdl_op_definition
@@ -508,7 +555,7 @@ def reach_of(op: LoadOp | StoreOp) -> tuple[Dim, Dim]:
     Raises:
         UnboundSizeError: where the sign of a stride depends on a size.
     """
-    space, blocks = op.kernel.extents, blocks_of(op)
+    space, blocks = op.kernel.part_lengths[:1] or op.kernel.extents, blocks_of(op)
     if any(not 0 <= d < len(space) or size < 1 for d, (size, _) in blocks.items()):
         raise VerifyException(f"{op.name} has blocks along a dim that the space has not")
     low = high = to_python(op.offset)

@@ -9,7 +9,6 @@ placement is checked when the type is built.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 from xdsl.dialects.builtin import (
     BFloat16Type,
@@ -28,10 +27,11 @@ from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
+from irc.dialects.items import ITEM_BYTES as ITEM_BYTES
+from irc.dialects.items import Shape as Shape
+from irc.dialects.items import is_float as is_float
 from irc.dialects.placement import AxisPlacement, B, Partial, Placement, Split
 from irc.dialects.size import Dim, Size, symbol
-
-Shape: TypeAlias = tuple[Dim, ...]
 
 DTYPES: Mapping[str, Attribute] = {
     "f64": Float64Type(),
@@ -54,16 +54,6 @@ DTYPES: Mapping[str, Attribute] = {
 """Element types by the short name that irc uses outside the IR; ``i1`` is bool."""
 
 DTYPE_NAMES: Mapping[Attribute, str] = {attr: name for name, attr in DTYPES.items()}
-
-ITEM_BYTES: Mapping[str, int] = {
-    "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1,
-    "u16": 2, "u32": 4, "u64": 8, "i1": 1, "c32": 4, "c64": 8, "c128": 16,
-}  # fmt: skip
-
-
-def is_float(dtype: str) -> bool:
-    """True for real floating-point element types."""
-    return dtype in ("f64", "f32", "f16", "bf16")
 
 
 @irdl_attr_definition

@@ -6,7 +6,6 @@ one (how many elements are not zero). Opaque values are whatever the library giv
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.interpret.walk import run_block
 from irc.runtime import library
-from irc.runtime.onnx_ops.run import PREFIX, run_extern
+from irc.runtime.onnx_ops.run import PREFIX, decoded, run_extern
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +93,7 @@ class Sizes:
 
     def _library(self, op: ExternOp, operands: Sequence[Any]) -> list[Any]:
         wanted = [v.type.dtype if isinstance(v.type, TensorType) else None for v in op.outputs]
-        arguments = json.loads(op.arguments.data)
+        arguments = decoded(op.arguments.data)
         found = run_extern(op.target.data, arguments, operands, wanted)
         return found + [None] * (len(wanted) - len(found))
 

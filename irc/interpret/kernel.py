@@ -62,6 +62,9 @@ def run_body(
     if isinstance(along := kernel.body.block.first_op, KernelAlongOp):
         run_along(along, tasks, buffers, counts, dtype)
         return
+    if kernel.part_lengths:
+        _run_parts(kernel, tasks, buffers, counts, dtype)
+        return
     points = torch.zeros((1, 0), dtype=torch.int64)
     if space[parallel:]:
         points = torch.cartesian_prod(*[torch.arange(n) for n in space[parallel:]])
@@ -70,6 +73,35 @@ def run_body(
     for op in kernel.body.block.ops:
         assert isinstance(op, KernelBodyOp)
         state.run(op)
+
+
+def _run_parts(
+    kernel: KernelOp,
+    tasks: torch.Tensor,
+    buffers: Sequence[torch.Tensor],
+    counts: Sequence[torch.Tensor],
+    dtype: torch.dtype | None,
+) -> None:
+    """Run the body on the buffers of each part, for the tasks that lie in it."""
+    import torch
+
+    place = {arg: i for i, arg in enumerate(kernel.args)}
+    inputs, first, start = kernel.num_inputs.value.data, kernel.part_args(0), 0
+    for part, length in enumerate(kernel.part_lengths):
+        own = tasks[(tasks >= start).all(1) & (tasks < start + length).all(1)] - start
+        start += length
+        if not len(own):
+            continue
+        given, counted = list(buffers), list(counts)
+        for like, arg in zip(first, kernel.part_args(part), strict=True):
+            given[place[like]] = buffers[place[arg]]
+            if place[arg] >= inputs:
+                counted[place[like] - inputs] = counts[place[arg] - inputs]
+        points = torch.zeros((1, 0), dtype=torch.int64)
+        state = _State(kernel, own, points, given, counted, dtype)
+        for op in kernel.body.block.ops:
+            assert isinstance(op, KernelBodyOp)
+            state.run(op)
 
 
 class _State:

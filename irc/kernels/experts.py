@@ -1,13 +1,14 @@
 """Library calls of grouped matmuls and layers of experts, as grouped products.
 
-The matrices are packed once, so they must be fixed; a training step, whose weights change at each
-call, keeps the library's loop over experts.
+Fixed matrices are packed once. Others (in training, they change at each call) are packed at each
+call, where there are rows enough for each matrix that this is little of the work.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from xdsl.ir import SSAValue
@@ -23,70 +24,122 @@ ACT = 5
 """Position of the argument ``act`` of ``irc::experts``."""
 ACTIVATIONS = frozenset({"silu", "gelu", "gelu_tanh", "relu"})
 """Activations that are functions of flow by the same name."""
+LEAST_ROWS = 8
+"""Rows of a matrix, on average, from which on packing it for one call pays."""
 
 IsFixed: TypeAlias = Callable[[SSAValue], bool]
 
 
+@dataclass(frozen=True)
+class Layer:
+    """A layer of experts up to its second product (`irc.ops.experts`).
+
+    Attributes:
+        b: where its ops stand.
+        tokens, choices, count: of hidden rows, of experts for each, of all experts.
+        rows: each token once for each of its experts, [tokens * choices, i].
+        chosen: the expert of each row.
+        matrices: the first matrices, gate above up, [count, parts * f, i].
+        gate, up: what they give, [rows, f]; up is None without a gate.
+        activated, made: the activation of the gate, and that times up.
+    """
+
+    b: FlowBuilder
+    tokens: int
+    choices: int
+    count: int
+    rows: SSAValue
+    chosen: SSAValue
+    matrices: SSAValue
+    gate: SSAValue
+    up: SSAValue | None
+    activated: SSAValue
+    made: SSAValue
+
+    @staticmethod
+    def of(b: FlowBuilder, operands: Sequence[SSAValue], act: str, fixed: IsFixed) -> Layer | None:
+        """Append a layer; None where it stays in the library."""
+        hidden, index, _, gate_up, down = operands
+        (tokens, width), choices = shape_of(hidden), shape_of(index)[1]
+        count, parts, inner, _ = shape_of(gate_up)
+        rows = tokens * choices
+        if act not in ACTIVATIONS or not (
+            all(map(fixed, (gate_up, down))) or rows >= LEAST_ROWS * count
+        ):
+            return None
+        chosen = b.reshape(index, (rows,))
+        apart = b.reshape(hidden, (tokens, 1, width))
+        x = b.reshape(b.broadcast(apart, (tokens, choices, width)), (rows, width))
+        matrices = b.reshape(gate_up, (count, parts * inner, width))
+        both = grouped_product(b, x, matrices, chosen)
+        gate = _columns(b, both, 0, inner)
+        activated = b.pointwise(act, gate)
+        up = _columns(b, both, inner, 2 * inner) if parts == 2 else None
+        made = activated if up is None else b.pointwise("mul", activated, up)
+        return Layer(b, tokens, choices, count, x, chosen, matrices, gate, up, activated, made)
+
+    def summed(self, y: SSAValue, weights: SSAValue | None = None) -> SSAValue:
+        """Sum rows [t k, o] over k, by weights [t, k], in the wider dtype of both."""
+        b, dtype, width = self.b, tensor(y).dtype, shape_of(y)[1]
+        apart = b.reshape(y, (self.tokens, self.choices, width))
+        if weights is None:
+            wide = "f32" if dtype in ("f16", "bf16") else dtype
+            return b.cast(b.reduce("sum", b.cast(apart, wide), [1], keep_dims=False), dtype)
+        wide = dtype if tensor(weights).dtype == dtype else "f32"
+        scales = b.reshape(b.cast(weights, wide), (self.tokens, self.choices, 1))
+        scaled = b.pointwise("mul", b.cast(apart, wide), scales)
+        return b.cast(b.reduce("sum", scaled, [1], keep_dims=False), dtype)
+
+
 def layer_of_experts(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> SSAValue | None:
     """Append a layer of experts (`irc.ops.experts`); None where it stays in the library."""
-    hidden, index, weights, gate_up, down = op.inputs
-    act, (tokens, width), choices = _call(op)[0][ACT], shape_of(hidden), shape_of(index)[1]
-    if act not in ACTIVATIONS or not (_fits(op) and fixed(gate_up) and fixed(down)):
+    if not fits(op):
         return None
-    count, parts, inner, _ = shape_of(gate_up)
-    rows, chosen = tokens * choices, b.reshape(index, (tokens * choices,))
-    apart = b.reshape(hidden, (tokens, 1, width))
-    x = b.reshape(b.broadcast(apart, (tokens, choices, width)), (rows, width))
-    both = grouped_product(b, x, b.reshape(gate_up, (count, parts * inner, width)), chosen)
-    made = b.pointwise(act, _columns(b, both, 0, inner))
-    if parts == 2:
-        made = b.pointwise("mul", made, _columns(b, both, inner, 2 * inner))
-    y = grouped_product(b, made, down, chosen)
-    return _weighted_sum(b, b.reshape(y, (tokens, choices, shape_of(down)[1])), weights)
-
-
-def _weighted_sum(b: FlowBuilder, y: SSAValue, weights: SSAValue) -> SSAValue:
-    """Sum y [t, k, o] over k by weights [t, k], in the wider dtype of both."""
-    dtype, (tokens, choices, _) = tensor(y).dtype, shape_of(y)
-    wide = dtype if tensor(weights).dtype == dtype else "f32"
-    scales = b.reshape(b.cast(weights, wide), (tokens, choices, 1))
-    scaled = b.pointwise("mul", b.cast(y, wide), scales)
-    return b.cast(b.reduce("sum", scaled, [1], keep_dims=False), dtype)
+    layer = Layer.of(b, op.inputs, _call(op)[0][ACT], fixed)
+    if layer is None:
+        return None
+    return layer.summed(grouped_product(b, layer.made, op.inputs[4], layer.chosen), op.inputs[2])
 
 
 def grouped_matmul(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> SSAValue | None:
     """Append rows [s, k] times matrices [e, k, n], grouped by where each group ends."""
-    if [tensor(value).ndim for value in op.inputs] != [2, 3, 1] or not _plain(op):
+    if [tensor(value).ndim for value in op.inputs] != [2, 3, 1] or not plain(op):
         return None
     x, w, ends = op.inputs
-    if not _fits(op) or not fixed(w):
+    if not fits(op) or not pays(x, w, fixed):
         return None
-    return grouped_product(b, x, _turned(b, w), _group_of(b, shape_of(x)[0], ends))
+    return grouped_product(b, x, turned(b, w), group_of(b, shape_of(x)[0], ends))
 
 
 def grouped_rows(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> SSAValue | None:
     """Append the same where groups begin at a row: a rank's part."""
     x, w, starts, ends = op.inputs
-    if not _fits(op) or not fixed(w):
+    if not fits(op) or not pays(x, w, fixed):
         return None
     rows = shape_of(x)[0]
     first = b.op(SliceOp, [starts], starts=(0,), stops=(1,), steps=(1,))
     place = b.op(IotaOp, [], result=TensorType.of((rows,), tensor(starts).dtype), dim=0)
     before = b.pointwise("lt", place, first)
-    group = _group_of(b, rows, ends)
+    group = group_of(b, rows, ends)
     return grouped_product(
-        b, x, _turned(b, w), b.pointwise("where", before, b.scalar(-1, "i64"), group)
+        b, x, turned(b, w), b.pointwise("where", before, b.scalar(-1, "i64"), group)
     )
 
 
-def _group_of(b: FlowBuilder, rows: int, ends: SSAValue) -> SSAValue:
+def pays(x: SSAValue, w: SSAValue, fixed: IsFixed) -> bool:
+    """True where packing matrices pays: they are fixed, or each meets rows enough."""
+    return fixed(w) or shape_of(x)[0] >= LEAST_ROWS * shape_of(w)[0]
+
+
+def group_of(b: FlowBuilder, rows: int, ends: SSAValue) -> SSAValue:
     """The group of each row, i64 [rows]: how many groups end before it or at it."""
     place = b.op(IotaOp, [], result=TensorType.of((rows,), tensor(ends).dtype), dim=0)
     over = b.pointwise("le", b.reshape(ends, (1, *shape_of(ends))), b.reshape(place, (rows, 1)))
     return b.reduce("sum", b.cast(over, "i64"), [1], keep_dims=False)
 
 
-def _turned(b: FlowBuilder, w: SSAValue) -> SSAValue:
+def turned(b: FlowBuilder, w: SSAValue) -> SSAValue:
+    """Matrices [e, k, n] as [e, n, k]."""
     return b.op(TransposeOp, [w], perm=(0, 2, 1))
 
 
@@ -99,7 +152,7 @@ def _call(op: ExternOp) -> Any:
     return json.loads(op.arguments.data)
 
 
-def _plain(op: ExternOp) -> bool:
+def plain(op: ExternOp) -> bool:
     """True where a call has operands alone, in order, and options that say nothing."""
     positional, keywords = _call(op)
     given = [*positional, *keywords.values()]
@@ -107,7 +160,7 @@ def _plain(op: ExternOp) -> bool:
     return operands == [{"operand": i} for i in range(len(op.inputs))]
 
 
-def _fits(op: ExternOp) -> bool:
+def fits(op: ExternOp) -> bool:
     """True for what grouped kernels multiply: one packed dtype, nothing empty, sums of several."""
     dtype = tensor(op.inputs[0]).dtype
     matrices = [value for value in op.inputs if tensor(value).ndim > 2]

@@ -83,7 +83,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Form:
-    """A kernel as plain data; dims and tiles are those after merging."""
+    """A kernel as plain data; dims and tiles are those after merging.
+
+    With ``lengths`` it has several parts; its steps name the buffers of the first.
+    """
 
     name: str
     template: str
@@ -97,6 +100,7 @@ class Form:
     sources: tuple[str, ...] = ()
     mapping: str = ""
     loc: str = "unknown"
+    lengths: tuple[int, ...] = ()
     protected: int = field(default=0, compare=False)
 
     @property
@@ -148,6 +152,8 @@ class Form:
 def read(kernel: KernelOp) -> Form:
     """Return the merged form of a kernel."""
     form = replace(header(kernel), steps=tuple(_steps(kernel)))
+    if form.lengths:
+        return form  # of one dim
     return merge_dims(drop_unit_dims(form))
 
 
@@ -168,6 +174,7 @@ def header(kernel: KernelOp) -> Form:
         sources=() if kernel.sources is None else to_python(kernel.sources),
         mapping=str(kernel.task_mapping),
         loc=str(to_python(kernel.attributes["loc"])) if "loc" in kernel.attributes else "unknown",
+        lengths=kernel.part_lengths,
         protected=2 if kernel.template.data == "matmul" else 0,
     )
 

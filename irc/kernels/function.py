@@ -69,6 +69,9 @@ MAX_COPIES = 4
 STORED = ".stored"
 """Follows the name of a value where it lies in another order of dims than the program says."""
 
+MOVES = frozenset({"flow.reshape", "flow.transpose"})
+"""Shape ops that a kernel's gradient is written with."""
+
 
 class KernelTable:
     """The kernels of a module: equal ones are made once.
@@ -159,6 +162,9 @@ def map_function(func: FuncOp, table: KernelTable) -> None:
         return
     require_static(func)
     mapper = _Mapper(table)
+    if any(each.name == "flow.convolution" for each in func.body.walk()):
+        # Images that are given channels last, of which the program sees the dims in their order.
+        mapper.spread.update(func.body.block.args)
     for op in list(func.body.block.ops):
         mapper.rewrite(op)
     for op in reversed(mapper.gone):
@@ -343,14 +349,17 @@ class _Mapper:
         """Return the view of a result, stored in another order of dims, as the program names it."""
         view = ordered_view(shape_of(value), order)
         shown = self._view(value, stored, view)
-        self.spread.add(stored)
+        if order == channels_last(len(order)):
+            self.spread.add(stored)
         self.views[shown], self.written[shown] = (stored, view), shown
         return shown
 
     def _turn_images(self, ops: Sequence[FlowOp], source: _Source) -> None:
         """Copy what convolutions read so that its channels lie side by side."""
         for op in ops:
-            if op.name == "flow.convolution":
+            if op.name == "flow.convolution" and op.plain.get("of_kernel"):
+                self._turn_factors(op, source)
+            elif op.name == "flow.convolution":
                 image, weight = (source.outside(value) for value in op.inputs[:2])
                 if lines := reads_lines(op):
                     self._surround(image, margins_of(op))
@@ -360,6 +369,24 @@ class _Mapper:
                     self._copy(weight, taps_first(len(shape_of(weight))))
                 elif lines:
                     self._copy(weight, channels_last(len(shape_of(weight))))
+
+    def _turn_factors(self, op: FlowOp, source: _Source) -> None:
+        """Copy image and gradient, whose dims have changed places, channels side by side."""
+        for value in map(source.outside, op.inputs[:2]):
+            moved, origin = list[FlowOp](), value
+            while isinstance(origin.owner, FlowOp) and origin.owner.name in MOVES:
+                moved.append(origin.owner)
+                origin = origin.owner.inputs[0]
+                if len(shape_of(origin)) == len(shape_of(value)):
+                    break
+            if has_channels_last(self.stored(origin)[1]):
+                continue
+            self._copy(origin, channels_last(len(shape_of(origin))))
+            for each in reversed(moved):
+                root, view = self.stored(each.inputs[0])
+                found = view.apply(each.name, each.plain, shape_of(each.outputs[0]))
+                assert found is not None, "dims that change places are a view"
+                self.views[each.outputs[0]] = (root, found)
 
     def _surround(self, image: SSAValue, margins: tuple[tuple[int, int], ...]) -> None:
         """Copy an image with zeros around it, channels last, unless it lies in such a copy."""

@@ -47,6 +47,36 @@ def grouped_contract(walk: Trace, op: FlowOp) -> Term:
     return Term(result, dims)
 
 
+def grouped_outer(walk: Trace, op: FlowOp) -> Term:
+    """Trace the op: where a row is of another group, its products are not summed."""
+    x, g, index = op.inputs
+    factors: list[Term] = []
+    for value in (x, g):
+        if (stored := walk.stored(value)) is None:
+            raise GroupError("rows of a grouped sum that the kernel computes")
+        if any(len(dim) > 1 for dim in stored[1].dims):
+            raise GroupError("rows of a grouped sum that lie apart", [(value, ())])
+        factors.append(walk.load(value, stored))
+    left, right = factors
+    found = walk.term(index)
+    walk.unify(left.dims[0], right.dims[0], op.name)
+    walk.unify(left.dims[0], found.dims[0], op.name)
+    group = axes_of(op.plain["count"])
+    number = walk.node("constant", "i64", (), attrs={"value": 0})
+    if group:
+        number = walk.node("index", "i64", group, attrs={"strides": (1,)})
+    zero = walk.node("constant", left.node.dtype, (), attrs={"value": 0})
+    own = _apply(walk, "eq", "i1", found.node, number)
+    taken = _apply(walk, "where", left.node.dtype, own, left.node, zero)
+    dims = (group, left.dims[1], right.dims[1])
+    product = walk.node(
+        "contract", left.node.dtype, flat(dims), operands=(taken, right.node),
+        attrs={"packed": True, "outer": True},
+    )  # fmt: skip
+    walk.reductions.append((product, left.dims[0]))
+    return Term(product, dims)
+
+
 def _within(walk: Trace, index: Node, count: int) -> tuple[Node, Node]:
     """Return whether an index names one of ``count`` matrices, and one that always does."""
     zero, end = (walk.node("constant", index.dtype, (), attrs={"value": n}) for n in (0, count))

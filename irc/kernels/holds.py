@@ -22,7 +22,7 @@ FEW_PIECES, MAX_PIECES, MAX_READS = 4, 64, 1 << 18
 """Pieces of a concat that a kernel selects among, each point reading all: few, or of few points."""
 COMPUTE_OPS = CPU_OPS | {
     "flow.pointwise", "flow.reduce", "flow.contract", "flow.packed_contract", "flow.take",
-    "flow.gather", "flow.grouped_contract", "flow.arg_reduce",
+    "flow.gather", "flow.grouped_contract", "flow.grouped_outer", "flow.arg_reduce",
 }  # fmt: skip
 FREE_OPS = frozenset({"flow.constant", "flow.iota"})
 LIBRARY_DTYPES = frozenset({"c32", "c64", "c128", "u16", "u32", "u64"})

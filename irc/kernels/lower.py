@@ -65,7 +65,9 @@ def lower(nest: Nest, *, name: str, target: str, loc: str, sources: Sequence[str
     template = "packed" if nest.is_packed else nest.template
     if nest.contract is not None and nest.contract.attrs.get("grouped"):
         template = "grouped"
-    if _has_windows(nest, body.loops):
+    if any(node.attrs.get("outer") for node in nest.nodes):
+        template = "outer"
+    elif _has_windows(nest, body.loops):
         template = "convolution"
     chosen = schedule(template, space, parallel, target, _multiplied(nest), _beside(nest))
     kernel = KernelOp.make(

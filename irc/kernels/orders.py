@@ -17,6 +17,8 @@ from irc.kernels.view import View
 
 FEW_CHANNELS = 8
 """Input channels up to which a convolution reads lines of taps as runs."""
+LANES = 16
+"""Numbers of a vector: dims that are shorter leave some of it unused."""
 
 Orders = Mapping[SSAValue, tuple[int, ...]]
 """The dims of a result as it is stored, outermost first; a result without one is contiguous."""
@@ -40,6 +42,17 @@ def taps_first(ndim: int) -> tuple[int, ...]:
     return (*range(2, ndim), 1, 0)
 
 
+def outer_order(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the order of dims of a kernel's gradient [C, O, taps..]: lanes along more channels.
+
+    >>> outer_order((64, 32, 3, 3)), outer_order((3, 64, 7, 7))
+    ((2, 3, 1, 0), (2, 3, 0, 1))
+    """
+    inputs, outputs, *taps = shape
+    spatial = range(2, 2 + len(taps))
+    return (*spatial, 1, 0) if inputs >= min(LANES, outputs) else (*spatial, 0, 1)
+
+
 def is_depthwise(op: FlowOp) -> bool:
     """True for a convolution of one input and one output channel a group."""
     out, each, *_ = shape_of(op.inputs[1])
@@ -55,7 +68,7 @@ def reads_lines(op: FlowOp) -> bool:
     attrs, (_, each, *taps) = op.plain, shape_of(op.inputs[1])
     fits = attrs["groups"] == 1 and attrs["dilations"][-1] == 1 and min(attrs["low"]) >= 0
     # A dim of size 1 has no stride that would lead into its margins.
-    steps = min(shape_of(op.inputs[0])[2:]) > 1
+    steps = min(shape_of(op.inputs[0])[2:]) > 1 and not attrs.get("flipped")
     return fits and steps and taps[-1] > 1 and each <= FEW_CHANNELS
 
 
@@ -95,20 +108,38 @@ def orders_of(
         stored: where a value from outside lies.
         spread: tensors that are stored channels last.
     """
-    shapes = [shape_of(op.outputs[0]) for op in ops if _spreads(op, stored)]
+    gradients = {op.outputs[0] for op in ops if op.plain.get("of_kernel")}
+    shapes = [
+        shape_of(op.outputs[0])
+        for op in ops
+        if _spreads(op, stored) and op.outputs[0] not in gradients
+    ]
+    lead = set[tuple[int, ...]]()
     inside = {op.outputs[0] for op in ops if op.outputs}
     reads = dict.fromkeys(v for op in ops if op.name in COMPUTE_OPS for v in op.inputs)
     for value in reads:
         if value not in inside and len(shape_of(value)) > 2:
             root, view = stored(value)
-            if root in spread and view == ordered_view(view.shape, channels_last(len(view.dims))):
-                shapes.append(view.shape)
+            if root in spread and [step for _, step in view.dims[1]] == [1]:
+                lead.add(view.shape[:2])
+                lead |= {shape_of(op.outputs[0])[:2] for op in ops if _joins(op, value)}
     found: dict[SSAValue, tuple[int, ...]] = {}
     for value in outputs:
         shape = shape_of(value)
-        if shape in shapes and shape[1] > 1 and any(size > 1 for size in shape[2:]):
+        if value in gradients:
+            found[value] = outer_order(shape)
+        elif _is_image(shape) and (shape in shapes or shape[:2] in lead):
             found[value] = channels_last(len(shape))
     return found
+
+
+def _joins(op: FlowOp, value: SSAValue) -> bool:
+    """True for a concat of a value's channels with others."""
+    return op.name == "flow.concat" and op.plain["dim"] == 1 and value in op.inputs
+
+
+def _is_image(shape: Sequence[int]) -> bool:
+    return len(shape) > 2 and shape[1] > 1 and any(size > 1 for size in shape[2:])
 
 
 def _spreads(op: FlowOp, stored: Callable[[SSAValue], Stored]) -> bool:

@@ -47,18 +47,33 @@ def pad(walk: Trace, op: FlowOp) -> Term:
     """Read the value within its bounds, and the literal around them."""
     attrs, shape = op.plain, shape_of(op.outputs[0])
     piece, dtype = _piece(walk, op.inputs[0]), tensor(op.outputs[0]).dtype
-    node, dims = piece.node, list(piece.dims)
     value = attrs["value"] if is_float(dtype) else int(attrs["value"])
+    node, dims = _filled(walk, piece.node, value), list(piece.dims)
     for d, (low, high) in enumerate(zip(attrs["low"], attrs["high"], strict=True)):
         if not (low or high):
             continue
         size, axes = shape_of(op.inputs[0])[d], axes_of(shape[d])
         new, old = axes[0] if axes else None, _only(walk, op.inputs[0], dims[d])
+        bounded = _is_filled(node, value) and old is not None and old in leaf_set(node.axes)
         node, dims[d] = _Move(walk, old, new, low, size).node(node), axes
-        if low > 0 or high > 0:
+        if (low > 0 or high > 0) and not bounded:
             fill = walk.node("constant", dtype, (), attrs={"value": value})
             node = _between(walk, node, fill, new, (low, low + size), dtype)
     return Term(node, tuple(dims))
+
+
+def _filled(walk: Trace, node: Node, value: float) -> Node:
+    """A load of memory without bounds of its own gives a literal outside those of a pad."""
+    if node.kind != "load" or node.operands or node.attrs.get("bounds"):
+        return node
+    return walk.node(
+        "load", node.dtype, node.axes, stored=node.stored, source=node.source,
+        attrs={**node.attrs, "fill": value},
+    )  # fmt: skip
+
+
+def _is_filled(node: Node, value: float) -> bool:
+    return node.kind == "load" and not node.operands and node.attrs.get("fill") == value
 
 
 def _piece(walk: Trace, value: SSAValue) -> Term:

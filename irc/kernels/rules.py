@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 from irc.dialects.flow import FlowOp, tensor
 from irc.kernels.arg_reduce import arg_reduce
 from irc.kernels.axes import Axes, Axis, axes_of
-from irc.kernels.grouped import grouped_contract
+from irc.kernels.grouped import grouped_contract, grouped_outer
 from irc.kernels.holds import SHAPE_OPS, shape_of
 from irc.kernels.pieces import concat, pad
 from irc.kernels.quantized.loads import packed_contract
@@ -256,6 +256,7 @@ RULES: Mapping[str, Rule] = {
     "flow.contract": _contract,
     "flow.packed_contract": packed_contract,
     "flow.grouped_contract": grouped_contract,
+    "flow.grouped_outer": grouped_outer,
     "flow.constant": _constant,
     "flow.iota": _iota,
     "flow.take": _take,

@@ -14,7 +14,7 @@ from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.kernels.gpu.limits import GPUS, gpu
 from irc.kernels.gpu.matmul import Problem, candidates
 
-Template: TypeAlias = Literal["rows", "matmul", "packed", "grouped", "convolution"]
+Template: TypeAlias = Literal["rows", "matmul", "packed", "grouped", "convolution", "outer"]
 
 TARGETS = ("cpu", *GPUS)
 
@@ -74,7 +74,7 @@ def schedule(
             return _convolution(tasks)
         case "matmul", _:
             return _gpu_matmul(tasks, inner, target, dtype, epilogue)
-        case "rows" | "packed" | "grouped", "cpu":
+        case "rows" | "packed" | "grouped" | "outer", "cpu":
             return _cpu_rows(tasks, inner, reduces=parallel < len(space))
         case _:
             return _gpu_rows(tasks, inner, reduces=parallel < len(space))

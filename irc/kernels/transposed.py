@@ -13,7 +13,7 @@ Phases of one geometry are one convolution with more channels; all of them lie i
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import gcd
@@ -56,8 +56,13 @@ class Transposed:
     groups: int
 
 
-def transposed_convolution(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
-    """Append what a library call computes, where it is a transposed convolution of floats."""
+def transposed_convolution(
+    b: FlowBuilder, op: ExternOp, fixed: Callable[[SSAValue], bool] = lambda _: True
+) -> SSAValue | None:
+    """Append what a library call computes, where it is a transposed convolution of floats.
+
+    Taps of a ``fixed`` kernel are put in order once; others are met in reverse where they lie.
+    """
     positional, rest = json.loads(op.arguments.data)
     x, w, *others = op.inputs
     if not is_float(tensor(x).dtype) or len(shape_of(x)) != len(shape_of(w)) < 3:
@@ -73,7 +78,7 @@ def transposed_convolution(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
         attrs = Transposed(strides, dilations, low, sizes, positional[GROUPS])
     else:
         return None
-    return by_phases(b, attrs, x, w, others[0] if others else None)
+    return by_phases(b, attrs, x, w, others[0] if others else None, flips=not fixed(w))
 
 
 def _each(numbers: Sequence[int], count: int) -> tuple[int, ...]:
@@ -109,7 +114,13 @@ def phase_of(number: int, low: int, stride: int, dilation: int, taps: int) -> Ph
 
 
 def by_phases(
-    b: FlowBuilder, op: Transposed, x: SSAValue, w: SSAValue, bias: SSAValue | None
+    b: FlowBuilder,
+    op: Transposed,
+    x: SSAValue,
+    w: SSAValue,
+    bias: SSAValue | None,
+    *,
+    flips: bool = False,
 ) -> SSAValue:
     """Append the convolutions of all phases, and what puts their results in order."""
     kernel = shape_of(w)[2:]
@@ -119,13 +130,14 @@ def by_phases(
         for low, s, d, k in zip(op.low, op.strides, op.dilations, kernel, strict=True)
     ]
     phases = list(product(*per_dim))
-    made = _Phases(b, op, x, w, bias if all(p.taps for dim in phases for p in dim) else None)
+    added = bias if all(p.taps for dim in phases for p in dim) else None
+    made = _Phases(b, op, x, w, added, flips)
     shapes = dict.fromkeys(tuple((len(p.taps), p.first, p.step) for p in dims) for dims in phases)
     if len(shapes) == 1 < len(phases):
         y = made.together(phases, counts)
     else:
-        y = _interleaved(b, [made.alone(dims, counts) for dims in phases], op.strides)
-    y = _cut(b, y, op.sizes)
+        y = interleaved(b, [made.alone(dims, counts) for dims in phases], op.strides)
+    y = cut(b, y, op.sizes)
     if bias is not None and made.bias is None:
         y = b.pointwise("add", y, b.reshape(bias, (*shape_of(bias), *[1] * len(kernel))))
     return y
@@ -140,6 +152,7 @@ class _Phases:
     x: SSAValue
     w: SSAValue
     bias: SSAValue | None
+    flips: bool
 
     def together(self, phases: Sequence[tuple[Phase, ...]], counts: tuple[int, ...]) -> SSAValue:
         """One convolution whose channels are those of all phases, each group's side by side."""
@@ -174,7 +187,9 @@ class _Phases:
         """A phase's taps as a convolution has them, [O, C / groups, taps..]."""
         b, value, groups = self.b, self.w, self.op.groups
         for dim, phase in enumerate(dims, 2):
-            if phase.taps != tuple(range(shape_of(value)[dim])):
+            if self.flips:
+                value = _each_of(b, value, dim, phase.taps)
+            elif phase.taps != tuple(range(shape_of(value)[dim])):
                 index = b.constant(phase.taps, (len(phase.taps),), "i64")
                 value = b.op(TakeOp, [value, index], dim=dim)
         channels, each, *taps = shape_of(value)
@@ -204,10 +219,22 @@ class _Phases:
             high=high,
             dilations=tuple(p.step for p in dims),
             groups=self.op.groups,
+            flipped=True if self.flips and any(len(p.taps) > 1 for p in dims) else None,
         )
 
 
-def _interleaved(b: FlowBuilder, phases: list[SSAValue], strides: tuple[int, ...]) -> SSAValue:
+def _each_of(b: FlowBuilder, value: SSAValue, dim: int, taps: tuple[int, ...]) -> SSAValue:
+    """Take taps, given from the last to the first, as they lie."""
+    shape, (first, *others) = shape_of(value), taps
+    if len(taps) == shape[dim]:
+        return value
+    starts, stops, steps = [0] * len(shape), [*shape], [1] * len(shape)
+    starts[dim], stops[dim] = min(taps), first + 1
+    steps[dim] = first - others[0] if others else 1
+    return b.op(SliceOp, [value], starts=tuple(starts), stops=tuple(stops), steps=tuple(steps))
+
+
+def interleaved(b: FlowBuilder, phases: list[SSAValue], strides: tuple[int, ...]) -> SSAValue:
     """Put results in order: along the last dim first, so that few pieces meet at a time."""
     for dim in reversed(range(len(strides))):
         stride, at = strides[dim], dim + 2
@@ -225,7 +252,7 @@ def _interleaved(b: FlowBuilder, phases: list[SSAValue], strides: tuple[int, ...
     return phases[0]
 
 
-def _cut(b: FlowBuilder, value: SSAValue, sizes: tuple[int, ...]) -> SSAValue:
+def cut(b: FlowBuilder, value: SSAValue, sizes: tuple[int, ...]) -> SSAValue:
     """Leave out what the last phases have beyond the result."""
     shape = shape_of(value)
     stops = (*shape[:2], *sizes)

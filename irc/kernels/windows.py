@@ -18,7 +18,7 @@ from irc.dialects.types import is_float
 from irc.kernels.axes import Axes, Axis, axes_of
 from irc.kernels.holds import shape_of
 from irc.kernels.trace import GroupError, Node, Term, Trace
-from irc.kernels.view import View
+from irc.kernels.view import Factor, View
 
 INTEGER_LOWEST = {"i64": -(1 << 63), "i32": -(1 << 31), "i16": -(1 << 15), "i8": -(1 << 7), "u8": 0}
 
@@ -41,6 +41,16 @@ class Window:
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     low: tuple[int, ...]
+    flipped: bool = False
+
+    def first(self, dim: int) -> int:
+        """Return where the first tap of the first place lies."""
+        taps = sum(axis.size - 1 for axis in self.taps[dim]) if self.flipped else 0
+        return taps * self.dilations[dim] - self.low[dim]
+
+    def step(self, dim: int) -> int:
+        """Return how far it is from tap to tap."""
+        return -self.dilations[dim] if self.flipped else self.dilations[dim]
 
     def bounds(
         self, sizes: Sequence[int], margins: Sequence[tuple[int, int]] = ()
@@ -49,28 +59,25 @@ class Window:
         found: list[Bound] = []
         for i, size in enumerate(sizes):
             along = [(axis, self.strides[i]) for axis in self.places[i]]
-            along += [(axis, self.dilations[i]) for axis in self.taps[i]]
-            last = sum(stride * (axis.size - 1) for axis, stride in along) - self.low[i]
+            along += [(axis, self.step(i)) for axis in self.taps[i]]
+            last = sum(abs(stride) * (axis.size - 1) for axis, stride in along) - self.low[i]
             before, after = margins[i] if margins else (0, 0)
             if self.low[i] > before or last >= size + after:
-                found.append(Bound(size, -self.low[i], tuple(along)))
+                found.append(Bound(size, self.first(i), tuple(along)))
         return tuple(found)
 
     def load(self, walk: Trace, value: SSAValue, lead: Sequence[Axes], fill: float) -> Node:
         """Load a value whose last dims the windows slide over, and its others over ``lead``."""
-        root, view = stored_plainly(walk, value)
-        strides = view.strides
-        assert strides is not None
         count, axes, steps = len(self.places), list[Axis](), list[int]()
-        for own, stride in zip(lead, strides[: len(lead)], strict=True):
-            for axis in reversed(own):
-                axes.append(axis)
-                steps.append(stride)
-                stride *= axis.size
+        root, view = stored_plainly(walk, value, count)
+        for own, factors in zip(lead, view.dims[: len(lead)], strict=True):
+            axes += reversed(own)
+            steps += _strides_over(own, factors, value)
         shift = 0
-        for i, stride in enumerate(strides[-count:]):
-            shift -= self.low[i] * stride
-            for own, step in ((self.places[i], self.strides[i]), (self.taps[i], self.dilations[i])):
+        for i, factors in enumerate(view.dims[-count:]):
+            stride = factors[0][1] if factors else 0
+            shift += self.first(i) * stride
+            for own, step in ((self.places[i], self.strides[i]), (self.taps[i], self.step(i))):
                 axes += own
                 steps += [stride * step] * len(own)
         margins = view.margins[-count:] if fill == 0 else ()
@@ -90,18 +97,31 @@ class Window:
         )
 
 
-def stored_plainly(walk: Trace, value: SSAValue) -> tuple[SSAValue, View]:
-    """Return where a value lies, with one stride a dim.
+def stored_plainly(walk: Trace, value: SSAValue, count: int) -> tuple[SSAValue, View]:
+    """Return where a value lies, with one stride for each of its last dims.
 
     Raises:
-        GroupError: where the group computes it, or its view has dims of two strides.
+        GroupError: where the group computes it, or its view has such dims of two strides.
     """
     stored = walk.stored(value)
     if stored is None:
         raise GroupError("windows over a value that the kernel computes")
-    if stored[1].strides is None:
+    if any(len(factors) > 1 for factors in stored[1].dims[-count:]):
         raise GroupError("windows over a dim of two strides", [(value, ())])
     return stored
+
+
+def _strides_over(own: Axes, factors: Sequence[Factor], value: SSAValue) -> list[int]:
+    """Return how far the axes of a dim step, innermost first."""
+    if len(factors) > 1:
+        if [axis.size for axis in own] != [size for size, _ in factors]:
+            raise GroupError("windows over a dim of two strides", [(value, ())])
+        return [stride for _, stride in reversed(factors)]
+    found, stride = list[int](), factors[0][1] if factors else 0
+    for axis in reversed(own):
+        found.append(stride)
+        stride *= axis.size
+    return found
 
 
 def window_of(op: FlowOp, taps: Sequence[int]) -> Window:
@@ -114,11 +134,15 @@ def window_of(op: FlowOp, taps: Sequence[int]) -> Window:
         attrs["strides"],
         attrs["dilations"],
         attrs["low"],
+        bool(attrs.get("flipped")),
     )
 
 
 def convolution(walk: Trace, op: FlowOp) -> Term:
-    """Contract input windows with weights over taps, then input channels."""
+    """Contract input windows with weights over taps, then input channels.
+
+    The derivative of a kernel sums the batch first, and all places of an image after another.
+    """
     x, w = op.inputs[:2]
     groups, (out, each, *taps) = op.plain["groups"], shape_of(w)
     window = window_of(op, taps)
@@ -132,7 +156,8 @@ def convolution(walk: Trace, op: FlowOp) -> Term:
     for axes, own in zip(right.dims, wanted, strict=True):
         walk.unify(axes, own, op.name)
     kept = (*batch, *group, *made, *(a for axes in window.places for a in axes))
-    reduced = (*(a for axes in window.taps for a in axes), *channel)
+    slid = (*(a for axes in window.taps for a in axes),)
+    reduced = (*channel, *slid) if op.plain.get("of_kernel") else (*slid, *channel)
     node = _contraction(walk, op, (left, right.node), kept, reduced)
     dims = (batch, (*group, *made), *window.places)
     if len(op.inputs) == 2:
@@ -154,17 +179,16 @@ def _contraction(
     contraction it would have one column.
     """
     dtype, groups = tensor(op.outputs[0]).dtype, op.plain["groups"]
+    attrs = {"windows": True, "outer": bool(op.plain.get("of_kernel"))}
     columns = shape_of(op.inputs[1])[0] // groups
     if reduced and columns > 1:
-        node = walk.node("contract", dtype, kept, operands=factors, attrs={"windows": True})
+        node = walk.node("contract", dtype, kept, operands=factors, attrs=attrs)
     else:
         axes = (*kept, *reduced)
         node = walk.node("pointwise", dtype, axes, operands=factors, attrs={"fn": "mul"})
         if not reduced:
             return node
-        node = walk.node(
-            "reduce", dtype, kept, operands=(node,), attrs={"fn": "sum", "windows": True}
-        )
+        node = walk.node("reduce", dtype, kept, operands=(node,), attrs={"fn": "sum", **attrs})
     walk.reductions.append((node, reduced))
     return node
 

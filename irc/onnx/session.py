@@ -15,14 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import onnx
 
 from irc.errors import IrcError, did_you_mean
 from irc.frontends.onnx.importer import Importer
 from irc.frontends.onnx.prepare import prepare
 from irc.frontends.onnx.read import Source, read_model
-from irc.interpret.dynamic import is_static, run_dynamic
-from irc.onnx.boundary import shape_of, specialised, to_value, type_text
+from irc.interpret.dynamic import is_static
+from irc.onnx.arrays import Intake, array_call
+from irc.onnx.boundary import shape_of, specialised, type_text
+from irc.onnx.deciding import Deciding, candidates, check_model, deciding, with_values
+from irc.onnx.open_model import OpenModels, Report, interpreted
 from irc.onnx.options import (
     NodeArg,
     SessionOptions,
@@ -30,10 +34,11 @@ from irc.onnx.options import (
     get_available_providers,
 )
 from irc.program import Program
-from irc.runtime.onnx_ops.values import as_item, as_tensor
 
-MAX_VERSIONS = 16
-"""Kinds of shapes that a session keeps compiled; the one used longest ago is dropped."""
+MAX_VERSIONS = 64
+"""Kinds of shapes that a session keeps ready; the one used longest ago is dropped."""
+MAX_VALUES = 16
+"""Values of inputs that decide what a model is, for which a session keeps it compiled."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,14 @@ class Version:
         compiled: whether kernels run; else the interpreter does.
         library_nodes: nodes that run as they are, for want of a flow form.
         sizes: the shapes it is for, by input.
+        opened: whether it shares its import with those of other shapes.
     """
 
     call: Callable[[Sequence[Any]], list[Any]]
     compiled: bool
     library_nodes: int
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    opened: bool = False
 
 
 class InferenceSession:
@@ -68,7 +75,7 @@ class InferenceSession:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+        model: str | os.PathLike[str] | bytes | onnx.ModelProto | Source,
         sess_options: SessionOptions | None = None,
         providers: Sequence[Any] | None = None,
         **_: Any,
@@ -76,15 +83,24 @@ class InferenceSession:
         self.options = sess_options or SessionOptions()
         self._source = read_model(model)
         graph = self._source.model.graph
-        stored = {tensor.name for tensor in graph.initializer}
+        stored = {tensor.name for tensor in (*graph.initializer, *self._source.constants)}
         self._inputs = [given for given in graph.input if given.name not in stored]
+        self._intake = Intake(self._inputs)
         self._outputs = list(graph.output)
+        self._produced = [given.name for given in self._outputs]
         self._versions: OrderedDict[Any, Version] = OrderedDict()
         self._lock = threading.Lock()
+        self._open: OpenModels | None = None
+        self._numbers_help = True
+        self._deciding: Deciding | None = None if candidates(self._inputs) else Deciding()
+        self._by_value: OrderedDict[Any, InferenceSession] = OrderedDict()
         for name in providers or ():
             check_provider(name[0] if isinstance(name, tuple) else name)
         shapes = [shape_of(given.type) for given in self._inputs]
-        if all(s is not None and all(isinstance(d, int) for d in s) for s in shapes):
+        numbers = all(s is not None and all(isinstance(d, int) for d in s) for s in shapes)
+        if numbers and self._deciding is None:
+            check_model(self._source, candidates(self._inputs))
+        elif numbers:
             key = tuple(tuple(shape or ()) for shape in shapes)
             self._versions[key] = self._build(self._inputs, {})
 
@@ -103,7 +119,12 @@ class InferenceSession:
     @property
     def versions(self) -> list[Version]:
         """The kinds of shapes that are compiled, the one used last at the end."""
-        return list(self._versions.values())
+        inner = (version for each in self._by_value.values() for version in each.versions)
+        return [*self._versions.values(), *inner]
+
+    def report(self) -> Report:
+        """Say which sizes any number serves, which are fixed, and why."""
+        return Report() if self._open is None else self._open.report()
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], _: Any = None
@@ -120,21 +141,46 @@ class InferenceSession:
         Raises:
             IrcError: ``input-mismatch``.
         """
-        names = [given.name for given in self._inputs]
-        for name in (*input_feed, *names):
-            if name not in names or name not in input_feed:
-                what = "missing" if name in names else "not an input of the model"
-                raise IrcError(
-                    "input-mismatch", f"input '{name}' is {what}", help=did_you_mean(name, names)
-                )
-        values = [to_value(input_feed[g.name], g.type, g.name) for g in self._inputs]
-        results = self._version(values).call(values)
-        produced = {given.name: value for given, value in zip(self._outputs, results, strict=True)}
-        for name in output_names or ():
+        results = self._results(self._intake(input_feed))
+        if output_names is None:
+            return results
+        produced = dict(zip(self._produced, results, strict=True))
+        for name in output_names:
             if name not in produced:
                 known = did_you_mean(name, produced)
                 raise IrcError("input-mismatch", f"'{name}' is not an output", help=known)
         return [produced[name] for name in (output_names or produced)]
+
+    def _results(self, values: Sequence[Any]) -> list[Any]:
+        if self._deciding != Deciding():
+            inner = self._of_values(values)
+            if inner is not None:
+                names = self._deciding.names if self._deciding else ()
+                rest = [v for g, v in zip(self._inputs, values, strict=True) if g.name not in names]
+                return inner._results(rest)
+        return self._version(values).call(values)
+
+    def _of_values(self, values: Sequence[Any]) -> InferenceSession | None:
+        """Return the session for the values that decide what the model is; None where none do."""
+        named = {g.name: v for g, v in zip(self._inputs, values, strict=True)}
+        with self._lock:
+            if self._deciding is None:
+                tensors = {n: v for n, v in named.items() if isinstance(v, np.ndarray)}
+                typed = with_inputs(self._source, specialised(self._inputs, tensors))
+                self._deciding = deciding(typed, self._inputs, named)
+            given = {name: named[name] for name in self._deciding.names}
+            if not given:
+                return None
+            key = tuple(value.tobytes() for value in given.values())
+            if key not in self._by_value:
+                if len(self._by_value) >= MAX_VALUES:
+                    if not self._deciding.needed:
+                        return None
+                    self._by_value.popitem(last=False)
+                source = with_values(self._source, given)
+                self._by_value[key] = InferenceSession(source, self.options)
+            self._by_value.move_to_end(key)
+            return self._by_value[key]
 
     def _version(self, values: Sequence[Any]) -> Version:
         tensors = [v if g.type.HasField("tensor_type") else None
@@ -145,11 +191,33 @@ class InferenceSession:
                 named = {g.name: v for g, v in zip(self._inputs, tensors, strict=True)
                          if v is not None}  # fmt: skip
                 sizes = {name: tuple(value.shape) for name, value in named.items()}
-                self._versions[key] = self._build(specialised(self._inputs, named), sizes)
+                self._versions[key] = self._opened(sizes) or self._build(
+                    specialised(self._inputs, named), sizes
+                )
                 if len(self._versions) > MAX_VERSIONS:
                     self._versions.popitem(last=False)
             self._versions.move_to_end(key)
             return self._versions[key]
+
+    def _opened(self, sizes: Mapping[str, tuple[int, ...]]) -> Version | None:
+        """Return the model for some sizes from an import for all; None where there is none."""
+        if any(0 in shape for shape in sizes.values()):
+            return None
+        if self._open is None:
+            threads = self.options.intra_op_num_threads or None
+            self._open = OpenModels(self._source, threads)
+        model = self._open.model_for(sizes)
+        if model is None:
+            return None
+        if not model.compiles and self._numbers_help:
+            # With numbers for its sizes, conditions may be decided, and kernels run.
+            empty = {name: np.empty(shape, np.bool_) for name, shape in sizes.items()}
+            found = self._build(specialised(self._inputs, empty), sizes)
+            if found.compiled:
+                return found
+            self._numbers_help = False
+        nodes = model.traced.library_nodes
+        return Version(model.at(sizes), model.compiles, nodes, sizes, opened=True)
 
     def _build(
         self, inputs: Sequence[onnx.ValueInfoProto], sizes: Mapping[str, tuple[int, ...]]
@@ -167,33 +235,12 @@ class InferenceSession:
         plan = make_plan(program, Options(), keep_ir=False)
         threads = self.options.intra_op_num_threads or None
         executor = executor_of(plan, program.tensors, num_threads=threads)
-        return lambda values: [as_item(v) for v in executor(*(as_tensor(v) for v in values))]
-
-
-def interpreted(program: Program) -> Callable[[Sequence[Any]], list[Any]]:
-    """Return a function that runs a program of sizes that only the run knows."""
-    from irc.dialects.builder import arguments, entry
-    from irc.dialects.types import TensorType
-
-    places = [
-        (role == "input", name, isinstance(value.type, TensorType))
-        for role, name, value in arguments(entry(program.module))
-    ]
-
-    def call(values: Sequence[Any]) -> list[Any]:
-        given = iter(values)
-        bound = [
-            program.tensors[name] if not fed else as_tensor(next(given)) if flow else next(given)
-            for fed, name, flow in places
-        ]
-        return [as_item(value) for value in run_dynamic(program.module, bound)]
-
-    return call
+        return array_call(executor)
 
 
 def with_inputs(source: Source, inputs: Sequence[onnx.ValueInfoProto]) -> Source:
     """Return a model with other types of its inputs; its weights are shared, not copied."""
-    stored = {tensor.name for tensor in source.model.graph.initializer}
+    stored = {tensor.name for tensor in (*source.model.graph.initializer, *source.constants)}
     given = [value for value in source.model.graph.input if value.name not in stored]
     if all(a is b for a, b in zip(given, inputs, strict=True)):
         return source

@@ -187,9 +187,9 @@ def declaration(target: str) -> Declaration | None:
 @cache
 def _builtin() -> Mapping[str, Declaration]:
     # Its formulas are written with the classes above.
-    from irc.ops import along_dim, attention_ops, experts, grouped, resampling
+    from irc.ops import along_dim, attention_ops, experts, grouped, linear_loss, resampling
 
-    own = (experts, grouped, attention_ops, resampling, along_dim)
+    own = (experts, grouped, attention_ops, resampling, along_dim, linear_loss)
     return {found.target: found for module in own for found in module.DECLARATIONS}
 
 

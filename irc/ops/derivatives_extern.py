@@ -15,6 +15,8 @@ from xdsl.ir import SSAValue
 from irc.dialects.flow import ExternOp, FlowOp
 from irc.dialects.types import TensorType
 from irc.ops.derivative import Adjoint, NotDifferentiable
+from irc.ops.derivatives_linear_loss import linear_loss
+from irc.ops.linear_loss import LOSS
 from irc.ops.rule import Rule
 from irc.ops.rules import rule_of
 
@@ -29,8 +31,10 @@ def library(at: Adjoint, operand: int) -> SSAValue:
     return _one(at, operand, _rule(at, operand))
 
 
-def extern(at: Adjoint, operand: int) -> SSAValue:
+def extern(at: Adjoint, operand: int) -> SSAValue | None:
     """Differentiate an extern: one run for all operands (`irc.ops.derivatives_split` shards it)."""
+    if at.attrs["target"] == LOSS:
+        return linear_loss(at, operand)
     if reason := not_differentiable(at.op):
         raise NotDifferentiable(reason)
     made: list[SSAValue] = at.shared("vjp", lambda: _vjp(at, at.wanted, None))

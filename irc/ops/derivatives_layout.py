@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
+from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import (
     GatherOp,
     IotaOp,
@@ -36,7 +37,7 @@ def broadcast(at: Adjoint, operand: int) -> SSAValue:
     return at.reduced_to(at.g, at.kind(0).shape)
 
 
-def padded(b: PhaseBuilder, x: SSAValue, low: tuple[int, ...], high: tuple[int, ...]) -> SSAValue:
+def padded(b: FlowBuilder, x: SSAValue, low: tuple[int, ...], high: tuple[int, ...]) -> SSAValue:
     """Add zeros around a value; negative amounts crop."""
     if not any((*low, *high)):
         return x

@@ -211,3 +211,29 @@ def pointwise(at: Adjoint, operand: int) -> SSAValue | None:
     if formula is None:
         return None
     return at.reduced_to(formula(Values(at)).value, kind.shape)
+
+
+class _OfOne(Values):
+    """The names in the formula of a function of one operand, outside of a derivative's sweep."""
+
+    def __init__(self, b: FlowBuilder, g: SSAValue, a: SSAValue, y: SSAValue) -> None:
+        self._values = Term(b, g), Term(b, a), Term(b, y)
+
+    @property
+    def g(self) -> Term:
+        return self._values[0]
+
+    @property
+    def a(self) -> Term:
+        return self._values[1]
+
+    @property
+    def y(self) -> Term:
+        return self._values[2]
+
+
+def slope(b: FlowBuilder, fn: str, a: SSAValue, g: SSAValue) -> SSAValue:
+    """Append the gradient of ``a`` from that of ``fn(a)``, a function of one operand."""
+    (formula,) = DERIVATIVES[fn]
+    assert formula is not None, fn
+    return formula(_OfOne(b, g, a, b.pointwise(fn, a))).value

@@ -1,94 +1,127 @@
-"""Derivatives of convolution."""
+"""Derivatives of convolution: of the image a transposed one, of the kernel a sum of shifts.
+
+    dx[n, c, s y + d k - low] = sum over o, k of  g[n, o, y] w[o, c, k]
+    dw[o, c, k] = sum over n, y of  g[n, o, y] x[n, c, s y + d k - low]
+
+Both are library calls with a rule, which a mesh splits; where they run on a CPU they become
+convolutions (:mod:`irc.kernels.transposed`, :mod:`irc.kernels.weight_gradient`).
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ExternOp, tensor
+from irc.dialects.builder import FlowBuilder
+from irc.dialects.flow import ExternOp, signature, tensor
 from irc.dialects.types import TensorType
-from irc.ops.derivative import Adjoint, known
+from irc.ops.derivative import Adjoint, NotDifferentiable, known
 from irc.ops.derivatives_layout import padded
 from irc.ops.rule import Rule
-from irc.ops.rules import rule_of
+from irc.ops.rules_window import convolution_rule
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the windows of a convolution lie: per spatial dim, and the groups of channels."""
+
+    strides: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int
+
+    @property
+    def padding(self) -> tuple[int, ...] | None:
+        """The padding where it is the same on both sides, as the library wants it."""
+        return self.low if self.low == self.high and min(self.low, default=0) >= 0 else None
+
+    def rule(self, g: SSAValue, x: SSAValue | TensorType, w: SSAValue, *, image: bool) -> str:
+        """The rule of one of the gradients."""
+        kind = x if isinstance(x, TensorType) else tensor(x)
+        attrs = {"groups": self.groups, "strides": self.strides}
+        forward = convolution_rule(attrs, [(kind.shape, kind.dtype), signature(w)], [signature(g)])
+        return str(_without_groups(forward, image=image))
 
 
 def convolution(at: Adjoint, operand: int) -> SSAValue:
     """Convolve the gradient with the kernel (for x), x with the gradient (for the kernel)."""
     if operand == 2:
-        dims = [dim for dim in range(tensor(at.g).ndim) if dim != 1]
-        return at.b.reduce("sum", at.g, dims, keep_dims=False)
-    return _of_kernel(at) if operand == 1 else _of_image(at)
+        return bias_gradient(at.b, at.g)
+    attrs = at.attrs
+    if attrs.get("flipped"):
+        raise NotDifferentiable("a convolution whose taps are flipped is made after derivatives")
+    strides, low, high, dilations = (
+        tuple(attrs[n]) for n in ("strides", "low", "high", "dilations")
+    )
+    own = Geometry(strides, low, high, dilations, attrs["groups"])
+    if operand == 1:
+        return kernel_gradient(at.b, own, at.g, at.x, at.inputs[1])
+    return image_gradient(at.b, own, at.g, at.inputs[1], at.kind(0))
 
 
-def _padding(at: Adjoint) -> tuple[int, ...] | None:
-    """The padding where it is the same on both sides, as the library wants it."""
-    low, high = tuple(at.attrs["low"]), tuple(at.attrs["high"])
-    return low if low == high and min(low, default=0) >= 0 else None
+def bias_gradient(b: FlowBuilder, g: SSAValue) -> SSAValue:
+    """Sum the gradient [N, O, spatial..] over all but its channels."""
+    return b.reduce("sum", g, [d for d in range(tensor(g).ndim) if d != 1], keep_dims=False)
 
 
-def _of_image(at: Adjoint) -> SSAValue:
+def image_gradient(
+    b: FlowBuilder, at: Geometry, g: SSAValue, w: SSAValue, x: TensorType
+) -> SSAValue:
     """The transposed convolution: x itself is not read, so nobody has to keep it."""
-    attrs, padding = at.attrs, _padding(at)
-    count = len(attrs["strides"])
-    zero = (0,) * count
-    low, high = attrs["low"], attrs["high"]
-    whole = [
-        n + a + b for n, a, b in zip([*map(known, at.kind(0).shape[2:])], low, high, strict=True)
-    ]
+    padding, zero = at.padding, (0,) * len(at.strides)
+    shape = [*map(known, x.shape[2:])]
+    whole = [n + lo + hi for n, lo, hi in zip(shape, at.low, at.high, strict=True)]
     # The last elements that no window reaches: they make the size right.
+    taps = [*map(known, tensor(w).shape[2:])]
     rest = [
         (n - d * (k - 1) - 1) % s
-        for n, d, k, s in zip(
-            whole,
-            attrs["dilations"],
-            [*map(known, at.kind(1).shape[2:])],
-            attrs["strides"],
-            strict=True,
-        )
+        for n, d, k, s in zip(whole, at.dilations, taps, at.strides, strict=True)
     ]
     sizes = [
         n if padding is None else n - 2 * p for n, p in zip(whole, padding or zero, strict=True)
     ]
     call: list[Any] = [
-        [{"operand": 0}, {"operand": 1}, None, list(attrs["strides"]), list(padding or zero),
-         list(attrs["dilations"]), True, rest, attrs["groups"]], {},
+        [{"operand": 0}, {"operand": 1}, None, list(at.strides), list(padding or zero),
+         list(at.dilations), True, rest, at.groups], {},
     ]  # fmt: skip
-    x = at.kind(0)
-    found = at.b.op(
+    found = b.op(
         ExternOp,
-        [at.g, at.inputs[1]],
+        [g, w],
         result=TensorType.of((*x.shape[:2], *sizes), x.dtype),
         target="aten::convolution",
         arguments=json.dumps(call),
-        rule=str(_without_groups(rule_of(at.op), image=True)),
+        rule=at.rule(g, x, w, image=True),
     )
     if padding is None:
-        crop = tuple(-n for n in (0, 0, *low)), tuple(-n for n in (0, 0, *high))
-        found = padded(at.b, found, *crop)
+        crop = tuple(-n for n in (0, 0, *at.low)), tuple(-n for n in (0, 0, *at.high))
+        found = padded(b, found, *crop)
     return found
 
 
-def _of_kernel(at: Adjoint) -> SSAValue:
-    attrs, padding, x = at.attrs, _padding(at), at.x
-    zero = (0,) * len(attrs["strides"])
+def kernel_gradient(
+    b: FlowBuilder, at: Geometry, g: SSAValue, x: SSAValue, w: SSAValue
+) -> SSAValue:
+    """The sum over the batch and over places; of the kernel only its type is read."""
+    padding, zero = at.padding, (0,) * len(at.strides)
     if padding is None:
-        x = padded(at.b, x, (0, 0, *attrs["low"]), (0, 0, *attrs["high"]))
+        x = padded(b, x, (0, 0, *at.low), (0, 0, *at.high))
     call: list[Any] = [
-        [{"operand": 0}, {"operand": 1}, {"operand": 2}, None, list(attrs["strides"]),
-         list(padding or zero), list(attrs["dilations"]), False, list(zero), attrs["groups"],
+        [{"operand": 0}, {"operand": 1}, {"operand": 2}, None, list(at.strides),
+         list(padding or zero), list(at.dilations), False, list(zero), at.groups,
          [False, True, False]], {},
     ]  # fmt: skip
-    return at.b.op(
+    return b.op(
         ExternOp,
-        [at.g, x, at.inputs[1]],
-        result=at.kind(1),
+        [g, x, w],
+        result=tensor(w),
         target="aten::convolution_backward",
         arguments=json.dumps(call),
-        rule=str(_without_groups(rule_of(at.op), image=False)),
+        rule=at.rule(g, x, w, image=False),
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from irc.dialects.size import Dim, Size, product
-from irc.dialects.types import Shape
+from irc.dialects.items import Shape
+from irc.dialects.size import Dim, Size, UnboundSizeError, decided, product
 from irc.ops.pointwise import POINTWISE
 
 Signature: TypeAlias = tuple[Shape, str]
@@ -50,11 +50,21 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
         for position, dim in enumerate(shape, ndim - len(shape)):
             if result[position] == 1:
                 result[position] = dim
-            elif dim not in (1, result[position]):
+            elif dim != 1 and not equal_sizes(dim, result[position]):
                 raise ShapeError(
                     f"sizes {result[position]} and {dim} do not broadcast: {[*map(str, shapes)]}"
                 )
     return tuple(result)
+
+
+def equal_sizes(a: Dim, b: Dim) -> bool:
+    """True where two sizes are one; of a program being traced, also where its numbers say so."""
+    return a == b or decided("==", a - b) is True
+
+
+def equal_shapes(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """True where all sizes of two shapes are :func:`equal_sizes`."""
+    return len(a) == len(b) and all(map(equal_sizes, a, b))
 
 
 def parse_spec(spec: str) -> tuple[list[str], str]:
@@ -79,7 +89,7 @@ def contract_sizes(spec: str, shapes: Sequence[Shape]) -> dict[str, Dim]:
         if len(operand) != len(shape) or len(set(operand)) != len(operand):
             raise ShapeError(f"'{operand}' of contraction {spec!r} does not fit {len(shape)} dims")
         for letter, dim in zip(operand, shape, strict=True):
-            if sizes.setdefault(letter, dim) != dim:
+            if not equal_sizes(sizes.setdefault(letter, dim), dim):
                 raise ShapeError(f"'{letter}' of contraction {spec!r} is {sizes[letter]} and {dim}")
     if unknown := set(result) - set(sizes):
         raise ShapeError(f"contraction {spec!r} makes up {sorted(unknown)}")
@@ -91,16 +101,17 @@ def window_size(
 ) -> Dim:
     """Return how many windows fit along a dim (torch.nn.Conv2d, "Shape")."""
     span = size + (low + high - dilation * (kernel - 1) - 1)
-    if isinstance(span, Size):
-        if stride == 1:
-            return span + 1
+    if isinstance(span, Size) and stride == 1:
+        return span + 1
+    try:
+        count = (-(-span // stride) if ceil else span // stride) + 1
+    except UnboundSizeError:
         raise ShapeError(
             f"size '{size}' must be bound to a number before a window of stride {stride}"
-        )
-    count = (-(-span // stride) if ceil else span // stride) + 1
+        ) from None
     # A window that starts in the high padding does not count (torch.nn.MaxPool2d, ceil_mode).
-    if ceil and isinstance(size, int) and (count - 1) * stride >= size + low:
-        count -= 1
+    if ceil and (count - 1) * stride >= size + low:
+        count = count - 1
     return count
 
 
@@ -124,20 +135,32 @@ def _contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
 def _packed_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     (x, dtype), (w, _), *scales = operands
     exact, window = dtype == "u8", attrs.get("window")
-    columns = w[0] * 16
-    if window is None:
-        m, k = x
-        inner = {4: (k // 8, 16), 8: (k // 4, 16, 4) if exact else (k, 16)}[attrs["bits"]]
-        result: Shape = (m, columns)
-    else:
-        kernel, strides, dilations = window[:2], window[2:4], window[4:]
-        inner = (*kernel, x[3] // 4, 16, 4)
-        spatial = map(window_size, x[1:3], kernel, strides, (0, 0), (0, 0), dilations)
-        result = (x[0], *spatial, columns)
-    depth: Any = x[-1]
-    if w[1:] != inner or any(s[0] != w[0] or s[2] != 16 or depth % s[1] for (s, _) in scales):
+    if window is not None:
+        return [(_packed_window(window, attrs.get("groups"), x, w), "i32")]
+    (m, k), panels = x, w[0]
+    inner = {4: (k // 8, 16), 8: (k // 4, 16, 4) if exact else (k, 16)}[attrs["bits"]]
+    depth: Any = k
+    if w[1:] != inner or any(s[0] != panels or s[2] != 16 or depth % s[1] for (s, _) in scales):
         raise ShapeError(f"packed weights {list(w)} do not fit {list(x)}")
-    return [(result, "i32" if exact else "f32")]
+    return [((m, panels * 16), "i32" if exact else "f32")]
+
+
+def _packed_window(window: Sequence[int], groups: Sequence[int] | None, x: Any, w: Any) -> Shape:
+    """The shape of a convolution of bytes by packed weights."""
+    kernel, strides, dilations = window[:2], window[2:4], window[4:]
+    spatial = map(window_size, x[1:3], kernel, strides, (0, 0), (0, 0), dilations)
+    if len(w) == 3:
+        columns, fits = w[2], tuple(w) == (*kernel, x[3])
+    else:
+        columns, (count, step) = w[0] * 16, groups or (1, 0)
+        run = max(columns // count, 1)
+        fits = run * count == columns and (run % 16 == 0 or 16 % run == 0)
+        fits &= tuple(w[1:3]) == tuple(kernel) and tuple(w[4:]) == (16, 4)
+        read = (count - 1) * step + 4 * w[3]
+        fits &= read <= x[3] if groups else read == x[3]
+    if not fits:
+        raise ShapeError(f"packed weights {list(w)} do not fit {list(x)}")
+    return (x[0], *spatial, columns)
 
 
 def _grouped_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
@@ -146,6 +169,13 @@ def _grouped_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signa
     if steps * pair != depth or other != dtype or index != (rows,):
         raise ShapeError(f"matrices {list(w)} do not fit rows [{rows}, {depth}]")
     return [((rows, panels * columns), dtype)]
+
+
+def _grouped_outer(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    ((rows, m), dtype), ((others, n), other), index = operands
+    if (others, other, index) != (rows, dtype, ((rows,), "i64")):
+        raise ShapeError(f"rows [{rows}, {m}] and [{others}, {n}] of groups {index}")
+    return [((attrs["count"], m, n), dtype)]
 
 
 def _reduce(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
@@ -203,7 +233,8 @@ def _concat(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
         if (
             other != dtype
             or len(shape) != len(first)
-            or any(a != b for i, (a, b) in enumerate(zip(shape, first, strict=True)) if i != dim)
+            or not equal_shapes(shape[:dim], first[:dim])
+            or not equal_shapes(shape[dim + 1 :], first[dim + 1 :])
         ):
             raise ShapeError(f"concat of {[str(s) for s, _ in operands]} on dim {dim}")
         total = total + shape[dim]
@@ -258,7 +289,8 @@ def _top_k(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
 
 def _attention(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     (q, dtype), (k, _), (v, _) = operands[:3]
-    if q[-1] != k[-1] or k[-2] != v[-2] or k[:-2] != v[:-2] or q[:-3] != k[:-3]:
+    keys_fit = q[-1] == k[-1] and equal_sizes(k[-2], v[-2]) and equal_shapes(q[:-3], k[:-3])
+    if not (keys_fit and equal_shapes(k[:-2], v[:-2])):
         raise ShapeError(f"attention of q {[*map(str, q)]}, k {[*map(str, k)]}, v {[*map(str, v)]}")
     return [((*q[:-1], v[-1]), dtype)]
 
@@ -268,6 +300,7 @@ INFER: Mapping[str, Callable[[Attrs, Sequence[Signature]], list[Signature]]] = {
     "flow.contract": _contract,
     "flow.packed_contract": _packed_contract,
     "flow.grouped_contract": _grouped_contract,
+    "flow.grouped_outer": _grouped_outer,
     "flow.reduce": _reduce,
     "flow.arg_reduce": _arg_reduce,
     "flow.cumulative": _same,
@@ -291,13 +324,12 @@ def check_stated(name: str, operands: Sequence[Signature], results: Sequence[Sig
     Raises:
         ShapeError: where the statement is impossible.
     """
-    if name == "flow.reshape" and product(operands[0][0]) != product(results[0][0]):
+    if name == "flow.reshape" and not equal_sizes(product(operands[0][0]), product(results[0][0])):
         raise ShapeError(
             f"reshape of {[*map(str, operands[0][0])]} to {[*map(str, results[0][0])]}"
         )
-    if (
-        name == "flow.broadcast"
-        and broadcast_shapes([operands[0][0], results[0][0]]) != results[0][0]
+    if name == "flow.broadcast" and not equal_shapes(
+        broadcast_shapes([operands[0][0], results[0][0]]), results[0][0]
     ):
         raise ShapeError(
             f"broadcast of {[*map(str, operands[0][0])]} to {[*map(str, results[0][0])]}"

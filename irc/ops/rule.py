@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias, cast
 
+from irc.dialects.items import Shape
 from irc.dialects.placement import Reduction
 from irc.dialects.size import Dim, Size, divide, product
-from irc.dialects.types import Shape
 from irc.errors import IrcError
 
 DimTerm: TypeAlias = tuple[str, ...]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
-from irc.dialects.types import TensorType, is_float
+from irc.dialects.items import is_float
 from irc.errors import IrcError
 from irc.ops.custom import declaration
 from irc.ops.infer import Attrs, Signature, parse_spec
@@ -67,6 +67,8 @@ def rule_of(op: FlowOp) -> Rule:
 
 def op_signatures(op: FlowOp) -> tuple[list[Signature], list[Signature]]:
     """Return shape and dtype of the operands and results; opaque values count as scalars."""
+    # Declarations of ops import this module, also where a plan runs without the IR's library.
+    from irc.dialects.types import TensorType
 
     def one(kind: object) -> Signature:
         return (kind.shape, kind.dtype) if isinstance(kind, TensorType) else ((), "opaque")
@@ -251,5 +253,6 @@ RULES: Mapping[str, RuleFunction] = {
     # Made after placements are chosen; before, the ops that it stands for have rules of their own.
     "flow.packed_contract": _opaque,
     "flow.grouped_contract": _opaque,
+    "flow.grouped_outer": _opaque,
     "flow.extern": _opaque,
 }

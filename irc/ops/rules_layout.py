@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from math import gcd
 from string import ascii_lowercase
 
+from irc.dialects.items import Shape
 from irc.dialects.size import Dim, divide
-from irc.dialects.types import Shape
 from irc.ops.infer import Attrs, Signature
 from irc.ops.rule import Rule, TensorTerm
 from irc.ops.rules_naming import align, dim_of, letters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from string import ascii_lowercase
 
-from irc.dialects.types import Shape
+from irc.dialects.items import Shape
 from irc.ops.infer import Attrs
 from irc.ops.rule import TensorTerm
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from irc.dialects.items import Shape
 from irc.dialects.placement import AxisPlacement, B, Partial, Split
 from irc.dialects.size import Dim
-from irc.dialects.types import Shape
 from irc.ops.custom import declaration
 from irc.ops.infer import Attrs, Signature
 from irc.ops.rules import op_signatures

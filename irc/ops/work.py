@@ -222,6 +222,12 @@ def _grouped_contract(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int
     return 2 * prod(sizes[name] for dim in (*x, *panels) for name in dim)
 
 
+def _grouped_outer(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
+    """Each row is of one group."""
+    x, (_, n) = rule.operands[:2]
+    return 2 * prod(sizes[name] for dim in (*x, n) for name in dim)
+
+
 def _convolution(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
     return 2 * _space(attrs, rule, sizes)
 
@@ -246,6 +252,7 @@ FLOPS: Mapping[str, Formula] = {
     "flow.contract": _contract,
     "flow.packed_contract": _packed_contract,
     "flow.grouped_contract": _grouped_contract,
+    "flow.grouped_outer": _grouped_outer,
     "flow.reduce": _space,
     "flow.arg_reduce": _space,
     "flow.cumulative": _space,

@@ -17,6 +17,7 @@ from irc.errors import InternalError
 from irc.plan.arena import Interval, assign_offsets, lower_bound_bytes
 from irc.plan.flatten import Flattener, Seconds
 from irc.plan.prepare import hoist
+from irc.plan.reuse import reuse_dying
 from irc.plan.schema import (
     Action,
     Buffer,
@@ -51,8 +52,10 @@ def build_plan(
         predicted_s: seconds of a whole call, by the cost model.
         cluster: the machines that times are predicted for; empty for this one.
     """
+    found = unplaced(module, seconds)
+    reused, steps = reuse_dying(found.buffers, found.steps, found.kernels)
     return place(
-        unplaced(module, seconds),
+        replace(found, buffers=tuple(reused), steps=tuple(steps)),
         backend=backend,
         ranges=ranges,
         predicted_s=predicted_s,

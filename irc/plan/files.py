@@ -17,7 +17,7 @@ from pathlib import Path
 
 from irc.plan import json_text
 from irc.plan.json_text import corrupt
-from irc.plan.schema import FORMAT, check_format
+from irc.plan.version import FORMAT, check_format
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
@@ -28,6 +28,7 @@ ALLOWED = re.compile(
     r"|ir/[0-9]{2}-[a-z0-9-]{1,64}\.mlir"
     r"|kernels/[A-Za-z0-9_.-]{1,128}\.(ll|py|cu)"
     r"|launch/[a-z0-9_-]{1,64}\.(sh|sbatch|json|yaml)"
+    r"|sizes\.json|sizes/(capture|kernels|like)\.mlir"
     r"|report/[a-z0-9_-]{1,64}\.(json|txt|html)"
     r"|training/[a-z0-9_-]{1,64}\.(json|mlir)"
 )

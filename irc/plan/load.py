@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from irc.errors import IrcError
 from irc.plan import files, json_text
@@ -13,6 +14,9 @@ from irc.plan.files import MANIFEST, PLAN
 from irc.plan.json_text import corrupt
 from irc.plan.schema import Plan, from_json
 from irc.plan.verify import verify_plan
+
+if TYPE_CHECKING:
+    from irc.plan.sizes import SizedPlan
 
 MAX_HEADER_BYTES = 16 << 20
 
@@ -37,6 +41,19 @@ class LoadedPlan:
     def hash(self) -> str:
         """What ranks compare before they start."""
         return files.plan_hash(self.manifest)
+
+    @cached_property
+    def sized(self) -> SizedPlan | None:
+        """The plan for other sizes; None where all of them are fixed.
+
+        Raises:
+            IrcError: ``plan-version`` or ``plan-corrupt``.
+        """
+        from irc.plan.sizes import SIZES, SizedPlan, sizes_from_json
+
+        if SIZES not in self.texts:
+            return None
+        return SizedPlan(self.plan, sizes_from_json(self.texts[SIZES]))
 
     def kernel_sources(self) -> dict[str, str]:
         """Return the source of each kernel by its name, in the order of the plan."""
@@ -94,7 +111,9 @@ def from_files(
     verify_plan(plan)
     if plan.mesh != listed.mesh:
         raise corrupt(f"the plan is for mesh '{plan.mesh}', its manifest says '{listed.mesh}'")
-    return LoadedPlan(plan, texts, manifest, folder)
+    found = LoadedPlan(plan, texts, manifest, folder)
+    _ = found.sized  # says what is wrong with it
+    return found
 
 
 def pack(plan: LoadedPlan) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ def save_plan(
     tensors: Mapping[str, Any] | None = None,
     references: Mapping[str, Reference] | None = None,
     force: bool = False,
+    also: Callable[[Path], None] | None = None,
 ) -> str:
     """Write a plan and its weights into a new folder, and return the plan's hash.
 
@@ -62,6 +63,7 @@ def save_plan(
         tensors: weights to write (torch tensors), whole, by argument name.
         references: weights that stay in a file of the user's, by argument name.
         force: replace a plan that is there already.
+        also: writes more into the folder, before it is at its place.
 
     Raises:
         IrcError: ``output-exists``, or ``option-value`` where the place cannot be written.
@@ -77,6 +79,8 @@ def save_plan(
                 write_safetensors(place / WEIGHTS, tensors)
             if references:
                 (place / REFERENCES).write_text(references_text(references), encoding="utf-8")
+            if also is not None:
+                also(place)
     except OSError as error:
         raise IrcError(
             "option-value", f"cannot write the plan to '{folder}': {error.strerror}"

@@ -13,13 +13,11 @@ from functools import cached_property
 from math import prod
 from typing import Any, Literal, TypeAlias
 
+from irc.dialects.items import ITEM_BYTES
 from irc.dialects.placement import AxisPlacement, B, Mesh, Partial, Placement, Split
-from irc.dialects.types import ITEM_BYTES
 from irc.plan import json_text
-from irc.plan.json_text import corrupt
-
-FORMAT = 1
-"""The version of the files; a reader takes this one only."""
+from irc.plan.version import FORMAT as FORMAT
+from irc.plan.version import check_format as check_format
 
 ALIGNMENT = 64
 """Arena offsets are multiples of a cache line, which is also the widest vector."""
@@ -384,22 +382,3 @@ def from_json(text: str | bytes, where: str = "plan.json") -> Plan:
     data = json_text.parse_object(text, where)
     check_format(data.get("format"), where)
     return json_text.decode(Plan, data, where)
-
-
-def check_format(version: object, where: str) -> None:
-    """Refuse a file of another format.
-
-    Raises:
-        IrcError: ``plan-version``; ``plan-corrupt`` where there is none.
-    """
-    from irc.errors import IrcError
-
-    if type(version) is not int:
-        raise corrupt("the format version is missing", where)
-    if version != FORMAT:
-        raise IrcError(
-            "plan-version",
-            f"the plan has format {version}; this irc reads format {FORMAT}",
-            where=where,
-            help="compile the model again with this irc",
-        )

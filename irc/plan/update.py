@@ -7,6 +7,7 @@ traffic, and no copy at all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -36,7 +37,7 @@ def element_pairs(kernel: KernelOp) -> tuple[tuple[int, int], ...]:
             stores.setdefault(kernel.position(op.inputs[1]), []).append(op)
     if any(len(load.inputs) > 1 for reading in loads.values() for load in reading):
         return ()
-    return tuple(
+    pairs = tuple(
         (source, target)
         for source, reading in loads.items()
         for target, (store, *more) in stores.items()
@@ -44,6 +45,19 @@ def element_pairs(kernel: KernelOp) -> tuple[tuple[int, int], ...]:
         and kernel.args[source].type == kernel.args[target].type
         and all(_same_element(load, store) for load in reading)
         and not (reduces and any(load.value.is_full for load in reading))
+    )
+    return _in_parts(kernel, pairs) if kernel.part_lengths else pairs
+
+
+def _in_parts(kernel: KernelOp, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of all parts, from those of the first."""
+    place = {arg: i for i, arg in enumerate(kernel.args)}
+    first = [place[arg] for arg in kernel.part_args(0)]
+    return tuple(
+        (own[source], own[target])
+        for part in range(len(kernel.part_lengths))
+        for own in [dict(zip(first, (place[a] for a in kernel.part_args(part)), strict=True))]
+        for source, target in pairs
     )
 
 
@@ -80,23 +94,23 @@ def update_in_place(
         for place, index in enumerate(step.args)
         if place >= kernels[step.kernel].num_inputs
     }
-    targets = [step.target for step in steps if isinstance(step, Copy)]
+    targets = Counter(step.target for step in steps if isinstance(step, Copy))
+    touching = _Touching(buffers, steps, kernels)
     for position, step in enumerate(steps):
-        if not isinstance(step, Copy) or step.source not in makers:
+        if not isinstance(step, Copy) or (value := _whole(buffers, step.source)) not in makers:
             continue
-        value, state = step.source, step.target
+        state = step.target
         at, place = makers[value]
         call = kept[at]
         assert isinstance(call, Call)
         fits = (
             (buffers[state].storage == "weight" or buffers[state].role == "cache")
             and buffers[value].storage == "arena"
-            and (buffers[value].shape, buffers[value].dtype)
-            == (buffers[state].shape, buffers[state].dtype)
-            and targets.count(state) == 1
+            and _lies_as(buffers[value], buffers[state])
+            and targets[state] == 1
         )
         free = all(at >= p or p == position for p in last.get(state, ()))
-        if fits and free and _may_be_one(call, place, state, buffers, kernels[call.kernel]):
+        if fits and free and touching.may_be_one(at, place, state):
             kept[at] = replace(call, args=(*call.args[:place], state, *call.args[place + 1 :]))
             made[value] = replace(made[value], storage="alias", root=state, offset=0)
             kept[position] = None
@@ -105,6 +119,22 @@ def update_in_place(
         if root is not None and root in aliases:
             made[index] = replace(made[index], root=aliases[root])
     return made, _closed_up(kept)
+
+
+def _whole(buffers: Sequence[Buffer], index: int) -> int:
+    """Return the buffer of which another one is all elements in their order; else that one."""
+    root = buffers[index].root
+    if root is None or buffers[index].offset or not _lies_as(buffers[index], buffers[root]):
+        return index
+    return root
+
+
+def _lies_as(one: Buffer, other: Buffer) -> bool:
+    """True where two buffers hold as many elements in the same order, whatever their shapes."""
+    if (one.shape, one.dtype, one.strides) == (other.shape, other.dtype, other.strides):
+        return True
+    dense = one.is_contiguous and other.is_contiguous
+    return dense and (one.num_elements, one.dtype) == (other.num_elements, other.dtype)
 
 
 def _last_touch(buffers: Sequence[Buffer], steps: Sequence[Step]) -> dict[int, list[int]]:
@@ -120,19 +150,40 @@ def _last_touch(buffers: Sequence[Buffer], steps: Sequence[Step]) -> dict[int, l
     return found
 
 
-def _may_be_one(
-    call: Call, place: int, state: int, buffers: Sequence[Buffer], kernel: Kernel
-) -> bool:
-    """True where the call reads the state as it writes it, or not at all."""
-    for position, index in enumerate(call.args):
-        root = buffers[index].root
-        if state not in (index, root):
-            continue
-        if position >= kernel.num_inputs or index != state:
-            return False
-        if (position, place) not in kernel.in_place:
-            return False
-    return True
+class _Touching:
+    """Where calls touch a buffer or a view of it; a call may have thousands of buffers."""
+
+    def __init__(
+        self, buffers: Sequence[Buffer], steps: Sequence[Step], kernels: Sequence[Kernel]
+    ) -> None:
+        self._buffers, self._steps, self._kernels = buffers, steps, kernels
+        self._positions: dict[int, dict[int, list[int]]] = {}
+        self._pairs: dict[int, frozenset[tuple[int, int]]] = {}
+
+    def may_be_one(self, at: int, place: int, state: int) -> bool:
+        """True where a call reads a state as it writes it, or not at all.
+
+        Args:
+            at: the step.
+            place: of the argument that is to be the state.
+            state: a buffer that is no view.
+        """
+        call = self._steps[at]
+        assert isinstance(call, Call)
+        if at not in self._positions:
+            found = self._positions[at] = dict[int, list[int]]()
+            for position, index in enumerate(call.args):
+                root = self._buffers[index].root
+                found.setdefault(index if root is None else root, []).append(position)
+        kernel = self._kernels[call.kernel]
+        if call.kernel not in self._pairs:
+            self._pairs[call.kernel] = frozenset(kernel.in_place)
+        return all(
+            position < kernel.num_inputs
+            and _whole(self._buffers, call.args[position]) == state
+            and (position, place) in self._pairs[call.kernel]
+            for position in self._positions[at].get(state, ())
+        )
 
 
 def _closed_up(steps: Sequence[Step | None]) -> list[Step]:

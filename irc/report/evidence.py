@@ -70,6 +70,11 @@ class Evidence:
             self._modules[name] = load(self.passes[name], f"ir/{name}")
         return self._modules[name]
 
+    @property
+    def last(self) -> ModuleOp:
+        """The program as the last pass left it; do not change it."""
+        return self.after(list(self.passes)[-1])
+
     def before(self, name: str) -> ModuleOp:
         """Return a fresh copy of the program that a pass was given, to run passes on.
 

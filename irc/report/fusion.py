@@ -7,22 +7,25 @@ constraints; so each answer is the judge's, not a guess from the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.cluster.load import find_cluster
 from irc.dialects.builder import functions
-from irc.dialects.flow import FlowOp, id_of, loc_of
+from irc.dialects.flow import FlowOp, id_of, loc_of, to_python
+from irc.dialects.task import KernelOp
 from irc.errors import IrcError, did_you_mean
 from irc.kernels.fusion.groups import Grouping, anchor
 from irc.kernels.fusion.profit import describe, saved_bytes
 from irc.kernels.fusion.reasons import Reason
 from irc.kernels.fusion.units import Unit
+from irc.kernels.source import wrapped
+from irc.ops.linear_loss import STREAMED
 from irc.report.choice import convolution_choice
 from irc.report.evidence import Evidence
 from irc.report.ops import label
@@ -77,11 +80,33 @@ class ApartRow:
 
 
 @dataclass(frozen=True)
+class JoinedRow:
+    """Kernels of one body for tensors of different sizes, that one launch does.
+
+    Attributes:
+        parts: how many kernels it stands for.
+        points: elements of all of them.
+        ops: the flow ids of the ops that it computes.
+    """
+
+    kernel: str
+    parts: int
+    points: int
+    ops: tuple[str, ...]
+    loc: str
+
+
+@dataclass(frozen=True)
 class FusionReport:
-    """All kernels, and all pairs that are not fused."""
+    """All kernels, all pairs that are not fused, and what was done about losses of linear layers.
+
+    ``joined`` are kernels that one launch does together.
+    """
 
     kernels: list[KernelRow]
     apart: list[ApartRow]
+    losses: list[str] = field(default_factory=list[str])
+    joined: list[JoinedRow] = field(default_factory=list[JoinedRow])
 
 
 class Fusion:
@@ -94,6 +119,7 @@ class Fusion:
         self.backend = evidence.plan.backend
         attr = evidence.after("fuse").attributes.get(PINS)
         pins = attr.data if isinstance(attr, StringAttr) else ""
+        self.joined = _joined(evidence.last)
         self.groupings = [
             (func.sym_name.data, grouping) for func, grouping in group_again(self.module, pins)
         ]
@@ -106,7 +132,12 @@ class Fusion:
             for unit in grouping.units
         ]
         apart = [row for name, grouping in self.groupings for row in _apart(name, grouping)]
-        return FusionReport(kernels, apart)
+        return FusionReport(kernels, apart, self._losses(), self.joined)
+
+    def _losses(self) -> list[str]:
+        """Return what pass stream-cross-entropy did, and where it did not act why."""
+        found = self.module.attributes.get(STREAMED)
+        return [] if found is None else list(to_python(cast("ArrayAttr[StringAttr]", found)))
 
     def why_not(self, one: str, other: str) -> str:
         """Say why two ops are one kernel, or by which rule they are not.
@@ -163,6 +194,21 @@ class Fusion:
         return KernelRow(place, unit.kind, runs, names, why, saved, loc_of(last), choice)
 
 
+def _joined(module: ModuleOp) -> list[JoinedRow]:
+    """Return the kernels of several parts of a program of level task."""
+    return [
+        JoinedRow(
+            op.sym_name.data,
+            len(op.part_lengths),
+            sum(op.part_lengths),
+            () if op.sources is None else tuple(source.data for source in op.sources),
+            loc_of(op),
+        )
+        for op in module.body.block.ops
+        if isinstance(op, KernelOp) and op.part_lengths
+    ]
+
+
 def _apart(name: str, grouping: Grouping) -> Iterator[ApartRow]:
     """Yield the pairs of a function: a producer and a reader in two kernels; each once."""
     seen: set[tuple[Operation, Operation]] = set()
@@ -208,9 +254,18 @@ def write(found: FusionReport) -> str:
         lines.append(f"  why  {row.why}")
         lines += [f"  who  {row.choice}"] if row.choice else []
         lines += [f"       {op}  {op.loc}" for op in row.ops]
+    if found.joined:
+        lines += ["", "One launch for tensors of different sizes"]
+    for row in found.joined:
+        lines.append(
+            f"{row.kernel}  {row.parts} kernels of one body, {row.points:,} elements, {row.loc}"
+        )
+        lines += [f"       {line}" for line in wrapped(row.ops)]
     if found.apart:
         lines += ["", "Not fused, though the second reads the first"]
     for pair in found.apart:
         lines.append(f"{pair.first} -> {pair.second}  {pair.first.loc} -> {pair.second.loc}")
         lines.append(f"  [{pair.rule}] {pair.because}")
+    if found.losses:
+        lines += ["", "Cross-entropy of linear layers", *(f"  {line}" for line in found.losses)]
     return "\n".join(lines)

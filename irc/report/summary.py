@@ -9,10 +9,10 @@ from typing import Protocol
 
 from irc.dialects.types import ITEM_BYTES
 from irc.ops.custom import assumed
+from irc.plan.libraries import fall_backs, falls_back, library_steps, name_of
 from irc.plan.load import LoadedPlan
-from irc.plan.schema import Kernels, Library, Plan, Start
-
-VIEW_FREE = ("comm.local_chunk", "comm.rank_index")
+from irc.plan.schema import Kernels, Plan, Start
+from irc.report.sizes import open_line
 
 
 class Source(Protocol):
@@ -46,13 +46,12 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
         ),
         (
             "library",
-            _counted(
-                a.op for a in plan.actions if isinstance(a, Library) and a.op not in VIEW_FREE
-            ),
+            _counted(name_of(a) for a in library_steps(plan) if not falls_back(a)),
         ),
         ("fall-back", _fallbacks(plan)),
         ("assumed", _assumed(plan)),
         ("collectives", _collectives(plan)),
+        *([] if loaded.sized is None else [("open sizes", open_line(loaded.sized.sizes))]),
         ("weights", f"{_megabytes(weight_bytes(plan))} a rank"),
         (
             "arena",
@@ -69,19 +68,18 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
 
 
 def _fallbacks(plan: Plan) -> str:
-    """Name the library ops that have no sharding rule of any kind."""
-    alone = [a.attrs["target"] for a in _library_ops(plan) if "rule" in assumed(a.attrs)]
-    return _counted(map(str, alone)) + " (replicated: no sharding rule)" * bool(alone)
+    """Name the ops without a form of irc's own that a library runs, and how they are placed."""
+    steps = [step for step in library_steps(plan) if falls_back(step)]
+    alone = sorted({name_of(step) for step in steps if "rule" in assumed(step.attrs)})
+    note = f" (replicated, without a sharding rule: {', '.join(alone)})" if alone else ""
+    return _counted(fall_backs(plan).elements()) + note
 
 
 def _assumed(plan: Plan) -> str:
     """Name the library ops whose work nobody declared: the cost model estimates it."""
-    missing = [(a.attrs["target"], set(assumed(a.attrs)) - {"rule"}) for a in _library_ops(plan)]
+    steps = [step for step in library_steps(plan) if falls_back(step)]
+    missing = [(name_of(step), set(assumed(step.attrs)) - {"rule"}) for step in steps]
     return _counted(f"{target} ({', '.join(sorted(what))})" for target, what in missing if what)
-
-
-def _library_ops(plan: Plan) -> list[Library]:
-    return [a for a in plan.actions if isinstance(a, Library) and a.op == "flow.extern"]
 
 
 def weight_bytes(plan: Plan) -> int:

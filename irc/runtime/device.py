@@ -16,7 +16,7 @@ import torch
 
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
-from irc.runtime.executor import Executor
+from irc.runtime.executor import Executor, Lease
 from irc.runtime.local_weights import WeightCopy, version_of
 
 
@@ -53,6 +53,14 @@ class DeviceExecutor(Executor):
     def scope(self) -> AbstractContextManager[object]:
         """Let torch make new tensors on the device."""
         return nullcontext() if self.device.type == "cpu" else self.device
+
+    def new_lease(self) -> Lease:
+        with self.scope():
+            return super().new_lease()
+
+    def prepare(self) -> Mapping[int, torch.Tensor]:
+        with self.scope():
+            return super().prepare()
 
     def run(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         for each in self._moved:

@@ -67,6 +67,7 @@ class Executor:
         store: what is prepared of the weights, which the plans of one model share.
         owns: nobody else holds the weights or writes to them: those that calls read only what is
             prepared of are let go as soon as that is made.
+        prepared: where what is prepared is to lie, zeros, by buffer; by default new memory.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Executor:
         copies: dict[str, WeightCopy] | None = None,
         store: Store | None = None,
         owns: bool = False,
+        prepared: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         plan = loaded.plan
         if communicator is None and plan.device_mesh.num_ranks > 1:
@@ -94,9 +96,9 @@ class Executor:
         self._communicator = communicator or NoPeers()
         weights = LocalWeights(plan, tensors, copies)
         self._copies = weights if weights.are_copied else None
-        self._prepared = Prepared(loaded, weights.by_buffer, store) if plan.prepared else None
-        prepared = {} if self._prepared is None else self._prepared.by_buffer
-        self._weights = {**weights.by_buffer, **prepared}
+        made = Prepared(loaded, weights.by_buffer, store, prepared) if plan.prepared else None
+        self._prepared = made
+        self._weights = weights.by_buffer | ({} if made is None else made.by_buffer)
         calls = segment_calls(plan)
         threads = num_threads or torch.get_num_threads()
         self._segments: Sequence[Segment] = load(loaded, calls, threads)
@@ -275,6 +277,14 @@ class Executor:
             for index in range(len(plan.buffers)):
                 if plan.root(index) in gone:
                     lease.frame.tensors[index] = None
+
+    def prepare(self) -> Mapping[int, torch.Tensor]:
+        """Prepare the weights now, not at the first call, and return what that gives, by buffer."""
+        if self._prepared is None:
+            return {}
+        if self._prepared.is_stale():
+            self._prepared.make(partial(self._prepare, new_frame(self.plan, self._weights)))
+        return self._prepared.by_buffer
 
     def forget_prepared(self) -> None:
         """Prepare the weights again at the next call: they were written to unseen."""

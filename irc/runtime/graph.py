@@ -9,6 +9,7 @@ first call with a table launches one by one, the second one records.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -20,6 +21,22 @@ MAX_GRAPHS = 8
 """Graphs of a segment that are kept, those used last."""
 MAX_SEEN = 64
 """Tables that are remembered until they come again."""
+
+
+_recording = threading.local()
+_of_callers: list[Any] = []
+
+
+def hold(memory: Any) -> None:
+    """Keep device memory as long as the graph that this thread records, if it records one.
+
+    A caller's own graph may be replayed as long as the process runs.
+    """
+    held = getattr(_recording, "held", None)
+    if held is not None:
+        held.append(memory)
+    elif torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        _of_callers.append(memory)
 
 
 class GraphedSegment:
@@ -54,16 +71,23 @@ class GraphedSegment:
                 self._graphs.popitem(last=False)
         else:
             self._graphs.move_to_end(key)
-        graph.replay()
+        graph[0].replay()
 
     def _remember(self, key: bytes) -> None:
         self._seen[key] = None
         if len(self._seen) > MAX_SEEN:
             self._seen.popitem(last=False)
 
-    def _record(self, table: int) -> Any:
-        """Record the launches; nothing runs yet. Other threads may use the device meanwhile."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.segment.run(table)
-        return graph
+    def _record(self, table: int) -> tuple[Any, list[Any]]:
+        """Record the launches, and the memory that they hold; nothing runs yet.
+
+        Other threads may use the device meanwhile.
+        """
+        graph, held = torch.cuda.CUDAGraph(), list[Any]()
+        _recording.held = held
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.segment.run(table)
+        finally:
+            _recording.held = None
+        return graph, held

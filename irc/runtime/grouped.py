@@ -80,6 +80,25 @@ def contract_panels(x: torch.Tensor, panels: torch.Tensor, index: torch.Tensor) 
     return found
 
 
+def outer_products(
+    x: torch.Tensor, g: torch.Tensor, index: torch.Tensor, count: int
+) -> torch.Tensor:
+    """Sum the products of rows by group: ``flow.grouped_outer``.
+
+    Args:
+        x: rows [r, m].
+        g: rows [r, n].
+        index: the group of each, [r]; one that is none of them counts nothing.
+        count: of groups.
+    """
+    found = x.new_zeros(count, x.shape[1], g.shape[1])
+    for group in range(count):
+        mine = (index == group).nonzero().flatten()
+        if len(mine):
+            found[group] = x[mine].T @ g[mine]
+    return found
+
+
 def _rows(x: torch.Tensor, weight: torch.Tensor, bounds: list[tuple[int, int]]) -> torch.Tensor:
     import torch
 

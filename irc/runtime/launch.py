@@ -38,6 +38,7 @@ def run_plan(
     seed: int = 0,
     outputs: str | None = None,
     steps: int | None = None,
+    sizes: Mapping[str, int] | None = None,
     worker: str = WORKER,
 ) -> RunReport:
     """Run a plan on this machine and report.
@@ -51,6 +52,7 @@ def run_plan(
         outputs: a ``.safetensors`` file for the outputs, by name; of a plan of training, for all
             parameters and states after the steps.
         steps: how many a plan of training makes.
+        sizes: numbers for open sizes of the plan, by name; of random inputs.
         worker: the module that each process runs.
 
     Raises:
@@ -61,6 +63,7 @@ def run_plan(
     check_world(loaded.plan.device_mesh, ranks if nproc is None else nproc)
     words = [str(Path(plan).absolute()), f"--seed={seed}"]
     words += ["--compare"] if compare else []
+    words += [f"--size={name}={number}" for name, number in (sizes or {}).items()]
     words += [f"--steps={steps}"] if steps is not None else []
     words += [f"--inputs={Path(inputs).absolute()}"] if inputs is not None else []
     words += [f"--save={Path(outputs).absolute()}"] if outputs is not None else []

@@ -119,13 +119,21 @@ def _contract(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any
 def _packed_contract(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     from irc.runtime.packed_weights import contract
 
-    return contract(inputs, attrs["bits"], attrs.get("zero", 0.0), attrs.get("window"))
+    window, groups = attrs.get("window"), attrs.get("groups")
+    return contract(inputs, attrs["bits"], attrs.get("zero", 0.0), window, groups)
 
 
 def _grouped_contract(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     from irc.runtime.grouped import contract_panels
 
     return contract_panels(*inputs)
+
+
+def _grouped_outer(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+    from irc.runtime.grouped import outer_products
+
+    x, g, index = inputs
+    return outer_products(x, g, index, attrs["count"])
 
 
 def _reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
@@ -228,6 +236,8 @@ def _convolution(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> 
 
     x, w, *bias = inputs
     low, high = attrs["low"], attrs["high"]
+    if attrs.get("flipped"):
+        w = w.flip(tuple(range(2, w.ndim)))
     padding: tuple[int, ...] = tuple(low)
     if tuple(low) != tuple(high) or any(p < 0 for p in low):
         around = {"low": (0, 0, *low), "high": (0, 0, *high), "value": 0.0}
@@ -393,11 +403,12 @@ def _splitmix64(x: torch.Tensor) -> torch.Tensor:
 
 def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     target: str = attrs["target"]
-    arguments = json.loads(attrs["arguments"])
     if target.startswith("onnx::"):
         from irc.runtime import onnx_library
+        from irc.runtime.onnx_ops.run import decoded
 
-        return onnx_library.run(target, arguments, inputs, results)
+        return onnx_library.run(target, decoded(attrs["arguments"]), inputs, results)
+    arguments = json.loads(attrs["arguments"])
     if target == "irc::vjp":
         from irc.runtime import vjp
 
@@ -478,6 +489,7 @@ LIBRARY: Mapping[str, Kernel] = {
     "flow.contract": _contract,
     "flow.packed_contract": _packed_contract,
     "flow.grouped_contract": _grouped_contract,
+    "flow.grouped_outer": _grouped_outer,
     "flow.reduce": _reduce,
     "flow.arg_reduce": _arg_reduce,
     "flow.cumulative": _cumulative,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from irc.runtime import torch_cells
 from irc.runtime.onnx_ops.run import PREFIX, run_extern
 from irc.runtime.onnx_ops.signal import transformed
 from irc.runtime.onnx_ops.values import as_array, as_tensor
@@ -92,13 +93,15 @@ def _activation(name: str, alpha: float | None, beta: float | None) -> Callable[
 Step: TypeAlias = Callable[..., "tuple[torch.Tensor, ...]"]
 
 
-def _recurrent(step: Step, gates: int, per_direction: int, states: int) -> Kernel:
+def _recurrent(kind: str, step: Step, gates: int, per_direction: int, states: int) -> Kernel:
     """Make a kernel of a cell: ``step(x W, states, R, b_r, peepholes, functions, options)``."""
 
     def kernel(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
         import torch
 
         operands = [*operands, *[None] * (8 - len(operands))]
+        if torch_cells.is_plain(kind, operands, options):
+            return torch_cells.run(kind, operands, options)
         x, w, r, bias, lengths, *initial = operands
         assert x is not None and w is not None and r is not None
         x = x.transpose(0, 1) if options["layout"] else x
@@ -338,10 +341,10 @@ LIBRARY: Mapping[str, Kernel] = {
     "ConvTranspose": _conv_transpose,
     "DFT": _dft,
     "Det": _det,
-    "GRU": _recurrent(_gru_step, 3, 2, 1),
+    "GRU": _recurrent("GRU", _gru_step, 3, 2, 1),
     "GridSample": _grid_sample,
-    "LSTM": _recurrent(_lstm_step, 4, 3, 2),
+    "LSTM": _recurrent("LSTM", _lstm_step, 4, 3, 2),
     "MaxPool": _max_pool,
     "NonZero": _non_zero,
-    "RNN": _recurrent(_rnn_step, 1, 1, 1),
+    "RNN": _recurrent("RNN", _rnn_step, 1, 1, 1),
 }

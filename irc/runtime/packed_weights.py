@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 def contract(
-    inputs: Sequence[torch.Tensor], bits: int, zero: float, window: Sequence[int] | None
+    inputs: Sequence[torch.Tensor],
+    bits: int,
+    zero: float,
+    window: Sequence[int] | None,
+    groups: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Multiply x by packed weights; layouts as in :class:`irc.dialects.flow.PackedContractOp`.
 
@@ -20,16 +24,21 @@ def contract(
         bits: of a weight.
         zero: subtracted from each weight where there are no zeros.
         window: kernel, strides and dilations of a convolution.
+        groups: how many groups it has, and how many channels from one to the next.
     """
     import torch
 
     x, weights, *scales = inputs
     if x.dtype is torch.uint8:
-        return _exact(x, weights, window)
+        if window is not None:
+            return _window(x, weights, window, groups)
+        dense = weights.transpose(-1, -2).reshape(weights.shape[0], -1, 16)
+        found = torch.einsum("mk,pkc->mpc", x.double(), dense.double())
+        return found.reshape(x.shape[0], -1).to(torch.int32)
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
     q = unpacked(weights, bits).to(wide)  # [P, K, 16]
-    groups = scales[0].shape[1]
-    split = q.reshape(q.shape[0], groups, -1, 16)
+    runs = scales[0].shape[1]
+    split = q.reshape(q.shape[0], runs, -1, 16)
     subtracted = scales[1][:, :, None].to(wide) if len(scales) > 1 else zero
     dense = (split - subtracted) * scales[0][:, :, None].to(wide)
     dense = dense.reshape(q.shape)
@@ -47,18 +56,26 @@ def unpacked(weights: torch.Tensor, bits: int) -> torch.Tensor:
     return nibbles.reshape(weights.shape[0], -1, 16)
 
 
-def _exact(x: torch.Tensor, weights: torch.Tensor, window: Sequence[int] | None) -> torch.Tensor:
-    """Multiply bytes; float64 holds sums of their products exactly."""
+def _window(
+    x: torch.Tensor, weights: torch.Tensor, window: Sequence[int], groups: Sequence[int] | None
+) -> torch.Tensor:
+    """Convolve bytes; float64 holds sums of their products exactly."""
     import torch
 
-    if window is None:
-        dense = weights.transpose(-1, -2).reshape(weights.shape[0], -1, 16)
-        found = torch.einsum("mk,pkc->mpc", x.double(), dense.double())
-        return found.reshape(x.shape[0], -1).to(torch.int32)
-    panels, height, width, depth = weights.shape[:4]
-    dense = weights.permute(0, 4, 3, 5, 1, 2).reshape(panels * 16, depth * 4, height, width)
     image = x.permute(0, 3, 1, 2).double()
+    if weights.ndim == 3:
+        count, dense = weights.shape[2], weights.permute(2, 0, 1)[:, None]
+    else:
+        panels, height, width, quads = weights.shape[:4]
+        dense = weights.permute(0, 4, 3, 5, 1, 2).reshape(panels * 16, quads * 4, height, width)
+        count, step = groups or (1, 0)
+        first = torch.arange(count)[:, None] * step
+        image = image[:, (first + torch.arange(quads * 4)).flatten()]
     found = torch.nn.functional.conv2d(
-        image, dense.double(), stride=tuple(window[2:4]), dilation=tuple(window[4:])
+        image,
+        dense.double(),
+        stride=tuple(window[2:4]),
+        dilation=tuple(window[4:]),
+        groups=count,
     )
     return found.permute(0, 2, 3, 1).contiguous().to(torch.int32)

@@ -25,16 +25,28 @@ LEAST = 2 * HUGE
 LINE = 64
 
 
-def zero_bytes(num_bytes: int) -> torch.Tensor:
-    """Return zeros, u8 [num_bytes], in huge pages where they are many and the system has such."""
-    import torch
-
+def huge_region(num_bytes: int) -> mmap.mmap | None:
+    """Return zeros with room to begin at a huge page; None where they are few, or none is had."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if num_bytes < LEAST or advice is None:
-        return torch.zeros(num_bytes, dtype=torch.uint8)
+        return None
     region = mmap.mmap(-1, num_bytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages: the memory is as good, but slower
         region.madvise(advice)
+    return region
+
+
+def zero_bytes(num_bytes: int) -> torch.Tensor:
+    """Return zeros, u8 [num_bytes], in huge pages where they are many and the system has such.
+
+    They lie on torch's default device, which may be a GPU.
+    """
+    import torch
+
+    is_host = torch.get_default_device().type == "cpu"
+    region = huge_region(num_bytes) if is_host else None
+    if region is None:
+        return torch.zeros(num_bytes, dtype=torch.uint8)
     whole = torch.frombuffer(region, dtype=torch.uint8)
     return whole[-whole.data_ptr() % HUGE :][:num_bytes]
 

@@ -46,6 +46,7 @@ class Prepared:
         loaded: the plan.
         weights: this rank's, by buffer.
         store: shared by the plans of one model.
+        memory: zeros by buffer, in which it is made; by default new ones.
 
     Attributes:
         by_buffer: what is prepared.
@@ -53,11 +54,15 @@ class Prepared:
     """
 
     def __init__(
-        self, loaded: LoadedPlan, weights: Mapping[int, torch.Tensor], store: Store | None = None
+        self,
+        loaded: LoadedPlan,
+        weights: Mapping[int, torch.Tensor],
+        store: Store | None = None,
+        memory: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         self._store = store or Store()
         keys, read = _origins(loaded, weights)
-        fresh = new_prepared(loaded.plan)
+        fresh = new_prepared(loaded.plan) if memory is None else memory
         order = sorted(frozenset[int]().union(*(read[index] for index in fresh)))
         self._sources = [weights[index] for index in order]
         self._tracked = all(not source.is_inference() for source in self._sources)

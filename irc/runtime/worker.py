@@ -25,7 +25,7 @@ from irc.runtime.arguments import held_parts
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.compare import compare
 from irc.runtime.executors import executor_of
-from irc.runtime.inputs import inputs_for
+from irc.runtime.inputs import inputs_for, read_inputs
 from irc.runtime.processes import (
     agree,
     check_world,
@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
     made.add_argument("--compare", action="store_true", help="compare with the model run eagerly")
     made.add_argument("--save", metavar="F.safetensors", help="write the outputs (rank 0)")
+    made.add_argument("--size", metavar="NAME=N", action="append", default=[])
     made.add_argument("--steps", type=int, default=STEPS, help="of a plan of training")
     return made
 
@@ -70,7 +71,7 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     torch.set_num_threads(threads_per_process(local))
     if world == 1:
-        loaded = load_plan(args.plan)
+        loaded = _sized(load_plan(args.plan), args)
         check_world(loaded.plan.device_mesh, world)
         if recipe_of_plan(loaded) is not None:
             return train(args, loaded, rank, None, load)
@@ -94,6 +95,28 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
         all_seconds = gather_seconds(seconds[0])
     # The comparison takes its time: nobody waits for it.
     return _report(args, loaded, inputs, outputs, all_seconds) if rank == 0 else None
+
+
+def _sized(loaded: LoadedPlan, args: argparse.Namespace) -> LoadedPlan:
+    """Return the plan for the sizes of the run.
+
+    Raises:
+        IrcError: ``size-unknown``, ``size-outside``, ``input-mismatch``.
+    """
+    given = {name: int(n) for name, _, n in (text.rpartition("=") for text in args.size)}
+    if loaded.sized is None:
+        if given:
+            raise IrcError(
+                "size-unknown", "all sizes of the plan are fixed", help="leave out --size"
+            )
+        return loaded
+    from irc.runtime.open_executor import BoundPlans
+
+    bound = BoundPlans(loaded)
+    if args.inputs is None:
+        return bound.with_program(bound.values_of(given))
+    shapes = [tuple(tensor.shape) for tensor in read_inputs(loaded, args.inputs)]
+    return bound.with_program(bound.values(shapes))
 
 
 def _try_load(folder: str) -> tuple[LoadedPlan | None, IrcError | None]:

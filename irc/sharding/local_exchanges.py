@@ -29,6 +29,7 @@ from irc.ops.rules_naming import dim_of
 from irc.sharding.local import Local
 from irc.sharding.local_experts import EXPERTS_PROGRAMS
 from irc.sharding.local_grouped import GROUPED_PROGRAMS
+from irc.sharding.local_loss import LOSS_PROGRAMS
 
 EXTREME = {"max": "maximum", "min": "minimum"}
 
@@ -161,4 +162,5 @@ EXCHANGES: Mapping[str, Callable[[Local], list[SSAValue]]] = {
     "scan-of-shards": _scan,
     **EXPERTS_PROGRAMS,
     **GROUPED_PROGRAMS,
+    **LOSS_PROGRAMS,
 }

@@ -116,6 +116,14 @@ def meaning(kernel: KernelOp, inputs: Sequence[torch.Tensor]) -> list[torch.Tens
         from tests.backends import attention_kernels
 
         return attention_kernels.meaning(kernel, list(inputs))
+    if kernel.template.data == "attention_backward":
+        from tests.backends.attention_backward_kernels import backward_meaning
+
+        return backward_meaning(kernel, list(inputs))
+    if kernel.part_lengths:
+        from tests.backends import foreach_kernels
+
+        return foreach_kernels.meaning(kernel, inputs)
     space, parallel = kernel.space_extents, kernel.num_parallel
     buffers = [widen(x) for x in inputs]
     for arg in kernel.args[len(inputs) :]:

@@ -85,11 +85,12 @@ class Contender:
         raise RuntimeError(f"contender {self.name} ended with {self._process.wait()}")
 
 
-def _answer(value: Any) -> None:
+def answer(value: Any) -> None:
+    """Send a worker's answer."""
     print("@" + json.dumps(value), flush=True)
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """Return the most memory that this process held (``ru_maxrss`` counts its parent's too)."""
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x)
     return int(line.split()[1]) * 1024
@@ -109,7 +110,7 @@ def _worker(name: str, model: str) -> None:
         expected = expected[0] if isinstance(expected, tuple) else expected
         run: Any = None
         found, exact = expected, expected
-        _answer("ready")
+        answer("ready")
         for line in sys.stdin:
             command, *rest = line.split()
             if command == "cold":
@@ -120,7 +121,7 @@ def _worker(name: str, model: str) -> None:
                 seconds = time.perf_counter() - start
                 found = found[0] if isinstance(found, tuple) else found
                 error = float((found - expected).abs().max() / expected.abs().max())
-                _answer({"seconds": seconds, "first_call": seconds - made, "error": error})
+                answer({"seconds": seconds, "first_call": seconds - made, "error": error})
             elif command == "float64":
                 # First the reference; after "cold" the error against it, and that of arithmetic.
                 from tests.benchmarks.exact import error as relative
@@ -128,22 +129,32 @@ def _worker(name: str, model: str) -> None:
 
                 if run is None:
                     exact = first_output(module, inputs)
-                    _answer("ready")
+                    answer("ready")
                 else:
                     same = first_output(rounded(name, module), inputs)
                     values = relative(found, exact), relative(found, same)
-                    _answer(dict(zip(("whole", "arithmetic"), values, strict=True)))
+                    answer(dict(zip(("whole", "arithmetic"), values, strict=True)))
+            elif command == "reference":
+                # In a process that has not compiled the module: what it gives in float64.
+                from tests.benchmarks.exact import first_output
+
+                torch.save(first_output(module, inputs), rest[0])
+                answer("written")
+            elif command == "against":
+                from tests.benchmarks.exact import error as relative
+
+                answer(relative(found, torch.load(rest[0])))
             elif command == "work":
-                _answer(work_of(module, inputs))
+                answer(work_of(module, inputs))
             elif command == "memory":
-                _answer(_peak_bytes())
+                answer(peak_bytes())
             elif command == "block":
                 times: list[float] = []
                 for _ in range(int(rest[0])):
                     start = time.perf_counter()
                     run(*inputs)
                     times.append(time.perf_counter() - start)
-                _answer(times)
+                answer(times)
 
 
 if __name__ == "__main__":

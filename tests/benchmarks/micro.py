@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.contenders import Contender, _answer
+from tests.benchmarks.contenders import Contender, answer
 from tests.benchmarks.limits import bandwidth, peak_flops
 from tests.benchmarks.micro_cases import CASES, QUICK
 
@@ -164,7 +164,7 @@ def _worker(name: str) -> None:
     import_for(name)
     run: Any = None
     inputs: tuple[Any, ...] = ()
-    _answer("ready")
+    answer("ready")
     with torch.no_grad():
         for line in sys.stdin:
             command, _, rest = line.strip().partition(" ")
@@ -172,14 +172,14 @@ def _worker(name: str) -> None:
                 module, inputs = CASES[rest].make()
                 torch.compiler.reset()
                 run = RUNNERS[name](module, inputs)
-                _answer(_figures(rest, run, module, inputs))
+                answer(_figures(rest, run, module, inputs))
             elif command == "block":
                 times: list[float] = []
                 for _ in range(int(rest)):
                     start = time.perf_counter()
                     run(*inputs)
                     times.append(time.perf_counter() - start)
-                _answer(times)
+                answer(times)
 
 
 def _figures(case: str, run: Any, module: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:

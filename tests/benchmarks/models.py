@@ -135,12 +135,27 @@ def _tiny() -> Built:
     return nn.Linear(8, 8), (torch.randn(2, 8),)
 
 
+def _mobilenet() -> Built:
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    model = MobileNetV2ForImageClassification(MobileNetV2Config(tf_padding=False))
+    return Hidden(model, "pixel_values"), (torch.randn(1, 3, 224, 224),)
+
+
+def _resnext() -> Built:
+    from tests.models.resnext import ResNeXt
+
+    return ResNeXt(), (torch.randn(1, 3, 224, 224),)
+
+
 MODELS: Mapping[str, Callable[[], Built]] = {
     "bert": _bert,
     "gpt2": _gpt2,
     "llama-prefill": _prefill,
     "llama-decode": _decode,
     "resnet50": _resnet,
+    "mobilenet": _mobilenet,
+    "resnext": _resnext,
     "vit": _vit,
     "t5-encoder": _t5,
     "mlp": _mlp,

@@ -62,12 +62,14 @@ def export(model: Model, path: Path, *, named: bool = False) -> dict[str, np.nda
     return {str(name): value.numpy() for name, value in zip(names, tensors.values(), strict=True)}
 
 
-def optimised(path: Path, target: Path) -> None:
-    """Write what ONNX Runtime's optimiser (extended level) makes of a model."""
+def optimised(path: Path, target: Path, *, level: str = "extended") -> None:
+    """Write what ONNX Runtime's optimiser makes of a model, for this kind of machine at ``all``."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    levels = onnxruntime.GraphOptimizationLevel
+    chosen = {"extended": levels.ORT_ENABLE_EXTENDED, "all": levels.ORT_ENABLE_ALL}
+    options.graph_optimization_level = chosen[level]
     options.optimized_model_filepath = str(target)
     options.log_severity_level = 3
     onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from irc.backends import cuda
+from irc.backends.cuda import machine
+from irc.backends.cuda.segment import CudaSegment, load_kernels
 from irc.backends.triton import emit, is_interpreted
 from irc.backends.triton.segment import launcher
-from irc.backends.triton.timing import event_seconds as seconds
+from irc.backends.triton.timing import event_seconds
 from irc.dialects.task import KernelOp
 from irc.runtime.device import device_of
 from irc.runtime.library import dtypes
+from irc.runtime.segments import SegmentCall
 from tests.backends import gpu_kernels
-
-__all__ = ["Launch", "error", "excess", "prepare", "seconds"]
 
 DEVICE = "cuda"
 """Where the inputs of races are made."""
@@ -34,17 +37,41 @@ class Launch:
         self.launcher([buffer.data_ptr() for buffer in self.buffers])
 
 
-def prepare(kernel: KernelOp, inputs: list[torch.Tensor]) -> Launch:
+def prepare(kernel: KernelOp, inputs: list[torch.Tensor], backend: str = "triton") -> Launch:
     """Compile a kernel, and put its inputs and room for its outputs on the device.
 
     In Triton's interpreter the device is the host.
     """
-    place = device_of("triton")
+    place = device_of(backend)
     outputs = [
         torch.zeros(a.type.num_elements, dtype=dtypes()[a.type.dtype], device=place)
         for a in kernel.args[len(inputs) :]
     ]
-    return Launch(launcher(emit(kernel)), [*(x.to(place) for x in inputs), *outputs])
+    made = launcher(emit(kernel)) if backend == "triton" else _cuda_launcher(kernel)
+    return Launch(made, [*(x.to(place) for x in inputs), *outputs])
+
+
+def _cuda_launcher(kernel: KernelOp) -> Callable[[Sequence[int]], None]:
+    on, count = machine.current(), len(kernel.args)
+    loaded = load_kernels([cuda.emit(kernel)], on)
+    segment = CudaSegment(loaded, [SegmentCall(0, tuple((i, 0) for i in range(count)))], on)
+
+    def launch(pointers: Sequence[int]) -> None:
+        table = (ctypes.c_int64 * count)(*pointers)
+        segment.run(ctypes.addressof(table))
+
+    return launch
+
+
+def compile_together(kernels: Sequence[KernelOp]) -> None:
+    """Compile CUDA kernels at once, on all cores; what cannot be emitted is left out."""
+    texts: list[str] = []
+    for kernel in kernels:
+        try:
+            texts.append(cuda.emit(kernel))
+        except Exception:  # its own item says so
+            continue
+    load_kernels(texts, machine.current())
 
 
 def error(kernel: KernelOp, launch: Launch, inputs: list[torch.Tensor]) -> float:
@@ -70,3 +97,28 @@ def excess(made: torch.Tensor, wanted: torch.Tensor, kernel: KernelOp) -> float:
     difference = torch.where(same, 0.0, difference)
     worst = float(difference.max()) if made.numel() else 0.0
     return worst if worst == worst else float("inf")
+
+
+def seconds(run: Callable[[], object], *, cold: bool = False, recorded: bool = False) -> float:
+    """Return the median seconds of a call on the device.
+
+    Args:
+        run: enqueues work.
+        cold: clear the cache in front of each call.
+        recorded: time a CUDA graph of it, so that the host's part of a launch does not count.
+    """
+    if not recorded:
+        return event_seconds(run, cold=cold)
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        kept = run()
+    found = event_seconds(graph.replay, cold=cold)
+    del kept
+    return found

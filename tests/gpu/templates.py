@@ -24,9 +24,9 @@ from irc.runtime.library import dtypes
 from tests.backends import attention_backward_kernels as backward
 from tests.backends import attention_kernels as attention
 from tests.backends import gpu_kernels as g
-from tests.gpu import launching, panels
+from tests.gpu import launching, panels, updates
 
-SLICES = ("matmul", "rows", "attention", "backward", "int4", "grouped")
+SLICES = ("matmul", "rows", "attention", "backward", "int4", "grouped", "foreach")
 MATMULS = (
     (4096, 4096, 4096),
     (1024, 1024, 1024),
@@ -41,11 +41,12 @@ ATTENTIONS = ((4, 16, 2048, 64), (4, 16, 2048, 128), (1, 12, 512, 64))
 
 @dataclass(frozen=True)
 class Check:
-    """A kernel and inputs that it is checked on."""
+    """A kernel and inputs that it is checked on; ``is_first`` with the model's choice of a tile."""
 
     name: str
     kernel: KernelOp
     inputs: list[torch.Tensor]
+    is_first: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Race:
         inputs: made on the device when they are needed.
         peers: torch's calls, by name; each takes the inputs.
         work: floating-point operations, or bytes where ``is_bytes``.
+        is_recorded: peers can be recorded as a CUDA graph; autograd keeps to the stream of its
+            forward pass, so it cannot.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Race:
     peers: dict[str, Callable[[list[torch.Tensor]], object]]
     work: float
     is_bytes: bool = False
+    is_recorded: bool = True
 
 
 def checks(which: str, target: str) -> Iterator[Check]:
@@ -73,13 +77,16 @@ def checks(which: str, target: str) -> Iterator[Check]:
     if which in panels.SLICES:
         yield from (Check(*each) for each in panels.checks(which, target))
         return
+    if which == "foreach":
+        yield from (Check(*each) for each in updates.checks(target))
+        return
     tiled = {"matmul": _matmuls, "attention": _attentions, "backward": _gradients}
     for number, (name, kernel, inputs) in enumerate({**tiled, "rows": _rows}[which]()):
         tiles = alternatives(kernel, target) if which in tiled else [kernel.tile_sizes]
         # The model's choice, and another of the space, a different one for each check.
         for tile in [tiles[0], tiles[number % len(tiles)]][: 2 if number % len(tiles) else 1]:
             mapped = with_tile(kernel, tile)
-            yield Check(f"{name} {_shown(tile)}".strip(), mapped, inputs)
+            yield Check(f"{name} {_shown(tile)}".strip(), mapped, inputs, tile is tiles[0])
 
 
 def _shown(tile: dict[str, int]) -> str:
@@ -144,6 +151,9 @@ def races(which: str, target: str) -> Iterator[Race]:
     """Yield the races of a slice."""
     if which in panels.SLICES:
         yield from (Race(*each) for each in panels.races(which, target))
+        return
+    if which == "foreach":
+        yield from (Race(*each, is_bytes=True) for each in updates.races(target))
         return
     yield from {
         "matmul": _matmul_races, "rows": _row_races, "attention": _attention_races,
@@ -229,6 +239,7 @@ def _backward_races(target: str) -> Iterator[Race]:
                     _random(kernel),
                     {"scaled_dot_product_attention's backward": _sdpa_backward(shape)},
                     share * batch * heads * rows * rows * features,
+                    is_recorded=False,
                 )
 
 

@@ -1,4 +1,4 @@
-"""Slice ``models``: whole programs by ``irc.compile(backend="triton")`` on the GPU.
+"""Slice ``models``: whole programs by ``irc.compile`` with each backend on the GPU.
 
 Checked against eager in float64 on the CPU, and raced against eager and torch.compile, with its
 default options and with max-autotune.
@@ -7,7 +7,7 @@ default options and with max-autotune.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -29,21 +29,21 @@ class Whole:
 
     Attributes:
         name: of the model and dtype.
-        error: relative to the largest output, over what is allowed: at most 1 is right.
-        times: seconds of a call by contender; irc's is ``irc``.
-        why: why there is nothing to compare.
+        errors: by backend, relative to the largest output, over what is allowed: up to 1 is right.
+        times: seconds of a call by contender; irc's are named after the backend.
+        why: of contenders that cannot be run.
     """
 
     name: str
-    error: float = float("inf")
-    times: dict[str, float] = field(default_factory=dict)
-    why: str = ""
+    errors: dict[str, float] = field(default_factory=dict[str, float])
+    times: dict[str, float] = field(default_factory=dict[str, float])
+    why: dict[str, str] = field(default_factory=dict[str, str])
 
     def __str__(self) -> str:
-        if self.why:
-            return f"{self.name:<40}{self.why}"
-        shown = "  ".join(f"{name} {1e3 * t:.3f} ms" for name, t in self.times.items())
-        return f"{self.name:<40}error {self.error:.2f} of what is allowed  {shown}"
+        shown = [f"{name} error {error:.2f}" for name, error in self.errors.items()]
+        shown += [f"{name} {1e3 * t:.3f} ms" for name, t in self.times.items()]
+        shown += [f"{name}: {why}" for name, why in self.why.items()]
+        return f"{self.name:<40}{'  '.join(shown)}"
 
 
 def names() -> list[str]:
@@ -53,40 +53,40 @@ def names() -> list[str]:
     return [f"{name}{suffix}" for name in known if name != "minilm" for suffix in ("", ":bf16")]
 
 
-def run(chosen: list[str], *, tuned: bool) -> Iterator[Whole]:
-    """Yield a row for each model.
+def race(name: str, backends: Sequence[str], *, tuned: bool) -> Whole:
+    """Check and time one model.
 
     Args:
-        chosen: names of models.
+        name: of the model.
+        backends: irc's.
         tuned: also race against max-autotune, which takes minutes to compile.
     """
-    for name in chosen:
-        try:
-            yield _race(name, tuned=tuned)
-        except Exception as failure:
-            line = str(failure).splitlines()[0][:160]
-            yield Whole(name, why=f"{type(failure).__name__}: {line}")
-
-
-def _race(name: str, *, tuned: bool) -> Whole:
     module, inputs = models.build(name)
     with torch.no_grad():
         wanted = _first(copy.deepcopy(module).double()(*_wide(inputs)))
     module, inputs = module.cuda(), tuple(x.cuda() for x in inputs)
     contenders: dict[str, Callable[..., Any]] = {
-        "irc": irc.compile(copy.deepcopy(module), backend="triton"),
-        "eager": module,
-        "torch.compile": torch.compile(copy.deepcopy(module)),
+        backend: irc.compile(copy.deepcopy(module), backend=backend) for backend in backends
     }
+    contenders["eager"] = module
+    contenders["torch.compile"] = torch.compile(copy.deepcopy(module))
     if tuned:
         contenders["max-autotune"] = torch.compile(copy.deepcopy(module), mode="max-autotune")
+    allowed = TOLERANCE["bf16" if name.endswith(":bf16") else "f32"]
     row = Whole(name)
-    with torch.no_grad():
-        found = _first(contenders["irc"](*inputs)).double().cpu()
-        allowed = TOLERANCE["bf16" if name.endswith(":bf16") else "f32"]
-        row.error = float((found - wanted).abs().max() / wanted.abs().max()) / allowed
-        for label, call in contenders.items():
-            row.times[label] = seconds(lambda call=call: call(*inputs))
+    for label, call in contenders.items():
+        try:
+            with torch.no_grad():
+                found = _first(call(*inputs)).double().cpu()
+                if label in backends:
+                    error = float((found - wanted).abs().max() / wanted.abs().max())
+                    row.errors[label] = error / allowed
+                row.times[label] = seconds(lambda call=call: call(*inputs))
+        except Exception as failure:
+            line = (str(failure).splitlines() or [""])[0][:160]
+            row.why[label] = f"{type(failure).__name__}: {line}"
+            if label in backends:
+                row.errors[label] = float("inf")
     torch.compiler.reset()
     return row
 

@@ -18,6 +18,7 @@ import irc
 from irc import torch_backend
 from irc.calls import compiled
 from irc.frontends.torch.export import as_module
+from irc.plan.libraries import fall_backs
 from tests.opinfo.entries import Call
 
 # Dynamo times the guards of each function, behind a flush of the caches: 20 ms that mean nothing.
@@ -32,8 +33,8 @@ class Compiled:
         call: runs it.
         compile_ms: process time in the compiler, one number per graph.
         breaks: Dynamo's reasons for giving up a graph.
-        left_to_libraries: ops without flow form, how often; and graphs that the backend refused,
-            which Dynamo breaks and Python runs.
+        left_to_libraries: ops without flow form that a library computes in the plans, how often;
+            and graphs that the backend refused, which Dynamo breaks and Python runs.
     """
 
     call: Callable[..., Any]
@@ -60,9 +61,9 @@ def through_dynamo(backend: Callable[..., Any], call: Call) -> Compiled:
         lambda: (
             Counter(
                 {
-                    name.removeprefix("extern "): times
+                    name.removeprefix("library "): times
                     for name, times in torch_backend.counters.items()
-                    if name.startswith("extern ") or name == "backward run by torch"
+                    if name.startswith("library ") or name == "backward run by torch"
                 }
             )
             + refused
@@ -76,20 +77,20 @@ def through_irc(call: Call) -> Compiled:
     spent: list[float] = []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        captured = capture(*args, **kwargs)
-        found.update(captured.externs)
-        return captured
+        loaded = make_plan(*args, **kwargs)
+        found.update(fall_backs(loaded.plan))
+        return loaded
 
-    capture = compiled.capture
+    make_plan = compiled.make_plan
     function = irc.compile(fresh(call.op))
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        compiled.capture = counted
+        compiled.make_plan = counted
         began = time.process_time()
         try:
             return function(*args, **kwargs)
         finally:
-            compiled.capture = capture
+            compiled.make_plan = make_plan
             if not spent:
                 spent.append(1e3 * (time.process_time() - began))
 

@@ -30,11 +30,11 @@ class Outcome:
     """What became of a call.
 
     Attributes:
-        verdict: ``native``: all of it in kernels and library ops of flow; ``fall-back``: some op is
-            an extern; ``left``: torch's capture breaks the graph, or fails whatever the backend;
-            ``failing``: an exception, or other numbers.
+        verdict: ``native``: all of it in kernels and library ops of flow; ``fall-back``: the plan
+            leaves some op without flow form to a library; ``left``: torch's capture breaks the
+            graph, or fails whatever the backend; ``failing``: an exception, or other numbers.
         reason: why, in one line.
-        externs: ops without flow form, how often.
+        externs: ops without flow form that a library runs, how often.
         compile_ms: process time in the backend.
     """
 

@@ -57,6 +57,7 @@ EXPECTED: list[tuple[FlowOp, str]] = [
     (point("where", ((4,), "i1"), (4,), (4,)), "(a, a, a) -> (a) linear(1 2)"),
     (build(flow.ContractOp, (2, 8, 4), (2, 4, 6), spec="bmk,bkn->bmn"), "(b m k, b k n) -> (b m n) sum(k) linear(0) linear(1)"),
     (build(flow.GroupedContractOp, (5, 8), (3, 2, 8, 64, 1), ((5,), "i64")), "(a b, c d e f 1, h) -> (i j) whole(a b c d e f h i j)"),
+    (build(flow.GroupedOuterOp, (5, 8), (5, 3), ((5,), "i64"), count=4), "(a b, c d, e) -> (f g h) whole(a b c d e f g h)"),
     (build(flow.PackedContractOp, (2, 8), ((3, 8, 16), "i8"), (3, 1, 16), bits=8), "(a b, c d e, f 1 h) -> (i j) whole(a b c d e f h i j)"),
     (build(flow.ReduceOp, (8, 4), fn="sum", dims=(1,), keep_dims=True), "(a b) -> (a 1) sum(b) linear(0)"),
     (build(flow.ReduceOp, (8, 4), fn="max", dims=(0, 1), keep_dims=False), "(a b) -> (.) max(a b)"),

@@ -199,6 +199,57 @@ def exact_sums(x: Array, zero: int, w: Array, stride: int, pad: int) -> Array:
     return torch.nn.functional.conv2d(image, kernel, stride=stride, padding=pad).numpy()
 
 
+GROUPS = [
+    # groups, channels of each, output channels of each
+    (24, 1, 1), (17, 1, 1), (8, 4, 4), (5, 8, 8), (3, 5, 7), (2, 20, 40), (7, 1, 2), (2, 3, 17),
+    (4, 16, 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("groups", "depth", "own"), GROUPS)
+@pytest.mark.parametrize("dtype", ["u8", "i8"])
+def test_convolutions_of_groups_are_exact(dtype: str, groups: int, depth: int, own: int) -> None:
+    """Depthwise and grouped, with zero points known when compiled and when called."""
+    x, w = some_bytes(dtype, 2, groups * depth, 9, 8), some_bytes("i8", groups * own, depth, 3, 3)
+    window: dict[str, Any] = {
+        "pads": [1, 2, 0, 1], "group": groups, "strides": [1, 2], "dilations": [2, 1],
+    }  # fmt: skip
+    node = helper.make_node("ConvInteger", ["x", "w", "xz"], ["y"], **window)
+    proto = model([node], x, {"w": w, "xz": BYTES[dtype][0](3)})
+    image = torch.nn.functional.pad(torch.from_numpy(x.astype(float) - 3), (2, 1, 1, 0))
+    sums = torch.nn.functional.conv2d(
+        image, torch.from_numpy(w.astype(float)), stride=(1, 2), dilation=(2, 1), groups=groups
+    ).numpy()
+    count, found = packed_and_run(proto, x)
+    (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
+    assert count == 1
+    assert (found == sums).all()
+    assert (compiled == sums).all()
+
+
+@pytest.mark.parametrize("kernel", [1, 5])
+def test_depthwise_about_a_zero_point_of_the_call(kernel: int) -> None:
+    x = RNG.standard_normal((1, 200, 5, 4)).astype(np.float32)
+    w = some_bytes("i8", 200, 1, kernel, kernel)
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node("ConvInteger", ["q", "w", "z"], ["y"], pads=[kernel // 2] * 4, group=200),
+    ]
+    proto = model(nodes, x, {"w": w})
+    count, found = packed_and_run(proto, x)
+    low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+    scale = np.float32(high - low) / np.float32(255)
+    zero = int(np.rint(-np.float32(low) / scale))
+    image = torch.from_numpy(np.clip(np.rint(x / scale) + zero, 0, 255) - zero).double()
+    sums = torch.nn.functional.conv2d(
+        image, torch.from_numpy(w.astype(float)), padding=kernel // 2, groups=200
+    ).numpy()
+    (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
+    assert count == 2
+    for result in (found, compiled):
+        assert (result == sums).all()
+
+
 @pytest.mark.parametrize("dtype", ["u8", "i8"])
 @pytest.mark.parametrize("pad", [0, 1])
 def test_conv_integer_is_exact(dtype: str, pad: int) -> None:

@@ -33,3 +33,9 @@ def test_tensors_lie_apart_and_outlive_each_other() -> None:
     del made, tensor
     gc.collect()
     assert (last == 1).all()
+
+
+def test_zeros_lie_on_the_default_device() -> None:
+    """Of a GPU's plan all memory is the GPU's, however much it is."""
+    with torch.device("meta"):
+        assert zero_bytes(LEAST).device.type == "meta"

@@ -226,6 +226,7 @@ def cases(n: int, m: int) -> list[Case]:
         Case(flow.AttentionOp, f((n, 3), (m, 3), (m, 3)), {"is_causal": False, "scale": 1.0}),
         *attention_cases(n, m),
         Case(flow.GroupedContractOp, (*f((n, 8), (3, 1, 8, 64, 1)), ((n,), "i64")), {}, below=3),
+        Case(flow.GroupedOuterOp, (*f((n, 8), (n, 3)), ((n,), "i64")), {"count": 3}, below=3),
         Case(flow.PackedContractOp, (((n, 8), "u8"), ((1, 2, 16, 4), "i8")), {"bits": 8}),
         Case(
             flow.ExternOp,

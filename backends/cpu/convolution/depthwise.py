@@ -12,14 +12,19 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from irc.backends.cpu.convolution.windows import Blocking, Windows, block_places, fewest_of
+from irc.backends.cpu.convolution.windows import (
+    Blocking,
+    Windows,
+    block_places,
+    fewest_of,
+    walks_back,
+)
 from irc.backends.cpu.convolution.writer import Block, ConvolutionWriter
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import Facts, Nest, Step
 from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.vector.storage import MEMORY, unpack
-from irc.dialects.task import is_negative
 from irc.dialects.types import ITEM_BYTES, is_float
 
 TILE = "irc.depthwise.tile"
@@ -50,13 +55,7 @@ def _windows(
     nest: Nest, step: Step, image: Step, weight: Step, features: Features
 ) -> Windows | None:
     x, w = image.access, weight.access
-    if (
-        x is None
-        or w is None
-        or not is_float(x.dtype)
-        or x.dtype != w.dtype
-        or any(map(is_negative, x.strides))
-    ):
+    if x is None or w is None or not is_float(x.dtype) or x.dtype != w.dtype or walks_back(nest, x):
         return None
     if w.bounds or x.index_strides or w.index_strides:
         return None

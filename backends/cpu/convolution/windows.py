@@ -96,15 +96,21 @@ def read_windows(nest: Nest) -> Windows | None:
     image, weight = (producers[v].access for v in step.operands)
     if image is None or weight is None or not is_float(image.dtype) or not weight.blocks:
         return None
-    if COMPUTE[image.dtype] != COMPUTE[weight.dtype] or any(map(is_negative, image.strides)):
+    if COMPUTE[image.dtype] != COMPUTE[weight.dtype] or walks_back(nest, image):
         return None
     n, last = weight.blocks[0][0], len(nest.extents) - 1
     groups = tuple(d for d in range(nest.parallel) if weight.strides[d] and d != n)
     places = tuple(d for d in range(nest.parallel) if not weight.strides[d])
     # Packed weights are walked straight through: taps first, then channels.
     follows = not any(last in bound.dims for bound in image.bounds)
+    follows &= not is_negative(image.strides[last])
     taps = tuple(d for d in sorted(nest.reduced) if not (follows and d == last))
     return Windows(nest, step, image, weight, groups, places, n, taps, last if follows else None)
+
+
+def walks_back(nest: Nest, image: Access) -> bool:
+    """True for an image whose places come in reverse order; its taps may."""
+    return any(is_negative(image.strides[d]) for d in range(nest.parallel))
 
 
 @dataclass(frozen=True)

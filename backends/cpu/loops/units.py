@@ -13,7 +13,8 @@ from irc.backends.cpu.vector.builder import PTR, Builder, Count, Operand, Type, 
 from irc.dialects.mapping import spatial
 from irc.kernels.mapping.unfold import starts
 
-MAX_ARGS = 128
+MAX_ARGS = 4096
+"""Buffers of a kernel; one that does many tensors at once (template foreach) has so many."""
 NEXT_WEIGHT, NEXT_BYTES = MAX_ARGS, MAX_ARGS + 1
 """Behind its arguments a kernel finds the weight that a later kernel reads first, and its size."""
 SIZE_VALUES = MAX_ARGS + 2

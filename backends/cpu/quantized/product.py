@@ -15,7 +15,7 @@ from irc.backends.cpu.loops.nest import Access, Nest, Step
 from irc.backends.cpu.matmul.product import Product
 from irc.kernels.quantized.loads import LANES, NIBBLES
 
-Form: TypeAlias = Literal["nibbles", "bytes", "dot"]
+Form: TypeAlias = Literal["nibbles", "bytes", "dot", "taps"]
 
 
 class ExactProduct(Product):
@@ -32,13 +32,15 @@ class PackedProduct:
     """``tile[m, n] = sum over k of x[m, k] * weight(n, k)`` and what follows.
 
     Attributes:
-        form: weights of 4 or 8 bits that floats multiply, or bytes that bytes do.
+        form: weights of 4 or 8 bits that floats multiply, or bytes that bytes do: in panels, or
+            one for each channel and tap.
         nest: as it was read, lanes and panels apart.
         product: for what follows: m, n and the outer dims, of which n joins panels and lanes.
         x, w: accesses over the dims of ``nest``.
         scale, zero: of a group of weights (None: not there).
         middle: the literal that is subtracted from each weight.
         place: the dims of ``product.nest`` by those of ``nest`` (panels and lanes both to n).
+        lanes: the dims of a panel's columns: one, or groups of channels and the columns of each.
     """
 
     form: Form
@@ -50,6 +52,7 @@ class PackedProduct:
     zero: Access | None
     middle: float
     place: dict[int, int]
+    lanes: tuple[int, ...]
 
     @property
     def depth(self) -> int:
@@ -80,8 +83,22 @@ class PackedProduct:
     @property
     def panel(self) -> int:
         """Elements of w from panel to panel inside n."""
-        inside = [d for d, to in self.place.items() if to == self.product.n]
-        return self.w.strides[inside[0]] if len(inside) > 1 else 0
+        return self._from_panel_to_panel(self.w)
+
+    @property
+    def panel_of_x(self) -> int:
+        """Elements of x from panel to panel inside n: they are of other groups of channels."""
+        return self._from_panel_to_panel(self.x)
+
+    @property
+    def groups_of_panel(self) -> tuple[int, int]:
+        """How many groups of channels a panel's columns are of, and elements of x between them."""
+        first = self.lanes[0]
+        return (self.nest.extents[first], step) if (step := self.x.strides[first]) else (1, 0)
+
+    def _from_panel_to_panel(self, access: Access) -> int:
+        inside = [d for d, to in self.place.items() if to == self.product.n and d not in self.lanes]
+        return access.strides[inside[0]] if inside else 0
 
     def stride(self, access: Access, dim: int) -> int:
         """Return how far an access moves along a dim of ``product.nest`` other than n."""
@@ -113,18 +130,23 @@ def read_packed(nest: Nest) -> PackedProduct | None:
         return None
     x, w = left[0].access, words[0].access
     form: Form = "dot" if x.dtype == "u8" else "nibbles" if w.dtype == "i32" else "bytes"
-    lane = _lane(nest, w, 4 if form == "dot" else 1)
+    lanes = _lanes(nest, w, 4 if form == "dot" else 1)
+    if form == "dot" and not lanes:
+        form, lanes = "taps", _channels(nest, x, w)
     inside = _cone(by_value, step.operands)
     rest = [s for s in nest.steps if s.result not in inside and s is not step]
-    if lane is None or any(inside & set(s.operands) for s in rest):
+    if not lanes or any(inside & set(s.operands) for s in rest):
         return None
     weight = by_value[step.operands[1]]
     scale = _load_of(by_value, weight, "mul")
-    difference = by_value[weight.operands[0]] if form != "dot" else weight
+    exact = x.dtype == "u8"
+    difference = weight if exact else by_value[weight.operands[0]]
     zero = _load_of(by_value, difference, "sub")
-    middle = 0.0 if form == "dot" else by_value[difference.operands[1]].literal
-    product, place = _outside(nest, step, rest, (x, w), lane)
-    return PackedProduct(form, nest, product, x, w, scale, zero, float(middle), place)
+    middle = 0.0 if exact else by_value[difference.operands[1]].literal
+    found = _outside(nest, step, rest, (x, w), lanes)
+    if found is None:
+        return None
+    return PackedProduct(form, nest, found[0], x, w, scale, zero, float(middle), found[1], lanes)
 
 
 def _cone(by_value: dict[int, Step], values: Sequence[int]) -> set[int]:
@@ -149,33 +171,58 @@ def _load_of(by_value: dict[int, Step], step: Step, fn: str) -> Access | None:
     return by_value[step.operands[1]].access
 
 
-def _lane(nest: Nest, w: Access, stride: int) -> int | None:
-    """The dim of a panel's columns."""
-    lanes = [d for d in range(nest.parallel) if w.strides[d] == stride and nest.extents[d] == LANES]
-    return lanes[-1] if lanes else None
+def _lanes(nest: Nest, w: Access, stride: int) -> tuple[int, ...]:
+    """The dims of a panel's columns: one, or groups of them and one inside a group."""
+    inner = [d for d in range(nest.parallel) if w.strides[d] == stride]
+    for lane in reversed(inner):
+        count = nest.extents[lane]
+        if count == LANES:
+            return (lane,)
+        outer = lane - 1
+        whole = outer >= 0 and nest.extents[outer] * count == LANES
+        if whole and w.strides[outer] == stride * count:
+            return outer, lane
+    return ()
+
+
+def _channels(nest: Nest, x: Access, w: Access) -> tuple[int, ...]:
+    """The dim of channels that have a weight each, neighbours in image and weight."""
+    own = [d for d in range(nest.parallel) if x.strides[d] == w.strides[d] == 1]
+    return tuple(own) if len(own) == 1 and nest.reduced else ()
 
 
 def _outside(
-    nest: Nest, step: Step, rest: Sequence[Step], operands: tuple[Access, Access], lane: int
-) -> tuple[Product, dict[int, int]]:
-    """Return what follows the product as a product of its own, panels and lanes joined."""
-    x, w = operands
-    panels, accesses = lane - 1, [s.access for s in rest if s.access is not None]
+    nest: Nest,
+    step: Step,
+    rest: Sequence[Step],
+    operands: tuple[Access, Access],
+    lanes: tuple[int, ...],
+) -> tuple[Product, dict[int, int]] | None:
+    """Return what follows the product as a product of its own, panels and lanes joined.
+
+    None where what follows walks the groups of a panel's columns in another order.
+    """
+    (x, w), (*groups, lane) = operands, lanes
+    panels, accesses = lanes[0] - 1, [s.access for s in rest if s.access is not None]
     indexed = {s.dim for s in rest if s.kind == "index"}
+    for d in groups:
+        inner = nest.extents[lane]
+        if {d, lane} & indexed or any(a.strides[d] != inner * a.strides[lane] for a in accesses):
+            return None
     joins = (
         panels >= 0
         and bool(w.strides[panels])
         and not {panels, lane} & indexed
         and all(a.strides[panels] == LANES * a.strides[lane] for a in accesses)
     )
-    kept = [d for d in range(nest.parallel) if not (joins and d == panels)]
+    joined = {*groups, panels} if joins else {*groups}
+    kept = [d for d in range(nest.parallel) if d not in joined]
     place = {d: i for i, d in enumerate(kept)}
-    if joins:
-        place = {panels: place[lane], **place}
+    place |= dict.fromkeys(joined, place[lane])
     count = len(kept)
     extents = [nest.extents[d] for d in kept]
-    if joins:
-        extents[place[lane]] *= nest.extents[panels]
+    for d in joined:
+        extents[place[lane]] *= nest.extents[d]
     depth = prod(nest.extents[d] for d in nest.reduced)
 
     def over(access: Access) -> Access:

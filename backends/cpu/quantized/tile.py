@@ -1,23 +1,18 @@
-"""Register tiles of packed integer weights.
+"""Register tiles of floats times packed integer weights.
 
-Floats times integers: words stream from memory, each weight becomes a float in a register (4 bits
+Words stream from memory, each weight becomes a float in a register (4 bits
 look up a table of bfloat16, two at a time: one permutation, as the shifted word's higher bits do
 not count) and meets all rows; a group's sum is scaled once (MARLIN, arXiv:2408.11743, keeps
 nibbles likewise in the order in which they are used).
-
-Bytes times bytes: four products of a column and their sum are one instruction (VNNI); machines
-without it widen to i32.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irc.backends.cpu.features import Features
 from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type, constant
-from irc.kernels.quantized.loads import LANES, NIBBLES, QUAD
+from irc.kernels.quantized.loads import LANES, NIBBLES
 
 FLOATS, WORDS = Type("float", LANES), Type("i32", LANES)
 
@@ -211,83 +206,3 @@ def widen_function(b: Builder, symbol: str, weights: Weights, count: int, panels
     f.do("ret void")
     header = f"define internal void @{symbol}(ptr %w, ptr %scales, ptr %zeros, ptr %panel) noinline"
     b.functions[symbol] = f.function(header)
-
-
-def dot_function(
-    b: Builder,
-    symbol: str,
-    features: Features,
-    shape: tuple[int, int],
-    sums: Sequence[tuple[int, int]],
-    pitch: int,
-    panels: int,
-) -> None:
-    """Define ``void symbol(ptr x, ptr w, ptr tile)``: bytes times bytes.
-
-    Args:
-        b: whose functions it joins.
-        symbol: its name.
-        features: whether there is an instruction for it.
-        shape: rows, and panels of columns.
-        sums: (size, stride of x) of the summed dims; the last one has stride 1, a multiple of 4.
-        pitch: bytes from row to row of x.
-        panels: bytes from panel to panel.
-    """
-    rows, count = shape
-    f = b.child()
-    x, w, tile = (Operand(PTR, f"%{n}") for n in ("x", "w", "tile"))
-
-    def run(at: Operand, weight: Operand, totals: list[Operand]) -> list[Operand]:
-        def quad(i: Operand, totals: list[Operand]) -> list[Operand]:
-            skip = f.add(weight, f.scale(i, LANES))
-            columns = [
-                f.load(WORDS, f.address(w, "i8", f.add(skip, f.i64(p * panels))))
-                for p in range(count)
-            ]
-            after: list[Operand] = []
-            for r in range(rows):
-                place = f.address(x, "i8", f.add(f.add(at, i), f.i64(r * pitch)))
-                four = f.load(Type("i32"), place, 1)
-                own = totals[r * count : (r + 1) * count]
-                after += [dot(f, features, four, c, t) for c, t in zip(columns, own, strict=True)]
-            return after
-
-        return f.loop(f.i64(0), f.i64(sums[-1][0]), QUAD, totals, quad)
-
-    def walk(level: int, at: Operand, weight: Operand, totals: list[Operand]) -> list[Operand]:
-        if level == len(sums) - 1:
-            return run(at, weight, totals)
-        size, stride = sums[level]
-        below = LANES
-        for inner, _ in sums[level + 1 :]:
-            below *= inner
-
-        def tap(i: Operand, totals: list[Operand]) -> list[Operand]:
-            inner_at = f.add(at, f.scale(i, stride))
-            return walk(level + 1, inner_at, f.add(weight, f.scale(i, below)), totals)
-
-        return f.loop(f.i64(0), f.i64(size), 1, totals, tap)
-
-    zero = [constant(WORDS, 0) for _ in range(rows * count)]
-    for i, total in enumerate(walk(0, f.i64(0), f.i64(0), zero)):
-        f.store(total, f.address(tile, "i32", f.i64(i * LANES)))
-    f.do("ret void")
-    b.functions[symbol] = f.function(
-        f"define internal void @{symbol}(ptr %x, ptr %w, ptr %tile) noinline"
-    )
-
-
-def dot(f: Builder, features: Features, four: Operand, weights: Operand, total: Operand) -> Operand:
-    """Add to each lane the products of four u8 (the same in all lanes) and four i8."""
-    if "+avx512vnni" in features.flags.split(","):
-        quads = Type("i8", LANES * QUAD)
-        left = f.emit(quads, f"bitcast {f.splat(four, LANES)} to {quads}")
-        right = f.emit(quads, f"bitcast {weights} to {quads}")
-        return f.call(WORDS, "llvm.x86.avx512.vpdpbusd.512", total, left, right)
-    for byte in range(QUAD):
-        up = f.binary("shl", weights, constant(WORDS, 24 - 8 * byte))
-        signed = f.binary("ashr", up, constant(WORDS, 24))
-        down = f.binary("lshr", four, constant(four.type, 8 * byte))
-        plain = f.splat(f.binary("and", down, constant(four.type, 255)), LANES)
-        total = f.binary("add", total, f.binary("mul", plain, signed))
-    return total

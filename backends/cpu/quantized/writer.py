@@ -19,13 +19,9 @@ from irc.backends.cpu.loops.units import each_unit
 from irc.backends.cpu.matmul.epilogue import EpilogueWriter
 from irc.backends.cpu.matmul.product import SKINNY, Tiling
 from irc.backends.cpu.matmul.tile import Factor, tile_function
+from irc.backends.cpu.quantized.dots import Reads, dot_function
 from irc.backends.cpu.quantized.product import PackedProduct
-from irc.backends.cpu.quantized.tile import (
-    Weights,
-    dot_function,
-    skinny_function,
-    widen_function,
-)
+from irc.backends.cpu.quantized.tile import Weights, skinny_function, widen_function
 from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type
 from irc.backends.cpu.vector.storage import MEMORY, unpack
 from irc.kernels.quantized.loads import LANES, NIBBLES
@@ -69,6 +65,9 @@ def plan_packed(found: PackedProduct, features: Features) -> Plan:
     parallel = every * found.depth * prod(extents[d] for d in found.column_dims) * panels * LANES
     if found.form == "dot":
         most = 14 if wide else 2
+        if found.groups_of_panel[0] > 1:
+            # Each column has words of its own group: one panel, and registers for those words.
+            return Plan("dot", _even(rows, most), 1, copy=False, parallel=parallel > SERIAL_WORK)
         count = _divisor(panels, (4, 2, 1) if rows <= 6 and wide else (2, 1))
         tile = _even(rows, 28 // count if count > 1 and wide else most)
         return Plan("dot", tile, count, copy=False, parallel=parallel > SERIAL_WORK)
@@ -227,8 +226,8 @@ class PackedWeightsWriter:
         rest = self.m % plan.rows
         left = b.binary("sub nsw", b.i64(self.m), first)
         count = b.intrinsic("smin", left, b.i64(plan.rows)) if rest else b.i64(plan.rows)
-        at = dict(outer) if self.product.m is None else {**outer, self.product.m: first}
-        x = copied or (self.copy(outer) if plan.copy else self.start(found.x, at, 0))
+        dims = {**outer, **dict(zip(found.column_dims, columns, strict=False))}
+        x = copied or (self.copy(outer) if plan.copy else self.rows_of_x(dims, first, columns[-1]))
         starts = self.weight_starts(columns)
 
         def call(rows: int) -> Callable[[], None]:
@@ -247,8 +246,14 @@ class PackedWeightsWriter:
             b.either(b.compare("icmp sge", left, b.i64(plan.rows)), call(plan.rows), call(rest))
         else:
             call(plan.rows)()
-        dims = {**outer, **dict(zip(found.column_dims, columns, strict=False))}
         self.epilogue.finish(dims, first, count, b.scale(columns[-1], self.columns), self.scratch)
+
+    def rows_of_x(self, outer: Indices, first: Operand, column: Operand) -> Operand:
+        """Return where a tile's rows of x begin: its columns may be of groups of their own."""
+        at = outer if self.product.m is None else {**outer, self.product.m: first}
+        start = self.start(self.found.x, at, 0)
+        skip = self.b.scale(column, self.plan.panels * self.found.panel_of_x)
+        return self.b.address(start, MEMORY[self.found.x.dtype], skip)
 
     def widen(self, columns: list[Operand]) -> None:
         """Make floats of a tile's panels."""
@@ -296,9 +301,9 @@ class PackedWeightsWriter:
         for rows in sorted({plan.rows, self.m % plan.rows or plan.rows}):
             shape = (rows, plan.panels)
             if plan.form == "dot":
-                dot_function(
-                    b, f"{name}{rows}", self.features, shape, found.sums(), self.pitch, found.panel
-                )
+                groups, step = found.groups_of_panel
+                reads = Reads(found.sums(), self.pitch, found.panel_of_x, groups, step)
+                dot_function(b, f"{name}{rows}", self.features, shape, reads, found.panel)
             elif plan.form == "skinny":
                 skinny_function(b, f"{name}{rows}", self.weights, shape, self.pitch, found.panel)
             else:

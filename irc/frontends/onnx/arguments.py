@@ -10,7 +10,7 @@ from xdsl.ir import Attribute, Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder, argument_attrs
 from irc.dialects.flow import ConcatOp
-from irc.dialects.size import Dim, symbol, terms_of
+from irc.dialects.size import Dim, is_traced, symbol, terms_of
 from irc.dialects.types import TensorType
 from irc.errors import printable
 from irc.frontends.onnx.evaluate import evaluate
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 LITERAL = 64
+LITERAL_OF_ANY_SIZE = 8
+"""The same, in a program whose sizes are open."""
 
 
 class FunctionValues:
@@ -66,7 +68,8 @@ class FunctionValues:
         # stay one block. Numbers that shape the program are literals.
         weight = value.role == "parameter" and value.dtype[0] in "fb" and flat.size > 1
         if value.dtype[0] != "c" and flat.size and not weight:
-            if flat.size <= LITERAL:
+            # A table of which a call takes as much as it is long is no literal: its slices are.
+            if flat.size <= (LITERAL_OF_ANY_SIZE if is_traced() else LITERAL):
                 return self.b.constant(flat.tolist(), value.shape, value.dtype)
             if flat.strides == (0,) or (flat == flat[0]).all():
                 return self.b.constant(flat[:1].tolist(), value.shape, value.dtype)

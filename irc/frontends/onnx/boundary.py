@@ -12,10 +12,11 @@ from irc.dialects.size import Dim, Size
 from irc.dialects.types import OpaqueType, TensorType
 from irc.errors import IrcError, printable
 from irc.frontends.onnx.external import DTYPES, NUMPY_NAMES, dtype_of
-from irc.frontends.onnx.node import Value
+from irc.frontends.onnx.node import Unsupported, Value
 
 if TYPE_CHECKING:
     from irc.frontends.onnx.importer import Importer
+    from irc.frontends.onnx.sizes import SizeTable
 
 
 def input_value(owner: Importer, given: onnx.ValueInfoProto) -> Value | None:
@@ -30,10 +31,13 @@ def input_value(owner: Importer, given: onnx.ValueInfoProto) -> Value | None:
         if not known:
             raise IrcError("op-unsupported", "an input that is not a tensor of known ndim")
         dtype = dtype_of(tensor.elem_type)
-        shape = [input_dim(owner, given.name, i, d) for i, d in enumerate(tensor.shape.dim)]
+        shape = [input_dim(owner.sizes, given.name, i, d) for i, d in enumerate(tensor.shape.dim)]
         owner.check_volume(shape)
     except IrcError as error:
         owner.errors.add(IrcError(error.code, error.message, where, error.because, error.help))
+        return None
+    except Unsupported as error:
+        owner.errors.add(IrcError("op-unsupported", f"an input that is {error}", where))
         return None
     if given.name in owner.frozen:
         return frozen(owner, given.name, shape, dtype)
@@ -61,7 +65,7 @@ def frozen(owner: Importer, name: str, shape: Sequence[Dim], dtype: str) -> Valu
     return Value.of_array(array, dtype, name=name)
 
 
-def input_dim(owner: Importer, name: str, index: int, dim: onnx.TensorShapeProto.Dimension) -> Dim:
+def input_dim(sizes: SizeTable, name: str, index: int, dim: onnx.TensorShapeProto.Dimension) -> Dim:
     """Return a size of an input: a number, or a name.
 
     Raises:
@@ -69,7 +73,7 @@ def input_dim(owner: Importer, name: str, index: int, dim: onnx.TensorShapeProto
     """
     if dim.HasField("dim_value") and dim.dim_value >= 0:
         return int(dim.dim_value)
-    found = owner.sizes.dim(dim.dim_param, f"{name}_{index}")
+    found = sizes.dim(dim.dim_param, f"{name}_{index}")
     if isinstance(found, int) and found < 0:
         raise IrcError("onnx-invalid", f"size {index} is {found}: '{dim.dim_param}'")
     return found

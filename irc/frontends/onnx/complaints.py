@@ -29,6 +29,7 @@ def no_converter(proto: onnx.NodeProto, where: str = "") -> IrcError:
 def unbound(owner: Importer, names: frozenset[str], message: str) -> IrcError:
     """Return the error that sizes are needed as numbers, with the option that gives them."""
     known = owner.sizes.names(names)
+    owner.sizes.need(names, message, owner.b.loc)
     return IrcError(
         "size-unbound",
         f"{message}: {', '.join(known)}",

@@ -13,6 +13,7 @@ from irc.dialects.size import Dim
 from irc.dialects.types import TensorType
 from irc.frontends.onnx.elementwise import Converter
 from irc.frontends.onnx.node import Node, Unsupported, check_axis, static
+from irc.frontends.onnx.recurrent import is_plain, unrolled
 
 ACTIVATIONS = frozenset({
     "Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh",
@@ -48,7 +49,7 @@ def extern(
 
 
 def convert_recurrent(node: Node) -> list[SSAValue]:
-    """RNN, GRU and LSTM."""
+    """RNN, GRU and LSTM: few steps written out, more as they are."""
     layout, direction = node.attr("layout", 0), node.attr("direction", "forward")
     steps, batch = node.shape()[:2] if not layout else (node.shape()[1], node.shape()[0])
     directions = node.shape(1)[0]
@@ -60,6 +61,8 @@ def convert_recurrent(node: Node) -> list[SSAValue]:
     known = {name.lower(): name for name in ACTIVATIONS}
     if unknown := [a for a in activations if a.lower() not in known]:
         raise Unsupported(f"activation {unknown[0]!r}")
+    if is_plain(node, activations):
+        return unrolled(node, activations)
     if layout:
         last = (batch, directions, hidden)
         every = (batch, steps, directions, hidden)

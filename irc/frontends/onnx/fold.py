@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from irc.dialects.size import Dim, Size, divide, terms_of
+from irc.dialects.size import Dim, Relation, Size, decided, divide, is_traced, terms_of
 from irc.frontends.onnx.external import DTYPES, NUMPY, Array
 from irc.frontends.onnx.node import Node, Value, check_axis
 
@@ -114,6 +114,16 @@ def _quotient(a: Dim, b: Dim) -> Dim:
     return found
 
 
+def _whole_quotient(a: Dim, b: Dim) -> Dim:
+    """The quotient of integers, towards zero; one that is not exact only in a trace."""
+    found = divide(a, b)
+    if found is None and is_traced() and isinstance(b, int) and not _settled("<", a):
+        found = a // b
+    if found is None:
+        raise Declined
+    return found
+
+
 def _quotients(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return a / b
@@ -128,24 +138,33 @@ def _same(a: Dim, b: Dim) -> bool:
     # A size is not negative: `S == -1` is how exporters ask for "keep this dim".
     if all(c > 0 for _, c in terms_of(difference)) and isinstance(b, int) and b < 0:
         return False
-    raise Declined
+    return _settled("==", difference)
+
+
+def _settled(relation: Relation, difference: Dim) -> bool:
+    """Say whether a difference compares so with 0: by its numbers, of a program being traced."""
+    found = decided(relation, difference)
+    if found is None:
+        raise Declined
+    return found
 
 
 def _less(a: Dim, b: Dim) -> bool:
-    difference = a - b
-    if isinstance(difference, int):
-        return difference < 0
-    raise Declined
+    return _settled("<", a - b)
 
 
 def _extreme(pick: Callable[[int, int], int]) -> Callable[[Dim, Dim], Dim]:
     def of(a: Dim, b: Dim) -> Dim:
-        difference = a - b
-        if not isinstance(difference, int):
-            raise Declined
-        return a if pick(difference, 0) == difference else b
+        return a if (pick is min) == _settled("<", a - b) else b
 
     return of
+
+
+def _div(node: Node, given: list[Array]) -> Array:
+    on_sizes = _whole_quotient if node.dtype()[0] in "iu" else _quotient
+    found = _each(on_sizes, _quotients)(node, given)
+    assert isinstance(found, np.ndarray)
+    return found
 
 
 def _where(node: Node, given: list[Array]) -> Array:
@@ -269,7 +288,7 @@ FOLD: Mapping[str, Fold] = {
     "Add": _add,
     "Sub": _each(lambda a, b: a - b, np.subtract),
     "Mul": _mul,
-    "Div": _each(_quotient, _quotients),
+    "Div": _div,
     "Max": _max,
     "Min": _min,
     "Equal": _each(_same, np.equal),

@@ -19,7 +19,7 @@ from xdsl.ir import SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.builder import argument_attrs, finish_function
-from irc.dialects.size import Dim
+from irc.dialects.size import Dim, UnboundSizeError
 from irc.errors import ErrorCollector, IrcError, printable
 from irc.frontends.onnx.arguments import FunctionValues
 from irc.frontends.onnx.at_run import left_to_library
@@ -66,6 +66,7 @@ class Importer(FunctionValues):
         constants: the values of inputs that are the same in every call.
         dynamic: also take what only an interpreter runs: sizes that are known when it runs,
             sequences, strings, element types that flow lacks.
+        table: gives dimensions their sizes; by default one of ``sizes``.
     """
 
     def __init__(
@@ -75,13 +76,14 @@ class Importer(FunctionValues):
         constants: Mapping[str, Array] | None = None,
         *,
         dynamic: bool = False,
+        table: SizeTable | None = None,
     ) -> None:
         super().__init__()
         self.source = source
         self.dynamic = dynamic
         self.library_nodes = 0
         self.frozen = dict(constants or {})
-        self.sizes = SizeTable(sizes)
+        self.sizes = SizeTable(sizes) if table is None else table
         self.errors = ErrorCollector()
         self._unrolled = 0
         graph = source.model.graph
@@ -152,6 +154,9 @@ class Importer(FunctionValues):
             self.errors.add(IrcError(error.code, error.message, where, error.because, error.help))
         except NeedsSize as error:
             self.errors.add(unbound(self, error.names, f"{proto.op_type} needs sizes as numbers"))
+        except UnboundSizeError as error:
+            reason = f"{proto.op_type} needs sizes as numbers"
+            self.errors.add(unbound(self, error.names, reason))
         except Blocked:
             pass
         except Unsupported as error:

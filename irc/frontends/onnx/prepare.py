@@ -41,7 +41,9 @@ def prepare(source: Source) -> Source:
     expanded = expand(skeleton, source)
     model = onnx.ModelProto()
     model.CopyFrom(expanded)
-    inputs = [given for given in model.graph.input if given.name not in large]
+    known = {tensor.name for tensor in source.constants}
+    inputs = [given for given in model.graph.input if given.name not in large | known]
+    model.graph.initializer.extend(source.constants)
     del model.graph.input[:]
     model.graph.input.extend(inputs)
     stored = tuple(t for t in source.model.graph.initializer if t.name in large)

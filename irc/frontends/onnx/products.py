@@ -8,7 +8,7 @@ from string import ascii_letters
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import ContractOp, ConvolutionOp, tensor
-from irc.dialects.size import Dim, Size
+from irc.dialects.size import Dim, Size, decided, is_traced
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.extern import extern
 from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, static
@@ -164,6 +164,10 @@ def same_padding(size: Dim, kernel: int, stride: int, dilation: int) -> int:
     reach = dilation * (kernel - 1) + 1
     if stride == 1:
         return reach - 1
+    if isinstance(size, Size) and is_traced():
+        # Padding is part of the program: the remainder that it follows from is taken for granted.
+        rest = next(r for r in range(stride) if decided("==", size % stride - r))
+        return max(reach - (rest or stride), 0)
     (number,) = static([size])
     return max((-(-number // stride) - 1) * stride + reach - number, 0)
 
@@ -175,7 +179,7 @@ def convert_conv(node: Node) -> SSAValue:
         raise Unsupported(f"kernel_shape {node.attr('kernel_shape')} of a weight {list(kernel)}")
     attrs = window(node, kernel, node.shape()[2:])
     for size, stride in zip(node.shape()[2:], attrs["strides"], strict=True):
-        if isinstance(size, Size) and stride != 1:
+        if isinstance(size, Size) and stride != 1 and not is_traced():
             raise NeedsSize(size.names())
     operands = [node[i] for i in range(3) if node.has(i)]
     return node.b.op(ConvolutionOp, operands, **attrs, groups=node.attr("group", 1))

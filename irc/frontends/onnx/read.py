@@ -13,6 +13,8 @@ from google.protobuf.message import DecodeError
 from irc.errors import IrcError
 
 OLDEST_OPSET = 1
+MAX_BYTES = (1 << 31) - 1
+"""What a protobuf message can have."""
 
 DOMAINS = ("", "ai.onnx")
 
@@ -39,7 +41,8 @@ class Source:
     """A decoded model, its short name for messages, and where its external data may lie.
 
     ``stored`` holds initializers that are not in the graph: large ones are never copied. ``inputs``
-    replaces the types of the graph's inputs (those of one call in place of free sizes).
+    replaces the types of the graph's inputs (those of one call in place of free sizes), and
+    ``constants`` gives some inputs values, so that they are inputs no more.
     """
 
     model: onnx.ModelProto
@@ -48,14 +51,17 @@ class Source:
     real_folder: Path | None
     stored: tuple[onnx.TensorProto, ...] = ()
     inputs: tuple[onnx.ValueInfoProto, ...] = ()
+    constants: tuple[onnx.TensorProto, ...] = ()
 
 
-def read_model(given: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Source:
+def read_model(given: str | os.PathLike[str] | bytes | onnx.ModelProto | Source) -> Source:
     """Decode a model from a path, bytes, or take it as it is.
 
     Raises:
         IrcError: ``file-missing``, ``not-onnx`` or ``onnx-version``.
     """
+    if isinstance(given, Source):
+        return given
     if isinstance(given, onnx.ModelProto):
         source = Source(given, "model", None, None)
     elif isinstance(given, bytes | bytearray):
@@ -149,6 +155,13 @@ def _contents(path: Path) -> bytes:
         # A pipe or device could be endless, or never answer.
         if not stat.S_ISREG(kind):
             raise IrcError("file-missing", f"'{path}' is not a regular file")
+        if path.stat().st_size > MAX_BYTES:
+            # Protobuf could not decode it, and reading it takes the memory all the same.
+            raise IrcError(
+                "not-onnx",
+                f"'{path.name}' has {path.stat().st_size} bytes; an ONNX file has at most 2 GiB",
+                help="save its weights beside it: onnx.save(..., save_as_external_data=True)",
+            )
         return path.read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)

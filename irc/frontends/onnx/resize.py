@@ -13,7 +13,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import ContractOp, TakeOp, tensor
-from irc.dialects.size import Size
+from irc.dialects.size import Dim, Size, decided, divide
 from irc.dialects.types import is_float
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.external import NUMPY, Array
@@ -29,6 +29,12 @@ from irc.runtime.onnx_ops.resize import (
     nearest,
 )
 
+MAX_FACTOR = 8
+"""So many factors are tried, where the result's size is another name."""
+
+PROBE = 13
+"""A dim of this many elements shows whether a rounding repeats them."""
+
 
 def convert_resize(node: Node) -> SSAValue:
     """Resize each dim whose scale is not 1 in turn."""
@@ -42,6 +48,9 @@ def convert_resize(node: Node) -> SSAValue:
             raise Unsupported(f"mode {word!r}")
     x, outside = node[0], None
     for dim, axis in resized_axes(node).items():
+        if isinstance(axis, int):
+            x = repeated(node, x, dim, axis)
+            continue
         places = coordinates(axis, transform)
         if axis.size == axis.result and np.array_equal(places, np.arange(axis.size)):
             continue
@@ -57,12 +66,49 @@ def convert_resize(node: Node) -> SSAValue:
     return x
 
 
-def resized_axes(node: Node) -> Mapping[int, Axis]:
-    """Read scales or sizes, for all dims or for those in ``axes``."""
+def repeated(node: Node, x: SSAValue, dim: int, times: int) -> SSAValue:
+    """Give each element of a dim several times, one after the other."""
+    shape: list[Dim] = [*tensor(x).shape]
+    size = shape[dim]
+    apart = node.b.reshape(x, [*shape[: dim + 1], 1, *shape[dim + 1 :]])
+    wide = node.b.broadcast(apart, [*shape[: dim + 1], times, *shape[dim + 1 :]])
+    return node.b.reshape(wide, [*shape[:dim], size * times, *shape[dim + 1 :]])
+
+
+def whole_factor(node: Node, size: Size, target: Dim | None, scale: float) -> int | None:
+    """Return how often each element of a dim of any size comes, or None where that depends on it.
+
+    Nearest, by a whole factor, takes each element as often, for the usual roundings.
+    """
+    if target is not None:
+        exact = divide(target, size)
+        choices = (exact,) if isinstance(exact, int) else range(1, MAX_FACTOR + 1)
+        found = next((k for k in choices if decided("==", target - size * k)), None)
+    else:
+        found = int(scale) if scale == int(scale) and scale >= 1 else None
+    if found is None or found == 1 or node.attr("mode", "nearest") != "nearest":
+        return found if found == 1 else None
+    transform = node.attr("coordinate_transformation_mode", "half_pixel")
+    how = node.attr("nearest_mode", "round_prefer_floor")
+    if node.kind == "Upsample" or node.version < 11:
+        transform, how = "asymmetric", "floor"
+    if transform == "tf_crop_and_resize":
+        return None
+    places = coordinates(Axis(PROBE, PROBE * found, float(found), 0.0, 1.0), transform)
+    taken = nearest(places, how).clip(0, PROBE - 1)
+    return found if np.array_equal(taken, np.repeat(np.arange(PROBE), found)) else None
+
+
+def resized_axes(node: Node) -> Mapping[int, Axis | int]:
+    """Read scales or sizes, for all dims or for those in ``axes``.
+
+    Returns:
+        By dim what is computed; for a dim whose size has a name, how often each element comes.
+    """
     ndim = node.ndim()
     axes = [a + ndim if a < 0 else a for a in node.attr("axes") or range(ndim)]
     sizes, scales = _targets(node)
-    found: dict[int, Axis] = {}
+    found: dict[int, Axis | int] = {}
     policy = node.attr("keep_aspect_ratio_policy", "stretch")
     if sizes is not None and policy != "stretch":
         ratios = [
@@ -75,9 +121,13 @@ def resized_axes(node: Node) -> Mapping[int, Axis]:
     for i, dim in enumerate(axes):
         size = node.shape()[dim]
         if isinstance(size, Size):
-            if (scales and scales[i] == 1) or (sizes and sizes[i] == size):
-                continue
-            raise NeedsSize(size.names())
+            target, scale = sizes[i] if sizes else None, scales[i] if scales else 0.0
+            times = whole_factor(node, size, target, scale)
+            if times is None:
+                raise NeedsSize(size.names())
+            if times > 1:
+                found[dim] = times
+            continue
         region = (roi[i], roi[i + len(axes)]) if roi else (0.0, 1.0)
         if sizes is not None:
             target = sizes[i]

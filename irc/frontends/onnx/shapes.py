@@ -8,7 +8,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import ConcatOp, IotaOp, PadOp, SliceOp, TakeOp, TransposeOp, tensor
-from irc.dialects.size import Dim, Size, divide, product, terms_of
+from irc.dialects.size import Dim, Size, decided, divide, product, terms_of
 from irc.dialects.types import Shape, TensorType
 from irc.errors import IrcError
 from irc.frontends.onnx.elementwise import Converter, scalar
@@ -207,10 +207,15 @@ def inside(bound: Dim, size: Dim) -> Dim:
             bound = 0 if bound <= -FAR else bound + size
         elif bound and isinstance(size, Size) and bound not in (0, 1):
             # `[:2]` of a dim S is 2 long only if S is.
-            raise NeedsSize(size_names([size]))
+            below = decided("<", size - bound)
+            if below is None:
+                raise NeedsSize(size_names([size]))
+            return size if below else bound
+    if isinstance(bound, Size) and decided("<", bound):
+        return 0
     difference = size - bound
-    if isinstance(difference, int):
-        return bound if difference >= 0 else size
+    if (beyond := decided("<", difference)) is not None:
+        return size if beyond else bound
     # Polynomials with no negative term are not negative; `5 - S` is for the user to keep.
     negative = [c for _, c in terms_of(difference) if c < 0]
     return size if negative and len(negative) == len(terms_of(difference)) else bound

@@ -62,6 +62,9 @@ class SizeTable:
         original = {sym: name for name, sym in self._names.items()}
         return sorted(original.get(name, name) for name in found)
 
+    def need(self, names: frozenset[str], reason: str, where: str) -> None:
+        """Take note that symbols are needed as numbers; here the user is told, and gives them."""
+
     def check_used(self) -> None:
         """Complain of numbers for names that the model does not have.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import PoolOp, tensor
-from irc.dialects.size import Dim, Size
+from irc.dialects.size import Dim, Size, is_traced
 from irc.dialects.types import TensorType
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.extern import extern
@@ -23,7 +23,7 @@ def pool_attrs(node: Node) -> tuple[dict[str, tuple[int, ...]], list[Dim]]:
     attrs = window(node, kernel, sizes)
     ceil = bool(node.attr("ceil_mode", 0))
     for size, stride in zip(sizes, attrs["strides"], strict=True):
-        if isinstance(size, Size) and stride != 1:
+        if isinstance(size, Size) and stride != 1 and not is_traced():
             raise NeedsSize(size.names())
     result = [
         window_size(size, k, s, lo, hi, d, ceil)

@@ -55,6 +55,7 @@ def flat_program(
     *,
     visible: int | None = None,
     keep_open: bool = False,
+    outline: bool = True,
 ) -> FlatProgram:
     """Translate a functional ATen graph of tensors; its output node may change.
 
@@ -64,6 +65,7 @@ def flat_program(
         source: what the graph is, for reports.
         visible: so many outputs, by default all, lie in memory as those of the graph.
         keep_open: give the program for the sizes of the trace, and the way to those for others.
+        outline: make functions of repeated layers, whose arguments and results are contiguous.
     """
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     arguments: dict[Node, Argument] = {}
@@ -83,7 +85,7 @@ def flat_program(
     named = [(node, Result("output", f"output{i}")) for i, node in enumerate(computed)]
 
     def assembled(names: SizeNames) -> Assembly:
-        return assemble(module, arguments, named, names, source=source)
+        return assemble(module, arguments, named, names, source=source, outline=outline)
 
     symbolic: tuple[int, ...] = ()
     found = None

@@ -187,8 +187,14 @@ def index_put(
     values: SSAValue,
     accumulate: bool = False,
 ) -> SSAValue:
-    """Write by one vector of indices; other forms stay in the library."""
+    """Write by one vector of indices, or the same under all of a mask.
+
+    Several index tensors are kept as they come: their op says which dims can be split, and pass
+    ``lower-externs`` writes it as a scatter.
+    """
     given = [(dim, i) for dim, i in enumerate(indices) if i is not None]
+    if len(given) == 1 and tensor(given[0][1]).dtype == "i1" and tensor(given[0][1]).ndim:
+        return _masked(t, self, *given[0], values, accumulate=accumulate)
     if (
         len(given) != 1
         or tensor(given[0][1]).ndim != 1
@@ -202,6 +208,27 @@ def index_put(
         t.b.cast(values, t.dtype), (*shape[:dim], tensor(index).shape[0], *shape[dim + 1 :])
     )
     return _along(t, self, dim, front, source, "sum" if accumulate else "set")
+
+
+def _masked(
+    t: Lowering, self: SSAValue, dim: int, mask: SSAValue, values: SSAValue, *, accumulate: bool
+) -> SSAValue:
+    """Choose by a mask of the dims from ``dim`` on, of values that are the same wherever it holds.
+
+    It declines on a value for each place: how many there are is known only at run time.
+    """
+    covered = tensor(mask).ndim
+    behind = tensor(self).ndim - dim - covered
+    own = tensor(values).shape
+    own = (*(1,) * (dim + 1 + behind - len(own)), *own)
+    if own[dim] != 1 or (accumulate and t.dtype == "i1"):
+        t.decline()
+    mask = t.b.reshape(mask, (*tensor(mask).shape, *(1,) * behind))
+    value = t.b.reshape(values, (*own[:dim], *(1,) * covered, *own[dim + 1 :]))
+    value = t.b.cast(value, t.dtype)
+    if accumulate:
+        value = t.b.pointwise("add", self, value)
+    return t.b.pointwise("where", mask, value, self)
 
 
 @lowers("one_hot")

@@ -18,13 +18,14 @@ from irc.frontends.torch import (
     reductions,
     shapes,
     varlen,
+    window_gradients,
     windows,
 )
 from irc.frontends.torch.lowering import TABLE, Row
 
 MODULES = (
     annotations, creation, einsum, indexing, linear, losses, norms, pointwise, reductions,
-    shapes, varlen, windows,
+    shapes, varlen, window_gradients, windows,
 )  # fmt: skip
 
 

@@ -139,11 +139,14 @@ class Scope:
         row = row_of(target)
         if any(isinstance(arg, complex) for arg in (*args, *kwargs.values())):
             row = None  # literals are real
-        if row is not None and all(isinstance(fake, torch.Tensor) for fake in fakes):
-            # A result that nobody reads may be of a type that irc lacks (a generator's state).
+        if row is not None and all(
+            fake is None or isinstance(fake, torch.Tensor) for fake in fakes
+        ):
+            # A result that nobody reads may be of a type that irc lacks (a generator's state), or
+            # be left out (the gradient that a mask switches off).
             types = [
                 self.shared.kind(fake)
-                if is_read or fake.dtype in dtype_names()
+                if fake is not None and (is_read or fake.dtype in dtype_names())
                 else TensorType.of((), "i64")
                 for fake, is_read in zip(fakes, read, strict=True)
             ]
@@ -160,7 +163,10 @@ class Scope:
                 ) from error
             else:
                 results = found if isinstance(found, list) else [found]
-                return [self._checked(target, *pair) for pair in zip(results, types, strict=False)]
+                return [
+                    None if fake is None else self._checked(target, value, kind)
+                    for value, kind, fake in zip(results, types, fakes, strict=False)
+                ]
         if (
             target._schema.name == "aten::as_strided"
             and not node.args[0].meta["val"].is_contiguous()

@@ -20,6 +20,7 @@ from irc.dialects.flow import (
     ConvolutionOp,
     FlowOp,
     GroupedContractOp,
+    GroupedOuterOp,
     PackedContractOp,
     PointwiseOp,
     ReduceOp,
@@ -166,6 +167,9 @@ class Grouping:
         reads = list(dict.fromkeys(self._reads(op)))
         if not (isinstance(op, FlowOp) and op.name in COMPUTE_OPS and self._has_kernel(op)):
             self._own(Unit("library", [op]), op, reads)
+            return
+        if isinstance(op, GroupedOuterOp) or op.plain.get("of_kernel"):
+            self._own(Unit("outer", [op]), op, reads)
             return
         if isinstance(op, ContractOp | PackedContractOp | GroupedContractOp | ConvolutionOp):
             template = nest_of([op], [op.outputs[0]], whole).template

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from xdsl.ir import Operation
 
-Kind: TypeAlias = Literal["rows", "matmul", "library"]
+Kind: TypeAlias = Literal["rows", "matmul", "library", "outer"]
 
 
 @dataclass(eq=False)

@@ -24,8 +24,16 @@ from irc.kernels.quantized.dequantized import (
     is_single,
     literal,
 )
-from irc.kernels.quantized.loads import QUAD
-from irc.kernels.quantized.panels import cut_to, quad_panels, round_up, signed, transpose, unsigned
+from irc.kernels.quantized.loads import LANES, QUAD
+from irc.kernels.quantized.panels import (
+    cut_to,
+    pad_to,
+    quad_panels,
+    round_up,
+    signed,
+    transpose,
+    unsigned,
+)
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 """Transpositions that put channels last, and back."""
@@ -77,7 +85,7 @@ def packed_convolution(
     b: FlowBuilder, op: ConvolutionOp, images: ChannelsLast, fixed: IsFixed
 ) -> SSAValue | None:
     """Append a convolution of dequantised bytes, channels last; None where it is none."""
-    if len(shape_of(op.inputs[0])) != 4 or op.plain["groups"] != 1:
+    if len(shape_of(op.inputs[0])) != 4:
         return None
     whole = tensor(op.outputs[0]).dtype == "f64"
     read = exact_float if whole else dequantized
@@ -148,25 +156,67 @@ def _sums(
     b: FlowBuilder, op: ConvolutionOp, image: SSAValue, weight: SSAValue, zero: int
 ) -> SSAValue:
     """Convolve bytes about the zero point of the image: i32, channels last."""
-    attrs, (count, *kernel, depth) = op.plain, shape_of(weight)
-    n, height, width, _ = shape_of(image)
-    low, high = (0, *attrs["low"], 0), (0, *attrs["high"], round_up(depth, QUAD) - depth)
-    if any((*low, *high)):
-        image = b.op(PadOp, [image], low=low, high=high, value=float(zero))
-    panels = quad_panels(b, weight)
-    window = (*kernel, *attrs["strides"], *attrs["dilations"])
-    if window[:4] == (1, 1, 1, 1) and not any((*low, *high[:3])):
-        rows = b.reshape(image, (n * height * width, round_up(depth, QUAD)))
+    groups, (count, *kernel, depth) = op.plain["groups"], shape_of(weight)
+    window = (*kernel, *op.plain["strides"], *op.plain["dilations"])
+    if groups == 1:
+        found = _dense(b, _bordered(b, op, image, zero, -depth % QUAD), weight, window)
+    elif depth == 1 and groups == count and kernel != [1, 1]:
+        taps = transpose(b, b.reshape(weight, (count, *kernel)), (1, 2, 0))
+        image = _bordered(b, op, image, zero, 0)
+        found = b.op(PackedContractOp, [image, taps], bits=8, window=window)
+    else:
+        found = _by_groups(b, op, image, weight, zero)
+    if not zero:
+        return found
+    sums = b.reduce("sum", b.cast(weight, "i32"), [1, 2, 3], keep_dims=False)
+    return b.pointwise("sub", found, b.pointwise("mul", sums, b.scalar(zero, "i32")))
+
+
+def _bordered(b: FlowBuilder, op: ConvolutionOp, image: SSAValue, zero: int, more: int) -> SSAValue:
+    """Write zero points around the image, and ``more`` channels."""
+    low, high = (0, *op.plain["low"], 0), (0, *op.plain["high"], more)
+    if not any((*low, *high)):
+        return image
+    return b.op(PadOp, [image], low=low, high=high, value=float(zero))
+
+
+def _dense(b: FlowBuilder, image: SSAValue, weight: SSAValue, window: tuple[int, ...]) -> SSAValue:
+    """Convolve an image with its border, channels in fours: rows of a matmul where it is one."""
+    panels, (n, height, width, depth) = quad_panels(b, weight), shape_of(image)
+    if window[:4] == (1, 1, 1, 1):
+        rows = b.reshape(image, (n * height * width, depth))
         flat = b.reshape(panels, (shape_of(panels)[0], *shape_of(panels)[3:]))
         found = b.op(PackedContractOp, [rows, flat], bits=8)
         found = b.reshape(found, (n, height, width, shape_of(found)[1]))
     else:
         found = b.op(PackedContractOp, [image, panels], bits=8, window=window)
-    found = cut_to(b, found, count)
-    if not zero:
-        return found
-    sums = b.reduce("sum", b.cast(weight, "i32"), [1, 2, 3], keep_dims=False)
-    return b.pointwise("sub", found, b.pointwise("mul", sums, b.scalar(zero, "i32")))
+    return cut_to(b, found, shape_of(weight)[0])
+
+
+def _by_groups(
+    b: FlowBuilder, op: ConvolutionOp, image: SSAValue, weight: SSAValue, zero: int
+) -> SSAValue:
+    """Convolve groups of channels, each padded to a power of two of columns or to panels.
+
+    A panel then has columns of whole groups, or a group whole panels.
+    """
+    groups, (count, *kernel, depth) = op.plain["groups"], shape_of(weight)
+    own = count // groups
+    run = round_up(own, LANES) if own > LANES else 1 << (own - 1).bit_length()
+    every = round_up(groups * run, LANES) // run
+    quads = round_up(depth, QUAD)
+    more = (every - 1) * depth + quads - groups * depth
+    apart = b.reshape(weight, (groups, own, *kernel, depth))
+    apart = pad_to(b, apart, (every, run, *kernel, quads))
+    panels = quad_panels(b, b.reshape(apart, (every * run, *kernel, quads)))
+    window = (*kernel, *op.plain["strides"], *op.plain["dilations"])
+    operands = [_bordered(b, op, image, zero, more), panels]
+    found = b.op(PackedContractOp, operands, bits=8, window=window, groups=(every, depth))
+    if run == own:
+        return cut_to(b, found, count)
+    places = shape_of(found)[:3]
+    apart = cut_to(b, b.reshape(found, (*places, every, run)), own)
+    return cut_to(b, b.reshape(apart, (*places, every * own)), count)
 
 
 def _scaled(

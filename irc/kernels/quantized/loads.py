@@ -6,6 +6,8 @@ and any emitter can run it; an emitter that knows the layout reads whole words i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import FlowOp, tensor
@@ -62,21 +64,27 @@ def _bytes(walk: Trace, op: FlowOp) -> Term:
 
 
 def _window(walk: Trace, op: FlowOp) -> Term:
+    """A convolution: places by taps of the image, and by group where there are several."""
     x, w = op.inputs
     sizes, stored = shape_of(op.outputs[0]), _together(walk, x)
-    n, *taps, quads, lane, byte = (axes_of(size) for size in shape_of(w))
-    image, down, along = (axes_of(size) for size in sizes[:3])
     steps, window = stored[1].strides, op.plain["window"]
     assert steps is not None
-    moves = (
+    image, down, along = (axes_of(size) for size in sizes[:3])
+    taps = [axes_of(size) for size in window[:2]]
+    moves = [
         (image, steps[0]),
         (down, steps[1] * window[2]),
         (along, steps[2] * window[3]),
         (taps[0], steps[1] * window[4]),
         (taps[1], steps[2] * window[5]),
-        (quads, steps[3] * QUAD),
-        (byte, steps[3]),
-    )
+    ]
+    if len(shape_of(w)) == 3:
+        columns = axes_of(sizes[3])
+        moves.append((columns, steps[3]))
+        order, summed = (*taps, columns), ()
+    else:
+        columns, order, own, summed = _columns(op, taps)
+        moves += [(dim, step * steps[3]) for dim, step in own]
     axes = [(axis, step) for dim, step in moves for axis in dim]
     load = walk.node(
         "load",
@@ -86,10 +94,26 @@ def _window(walk: Trace, op: FlowOp) -> Term:
         attrs={"strides": tuple(step for _, step in axes)},
         source=x,
     )
-    right = _cast(walk, _load(walk, w, (n, *taps, quads, lane, byte)), "i32")
-    reduced = (*taps[0], *taps[1], *quads, *byte)
-    dims = (image, down, along, (*n, *lane))
+    right = _cast(walk, _load(walk, w, order), "i32")
+    dims = (image, down, along, columns)
+    reduced = (*taps[0], *taps[1], *summed)
     return _sum(walk, (_cast(walk, load, "i32"), right), dims, reduced, "i32")
+
+
+def _columns(
+    op: FlowOp, taps: Sequence[Axes]
+) -> tuple[Axes, tuple[Axes, ...], list[tuple[Axes, int]], Axes]:
+    """Return the axes of columns, of the weight in its order, how x moves, and what is summed."""
+    panels, *_, quads, lanes, bytes_ = shape_of(op.inputs[1])
+    count, step = op.plain.get("groups", (1, 0))
+    run = panels * lanes // count
+    outer = count if run >= lanes else panels
+    group, panel = axes_of(outer), axes_of(panels // outer)
+    inner, lane = axes_of(max(lanes // run, 1)), axes_of(min(run, lanes))
+    quad, byte = axes_of(quads), axes_of(bytes_)
+    order = ((*group, *panel), *taps, quad, (*inner, *lane), byte)
+    moves = [(group, step * max(lanes // run, 1)), (inner, step), (quad, QUAD), (byte, 1)]
+    return (*group, *panel, *inner, *lane), order, moves, (*quad, *byte)
 
 
 def _even(walk: Trace, value: SSAValue) -> Stored:

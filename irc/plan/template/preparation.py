@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from irc.plan.build import Unplaced
-from irc.plan.schema import Buffer, Call, Kernel, Library, Step
+from irc.plan.schema import Buffer, Call, Kernel, Library, Step, Storage
 from irc.plan.template.unify import sizes_in
 
 
@@ -39,8 +40,17 @@ def at_every_call(plan: Unplaced, moved: frozenset[int]) -> Unplaced:
         return plan
     steps = [plan.prepared[i] for i in sorted(moved)]
     made = {i for step in steps for i in _operands(step, plan.kernels)[1]}
+    # What they read of steps that are run once has to be there at every call, too.
+    read = {_root(plan.buffers, i) for step in steps for i in _operands(step, plan.kernels)[0]}
+    once = {
+        i
+        for position, step in enumerate(plan.prepared)
+        if position not in moved
+        for i in _operands(step, plan.kernels)[1]
+    }
+    storage = {**dict.fromkeys(made, "arena"), **dict.fromkeys(read & once, "prepared")}
     buffers = tuple(
-        replace(buffer, storage="arena") if i in made else buffer
+        replace(buffer, storage=cast("Storage", storage[i])) if i in storage else buffer
         for i, buffer in enumerate(plan.buffers)
     )
     kept = tuple(step for i, step in enumerate(plan.prepared) if i not in moved)

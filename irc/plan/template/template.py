@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
-from irc.dialects.size import Dim, Size, value_of
+from irc.dialects.size import Dim, Size, symbol, value_of
 from irc.dialects.task import KernelOp
 from irc.plan.build import Unplaced, grouped, intervals_of
 from irc.plan.schema import Buffer, Call, Plan, Step
@@ -122,6 +123,39 @@ class PlanTemplate:
             return str(error)
         self.span.widen(witness.values)
         return None
+
+    @property
+    def arena(self) -> tuple[int, ...]:
+        """The buffers that are placed, in the order in which :attr:`stack` counts them."""
+        return self._arena
+
+    @property
+    def stack(self) -> Stack:
+        """Which buffer lies above which."""
+        return self._stack
+
+    def named(self, taking: frozenset[int] = frozenset()) -> Plan:
+        """Return the plan with sizes for its numbers; buffers of the arena have no place."""
+        form = self.form
+        given = {k: tuple(map(symbol, self.kernels[k].symbols)) for k in taking}
+        steps = [
+            replace(step, sizes=cast("tuple[int, ...]", given[step.kernel]))
+            if isinstance(step, Call) and step.kernel in taking
+            else step
+            for step in form.steps
+        ]
+        return Plan(
+            mesh=form.mesh,
+            backend=self.backend,
+            buffers=form.buffers,
+            kernels=form.kernels,
+            prepared=tuple(grouped(form.prepared)),
+            actions=tuple(grouped(steps)),
+            inputs=form.inputs,
+            weights=form.weights,
+            outputs=form.outputs,
+            arena_bytes=0,
+        )
 
     def at(self, values: Mapping[str, int], taking: frozenset[int] = frozenset()) -> Plan:
         """Return the plan for some sizes; what does not depend on them is shared.

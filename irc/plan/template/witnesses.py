@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import isqrt
 
 COUNT = 4
@@ -41,7 +42,9 @@ def witnesses(
     taken: set[int] = set()
     used: dict[str, set[int]] = {name: set() for name in first}
     for _ in range(count):
-        values = _next(choices, used, taken, admitted)
+        values = _next(choices, used, taken, lambda v: _is_alike(v, first) and admitted(v))
+        if values is None:
+            values = _next(choices, used, taken, admitted)
         if values is None:
             break
         found.append(values)
@@ -49,6 +52,13 @@ def witnesses(
             used[name].add(value)
         taken.update(values.values())
     return found
+
+
+def _is_alike(values: Mapping[str, int], first: Mapping[str, int]) -> bool:
+    """True where numbers have the first call's order: which dim is the longest decides on plans."""
+    names = sorted(first, key=lambda name: first[name])
+    pairs = pairwise(names)
+    return all(first[a] == first[b] or values[a] < values[b] for a, b in pairs)
 
 
 def _next(
@@ -62,7 +72,10 @@ def _next(
         name: [n for n in numbers if n not in used[name]][:24] for name, numbers in choices.items()
     }
     # Numbers that no symbol at all has had come first: sizes that differ stay apart.
-    ordered = {name: sorted(numbers, key=lambda n: n in taken) for name, numbers in fresh.items()}
+    ordered = {
+        name: sorted(numbers, key=lambda n: (n < FEWEST, n in taken))
+        for name, numbers in fresh.items()
+    }
     for tries, values in enumerate(_combined(ordered)):
         if tries >= MAX_TRIES:
             return None

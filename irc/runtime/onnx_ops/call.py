@@ -21,6 +21,7 @@ class Call:
         attributes: Python values; tensors are arrays, subgraphs are functions from operands to
             results.
         outputs: how many results are wanted.
+        memo: what kernels keep from call to call of the same node; it depends on attributes alone.
     """
 
     op: str
@@ -28,9 +29,16 @@ class Call:
     inputs: Sequence[Item]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     outputs: int = 1
+    memo: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, index: int) -> Any:
         return self.inputs[index] if index < len(self.inputs) else None
+
+    def kept(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what is made of the attributes, once for all calls of this node."""
+        if name not in self.memo:
+            self.memo[name] = make()
+        return self.memo[name]
 
     def has(self, index: int) -> bool:
         """True where an operand is given."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from irc.runtime.onnx_ops.call import Call, Kernels
-from irc.runtime.onnx_ops.trees import transformed
+from irc.runtime.onnx_ops.scores import class_count, labels_of, of_two, transformed
 from irc.runtime.onnx_ops.values import Array, strings
 
 
@@ -113,25 +113,27 @@ def _one_hot(call: Call) -> Array:
     return found.reshape(*call[0].shape, len(known))
 
 
+def _rows(call: Call) -> Array:
+    x = call[0].astype(np.float64)
+    return x.reshape(-1, x.shape[-1])
+
+
 def _linear_regressor(call: Call) -> Array:
     targets = call.attr("targets", 1)
     weights = np.asarray(call.attr("coefficients"), np.float64).reshape(targets, -1)
-    found = call[0].astype(np.float64) @ weights.T + np.asarray(call.attr("intercepts") or 0.0)
+    found = _rows(call) @ weights.T + np.asarray(call.attr("intercepts") or 0.0)
     return transformed(found, call.attr("post_transform", "NONE")).astype(np.float32)
 
 
 def _linear_classifier(call: Call) -> tuple[Array, Array]:
-    names = call.attr("classlabels_strings") or call.attr("classlabels_ints")
-    count = len(call.attr("intercepts") or names)
+    classes, how = class_count(call), call.attr("post_transform", "NONE")
+    count = len(call.attr("intercepts") or ()) or classes
     weights = np.asarray(call.attr("coefficients"), np.float64).reshape(count, -1)
-    scores = call[0].astype(np.float64) @ weights.T + np.asarray(call.attr("intercepts") or 0.0)
-    if scores.shape[-1] == 1 and len(names) == 2:
-        scores = np.concatenate([-scores, scores], -1)
-    best = scores.argmax(-1)
-    label = (
-        strings([names[i] for i in best]) if isinstance(names[0], str) else np.array(names)[best]
-    )
-    return label, transformed(scores, call.attr("post_transform", "NONE")).astype(np.float32)
+    scores = _rows(call) @ weights.T + np.asarray(call.attr("intercepts") or 0.0)
+    if count == 1 and classes == 2:
+        best = (scores[:, 0] > 0).astype(np.int64)
+        return labels_of(call, best), of_two(scores[:, 0], how, margin=False).astype(np.float32)
+    return labels_of(call, scores.argmax(-1)), transformed(scores, how).astype(np.float32)
 
 
 def _vectorizer(call: Call) -> Array:

@@ -3,8 +3,9 @@
 # pyright: basic
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ PREFIX = "onnx::node::"
 
 CATEGORIES = (
     "attention", "bits", "casts", "control", "convolution", "generators", "image", "indexing",
-    "logic", "losses", "math", "ml", "norms", "pooling", "quantization", "recurrent", "reductions",
-    "regions", "resize", "sequence", "shapes", "signal", "text", "training", "trees", "units",
+    "logic", "losses", "maps", "math", "ml", "norms", "pooling", "quantization", "recurrent",
+    "reductions", "regions", "resize", "sequence", "shapes", "signal", "svm", "text", "training",
+    "trees", "units",
 )  # fmt: skip
 """Modules of this package, each with a table ``KERNELS`` from op type to kernel.
 
@@ -50,6 +52,15 @@ def key_of(op: str, domain: str) -> str:
     return op if domain in ("", "ai.onnx") else f"{domain}::{op}"
 
 
+@lru_cache(maxsize=4096)
+def decoded(text: str) -> Any:
+    """Return the JSON of an op's arguments: the same object for the same text.
+
+    What kernels keep from call to call lies in it, under ``memo``; the rest is not to be changed.
+    """
+    return json.loads(text)
+
+
 def run_extern(
     target: str, arguments: Sequence[Any], inputs: Sequence[Item], wanted: Sequence[str | None]
 ) -> list[Item]:
@@ -70,8 +81,11 @@ def run_extern(
     operands = [None if p is None else items[p["operand"]] for p in positions]
     env = {slot: items[place] for slot, place in options.get("captures", ())}
     key = target.removeprefix(PREFIX)
+    memo = options.setdefault("memo", {})
     try:
-        found = run_node(key, options["version"], operands, options["attributes"], len(wanted), env)
+        found = run_node(
+            key, options["version"], operands, options["attributes"], len(wanted), env, memo
+        )
     except (
         ArithmeticError,
         LookupError,
@@ -115,10 +129,22 @@ def run_node(
     attributes: Mapping[str, Any],
     outputs: int,
     env: Mapping[int, Item],
+    memo: dict[str, Any] | None = None,
 ) -> list[Item]:
-    """Run one op; ``env`` holds what bodies among its attributes see of what surrounds them."""
-    call = Call(key, version, operands, {k: _attribute(v, env) for k, v in attributes.items()},
-                outputs)  # fmt: skip
+    """Run one op.
+
+    Args:
+        key: its name in the table.
+        version: the opset in whose meaning it is read.
+        operands: in order; None where an optional one is absent.
+        attributes: in their JSON form.
+        outputs: how many results are wanted.
+        env: what bodies among the attributes see of what surrounds them.
+        memo: of this node, from call to call.
+    """
+    memo = {} if memo is None else memo
+    values = _attributes(attributes, env, memo)
+    call = Call(key, version, operands, values, outputs, memo)
     with np.errstate(all="ignore"):
         found = kernels()[key](call)
     results = found if isinstance(found, tuple) else (found,)
@@ -126,11 +152,23 @@ def run_node(
 
 
 def _normal(value: Any) -> Item:
-    if value is None or isinstance(value, np.ndarray | list):
+    if value is None or isinstance(value, np.ndarray | list | dict):
         return value
     if isinstance(value, str):
         return np.array(value, object)
     return np.asarray(value) if isinstance(value, np.generic | int | float) else as_item(value)
+
+
+def _attributes(
+    attributes: Mapping[str, Any], env: Mapping[int, Item], memo: dict[str, Any]
+) -> Mapping[str, Any]:
+    """Return attributes as Python values: once, unless one is a body, for it sees the call."""
+    found: Mapping[str, Any] | None = memo.get("attributes")
+    if found is None:
+        found = {name: _attribute(value, env) for name, value in attributes.items()}
+        if not any(isinstance(value, partial) for value in found.values()):
+            memo["attributes"] = found
+    return found
 
 
 def _attribute(value: Any, env: Mapping[int, Item]) -> Any:

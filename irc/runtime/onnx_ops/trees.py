@@ -3,19 +3,17 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from irc.runtime.onnx_ops.call import Call, Kernels
-from irc.runtime.onnx_ops.values import Array, strings
+from irc.runtime.onnx_ops.forest import MEMBER, Forest
+from irc.runtime.onnx_ops.scores import class_count, labels_of, of_two, transformed
+from irc.runtime.onnx_ops.values import Array
 
-MODES: Sequence[Callable[[Any, Any], Any]] = (
-    np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal,
-)  # fmt: skip
-MEMBER, LEAF = 6, 7
+LEAF = 7
 MODE_NAMES = {
     "BRANCH_LEQ": 0, "BRANCH_LT": 1, "BRANCH_GTE": 2, "BRANCH_GT": 3, "BRANCH_EQ": 4,
     "BRANCH_NEQ": 5, "LEAF": LEAF,
@@ -24,71 +22,31 @@ TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
-@dataclass
-class Forest:
-    """Inner nodes as columns; a child is a node, or ``-1 - leaf``.
-
-    Attributes:
-        sets: for nodes of mode MEMBER, the numbers that go to the true child.
-        leaves: for each leaf, pairs of target and weight.
-    """
-
-    roots: Sequence[int]
-    feature: Sequence[int]
-    mode: Sequence[int]
-    split: Sequence[float]
-    yes: Sequence[int]
-    no: Sequence[int]
-    missing: Sequence[int]
-    sets: dict[int, Any]
-    leaves: Sequence[Sequence[tuple[int, float]]]
-
-    def leaf(self, row: Array, node: int) -> int:
-        """Return the leaf that a row of features comes to from a node."""
-        while node >= 0:
-            value = row[self.feature[node]]
-            if self.mode[node] == MEMBER:
-                goes = bool(np.isin(value, self.sets[node]))
-            else:
-                goes = bool(MODES[self.mode[node]](value, self.split[node]))
-            goes = goes or bool(np.isnan(value) and self.missing and self.missing[node])
-            node = self.yes[node] if goes else self.no[node]
-        return -1 - node
-
-    def run(self, x: Array, targets: int, how: str) -> Array:
-        """Return the aggregate of all trees for each row and target."""
-        found = np.zeros((len(x), targets), np.float64)
-        seen = np.zeros((len(x), targets), np.bool_)
-        combine = {"MIN": np.minimum, "MAX": np.maximum}.get(how, np.add)
-        for r, row in enumerate(x):
-            for root in self.roots:
-                for target, weight in self.leaves[self.leaf(row, root)]:
-                    old = found[r, target]
-                    found[r, target] = combine(old, weight) if seen[r, target] else weight
-                    seen[r, target] = True
-        return found / len(self.roots) if how == "AVERAGE" else found
+def forest_of(
+    roots: Sequence[int],
+    modes: Sequence[int],
+    children: Sequence[Sequence[int]],
+    leaves: Sequence[Sequence[tuple[int, float]]],
+    call: Call,
+    splits: Any,
+    sets: dict[int, Any],
+) -> Forest:
+    """Return a forest whose other columns are attributes of the call."""
+    missing = call.attr("nodes_missing_value_tracks_true")
+    return Forest(
+        np.asarray(roots, np.int64),
+        np.asarray(call.attr("nodes_featureids"), np.int64),
+        np.asarray(modes, np.int64),
+        np.asarray(splits, np.float64).reshape(-1),
+        np.asarray(children[0], np.int64),
+        np.asarray(children[1], np.int64),
+        np.asarray(missing or [0] * len(modes), np.bool_),
+        sets,
+        leaves,
+    )
 
 
-def transformed(scores: Array, how: str) -> Array:
-    """Apply ``post_transform``."""
-    match how:
-        case "SOFTMAX":
-            powers = np.exp(scores - scores.max(-1, keepdims=True))
-            return powers / powers.sum(-1, keepdims=True)
-        case "SOFTMAX_ZERO":
-            powers = np.where(scores == 0, 0, np.exp(scores - scores.max(-1, keepdims=True)))
-            return powers / powers.sum(-1, keepdims=True)
-        case "LOGISTIC":
-            return 1 / (1 + np.exp(-scores))
-        case "PROBIT":
-            import torch
-
-            return np.asarray(torch.special.ndtri(torch.as_tensor(scores)))
-        case _:
-            return scores
-
-
-def _ensemble(call: Call) -> Array:
+def _new_forest(call: Call) -> Forest:
     modes = call.attr("nodes_modes").reshape(-1).tolist()
     values = call.attr("membership_values")
     sets: dict[int, Any] = {}
@@ -97,15 +55,16 @@ def _ensemble(call: Call) -> Array:
         members = [node for node, mode in enumerate(modes) if mode == MEMBER]
         sets = {node: part[~np.isnan(part)] for node, part in zip(members, parts, strict=False)}
     weights = call.attr("leaf_weights").reshape(-1).tolist()
-    forest = Forest(
-        call.attr("tree_roots"), call.attr("nodes_featureids"), modes,
-        call.attr("nodes_splits").reshape(-1).tolist(),
-        _children(call, "true"), _children(call, "false"),
-        call.attr("nodes_missing_value_tracks_true") or [], sets,
-        [[pair] for pair in zip(call.attr("leaf_targetids"), weights, strict=True)],
-    )  # fmt: skip
+    leaves = [[pair] for pair in zip(call.attr("leaf_targetids"), weights, strict=True)]
+    children = [_children(call, side) for side in ("true", "false")]
+    splits = call.attr("nodes_splits")
+    return forest_of(call.attr("tree_roots"), modes, children, leaves, call, splits, sets)
+
+
+def _ensemble(call: Call) -> Array:
+    forest: Forest = call.kept("forest", lambda: _new_forest(call))
     how = AGGREGATES[call.attr("aggregate_function", 1)]
-    found = forest.run(call[0], call.attr("n_targets"), how)
+    found, _ = forest.run(call[0], call.attr("n_targets"), how)
     return transformed(found, TRANSFORMS[call.attr("post_transform", 0)]).astype(call[0].dtype)
 
 
@@ -120,7 +79,8 @@ def _old_forest(call: Call, kind: str) -> Forest:
     modes = [MODE_NAMES[name] for name in call.attr("nodes_modes")]
     leaves: list[list[tuple[int, float]]] = [[] for _ in place]
     for tree, node, target, weight in zip(
-        *(call.attr(f"{kind}_{name}") for name in ("treeids", "nodeids", "ids", "weights")),
+        *(call.attr(f"{kind}_{name}") for name in ("treeids", "nodeids", "ids")),
+        _numbers(call, f"{kind}_weights").tolist(),
         strict=True,
     ):
         leaves[place[tree, node]].append((target, weight))
@@ -129,7 +89,7 @@ def _old_forest(call: Call, kind: str) -> Forest:
         at = place[tree, node]
         return -1 - at if modes[at] == LEAF else at
 
-    yes, no = (
+    children = [
         [
             -1 if mode == LEAF else to(tree, child)
             for tree, child, mode in zip(
@@ -137,42 +97,49 @@ def _old_forest(call: Call, kind: str) -> Forest:
             )
         ]
         for side in ("true", "false")
-    )
-    roots = [to(tree, min(n for t, n in place if t == tree)) for tree in dict.fromkeys(trees)]
-    return Forest(
-        roots, call.attr("nodes_featureids"), modes, call.attr("nodes_values"), yes, no,
-        call.attr("nodes_missing_value_tracks_true") or [], {}, leaves,
-    )  # fmt: skip
+    ]
+    first: dict[int, int] = {}
+    for tree, node in place:
+        first[tree] = min(node, first.get(tree, node))
+    roots = [to(tree, node) for tree, node in first.items()]
+    splits = _numbers(call, "nodes_values")
+    return forest_of(roots, modes, children, leaves, call, splits, {})
+
+
+def _numbers(call: Call, name: str) -> Array:
+    """Return an attribute that a second one, of doubles, may stand for."""
+    exact = call.attr(f"{name}_as_tensor")
+    given = exact if exact is not None else call.attr(name)
+    return np.asarray(given if given is not None else [], np.float64).reshape(-1)
 
 
 def _regressor(call: Call) -> Array:
     targets = call.attr("n_targets", 1)
-    found = _old_forest(call, "target").run(
-        call[0], targets, call.attr("aggregate_function", "SUM")
-    )
-    if (base := call.attr("base_values")) is not None:
-        found = found + np.asarray(base)
+    how = call.attr("aggregate_function", "SUM")
+    forest: Forest = call.kept("forest", lambda: _old_forest(call, "target"))
+    found, _ = forest.run(call[0], targets, how)
+    base = _numbers(call, "base_values")
+    found = found + base if base.size else found
     return transformed(found, call.attr("post_transform", "NONE")).astype(np.float32)
 
 
 def _classifier(call: Call) -> tuple[Array, Array]:
-    names = call.attr("classlabels_strings") or call.attr("classlabels_int64s")
+    count, how = class_count(call), call.attr("post_transform", "NONE")
+    forest: Forest = call.kept("forest", lambda: _old_forest(call, "class"))
+    scores, seen = forest.run(call[0], count, "SUM")
+    base = _numbers(call, "base_values")
     used = set(call.attr("class_ids"))
-    scores = _old_forest(call, "class").run(call[0], len(names), "SUM")
-    if (base := call.attr("base_values")) is not None:
-        scores[:, : len(base)] += np.asarray(base)
-    if len(names) == 2 and len(used) == 1:
+    if count == 2 and len(used) == 1:
         # One score for two classes: of the second; half, or zero, decides.
-        score = scores[:, [next(iter(used))]]
-        logistic = call.attr("post_transform", "NONE") in ("LOGISTIC", "SOFTMAX")
-        best = (score[:, 0] > (0 if logistic else 0.5)).astype(np.int64)
-        scores = np.concatenate([-score if logistic else 1 - score, score], -1)
-    else:
-        best = scores.argmax(-1)
-    label = (
-        strings([names[i] for i in best]) if isinstance(names[0], str) else np.array(names)[best]
-    )
-    return label, transformed(scores, call.attr("post_transform", "NONE")).astype(np.float32)
+        score = scores[:, next(iter(used))] + (base[-1] if base.size else 0)
+        margin = min(_numbers(call, "class_weights"), default=0.0) < 0
+        best = (score > (0 if margin else 0.5)).astype(np.int64)
+        return labels_of(call, best), of_two(score, how, margin=margin).astype(np.float32)
+    if base.size:
+        scores[:, : len(base)] += base
+        seen[:, : len(base)] = True
+    best = np.where(seen, scores, -np.inf).argmax(-1)
+    return labels_of(call, best), transformed(scores, how).astype(np.float32)
 
 
 KERNELS: Kernels = {

@@ -1,4 +1,4 @@
-"""The values that ONNX ops take and give: numpy arrays, lists (sequences), None (no optional).
+"""The values that ONNX ops take and give: arrays, lists (sequences), dicts (maps), None.
 
 Element types that numpy lacks (bfloat16, float8, int4, ...) are those of ml_dtypes; strings are
 object arrays of ``str``. Torch tensors come in and go out over the same memory.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Item: TypeAlias = Any
-"""An array, a list of items, or None."""
+"""An array, a list of items, a map (a dict), or None where an optional is empty."""
 
 # fmt: off
 ELEMENTS: Mapping[int, Any] = {
@@ -84,7 +84,7 @@ def as_tensor(value: Array | Any) -> torch.Tensor:
 
 def as_item(value: Any) -> Item:
     """Return what a program holds as what kernels take."""
-    if value is None or isinstance(value, np.ndarray):
+    if value is None or isinstance(value, np.ndarray | dict):
         return value
     if isinstance(value, list | tuple):
         return [as_item(each) for each in value]

@@ -12,6 +12,7 @@ import torch
 
 from irc.backends.cpu import emit, jit, object_cache
 from irc.backends.cpu.features import AVX2, BASELINE, host
+from irc.cluster import object_store
 from tests.backends.cpu.conftest import Maker, execute
 
 TRIPLE = "x86_64-unknown-linux-gnu"
@@ -22,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and a process that has compiled nothing yet."""
     monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "_addresses", {})
-    monkeypatch.setattr(object_cache, "_warned", False)
+    monkeypatch.setattr(object_store, "_warned", False)
     return tmp_path / "cache" / "kernels"
 
 
@@ -186,7 +187,7 @@ def test_no_place_to_write_is_no_error(folder: Path, monkeypatch: pytest.MonkeyP
         raise OSError(28, "No space left on device")
 
     folder.parent.unlink()
-    monkeypatch.setattr(object_cache.tempfile, "mkstemp", full)
+    monkeypatch.setattr(object_store.tempfile, "mkstemp", full)
     run()
     assert files(folder) == []
 

@@ -120,6 +120,51 @@ def test_windows(run: Any, features: Any, image: Any, panels: int, window: Any) 
     case.check(run, features, value, "dot", threads=2)
 
 
+@pytest.mark.parametrize(
+    ("image", "window"),
+    [
+        ((1, 7, 7, 16), (3, 3, 1, 1, 1, 1)),
+        ((2, 12, 9, 33), (3, 3, 2, 1, 1, 2)),
+        ((1, 31, 29, 24), (5, 5, 1, 2, 1, 1)),
+        ((1, 5, 5, 3), (2, 2, 1, 1, 1, 1)),
+        ((3, 1, 23, 144), (1, 7, 1, 1, 1, 1)),
+        ((1, 14, 15, 64), (3, 3, 1, 1, 3, 2)),
+        ((1, 4, 4, 2), (4, 4, 1, 1, 1, 1)),
+    ],
+)
+def test_a_weight_for_each_channel(run: Any, features: Any, image: Any, window: Any) -> None:
+    channels = image[3]
+    case = Case((image, "u8"), ((*window[:2], channels), "i8"), ((channels,), "i32"))
+    value = case.product(2, bits=8, window=window)
+    value = case.b.pointwise("sub", value, case.block.args[2])
+    case.check(run, features, value, "taps", threads=2)
+
+
+@pytest.mark.parametrize(
+    ("groups", "own", "depth"),
+    [(32, 4, 4), (8, 8, 8), (4, 32, 20), (16, 1, 3), (8, 2, 5), (16, 4, 1), (2, 8, 24)],
+)
+def test_groups(run: Any, features: Any, groups: int, own: int, depth: int) -> None:
+    """Groups of channels that share panels, have one, or have several; of odd depths."""
+    quads, panels = -(-depth // 4), groups * own // 16
+    channels, window = (groups - 1) * depth + 4 * quads, (3, 2, 1, 2, 1, 1)
+    case = Case(
+        ((2, 5, 18, channels), "u8"),
+        ((panels, *window[:2], quads, 16, 4), "i8"),
+        ((16 * panels,), "i32"),
+    )
+    value = case.product(2, bits=8, window=window, groups=(groups, depth))
+    value = case.b.pointwise("sub", value, case.block.args[2])
+    case.check(run, features, value, "dot", threads=2)
+
+
+def test_extreme_bytes_of_taps_do_not_saturate(run: Any, features: Any) -> None:
+    case = Case(((1, 8, 8, 32), "u8"), ((5, 5, 32), "i8"))
+    case.given[0].fill_(255)
+    case.given[1].fill_(-128)
+    case.check(run, features, case.product(2, bits=8, window=(5, 5, 1, 1, 1, 1)), "taps")
+
+
 def test_heads_and_turned_results(run: Any, features: Any) -> None:
     """A result that is split and transposed is stored so by the kernel."""
     case = Case(((6, 64), "f32"), ((4, 8, 16), "i32"), ((4, 1, 16), "f32"))

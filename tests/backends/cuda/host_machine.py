@@ -88,7 +88,7 @@ class HostMachine:
 def _entry(table: LaunchTable, index: int) -> str:
     """Return the function that the fake driver calls for a launch."""
     launch = table.launches[index]
-    ranges, given = [], []
+    ranges, given, lines = [], [], list[str]()
     for place, argument in enumerate(launch.arguments):
         if isinstance(argument, int):
             kind = TYPES[table.buffers[argument].dtype]
@@ -98,9 +98,19 @@ def _entry(table: LaunchTable, index: int) -> str:
         elif argument == "partial":
             given.append(f"*(float**)given[{place}]")
             ranges.append((place, table.partial_bytes))
+        elif argument == "addresses":
+            given.append(f"*(const long long**)given[{place}]")
+            words = len(table.head) + len(table.buffers)
+            ranges.append((place, 8 * words))
+            lines = [
+                f"for (int i = 0; i < {len(table.buffers)}; ++i) {{",
+                f"  static const long long sizes[] = {{{_sizes(table)}}};",
+                f"  shim_buffer((*(char***)given[{place}])[{len(table.head)} + i], sizes[i]);",
+                "}",
+            ]
         else:
             given.append(f"*(CUtensorMap*)given[{place}]")
-    lines = [f"shim_buffer(*(char**)given[{place}], {size});" for place, size in ranges]
+    lines += [f"shim_buffer(*(char**)given[{place}], {size});" for place, size in ranges]
     return "\n".join(
         [
             # The name is put together so that the renaming around the file leaves it alone.
@@ -114,6 +124,10 @@ def _entry(table: LaunchTable, index: int) -> str:
             "#undef JOINED",
         ]
     )
+
+
+def _sizes(table: LaunchTable) -> str:
+    return ", ".join(str(table.bytes_of(i)) for i in range(len(table.buffers)))
 
 
 def run_tool(*command: object) -> None:

@@ -190,6 +190,8 @@ static int cudaFreeAsync(void* memory, cudaStream_t) {
   std::free(memory);
   return 0;
 }
+enum { cudaMemcpyHostToDevice = 1 };
+static int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, cudaStream_t) { return memcpy(to, from, bytes), 0; }
 static int cudaMallocManaged(void** found, size_t bytes) { return cudaMallocAsync(found, bytes, nullptr); }
 static int cudaDeviceSynchronize() { return shim::error; }
 using cudaEvent_t = double;

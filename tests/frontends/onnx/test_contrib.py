@@ -248,8 +248,8 @@ def test_what_is_not_known_is_said() -> None:
         InferenceSession(model_with("FusedMatMul", given, transBatchA=1))
     assert caught.value.exit_code == 3
     given = {"x0": floats(1, 16), "x1": bytes_of(3, 1, 4), "x2": floats(3)}
-    with pytest.raises(IrcError, match="weights of 2 bits"):
-        InferenceSession(model_with("MatMulNBits", given, K=16, N=3, bits=2, block_size=16))
+    with pytest.raises(IrcError, match="weights of 3 bits"):
+        InferenceSession(model_with("MatMulNBits", given, K=16, N=3, bits=3, block_size=16))
 
 
 def test_a_graph_that_the_optimiser_of_onnxruntime_wrote(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def test_voice_activity_detector_of_one_sample_rate() -> None:
     path = find("silero_vad", "data/silero_vad.onnx")
     sizes = {"input_0": 1, "input_1": 576, "state_1": 1}
     program = compare(path, vad_inputs(), sizes, constants={"sr": np.array(16000)})
-    assert op_counts(program)["onnx::LSTM"] == 1
+    # Its LSTM takes one step a call, which is written out.
+    assert not any(name.startswith("onnx::") for name in op_counts(program))
 
 
 def test_text_direction_classifier() -> None:

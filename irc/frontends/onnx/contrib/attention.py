@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 
 from irc.frontends.onnx.contrib.compose import Composer, Composition
+from irc.frontends.onnx.contrib.rotary import steps_from
 from irc.frontends.onnx.node import Value
 
 Results = Sequence[Value | None]
@@ -14,7 +16,7 @@ MASKED = -10000.0
 
 
 def scores_to_values(
-    x: Composer, q: Value, k: Value, v: Value, bias: Sequence[Value | None], past: int | Value = 0
+    x: Composer, q: Value, k: Value, v: Value, bias: Sequence[Value | None]
 ) -> Value:
     """Attend: operands are (batch, heads, steps, size); ``bias`` is added to the scores."""
     size = x.op("Gather", x.op("Shape", q), x.ints(3), axis=0)
@@ -24,11 +26,12 @@ def scores_to_values(
     else:
         scale = x.op("Reciprocal", x.op("Sqrt", x.op("CastLike", size, q)))
     scores = x.op("Mul", x.op("Einsum", q, k, equation="bnsh,bnth->bnst"), scale)
-    for each in bias:
-        if each is not None:
-            scores = x.op("Add", scores, each)
+    terms = [each for each in bias if each is not None]
     if x.attr("unidirectional", 0):
-        scores = x.op("Add", scores, causal(x, q, k))
+        terms.append(causal(x, q, k))
+    if terms:
+        # One sum: the scores get one bias, as attention has it.
+        scores = x.op("Add", scores, reduce(partial(x.op, "Add"), terms))
     return x.op("Einsum", x.op("Softmax", scores, axis=-1), v, equation="bnst,bnth->bnsh")
 
 
@@ -37,9 +40,8 @@ def causal(x: Composer, q: Value, k: Value) -> Value:
     steps, keys = (
         x.op("Squeeze", x.op("Gather", x.op("Shape", value), x.ints(2), axis=0)) for value in (q, k)
     )
-    zero, one = (x.op("Squeeze", x.ints(n)) for n in (0, 1))
-    columns = x.op("Range", zero, keys, one)
-    rows = x.op("Add", x.op("Range", zero, steps, one), x.op("Sub", keys, steps))
+    columns = steps_from(x, k, 2)
+    rows = steps_from(x, q, 2, x.op("Sub", keys, steps))
     later = x.op("Greater", columns, x.op("Unsqueeze", rows, x.ints(1)))
     hidden, shown = x.number(x.attr("mask_filter_value", MASKED), q), x.number(0.0, q)
     return x.op("Where", later, hidden, shown)
@@ -58,20 +60,35 @@ def mask_bias(x: Composer, index: int, like: Value, keys: Value) -> Value | None
         return None
     mask, ndim = x[index], len(x[index].shape)
     if ndim == 1:
-        if mask.shape != like.shape[:1]:
-            raise x.unsupported("a mask of start and end positions")
-        count = x.op("Squeeze", x.op("Gather", x.op("Shape", keys), x.ints(2), axis=0))
-        zero, one = (x.op("Squeeze", x.ints(n)) for n in (0, 1))
-        line = x.op("Range", zero, count, one)
-        length = x.op("Unsqueeze", x.op("Cast", mask, to=7), x.ints(1))
-        kept = x.op("Less", line, length)
-        ndim = 2
+        kept, ndim = kept_range(x, mask, like, keys), 2
     else:
         kept = x.op("Cast", mask, to=9)
     if ndim in (2, 3):
         kept = x.op("Unsqueeze", kept, x.ints(*([1, 2] if ndim == 2 else [1])))
     hidden, shown = x.number(x.attr("mask_filter_value", MASKED), like), x.number(0.0, like)
     return x.op("Where", kept, shown, hidden)
+
+
+def kept_range(x: Composer, mask: Value, like: Value, keys: Value) -> Value:
+    """Return which keys (batch, keys) a mask keeps: the first ones, or those between two positions.
+
+    A mask is the ends of all samples, then perhaps the starts of all.
+    """
+    batch, count = like.shape[0], mask.shape[0]
+    columns = steps_from(x, keys, 2)
+    if count != batch and (not isinstance(batch, int) or count != 2 * batch):
+        raise x.unsupported("a mask of packed sequences")
+    ends = x.op("Cast", mask, to=7)
+    if count == batch:
+        return x.op("Less", columns, x.op("Unsqueeze", ends, x.ints(1)))
+    ends, starts = (
+        x.op("Unsqueeze", each, x.ints(1))
+        for each in x.ops(
+            "Split", ends, x.ints(int(str(batch)), int(str(batch))), outputs=2, axis=0
+        )
+    )
+    after = x.op("GreaterOrEqual", columns, starts)
+    return x.op("And", after, x.op("Less", columns, ends))
 
 
 def projected(x: Composer, value: Value, weights: Value, bias: Value | None) -> list[Value]:
@@ -124,12 +141,29 @@ def quantised_attention(x: Composer) -> Results:
     return attend(x, value, weights, x.get(2), 5, 8)
 
 
+def apart(x: Composer) -> list[Value]:
+    """Return queries, keys and values: three operands, or some of them together.
+
+    (batch, steps, heads, 3, size) holds all, (batch, steps, heads, 2, size) keys and values.
+    """
+    if x.has(2):
+        return [x[0], x[1], x[2]]
+    packed = x[1] if x.has(1) else x[0]
+    if len(packed.shape) != 5:
+        raise x.unsupported("queries, keys and values of these shapes")
+    count = 2 if x.has(1) else 3
+    flat = [
+        x.op(
+            "Reshape", x.op("Gather", packed, x.op("Squeeze", x.ints(i)), axis=3), x.ints(0, 0, -1)
+        )
+        for i in range(count)
+    ]
+    return [x[0], *flat] if count == 2 else flat
+
+
 def multi_head(x: Composer) -> Results:
     """MultiHeadAttention: queries, keys and values are projected already."""
-    count = x.attr("num_heads")
-    if len(x[0].shape) != 3 or not x.has(1) or not x.has(2):
-        raise x.unsupported("queries, keys and values in one tensor")
-    parts: list[Value] = [x[0], x[1], x[2]]
+    count, parts = x.attr("num_heads"), apart(x)
     if x.has(3):
         sizes = [part.shape[-1] for part in parts]
         if not all(isinstance(size, int) for size in sizes):
@@ -146,26 +180,8 @@ def multi_head(x: Composer) -> Results:
     return [x.packed(found), k, v]
 
 
-def rotary(x: Composer) -> Value:
-    """RotaryEmbedding: the positions come second here, and one may stand for all that follow."""
-    if len(x[1].shape) != 2 or x.attr("is_packed_batching", 0):
-        raise x.unsupported("one position for a whole batch")
-    width = x.attr("rotary_embedding_dim", 0)
-    count = x.attr("num_heads", 0) or None
-    if len(x[0].shape) == 3 and count is None:
-        size = x[2].shape[-1]
-        if not isinstance(size, int) or not isinstance(x[0].shape[-1], int):
-            raise x.unsupported("a number of heads that is not stated")
-        count = x[0].shape[-1] // (2 * size)
-    return x.op(
-        "RotaryEmbedding", x[0], x[2], x[3], x[1], interleaved=x.attr("interleaved", 0),
-        num_heads=count, rotary_embedding_dim=width,
-    )  # fmt: skip
-
-
 COMPOSITIONS: Mapping[str, Composition] = {
     "Attention": attention,
     "MultiHeadAttention": multi_head,
     "QAttention": quantised_attention,
-    "RotaryEmbedding": rotary,
 }

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import onnx
 from onnx import helper
 
 from irc.dialects.size import Dim
+from irc.frontends.onnx.external import Array
 from irc.frontends.onnx.node import Node, Unsupported, Value
 from irc.runtime.onnx_ops.values import to_literal
+
+if TYPE_CHECKING:
+    from irc.frontends.onnx.importer import Importer
 
 VERSION = 23
 """The opset in whose meaning compositions are read, whatever the model's own is."""
@@ -48,8 +52,34 @@ class Composer:
         """Return an operand, or None."""
         return self[index] if self.has(index) else None
 
+    @property
+    def owner(self) -> Importer:
+        """The importer."""
+        return self._outer.owner
+
+    def array(self, index: int) -> Array:
+        """Return an operand that the file must decide.
+
+        Raises:
+            Unsupported: where it depends on an input.
+        """
+        return self._outer.numbers(index)
+
+    def number_of(self, index: int) -> Any:
+        """Return an operand of one element, which the file or its shapes must decide, as a number.
+
+        Raises:
+            Unsupported: where it depends on an input.
+        """
+        return self._outer.number(index)
+
     def ops(
-        self, kind: str, *operands: Value | None, outputs: int = 1, **attributes: Any
+        self,
+        kind: str,
+        *operands: Value | None,
+        outputs: int = 1,
+        version: int = VERSION,
+        **attributes: Any,
     ) -> list[Value]:
         """Append an op of ONNX and return its results; attributes that are None are left out."""
         given = {key: value for key, value in attributes.items() if value is not None}
@@ -60,7 +90,7 @@ class Composer:
             **given,
         )
         return list(
-            self._outer.owner.convert_node(proto, list(operands), self._outer.scope, VERSION)
+            self._outer.owner.convert_node(proto, list(operands), self._outer.scope, version)
         )
 
     def op(self, kind: str, *operands: Value | None, **attributes: Any) -> Value:
@@ -122,13 +152,21 @@ class BodyComposer(Composer):
     def attr(self, name: str, default: Any = None) -> Any:
         return self._attributes.get(name, default)
 
+    def number_of(self, index: int) -> Any:
+        raise Unsupported("a fused op whose form depends on numbers, in a subgraph")
+
     def ops(
-        self, kind: str, *operands: Value | None, outputs: int = 1, **attributes: Any
+        self,
+        kind: str,
+        *operands: Value | None,
+        outputs: int = 1,
+        version: int = VERSION,
+        **attributes: Any,
     ) -> list[Value]:
         given = {key: value for key, value in attributes.items() if value is not None}
         read = [-1 if value is None else self._slot(value) for value in operands]
         slots = [self._fresh() for _ in range(outputs)]
-        self.written.append([kind, VERSION, read, slots, given])
+        self.written.append([kind, version, read, slots, given])
         return [cast(Value, Slot(slot)) for slot in slots]
 
     def _slot(self, value: Value | Slot) -> int:

@@ -94,44 +94,33 @@ def integer_to_float(x: Composer) -> Value:
     return integer_product(x, x[0], x[1], x.op("Mul", x[2], x[3]), [x.get(4), x.get(5)], x.get(6))
 
 
-def unpacked(x: Composer, value: Value, bits: int) -> Value:
-    """Split the bytes of the last dim into numbers of 4 bits, the low ones first."""
-    if bits == 8:
-        return value
-    low = x.op("BitwiseAnd", value, x.op("Cast", x.ints(15), to=2))
-    high = x.op("BitShift", value, x.op("Cast", x.ints(4), to=2), direction="RIGHT")
-    pairs = [x.op("Unsqueeze", part, x.ints(-1)) for part in (low, high)]
-    joined = x.op("Concat", *pairs, axis=-1)
-    return x.op("Reshape", joined, x.ints(*[0] * (len(value.shape) - 1), -1))
+def mul_integer(x: Composer) -> Value:
+    """MulInteger: A, its zero point, B, its zero point; exact."""
+    sides = [x.op("Cast", x[i], to=6) for i in (0, 2)]
+    for i in (0, 1):
+        if x.has(2 * i + 1):
+            sides[i] = x.op("Sub", sides[i], x.op("Cast", x[2 * i + 1], to=6))
+    return x.op("Mul", *sides)
 
 
-def few_bits(x: Composer) -> Value:
-    """MatMulNBits: weights [N, blocks, bytes], a scale and a zero point for each block."""
-    bits, block, rows, depth = (x.attr(n) for n in ("bits", "block_size", "N", "K"))
-    if bits not in (4, 8) or x.has(4):
-        raise x.unsupported(f"weights of {bits} bits" if bits not in (4, 8) else "reordered groups")
-    blocks = -(-depth // block)
-    weights = x.op("CastLike", unpacked(x, x[1], bits), x[2])
-    scale = x.op("Reshape", x[2], x.ints(rows, blocks, 1))
-    if not x.has(3):
-        zero = x.number(1 << (bits - 1), x[2])
-    else:
-        zero = x[3]
-        if zero.dtype == "u8":
-            zero = unpacked(x, x.op("Reshape", zero, x.ints(rows, -1)), bits)
-            zero = x.op("Slice", zero, x.ints(0), x.ints(blocks), x.ints(1))
-        zero = x.op("CastLike", x.op("Reshape", zero, x.ints(rows, blocks, 1)), x[2])
-    weights = x.op("Mul", x.op("Sub", weights, zero), scale)
-    weights = x.op("Reshape", weights, x.ints(rows, blocks * block))
-    weights = x.op("Slice", weights, x.ints(0), x.ints(depth), x.ints(1))
-    found = x.op("MatMul", x[0], x.op("CastLike", x.op("Transpose", weights, perm=[1, 0]), x[0]))
-    return x.op("Add", found, x[5]) if x.has(5) else found
+def sum_integer(x: Composer) -> Value:
+    """ReduceSumInteger: of 8-bit integers, in 32 bits."""
+    axes = x.ints(*x.attr("axes"))
+    return x.op("ReduceSum", x.op("Cast", x[0], to=6), axes, keepdims=x.attr("keepdims", 1))
+
+
+def mean(x: Composer) -> Value:
+    """QLinearReduceMean."""
+    axes = x.attr("axes")
+    given = None if axes is None else x.ints(*axes)
+    found = x.op("ReduceMean", wide(x, 0), given, keepdims=x.attr("keepdims", 1))
+    return narrow(x, found, 3)
 
 
 COMPOSITIONS: Mapping[str, Composition] = {
     "DynamicQuantizeMatMul": dynamic_matmul,
     "MatMulIntegerToFloat": integer_to_float,
-    "MatMulNBits": few_bits,
+    "MulInteger": mul_integer,
     "QGemm": gemm,
     "QLinearAdd": partial(binary, "Add"),
     "QLinearAveragePool": partial(pooled, "AveragePool", POOLING),
@@ -139,7 +128,9 @@ COMPOSITIONS: Mapping[str, Composition] = {
     "QLinearGlobalAveragePool": partial(pooled, "GlobalAveragePool", ()),
     "QLinearLeakyRelu": partial(unary, "LeakyRelu", ("alpha",)),
     "QLinearMul": partial(binary, "Mul"),
+    "QLinearReduceMean": mean,
     "QLinearSigmoid": partial(unary, "Sigmoid", ()),
     "QLinearSoftmax": partial(unary, "Softmax", ("axis",)),
     "QLinearWhere": where,
+    "ReduceSumInteger": sum_integer,
 }

@@ -1,0 +1,1 @@
+"""Object code to a shared object, without a linker on the machine."""

@@ -1,0 +1,109 @@
+"""Shared objects of a plan's kernels: machine code that runs without LLVM, irc or Python.
+
+What one exports:
+    irc_driver   walks over the calls of a segment (:mod:`irc.backends.cpu.driver`)
+    irc_worker   what a thread of the pool runs (:mod:`irc.backends.cpu.team`)
+    irc_entry    the driver as a builtin function of Python (:mod:`irc.backends.cpu.entry`)
+    irc_api      addresses of Python's own functions, filled in by who loads it
+    irc_kernels  the addresses of the kernels, in the order of the program
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+
+import llvmlite.binding as llvm
+
+from irc.backends.cpu import driver, entry, object_cache
+from irc.backends.cpu.emit import emit, info_of
+from irc.backends.cpu.features import Features
+from irc.backends.cpu.jit import optimise, parse_kernel
+from irc.backends.cpu.linking.relocatable import read_object
+from irc.backends.cpu.linking.shared_object import shared_object
+from irc.backends.cpu.table import KernelCall, call_table
+from irc.backends.cpu.variants import SYSTEM, TRIPLE, Variant
+from irc.dialects.task import KernelOp
+from irc.plan.native import Code
+from irc.runtime.segments import SegmentCall
+
+EXPORTS = ("irc_driver", "irc_worker", "irc_entry", "irc_api", "irc_kernels")
+LINKER = "native-2"
+"""How an object becomes a shared object; another name for each change of it."""
+
+
+def native_codes(
+    kernels: Sequence[KernelOp],
+    segments: Sequence[Sequence[SegmentCall]],
+    variants: Sequence[Variant],
+) -> list[tuple[Code, bytes]]:
+    """Return the code for each kind of processor, and its shared object.
+
+    A kind whose kernels read as those of a lesser one needs no code of its own.
+
+    Args:
+        kernels: of the program, in its order.
+        segments: their calls.
+        variants: the most capable first.
+    """
+    found: list[tuple[Code, bytes]] = []
+    texts = [[emit(kernel, variant.features) for kernel in kernels] for variant in variants]
+    for place, (variant, own) in enumerate(zip(variants, texts, strict=True)):
+        rest = zip(variants[place + 1 :], texts[place + 1 :], strict=True)
+        if any(other == own and less.features.cpu == variant.features.cpu for less, other in rest):
+            continue
+        content = shared_code(own, variant.features)
+        file = f"{variant.name}-{hashlib.sha256(content).hexdigest()[:16]}.so"
+        infos = [info_of(text) for text in own]
+        tables = tuple(
+            call_table(infos, [KernelCall(c.kernel, c.args, c.sizes) for c in calls])
+            for calls in segments
+        )
+        found.append((Code(variant.name, file, SYSTEM, variant.requires, tables), content))
+    return found
+
+
+def shared_code(texts: Sequence[str], features: Features) -> bytes:
+    """Compile kernel texts, and what calls them, to a shared object."""
+    around = _runtime_text([info_of(text).name for text in texts])
+    key = object_cache.key_of([LINKER, around, *texts], features, TRIPLE)
+    if (known := object_cache.read(key)) is not None:
+        return known
+    target = machine(features)
+    module = llvm.parse_assembly(around)
+    for text in texts:
+        module.link_in(parse_kernel(text, _symbol(info_of(text).name)))
+    module.triple, module.data_layout = target.triple, str(target.target_data)
+    optimise(module, target)
+    linked = shared_object(read_object(target.emit_object(module)), EXPORTS, "irc-plan.so")
+    object_cache.write(key, linked)
+    return linked
+
+
+def _symbol(name: str) -> str:
+    return f"kernel_{name}"
+
+
+def _runtime_text(names: Sequence[str]) -> str:
+    """Return the text of everything beside the kernels."""
+    symbols = [f'@"{_symbol(name)}"' for name in names]
+    declared = (f"declare void {symbol}(ptr, i64, i64, ptr)\n" for symbol in symbols)
+    listed = ", ".join(f"ptr {symbol}" for symbol in symbols)
+    table = f"@irc_kernels = constant [{len(names)} x ptr] [{listed}]\n"
+    return "".join((driver.standalone_text(), entry.standalone_text(), *declared, table))
+
+
+def machine(features: Features) -> llvm.TargetMachine:
+    """Return a code generator for position-independent x86-64 on Linux."""
+    _initialise()
+    return llvm.Target.from_triple(TRIPLE).create_target_machine(
+        cpu=features.cpu, features=features.flags, opt=3, reloc="pic", codemodel="small"
+    )
+
+
+@functools.cache
+def _initialise() -> None:
+    """Make code generation for x86-64 ready, whatever this machine is."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()

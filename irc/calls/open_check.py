@@ -1,0 +1,48 @@
+"""A plan and the program that it is of, both run on random inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from irc.interpret.flow import run_function
+from irc.interpret.levels import difference
+from irc.plan.load import LoadedPlan
+from irc.plan.ranges import input_ranges
+from irc.program import Program
+from irc.runtime.compare import HALF_SLACK, TOLERANCE
+from irc.runtime.executors import executor_of
+from irc.runtime.inputs import random_inputs
+from irc.runtime.prepared import Store
+
+
+def differs(loaded: LoadedPlan, program: Program, store: Store | None = None) -> str | None:
+    """Run both, and say how far apart they are; None where the difference is rounding.
+
+    Args:
+        loaded: the plan.
+        program: at level flow, of the same sizes.
+        store: what is prepared of the weights.
+    """
+    ranges, plan = input_ranges(program.module), loaded.plan
+    names = [plan.buffers[index].name for index in plan.inputs]
+    drawn = random_inputs(replace(plan, ranges=tuple(map(ranges.get, names))), 0)
+    # Other integers are masks mostly; one that hides all is a case of its own.
+    inputs = [
+        x if name in ranges or x.is_floating_point() else torch.ones_like(x)
+        for name, x in zip(names, drawn, strict=True)
+    ]
+    run = executor_of(loaded, program.tensors, store=store)
+    run(*inputs)
+    # The second call finds what the first one has left in memory.
+    outputs = run(*inputs)
+    given = program.bind(dict(zip(names, inputs, strict=True)))
+    with torch.no_grad():
+        exact = run_function(program.module, given, dtype=torch.float64)
+        apart = max(map(difference, outputs, exact), default=0.0)
+        if apart <= TOLERANCE:
+            return None
+        eager = run_function(program.module, given)
+        own = max(map(difference, eager, exact), default=0.0)
+    return None if apart <= HALF_SLACK * own else f"it is off by {apart:.1e} of the largest element"

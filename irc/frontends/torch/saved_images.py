@@ -1,0 +1,113 @@
+"""What forward saves for backward, channels last where both convolve it.
+
+Kernels of convolutions read and write images with their channels side by side. A graph of
+AOTAutograd hands an image from forward to backward as a tensor [N, C, spatial..]; how it lies in
+memory is nobody else's business, so it stays as it is.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+_permute = torch.ops.aten.permute.default
+_WINDOWS = frozenset({"aten::convolution", "aten::convolution_backward"})
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A value of a graph that is handed over with its channels last.
+
+    Attributes:
+        name: of the node, in both graphs.
+        shape, strides: as the other graph sees it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def turn_saved(module: GraphModule, visible: int | None) -> Mapping[int, Turned]:
+    """Let a forward graph give its saved images channels last; by position of the output.
+
+    Args:
+        module: the graph, of which the output node changes.
+        visible: how many outputs callers see: the others are saved for backward.
+    """
+    if visible is None or not _convolves(module):
+        return {}
+    (output,) = module.graph.find_nodes(op="output")
+    given = list(output.args[0])
+    seen = set(given[:visible])
+    found: dict[int, Turned] = {}
+    for index, node in enumerate(given):
+        if index < visible or node in seen or not _is_image(node):
+            continue
+        seen.add(node)
+        with module.graph.inserting_before(output):
+            given[index], found[index] = _turned(module, node)
+    output.args = (tuple(given),)
+    return found
+
+
+def turn_given(module: GraphModule, turned: Collection[Turned]) -> Mapping[int, tuple[int, ...]]:
+    """Let a backward graph take saved images channels last: by position, how dims are turned."""
+    names = {image.name: image for image in turned}
+    found: dict[int, tuple[int, ...]] = {}
+    placeholders = module.graph.find_nodes(op="placeholder")
+    for index, node in enumerate(placeholders):
+        image = names.get(node.name)
+        if image is None or tuple(node.meta["val"].shape) != image.shape:
+            continue
+        last, first = _orders(len(image.shape))
+        value = node.meta["val"]
+        with value.fake_mode:
+            node.meta["val"] = value.permute(last).contiguous()
+            seen = node.meta["val"].permute(first)
+        with module.graph.inserting_after(placeholders[-1]):
+            back = module.graph.call_function(_permute, (node, list(first)))
+        back.meta["val"] = seen
+        node.replace_all_uses_with(back, delete_user_cb=lambda user, own=back: user is not own)
+        found[index] = last
+    module.recompile()
+    return found
+
+
+def _turned(module: GraphModule, node: Node) -> tuple[Node, Turned]:
+    value = node.meta["val"]
+    last, first = _orders(value.ndim)
+    made = module.graph.call_function(_permute, (node, list(last)))
+    with value.fake_mode:
+        made.meta["val"] = value.permute(last).contiguous()
+    strides = made.meta["val"].permute(first).stride()
+    return made, Turned(node.name, tuple(value.shape), tuple(strides))
+
+
+def _orders(ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dims of an image channels last, and those of such a tensor in their own order."""
+    return (0, *range(2, ndim), 1), (0, ndim - 1, *range(1, ndim - 1))
+
+
+def _convolves(module: GraphModule) -> bool:
+    return any(
+        node.op == "call_function"
+        and isinstance(node.target, torch._ops.OpOverload)
+        and node.target._schema.name in _WINDOWS
+        for node in module.graph.nodes
+    )
+
+
+def _is_image(node: object) -> bool:
+    """True for what the graph computes [N, C, spatial..], of several channels and places."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.ndim not in (4, 5):
+        return False
+    sizes = [size for size in value.shape if isinstance(size, int)]
+    return len(sizes) == value.ndim and 0 not in sizes and sizes[1] > 1 and max(sizes[2:]) > 1

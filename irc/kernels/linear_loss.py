@@ -1,0 +1,227 @@
+"""Cross-entropy of a linear layer by blocks of rows: the logits of one block are all that exist.
+
+The rows n of ``irc.ops.linear_loss`` are cut into blocks of at most as many as the weight has
+columns (:func:`block_rows`), so the logits of one, [rows, v], take no more than the weight [v, d].
+Each block is a call of one function of ordinary ops: a matmul that gives logits, one pass over
+their rows that leaves the logits' gradients, then a matmul for the gradient of h and one that adds
+to that of the weight (Liger kernel, arXiv:2410.10989; arXiv:2411.09009 keeps the blocks in a GPU's
+shared memory). The kernels of all full blocks are the same.
+
+Where a program has a loss and its gradients, and what the gradients start from does not depend on
+the loss, :func:`join` makes one op of both: three matmuls instead of four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from irc.dialects.builder import FlowBuilder
+from irc.dialects.flow import ConcatOp, ExternOp, FlowOp, SliceOp, carry, id_of, loc_of, tensor
+from irc.dialects.types import is_float
+from irc.kernels.holds import FEW_PIECES, shape_of
+from irc.kernels.linear_loss_block import BlockFunctions, Roles
+from irc.ops.linear_loss import BACKWARD, BOTH, LOSS, arguments
+
+TARGETS = frozenset({LOSS, BACKWARD, BOTH})
+MIN_ROWS, MAX_ROWS = 256, 1024
+"""Rows of a block: fewer would leave matmuls waiting for memory, more save no time."""
+MIN_BYTES = 64 << 20
+"""So many bytes of logits must be saved: below, they stay in the caches of a CPU or of a GPU."""
+MAX_AGAIN = 256
+"""Pairs of ops that are looked at, to tell whether two values are one."""
+
+GIVEN = {
+    LOSS: ("h", "w", "index"),
+    BACKWARD: ("g", "h", "w", "index", "sums"),
+    BOTH: ("g", "h", "w", "index"),
+}
+MADE = {LOSS: ("loss", "sums"), BACKWARD: ("dh", "dw"), BOTH: ("loss", "sums", "dh", "dw")}
+"""Roles of operands and results; a bias is the last operand, its gradient the last result."""
+BY_ROWS = frozenset({"g", "h", "index", "sums", "loss", "dh"})
+ADDED = {"dw": "dw0", "db": "db0"}
+
+
+def block_rows(rows: int, width: int) -> int:
+    """Return how many rows a block has.
+
+    As many as h has columns, within limits; fewer where that makes all blocks equal.
+
+    >>> block_rows(4096, 768), block_rows(4096, 64), block_rows(1000, 768), block_rows(997, 768)
+    (512, 256, 500, 504)
+    """
+    most = min(max(width, MIN_ROWS), MAX_ROWS)
+    count = -(-rows // most)
+    for number in range(count, 2 * count):
+        if rows % number == 0:
+            return rows // number
+    return -(-rows // count // 8) * 8
+
+
+def join(block: Block) -> None:
+    """Make one op of each loss and its gradients, where those do not wait for the loss."""
+    for op in list(block.ops):
+        if isinstance(op, ExternOp) and op.target.data == BACKWARD:
+            loss = op.inputs[4].owner
+            if isinstance(loss, ExternOp) and loss.target.data == LOSS and loss.parent is block:
+                _join(block, loss, op)
+
+
+def _join(block: Block, loss: ExternOp, back: ExternOp) -> None:
+    shared, theirs = list(loss.inputs), [*back.inputs[1:4], *back.inputs[5:]]
+    before = _between(block, loss, back.inputs[0])
+    if before is None or not all(map(_equal, shared, theirs)):
+        return
+    for op in before:
+        op.detach()
+        block.insert_op_before(op, loss)
+    g, bias = back.inputs[0], back.inputs[5:]
+    both = ExternOp.make(
+        [g, *shared],
+        [value.type for value in (*loss.outputs, *back.outputs)],
+        target=BOTH,
+        arguments=arguments(4 + len(bias), biased=bool(bias)),
+    )
+    both.attributes.update(loss.attributes)
+    both.attributes.pop("sbp", None)
+    block.insert_op_before(both, loss)
+    for old, new in zip((*loss.outputs, *back.outputs), both.outputs, strict=True):
+        old.replace_all_uses_with(new)
+    for op in (back, loss):
+        op.detach()
+        op.erase()
+
+
+def _equal(one: SSAValue, other: SSAValue) -> bool:
+    """True for one value, or two of the same ops: what is cheap is computed again for backward."""
+    pending = [(one, other)]
+    for _ in range(MAX_AGAIN):
+        if not pending:
+            return True
+        one, other = pending.pop()
+        if one is other:
+            continue
+        a, b = one.owner, other.owner
+        if not (isinstance(a, FlowOp) and isinstance(b, FlowOp)) or isinstance(a, ExternOp):
+            return False
+        if (a.name, one.type, a.properties) != (b.name, other.type, b.properties):
+            return False
+        if len(a.outputs) != 1 or len(a.inputs) != len(b.inputs):
+            return False
+        pending += zip(a.inputs, b.inputs, strict=True)
+    return False
+
+
+def _between(block: Block, loss: ExternOp, value: SSAValue) -> list[Operation] | None:
+    """Return the ops behind the loss that a value needs, in order; None where it needs the loss."""
+    needed, pending = set[Operation](), [value]
+    position = {op: i for i, op in enumerate(block.ops)}
+    while pending:
+        op = pending.pop().owner
+        if op is loss:
+            return None
+        if isinstance(op, Operation) and op not in needed and position[op] > position[loss]:
+            needed.add(op)
+            pending += op.operands
+    return sorted(needed, key=lambda op: position[op])
+
+
+def lower_linear_losses(module: ModuleOp, func: FuncOp) -> None:
+    """Write the losses of a function as calls of their blocks, in place.
+
+    It declines where an operand is empty: then there is nothing to save.
+    """
+    block = func.body.block
+    join(block)
+    for op in list(block.ops):
+        if isinstance(op, ExternOp) and op.target.data in TARGETS and _is_held(op):
+            _Streamed(module, func, op).run()
+
+
+def _is_held(op: ExternOp) -> bool:
+    h = op.inputs[GIVEN[op.target.data].index("h")]
+    whole = all(0 not in shape_of(value) for value in op.inputs)
+    return is_float(tensor(h).dtype) and whole
+
+
+class _Streamed:
+    """One op on its way to calls."""
+
+    def __init__(self, module: ModuleOp, func: FuncOp, op: ExternOp) -> None:
+        self.op, target = op, op.target.data
+        names = (*GIVEN[target], "bias")[: len(op.inputs)]
+        self.given: Roles = dict(zip(names, op.inputs, strict=True))
+        made = (*MADE[target], *(("db",) if "bias" in names and target != LOSS else ()))
+        # A weight that is not trained has no gradient to be computed.
+        self.wanted = {
+            role: value
+            for role, value in zip(made, op.outputs, strict=True)
+            if value.first_use is not None
+        }
+        parent = op.parent
+        assert isinstance(parent, Block)
+        self.b = FlowBuilder(parent, f"{id_of(op)}.", before=op)
+        self.b.loc = loc_of(op)
+        self.functions = BlockFunctions(module, func, op)
+
+    def run(self) -> None:
+        """Call a function for each block of rows, and join what they give."""
+        rows, width = shape_of(self.given["h"])
+        step = block_rows(rows, width)
+        parts: dict[str, list[SSAValue]] = {role: [] for role in self.wanted}
+        for first in range(0, rows, step):
+            given = self._block(first, min(first + step, rows))
+            given |= {ADDED[role]: parts[role][-1] for role in ADDED if parts.get(role)}
+            for role, value in self.functions.call(self.b, given, tuple(self.wanted)).items():
+                parts[role].append(value)
+        for number, (role, old) in enumerate(self.wanted.items()):
+            found = self._joined(role, parts[role])
+            if number == 0 and isinstance(found.owner, FlowOp):
+                carry(found.owner, self.op)
+            old.replace_all_uses_with(found)
+        self.op.detach()
+        self.op.erase()
+
+    def _block(self, first: int, last: int) -> dict[str, SSAValue]:
+        return {
+            role: self._rows(value, first, last) if role in BY_ROWS else value
+            for role, value in self.given.items()
+        }
+
+    def _rows(self, value: SSAValue, first: int, last: int) -> SSAValue:
+        rows, *rest = shape_of(value)
+        if (first, last) == (0, rows):
+            return value
+        return self.b.op(
+            SliceOp,
+            [value],
+            starts=(first, *(0 for _ in rest)),
+            stops=(last, *rest),
+            steps=(1,) * (1 + len(rest)),
+        )
+
+    def _joined(self, role: str, parts: Sequence[SSAValue]) -> SSAValue:
+        """Join the rows of all blocks, a few at a time, which kernels do; the last sum is all."""
+        if role not in BY_ROWS:
+            return self.b.cast(parts[-1], tensor(self.wanted[role]).dtype)
+        found = list(parts)
+        while len(found) > 1:
+            found = [
+                self._concat(found[i : i + FEW_PIECES]) for i in range(0, len(found), FEW_PIECES)
+            ]
+        return found[0]
+
+    def _concat(self, pieces: list[SSAValue]) -> SSAValue:
+        return pieces[0] if len(pieces) == 1 else self.b.op(ConcatOp, pieces, dim=0)
+
+
+def saved_bytes(rows: int, classes: int, width: int, item: int) -> int:
+    """Return how many bytes of logits are never held: those of all rows but a block's.
+
+    >>> saved_bytes(4096, 50257, 768, 4) >> 20
+    687
+    """
+    return (rows - block_rows(rows, width)) * classes * item if rows else 0

@@ -1,0 +1,118 @@
+"""Searches in sorted tables: a bisection whose steps are lookups and selections of one kernel.
+
+    first = 0; last = n
+    repeat floor(log2 n) + 1 times:
+        middle = first + (last - first) / 2
+        if first < last: (first = middle + 1) if table[middle] < x else (last = middle)
+
+The number of steps depends on the table's size alone, so that all elements of a vector take them
+together. It probes what ``at::native::cus_lower_bound`` does, in its order, and compares as that
+does (``not (table >= x)``): tables with NaN, or not sorted at all, give what they give in torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.builder import FlowBuilder
+from irc.dialects.flow import ExternOp, GatherOp, TakeOp, tensor
+from irc.kernels.holds import LIBRARY_DTYPES, shape_of
+
+SEARCHES = frozenset(
+    {
+        "aten::searchsorted.Tensor",
+        "aten::searchsorted.Scalar",
+        "aten::bucketize.Tensor",
+        "aten::bucketize.Scalar",
+    }
+)
+"""Library calls that search."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a call searches.
+
+    Attributes:
+        table: [n], or [.., n] with the other dims of ``values``; each row sorted.
+        values: what is searched for.
+        sorter: of the table's shape: positions in it in sorted order; None where it is sorted.
+        right: the last suitable place, not the first one.
+    """
+
+    table: SSAValue
+    values: SSAValue
+    sorter: SSAValue | None
+    right: bool
+
+
+def searched(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
+    """Append what a search computes; None where it stays in the library: empty or odd dtypes."""
+    found = _search_of(b, op)
+    kinds = [tensor(value) for value in (found.table, found.values, op.outputs[0])]
+    if any(0 in kind.shape or kind.dtype in (*LIBRARY_DTYPES, "i1") for kind in kinds):
+        return None
+    if kinds[0].dtype != kinds[1].dtype or (kinds[0].ndim > 1 and not _rows_agree(found)):
+        return None
+    return b.cast(bisection(b, found), kinds[2].dtype)
+
+
+def _rows_agree(found: Search) -> bool:
+    return shape_of(found.table)[:-1] == shape_of(found.values)[:-1]
+
+
+def _search_of(b: FlowBuilder, op: ExternOp) -> Search:
+    """Read a call."""
+    positional, keywords = json.loads(op.arguments.data)
+
+    def operand(value: Any, dtype: str) -> SSAValue:
+        if not isinstance(value, dict):
+            return b.scalar(value, dtype)
+        said = cast("dict[str, str | int]", value)
+        found = said.get("operand")
+        return b.scalar(float(said["float"]), dtype) if found is None else op.inputs[int(found)]
+
+    bucketize = op.target.data.startswith("aten::bucketize")
+    given = positional[::-1] if bucketize else positional
+    table = operand(given[0], "")
+    sorter = keywords.get("sorter")
+    return Search(
+        table,
+        operand(given[1], tensor(table).dtype),
+        None if sorter is None else operand(sorter, "i64"),
+        keywords.get("right", False) or keywords.get("side") == "right",
+    )
+
+
+def bisection(b: FlowBuilder, search: Search) -> SSAValue:
+    """Append the bisection: i64 positions from 0 to n, of the values' shape."""
+    n, shape = shape_of(search.table)[-1], shape_of(search.values)
+    first = b.broadcast(b.scalar(0, "i64"), shape)
+    last = b.broadcast(b.scalar(n, "i64"), shape)
+    one, end = b.scalar(1, "i64"), b.scalar(n - 1, "i64")
+    for _ in range(n.bit_length()):
+        middle = b.pointwise("shift_right", b.pointwise("add", first, last), one)
+        # Where nothing is left to search, the middle may be n: it is looked up inside.
+        here = _looked_up(b, search, b.pointwise("minimum", middle, end))
+        reached = b.pointwise("gt" if search.right else "ge", here, search.values)
+        # Not reached, and more to search; else the middle is the end of what is left.
+        up = b.pointwise("lt", reached, b.pointwise("lt", first, last))
+        first = b.pointwise("where", up, b.pointwise("add", middle, one), first)
+        last = b.pointwise("where", up, last, middle)
+    return first
+
+
+def _looked_up(b: FlowBuilder, search: Search, place: SSAValue) -> SSAValue:
+    if search.sorter is not None:
+        place = _element(b, search.sorter, place)
+    return _element(b, search.table, place)
+
+
+def _element(b: FlowBuilder, table: SSAValue, place: SSAValue) -> SSAValue:
+    if tensor(table).ndim == 1:
+        return b.op(TakeOp, [table, place], dim=0)
+    return b.op(GatherOp, [table, place], dim=tensor(table).ndim - 1)

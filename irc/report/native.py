@@ -1,0 +1,41 @@
+"""What ``irc compile`` says of a plan's native program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from irc.plan.native import Program
+
+
+def native_lines(
+    program: Program, codes: Mapping[str, bytes], weight_bytes: int, digest: str
+) -> str:
+    """Describe a program, in two lines.
+
+    Args:
+        program: its description.
+        codes: its shared objects, by file name.
+        weight_bytes: of its weights.
+        digest: names it.
+    """
+    kinds = [f"{code.name} {_size(len(codes[code.file]))}" for code in program.codes]
+    parts = [*kinds, f"weights {_size(weight_bytes)}", f"hash {digest[:16]}"]
+    counts = Counter(
+        str(step.attrs["target"]) if step.op == "flow.extern" else step.op
+        for step in program.library
+    )
+    ops = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    needs = f"torch runs {ops}" if ops else "numpy alone"
+    return f"{'native':<12}{', '.join(parts)}\n{'needs':<12}{needs}"
+
+
+def no_native_line(reason: str) -> str:
+    """Say why there is none."""
+    return f"{'native':<12}none: {reason}"
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < 1 << 20:
+        return f"{num_bytes / 1024:.0f} KiB"
+    return f"{num_bytes / 2**20:.2f} MiB"

@@ -1,0 +1,101 @@
+"""The threads of native programs: one pool for a process, shared by all of them.
+
+A program divides a kernel into as many shares as it was told threads, whether or not there are that
+many free: :mod:`irc.backends.cpu.team` says how they are handed out. The threads are started when a
+program with several is loaded, and again in a child made by fork, which has none of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+
+from irc.errors import IrcError
+from irc.runtime.native.entry import refresh_entries
+
+MOST = 256
+"""Threads that there is room for."""
+LINE = 128
+SPINS = 20_000
+"""How often an idle thread looks for work before it sleeps: about half a millisecond."""
+
+Worker = Callable[[int, int, int], None]
+WORKER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+class Pool:
+    """Threads that run shares of kernels.
+
+    Attributes:
+        address: of its memory, which is never freed: its threads look at it until the process ends.
+        num_threads: how many there are, their caller's included.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        self.wanted = 1
+        self._clear()
+
+    def _clear(self) -> None:
+        self.num_threads = 1
+        self.address = _zeros((MOST + 1) * LINE)
+        self._pid = os.getpid()
+
+    def want(self, threads: int, worker: Worker) -> None:
+        """Start threads until there are as many.
+
+        Args:
+            threads: the caller's included.
+            worker: what a thread runs, of any program's code: it never returns.
+
+        Raises:
+            IrcError: ``option-value``.
+        """
+        if not 1 <= threads <= MOST:
+            raise IrcError(
+                "option-value", f"{threads} threads: a program runs on 1 to {MOST} of them"
+            )
+        with self._lock:
+            self._worker = self._worker or worker
+            self.wanted = max(self.wanted, threads)
+        self.start()
+
+    def start(self) -> None:
+        """Start the threads that are missing."""
+        with self._lock:
+            while self.num_threads < self.wanted and self._worker is not None:
+                # A daemon: at the end of the process nobody waits for it, and it holds no lock.
+                arguments = (self.address, self.num_threads, SPINS)
+                name = f"irc-{self.num_threads}"
+                run = self._worker
+                threading.Thread(target=run, args=arguments, name=name, daemon=True).start()
+                self.num_threads += 1
+
+    def ready(self, threads: int) -> tuple[int, int]:
+        """Return the shares of a kernel, and the address of the pool."""
+        return threads, self.address
+
+    def after_fork(self) -> None:
+        """Begin anew in a child: its parent's threads are not there, nor is who had the team."""
+        if self._pid != os.getpid():
+            self._lock = threading.Lock()
+            self._clear()
+            refresh_entries()
+
+
+def _zeros(size: int) -> int:
+    """Return the address of zeros, at the begin of a line, that nobody frees."""
+    api = ctypes.pythonapi
+    api.PyMem_RawCalloc.restype = ctypes.c_void_p
+    api.PyMem_RawCalloc.argtypes = (ctypes.c_size_t, ctypes.c_size_t)
+    start: int | None = api.PyMem_RawCalloc(1, size + LINE)
+    if start is None:
+        raise MemoryError(size)
+    return -(-start // LINE) * LINE
+
+
+POOL = Pool()
+os.register_at_fork(after_in_child=POOL.after_fork)

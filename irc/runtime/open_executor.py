@@ -1,0 +1,197 @@
+"""The executor of a plan with open sizes: a bound plan for each, made when its first call comes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from irc.dialects.bound_sizes import bound_module
+from irc.dialects.size import Dim, Relation, Size, deciding, floor_quotient, symbol
+from irc.dialects.task import KernelOp
+from irc.dialects.text import dump, load
+from irc.errors import IrcError, did_you_mean
+from irc.plan.load import LoadedPlan
+from irc.plan.schema import Plan
+from irc.plan.sizes import CAPTURE, KERNELS, LIKE, SIZES, PlanSizes, SizedPlan, dim_of
+from irc.plan.template.forms import KernelTemplate
+from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
+from irc.runtime.prepared import Store
+
+MAX_SIZES = 64
+"""Sizes whose plans are kept; the one used longest ago is dropped."""
+
+
+class OpenExecutor:
+    """Runs a plan for any sizes that it was checked for; call it with the inputs in order.
+
+    Args:
+        loaded: with open sizes.
+        tensors: weights by name.
+        options: what :class:`irc.runtime.executor.Executor` takes.
+    """
+
+    def __init__(
+        self, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor], **options: Any
+    ) -> None:
+        self.bound = BoundPlans(loaded)
+        self._tensors, self._options = tensors, options
+        self._store = Store()
+        self._executors: OrderedDict[tuple[tuple[int, ...], ...], Executor] = OrderedDict()
+        self._lock = threading.Lock()
+        self._latest = loaded.plan
+
+    @property
+    def plan(self) -> Plan:
+        """What was run last; the example before the first call."""
+        return self._latest
+
+    @property
+    def sizes(self) -> PlanSizes:
+        """Which sizes are open."""
+        return self.bound.sizes
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run once and return the outputs.
+
+        Raises:
+            IrcError: ``input-mismatch``, or ``size-outside``, naming the dim.
+        """
+        return self.at(tuple([tuple(x.shape) for x in inputs]))(*inputs)
+
+    def at(self, shapes: tuple[tuple[int, ...], ...]) -> Executor:
+        """Return what runs inputs of these shapes."""
+        with self._lock:
+            found = self._executors.get(shapes)
+            if found is None:
+                loaded = self.bound.for_shapes(shapes)
+                found = executor_of(loaded, self._tensors, store=self._store, **self._options)
+                self._executors[shapes] = found
+                if len(self._executors) > MAX_SIZES:
+                    self._executors.popitem(last=False)
+            self._executors.move_to_end(shapes)
+            self._latest = found.plan
+        return found
+
+
+class BoundPlans:
+    """Plans of a folder for numbers.
+
+    Args:
+        loaded: with open sizes.
+    """
+
+    def __init__(self, loaded: LoadedPlan) -> None:
+        assert loaded.sized is not None
+        self._loaded = loaded
+        self._sized: SizedPlan = loaded.sized
+        self.sizes = self._sized.sizes
+        self._names = [loaded.plan.buffers[index].name for index in loaded.plan.inputs]
+        self._kernels = _kernel_templates(loaded, self.sizes)
+
+    def for_shapes(self, shapes: Sequence[Sequence[int]]) -> LoadedPlan:
+        """Return the plan for shapes of inputs.
+
+        Raises:
+            IrcError: ``input-mismatch``, or ``size-outside``, naming the dim.
+        """
+        return self.at(self.values(shapes))
+
+    def values(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+        """Return the numbers of all symbols in shapes of inputs; raises as :meth:`for_shapes`."""
+        if len(shapes) != len(self._names):
+            raise IrcError(
+                "input-mismatch", f"the plan takes {len(self._names)} inputs, not {len(shapes)}"
+            )
+        return self.sizes.values(shapes, self._names)
+
+    def values_of(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """Return numbers of all symbols from some by the model's names; others are the example's.
+
+        Raises:
+            IrcError: ``size-unknown``, ``size-outside``.
+        """
+        known = {each.name: each for each in self.sizes.symbols}
+        for name in numbers:
+            if name not in known:
+                raise IrcError(
+                    "size-unknown", f"the plan has no open size named '{name}'",
+                    because=f"its open sizes are: {', '.join(known)}",
+                    help=did_you_mean(name, known),
+                )  # fmt: skip
+        values = {each.symbol: numbers.get(name, each.example) for name, each in known.items()}
+        full = self.sizes.extended(values)
+        self.sizes.check(full, self._names)
+        return full
+
+    def at(self, full: Mapping[str, int]) -> LoadedPlan:
+        """Return the plan for numbers of all symbols."""
+        plan, texts = self._sized.at(full), dict(self._loaded.texts)
+        del texts[SIZES]
+        emit = import_module(f"irc.backends.{plan.backend}").emit
+        for kernel in self._kernels:
+            name = kernel.like.sym_name.data
+            texts[f"kernels/{name}.ll"] = emit(kernel.at(full)).encode()
+        return replace(self._loaded, plan=plan, texts=texts)
+
+    def with_program(self, full: Mapping[str, int]) -> LoadedPlan:
+        """Return the plan for numbers, whose IR is the model's program for them, as far as kept."""
+        if full == self.sizes.example:
+            return self._loaded
+        found = self.at(full)
+        texts = {name: t for name, t in found.texts.items() if not name.startswith("ir/")}
+        if (text := texts.pop(CAPTURE, None)) is not None:
+            with deciding(_Known(self.sizes)):
+                program = load(text.decode(), CAPTURE)
+            texts["ir/00-capture.mlir"] = dump(bound_module(program, full)).encode()
+        return replace(found, texts=texts)
+
+
+def _kernel_templates(loaded: LoadedPlan, sizes: PlanSizes) -> list[KernelTemplate]:
+    """Return the kernels that are made for each size, from their text."""
+    if not sizes.kernels:
+        return []
+    named, like = (_kernels(loaded, name) for name in (KERNELS, LIKE))
+    return [
+        KernelTemplate(named[e.name], like[e.name], e.division, named[e.name].symbols)
+        for e in sizes.kernels
+    ]
+
+
+def _kernels(loaded: LoadedPlan, name: str) -> dict[str, KernelOp]:
+    from irc.plan.json_text import corrupt
+
+    if name not in loaded.texts:
+        raise corrupt(f"the plan has no file {name}")
+    ops = load(loaded.texts[name].decode(), name).body.block.ops
+    found = {op.sym_name.data: op for op in ops if isinstance(op, KernelOp)}
+    for each in loaded.sized.sizes.kernels if loaded.sized else ():
+        if each.name not in found:
+            raise corrupt(f"{name} has no kernel {each.name}")
+    return found
+
+
+class _Known:
+    """Answers of the trace that a program was made by: it is checked again as it is read."""
+
+    def __init__(self, sizes: PlanSizes) -> None:
+        self._answers = {(c.relation, dim_of(c.difference)): c.holds for c in sizes.conditions}
+        self._quotients = {(dim_of(q.dim), dim_of(q.by)): q.symbol for q in sizes.quotients}
+
+    def decide(self, relation: Relation, difference: Size) -> bool | None:
+        """Return what the trace was told."""
+        return self._answers.get((relation, difference))
+
+    def quotient(self, dim: Size, by: int) -> Dim | None:
+        """Return the name that the trace gave."""
+        return floor_quotient(dim, by, self._named)
+
+    def _named(self, dim: Size, by: int) -> Dim | None:
+        name = self._quotients.get((dim, by))
+        return None if name is None else symbol(name)

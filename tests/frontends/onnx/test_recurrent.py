@@ -1,0 +1,72 @@
+"""RNN, GRU and LSTM of few steps are plain ops; of more, or with more to them, library ops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from irc.frontends.onnx.recurrent import GATES, MOST_STEPS
+from tests.frontends.onnx.compare import check_text, op_counts
+
+RNG = np.random.default_rng(2)
+BATCH, WIDTH, HIDDEN = 3, 4, 5
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def run(
+    kind: str, steps: int, direction: str, *, bias: bool = True, states: bool = True, more: str = ""
+) -> dict[str, int]:
+    """Compare with ONNX Runtime and count the ops."""
+    d, wide = (2 if direction == "bidirectional" else 1), GATES[kind] * HIDDEN
+    feeds = {"x": normal(steps, BATCH, WIDTH), "w": normal(d, wide, WIDTH),
+             "r": normal(d, wide, HIDDEN)}  # fmt: skip
+    kinds = [f"float[{steps},{BATCH},{WIDTH}] x", f"float[{d},{wide},{WIDTH}] w",
+             f"float[{d},{wide},{HIDDEN}] r"]  # fmt: skip
+    if bias:
+        feeds["b"] = normal(d, 2 * wide)
+        kinds.append(f"float[{d},{2 * wide}] b")
+    names = ["h", "c"] if kind == "LSTM" else ["h"]
+    if states:
+        feeds |= {name: normal(d, BATCH, HIDDEN) for name in names}
+        kinds += [f"float[{d},{BATCH},{HIDDEN}] {name}" for name in names]
+    given = ", ".join(
+        ["x", "w", "r", "b" if bias else "", "", *(names if states else [""] * len(names))]
+    )
+    last = ", last" if kind == "LSTM" else ""
+    flags = f'hidden_size = {HIDDEN}, direction = "{direction}"{more}'
+    body = f"y, z{last} = {kind} <{flags}> ({given.rstrip(', ')})"
+    outputs = "y:4 z:3" + (" last:3" if last else "")
+    return op_counts(
+        check_text(body, ", ".join(kinds), outputs, opset=14, feeds=feeds, absolute=1e-5)
+    )
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("kind", list(GATES))
+@pytest.mark.parametrize("steps", [1, 3])
+def test_few_steps_are_written_out(kind: str, direction: str, steps: int) -> None:
+    for bias, states in ((True, True), (False, False)):
+        counts = run(kind, steps, direction, bias=bias, states=states)
+        assert not any(name.startswith("onnx::") for name in counts)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_product_of_a_gated_unit_before_its_reset(bias: bool) -> None:
+    counts = run("GRU", 2, "bidirectional", bias=bias, more=", linear_before_reset = 1")
+    assert "onnx::GRU" not in counts
+
+
+def test_activations_by_name() -> None:
+    more = ', activations = ["Relu"]'
+    assert "onnx::RNN" not in run("RNN", 2, "forward", more=more)
+    more = ', activations = ["HardSigmoid", "Tanh", "Tanh"]'
+    assert run("LSTM", 2, "forward", more=more)["onnx::LSTM"] == 1
+
+
+def test_more_steps_are_a_library_op() -> None:
+    for more, steps in (("", MOST_STEPS + 1), (", clip = 0.5", 2), (", layout = 0", 2)):
+        counts = run("LSTM", steps, "forward", more=more)
+        assert ("onnx::LSTM" in counts) == (more != ", layout = 0")

@@ -1,0 +1,141 @@
+"""One import for every size: what stays a name, what is noted, and what has to be a number."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import pytest
+
+from irc.dialects.bound_sizes import bound_module
+from irc.errors import IrcError
+from irc.frontends.onnx.prepare import prepare
+from irc.frontends.onnx.read import read_model
+from irc.frontends.onnx.trace import OpenProgram, trace
+from irc.program import Program
+from tests.frontends.onnx.compare import model_of, reference, run
+
+
+def traced(model: onnx.ModelProto, **hints: int) -> OpenProgram:
+    return trace(prepare(read_model(model)), hints)
+
+
+def agrees(model: onnx.ModelProto, found: OpenProgram, values: Mapping[str, int]) -> None:
+    """Run the one import at some sizes, and ONNX Runtime."""
+    rng = np.random.default_rng(0)
+    full = found.extended(values)
+    feeds = {
+        name: rng.standard_normal([d if isinstance(d, int) else full[str(d)] for d in shape])
+        .astype(np.float32)
+        for name, shape in found.shapes.items()
+    }  # fmt: skip
+    program = Program(bound_module(found.program.module, full), found.program.tensors)
+    program.module.verify()
+    for mine, theirs in zip(run(program, feeds), reference(model, feeds), strict=True):
+        assert mine.shape == theirs.shape
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+STRIDED = model_of(
+    """a = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (x, w)
+    b = MaxPool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1> (a)
+    y = Relu (b)""",
+    "float[N,2,H,W] x",
+    "float[N,3,P,Q] y",
+    stored="float[3,2,3,3] w = {" + ",".join(str(i % 7 - 3) for i in range(54)) + "}",
+)
+
+
+def test_windows_with_strides_make_quotients() -> None:
+    found = traced(STRIDED, N=2, H=32, W=40)
+    assert set(found.places) == {"N", "H", "W"} and not found.fixed
+    assert found.extended({"N": 2, "H": 32, "W": 40})[min(found.quotients)] in (15, 16, 19, 20)
+    for values in (
+        {"N": 1, "H": 17, "W": 23},
+        {"N": 3, "H": 9, "W": 64},
+        {"N": 2, "H": 33, "W": 8},
+    ):
+        if found.admits(values):
+            agrees(STRIDED, found, values)
+    assert found.admits({"N": 1, "H": 36, "W": 44})
+
+
+PYRAMID = model_of(
+    """a = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)
+    s = Constant <value = float[4] {1, 1, 2, 2}> ()
+    u = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric",
+        nearest_mode = "floor"> (a, , s)
+    y = Add (x, u)""",
+    "float[1,2,H,W] x",
+    "float[1,2,H,W] y",
+)
+
+
+def test_sizes_that_have_to_be_equal_are_a_condition() -> None:
+    found = traced(PYRAMID, H=8, W=12)
+    agrees(PYRAMID, found, {"H": 6, "W": 10})
+    refused = found.refused({"H": 7, "W": 10})
+    assert refused is not None and "floor((H)/2)" in refused
+
+
+SLICED = model_of(
+    """z = Constant <value = int64[1] {0}> ()
+    e = Constant <value = int64[1] {10}> ()
+    m = Constant <value = int64[1] {1}> ()
+    y = Slice (x, z, e, m)""",
+    "float[2,S] x",
+    "float[2,T] y",
+)
+
+
+@pytest.mark.parametrize(("hint", "good", "bad"), [(20, 10, 9), (4, 9, 10)])
+def test_where_a_slice_ends_is_a_condition(hint: int, good: int, bad: int) -> None:
+    found = traced(SLICED, S=hint)
+    agrees(SLICED, found, {"S": good})
+    assert found.refused({"S": bad}) is not None
+
+
+def test_a_size_that_is_needed_is_fixed_and_says_by_whom() -> None:
+    model = model_of(
+        'u = Resize <mode = "linear"> (x, , s)\ny = Relu (u)',
+        "float[B,2,H] x", "float[B,2,K] y", stored="float[3] s = {1, 1, 1.5}",
+    )  # fmt: skip
+    found = traced(model, B=2, H=8)
+    assert set(found.places) == {"B"}
+    assert found.fixed["H"].number == 8 and "Resize" in found.fixed["H"].reason
+    agrees(model, found, {"B": 5})
+
+
+def test_shape_arithmetic_stays_polynomial() -> None:
+    model = model_of(
+        """s = Shape (x)
+        i = Constant <value = int64 {0}> ()
+        j = Constant <value = int64 {1}> ()
+        b = Gather (s, i)
+        n = Gather (s, j)
+        two = Constant <value = int64 {2}> ()
+        h = Div (n, two)
+        k = Mul (h, two)
+        z = Constant <value = int64[1] {0}> ()
+        bs = Unsqueeze (b, z)
+        ks = Unsqueeze (k, z)
+        c = Slice (x, z, ks, one)
+        minus = Constant <value = int64[1] {-1}> ()
+        t = Concat <axis = 0> (bs, minus)
+        y = Reshape (c, t)""",
+        "float[B,S] x", "float[B,T] y", stored="int64[1] one = {1}",
+    )  # fmt: skip
+    found = traced(model, B=3, S=9)
+    for values in ({"B": 1, "S": 17}, {"B": 3, "S": 2}, {"B": 17, "S": 127}):
+        if found.admits(values):
+            agrees(model, found, values)
+    assert found.admits({"B": 17, "S": 127})
+
+
+def test_what_no_size_allows_is_an_error() -> None:
+    model = model_of("y = MatMul (x, w)", "float[B,3] x", "float[B,2] y",
+                     stored="float[4,2] w = {1,2,3,4,5,6,7,8}")  # fmt: skip
+    with pytest.raises(IrcError):
+        traced(model, B=3)

@@ -1,0 +1,156 @@
+"""Threads of programs: shares are done once each, whoever does them, and forks begin anew."""
+
+import ctypes
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from irc.backends.cpu.features import AVX2
+from irc.backends.cpu.native import shared_code
+from irc.errors import IrcError
+from irc.plan.native import HEADER, Table
+from irc.runtime.native.pool import WORKER, Pool
+from irc.runtime.native.segment import DRIVER, Segment
+
+COUNT = """; irc-kernel {"name": "count", "num_args": 1, "scratch_bytes": 64, "parallel": true, "template": "rows"}
+define void @"count"(ptr %args, i64 %thread, i64 %threads, ptr %scratch) {
+  %cells = load ptr, ptr %args
+  %at = getelementptr i64, ptr %cells, i64 %thread
+  %old = load i64, ptr %at
+  %new = add i64 %old, %threads
+  store i64 %new, ptr %at
+  store i64 %new, ptr %scratch
+  ret void
+}
+"""  # noqa: E501 - the first line of a kernel is its description
+
+MEET = """; irc-kernel {"name": "meet", "num_args": 1, "scratch_bytes": 0, "parallel": true, "template": "rows"}
+define void @"meet"(ptr %args, i64 %thread, i64 %threads, ptr %scratch) {
+entry:
+  %cells = load ptr, ptr %args
+  %there = getelementptr i64, ptr %cells, i64 1
+  %first = icmp eq i64 %thread, 0
+  br i1 %first, label %wait, label %come
+come:
+  store atomic i64 1, ptr %there release, align 8
+  ret void
+wait:
+  %i = phi i64 [ 0, %entry ], [ %i1, %next ]
+  %seen = load atomic i64, ptr %there acquire, align 8
+  %met = icmp ne i64 %seen, 0
+  br i1 %met, label %together, label %next
+next:
+  %i1 = add i64 %i, 1
+  %patient = icmp slt i64 %i1, 20000000000
+  br i1 %patient, label %wait, label %alone
+together:
+  store i64 1, ptr %cells
+  ret void
+alone:
+  ret void
+}
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    path = tmp_path_factory.mktemp("code") / "count.so"
+    path.write_bytes(shared_code([COUNT, MEET], AVX2))
+    return ctypes.CDLL(str(path))
+
+
+def segment(
+    code: ctypes.CDLL, pool: Pool, threads: int, launches: int = 1, kernel: int = 0
+) -> Segment:
+    kernels = [each or 0 for each in (ctypes.c_void_p * 2).in_dll(code, "irc_kernels")]
+    words = (kernel, 1, 1, 0, 0, 0, 0, launches * (HEADER + 2), 1, 0) * launches
+    table = Table(words, launches, 4096 + 128, parallel=True)
+    return Segment(table, kernels, DRIVER(("irc_driver", code)), pool, threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("started", [False, True])
+def test_each_share_is_done_once(code: ctypes.CDLL, threads: int, started: bool) -> None:
+    pool = Pool()
+    if started:
+        pool.want(threads, WORKER(("irc_worker", code)))
+    cells = (ctypes.c_int64 * threads)()
+    run = segment(code, pool, threads, launches=5)
+    for _ in range(400):
+        run.run_pointers([0, ctypes.addressof(cells)])
+    assert list(cells) == [2000 * threads] * threads
+
+
+def test_callers_share_one_pool(code: ctypes.CDLL) -> None:
+    pool = Pool()
+    pool.want(3, WORKER(("irc_worker", code)))
+    run = segment(code, pool, 3, launches=7)
+    counted = [(ctypes.c_int64 * 3)() for _ in range(8)]
+
+    def call(cells: ctypes.Array[ctypes.c_int64]) -> None:
+        for _ in range(300):
+            run.run_pointers([0, ctypes.addressof(cells)])
+
+    callers = [threading.Thread(target=call, args=(cells,)) for cells in counted]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert [list(cells) for cells in counted] == [[6300] * 3] * 8
+
+
+def test_threads_sleep_and_wake(code: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without patience they are asleep nearly always: every opening has to wake one.
+    monkeypatch.setattr("irc.runtime.native.pool.SPINS", 0)
+    pool = Pool()
+    pool.want(2, WORKER(("irc_worker", code)))
+    cells = (ctypes.c_int64 * 2)()
+    run = segment(code, pool, 2, launches=3)
+    for _ in range(500):
+        run.run_pointers([0, ctypes.addressof(cells)])
+    assert list(cells) == [3000] * 2
+
+
+def test_a_sleeping_thread_is_woken_for_its_share(
+    code: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("irc.runtime.native.pool.SPINS", 0)
+    pool = Pool()
+    pool.want(2, WORKER(("irc_worker", code)))
+    run = segment(code, pool, 2, kernel=1)
+    for _ in range(20):
+        cells = (ctypes.c_int64 * 2)()
+        time.sleep(0.002)
+        # The caller's share ends well when the other one is done beside it.
+        run.run_pointers([0, ctypes.addressof(cells)])
+        assert list(cells) == [1, 1]
+
+
+def test_as_many_threads_as_there_is_room_for(code: ctypes.CDLL) -> None:
+    worker = WORKER(("irc_worker", code))
+    for count in (0, 257):
+        with pytest.raises(IrcError, match="option-value"):
+            Pool().want(count, worker)
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_threads_of_its_own(code: ctypes.CDLL, tmp_path: Path) -> None:
+    pool = Pool()
+    pool.want(2, WORKER(("irc_worker", code)))
+    run = segment(code, pool, 2, launches=3)
+    cells = (ctypes.c_int64 * 2)()
+    run.run_pointers([0, ctypes.addressof(cells)])
+    child = os.fork()
+    if child == 0:
+        pool.after_fork()
+        pool.start()
+        started = pool.num_threads
+        for _ in range(99):
+            run.run_pointers([0, ctypes.addressof(cells)])
+        (tmp_path / "found").write_text(f"{started} {list(cells)}")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "found").read_text() == "2 [600, 600]"
