@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import prod
 
 from irc.backends.triton.functions import TYPES
-from irc.backends.triton.streams import LOG2E, Stream, load
+from irc.backends.triton.streams import LOG2E, Stream, load, mask_added
 from irc.dialects.attention import AttentionForm
 from irc.kernels.arithmetic import power_of_two
 from irc.kernels.form import Form
@@ -168,7 +168,7 @@ class Attention(Stream):
             if place.dtype == "i1":
                 hidden.append(f"({text} != 0)")
             else:
-                source.line(f"x = x + {text}.to(tl.float32) * {LOG2E!r}")
+                mask_added(source, text)
         if hidden:
             source.line(f'x = tl.where({" & ".join(hidden)}, x, float("-inf"))')
 

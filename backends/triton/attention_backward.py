@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import prod
 
 from irc.backends.triton.functions import TYPES
-from irc.backends.triton.streams import LOG2E, Stream, load
+from irc.backends.triton.streams import LOG2E, Stream, load, mask_added
 from irc.dialects.attention import AttentionForm
 from irc.dialects.attention_backward import BEFORE, OUTPUTS
 from irc.errors import IrcError
@@ -194,12 +194,13 @@ class AttentionBackward(Stream):
             if place.dtype == "i1":
                 hidden.append(f"({text} != 0)")
             else:
-                source.line(f"x = x + {text}.to(tl.float32) * {LOG2E!r}")
+                mask_added(source, text)
         if hidden:
             source.line(f'x = tl.where({" & ".join(hidden)}, x, float("-inf"))')
         if self.by_keys:
             self._load_row(source, "sums", tail, rows, 'float("inf")')
-        source.line("w = tl.exp2(x - sums)")
+        # What a mask adds may round a score to more than its log-sum.
+        source.line("w = tl.exp2(tl.minimum(x - sums, 0.0))")
 
     def _load_row(
         self, source: Source, role: str, masks: Sequence[str], rows: str, other: str

@@ -12,6 +12,15 @@ from irc.kernels.gpu.attention import LEAST_TILE
 from irc.kernels.source import Source
 
 LOG2E = math.log2(math.e)
+LOWEST = -3.4028e38 / LOG2E
+"""The least that a mask adds: ``finfo.min``, which hides a key, is -inf times ``LOG2E``."""
+
+
+def mask_added(source: Source, mask: str) -> None:
+    """Append what adds a mask to ``x``, scores in powers of two; minus infinity hides a key."""
+    source.line(f"hides = {mask}.to(tl.float32)")
+    source.line(f'hides = tl.where(hides > float("-inf"), tl.maximum(hides, {LOWEST!r}), hides)')
+    source.line(f"x = x + hides * {LOG2E!r}")
 
 
 class Stream:

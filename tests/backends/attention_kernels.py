@@ -105,7 +105,7 @@ def _kernel(a, space, roles) -> KernelOp:
 
 
 def inputs_of(a: Attend, kernel: KernelOp, seed: int = 0) -> list[torch.Tensor]:
-    """Return random inputs; one row of a bool mask is empty."""
+    """Return random inputs; one row of a mask is empty, or all of what ``finfo.min`` leaves."""
     generator = torch.Generator().manual_seed(seed)
     form = _form(kernel)
     found = []
@@ -120,6 +120,8 @@ def inputs_of(a: Attend, kernel: KernelOp, seed: int = 0) -> list[torch.Tensor]:
             found.append(mask)
         else:
             value = torch.randn(place.size, generator=generator, dtype=torch.float64)
+            if role == "mask" and place.dtype == "f32":
+                value[: a.keys] = torch.finfo(torch.float32).min
             found.append(value.to(dtypes()[place.dtype]))
     return found
 
@@ -169,7 +171,7 @@ def _task(form: AttentionForm, inputs, task):
     if total == -math.inf:
         y = torch.zeros(form.width, dtype=torch.float64)
     else:
-        y = (torch.exp(line - total)[:, None] * torch.stack(values)).sum(0)
+        y = (torch.softmax(line, 0)[:, None] * torch.stack(values)).sum(0)
     if "y0" in form.places:
         before, y0 = value("sums0", 0, 1)[0], value("y0", 0, form.width)
         both = torch.logaddexp(before, total)
@@ -193,6 +195,7 @@ def attend_cases() -> dict[str, Attend]:
         Attend(mask="bool", depth=20, width=12, name="masked"),
         Attend(mask="bool_keys", causal=True, rows=53, repeats=2, name="padded"),
         Attend(mask="float", dtype="f16", sums=True, name="biased_f16"),
+        Attend(mask="float", name="biased"),
         Attend(causal=True, dtype="f16", rows=129, keys=129, depth=64, width=64, batch=1,
                groups=1, name="long_f16"),
         Attend(goes_on=True, sums=True, name="ring"),

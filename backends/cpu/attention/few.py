@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from irc.backends.cpu.attention.blocks import FEW, AttentionPlan, AttentionWriter, Unit
-from irc.backends.cpu.attention.softmax import LOG2E, NEVER, maximum, power_of_two
+from irc.backends.cpu.attention.softmax import LOG2E, NEVER, masked, maximum, power_of_two
 from irc.backends.cpu.attention.store import LN2
 from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.matmul.dots import add_lanes, dots_function
@@ -196,7 +196,7 @@ class FewWriter(AttentionWriter):
             if self.place("mask").dtype == "i1":
                 score = b.select(mask, score, never)
             else:
-                score = b.fma(mask, constant(self.kind, LOG2E), score)
+                score = masked(b, mask, score)
         if unit.shift is not None:
             moves = self.plan.row == len(self.form.space) - 3
             last = b.add(unit.shift, b.i64(row if moves else 0))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from irc.backends.cpu.attention.softmax import LOG2E, NEVER, Block, largest
+from irc.backends.cpu.attention.softmax import LOG2E, NEVER, Block, largest, masked
 from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import Operand, Type, constant
 from irc.backends.cpu.vector.storage import MEMORY, unpack
@@ -160,7 +160,7 @@ class MaskWriter:
         mask = self.rows("mask", unit, v, key)
         if self.form.places["mask"].dtype == "i1":
             return b.select(mask, score, constant(self.kind, NEVER))
-        return b.fma(mask, constant(self.kind, LOG2E), score)
+        return masked(b, mask, score)
 
     def rows(self, role: str, unit: Unit, v: int, key: Operand | None) -> Operand:
         """Return what a role has for the rows of a vector; lanes past the last row repeat it."""

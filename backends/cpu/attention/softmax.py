@@ -15,6 +15,9 @@ from irc.backends.cpu.vector.exponentials import ROUND, exp2_of_rest
 
 NEVER = float("-inf")
 LOG2E = log2(e)
+LOWEST = -3.4028e38 / LOG2E
+"""The least that a mask adds: what torch writes for a hidden key, ``finfo.min``, is -inf times
+``LOG2E``, and a row of nothing else would be zeros and not the mean of the values."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,13 @@ class Block:
 
 Change = Callable[[Operand, Sequence[Operand]], Sequence[Operand]]
 """Given a key and its scores, what they become."""
+
+
+def masked(b: Builder, mask: Operand, score: Operand) -> Operand:
+    """Return scores, in powers of two, with an additive mask; minus infinity hides a key."""
+    lowest, never = constant(mask.type, LOWEST), constant(mask.type, NEVER)
+    low = b.binary("and", b.compare("fcmp olt", mask, lowest), b.compare("fcmp one", mask, never))
+    return b.fma(b.select(low, lowest, mask), constant(mask.type, LOG2E), score)
 
 
 def largest(b: Builder, block: Block, change: Change | None) -> list[Operand]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from irc.backends.cpu.attention.pairs import HALVES, ROUND
-from irc.backends.cpu.attention.softmax import LOG2E, NEVER, power_of_two
+from irc.backends.cpu.attention.softmax import LOG2E, NEVER, masked, power_of_two
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
 from irc.backends.cpu.vector.storage import MEMORY, unpack
 
@@ -128,7 +128,7 @@ class SlopesWriter:
             if mask.dtype == "i1":
                 seen = value
             else:
-                x = b.fma(value, constant(kind, LOG2E), x)
+                x = masked(b, value, x)
                 # What a mask adds may round a score to more than its log-sum.
                 zero = constant(kind, 0.0)
                 x = b.select(b.compare("fcmp ogt", x, zero), zero, x)

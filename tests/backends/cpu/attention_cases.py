@@ -70,6 +70,9 @@ class Case:
                 if self.mask_dtype == "i1"
                 else (whole * 4 - 2).to(TORCH[self.mask_dtype])
             )
+            if self.mask_dtype != "i1":
+                # What torch writes for a hidden key, in all of a row: the mean of the values.
+                found["mask"][-1] = torch.finfo(found["mask"].dtype).min
         if self.start is not None:
             found["start"] = torch.tensor(self.start)
         if self.before:
