@@ -19,6 +19,9 @@ ROUNDING = 8.0
 DRAWS = 16
 """So often a random operator is drawn from, on each side."""
 
+UNDRAWN = 1e-4
+"""Results of eager that differ by no more, relatively, were not drawn."""
+
 SIGMAS = 6.0
 """Means of random numbers may differ by so many standard errors."""
 
@@ -86,7 +89,9 @@ def stray(got: Sequence[Any], want: Sequence[Any]) -> str:
         )
         if not a.shape[1]:
             continue
-        if bool((b != b[0]).any()) and not bool((a != a[0]).any()):
+        # LAPACK's rounding depends on where its memory lies: that is no draw.
+        drawn = (b - b[0]).nan_to_num().abs().max() > UNDRAWN * b.nan_to_num().abs().max()
+        if bool(drawn) and not bool((a != a[0]).any()):
             return f"result{path} is the same in every call"
         for power in (1, 2):
             x, y = (draws.nan_to_num().atan().pow(power).mean(1) for draws in (a, b))
