@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 from irc.constraints.pins import Pins, pins_option
 from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
+from irc.plan.host import is_host, load_host
 from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.save import check_target, save_plan
 from irc.program import Program
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from irc.calls.entries import Entries
     from irc.calls.step import TrainingStep
     from irc.runtime.executor import Executor
+    from irc.runtime.host import HostExecutor
     from irc.runtime.open_executor import OpenExecutor
 
 T = TypeVar("T")
@@ -361,10 +363,10 @@ def export_plan(
         regather=regather,
         dynamic=_dynamic(dynamic, mesh),
     )
-    if dynamic and (optimizer is not None or backend != "cpu"):
+    if dynamic and optimizer is not None:
         raise IrcError(
             "option-value",
-            "a plan of training, or of a GPU, has fixed sizes",
+            "a plan of training has fixed sizes",
             help="leave out dynamic",
         )
     if optimizer is not None:
@@ -453,14 +455,42 @@ def compile_file(
     check_target(Path(out), force=force)
     from irc.frontends.onnx import load_onnx
 
-    if options.mesh.num_ranks == 1 and backend == "cpu":
-        from irc.onnx.open_file import open_file
+    if options.mesh.num_ranks > 1 or backend != "cpu":
+        program = load_onnx(path, sizes=dict(sizes or {}))
+        return _write(program, options, out, native, force=force)
+    from irc.onnx.open_file import open_file
 
-        if (opened := open_file(path, dict(sizes or {}), options)) is not None:
-            plan, program = opened
-            return _save(plan, program, options, out, native, force=force)
-    program = load_onnx(path, sizes=dict(sizes or {}))
-    return _write(program, options, out, native, force=force)
+    try:
+        opened = open_file(path, dict(sizes or {}), options)
+        program = load_onnx(path, sizes=dict(sizes or {})) if opened is None else opened[1]
+        plan = make_plan(program, options) if opened is None else opened[0]
+    except IrcError as error:
+        if not {"op-unsupported", "size-unbound"} & set(error.codes):
+            raise
+        found = _write_host(path, dict(sizes or {}), options, out, force=force)
+        if found is None:
+            raise
+        return found
+    return _save(plan, program, options, out, native, force=force)
+
+
+def _write_host(
+    path: str, sizes: Mapping[str, int], options: Options, out: str | Path, *, force: bool
+) -> str | None:
+    """Write a file as a host program with regions; None where nothing of it is the host's.
+
+    Raises:
+        IrcError: what is refused there too.
+    """
+    from irc.onnx.host_file import host_file
+    from irc.plan.host import save_host
+    from irc.report.host import host_summary
+
+    if (made := host_file(path, sizes, options)) is None:
+        return None
+    plan, program = made
+    save_host(out, plan, force=force)
+    return host_summary(plan, options.cluster, program.source)
 
 
 def _write(program: Program, options: Options, out: str | Path, native: str, *, force: bool) -> str:
@@ -558,10 +588,11 @@ def export_entries(
     )
 
 
-def load(folder: str | Path) -> Executor | OpenExecutor:
+def load(folder: str | Path) -> Executor | OpenExecutor | HostExecutor:
     """Load a plan for one device; call what comes back with the inputs in order.
 
-    A plan with open sizes takes inputs of all sizes that it was checked for.
+    A plan with open sizes takes inputs of all sizes that it was checked for. What comes back of a
+    plan that holds loops and branches also takes and gives arrays of strings, and sequences.
 
     Raises:
         IrcError: ``plan-missing``, ``plan-corrupt``; ``world-size`` for a plan of several ranks.
@@ -570,6 +601,11 @@ def load(folder: str | Path) -> Executor | OpenExecutor:
     from irc.runtime.open_executor import OpenExecutor
     from irc.runtime.weights import load_weights
 
+    if is_host(folder):
+        from irc.runtime.host import HostExecutor, load_host_weights
+
+        host = load_host(folder)
+        return HostExecutor(host, load_host_weights(host))
     loaded: LoadedPlan = load_plan(folder)
     if loaded.sized is not None:
         return OpenExecutor(loaded, load_weights(loaded, 0))

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from irc.constraints.fusion import FusionStatement, named_ops, parse_fusion
 from irc.constraints.pins import constraint_text
-from irc.dialects.flow import FlowOp, FusionOp, IotaOp, YieldOp, id_of, loc_of
+from irc.dialects.flow import (
+    FlowOp,
+    FusionOp,
+    IotaOp,
+    YieldOp,
+    loc_of,
+    noted_placements,
+    result_id,
+)
 from irc.kernels.fusion.groups import Grouping
 from irc.kernels.fusion.profit import describe
 from irc.kernels.fusion.units import Unit, in_order
@@ -224,20 +232,10 @@ class _Rebuild:
             block,
             kind=kind,
             loc=loc_of(last),
-            id=",".join(id_of(v.owner) for v in outputs if isinstance(v.owner, Operation)),
+            id=",".join(map(result_id, outputs)),
         )
         fusion.attributes["why"] = StringAttr(describe(kind, ops, outputs))
-        placed = [_placement(value) for value in outputs]
-        if all(p is not None for p in placed):
-            fusion.attributes["sbp"] = ArrayAttr([p for p in placed if p is not None])
+        if (placed := noted_placements(outputs)) is not None:
+            fusion.attributes["sbp"] = placed
         self.block.add_op(fusion)
         self.done.update(zip(outputs, fusion.outputs, strict=True))
-
-
-def _placement(value: SSAValue) -> Attribute | None:
-    """The placement that lower-boxing noted for a value."""
-    op = value.owner
-    if not isinstance(op, Operation) or "sbp" not in op.attributes:
-        return None
-    noted = cast("ArrayAttr[Attribute]", op.attributes["sbp"])
-    return next(a for a, result in zip(noted.data, op.results, strict=True) if result is value)

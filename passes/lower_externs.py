@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ExternOp, carry, loc_of
+from irc.dialects.flow import ExternOp, carry, loc_of, noted_placements
 from irc.kernels.expert_gradients import expert_derivative, summed_outer
 from irc.kernels.experts import grouped_matmul, grouped_rows, layer_of_experts
 from irc.kernels.gpu.limits import GPUS
@@ -117,11 +118,23 @@ def _lower(func: FuncOp, fixed: Fixed, prefix: str, lowered: frozenset[str]) -> 
             continue
         results = found if isinstance(found, list) else [found]
         _stamp(before, op)
-        carry(results[0].owner, op)  # type: ignore[arg-type]  # an op has just made it
+        _name(results, op)
         for old, new in zip(op.outputs, results, strict=True):
             old.replace_all_uses_with(new)
         op.detach()
         op.erase()
+
+
+def _name(results: Sequence[SSAValue], op: ExternOp) -> None:
+    """Give what makes the first result the name of the call, and the placements of its results."""
+    made = results[0].owner
+    assert isinstance(made, Operation), "an op has just made it"
+    carry(made, op)
+    placed = noted_placements(
+        [old for old, new in zip(op.outputs, results, strict=True) if new.owner is made]
+    )
+    if placed is not None and len(placed) == len(made.results):
+        made.attributes["sbp"] = placed
 
 
 def _stamp(before: Operation | None, op: ExternOp) -> None:

@@ -80,10 +80,10 @@ class StreamCrossEntropyPass(ModulePass):
     }
     ```
 
-    It declines where others read the logits (the program gives them as a result), where label
-    smoothing needs all log-probabilities, and where blocks would save less than ``min_bytes``. What
-    it did, and why not, is kept in ``irc.cross_entropy``; ``irc explain plan PLAN --fusion`` shows
-    it.
+    Of smoothed labels, the sum of a row's log-probabilities comes of the mean of the weight's rows
+    and the log-sum. It declines where others read the logits (the program gives them as a result)
+    or log-probabilities, and where blocks would save less than ``min_bytes``. What it did, and why
+    not, is kept in ``irc.cross_entropy``; ``irc explain plan PLAN --fusion`` shows it.
     """
 
     name = "stream-cross-entropy"

@@ -68,6 +68,16 @@ def single(head: nn.Linear, h: Tensor, labels: Tensor) -> Tensor:
     return (each * torch.linspace(0, 1, B * T)).sum()
 
 
+def smoothed(head: nn.Linear, h: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(head(h).view(-1, V), labels.view(-1), label_smoothing=0.1)
+
+
+def smoothed_single(head: nn.Linear, h: Tensor, labels: Tensor) -> Tensor:
+    logits = head(h).view(-1, V)
+    each = F.cross_entropy(logits, labels.view(-1), label_smoothing=0.2, reduction="none")
+    return (each * torch.linspace(0, 1, B * T)).sum()
+
+
 def batch(seed: int = 0, *, ignored: str = "some") -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     ids, labels = (torch.randint(0, V, (B, T), generator=draw) for _ in range(2))
@@ -88,6 +98,8 @@ def eager(model: nn.Module, ids: Tensor, labels: Tensor) -> tuple[Tensor, dict[s
         (mean, True),
         (shifted, False),
         (single, True),
+        (smoothed, False),
+        (smoothed_single, True),
         *(
             pytest.param(loss, tied, marks=pytest.mark.slow)
             for loss, tied in ((mean, False), (shifted, True), (padded, False), (padded, True),
@@ -131,9 +143,9 @@ def test_torch_compile_hands_no_logits_to_its_backward_pass() -> None:
         (lambda head, h, y: _with_logits(head, h, y), "others read its logits"),
         (
             lambda head, h, y: F.cross_entropy(
-                head(h).view(-1, V), y.view(-1), label_smoothing=0.1
+                head(h).view(-1, V), y.view(-1), torch.linspace(0.1, 1, V)
             ),
-            "label smoothing",
+            "weights of classes",
         ),
         (
             lambda head, h, y: F.cross_entropy(torch.relu(head(h)).view(-1, V), y.view(-1)),
@@ -168,9 +180,11 @@ def _with_logits(head: nn.Linear, h: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.view(-1, V), labels.view(-1)) + 1e-3 * logits.square().mean()
 
 
-@pytest.mark.parametrize(("tied", "accumulate"), [(True, 1), (False, 2)])
-def test_a_step_is_that_of_torch(tied: bool, accumulate: int) -> None:
-    model, (ids, labels) = Model(shifted, tied=tied), batch()
+@pytest.mark.parametrize(
+    ("loss", "tied", "accumulate"), [(shifted, True, 1), (shifted, False, 2), (smoothed, True, 1)]
+)
+def test_a_step_is_that_of_torch(loss: Loss, tied: bool, accumulate: int) -> None:
+    model, (ids, labels) = Model(loss, tied=tied), batch()
     ids, labels = (torch.cat([x, x.roll(7, 1)]) for x in (ids, labels))
     _, grads = _mean_of_parts(model, ids, labels, accumulate)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -216,6 +230,43 @@ def test_bfloat16_is_as_close_as_torch_is() -> None:
     assert abs(float(got.detach()) - float(want)) < 2e-2
     for name, value in model.named_parameters():
         assert value.grad is not None
+        own, other = (
+            (g.double() - exact[name]).norm() / exact[name].norm()
+            for g in (value.grad, theirs[name])
+        )
+        assert own < 1.5 * other + 1e-2, name
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast_streams_in_bfloat16(inside: bool) -> None:
+    """The region is around the call, or in the graph; gradients are as near as torch's own are."""
+
+    def cast(head: nn.Linear, h: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return mean(head, h, labels)
+
+    model, (ids, labels) = Model(cast if inside else mean, bias=True), batch()
+    want, exact = eager(Model(mean, bias=True).double(), ids, labels)
+    streams: list[list[str]] = []
+    original = dynamo.stream_losses
+
+    def spy(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[str]]:
+        made = original(gm)
+        streams.append(made[1])
+        return made
+
+    fast = torch.compile(model, backend="irc")
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16, not inside):
+        patch.setattr("irc.torch_backend.stream_losses", spy)
+        _, theirs = eager(model, ids, labels)
+        got = fast(ids, labels)
+    got.backward()
+    assert streams == [[]]
+    assert got.dtype == torch.float32
+    assert abs(float(got.detach()) - float(want)) < 1e-2
+    for name, value in model.named_parameters():
+        assert value.grad is not None
+        assert value.grad.dtype == torch.float32
         own, other = (
             (g.double() - exact[name]).norm() / exact[name].norm()
             for g in (value.grad, theirs[name])

@@ -14,6 +14,8 @@ from math import prod
 
 from irc.backends.cpu.attention.write import write_attention
 from irc.backends.cpu.attention_backward.write import write_attention_backward
+from irc.backends.cpu.convolution.amx_plan import by_tiles
+from irc.backends.cpu.convolution.amx_writer import TilesWriter
 from irc.backends.cpu.convolution.depthwise import DepthwiseWriter, read_depthwise
 from irc.backends.cpu.convolution.outer import read_sums
 from irc.backends.cpu.convolution.outer_groups import GroupsWriter, read_groups
@@ -29,6 +31,7 @@ from irc.backends.cpu.loops.nest import Nest, analyse, read, simplify
 from irc.backends.cpu.loops.rows import RowsWriter
 from irc.backends.cpu.loops.schedule import least_points, make_schedule
 from irc.backends.cpu.loops.steps import buffer_pointers, size_pointer
+from irc.backends.cpu.matmul.amx_product import AmxWriter
 from irc.backends.cpu.matmul.grouped import read_grouped
 from irc.backends.cpu.matmul.grouped_writer import GroupedWriter
 from irc.backends.cpu.matmul.packed import PackedWriter
@@ -36,6 +39,8 @@ from irc.backends.cpu.matmul.panel_product import PanelWriter
 from irc.backends.cpu.matmul.panels import PanelsWriter, read_panels
 from irc.backends.cpu.matmul.product import make_tiling, recognise
 from irc.backends.cpu.matmul.skinny import SkinnyWriter
+from irc.backends.cpu.quantized.amx_plan import plan_tiles
+from irc.backends.cpu.quantized.amx_writer import TileProductWriter
 from irc.backends.cpu.quantized.depthwise import TapsWriter
 from irc.backends.cpu.quantized.product import read_packed
 from irc.backends.cpu.quantized.writer import PackedWeightsWriter
@@ -68,7 +73,7 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
     scratch, parallel, template = _write(b, kernel, features, buffers)
     b.do("ret void")
     name = _name_of(kernel)
-    streams = template in ("matmul panels", "convolution")
+    streams = template in ("matmul panels", "matmul tiles", "convolution", "convolution tiles")
     weight = streamed_weight(kernel) if streams else (-1, 0)
     checks = template == "scatter"
     looks_up = any(isinstance(op, LoadOp) and op.index_strides for op in kernel.body.ops)
@@ -159,6 +164,10 @@ def _write(
             taps = TapsWriter(b, quantised, features, buffers)
             taps.write()
             return taps.scratch_bytes, taps.parallel, "packed taps"
+        if (tiles := plan_tiles(quantised, features)) is not None:
+            exact = TileProductWriter(b, quantised, tiles, features, buffers)
+            exact.write()
+            return exact.scratch_bytes, tiles.parallel, "packed tiles"
         weights = PackedWeightsWriter(b, quantised, features, buffers)
         weights.write()
         return weights.scratch_bytes, weights.plan.parallel, f"packed {weights.plan.form}"
@@ -178,9 +187,11 @@ def _write(
         PanelsWriter(b, panels, buffers).write()
         return 0, workers > 1, "pack"
     if kernel.template.data == "convolution" and (windows := read_windows(nest)) is not None:
-        convolution = ConvolutionWriter(b, windows, features, buffers)
+        tiled = by_tiles(windows, features)
+        convolution = (TilesWriter if tiled else ConvolutionWriter)(b, windows, features, buffers)
         convolution.write()
-        return convolution.scratch_bytes, convolution.parallel, "convolution"
+        name = "convolution tiles" if tiled else "convolution"
+        return convolution.scratch_bytes, convolution.parallel, name
     if (windows := read_depthwise(nest, analyse(nest), features)) is not None:
         depthwise = DepthwiseWriter(b, windows, features, buffers)
         depthwise.write()
@@ -189,7 +200,7 @@ def _write(
     if product is None:
         return write_rows(b, nest, workers, features, buffers)
     tiling = make_tiling(product, features, workers)
-    forms = {"packed": PackedWriter, "panels": PanelWriter}
+    forms = {"packed": PackedWriter, "panels": PanelWriter, "tiles": AmxWriter}
     form = forms.get(tiling.form, SkinnyWriter)
     writer = form(b, product, analyse(nest), tiling, features, buffers)
     writer.write()

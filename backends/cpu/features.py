@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
+from irc.cluster.host import USUAL_SECOND_CACHE, second_cache_bytes
+from irc.runtime.native.processor import permit_tiles
+
+ROOMY = 2 << 20
+"""Bytes from which a second cache is :attr:`Features.roomy`."""
+
 
 @dataclass(frozen=True)
 class Features:
@@ -22,6 +28,7 @@ class Features:
         half: float16 converts in hardware.
         cpu: the processor name for LLVM.
         flags: the feature string for LLVM.
+        second_cache: bytes of a core's second cache.
     """
 
     vector_bytes: int
@@ -30,6 +37,7 @@ class Features:
     half: bool
     cpu: str
     flags: str = ""
+    second_cache: int = USUAL_SECOND_CACHE
 
     @property
     def float_lanes(self) -> int:
@@ -40,6 +48,20 @@ class Features:
     def dot_bf16(self) -> bool:
         """True where dot products of pairs of bfloat16 are one instruction (AVX512-BF16)."""
         return "+avx512bf16" in self.flags.split(",")
+
+    @property
+    def tiles(self) -> bool:
+        """True where there are tile registers for bfloat16 and bytes (AMX)."""
+        return {"+amx-tile", "+amx-bf16", "+amx-int8"} <= set(self.flags.split(","))
+
+    @property
+    def roomy(self) -> bool:
+        """True where rows of A stay in the second cache beside a panel of B.
+
+        So it is in Intel's servers, whose last cache is a mesh, and slow: a core that waits for it
+        loses more than what it costs to fetch ahead.
+        """
+        return self.second_cache >= ROOMY
 
     @property
     def registers(self) -> int:
@@ -57,9 +79,16 @@ def host() -> Features:
     """Return the features of this machine."""
     flags = llvm.get_host_cpu_features()
     cpu, text = llvm.get_host_cpu_name(), flags.flatten()
+    second = second_cache_bytes()
+    if "+amx-tile" in text and not permit_tiles():
+        text = ",".join(part for part in text.split(",") if not part.startswith("+amx"))
     if all(flags.get(f) for f in ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c")):
-        return Features(64, masked=True, fma=True, half=True, cpu=cpu, flags=text)
+        return Features(
+            64, masked=True, fma=True, half=True, cpu=cpu, flags=text, second_cache=second
+        )
     if flags.get("avx2") and flags.get("fma") and flags.get("f16c"):
-        return Features(32, masked=False, fma=True, half=True, cpu=cpu, flags=text)
+        return Features(
+            32, masked=False, fma=True, half=True, cpu=cpu, flags=text, second_cache=second
+        )
     neon = bool(flags.get("neon"))
-    return Features(16, masked=False, fma=neon, half=neon, cpu=cpu, flags=text)
+    return Features(16, masked=False, fma=neon, half=neon, cpu=cpu, flags=text, second_cache=second)

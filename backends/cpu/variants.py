@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from irc.backends.cpu.features import AVX2, AVX512, Features
 from irc.errors import IrcError, did_you_mean
+from irc.runtime.native.processor import TILES
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 SYSTEM = "linux-x86_64"
@@ -29,9 +30,11 @@ class Variant:
 DOTS = Features(
     64, masked=True, fma=True, half=True, cpu="x86-64-v4", flags="+avx512vnni,+avx512bf16"
 )
+AMX = replace(DOTS, flags=f"{DOTS.flags},+amx-tile,+amx-bf16,+amx-int8")
 VARIANTS: Mapping[str, Variant] = {
     v.name: v
     for v in (
+        Variant("x86-64-v4-amx", AMX, (*V4, "avx512_bf16", "avx512_vnni", *TILES)),
         Variant("x86-64-v4-dots", DOTS, (*V4, "avx512_bf16", "avx512_vnni")),
         Variant("x86-64-v4", AVX512, V4),
         Variant("x86-64-v3", AVX2, V3),

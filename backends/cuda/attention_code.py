@@ -9,7 +9,8 @@ from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
 from irc.kernels.arithmetic import held
-from irc.kernels.form import Buffer, Form
+from irc.kernels.form import Buffer, Form, Read, number
+from irc.kernels.gpu.attention import with_sizes
 
 WARPS, WARP = 4, 32
 SHARED_LIMIT = 160 * 1024
@@ -77,11 +78,16 @@ class AttentionCode:
             )
 
 
-def read_attention(kernel: KernelOp) -> tuple[Form, AttentionForm]:
-    """Return a kernel of attention or its gradients: what all kernels have, and its own part."""
+def read_attention(kernel: KernelOp, sizes: Read = number) -> tuple[Form, AttentionForm]:
+    """Return a kernel of attention or its gradients: what all kernels have, and its own part.
+
+    Args:
+        kernel: the kernel.
+        sizes: what its sizes become; those of gradients are numbers.
+    """
     (op,) = kernel.body.block.ops
     assert isinstance(op, KernelAttentionOp | KernelAttentionBackwardOp), op
-    attention = op.form
+    attention = with_sizes(op.form, sizes)
     buffers = {place.buffer: Buffer(place.size, place.dtype) for place in attention.places.values()}
     sources = () if kernel.sources is None else tuple(s.data for s in kernel.sources)
     loc = kernel.attributes.get("loc")
@@ -98,6 +104,7 @@ def read_attention(kernel: KernelOp) -> tuple[Form, AttentionForm]:
         sources=sources,
         mapping=str(kernel.task_mapping),
         loc="unknown" if loc is None else str(getattr(loc, "data", loc)),
+        symbols=kernel.symbols,
     )
     missing = [b.dtype for b in form.buffers if b.dtype not in TYPES]
     if missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Protocol
 
 from irc.backends.cuda.attention import Attention
@@ -28,13 +29,15 @@ from irc.backends.cuda.packed import TEMPLATES, Packed
 from irc.backends.cuda.packed_tiles import PackedTiles
 from irc.backends.cuda.pointwise import Pointwise
 from irc.backends.cuda.rows import Rows
+from irc.backends.cuda.scalar import INDEX
 from irc.backends.cuda.simt import Simt
 from irc.backends.cuda.skinny import Skinny
 from irc.backends.cuda.split import SumOfParts
 from irc.backends.cuda.tensor_core import TensorCore
 from irc.dialects.mapping import TaskMapping
 from irc.dialects.task import KernelOp
-from irc.kernels.form import Form, read
+from irc.kernels.form import Form, Read, number, read
+from irc.kernels.gpu.run_time import RunTimeSizes, for_any_sizes
 from irc.kernels.source import Source, identifier, quoted, wrapped
 from irc.kernels.support import check_supported
 
@@ -53,6 +56,14 @@ PRELUDE = """
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared); \\
     kernel<<<blocks, threads, shared, stream>>>(__VA_ARGS__); \\
   } while (0)
+#endif
+"""
+POSITIONS = """
+// Sizes, and positions in buffers; with IRC_WIDE for those that pass 2^31.
+#ifdef IRC_WIDE
+typedef long long irc_index;
+#else
+typedef int irc_index;
 #endif
 """
 MAIN_BEGINS = "#ifdef IRC_MAIN"
@@ -86,7 +97,13 @@ def emit_kernel(kernel: KernelOp, arch: int | None = None) -> str:
     Raises:
         IrcError: ``op-unsupported``, with everything that CUDA C++ cannot express here.
     """
-    form, template = form_and_template(kernel, arch)
+    if kernel.symbols:
+        return for_any_sizes(kernel.symbols, "/", lambda sizes: _emit(kernel, arch, sizes))
+    return _emit(kernel, arch, number)
+
+
+def _emit(kernel: KernelOp, arch: int | None, sizes: Read) -> str:
+    form, template = form_and_template(kernel, arch, sizes)
     name = identifier(form.name)
     functions = [_function(form, template, name, partial="float")]
     if parts_of(template) > 1:
@@ -96,12 +113,13 @@ def emit_kernel(kernel: KernelOp, arch: int | None = None) -> str:
     text, launcher, main = "\n".join(functions), emit_launcher(table), _main(form)
     code = helpers_in(text + main) + hopper_helpers(text + launcher) + "\n" + text + launcher
     halves = any(kind in code for kind in ("__half", "__nv_bfloat16"))
-    return _header(form, template, table) + PRELUDE % (HALVES * halves) + code + main
+    prelude = PRELUDE % (HALVES * halves) + POSITIONS * bool(form.symbols)
+    return _header(form, template, table) + prelude + code + main
 
 
 def _main(form: Form) -> str:
     """Return the stand-alone program, for kernels that are loops over steps of one space."""
-    if not form.steps or form.lengths:
+    if not form.steps or form.lengths or form.symbols:
         return ""
     source = Source("  ")
     emit_main(source, form)
@@ -115,28 +133,32 @@ def _main(form: Form) -> str:
 
 def shared_bytes(kernel: KernelOp, arch: int | None = None) -> int:
     """Return the bytes of shared memory that the launch of a kernel asks for."""
-    return shared_of(form_and_template(kernel, arch)[1])
+    sizes = RunTimeSizes(kernel.symbols, division="/") if kernel.symbols else number
+    return shared_of(form_and_template(kernel, arch, sizes)[1])
 
 
-def form_and_template(kernel: KernelOp, arch: int | None = None) -> tuple[Form, Template]:
+def form_and_template(
+    kernel: KernelOp, arch: int | None = None, sizes: Read = number
+) -> tuple[Form, Template]:
     """Return a kernel as plain data, and what makes its code.
 
     Args:
         kernel: the kernel.
         arch: compute capability as a number; that of the kernel's schedule by default.
+        sizes: what its sizes become.
 
     Raises:
         IrcError: ``op-unsupported``.
     """
     if kernel.template.data == "attention":
-        form, attention = read_attention(kernel)
+        form, attention = read_attention(kernel, sizes)
         tiles = AttentionTiles.fits(form, attention)
         return form, (AttentionTiles if tiles else Attention)(form, attention)
     if kernel.template.data == "attention_backward":
         form, attention = read_attention(kernel)
         tiles = AttentionBackwardTiles.fits(form, attention)
         return form, (AttentionBackwardTiles if tiles else AttentionBackward)(form, attention)
-    form = read(kernel)
+    form = read(kernel, sizes)
     if form.template in TEMPLATES:
         check_supported(without_contractions(form), "CUDA", TYPES, expression)
         weights = PackedTiles.fits(form)
@@ -146,12 +168,18 @@ def form_and_template(kernel: KernelOp, arch: int | None = None) -> tuple[Form, 
         return form, Foreach(form)
     arch = form.options.get("arch", 80) if arch is None else arch
     if form.template == "matmul":
-        if arch == 90 and Hopper.fits(form):
+        # A tensor map holds the numbers of sizes; whether wgmma pays depends on them.
+        if arch == 90 and not form.symbols and Hopper.fits(form):
             return form, Hopper(form)
         if TensorCore.fits(form):
             return form, TensorCore(form, arch)
         return form, Skinny(form) if Skinny.fits(form) else Simt(form)
     return form, Rows(form) if form.num_parallel < len(form.sizes) else Pointwise(form)
+
+
+def size_names(form: Form) -> tuple[str, ...]:
+    """Return the parameters that are sizes."""
+    return RunTimeSizes(form.symbols).names
 
 
 def parts_of(template: Template) -> int:
@@ -173,6 +201,7 @@ def _function(form: Form, template: Template | SumOfParts, name: str, partial: s
         arguments = [f"IRC_POINTER(const long long) {TABLE}"]
     if isinstance(template, Hopper):
         arguments += [f"const __grid_constant__ CUtensorMap {m.letter}_map" for m in template.maps]
+    arguments += [f"const {INDEX} {size}" for size in size_names(form)]
     if isinstance(template, SumOfParts) or parts_of(template) > 1:
         arguments.append(f"IRC_POINTER({partial}) partial")
     chosen = isinstance(template, Hopper | AttentionTiles | AttentionBackward | Foreach)
@@ -204,7 +233,10 @@ def _header(form: Form, template: Template, table: LaunchTable) -> str:
     head.line("// With -DIRC_MAIN -o kernel instead of -shared it runs, checks and times itself.")
     head.line(f"// space: {_sizes(form.parallel)} tasks, {_sizes(form.reduced)} reduced")
     head.line(f"// mapping: {form.mapping}")
-    head.line(f"// refined to threads: {template.mapping}")
+    if not form.symbols:
+        head.line(f"// refined to threads: {template.mapping}")
+    for size, symbol in zip(size_names(form), form.symbols, strict=True):
+        head.line(f"// {size} is the size {quoted(symbol)}, given at each launch")
     head.line(f"// from: {quoted(form.loc)}")
     for line in wrapped([quoted(source) for source in form.sources]):
         head.line(f"// fuses: {line}")
@@ -218,7 +250,9 @@ def _sizes(sizes: tuple[int, ...]) -> str:
 
 def table_of(form: Form, template: Template, name: str) -> LaunchTable:
     """Return how a kernel's functions are launched."""
-    table = LaunchTable(form.buffers, form.num_inputs)
+    counts = [prod(form.reduced), *(buffer.size for buffer in form.buffers)]
+    wide = tuple(counts) if form.symbols else ()
+    table = LaunchTable(form.buffers, form.num_inputs, symbols=form.symbols, positions=wide)
     if not template.blocks:
         return table
     buffers: tuple[Argument, ...] = tuple(range(len(form.buffers)))
@@ -228,7 +262,7 @@ def table_of(form: Form, template: Template, name: str) -> LaunchTable:
     maps: tuple[MapSpec, ...] = ()
     if isinstance(template, Hopper):
         maps = tuple(MapSpec.of(form, tensor) for tensor in template.maps)
-    own = (*buffers, *(tensor.name for tensor in maps))
+    own = (*buffers, *(tensor.name for tensor in maps), *size_names(form))
     place = template.blocks, template.threads, shared_of(template)
     parts = parts_of(template)
     table = replace(table, arch=90 if maps else 0, maps=maps)

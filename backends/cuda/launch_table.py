@@ -8,7 +8,7 @@ host compiler nor the CUDA runtime (:mod:`irc.backends.cuda.segment`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias, cast
 
@@ -16,9 +16,13 @@ from irc.backends.cuda.functions import BYTES, TYPES
 from irc.backends.cuda.tensor_map import TensorMap, element_type
 from irc.errors import InternalError
 from irc.kernels.form import Buffer, Form
+from irc.kernels.gpu.size_json import encoded, evaluated
 from irc.kernels.source import Source, wrapped
 
 PREFIX = "// launch table: "
+EXAMPLES = (101, 103, 107, 109)
+WIDE = 2**31 - 2**20
+"""Positions from which on 32 bits are too few, beside the rest of a tile."""
 ALIGNMENT = 16
 """Bytes to which every buffer of a launch is aligned."""
 PARTIAL = "partial"
@@ -97,6 +101,9 @@ class LaunchTable:
         maps: tensor maps.
         launches: none where there are no tasks.
         head: what a table of addresses begins with; empty where launches take buffers.
+        symbols: sizes that the launches take, ``N0``, ``N1`` among their arguments; numbers here
+            may follow from them.
+        positions: how many there are, if there are symbols.
     """
 
     buffers: tuple[Buffer, ...]
@@ -106,19 +113,28 @@ class LaunchTable:
     maps: tuple[MapSpec, ...] = ()
     launches: tuple[Launch, ...] = ()
     head: tuple[int, ...] = ()
+    symbols: tuple[str, ...] = ()
+    positions: tuple[int, ...] = ()
 
     @property
     def line(self) -> str:
         """The comment that says all this."""
-        return PREFIX + json.dumps(asdict(self), separators=(",", ":"))
+        return PREFIX + json.dumps(encoded(asdict(self)), separators=(",", ":"))
+
+    @property
+    def is_wide(self) -> bool:
+        """True where the sizes at hand need positions of 64 bits."""
+        return max(self.positions, default=0) >= WIDE
 
     def bytes_of(self, index: int) -> int:
         """Return the size of a buffer."""
         return self.buffers[index].size * BYTES[self.buffers[index].dtype]
 
 
-def read_table(text: str) -> LaunchTable:
-    r"""Return the table of a file.
+def read_table(text: str, sizes: Sequence[int] = ()) -> LaunchTable:
+    r"""Return the table of a file, for the sizes of a call where it takes some.
+
+    Without them its numbers are those of some example.
 
     >>> table = LaunchTable((Buffer(4, "f32"),), 1, launches=(Launch("k", 2, 32, 0, (0,)),))
     >>> read_table(f"// A kernel.\n{table.line}\n") == table
@@ -130,7 +146,11 @@ def read_table(text: str) -> LaunchTable:
     for line in text.splitlines():
         if line.startswith(PREFIX):
             try:
-                return _table(json.loads(line.removeprefix(PREFIX)))
+                found = json.loads(line.removeprefix(PREFIX))
+                given = sizes or EXAMPLES[: len(found["symbols"])]
+                if len(given) != len(found["symbols"]):
+                    raise InternalError(f"a kernel takes {found['symbols']}, not {given}")
+                return _table(evaluated(found, given))
             except (KeyError, TypeError, ValueError) as error:
                 raise InternalError(f"a kernel's launch table cannot be read: {error}") from error
     raise InternalError("a kernel file has no launch table: it was made by another irc")
@@ -145,6 +165,8 @@ def _table(found: Mapping[str, Any]) -> LaunchTable:
         tuple(MapSpec(**_tuples(each)) for each in found["maps"]),
         tuple(Launch(**_tuples(each)) for each in found["launches"]),
         tuple(found["head"]),
+        tuple(found["symbols"]),
+        tuple(found["positions"]),
     )
 
 
@@ -162,7 +184,11 @@ def emit_launcher(table: LaunchTable) -> str:
         "// Run on device pointers, inputs then outputs, each aligned to 16 bytes; "
         "returns a cudaError_t."
     )
-    with source.block('extern "C" int launch(void* const* buffers, cudaStream_t stream) {', "}"):
+    sizes = "const long long* sizes, " if table.symbols else ""
+    head = f'extern "C" int launch(void* const* buffers, {sizes}cudaStream_t stream) {{'
+    with source.block(head, "}"):
+        for i in range(len(table.symbols)):
+            source.line(f"const irc_index N{i} = (irc_index)sizes[{i}];")
         if table.head:
             _gather(source, table)
         else:
@@ -183,7 +209,8 @@ def emit_launcher(table: LaunchTable) -> str:
         for launch in table.launches:
             place = f"{launch.blocks}, {launch.threads}, {launch.shared}, stream"
             given = ", ".join(_argument(table, argument) for argument in launch.arguments)
-            source.line(f"IRC_LAUNCH({launch.kernel}, {place}, {given});")
+            guard = f"if ({launch.blocks} > 0) " if table.symbols else ""
+            source.line(f"{guard}IRC_LAUNCH({launch.kernel}, {place}, {given});")
         if table.partial_bytes:
             source.line(f"cudaFreeAsync({PARTIAL}, stream);")
         if table.head:

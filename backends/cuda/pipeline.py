@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from irc.backends.cuda.functions import BYTES, TYPES
-from irc.backends.cuda.scalar import Scalar
+from irc.backends.cuda.scalar import Scalar, index_type
 from irc.backends.cuda.staging import Operand
 from irc.kernels.mapping.banks import verify_free
 from irc.kernels.mapping.layout import Layout, row_major
@@ -104,7 +104,7 @@ class Tile(Operand):
         if not self.is_async:
             self.fetch(source, batch, step)
             return
-        kind = "const long long" if self.form.is_wide else "const int"
+        kind = f"const {index_type(self.form)}"
         row, k = f"{self.letter}_row", f"{self.letter}_k"
         name = self.form.buffer_name(self.maker.place.buffer)
         with self._each(source):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from irc.backends.cuda.functions import BYTES, TYPES
-from irc.backends.cuda.scalar import Scalar, decode
+from irc.backends.cuda.scalar import Scalar, decode, index_type
 from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
 from irc.kernels.form import Form
 from irc.kernels.source import Source
@@ -31,7 +31,8 @@ class Pointwise:
             squares = -(-rows // SQUARE) * -(-columns // SQUARE)
             self.blocks = total // (rows * columns) * squares if total else 0
         else:
-            self.blocks = min(MAX_BLOCKS, -(-total // (THREADS * self.vector)))
+            needed = -(-total // (THREADS * self.vector))
+            self.blocks = needed if form.symbols else min(MAX_BLOCKS, needed)
 
     @property
     def mapping(self) -> TaskMapping:
@@ -55,11 +56,11 @@ class Pointwise:
         if self.crossed is not None:
             self._squares(source, self.crossed)
             return
-        kind = "long long" if self.form.is_wide else "int"
+        kind = index_type(self.form)
         total = prod(self.form.sizes) // self.vector
         start = f"({kind})blockIdx.x * {THREADS} + threadIdx.x"
         head = f"if (p < {total}) {{"
-        if self.blocks * THREADS >= total:
+        if self.form.symbols or self.blocks * THREADS >= total:
             source.line(f"const {kind} p = {start};")
         else:
             # Of 64 bits: the last addition may pass 2^31.
@@ -144,7 +145,7 @@ class Pointwise:
         """Squares of 32 by 32: what one row reads past, the next rows find in the cache."""
         sizes, last = self.form.sizes, len(self.form.sizes) - 1
         rows, columns = -(-sizes[crossed] // SQUARE), -(-sizes[last] // SQUARE)
-        kind = "const long long" if self.form.is_wide else "const int"
+        kind = f"const {index_type(self.form)}"
         rest = {f"i{d}": n for d, n in enumerate(sizes) if d not in (crossed, last)}
         source.line(f"{kind} tile = blockIdx.x % {rows * columns};")
         if rest:

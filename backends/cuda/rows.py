@@ -15,15 +15,18 @@ from contextlib import AbstractContextManager
 from math import prod
 
 from irc.backends.cuda.functions import TYPES
-from irc.backends.cuda.scalar import Scalar, accumulator_type, decode, joined, padding
+from irc.backends.cuda.scalar import Scalar, accumulator_type, decode, index_type, joined, padding
 from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
 from irc.kernels.arithmetic import held, power_of_two
 from irc.kernels.form import Form, Step
+from irc.kernels.gpu.run_time import has_sizes
 from irc.kernels.source import Source
 
 WARP = 32
 MAX_LANES = 512
 LEAST_THREADS = 128
+OPEN_COLUMNS = 512
+"""Columns for which threads are chosen where a kernel takes their number when it runs."""
 # Columns a thread up to which full values stay in registers, and registers they may take.
 KEPT_COLUMNS = 16
 KEPT_REGISTERS = 64
@@ -72,7 +75,7 @@ class Rows:
                 self._meet(source, rows, step)
 
     def _place(self, source: Source) -> Scalar:
-        kind = "const long long" if self.form.is_wide else "const int"
+        kind = f"const {index_type(self.form)}"
         tid = "threadIdx.x"
         lane, row = f"{tid} % {self.lanes}", f"{tid} / {self.lanes}"
         if self.by_task:
@@ -129,12 +132,12 @@ class Rows:
             if guard:
                 return source.block(f"{head}{guard} {{", "}")
             return source.block(f"{head} {{\n  const int c = lane + j * {self.lanes};", "}")
-        kind = "long long" if self.form.is_wide else "int"
+        kind = index_type(self.form)
         return source.block(f"for ({kind} c = lane; c < {self.columns}; c += {self.lanes}) {{", "}")
 
     def _column_indices(self, source: Source) -> None:
         names = {f"c{n}": size for n, size in enumerate(self.form.reduced)}
-        kind = "const long long" if self.form.is_wide else "const int"
+        kind = f"const {index_type(self.form)}"
         decode(source, "c", names, kind)
 
     def _point(self, source: Source, rows: Scalar) -> Scalar:
@@ -187,6 +190,9 @@ class Rows:
     def _shape(self) -> tuple[int, int]:
         """Return threads a task and tasks a block."""
         columns = power_of_two(self.columns)
+        if has_sizes((self.columns,)):
+            # Rows of any length: threads for those of the first call, and for none too few.
+            columns = max(OPEN_COLUMNS, self.form.options.get("block_r", OPEN_COLUMNS))
         if self.by_task:
             lanes = min(8, columns)
             return lanes, min(WARP, power_of_two(self.tasks))
@@ -199,7 +205,7 @@ class Rows:
 
     def _kept(self) -> frozenset[int]:
         """Return the full values that one loop computes and a later one reads, where they fit."""
-        if self.turns > KEPT_COLUMNS or self.columns == 0:
+        if has_sizes((self.turns,)) or self.turns > KEPT_COLUMNS or self.columns == 0:
             return frozenset()
         computed: set[int] = set()
         read_again: set[int] = set()

@@ -8,8 +8,12 @@ from irc.backends.cuda.functions import TYPES, expression, unsigned
 from irc.errors import InternalError
 from irc.kernels.arithmetic import INTEGERS, accumulator, held, neutral, rounded
 from irc.kernels.form import Form, Step
+from irc.kernels.gpu.run_time import RunTimeSize
 from irc.kernels.source import Source, quoted
 from irc.kernels.support import template_of
+
+INDEX = "irc_index"
+"""The type of positions in a kernel that takes sizes; the file defines it."""
 
 
 class Scalar:
@@ -105,6 +109,13 @@ class Scalar:
         )
 
 
+def index_type(form: Form) -> str:
+    """Return the C type of a position; of a kernel that takes sizes, each launch chooses it."""
+    if form.symbols:
+        return INDEX
+    return "long long" if form.is_wide else "int"
+
+
 def stored_as(text: str, dtype: str) -> str:
     """Return a held value as it is stored."""
     return f"irc_round<{TYPES[dtype]}>({text})" if held(dtype) != dtype else text
@@ -116,6 +127,9 @@ def literal(value: float, dtype: str) -> str:
     >>> literal(0.1, "f16"), literal(float("-inf"), "f32"), literal(-(2**63), "i64")
     ('0.099975586f', '(-INFINITY)', '(-9223372036854775807LL - 1)')
     """
+    if isinstance(value, RunTimeSize):
+        # A mean over a dim divides by its size.
+        return f"(({TYPES[held(dtype)]}){value})"
     if dtype == "i1":
         return "true" if value else "false"
     if dtype in INTEGERS:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from irc.backends.cuda import machine
 from irc.backends.cuda.launch_table import (
@@ -27,21 +28,19 @@ from irc.backends.cuda.machine import Machine
 from irc.errors import IrcError
 from irc.runtime.segments import Segment, SegmentCall
 
-if TYPE_CHECKING:
-    import torch
-
 
 class LoadedKernel:
     """The functions of a file on one device.
 
     Args:
-        table: how they are launched.
+        text: of the file.
+        table: how they are launched; of some example, where they take sizes.
         image: machine code.
         on: the machine.
     """
 
-    def __init__(self, table: LaunchTable, image: bytes, on: Machine) -> None:
-        self.table = table
+    def __init__(self, text: str, table: LaunchTable, image: bytes, on: Machine) -> None:
+        self.text, self.table = text, table
         self.functions: list[Handle] = []
         if table.launches:
             module = on.driver.load_module(image)
@@ -50,27 +49,30 @@ class LoadedKernel:
                 for launch in table.launches
             ]
 
+    def table_at(self, sizes: Sequence[int]) -> LaunchTable:
+        """Return how they are launched for some sizes."""
+        return read_table(self.text, sizes) if sizes else self.table
+
 
 class BoundCall:
     """One call of a kernel, its arguments laid out.
 
     Args:
         kernel: the kernel.
-        args: for each buffer its base and bytes from there.
+        call: its buffers, and its sizes.
         partial: memory of the launch's own, where it wants some.
         on: the machine.
     """
 
-    def __init__(
-        self, kernel: LoadedKernel, args: Sequence[tuple[int, int]], partial: int, on: Machine
-    ) -> None:
-        table = kernel.table
-        self.table, self.args, self._driver = table, args, on.driver
+    def __init__(self, kernel: LoadedKernel, call: SegmentCall, partial: int, on: Machine) -> None:
+        table = kernel.table_at(call.sizes)
+        self.table, self.args, self._driver = table, call.args, on.driver
         count = len(table.buffers)
-        # The buffers, the partial sums, the table of addresses; the maps apart, aligned for the
-        # driver.
-        self._words = (ctypes.c_uint64 * (count + 2))()
+        # The buffers, the partial sums, the table of addresses, the sizes; the maps apart, aligned
+        # for the driver.
+        self._words = (ctypes.c_uint64 * (count + 2 + len(call.sizes)))()
         self._words[count] = partial
+        self._words[count + 2 :] = call.sizes
         self._tables = None
         if table.head:
             from irc.runtime.address_table import AddressTables
@@ -83,6 +85,7 @@ class BoundCall:
         self._launches = [
             (function, launch, self._laid_out(launch))
             for function, launch in zip(kernel.functions, table.launches, strict=True)
+            if launch.blocks
         ]
 
     def _laid_out(self, launch: Launch) -> Any:
@@ -90,6 +93,9 @@ class BoundCall:
         words, count = ctypes.addressof(self._words), len(self.table.buffers)
         places: dict[int | str, int] = {i: words + 8 * i for i in range(count)}
         places[PARTIAL], places[ADDRESSES] = words + 8 * count, words + 8 * (count + 1)
+        for i in range(len(self.table.symbols)):
+            # A kernel with positions of 32 bits reads the lower half.
+            places[f"N{i}"] = words + 8 * (count + 2 + i)
         names = [each.name for each in self.table.maps]
         places |= dict(zip(names, self._maps, strict=True))
         found = [places[argument] for argument in launch.arguments]
@@ -168,7 +174,7 @@ class CudaSegment:
         # One for all: launches of a segment come after one another.
         self._partial = _memory(most, on) if most else None
         partial = 0 if self._partial is None else self._partial.data_ptr()
-        self._calls = [BoundCall(kernels[c.kernel], c.args, partial, on) for c in calls]
+        self._calls = [BoundCall(_wide(kernels[c.kernel], c, on), c, partial, on) for c in calls]
         self.num_bases = 1 + max((base for call in calls for base, _ in call.args), default=0)
         self._on = on
         # Arguments are laid out once: two threads must not write them together.
@@ -182,6 +188,14 @@ class CudaSegment:
         with self._turn:
             for call in self._calls:
                 call(bases, stream, self._on)
+
+
+def _wide(kernel: LoadedKernel, call: SegmentCall, on: Machine) -> LoadedKernel:
+    """Return a kernel with positions as wide as the sizes of a call need."""
+    if not kernel.table_at(call.sizes).is_wide:
+        return kernel
+    (found,) = load_kernels([f"#define IRC_WIDE\n{kernel.text}"], on)
+    return found
 
 
 def _memory(num_bytes: int, on: Machine) -> Any:
@@ -215,6 +229,8 @@ def load_segment(
 def load(path: str | Path) -> Callable[..., None]:
     """Load a kernel file for the GPU at hand; the result takes CUDA tensors, inputs then outputs.
 
+    Behind them it takes the kernel's sizes, if it has some.
+
     Raises:
         IrcError: ``file-missing``, and as :func:`load_segment`.
     """
@@ -223,13 +239,17 @@ def load(path: str | Path) -> Callable[..., None]:
         raise IrcError("file-missing", f"no kernel file {path}")
     on = machine.current()
     (kernel,) = load_kernels([source.read_text(encoding="utf-8")], on)
-    args = tuple((i, 0) for i in range(len(kernel.table.buffers)))
-    segment = CudaSegment([kernel], [SegmentCall(0, args)], on)
+    count = len(kernel.table.buffers)
+    args = tuple((i, 0) for i in range(count))
 
-    def launch(*buffers: torch.Tensor) -> None:
-        """Start the kernel on the current stream; contiguous tensors of its device."""
-        pointers = (ctypes.c_int64 * len(buffers))(*[b.data_ptr() for b in buffers])
-        segment.run(ctypes.addressof(pointers))
+    @cache
+    def segment(sizes: tuple[int, ...]) -> CudaSegment:
+        return CudaSegment([kernel], [SegmentCall(0, args, sizes)], on)
+
+    def launch(*given: Any) -> None:
+        """Start the kernel on the current stream; contiguous tensors of its device, and sizes."""
+        pointers = (ctypes.c_int64 * count)(*[buffer.data_ptr() for buffer in given[:count]])
+        segment(tuple(given[count:])).run(ctypes.addressof(pointers))
 
     return launch
 
@@ -251,7 +271,7 @@ def load_kernels(texts: Iterable[str], on: Machine) -> list[LoadedKernel]:
         for table in tables:
             _check_fits(table, arch)
         for text, table, image in zip(fresh, tables, on.compile(fresh, arch), strict=True):
-            _loaded[*place, text] = LoadedKernel(table, image, on)
+            _loaded[*place, text] = LoadedKernel(text, table, image, on)
     return [_loaded[*place, text] for text in wanted]
 
 

@@ -8,7 +8,7 @@ loads of the next tile stand before the products of this one.
 from __future__ import annotations
 
 from irc.backends.cuda.functions import TYPES
-from irc.backends.cuda.scalar import Scalar
+from irc.backends.cuda.scalar import Scalar, index_type
 from irc.backends.cuda.staging import Operand, num_blocks, place_block
 from irc.dialects.mapping import TaskMapping, compose, parse_mapping, spatial
 from irc.errors import InternalError
@@ -102,7 +102,7 @@ class Simt:
     def _epilogue(
         self, source: Source, batch: dict[int, str], regs: tuple[int, int], at: tuple[str, str]
     ) -> None:
-        kind = "const long long" if self.form.is_wide else "const int"
+        kind = f"const {index_type(self.form)}"
         for letter, start, count, place in zip("mn", ("a_start", "b_start"), regs, at, strict=True):
             index = "i" if letter == "m" else "j"
             source.line("#pragma unroll")

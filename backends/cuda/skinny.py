@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from math import prod
 
 from irc.backends.cuda.functions import TYPES
-from irc.backends.cuda.scalar import Scalar, decode
+from irc.backends.cuda.scalar import Scalar, decode, index_type
 from irc.backends.cuda.simt import emit_epilogue
 from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
 from irc.kernels.arithmetic import contraction
@@ -63,7 +63,7 @@ class Skinny:
 
     def emit(self, source: Source) -> None:
         """Append the body of the kernel function."""
-        form, kind = self.form, "const long long" if self.form.is_wide else "const int"
+        form, kind = self.form, f"const {index_type(self.form)}"
         groups = -(-self.columns // self.width)
         names = {f"i{d}": size for d, size in enumerate(form.parallel[:-2])}
         decode(source, "blockIdx.x", {**names, "group": groups}, kind)
@@ -125,7 +125,7 @@ class Skinny:
                 emit_epilogue(self.form, source, batch, "total")
 
     def _products(self, source: Source, start: str, step: int) -> AbstractContextManager[None]:
-        kind = "long long" if self.form.is_wide else "int"
+        kind = index_type(self.form)
         source.line(f"#pragma unroll {UNROLL}")
         return source.block(
             f"for ({kind} k = {start}; k < {self.form.num_columns}; k += {step}) {{", "}"
@@ -136,7 +136,7 @@ class Skinny:
     ) -> None:
         """Append the values of an operand at ``k``: one for each row or column of the thread."""
         form, number = self.form, self.contract.operands[letter == "b"]
-        kind = "const long long" if form.is_wide else "const int"
+        kind = f"const {index_type(form)}"
         source.line(f"{TYPES[self.dtype]} {letter}[{count}];")
         source.line("#pragma unroll")
         with source.block(f"for (int i = 0; i < {count}; ++i) {{", "}"):

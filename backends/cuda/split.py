@@ -14,6 +14,7 @@ from irc.backends.cuda.epilogue import Epilogue, num_points
 from irc.backends.cuda.scalar import decode
 from irc.dialects.mapping import TaskMapping, compose, repeat, spatial
 from irc.kernels.form import Form
+from irc.kernels.gpu.run_time import has_sizes
 from irc.kernels.source import Source
 
 THREADS = 256
@@ -32,6 +33,8 @@ def num_parts(form: Form, tiles: int, steps: int, arch: int) -> int:
         steps: tiles of k.
         arch: compute capability as a number.
     """
+    if has_sizes((tiles, steps)):
+        return 1  # how many fill the device is not known
     if (asked := form.options.get("split_k")) is not None:
         return max(1, min(asked, steps))
     multiprocessors = MULTIPROCESSORS.get(arch, 108)
@@ -43,7 +46,8 @@ def num_parts(form: Form, tiles: int, steps: int, arch: int) -> int:
 def declare_range(source: Source, steps: int, parts: int) -> None:
     """Append ``begin`` and ``end``, the tiles of k that a block does."""
     if parts == 1:
-        source.line(f"constexpr int begin = 0, end = {steps};")
+        kind = "const" if has_sizes((steps,)) else "constexpr"
+        source.line(f"{kind} int begin = 0, end = {steps};")
         return
     each = -(-steps // parts)
     source.line(f"const int begin = part * {each};")

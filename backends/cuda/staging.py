@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from irc.backends.cuda.functions import BYTES, TYPES
-from irc.backends.cuda.scalar import Scalar, decode, stored_as
+from irc.backends.cuda.scalar import Scalar, decode, index_type, stored_as
 from irc.kernels.arithmetic import held
 from irc.kernels.form import Form, Step
 from irc.kernels.source import Source
@@ -102,7 +102,7 @@ class Operand:
         """Append the copy of a tile, number ``step``, from global memory to registers."""
         place, row, k = f"{self.letter}_next[r]", f"{self.letter}_row", f"{self.letter}_k"
         with self._each(source):
-            kind = "const long long" if self.form.is_wide else "const int"
+            kind = f"const {index_type(self.form)}"
             # As wide as offsets: the product with a stride may pass 2^31.
             source.line(
                 f"{kind} {row} = {self.letter}_start + {'slow' if self.k_fast else 'fast'};"
@@ -197,7 +197,7 @@ def place_block(
     """
     m, n = form.sizes[form.num_parallel - 2 : form.num_parallel]
     rows, columns = -(-m // extents[0]), -(-n // extents[1])
-    kind = "const long long" if form.is_wide else "const int"
+    kind = f"const {index_type(form)}"
     batch = {f"i{d}": size for d, size in enumerate(form.parallel[:-2])}
     block = "blockIdx.x"
     if parts > 1:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 
 from irc.backends.cuda.functions import BYTES, TYPES
 from irc.backends.cuda.pipeline import Tile
+from irc.backends.cuda.scalar import index_type
 from irc.backends.cuda.split import declare_range, num_parts
 from irc.backends.cuda.staging import num_blocks, place_block
 from irc.backends.cuda.sums import Sums
@@ -208,7 +209,7 @@ class TensorCore(Sums):
         return source.block(f"for (int j = 0; j < {self.n_count}; ++j) {{", "}")
 
     def _epilogue(self, source: Source, batch: dict[int, str]) -> None:
-        kind = "const long long" if self.form.is_wide else "const int"
+        kind = f"const {index_type(self.form)}"
         with self._each(source):
             source.line("#pragma unroll")
             with source.block("for (int h = 0; h < 2; ++h) {", "}"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,9 @@ __all__ = [
     "load",
     "load_segment",
 ]
+
+OPEN = ("rows", "matmul", "attention")
+"""Templates that take sizes when they run."""
 
 
 def emit(kernel: KernelOp) -> str:
@@ -65,6 +68,12 @@ class TritonBackend:
     def emit(self, kernel: KernelOp) -> str:
         """Return the Python file of a kernel."""
         return emit(kernel)
+
+    def run_time_sizes(self, kernel: KernelOp, most: Mapping[str, int]) -> str | None:
+        """Return why a kernel cannot take its sizes when it runs; None where it can."""
+        from irc.kernels.gpu.run_time import reason_against
+
+        return reason_against(kernel, most, OPEN, emit)
 
     def emit_plan_sources(self, kernels: Sequence[KernelOp]) -> dict[str, str]:
         """Return the files of a plan's ``kernels/`` folder."""

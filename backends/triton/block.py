@@ -14,6 +14,7 @@ from irc.backends.triton.functions import TYPES, expression
 from irc.errors import InternalError
 from irc.kernels.arithmetic import held, rounded
 from irc.kernels.form import Form, Step
+from irc.kernels.gpu.run_time import RunTimeSize
 from irc.kernels.source import Source, quoted
 from irc.kernels.support import template_of
 
@@ -164,6 +165,9 @@ def literal(value: float, dtype: str) -> str:
     >>> literal(0.1, "f16"), literal(float("-inf"), "f32"), literal(3.0, "i32")
     ('0.099975586', 'float("-inf")', '3')
     """
+    if isinstance(value, RunTimeSize):
+        # A mean over a dim divides by its size.
+        return f"({value}).to({TYPES[held(dtype)]})"
     if dtype == "i1":
         return str(int(bool(value)))
     if held(dtype) not in ("f32", "f64"):

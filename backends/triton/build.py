@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,8 @@ from irc.errors import InternalError, IrcError
 
 def compile_for(kernel: KernelOp, arch: int) -> KernelReport:
     """Compile a kernel ahead of time for ``sm_<arch>``; needs no GPU.
+
+    Of one that takes sizes, this is the variant for any of them.
 
     Raises:
         IrcError: ``compiler-missing`` without Triton, ``op-unsupported``.
@@ -44,34 +47,66 @@ def compile_text(text: str, arch: int) -> KernelReport:
     return _report(compiled, arch)
 
 
-def compile_module(module: ModuleType, arch: int, *, alignment: int = 16) -> Any:
+ALIGNMENT = 16
+"""Bytes that wide and asynchronous loads need; buffers of a plan have it, a caller's may not."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kernel is compiled for, beside its file.
+
+    Attributes:
+        alignment: bytes that every buffer is known to be aligned to.
+        is_even: all sizes of the launch are multiples of 16.
+        is_wide: positions need 64 bits.
+    """
+
+    alignment: int = ALIGNMENT
+    is_even: bool = False
+    is_wide: bool = False
+
+
+def variant_of(module: ModuleType, sizes: Sequence[int], alignment: int) -> Variant:
+    """Return what a launch of a kernel that takes sizes is compiled for."""
+    even = module.HAS_STRIDES and not any(size % ALIGNMENT for size in sizes)
+    return Variant(alignment, even, module.is_wide(*sizes))
+
+
+def compile_module(module: ModuleType, arch: int, variant: Variant = Variant()) -> Any:
     """Compile the kernel of an imported file; Triton keeps the binary on disk.
 
     Args:
         module: as :func:`import_kernel` gives it.
         arch: compute capability, 90 for 9.0.
-        alignment: bytes that every buffer is known to be aligned to.
+        variant: of the launch.
 
     Returns:
-        Triton's compiled kernel: ``found[grid](*pointers)`` launches it where there is a GPU.
+        Triton's compiled kernel: ``found[grid](*pointers)`` launches it where there is a GPU, with
+        the sizes that it takes, and a word for each constant, behind the pointers.
     """
     triton = import_triton()
     target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
-    if hasattr(module, "HEAD"):  # it reads addresses from a table
-        source = triton.compiler.ASTSource(
-            fn=getattr(module, module.KERNEL),
-            signature={"table": "*i64", "ALIGNMENT": "constexpr"},
-            constexprs={"ALIGNMENT": alignment},
-            attrs={(0,): [["tt.divisibility", 16]]},
-        )
-        return triton.compile(source, target=target, options=dict(module.OPTIONS))
+    alignment = variant.alignment
     aligned = [["tt.divisibility", alignment]] if alignment > 1 else []
-    source = triton.compiler.ASTSource(
-        fn=getattr(module, module.KERNEL),
-        signature={name: SIGNATURES[_short(dtype)] for name, _, dtype, _ in module.BUFFERS},
-        constexprs={},
+    attrs: dict[tuple[int], Any] = {(0,): [["tt.divisibility", ALIGNMENT]]}
+    constants: dict[str, Any] = {}
+    if hasattr(module, "HEAD"):  # it reads addresses from a table
+        signature = {"table": "*i64", "ALIGNMENT": "constexpr"}
+        constants = {"ALIGNMENT": alignment}
+    else:
+        rows = module.described(*module.EXAMPLE) if hasattr(module, "described") else module.BUFFERS
+        signature = {name: SIGNATURES[_short(dtype)] for name, _, dtype, _ in rows}
         # Without it no wide or asynchronous loads.
-        attrs={(i,): aligned for i in range(len(module.BUFFERS)) if aligned},
+        attrs = {(i,): aligned for i in range(len(rows)) if aligned}
+    if hasattr(module, "EXAMPLE"):
+        kind, first = ("i64" if variant.is_wide else "i32"), len(signature)
+        count = len(module.EXAMPLE)
+        signature |= {f"N{i}": kind for i in range(count)} | {"INDEX": "constexpr"}
+        constants["INDEX"] = triton.language.int64 if variant.is_wide else triton.language.int32
+        if variant.is_even:
+            attrs |= {(first + i,): [["tt.divisibility", ALIGNMENT]] for i in range(count)}
+    source = triton.compiler.ASTSource(
+        fn=getattr(module, module.KERNEL), signature=signature, constexprs=constants, attrs=attrs
     )
     return triton.compile(source, target=target, options=dict(module.OPTIONS))
 

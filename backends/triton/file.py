@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Protocol
 
@@ -13,10 +13,14 @@ from irc.backends.triton.functions import TYPES, expression, helpers_in
 from irc.backends.triton.matmul import Matmul
 from irc.backends.triton.packed import Packed
 from irc.backends.triton.rows import Rows
+from irc.backends.triton.sizes import LAUNCH as SIZES_LAUNCH
+from irc.backends.triton.sizes import size_names, size_tables
 from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.task import KernelOp
-from irc.kernels.form import Form, header, integer_bound, read
+from irc.kernels.form import Form, Read, header, integer_bound, number, read
+from irc.kernels.gpu.attention import with_sizes
+from irc.kernels.gpu.run_time import for_any_sizes, has_sizes
 from irc.kernels.source import Source, identifier, quoted, wrapped
 from irc.kernels.support import check_supported
 
@@ -74,14 +78,14 @@ MAIN = '''
 def main():
     """Run on random inputs and print a sum of each output."""
     torch.manual_seed(0)
-    buffers = []
-    for name, size, dtype, high in BUFFERS:
+    buffers, rows = [], {described}
+    for name, size, dtype, high in rows:
         if dtype.is_floating_point:
             buffers.append(torch.randn(size).to(DEVICE, dtype))
         else:
             buffers.append(torch.randint(0, high, (size,)).to(DEVICE, dtype))
-    launch(*buffers)
-    for (name, *_), buffer in zip(BUFFERS[NUM_INPUTS:], buffers[NUM_INPUTS:]):
+    launch(*buffers{sizes})
+    for (name, *_), buffer in zip(rows[NUM_INPUTS:], buffers[NUM_INPUTS:]):
         print(name, buffer.double().sum().item())
 
 
@@ -96,14 +100,20 @@ def emit_kernel(kernel: KernelOp) -> str:
     Raises:
         IrcError: ``op-unsupported``, with everything that Triton cannot express.
     """
+    if kernel.symbols:
+        return for_any_sizes(kernel.symbols, "//", lambda sizes: _emit(kernel, sizes))
+    return _emit(kernel, number)
+
+
+def _emit(kernel: KernelOp, sizes: Read) -> str:
     (first, *_) = kernel.body.block.ops
     if isinstance(first, KernelAttentionOp):
-        form = header(kernel)
-        return _file(form, Attention(form, first.form), "attention")
+        form = header(kernel, sizes)
+        return _file(form, Attention(form, with_sizes(first.form, sizes)), "attention")
     if isinstance(first, KernelAttentionBackwardOp):
         form = header(kernel)
         return _file(form, AttentionBackward(form, first.form), "attention_backward")
-    return emit_form(read(kernel))
+    return emit_form(read(kernel, sizes))
 
 
 def emit_form(form: Form) -> str:
@@ -121,6 +131,8 @@ def _file(form: Form, template: Template, kind: str) -> str:
     body.line("@triton.jit")
     names = ", ".join(form.buffer_name(i) for i in range(len(form.buffers)))
     names = template.parameters if isinstance(template, Foreach) else names
+    if form.symbols:
+        names = ", ".join([names, *size_names(form), "INDEX: tl.constexpr"])
     with body.block(f"def {name}({names}):"):
         if prod(template.grid):
             template.emit(body)
@@ -133,9 +145,21 @@ def _file(form: Form, template: Template, kind: str) -> str:
         + "\n\n"
         + text
         + _tables(form, template)
-        + (LAUNCH_TABLE if form.lengths else LAUNCH).replace("{name}", name)
-        + MAIN
+        + _launch(form).replace("{name}", name)
+        + _main(form)
     )
+
+
+def _launch(form: Form) -> str:
+    if form.symbols:
+        return SIZES_LAUNCH
+    return LAUNCH_TABLE if form.lengths else LAUNCH
+
+
+def _main(form: Form) -> str:
+    described = "described(*EXAMPLE)" if form.symbols else "BUFFERS"
+    sizes = ", *EXAMPLE" if form.symbols else ""
+    return MAIN.replace("{described}", described).replace("{sizes}", sizes)
 
 
 def _header(form: Form, template: Template, kind: str) -> str:
@@ -147,6 +171,8 @@ def _header(form: Form, template: Template, kind: str) -> str:
     head.line(f"# from: {quoted(form.loc)}")
     for line in wrapped([quoted(source) for source in form.sources]):
         head.line(f"# fuses: {line}")
+    for name, symbol in zip(size_names(form), form.symbols, strict=True):
+        head.line(f"# {name} is the size {quoted(symbol)}, given at each launch")
     head.line("\nimport os\n")
     head.line("import torch\nimport triton\nimport triton.language as tl")
     head.line("from triton.language.extra import libdevice\n")
@@ -159,7 +185,9 @@ def _sizes(sizes: tuple[int, ...]) -> str:
 
 def _tables(form: Form, template: Template) -> str:
     tables = Source()
-    tables.line(f"\n\nGRID = ({prod(template.grid)},)")
+    tables.line("\n")
+    if not form.symbols:
+        tables.line(f"GRID = ({prod(template.grid)},)")
     # Contraction of a*b + c into one rounding is allowed inside tl.dot only.
     sizes = f'"num_warps": {template.num_warps}, "num_stages": {template.num_stages}'
     tables.line(f'OPTIONS = {{{sizes}, "enable_fp_fusion": False}}')
@@ -171,8 +199,28 @@ def _tables(form: Form, template: Template) -> str:
             for line in wrapped(list(map(str, template.head))):
                 tables.line(f"{line},")
     tables.line('DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"')
+    rows = _described(form)
+    if form.symbols:
+        strided = _has_strides(form, template)
+        for line in size_tables(form, prod(template.grid), rows, has_strides=strided):
+            tables.line(line)
+        return str(tables)
     with tables.block("BUFFERS = (", ")"):
-        for index, buffer in enumerate(form.buffers):
-            name, high = form.buffer_name(index), integer_bound(form, index)
-            tables.line(f'("{name}", {buffer.size}, torch.{TORCH[buffer.dtype]}, {high}),')
+        for row in rows:
+            tables.line(row)
     return str(tables)
+
+
+def _described(form: Form) -> Iterator[str]:
+    for index, buffer in enumerate(form.buffers):
+        name, high = form.buffer_name(index), integer_bound(form, index)
+        yield f'("{name}", {buffer.size}, torch.{TORCH[buffer.dtype]}, {high}),'
+
+
+def _has_strides(form: Form, template: Template) -> bool:
+    """True where some address holds a product with a size."""
+    if isinstance(template, Attention):
+        places = template.of.places.values()
+        return any(has_sizes((*place.strides, place.offset)) for place in places)
+    accesses = [step.access for step in form.steps if step.access]
+    return any(has_sizes((*a.strides, a.offset, *a.index_strides)) for a in accesses)

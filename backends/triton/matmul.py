@@ -11,6 +11,7 @@ from math import prod
 
 from irc.backends.triton.block import Block, Coordinate, Value
 from irc.backends.triton.functions import TYPES
+from irc.backends.triton.sizes import as_index
 from irc.kernels.arithmetic import FLOATS, contraction, held, power_of_two
 from irc.kernels.form import Form, Step
 from irc.kernels.source import Source
@@ -94,7 +95,7 @@ class Matmul:
                 block.emit([step])
 
     def _place(self, source: Source) -> None:
-        wide = ".to(tl.int64)" if self.form.is_wide else ""
+        wide = as_index(self.form)
         source.line(f"pid = tl.program_id(0){wide}")
         tiles = self.tiles_m * self.tiles_n
         inner = tiles
@@ -127,7 +128,7 @@ class Matmul:
     def _loop(self, source: Source, mask_m: str | None, mask_n: str | None) -> None:
         mask_k = None if self.k % self.block_k == 0 and self.k else "k < "
         with source.block(f"for start in range(0, {self.k}, {self.block_k}):"):
-            wide = ".to(tl.int64)" if self.form.is_wide else ""
+            wide = as_index(self.form)
             source.line(f"k = start + tl.arange(0, {self.block_k}){wide}")
             left = self._side(source, "a", self.m_dim, mask_m, mask_k)
             right = self._side(source, "b", self.n_dim, mask_n, mask_k)

@@ -12,8 +12,11 @@ from math import prod
 
 from irc.backends.triton.block import Block, Coordinate, literal
 from irc.backends.triton.functions import TYPES
+from irc.backends.triton.sizes import as_index
 from irc.kernels.arithmetic import INTEGERS, accumulator, held, neutral, power_of_two
 from irc.kernels.form import Form, Step
+from irc.kernels.gpu.run_time import has_sizes
+from irc.kernels.schedule import GPU_POINTS
 from irc.kernels.source import Source
 
 MAX_COLUMNS = 8192
@@ -21,6 +24,8 @@ LOOP_COLUMNS = 2048
 MAX_ELEMENTS = 16384
 LEAST_ELEMENTS = 1024
 SQUARE = 32
+OPEN_COLUMNS = 256
+"""The least block of columns whose number is known only when the kernel runs."""
 
 
 class Rows:
@@ -30,6 +35,9 @@ class Rows:
         self.form = form
         columns = power_of_two(form.num_columns)
         most = form.options.get("block_r", MAX_COLUMNS)
+        if has_sizes(form.reduced):
+            # Rows of any length: a loop over blocks that are not those of the first call alone.
+            most = max(most, OPEN_COLUMNS)
         self.has_columns = form.num_parallel < len(form.sizes)
         self.is_looped = columns > most
         self.columns = min(LOOP_COLUMNS, most) if self.is_looped else columns
@@ -52,6 +60,9 @@ class Rows:
         tile = [
             power_of_two(min(t, n)) for t, n in zip(self.form.tile, self.form.parallel, strict=True)
         ]
+        if self.form.symbols and tile and self.has_columns:
+            # The mapping of such a kernel is that of one task; this is what one program does.
+            tile[-1] = min(max(1, GPU_POINTS // self.columns), power_of_two(self.form.parallel[-1]))
         limit = 2 * LOOP_COLUMNS if self.is_looped else MAX_ELEMENTS
         # A mapping made for another machine may ask for more than fits in registers ...
         while tile and prod(tile) * self.columns > limit and max(tile) > 1:
@@ -99,7 +110,7 @@ class Rows:
         masks: dict[int, str | None] = {}
         places = [d for d, count in enumerate(self.grid) if count > 1]
         if places:
-            wide = ".to(tl.int64)" if self.form.is_wide else ""
+            wide = as_index(self.form)
             source.line(f"pid = tl.program_id(0){wide}")
         for dim, (size, tile, count) in enumerate(
             zip(self.form.parallel, self.tile, self.grid, strict=True)
@@ -131,7 +142,7 @@ class Rows:
         start: str,
     ) -> None:
         axis, total = self.rank - 1, self.form.num_columns
-        wide = ".to(tl.int64)" if self.form.is_wide else ""
+        wide = as_index(self.form)
         line = self._spread(f"{start}tl.arange(0, {self.columns}){wide}", axis)
         source.line(f"c = {line}")
         masks[axis] = None if total % self.columns == 0 and total else "mc"

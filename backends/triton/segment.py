@@ -15,20 +15,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from irc.backends.triton.build import compile_module, import_kernel, is_interpreted
+from irc.backends.triton.build import (
+    ALIGNMENT,
+    Variant,
+    compile_module,
+    import_kernel,
+    is_interpreted,
+    variant_of,
+)
 from irc.runtime.address_table import AddressTables
 from irc.runtime.graph import GraphedSegment
 from irc.runtime.segments import Segment, SegmentCall
-
-ALIGNMENT = 16
-"""Bytes that wide and asynchronous loads need; buffers of a plan have it, a caller's may not."""
 
 
 class Launcher(Protocol):
     """A kernel that is ready to run."""
 
-    def __call__(self, pointers: Sequence[int]) -> None:
-        """Launch it on buffers, inputs then outputs, given as addresses."""
+    def __call__(self, pointers: Sequence[int], sizes: Sequence[int] = ()) -> None:
+        """Launch it on buffers, inputs then outputs, given as addresses, and on its sizes."""
         ...
 
 
@@ -36,18 +40,22 @@ class TritonSegment:
     """Launches in order, on torch's current stream."""
 
     def __init__(self, launchers: Sequence[Launcher], calls: Sequence[SegmentCall]) -> None:
-        self._calls = [(launchers[call.kernel], call.args) for call in calls]
+        self._calls = [(launchers[call.kernel], call.args, call.sizes) for call in calls]
         self.num_bases = 1 + max((base for call in calls for base, _ in call.args), default=0)
 
     def run(self, table: int) -> None:
         """Launch all kernels; ``table`` is the address of the array of base pointers."""
         bases = (ctypes.c_int64 * self.num_bases).from_address(table)
-        for launch, args in self._calls:
-            launch([bases[base] + offset for base, offset in args])
+        for launch, args, sizes in self._calls:
+            launch([bases[base] + offset for base, offset in args], sizes)
 
 
 class DeviceKernel:
-    """A kernel compiled for the current GPU.
+    """A kernel compiled for the current GPU, again for what a launch has otherwise than others.
+
+    Pointers that are not aligned as a plan's are get code without wide loads. A kernel that takes
+    sizes has code for those that are multiples of 16, if its addresses hold products of them, and
+    code for positions of 64 bits: as many compilations, however many sizes there are.
 
     Args:
         module: the kernel's file, imported.
@@ -56,24 +64,31 @@ class DeviceKernel:
 
     def __init__(self, module: Any, arch: int) -> None:
         self.module, self.arch = module, arch
-        self.grid = (module.GRID[0], 1, 1)
-        self._aligned = compile_module(module, arch)
-        self._unaligned: Any = None
+        self.takes_sizes = hasattr(module, "grid")
+        self._compiled: dict[Variant, Any] = {}
+        self._kernel(Variant())
         head = getattr(module, "HEAD", None)
         self._tables = None if head is None else AddressTables(head, "cuda")
 
-    def __call__(self, pointers: Sequence[int]) -> None:
-        """Launch; pointers that are not aligned as a plan's are get code without wide loads."""
-        if not self.grid[0]:
+    def _kernel(self, variant: Variant) -> Any:
+        if variant not in self._compiled:
+            self._compiled[variant] = compile_module(self.module, self.arch, variant)
+        return self._compiled[variant]
+
+    def __call__(self, pointers: Sequence[int], sizes: Sequence[int] = ()) -> None:
+        """Launch it."""
+        blocks = (self.module.grid(*sizes) if self.takes_sizes else self.module.GRID)[0]
+        if not blocks:
             return
-        aligned = not any(pointer % ALIGNMENT for pointer in pointers)
-        if not aligned and self._unaligned is None:
-            self._unaligned = compile_module(self.module, self.arch, alignment=1)
-        kernel = self._aligned if aligned else self._unaligned
-        if self._tables is None:
-            kernel[self.grid](*pointers)
+        alignment = 1 if any(pointer % ALIGNMENT for pointer in pointers) else ALIGNMENT
+        if self.takes_sizes:
+            kernel = self._kernel(variant_of(self.module, sizes, alignment))
+            kernel[blocks, 1, 1](*pointers, *sizes, None)
+        elif self._tables is None:
+            self._kernel(Variant(alignment))[blocks, 1, 1](*pointers)
         else:
-            kernel[self.grid](self._tables.at(pointers), ALIGNMENT if aligned else 1)
+            table = self._tables.at(pointers)
+            self._kernel(Variant(alignment))[blocks, 1, 1](table, alignment)
 
 
 class InterpretedKernel:
@@ -81,12 +96,14 @@ class InterpretedKernel:
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self._buffers = [(size, dtype) for _, size, dtype, _ in module.BUFFERS]
 
-    def __call__(self, pointers: Sequence[int]) -> None:
+    def __call__(self, pointers: Sequence[int], sizes: Sequence[int] = ()) -> None:
         """Run all programs of the grid, one after the other."""
-        pairs = zip(pointers, self._buffers, strict=True)
-        self.module.launch(*[_tensor(p, size, dtype) for p, (size, dtype) in pairs])
+        module = self.module
+        rows = module.described(*sizes) if hasattr(module, "described") else module.BUFFERS
+        pairs = zip(pointers, rows, strict=True)
+        buffers = [_tensor(pointer, size, dtype) for pointer, (_, size, dtype, _) in pairs]
+        module.launch(*buffers, *sizes)
 
 
 def _tensor(pointer: int, size: int, dtype: Any) -> Any:
@@ -122,7 +139,7 @@ def launcher(text: str) -> Launcher:
     return _launcher(text, None if is_interpreted() else _device())
 
 
-def _unused(pointers: Sequence[int]) -> None:
+def _unused(pointers: Sequence[int], sizes: Sequence[int] = ()) -> None:
     raise AssertionError("a kernel that no call names was launched")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from irc.backends.triton.sizes import as_index
 from irc.dialects.attention import PER_KEY, AttentionForm
 from irc.kernels.arithmetic import power_of_two
 from irc.kernels.form import Form
@@ -38,7 +39,7 @@ class Stream:
     @property
     def wide(self) -> str:
         """The conversion of a position that needs 64 bits."""
-        return ".to(tl.int64)" if self.form.is_wide else ""
+        return as_index(self.form)
 
     @staticmethod
     def extent(wanted: int | None, default: int, size: int) -> int:

@@ -145,7 +145,7 @@ class OpenPlans:
         return made.at(full)
 
     def _may_have_one(self, full: Values) -> bool:
-        if self._options.backend != "cpu":
+        if not hasattr(find_backend(self._options.backend), "run_time_sizes"):
             self.work.note(f"kernels of backend '{self._options.backend}' are for fixed sizes")
             return False
         return self._attempts < MAX_ATTEMPTS and all(n >= self._least for n in full.values())

@@ -29,6 +29,29 @@ def memory_bytes() -> int:
     return min(found, int(limit)) if limit.isdigit() and int(limit) > 0 else found
 
 
+USUAL_SECOND_CACHE = 1 << 20
+"""Bytes of a core's second cache where the system does not say."""
+
+
+def second_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Return the bytes of the second cache of a core.
+
+    Args:
+        folder: where Linux describes the caches of one core.
+    """
+    for index in sorted(folder.glob("index*")):
+        try:
+            level, kind, size = (
+                (index / name).read_text(encoding="ascii").strip()
+                for name in ("level", "type", "size")
+            )
+        except (OSError, ValueError):
+            continue
+        if level == "2" and kind != "Instruction" and size[:-1].isdigit():
+            return int(size[:-1]) << {"K": 10, "M": 20}.get(size[-1], 0)
+    return USUAL_SECOND_CACHE
+
+
 def processor() -> str:
     """Return the processor's name."""
     try:

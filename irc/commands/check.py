@@ -14,6 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the plan; a difference is the error ``check-failed``."""
     from irc.interpret.check import check_plan
+    from irc.plan.host import is_host
 
+    if is_host(args.plan):
+        from irc.runtime.host_run import check_host
+
+        print(check_host(args.plan, inputs=args.inputs))
+        return 0
     print(check_plan(args.plan, inputs=args.inputs))
     return 0

@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=N",
         action="append",
         default=[],
-        help="a number for a named size of the model, which else stays open where it can;"
-        " may be given again",
+        help="a number for a size of the model, which else stays open where it can: by its name"
+        " (batch=1), or by input and position (x.0=1); may be given again",
     )
     parser.add_argument(
         "--pass",
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES|none",
         default="",
         help="kinds of processors that the plan holds machine code for (default: all that irc"
-        " knows: x86-64-v3,x86-64-v4,x86-64-v4-dots)",
+        " knows: x86-64-v3,x86-64-v4,x86-64-v4-dots,x86-64-v4-amx)",
     )
     _add_training_arguments(parser)
     parser.add_argument(

@@ -92,6 +92,19 @@ def _error(code: str) -> str:
 
 
 def _plan(args: argparse.Namespace) -> str:
+    from irc.plan.host import is_host, load_host
+
+    if is_host(args.name):
+        from irc.report.host import explain_host
+
+        for name, option in OF_PLANS.items():
+            if name != "json" and getattr(args, name) not in (None, False, ""):
+                raise IrcError(
+                    "option-value",
+                    f"{option} is about one plan, and '{args.name}' holds one for each region",
+                    help=f"name a region: irc explain plan {args.name}/regions/NAME {option}",
+                )
+        return explain_host(load_host(args.name), args.name, as_json=args.json)
     from irc.report.explain import explain_plan
 
     if args.sizes:

@@ -24,7 +24,7 @@ from xdsl.dialects.builtin import (
     i1,
     i64,
 )
-from xdsl.ir import Attribute, Block, Dialect, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Dialect, Operation, OpResult, Region, SSAValue
 from xdsl.irdl import (
     AnyAttr,
     IRDLOperation,
@@ -582,12 +582,41 @@ def id_of(op: Operation) -> str:
     return attr.data if isinstance(attr, StringAttr) else ""
 
 
+def result_id(value: SSAValue) -> str:
+    """Return by which id a value goes: ``n7``, and ``n7#1`` for the second result of n7.
+
+    What computes several ops, a fusion or a launch, says of each result whose it is. Arguments,
+    and what no op of the program has computed, have the empty text.
+    """
+    if not isinstance(value, OpResult):
+        return ""
+    op, name = value.op, id_of(value.op)
+    if (names := op.attributes.get("results")) is not None:
+        return cast("ArrayAttr[StringAttr]", names).data[value.index].data
+    if isinstance(op, FusionOp) and len(names := name.split(",")) == len(op.results):
+        return names[value.index]
+    return f"{name}#{value.index}" if name and value.index else name
+
+
 def carry(new: Operation, old: Operation) -> Operation:
     """Give ``new`` the source line and id of the op that it replaces."""
     for key in ("loc", "id"):
         if key in old.attributes:
             new.attributes[key] = old.attributes[key]
     return new
+
+
+def noted_placement(value: SSAValue) -> Attribute | None:
+    """Return the placement that lower-boxing noted for a result, None where it noted none."""
+    if not isinstance(value, OpResult) or "sbp" not in value.op.attributes:
+        return None
+    return cast("ArrayAttr[Attribute]", value.op.attributes["sbp"]).data[value.index]
+
+
+def noted_placements(values: Sequence[SSAValue]) -> ArrayAttr[Attribute] | None:
+    """Return the placements of values as the attribute ``sbp`` has them; None unless of all."""
+    noted = [placed for value in values if (placed := noted_placement(value)) is not None]
+    return ArrayAttr(noted) if len(noted) == len(values) else None
 
 
 def placement_attr(attribute: Attribute) -> PlacementAttr:

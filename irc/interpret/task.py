@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
-from irc.dialects.flow import id_of, tensor, to_python
+from irc.dialects.flow import result_id, tensor, to_python
 from irc.dialects.mapping import TaskMapping
 from irc.dialects.task import KernelOp, LaunchOp, StoreOp, ViewOp
 from irc.errors import InternalError
@@ -130,7 +130,7 @@ def kernels(module: ModuleOp) -> dict[str, KernelOp]:
     return {op.sym_name.data: op for op in module.body.block.ops if isinstance(op, KernelOp)}
 
 
-def result_id(op: Operation, index: int) -> str:
-    """Return the flow id of a result: a launch lists one per result."""
-    names = op.attributes.get("results")
-    return id_of(op) if names is None else to_python(names)[index]
+def result_key(op: Operation, index: int) -> tuple[str, int]:
+    """Return the id of a result, and which one of that op's it is."""
+    name, _, number = result_id(op.results[index]).partition("#")
+    return name, int(number or 0)

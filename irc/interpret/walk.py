@@ -23,6 +23,7 @@ def run_block(
     known: Mapping[str, FuncOp],
     step: Callable[[Operation, list[V], str], list[V]],
     path: str = "",
+    called: Callable[[CallOp, list[V]], list[V] | None] | None = None,
 ) -> list[V]:
     """Run a block, and the functions that it calls, and return what it ends with.
 
@@ -32,6 +33,7 @@ def run_block(
         known: the functions of the module.
         step: runs one op on its operands; is also given the path of calls that lead here.
         path: of the calls that lead to the block: ``n40/``.
+        called: runs a call by other means; where it gives None, the callee's ops are run.
     """
     values: dict[SSAValue, V] = dict(zip(block.args, inputs, strict=True))
     for op in block.ops:
@@ -39,8 +41,11 @@ def run_block(
         if isinstance(op, ReturnOp | YieldOp):
             return operands
         if isinstance(op, CallOp):
-            callee = known[op.callee.string_value()].body.block
-            found = run_block(callee, operands, known, step, f"{path}{id_of(op)}/")
+            made = None if called is None else called(op, operands)
+            if made is None:
+                callee = known[op.callee.string_value()].body.block
+                made = run_block(callee, operands, known, step, f"{path}{id_of(op)}/", called)
+            found = made
         else:
             found = step(op, operands, path)
         values.update(zip(op.results, found, strict=True))

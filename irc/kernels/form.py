@@ -19,9 +19,12 @@ from typing import Any, Literal, TypeAlias
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.flow import FlowOp, to_python
+from irc.dialects.size import Dim, Size, value_of
 from irc.dialects.task import BufferType, KernelOp, ValueType
 
 Kind: TypeAlias = Literal["load", "store", "constant", "index", "pointwise", "reduce", "contract"]
+Read: TypeAlias = Callable[[Dim], int]
+"""What a size of a kernel becomes in its form: a number, or what stands for one."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ class Buffer:
 class Form:
     """A kernel as plain data; dims and tiles are those after merging.
 
-    With ``lengths`` it has several parts; its steps name the buffers of the first.
+    With ``lengths`` it has several parts; its steps name the buffers of the first. With ``symbols``
+    some of its numbers are :class:`irc.kernels.gpu.run_time.RunTimeSize`.
     """
 
     name: str
@@ -102,6 +106,7 @@ class Form:
     loc: str = "unknown"
     lengths: tuple[int, ...] = ()
     protected: int = field(default=0, compare=False)
+    symbols: tuple[str, ...] = ()
 
     @property
     def parallel(self) -> tuple[int, ...]:
@@ -129,7 +134,9 @@ class Form:
 
     @property
     def is_wide(self) -> bool:
-        """True where an element's position needs 64 bits."""
+        """True where an element's position needs 64 bits; not known of sizes at run time."""
+        if self.symbols:
+            return False
         return prod(self.sizes) >= 2**31 or any(b.size >= 2**31 for b in self.buffers)
 
     @cached_property
@@ -149,25 +156,38 @@ class Form:
         return found
 
 
-def read(kernel: KernelOp) -> Form:
-    """Return the merged form of a kernel."""
-    form = replace(header(kernel), steps=tuple(_steps(kernel)))
+def number(size: Dim) -> int:
+    """Return the number that a size is.
+
+    Raises:
+        UnboundSizeError: it is a name.
+    """
+    return value_of(size, {})
+
+
+def read(kernel: KernelOp, sizes: Read = number) -> Form:
+    """Return the merged form of a kernel, with what ``sizes`` makes of its sizes.
+
+    Raises:
+        UnboundSizeError: it has names, and ``sizes`` takes none.
+    """
+    form = replace(header(kernel, sizes), steps=tuple(_steps(kernel, sizes)))
     if form.lengths:
         return form  # of one dim
     return merge_dims(drop_unit_dims(form))
 
 
-def header(kernel: KernelOp) -> Form:
+def header(kernel: KernelOp, sizes: Read = number) -> Form:
     """Return what a kernel is without its body: name, sizes, tile, buffers."""
     return Form(
         name=kernel.sym_name.data,
         template=kernel.template.data,
-        sizes=kernel.space_extents,
+        sizes=tuple(map(sizes, kernel.extents)),
         num_parallel=kernel.num_parallel,
         tile=_tile(kernel),
         options=kernel.tile_sizes,
         buffers=tuple(
-            Buffer(_buffer(a.type).num_elements, _buffer(a.type).dtype) for a in kernel.args
+            Buffer(sizes(_buffer(a.type).elements), _buffer(a.type).dtype) for a in kernel.args
         ),
         num_inputs=kernel.num_inputs.value.data,
         steps=(),
@@ -176,6 +196,7 @@ def header(kernel: KernelOp) -> Form:
         loc=str(to_python(kernel.attributes["loc"])) if "loc" in kernel.attributes else "unknown",
         lengths=kernel.part_lengths,
         protected=2 if kernel.template.data == "matmul" else 0,
+        symbols=kernel.symbols,
     )
 
 
@@ -261,13 +282,13 @@ def _tile(kernel: KernelOp) -> tuple[int, ...]:
     return rest.task_shape if rest is not None else (1,) * kernel.num_parallel
 
 
-def _steps(kernel: KernelOp) -> Iterable[Step]:
+def _steps(kernel: KernelOp, sizes: Read) -> Iterable[Step]:
     numbers: dict[SSAValue, int] = {}
     levels: dict[int, int] = {}
     buffers = {arg: i for i, arg in enumerate(kernel.args)}
     for op in kernel.body.block.ops:
         assert isinstance(op, FlowOp)
-        step = _step(op, numbers, buffers, levels)
+        step = _step(op, numbers, buffers, levels, sizes)
         if op.outputs:
             levels[step.result] = step.level + (step.kind in ("reduce", "contract"))
             numbers[op.outputs[0]] = step.result
@@ -275,7 +296,11 @@ def _steps(kernel: KernelOp) -> Iterable[Step]:
 
 
 def _step(
-    op: FlowOp, numbers: dict[SSAValue, int], buffers: dict[Any, int], levels: dict[int, int]
+    op: FlowOp,
+    numbers: dict[SSAValue, int],
+    buffers: dict[Any, int],
+    levels: dict[int, int],
+    sizes: Read,
 ) -> Step:
     plain: dict[str, Any] = op.plain
     values = [v for v in op.inputs if v not in buffers]
@@ -285,8 +310,9 @@ def _step(
     result = _value(op.outputs[0].type) if op.outputs else None
     access = None
     if touched:
-        strides = plain.get("index_strides") or ()
-        access = Access(touched[0], plain["offset"], plain["strides"], strides)
+        strides = tuple(map(sizes, plain.get("index_strides") or ()))
+        own = tuple(map(sizes, plain["strides"]))
+        access = Access(touched[0], sizes(plain["offset"]), own, strides)
     kind: Any = op.name.removeprefix("task.")
     return Step(
         kind=kind,
@@ -298,7 +324,7 @@ def _step(
         operand_dtypes=tuple(k.dtype for k in kinds),
         fn=plain.get("fn", ""),
         access=access,
-        literal=_literal(plain.get("value", 0)),
+        literal=_literal(plain.get("value", 0), sizes),
         dim=plain.get("dim", -1),
         note=_note(op),
     )
@@ -309,8 +335,9 @@ def _note(op: Operation) -> str:
     return "" if found is None else str(to_python(found))
 
 
-def _literal(value: float | Sequence[float]) -> float | int:
-    return value if isinstance(value, int | float) else value[0]
+def _literal(value: float | Sequence[float], sizes: Read) -> float | int:
+    found = value if isinstance(value, int | float) else value[0]
+    return sizes(found) if isinstance(found, Size) else found
 
 
 def _value(kind: object) -> ValueType:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from xdsl.dialects.builtin import ArrayAttr, StringAttr, SymbolRefAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Operation, OpResult, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from irc.dialects.flow import (
     ConstantOp,
@@ -18,6 +18,8 @@ from irc.dialects.flow import (
     carry,
     id_of,
     loc_of,
+    noted_placements,
+    result_id,
     tensor,
 )
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
@@ -53,6 +55,7 @@ from irc.kernels.orders import (
     ordered_view,
     orders_of,
     reads_lines,
+    stored_id,
     taps_first,
 )
 from irc.kernels.trace import GroupError, Stored
@@ -64,10 +67,6 @@ from irc.kernels.wide_sums import wide_sums
 
 MAX_COPIES = 4
 """Rounds of copying before a kernel counts as impossible; one round mends each known reason."""
-
-
-STORED = ".stored"
-"""Follows the name of a value where it lies in another order of dims than the program says."""
 
 MOVES = frozenset({"flow.reshape", "flow.transpose"})
 """Shape ops that a kernel's gradient is written with."""
@@ -269,9 +268,10 @@ class _Mapper:
         """Launch attention with its keys in parts, and what joins them."""
         made = part(op, parts)
         self._launch([made.partial], list(made.partial.outputs), {}, made.partial)
+        named = dict(zip((made.y, made.sums), op.outputs, strict=False))
         wanted = [made.weights, made.sums][: len(op.outputs)]
-        _, *sums = self._launch(made.weigh, wanted, {}, made.partial)
-        results = [*self._launch(made.join, [made.y], {}, op), *sums]
+        _, *sums = self._launch(made.weigh, wanted, {}, made.partial, named=named)
+        results = [*self._launch(made.join, [made.y], {}, op, named=named), *sums]
         made.erase()
         return results
 
@@ -281,9 +281,11 @@ class _Mapper:
         for old, new in zip(op.outputs, made.results, strict=True):
             old.replace_all_uses_with(new)
         found: dict[SSAValue, SSAValue] = {}
+        named = dict(zip(made.results, op.outputs, strict=True))
         for ops, outputs in made.kernels:
             origin = op if made.results[0] in outputs else ops[-1]
-            found.update(zip(outputs, self._launch(ops, outputs, {}, origin), strict=True))
+            results = self._launch(ops, outputs, {}, origin, named=named)
+            found.update(zip(outputs, results, strict=True))
         for value in made.results:
             value.replace_all_uses_with(found[value])
         made.erase()
@@ -297,10 +299,12 @@ class _Mapper:
         origin: FlowOp,
         *,
         free: bool = True,
+        named: Mapping[SSAValue, SSAValue] | None = None,
     ) -> list[SSAValue]:
         """Make a kernel and launch it, after the copies that it needs.
 
-        Its results are stored in the order of dims that suits them if ``free``.
+        Its results are stored in the order of dims that suits them if ``free``. Where ``ops`` are
+        written anew, ``named`` says of which results of the program theirs are.
         """
         source = _Source(self, arguments)
         self._turn_images(ops, source)
@@ -316,8 +320,6 @@ class _Mapper:
                     raise _illegal(origin, str(error)) from error
         else:
             raise _illegal(origin, "it needs more copies than it has operands")
-        # An id names the first result of an op.
-        names = [id_of(v.op) if isinstance(v, OpResult) and not v.index else "" for v in outputs]
         made = self._packed(made)
         launch = LaunchOp.make(
             made.operands,
@@ -325,10 +327,12 @@ class _Mapper:
             kernel=SymbolRefAttr(self.table.add(made.kernel).sym_name.data),
         )
         carry(launch, origin)
-        stored = [n + STORED if v in orders else n for v, n in zip(outputs, names, strict=True)]
-        launch.attributes["results"] = ArrayAttr([StringAttr(name) for name in stored])
-        if "sbp" in origin.attributes and not orders:
-            launch.attributes["sbp"] = origin.attributes["sbp"]
+        known = [named.get(v, v) for v in outputs] if named else outputs
+        kept = [orders.get(value, ()) for value in outputs]
+        names = [stored_id(result_id(v), order) for v, order in zip(known, kept, strict=True)]
+        launch.attributes["results"] = ArrayAttr([StringAttr(name) for name in names])
+        if (placed := noted_placements(known)) is not None:
+            launch.attributes["sbp"] = placed
         self._insert(launch)
         results: list[SSAValue] = list(launch.outputs)
         for i, value in enumerate(outputs):
@@ -403,6 +407,7 @@ class _Mapper:
         if isinstance(image.owner, Operation):
             carry(padded, image.owner)
             carry(turn, image.owner)
+            turn.attributes["id"] = StringAttr(f"{id_of(image.owner)}.padded")
         (result,) = self._launch([padded, turn], [turn.outputs[0]], {}, turn, free=False)
         self.views[image] = (result, ordered_view(wide, order).within(margins))
         turn.erase()
@@ -440,8 +445,9 @@ class _Mapper:
         )
         if isinstance(value.owner, Operation):
             carry(turn, value.owner)
-            if "sbp" in value.owner.attributes and order == tuple(range(len(order))):
-                turn.attributes["sbp"] = value.owner.attributes["sbp"]
+            turn.attributes["id"] = StringAttr(stored_id(result_id(value), order))
+            if (placed := noted_placements([value])) is not None:
+                turn.attributes["sbp"] = placed
         if kind.dtype in LIBRARY_DTYPES:
             turn.operands[0] = self._operand(value, strided=True)
             self._insert(turn)
@@ -488,8 +494,9 @@ class _Mapper:
             op = ViewOp.make([root], [value.type], offset=view.offset, strides=strides)
             if isinstance(value.owner, Operation):
                 carry(op, value.owner)
-                if "sbp" in value.owner.attributes:
-                    op.attributes["sbp"] = value.owner.attributes["sbp"]
+                op.attributes["id"] = StringAttr(result_id(value))
+                if (placed := noted_placements([value])) is not None:
+                    op.attributes["sbp"] = placed
             self._insert(op)
             self.written[value] = op.outputs[0]
         return self.written[value]

@@ -20,11 +20,21 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ConcatOp, ExternOp, FlowOp, SliceOp, carry, id_of, loc_of, tensor
+from irc.dialects.flow import (
+    ConcatOp,
+    ExternOp,
+    FlowOp,
+    SliceOp,
+    carry,
+    id_of,
+    loc_of,
+    noted_placements,
+    tensor,
+)
 from irc.dialects.types import is_float
 from irc.kernels.holds import FEW_PIECES, shape_of
 from irc.kernels.linear_loss_block import BlockFunctions, Roles
-from irc.ops.linear_loss import BACKWARD, BOTH, LOSS, arguments
+from irc.ops.linear_loss import BACKWARD, BOTH, LOSS, arguments, operand_roles, result_roles
 
 TARGETS = frozenset({LOSS, BACKWARD, BOTH})
 MIN_ROWS, MAX_ROWS = 256, 1024
@@ -34,14 +44,7 @@ MIN_BYTES = 64 << 20
 MAX_AGAIN = 256
 """Pairs of ops that are looked at, to tell whether two values are one."""
 
-GIVEN = {
-    LOSS: ("h", "w", "index"),
-    BACKWARD: ("g", "h", "w", "index", "sums"),
-    BOTH: ("g", "h", "w", "index"),
-}
-MADE = {LOSS: ("loss", "sums"), BACKWARD: ("dh", "dw"), BOTH: ("loss", "sums", "dh", "dw")}
-"""Roles of operands and results; a bias is the last operand, its gradient the last result."""
-BY_ROWS = frozenset({"g", "h", "index", "sums", "loss", "dh"})
+BY_ROWS = frozenset({"g", "gs", "h", "index", "sums", "loss", "dh"})
 ADDED = {"dw": "dw0", "db": "db0"}
 
 
@@ -65,25 +68,34 @@ def join(block: Block) -> None:
     """Make one op of each loss and its gradients, where those do not wait for the loss."""
     for op in list(block.ops):
         if isinstance(op, ExternOp) and op.target.data == BACKWARD:
-            loss = op.inputs[4].owner
+            loss = _given(op)["sums"].owner
             if isinstance(loss, ExternOp) and loss.target.data == LOSS and loss.parent is block:
                 _join(block, loss, op)
 
 
+def _given(op: ExternOp) -> dict[str, SSAValue]:
+    """Return the operands of one of the three by role."""
+    roles = operand_roles(op.target.data, op.arguments.data)
+    return dict(zip(roles, op.inputs, strict=True))
+
+
 def _join(block: Block, loss: ExternOp, back: ExternOp) -> None:
-    shared, theirs = list(loss.inputs), [*back.inputs[1:4], *back.inputs[5:]]
-    before = _between(block, loss, back.inputs[0])
-    if before is None or not all(map(_equal, shared, theirs)):
+    ours, theirs = _given(loss), _given(back)
+    starts = [theirs[role] for role in ("g", "gs") if role in theirs]
+    before = _between(block, loss, starts)
+    if before is None or not all(_equal(value, theirs[role]) for role, value in ours.items()):
         return
     for op in before:
         op.detach()
         block.insert_op_before(op, loss)
-    g, bias = back.inputs[0], back.inputs[5:]
+    given = {"g": theirs["g"], **ours}
+    if "gs" in theirs:
+        given["gs"] = theirs["gs"]
     both = ExternOp.make(
-        [g, *shared],
+        list(given.values()),
         [value.type for value in (*loss.outputs, *back.outputs)],
         target=BOTH,
-        arguments=arguments(4 + len(bias), biased=bool(bias)),
+        arguments=arguments(BOTH, given),
     )
     both.attributes.update(loss.attributes)
     both.attributes.pop("sbp", None)
@@ -115,9 +127,9 @@ def _equal(one: SSAValue, other: SSAValue) -> bool:
     return False
 
 
-def _between(block: Block, loss: ExternOp, value: SSAValue) -> list[Operation] | None:
-    """Return the ops behind the loss that a value needs, in order; None where it needs the loss."""
-    needed, pending = set[Operation](), [value]
+def _between(block: Block, loss: ExternOp, values: Sequence[SSAValue]) -> list[Operation] | None:
+    """Return the ops behind the loss that values need, in order; None where one needs the loss."""
+    needed, pending = set[Operation](), list(values)
     position = {op: i for i, op in enumerate(block.ops)}
     while pending:
         op = pending.pop().owner
@@ -142,19 +154,17 @@ def lower_linear_losses(module: ModuleOp, func: FuncOp) -> None:
 
 
 def _is_held(op: ExternOp) -> bool:
-    h = op.inputs[GIVEN[op.target.data].index("h")]
     whole = all(0 not in shape_of(value) for value in op.inputs)
-    return is_float(tensor(h).dtype) and whole
+    return is_float(tensor(_given(op)["h"]).dtype) and whole
 
 
 class _Streamed:
     """One op on its way to calls."""
 
     def __init__(self, module: ModuleOp, func: FuncOp, op: ExternOp) -> None:
-        self.op, target = op, op.target.data
-        names = (*GIVEN[target], "bias")[: len(op.inputs)]
-        self.given: Roles = dict(zip(names, op.inputs, strict=True))
-        made = (*MADE[target], *(("db",) if "bias" in names and target != LOSS else ()))
+        self.op = op
+        self.given: Roles = _given(op)
+        made = result_roles(op.target.data, self.given)
         # A weight that is not trained has no gradient to be computed.
         self.wanted = {
             role: value
@@ -181,6 +191,8 @@ class _Streamed:
             found = self._joined(role, parts[role])
             if number == 0 and isinstance(found.owner, FlowOp):
                 carry(found.owner, self.op)
+                if (placed := noted_placements([old])) is not None:
+                    found.owner.attributes["sbp"] = placed
             old.replace_all_uses_with(found)
         self.op.detach()
         self.op.erase()

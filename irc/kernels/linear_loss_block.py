@@ -64,8 +64,8 @@ class RowBlock:
 
     Args:
         b: appends to the function.
-        given: by role: ``h`` [n, d], ``w`` [v, d], ``index`` [n], perhaps ``bias`` [v], ``g`` and
-            ``sums`` [n], and the sums of earlier blocks ``dw0`` [v, d] and ``db0`` [v].
+        given: by role: ``h`` [n, d], ``w`` [v, d], ``index`` [n], perhaps ``bias`` [v], ``g``,
+            ``gs`` and ``sums`` [n], and the sums of earlier blocks ``dw0`` [v, d] and ``db0`` [v].
     """
 
     def __init__(self, b: FlowBuilder, given: Roles) -> None:
@@ -117,9 +117,14 @@ class RowBlock:
     def _column(self, role: str) -> SSAValue:
         return self.b.reshape(self.given[role], (self.rows, 1))
 
+    def _start(self) -> SSAValue:
+        """What the softmax is multiplied by in the gradient of the logits, [n, 1]."""
+        g = self._column("g")
+        return self.b.pointwise("add", g, self._column("gs")) if "gs" in self.given else g
+
     def _chances(self) -> SSAValue:
-        """The softmax times g."""
-        b, g = self.b, self._column("g")
+        """The softmax times ``g + gs``."""
+        b, g = self.b, self.value("start")
         if "sums" not in self.given:
             share = b.pointwise("div", g, self.value("total"))
             return b.pointwise("mul", self.value("powers"), share)

@@ -6,6 +6,7 @@ read a run of channels at each tap, and vectors lie along channels, whatever the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from xdsl.ir import SSAValue
@@ -22,6 +23,32 @@ LANES = 16
 
 Orders = Mapping[SSAValue, tuple[int, ...]]
 """The dims of a result as it is stored, outermost first; a result without one is contiguous."""
+
+_STORED = re.compile(r"(.*)\.stored((?:_\d+)+)")
+
+
+def stored_id(name: str, order: Sequence[int]) -> str:
+    """Return the id of a value as it is stored in an order of its dims.
+
+    >>> stored_id("n7", (0, 2, 3, 1)), stored_id("n7#1", (1, 0)), stored_id("n7", (0, 1))
+    ('n7.stored_0_2_3_1', 'n7.stored_1_0#1', 'n7')
+    """
+    if not name or tuple(order) == tuple(range(len(order))):
+        return name
+    own, mark, number = name.partition("#")
+    return f"{own}.stored_{'_'.join(map(str, order))}{mark}{number}"
+
+
+def stored_order(name: str) -> tuple[str, tuple[int, ...] | None]:
+    """Return the id of the value behind that of a stored one, and its order; None for its own.
+
+    >>> stored_order("n7.stored_0_2_3_1"), stored_order("n7")
+    (('n7', (0, 2, 3, 1)), ('n7', None))
+    """
+    found = _STORED.fullmatch(name)
+    if found is None:
+        return name, None
+    return found[1], tuple(int(d) for d in found[2].split("_")[1:])
 
 
 def channels_last(ndim: int) -> tuple[int, ...]:

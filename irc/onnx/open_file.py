@@ -11,7 +11,7 @@ from irc.calls.open_plans import OpenPlans
 from irc.errors import IrcError
 from irc.frontends.onnx.prepare import prepare
 from irc.frontends.onnx.read import Source, read_model
-from irc.frontends.onnx.sizes import SizeTable
+from irc.frontends.onnx.sizes import SizeTable, by_name
 from irc.frontends.onnx.trace import OpenProgram, Place, places_of, stated_shapes, trace
 from irc.onnx.open_model import at_values
 from irc.pipeline import Options
@@ -43,8 +43,9 @@ def open_file(
         IrcError: ``size-unbound`` where a size has to be a number, saying what needs it.
     """
     source = prepare(read_model(path))
-    table = SizeTable(sizes)
     inputs = source.model.graph.input
+    sizes = by_name(inputs, sizes)
+    table = SizeTable(sizes)
     stated = stated_shapes(inputs, table)
     places, lonely = places_of(stated, table)
     if lonely or not places or len(stated) != len(inputs):

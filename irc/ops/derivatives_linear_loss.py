@@ -6,26 +6,26 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import ExternOp
 from irc.ops.derivative import Adjoint
-from irc.ops.linear_loss import BACKWARD, arguments
+from irc.ops.linear_loss import BACKWARD, arguments, operand_roles
 
-INDEX, BIAS = 2, 3
-"""Positions of operands of ``irc::linear_cross_entropy``."""
+UNTRAINED = "index"
 
 
 def linear_loss(at: Adjoint, operand: int) -> SSAValue | None:
-    """Return the gradient of h, w or the bias: one op gives all of them.
-
-    The log-sums are for this op alone: nothing else depends on them.
-    """
-    if operand == INDEX:
+    """Return the gradient of h, w or the bias: one op gives all of them."""
+    roles = operand_roles(at.attrs["target"], at.attrs["arguments"])
+    if roles[operand] == UNTRAINED:
         return None
-    made: list[SSAValue] = at.shared("linear_loss", lambda: _gradients(at))
-    return made[operand if operand < INDEX else operand - 1]
+    made: list[SSAValue] = at.shared("linear_loss", lambda: _gradients(at, roles))
+    return made[[role for role in roles if role != UNTRAINED].index(roles[operand])]
 
 
-def _gradients(at: Adjoint) -> list[SSAValue]:
-    h, w, index, *bias = at.inputs
-    given = [at.g, h, w, index, at.op.outputs[1], *bias]
-    kinds = [at.kind(i) for i in range(len(at.inputs)) if i != INDEX]
-    call = arguments(len(given), biased=bool(bias))
-    return at.b.ops(ExternOp, given, results=kinds, target=BACKWARD, arguments=call)
+def _gradients(at: Adjoint, roles: tuple[str, ...]) -> list[SSAValue]:
+    given = {"g": at.g, **dict(zip(roles, at.inputs, strict=True)), "sums": at.op.outputs[1]}
+    if "bias" in given:
+        given["bias"] = given.pop("bias")  # after the log-sums
+    if (gs := at.gradients[1]) is not None:
+        given["gs"] = gs
+    kinds = [at.kind(i) for i, role in enumerate(roles) if role != UNTRAINED]
+    call = arguments(BACKWARD, given)
+    return at.b.ops(ExternOp, list(given.values()), results=kinds, target=BACKWARD, arguments=call)

@@ -4,16 +4,19 @@ With logits ``x = h W^T + bias`` of hidden rows h [n, d] and a vocabulary's weig
 
 * ``irc::linear_cross_entropy(h, W, index, bias)`` gives of each row ``log sum exp(x) - x[index]``,
   the loss, and ``log sum exp(x)``, its log-sum.
-* ``irc::linear_cross_entropy_backward(g, h, W, index, sums, bias)`` gives the gradients of h, W and
-  bias for g, that of the losses: with ``P = exp(x - sums)`` and ``dx = g (P - onehot(index))``,
+* ``irc::linear_cross_entropy_backward(g, h, W, index, sums, bias, gs)`` gives the gradients of h, W
+  and bias for g, that of the losses, and gs, that of the log-sums: with ``P = exp(x - sums)`` and
+  ``dx = (g + gs) P - g onehot(index)``,
 
       dh = dx W      dW = dx^T h      dbias = sum of dx over rows
 
   An index outside of the weight is of no class (of another rank's: see ``SPLIT_CLASSES``).
-* ``irc::linear_cross_entropy_both(g, h, W, index, bias)`` gives all five: where g is known before
-  the loss is, the logits need not be computed twice (Liger kernel, arXiv:2410.10989).
+* ``irc::linear_cross_entropy_both(g, h, W, index, bias, gs)`` gives all five: where g and gs are
+  known before the loss is, the logits need not be computed twice (Liger kernel, arXiv:2410.10989).
 
-``bias`` may be left out (None). Losses and log-sums are float32 for half types, else of the dtype
+Log-sums have a gradient where labels are smoothed: the sum of a row's log-probabilities is
+``sum of x - v sums``, and ``sum of x`` is h times the sum of W's rows. ``bias`` and ``gs`` may be
+left out (None). Losses and log-sums are float32 for half types, else of the dtype
 of h. What holds the logits, a block of rows at a time (arXiv:2411.09009), is
 :mod:`irc.kernels.linear_loss`.
 """
@@ -21,7 +24,7 @@ of h. What holds the logits, a block of rows at a time (arXiv:2411.09009), is
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from irc.dialects.placement import AxisPlacement, B, Partial, Split
 from irc.dialects.size import Dim
@@ -43,29 +46,56 @@ STREAMED = "irc.cross_entropy"
 SOFTMAX_FLOPS = 14
 """As in `irc.ops.work`: of one logit."""
 
-OPERANDS = {
-    LOSS: ("n d", "v d", "n"),
-    BACKWARD: ("n", "n d", "v d", "n", "n"),
-    BOTH: ("n", "n d", "v d", "n"),
+POSITIONS = {
+    LOSS: ("h", "w", "index", "bias"),
+    BACKWARD: ("g", "h", "w", "index", "sums", "bias", "gs"),
+    BOTH: ("g", "h", "w", "index", "bias", "gs"),
 }
-RESULTS = {LOSS: ("n", "n"), BACKWARD: ("n d", "v d"), BOTH: ("n", "n", "n d", "v d")}
-"""Terms of the rules; a bias is the last operand, and its gradient the last result."""
+"""The roles of a call's arguments; the last two may be left out."""
+RESULTS = {LOSS: ("loss", "sums"), BACKWARD: ("dh", "dw"), BOTH: ("loss", "sums", "dh", "dw")}
+"""The roles of its results; ``db``, the gradient of a bias, is the last."""
+TERMS = {
+    "h": "n d", "dh": "n d", "w": "v d", "dw": "v d", "bias": "v", "db": "v",
+    "g": "n", "gs": "n", "index": "n", "loss": "n", "sums": "n",
+}  # fmt: skip
+"""The terms of rules."""
 PRODUCTS = {LOSS: 1, BACKWARD: 3, BOTH: 3}
 """Matmuls of n x v x d."""
 
 
-def arguments(count: int, *, biased: bool) -> str:
-    """Return a call of any of the three as JSON.
+def arguments(target: str, given: Collection[str]) -> str:
+    """Return a call of any of the three as JSON; its operands stand in the order of their roles.
 
     Args:
-        count: of its operands, a bias among them.
-        biased: whether there is one.
+        target: the op.
+        given: the roles of its operands.
 
-    >>> arguments(3, biased=False)
+    >>> arguments(LOSS, ("h", "w", "index"))
     '[[{"operand": 0}, {"operand": 1}, {"operand": 2}, null], {}]'
     """
-    given: list[dict[str, int] | None] = [{"operand": i} for i in range(count)]
-    return json.dumps([given if biased else [*given, None], {}])
+    number = iter(range(len(given)))
+    roles = POSITIONS[target]
+    if "gs" not in given:
+        roles = tuple(role for role in roles if role != "gs")
+    return json.dumps([[{"operand": next(number)} if r in given else None for r in roles], {}])
+
+
+def operand_roles(target: str, call: str) -> tuple[str, ...]:
+    """Return the roles of a call's operands, in their order.
+
+    >>> operand_roles(BOTH, arguments(BOTH, ("g", "h", "w", "index", "gs")))
+    ('g', 'h', 'w', 'index', 'gs')
+    """
+    positional, named = json.loads(call)
+    said = [*zip(POSITIONS[target], positional, strict=False), *named.items()]
+    found = {arg["operand"]: role for role, arg in said if arg is not None}
+    return tuple(found[i] for i in range(len(found)))
+
+
+def result_roles(target: str, given: Collection[str]) -> tuple[str, ...]:
+    """Return the roles of a call's results."""
+    biased = "bias" in given and target != LOSS
+    return (*RESULTS[target], "db") if biased else RESULTS[target]
 
 
 def accumulating(dtype: str) -> str:
@@ -73,25 +103,22 @@ def accumulating(dtype: str) -> str:
     return "f32" if dtype in ("f16", "bf16") else dtype
 
 
-def _terms(target: str, count: int) -> tuple[list[str], list[str]]:
-    """Return the terms of a call's operands and results, a bias among them where there is one."""
-    given, made = list(OPERANDS[target]), list(RESULTS[target])
-    if count > len(given):
-        given.append("v")
-        made += ["v"] if target != LOSS else []
-    return given, made
+def _terms(attrs: Attrs) -> tuple[list[str], list[str]]:
+    """Return the terms of a call's operands and results."""
+    target = attrs["target"]
+    given = operand_roles(target, attrs["arguments"])
+    return [TERMS[r] for r in given], [TERMS[r] for r in result_roles(target, given)]
 
 
 def _rule(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     """Rows of losses can be split; where gradients of the weight add up, a strategy says so."""
     target = attrs["target"]
-    given, made = _terms(target, len(operands))
-    text = f"({', '.join(given)}) -> ({', '.join(made)})"
-    return parse_rule(f"{text} " + {
-        LOSS: "whole(d v)",
-        BACKWARD: "whole(n d v) linear(0)",
-        BOTH: "whole(n d v)",
-    }[target])  # fmt: skip
+    given, made = _terms(attrs)
+    # With gs, gradients are linear in both together, which no rule says.
+    alone = target == BACKWARD and "gs" not in operand_roles(target, attrs["arguments"])
+    whole = "whole(d v)" if target == LOSS else "whole(n d v)"
+    text = f"({', '.join(given)}) -> ({', '.join(made)}) {whole}"
+    return parse_rule(text + " linear(0)" if alone else text)
 
 
 def _strategies(
@@ -99,10 +126,10 @@ def _strategies(
 ) -> list[Strategy]:
     """Split the rows, whose parts of the weight's gradient add up; or the classes."""
     target = attrs["target"]
-    given, made = _terms(target, len(operands))
+    given, made = _terms(attrs)
     part, split = Partial("sum"), Split(0)
     found: list[Strategy] = []
-    rows: Dim = operands[given.index("n")][0][0]
+    rows: Dim = operands[given.index("n d")][0][0]
     if target != LOSS and rows != 1:
         placed = _placed(given, "n", split, B)
         found.append(Strategy(AS_IT_IS, placed, _placed(made, "n", split, part), rows, "rows"))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, entry, functions, results
 from irc.dialects.comm import CollectiveOp, LocalChunkOp, RankIndexOp, WaitOp
-from irc.dialects.flow import FlowOp, id_of, loc_of, to_python
+from irc.dialects.flow import FlowOp, id_of, loc_of, result_id
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.task import BufferType, KernelOp, LaunchOp, ViewOp
 from irc.dialects.types import ITEM_BYTES, PlacementAttr, TensorType
@@ -135,11 +135,8 @@ class Flattener:
 
     def _results(self, op: Operation, path: str) -> list[int]:
         # A launch computes several ops of level flow; each of its results says which.
-        flow = op.attributes.get("results") if isinstance(op, LaunchOp) else None
-        ids = [f"{id_of(op)}#{i}" for i in range(len(op.results))]
-        if isinstance(flow, ArrayAttr):
-            ids = [f"{name}#0" for name in to_python(cast("ArrayAttr[StringAttr]", flow))]
-        return [self._value(v, path + own) for v, own in zip(op.results, ids, strict=True)]
+        names = [path + _numbered(result_id(value)) for value in op.results]
+        return [self._value(v, own) for v, own in zip(op.results, names, strict=True)]
 
     def _view(self, op: ViewOp, source: int, name: str) -> int:
         shape, dtype = _signature(op.outputs[0])
@@ -157,7 +154,7 @@ class Flattener:
                 offset=start + attrs["offset"] * ITEM_BYTES[dtype],
                 root=source if of.root is None else of.root,
                 strides=None if _is_dense(shape, strides) else strides,
-                source=f"{name}#0",
+                source=_numbered(name),
             )
         )
 
@@ -282,6 +279,11 @@ class Flattener:
         made = self._new(Buffer(buffer.dtype, buffer.shape, "arena"))
         self.steps.append(Copy("copy", value, made))
         return made
+
+
+def _numbered(name: str) -> str:
+    """Return the id of a result with its number also where that is 0."""
+    return name if "#" in name else f"{name}#0"
 
 
 def _signature(value: SSAValue) -> tuple[tuple[int, ...], str]:

@@ -82,6 +82,13 @@ def load_plan(folder: str | Path) -> LoadedPlan:
         IrcError: ``plan-missing``, ``plan-version`` or ``plan-corrupt``.
     """
     place = Path(folder)
+    if not (place / MANIFEST).is_file() and (place / "host.json").is_file():
+        raise IrcError(
+            "plan-missing",
+            f"'{folder}' holds a host program and a plan for each of its regions",
+            because="values decide which region runs, and how often",
+            help=f"irc run, check and explain plan take it; others take {folder}/regions/NAME",
+        )
     if not (place / MANIFEST).is_file():
         raise IrcError(
             "plan-missing",

@@ -17,6 +17,9 @@ from irc.plan.load import LoadedPlan, from_files
 from irc.plan.schema import Plan, to_json
 from irc.plan.weights import Reference, references_text, write_safetensors
 
+OTHER_MARKERS = ("host.json",)
+"""Files by which folders of plans are known that are no plan themselves."""
+
 
 def make_plan(
     plan: Plan,
@@ -103,7 +106,7 @@ def check_target(target: Path, *, force: bool = False, marker: str = MANIFEST) -
         return
     if target.is_dir() and not any(target.iterdir()):
         return
-    is_plan = (target / marker).is_file()
+    is_plan = any((target / name).is_file() for name in (marker, *OTHER_MARKERS))
     if force and is_plan:
         return
     raise IrcError(

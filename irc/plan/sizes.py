@@ -98,7 +98,7 @@ class MadeKernel:
 
     name: str
     reason: str
-    division: Literal["same", "scheduled", "blocks", "chunks"]
+    division: Literal["same", "scheduled", "blocks", "chunks", "tiles"]
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class PlanSizes:
                     f"{each.low} to {each.high}"
                 )
         for condition in self.conditions:
-            if not _meets(condition, full):
+            if not meets(condition, full):
                 raise _outside(f"the plan is for sizes with {shown(condition)}", condition.where)
 
 
@@ -216,7 +216,8 @@ def shown(condition: SizeCondition) -> str:
     return f"{difference - constant} {sign} {-constant}"
 
 
-def _meets(condition: SizeCondition, full: Mapping[str, int]) -> bool:
+def meets(condition: SizeCondition, full: Mapping[str, int]) -> bool:
+    """True where the answer is the same for these numbers."""
     number = value_of(dim_of(condition.difference), full)
     found = {"<": number < 0, "<=": number <= 0, "==": number == 0}[condition.relation]
     return found == condition.holds

@@ -3,12 +3,14 @@
 A look-up in a log-softmax is followed up to the matmul that makes its logits, through casts, the
 bias, and what only rearranges rows (a shift by slices, views of tokens as one dim). The same is
 then done to the hidden rows instead, and ``irc::linear_cross_entropy`` (:mod:`irc.ops.linear_loss`)
-takes the place of all of it. The other way round, nothing else may read the logits.
+takes the place of all of it. Beside look-ups, a sum over classes may read the log-probabilities
+(smoothed labels): with the log-sum of a row, ``sum of log p = h . sum of W's rows - v log-sum``.
+The other way round, nothing else may read the logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -21,6 +23,7 @@ from irc.dialects.flow import (
     FlowOp,
     GatherOp,
     PointwiseOp,
+    ReduceOp,
     ReshapeOp,
     SliceOp,
     TransposeOp,
@@ -88,7 +91,7 @@ def stream_losses(block: Block, min_bytes: int) -> list[Place]:
     """
     places: list[Place] = []
     for op in list(block.ops):
-        if not isinstance(op, GatherOp) or not _is_loss(op):
+        if not isinstance(op, GatherOp) or not _num_uses(op.outputs[0]) or not _is_loss(op):
             continue
         try:
             text, done = _rewrite(block, op, min_bytes), True
@@ -110,7 +113,9 @@ def _rewrite(block: Block, op: GatherOp, min_bytes: int) -> str:
     found = find_softmax(log.owner)
     assert found is not None
     dim, kind = int(op.plain["dim"]), tensor(log)
-    if found.dims != (dim,) or _num_uses(log) != 1:
+    others = {use.operation for use in log.uses} - {op}
+    sums = [other for other in block.ops if other in others and _is_sum(other, dim)]
+    if found.dims != (dim,) or len(sums) != len(others):
         raise MissError("its log-probabilities are read by others too: all of them are made")
     shape = _static(found.x)
     if _static(index) != tuple(1 if i == dim else size for i, size in enumerate(shape)):
@@ -119,23 +124,78 @@ def _rewrite(block: Block, op: GatherOp, min_bytes: int) -> str:
     if kind.dtype != accumulating(tensor(layer.h).dtype):
         raise MissError(f"its softmax is in {kind.dtype}, of a layer in {tensor(layer.h).dtype}")
     text = _worth(layer, shape, dim, min_bytes)
-    b = FlowBuilder(block, f"{id_of(op)}.", before=op)
+    # In front of whatever reads the log-probabilities first.
+    first = next(each for each in block.ops if each is op or each in sums)
+    assert isinstance(first, FlowOp)
+    _hoist(block, index, first)
+    b = FlowBuilder(block, f"{id_of(op)}.", before=first)
     b.loc = loc_of(op)
     rows = prod(size for i, size in enumerate(shape) if i != dim)
-    given = [_rows_of(b, layer, dim), layer.w, b.reshape(index, (rows,))]
-    biased = layer.bias is not None
-    given += [layer.bias] if layer.bias is not None else []
+    given = {"h": _rows_of(b, layer, dim), "w": layer.w, "index": b.reshape(index, (rows,))}
+    if layer.bias is not None:
+        given["bias"] = layer.bias
     result = TensorType.of((rows,), kind.dtype)
-    loss, _ = b.ops(
+    loss, log_sums = b.ops(
         ExternOp,
-        given,
+        list(given.values()),
         results=[result, result],
         target=LOSS,
-        arguments=arguments(len(given), biased=biased),
+        arguments=arguments(LOSS, given),
     )
     made = b.reshape(b.pointwise("neg", loss), tensor(op.outputs[0]).shape)
     op.outputs[0].replace_all_uses_with(made)
+    if sums:
+        total = _total(b, given, log_sums, shape[dim])
+        for each in sums:
+            old = each.results[0]
+            old.replace_all_uses_with(b.reshape(total, tensor(old).shape))
+        text += f", with the sum over {shape[dim]} classes of smoothed labels"
     return text
+
+
+def _is_sum(op: Operation, dim: int) -> bool:
+    """True for a sum over the classes."""
+    return isinstance(op, ReduceOp) and op.plain["fn"] == "sum" and op.plain["dims"] == (dim,)
+
+
+def _total(
+    b: FlowBuilder, given: Mapping[str, SSAValue], log_sums: SSAValue, classes: int
+) -> SSAValue:
+    """Append the sum of a row's log-probabilities, [n], without logits.
+
+    As ``v (mean of x - log-sum)``: numbers of the size of one logit, of which no digits are lost.
+    """
+    wide = tensor(log_sums).dtype
+
+    def mean(value: SSAValue) -> SSAValue:
+        total = b.reduce("sum", b.cast(value, wide), [0], keep_dims=False)
+        return b.pointwise("div", total, b.scalar(classes, wide))
+
+    h = b.cast(given["h"], wide)
+    x = b.op(ContractOp, [h, mean(given["w"])], spec="nd,d->n")
+    if "bias" in given:
+        x = b.pointwise("add", x, mean(given["bias"]))
+    return b.pointwise("mul", b.pointwise("sub", x, log_sums), b.scalar(classes, wide))
+
+
+def _hoist(block: Block, value: SSAValue, before: Operation) -> None:
+    """Move what makes a value in front of an op.
+
+    Raises:
+        MissError: where the value needs that op.
+    """
+    position = {op: i for i, op in enumerate(block.ops)}
+    needed, pending = set[Operation](), [value]
+    while pending:
+        op = pending.pop().owner
+        if isinstance(op, Operation) and op not in needed and position[op] > position[before]:
+            needed.add(op)
+            pending += op.operands
+    if before in needed:
+        raise MissError("what it looks up depends on its log-probabilities")
+    for op in sorted(needed, key=lambda op: position[op]):
+        op.detach()
+        block.insert_op_before(op, before)
 
 
 def _worth(layer: Layer, shape: tuple[int, ...], dim: int, min_bytes: int) -> str:

@@ -18,6 +18,7 @@ from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
 from irc.runtime.executor import Executor, Lease
 from irc.runtime.local_weights import WeightCopy, version_of
+from irc.runtime.prepared import Store
 
 
 class DeviceExecutor(Executor):
@@ -32,16 +33,9 @@ class DeviceExecutor(Executor):
     ) -> None:
         self.device = device_of(loaded.plan.backend)
         self._stream: Any = None
-        self._moved = [
-            WeightCopy(tensor.detach(), tensor.detach().to(self.device), version_of(tensor))
-            for tensor in tensors.values()
-            if tensor.device != self.device
-        ]
-        copies = iter(self._moved)
-        here = {
-            name: tensor if tensor.device == self.device else next(copies).copy
-            for name, tensor in tensors.items()
-        }
+        found = self._copies_of(tensors, options.get("store") or Store())
+        self._moved = list(found.values())
+        here = {name: found[name].copy if name in found else t for name, t in tensors.items()}
         with self.scope():
             super().__init__(loaded, here, **options)
         for spec in self._inputs:
@@ -49,6 +43,23 @@ class DeviceExecutor(Executor):
         names = {loaded.plan.buffers[index].name for index in loaded.plan.states()}
         written = {id(here[name]) for name in names if name in here}
         self._written = [each for each in self._moved if id(each.copy) in written]
+
+    def _copies_of(
+        self, tensors: Mapping[str, torch.Tensor], store: Store
+    ) -> dict[str, WeightCopy]:
+        """Return copies of the weights that lie elsewhere: one, whatever sizes have plans."""
+        found: dict[str, WeightCopy] = {}
+        with store.lock:
+            for name, tensor in tensors.items():
+                if tensor.device == self.device:
+                    continue
+                key, weight = (name, str(self.device)), tensor.detach()
+                known = store.moved.get(key)
+                if known is None or not known.shows(weight):
+                    known = WeightCopy(weight, weight.to(self.device), version_of(tensor))
+                    store.moved[key] = known
+                found[name] = known
+        return found
 
     def scope(self) -> AbstractContextManager[object]:
         """Let torch make new tensors on the device."""

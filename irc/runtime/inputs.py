@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -61,6 +61,15 @@ def read_inputs(loaded: LoadedPlan, file: str) -> list[torch.Tensor]:
     Raises:
         IrcError: ``file-missing``, or ``input-mismatch`` where it has others.
     """
+    return choose_inputs(loaded, read_arrays(file))
+
+
+def read_arrays(file: str) -> dict[str, torch.Tensor]:
+    """Read the arrays of an ``.npz`` file.
+
+    Raises:
+        IrcError: ``file-missing``, or ``input-mismatch`` where it is none.
+    """
     import numpy as np
 
     if not Path(file).is_file():
@@ -68,12 +77,11 @@ def read_inputs(loaded: LoadedPlan, file: str) -> list[torch.Tensor]:
     try:
         # numpy leaves a file that it opened itself open where it is broken.
         with Path(file).open("rb") as opened, np.load(opened, allow_pickle=False) as data:
-            arrays = {name: torch.from_numpy(np.array(data[name])) for name in data.files}
+            return {name: torch.from_numpy(np.array(data[name])) for name in data.files}
     except (ValueError, TypeError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise IrcError(
             "input-mismatch", f"'{file}' is not an .npz file of arrays: {error}"
         ) from None
-    return choose_inputs(loaded, arrays)
 
 
 def choose_inputs(loaded: LoadedPlan, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -85,10 +93,7 @@ def choose_inputs(loaded: LoadedPlan, given: Mapping[str, torch.Tensor]) -> list
     buffers = [loaded.plan.buffers[i] for i in loaded.plan.inputs]
     names = [buffer.name for buffer in buffers]
     for name in given:
-        if name not in names:
-            raise IrcError(
-                "input-mismatch", f"the plan has no input '{name}'", help=did_you_mean(name, names)
-            )
+        check_name(name, names)
     found: list[torch.Tensor] = []
     given = {**known_inputs(loaded), **given}
     for buffer in buffers:
@@ -100,3 +105,29 @@ def choose_inputs(loaded: LoadedPlan, given: Mapping[str, torch.Tensor]) -> list
             tensor = tensor.to(wanted)
         found.append(tensor)
     return found
+
+
+def check_name(name: str, names: Sequence[str]) -> None:
+    """Refuse an input that a plan does not have.
+
+    Raises:
+        IrcError: ``input-mismatch``.
+    """
+    if name not in names:
+        raise IrcError(
+            "input-mismatch", f"the plan has no input '{name}'", help=did_you_mean(name, names)
+        )
+
+
+def chosen(given: Mapping[str, torch.Tensor], names: Sequence[str]) -> list[torch.Tensor]:
+    """Put named inputs into an order.
+
+    Raises:
+        IrcError: ``input-mismatch`` for a name that is missing or unknown.
+    """
+    for name in given:
+        check_name(name, names)
+    for name in names:
+        if name not in given:
+            raise IrcError("input-mismatch", f"input '{name}' is missing")
+    return [given[name] for name in names]

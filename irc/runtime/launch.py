@@ -18,8 +18,10 @@ import uuid
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
+from irc.dialects.placement import Mesh
 from irc.error_pages import REGISTRY
 from irc.errors import IrcError
+from irc.plan.host import is_host
 from irc.plan.load import load_plan
 from irc.runtime.processes import STORE_VARIABLE, check_world, threads_per_process
 from irc.runtime.report import RunReport
@@ -58,6 +60,13 @@ def run_plan(
     Raises:
         IrcError: what a rank reported, or ``run-failed`` where one ended without a word.
     """
+    if is_host(plan):
+        from irc.runtime.host_run import run_host
+
+        check_world(Mesh.parse(""), 1 if nproc is None else nproc)
+        return run_host(
+            plan, inputs=inputs, compare=compare, seed=seed, outputs=outputs, sizes=sizes
+        )
     loaded = load_plan(plan)
     ranks = loaded.plan.device_mesh.num_ranks
     check_world(loaded.plan.device_mesh, ranks if nproc is None else nproc)

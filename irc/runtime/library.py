@@ -143,6 +143,13 @@ def _reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     match attrs["fn"]:
         case "sum":
             return torch.sum(x, dims, keep, dtype=x.dtype) if dims else x.clone()
+        case "max" | "min" as fn if any(x.shape[dim] == 0 for dim in dims):
+            # Torch refuses these; the kernels, and ONNX, give what no element can change.
+            least, most = -torch.inf, torch.inf
+            if not x.is_floating_point():
+                least, most = torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max
+            shape = torch.sum(x, dims, keep).shape
+            return torch.full(shape, least if fn == "max" else most, dtype=x.dtype)
         case "max":
             return torch.amax(x, dims, keep) if dims else x.clone()
         case "min":

@@ -48,6 +48,7 @@ def backward(
     index: torch.Tensor,
     sums: torch.Tensor,
     bias: torch.Tensor | None = None,
+    gs: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """Return the gradients of h [n, d], w [v, d] and, where there is one, the bias [v].
 
@@ -58,13 +59,15 @@ def backward(
         index: the class of each row, [n]; one outside of the vocabulary is no class of it.
         sums: the log-sums, [n].
         bias: of the layer, [v].
+        gs: the gradient of the log-sums, [n].
     """
     import torch
 
+    start = g if gs is None else g + gs
     dh, dw = torch.zeros_like(h), _empty(h, *w.shape)
     db = _empty(h, len(w))
     for at, x in _blocks(h, w, bias):
-        dx = (x - sums[at, None]).exp() * g[at, None]
+        dx = (x - sums[at, None]).exp() * start[at, None]
         mine = (index[at] >= 0) & (index[at] < len(w))
         column = torch.where(mine, index[at], 0).long()[:, None]
         dx.scatter_add_(1, column, torch.where(mine, -g[at], 0).to(dx.dtype)[:, None])
@@ -82,10 +85,11 @@ def both(
     w: torch.Tensor,
     index: torch.Tensor,
     bias: torch.Tensor | None = None,
+    gs: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """Return what :func:`losses` gives, and then what :func:`backward` does."""
     found, sums = losses(h, w, index, bias)
-    return [found, sums, *backward(g, h, w, index, sums, bias)]
+    return [found, sums, *backward(g, h, w, index, sums, bias, gs)]
 
 
 def _empty(h: torch.Tensor, *shape: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,7 +18,17 @@ from irc.dialects.text import dump, load
 from irc.errors import IrcError, did_you_mean
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Plan
-from irc.plan.sizes import CAPTURE, KERNELS, LIKE, SIZES, PlanSizes, SizedPlan, dim_of
+from irc.plan.sizes import (
+    CAPTURE,
+    KERNELS,
+    LIKE,
+    SIZES,
+    PlanSizes,
+    QuotientSize,
+    SizeCondition,
+    SizedPlan,
+    dim_of,
+)
 from irc.plan.template.forms import KernelTemplate
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
@@ -92,7 +102,7 @@ class BoundPlans:
         self._loaded = loaded
         self._sized: SizedPlan = loaded.sized
         self.sizes = self._sized.sizes
-        self._names = [loaded.plan.buffers[index].name for index in loaded.plan.inputs]
+        self.names = [loaded.plan.buffers[index].name for index in loaded.plan.inputs]
         self._kernels = _kernel_templates(loaded, self.sizes)
 
     def for_shapes(self, shapes: Sequence[Sequence[int]]) -> LoadedPlan:
@@ -105,11 +115,11 @@ class BoundPlans:
 
     def values(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """Return the numbers of all symbols in shapes of inputs; raises as :meth:`for_shapes`."""
-        if len(shapes) != len(self._names):
+        if len(shapes) != len(self.names):
             raise IrcError(
-                "input-mismatch", f"the plan takes {len(self._names)} inputs, not {len(shapes)}"
+                "input-mismatch", f"the plan takes {len(self.names)} inputs, not {len(shapes)}"
             )
-        return self.sizes.values(shapes, self._names)
+        return self.sizes.values(shapes, self.names)
 
     def values_of(self, numbers: Mapping[str, int]) -> dict[str, int]:
         """Return numbers of all symbols from some by the model's names; others are the example's.
@@ -127,7 +137,7 @@ class BoundPlans:
                 )  # fmt: skip
         values = {each.symbol: numbers.get(name, each.example) for name, each in known.items()}
         full = self.sizes.extended(values)
-        self.sizes.check(full, self._names)
+        self.sizes.check(full, self.names)
         return full
 
     def at(self, full: Mapping[str, int]) -> LoadedPlan:
@@ -137,7 +147,8 @@ class BoundPlans:
         emit = import_module(f"irc.backends.{plan.backend}").emit
         for kernel in self._kernels:
             name = kernel.like.sym_name.data
-            texts[f"kernels/{name}.ll"] = emit(kernel.at(full)).encode()
+            (path,) = (p for p in texts if p.startswith(f"kernels/{name}."))
+            texts[path] = emit(kernel.at(full)).encode()
         return replace(self._loaded, plan=plan, texts=texts)
 
     def with_program(self, full: Mapping[str, int]) -> LoadedPlan:
@@ -147,7 +158,7 @@ class BoundPlans:
         found = self.at(full)
         texts = {name: t for name, t in found.texts.items() if not name.startswith("ir/")}
         if (text := texts.pop(CAPTURE, None)) is not None:
-            with deciding(_Known(self.sizes)):
+            with deciding(KnownSizes(self.sizes)):
                 program = load(text.decode(), CAPTURE)
             texts["ir/00-capture.mlir"] = dump(bound_module(program, full)).encode()
         return replace(found, texts=texts)
@@ -177,10 +188,24 @@ def _kernels(loaded: LoadedPlan, name: str) -> dict[str, KernelOp]:
     return found
 
 
-class _Known:
+class StatedSizes(Protocol):
+    """What a file says of sizes."""
+
+    @property
+    def quotients(self) -> tuple[QuotientSize, ...]:
+        """Sizes that follow from others."""
+        ...
+
+    @property
+    def conditions(self) -> tuple[SizeCondition, ...]:
+        """What was taken for granted."""
+        ...
+
+
+class KnownSizes:
     """Answers of the trace that a program was made by: it is checked again as it is read."""
 
-    def __init__(self, sizes: PlanSizes) -> None:
+    def __init__(self, sizes: StatedSizes) -> None:
         self._answers = {(c.relation, dim_of(c.difference)): c.holds for c in sizes.conditions}
         self._quotients = {(dim_of(q.dim), dim_of(q.by)): q.symbol for q in sizes.quotients}
 

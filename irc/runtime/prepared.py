@@ -16,6 +16,7 @@ from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels, Library, Plan
 from irc.runtime.frame import new_prepared
+from irc.runtime.local_weights import WeightCopy
 
 Versions: TypeAlias = tuple[int, ...]
 
@@ -30,9 +31,12 @@ class Made:
 
 @dataclass
 class Store:
-    """Prepared tensors of one model by what they are; its plans share them."""
+    """What the plans of one model share: prepared tensors by what they are, weights on a GPU."""
 
     made: dict[str, Made] = field(default_factory=dict[str, Made])
+    moved: dict[tuple[str, str], WeightCopy] = field(
+        default_factory=dict[tuple[str, str], WeightCopy]
+    )
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 

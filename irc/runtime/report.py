@@ -50,6 +50,7 @@ class RunReport:
         cluster: that it was predicted for; empty for this machine.
         training: of a plan of training, what its steps were.
         comparison: with eager, where it was asked for and the plan has the model's IR.
+        notes: further lines.
     """
 
     mesh: str
@@ -59,6 +60,7 @@ class RunReport:
     comparison: Comparison | None = None
     cluster: str = ""
     training: TrainingReport | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -84,6 +86,7 @@ class RunReport:
             ratio = self.predicted_s / max(self.seconds)
             how = f"on {self.cluster}" if self.cluster else f"({ratio:.2f} of the slowest rank)"
             lines.append(f"predicted  {show_seconds(self.predicted_s)} {how}")
+        lines += self.notes
         if self.comparison is not None:
             found = self.comparison
             where = f" in {printable(found.where)}" if found.where else ""

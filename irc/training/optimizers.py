@@ -152,3 +152,6 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "momentum": Optimizer(("momentum_buffer",), counts=False, step=_sgd),
 }
 """By name; ``momentum`` is torch's SGD with a momentum."""
+
+SQUARES = frozenset({"exp_avg_sq"})
+"""Moments that are means of squares: no element is negative."""

@@ -68,23 +68,62 @@ done:
 """
 
 
+def _tiles_kernel() -> str:
+    """Return LLVM IR of ``peak(loops, out)``: products of tile registers that load nothing.
+
+    The tiles hold ordinary numbers, from ``out`` on: products of zeros take less power, and clocks
+    follow power.
+    """
+    from irc.backends.cpu.amx import tiles
+    from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand
+
+    b = Builder()
+    tiles.configure(b, [tiles.Shape()] * tiles.TILES)
+    for tile in range(tiles.TILES):
+        if tile < 4:
+            tiles.zero(b, tile)
+            continue
+        at = b.address(Operand(PTR, "%out"), "i8", b.i64((tile - 4) * TILE_BYTES))
+        tiles.load(b, tile, at, b.i64(tiles.ROW_BYTES))
+
+    def step(_: Operand, carried: list[Operand]) -> list[Operand]:
+        for total in range(4):
+            tiles.dot(b, "bf16ps", total, 4 + total // 2, 6 + total % 2)
+        return carried
+
+    b.loop(b.i64(0), Operand(I64, "%loops"), 1, [], step)
+    tiles.release(b)
+    b.do("ret void")
+    text = b.function("define void @peak(i64 %loops, ptr %out)")
+    return "\n".join([text, *b.functions.values()])
+
+
+TILE_BYTES = 1024
+TILE_LOOPS, TILE_WORK = 1_000_000, 4 * 2 * 16 * 16 * 32
+"""Steps, and the operations of one: four products of 16 x 32 by 32 x 16."""
+
+
 def peak_flops(threads: int, dtype: str = "f32") -> float:
     """Return operations a second that some threads reach together, in registers.
 
-    Of bfloat16 they are dot products of pairs where the machine has them, else those of float32.
+    Of bfloat16 they are products of tiles, or dot products of pairs, where the machine has them,
+    else those of float32.
     """
     from irc.backends.cpu.features import host
     from irc.backends.cpu.jit import compile_module
 
     lanes, dots = host().float_lanes, dtype == "bf16" and host().dot_bf16
-    address = compile_module(_kernel(lanes, dots), "peak")
-    run = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(ctypes.c_float))(address)
+    loops, work = LOOPS, CHAINS * lanes * (4 if dots else 2)
+    text = _kernel(lanes, dots)
+    if dtype == "bf16" and host().tiles:
+        loops, work, text = TILE_LOOPS, TILE_WORK, _tiles_kernel()
+    address = compile_module(text, "peak")
+    run = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(address)
+    numbers = torch.randn(threads, 2 * TILE_BYTES).bfloat16()
 
     def once() -> float:
-        values = [ctypes.c_float(0.0) for _ in range(threads)]
-        workers = [
-            threading.Thread(target=run, args=(LOOPS, ctypes.byref(value))) for value in values
-        ]
+        given = numbers.clone()
+        workers = [threading.Thread(target=run, args=(loops, row.data_ptr())) for row in given]
         start = time.perf_counter()
         for worker in workers:
             worker.start()
@@ -92,7 +131,7 @@ def peak_flops(threads: int, dtype: str = "f32") -> float:
             worker.join()
         return time.perf_counter() - start
 
-    return threads * LOOPS * CHAINS * lanes * (4 if dots else 2) / min(once() for _ in range(5))
+    return threads * loops * work / min(once() for _ in range(5))
 
 
 def bandwidth(threads: int) -> tuple[float, float]:

@@ -5,9 +5,10 @@
     python -m tests.gpu --dry-run           up to the launch: compiled for --target, needs no GPU
 
 Slices: ``machine`` (its bandwidth and peak), ``matmul``, ``rows``, ``attention``, ``backward`` (its
-gradients), ``int4``, ``grouped``, ``foreach`` (templates, in both backends), ``tuned`` (the tiles
-of a kernel, timed as ``irc.compile(tune=True)`` does), ``models`` (whole programs), ``compile``
-(the kernels of the zoo, a share of them unless --all). A slice that crashes, or takes longer than
+gradients), ``int4``, ``grouped``, ``foreach`` (templates, in both backends), ``sizes`` (kernels
+that take sizes when they run, each at several), ``tuned`` (the tiles of a kernel, timed as
+``irc.compile(tune=True)`` does), ``models`` (whole programs), ``compile`` (the kernels of the zoo,
+a share of them unless --all). A slice that crashes, or takes longer than
 --slice-seconds, takes nothing else with it. Results go to tests/benchmarks/results as
 ``gpu-DEVICE-DATE.json``, written again after each row. Exit status: 0 all right, 1 something is
 wrong, 3 there is no GPU.

@@ -29,34 +29,53 @@ TOLERANCE = {"f64": 1e-9, "f32": 2e-5, "f16": 5e-3, "bf16": 3e-2}
 class Launch:
     """A kernel that is compiled for a device, and its buffers there."""
 
-    launcher: Callable[[Sequence[int]], None]
+    launcher: Callable[[Sequence[int], Sequence[int]], None]
     buffers: list[torch.Tensor]
+    sizes: tuple[int, ...] = ()
 
     def __call__(self) -> None:
         """Launch it on the current stream."""
-        self.launcher([buffer.data_ptr() for buffer in self.buffers])
+        self.launcher([buffer.data_ptr() for buffer in self.buffers], self.sizes)
 
 
-def prepare(kernel: KernelOp, inputs: list[torch.Tensor], backend: str = "triton") -> Launch:
+def prepare(
+    kernel: KernelOp,
+    inputs: list[torch.Tensor],
+    backend: str = "triton",
+    *,
+    text_of: KernelOp | None = None,
+    sizes: tuple[int, ...] = (),
+) -> Launch:
     """Compile a kernel, and put its inputs and room for its outputs on the device.
 
     In Triton's interpreter the device is the host.
+
+    Args:
+        kernel: of numbers.
+        inputs: of its own.
+        backend: that compiles it.
+        text_of: the kernel that is compiled in its place, which takes sizes.
+        sizes: that it takes.
     """
+    named = text_of or kernel
     place = device_of(backend)
     outputs = [
         torch.zeros(a.type.num_elements, dtype=dtypes()[a.type.dtype], device=place)
         for a in kernel.args[len(inputs) :]
     ]
-    made = launcher(emit(kernel)) if backend == "triton" else _cuda_launcher(kernel)
-    return Launch(made, [*(x.to(place) for x in inputs), *outputs])
+    made = launcher(emit(named)) if backend == "triton" else _cuda_launcher(named, sizes)
+    return Launch(made, [*(x.to(place) for x in inputs), *outputs], sizes)
 
 
-def _cuda_launcher(kernel: KernelOp) -> Callable[[Sequence[int]], None]:
+def _cuda_launcher(
+    kernel: KernelOp, sizes: tuple[int, ...]
+) -> Callable[[Sequence[int], Sequence[int]], None]:
     on, count = machine.current(), len(kernel.args)
     loaded = load_kernels([cuda.emit(kernel)], on)
-    segment = CudaSegment(loaded, [SegmentCall(0, tuple((i, 0) for i in range(count)))], on)
+    call = SegmentCall(0, tuple((i, 0) for i in range(count)), sizes)
+    segment = CudaSegment(loaded, [call], on)
 
-    def launch(pointers: Sequence[int]) -> None:
+    def launch(pointers: Sequence[int], _: Sequence[int]) -> None:
         table = (ctypes.c_int64 * count)(*pointers)
         segment.run(ctypes.addressof(table))
 

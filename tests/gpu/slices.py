@@ -18,11 +18,12 @@ from irc.errors import IrcError
 from irc.kernels.gpu.limits import GPUS
 from irc.kernels.gpu.tiles import alternatives, with_tile
 from irc.tune.tiles import best_tile
+from tests.backends.sized_runs import Sized, sized_kernels
 from tests.gpu import compiling, launching, machine, templates, whole
 from tests.gpu.programs import cases
 from tests.gpu.record import Record
 
-SLICES = ("machine", *templates.SLICES, "tuned", "models", "compile")
+SLICES = ("machine", *templates.SLICES, "sizes", "tuned", "models", "compile")
 BACKENDS = ("triton", "cuda")
 
 
@@ -45,6 +46,8 @@ def items(name: str, args: argparse.Namespace, record: Record) -> Iterator[Item]
             yield Item("compile", partial(_compile, args, record))
         case "tuned":
             yield from _tuned(args, record, device=device)
+        case "sizes":
+            yield from _sizes(args, record)
         case "models":
             yield from _models(args, record, device=device)
         case _:
@@ -91,6 +94,35 @@ def _template(name: str, backend: str, args: argparse.Namespace, record: Record)
     for race in islice(templates.races(name, record.target), args.limit):
         label = f"{backend} {race.name}"
         yield Item(label, partial(_race, name, label, backend, race, args, record))
+
+
+def _sizes(args: argparse.Namespace, record: Record) -> Iterator[Item]:
+    """Kernels that take sizes when they run: each compiled once, and launched at several sizes."""
+    for backend in args.backends:
+        if backend == "cuda" and is_interpreted():
+            continue
+        for name, sized in islice(sized_kernels().items(), args.limit):
+            label = f"{backend} {name}"
+            yield Item(label, partial(_check_sizes, label, backend, sized, args, record))
+
+
+def _check_sizes(
+    label: str, backend: str, sized: Sized, args: argparse.Namespace, record: Record
+) -> None:
+    if args.dry_run:
+        record.add("sizes", f"{label:<52}{_compiled(backend, sized.kernel, record.target)}")
+        return
+    worst = 0.0
+    for values in sized.calls:
+        kernel, inputs = sized.inputs(values)
+        given = sized.given(values)
+        launch = launching.prepare(kernel, inputs, backend, text_of=sized.kernel, sizes=given)
+        worst = max(worst, launching.error(kernel, launch, inputs))
+    record.add(
+        "sizes", f"{label:<52}error {worst:.3f} of what is allowed, {len(sized.calls)} sizes"
+    )
+    if not worst <= 1:
+        record.fail("sizes", label)
 
 
 def _check(

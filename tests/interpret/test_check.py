@@ -8,22 +8,35 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.backends.cpu import CpuBackend
 from irc.cost.actions import ActionCost
 from irc.dialects.comm import AllGatherOp, AllReduceOp, LocalChunkOp, ReduceScatterOp
-from irc.dialects.flow import AttentionOp, to_attribute
+from irc.dialects.flow import AttentionOp, result_id, to_attribute
 from irc.dialects.placement import Mesh
-from irc.dialects.task import KernelOp, KernelPointwiseOp, KernelReduceOp
-from irc.dialects.text import dump
+from irc.dialects.task import (
+    KernelConstantOp,
+    KernelOp,
+    KernelPointwiseOp,
+    KernelReduceOp,
+    LaunchOp,
+    LoadOp,
+)
+from irc.dialects.text import dump, load
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
 from irc.interpret.check import check_plan
+from irc.interpret.task import kernels
+from irc.kernels.orders import stored_order
 from irc.pipeline import Options, lower
 from irc.plan.build import build_plan
+from irc.plan.load import load_plan
 from irc.plan.save import make_plan, save_plan
 from irc.plan.schema import Kernels, Plan
+from irc.program import Program
+from irc.train import training_program
 from tests.models.gpt import GPT, GPTConfig
 
 PINS = """*.up.weight = [data = B, tensor = S(0)]; *.down.weight = [data = B, tensor = S(1)]"""
@@ -48,6 +61,19 @@ def plan_with_fault(
         # As large as activations: a fault in the smallest term must show.
         torch.nn.init.normal_(parameter, std=0.3)
     program = capture(model, (torch.randint(0, 40, (4, 16)),)).program
+    return saved(folder, program, OPTIONS, after=after, fault=fault, in_plan=in_plan)
+
+
+def saved(
+    folder: Path,
+    program: Program,
+    options: Options,
+    *,
+    after: str = "",
+    fault: Callable[[ModuleOp], None] = nothing,
+    in_plan: Callable[[Plan], Plan] = lambda plan: plan,
+) -> str:
+    """Save the plan of a program, with a fault after a pass."""
     texts: dict[str, str] = {}
 
     def keep(name: str, module: ModuleOp) -> None:
@@ -55,9 +81,9 @@ def plan_with_fault(
             fault(module)
         texts[f"{len(texts):02}-{name}.mlir"] = dump(module)
 
-    lower(program, OPTIONS, keep)
+    lower(program, options, keep)
     kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
-    cost = ActionCost(program.module, OPTIONS.cluster, OPTIONS.mesh)
+    cost = ActionCost(program.module, options.cluster, options.mesh)
     plan = in_plan(build_plan(program.module, seconds=cost))
     made = make_plan(plan, ir=texts, kernels=CpuBackend().emit_plan_sources(kernels))
     save_plan(folder / "plan", made, tensors=program.tensors)
@@ -150,6 +176,97 @@ def test_a_planted_fault_is_named(
     assert f"pass {after}:" in caught.value.message
     assert names in caught.value.message
     assert "demo_gpt.py:" in caught.value.message
+
+
+def training_plan(
+    folder: Path, after: str = "", fault: Callable[[ModuleOp], None] = nothing
+) -> str:
+    """Compile a step of training, whose weight's gradient reads a copy in another order."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(layers=2, hidden=48, heads=6, block=16, vocab=24))
+    ids, targets = torch.randint(0, 24, (2, 2, 16))
+    program = training_program(capture(model, (ids, targets)).program)
+    return saved(folder, program, Options(), after=after, fault=fault)
+
+
+def stored_copy(module: ModuleOp) -> LaunchOp:
+    """Return the launch that copies a value to another order of dims."""
+    launches = [op for op in module.walk() if isinstance(op, LaunchOp) and "copy" in op.kernel_name]
+    return next(op for op in launches if stored_order(result_id(op.outputs[0]))[1] is not None)
+
+
+def wrong_copy(module: ModuleOp) -> None:
+    """The copy in another order takes heads for the columns of a head, and columns for heads."""
+    launch = stored_copy(module)
+    kernel = kernels(module)[launch.kernel_name]
+    load = next(op for op in kernel.body.ops if isinstance(op, LoadOp))
+    heads, (_, one, *others) = kernel.space_extents[0], load.plain["strides"]
+    load.properties["strides"] = to_attribute((one, heads * one, *others))
+
+
+def wrong_decay(module: ModuleOp) -> None:
+    """Adam's first moment takes a little too much of the gradient."""
+    every = [op for op in module.walk() if isinstance(op, KernelConstantOp)]
+    found = [op for op in every if abs(op.plain["value"][0] - 0.1) < 1e-6]
+    assert found
+    for op in found:
+        op.properties["value"] = to_attribute((0.11,))
+
+
+def test_a_step_of_training_passes_and_no_value_is_beyond_judgement(tmp_path: Path) -> None:
+    """The first step of Adam divides a gradient by its own size: a check starts from later ones."""
+    folder = training_plan(tmp_path)
+    texts = load_plan(Path(folder)).texts
+    task = next(text for name, text in texts.items() if name.endswith("-map-tasks.mlir"))
+    assert stored_copy(load(task.decode())) is not None
+    report = check_plan(folder)
+    assert "every stage agrees" in report
+    assert "not judged" not in report
+    allowed = [float(line.split()[-1]) for line in report.splitlines()[1:-1]]
+    assert max(allowed) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("after", "fault", "names"),
+    [
+        pytest.param(
+            "map-tasks",
+            wrong_copy,
+            r"task\.launch \(id \S+\.again\)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "map-tasks",
+            wrong_decay,
+            r"task\.launch \(id \S*step\S+\)",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_fault_in_a_step_of_training_is_named(
+    tmp_path: Path, after: str, fault: Callable[[ModuleOp], None], names: str
+) -> None:
+    folder = training_plan(tmp_path, after, fault)
+    with pytest.raises(IrcError, match=f"pass {after}: {names}") as caught:
+        check_plan(folder)
+    assert caught.value.code == "check-failed"
+
+
+def test_a_value_more_sensitive_than_float32_is_not_judged(tmp_path: Path) -> None:
+    """What is nothing but rounding is said to be that, and the rest is compared."""
+    program = capture(Rounding(), (torch.rand(7, 5),)).program
+    report = check_plan(saved(tmp_path, program, Options()))
+    assert "not judged: " in report
+    assert "every stage agrees" in report
+
+
+class Rounding(nn.Module):
+    """A sum, and what two orders of it differ by."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both."""
+        whole = x.sum()
+        return whole, (x.sum(0).sum() - whole) * 1e6
 
 
 def test_a_stale_buffer_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from irc.dialects.task import KernelOp, LaunchOp, StoreOp, ViewOp
 from irc.dialects.text import load
 from irc.errors import InternalError
 from irc.interpret.spmd import run_spmd
-from irc.interpret.task import result_id, run_kernel, run_launch, run_view, task_table
+from irc.interpret.task import result_key, run_kernel, run_launch, run_view, task_table
 
 SOFTMAX = """
 task.kernel @softmax {template = "rows", space = array<i64: 5, 7>, parallel = 1, num_inputs = 1,
@@ -108,11 +108,11 @@ def test_one_device_runs_as_a_mesh_of_one_and_widens() -> None:
         [x],
         Mesh(()),
         dtype=torch.float64,
-        trace=lambda _name, index, _parts, op, _placed: seen.append(result_id(op, index)),
+        trace=lambda _name, index, _parts, op, _placed: seen.append(result_key(op, index)),
     )
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, x.double().softmax(1))
-    assert seen == ["n2"]
+    assert seen == [("n2", 0)]
 
 
 def test_run_launch_needs_no_more_than_the_module() -> None:

@@ -29,9 +29,19 @@ SIZES = [(600, 7, 50), (513, 3, 2), (257, 1, 1), (1, 5, 3), (523, 11, 13)]
 
 
 def program(
-    n: int, d: int, v: int, *, bias: bool = False, waits: bool = False, dtype: str = "f32"
+    n: int,
+    d: int,
+    v: int,
+    *,
+    bias: bool = False,
+    waits: bool = False,
+    smooth: bool = False,
+    dtype: str = "f32",
 ) -> ModuleOp:
-    """Loss and gradients of rows; waits: the gradients start from the loss itself."""
+    """Loss and gradients of rows.
+
+    waits: the gradients start from the loss itself; smooth: and the log-sums have one, -g / 2.
+    """
     wide = "f32"
     kinds = [TensorType.of((n,), wide), TensorType.of((d, n), dtype), TensorType.of((v, d), dtype)]
     kinds += [TensorType.of((n,), "i64"), *([TensorType.of((v,), dtype)] if bias else [])]
@@ -40,12 +50,16 @@ def program(
     g, turned, w, index, *more = block.args
     h = b.op(TransposeOp, [turned], perm=(1, 0))
     row = TensorType.of((n,), wide)
+    biased = ("bias",) if bias else ()
     given: list[SSAValue] = [h, w, index, *more]
-    call = arguments(len(given), biased=bias)
+    call = arguments(LOSS, ("h", "w", "index", *biased))
     loss, sums = b.ops(ExternOp, given, results=[row, row], target=LOSS, arguments=call)
     start = b.pointwise("mul", g, loss if waits else b.scalar(2.0, wide))
     given = [start, h, w, index, sums, *more]
-    call = arguments(len(given), biased=bias)
+    roles = ("g", "h", "w", "index", "sums", *biased)
+    if smooth:
+        roles, given = (*roles, "gs"), [*given, b.pointwise("mul", g, b.scalar(-0.5, wide))]
+    call = arguments(BACKWARD, roles)
     kinds = [TensorType.of((n, d), dtype), *kinds[2:3], *kinds[4:]]
     found = b.ops(ExternOp, given, results=kinds, target=BACKWARD, arguments=call)
     return ModuleOp([finish_function("forward", block, [loss, *found])])
@@ -59,7 +73,7 @@ def values(n: int, d: int, v: int, *, bias: bool = False) -> list[Tensor]:
     return [*found, *([torch.randn(v, generator=draw)] if bias else [])]
 
 
-def by_torch(given: Sequence[Tensor], *, waits: bool = False) -> list[Tensor]:
+def by_torch(given: Sequence[Tensor], *, waits: bool = False, smooth: bool = False) -> list[Tensor]:
     """The same in float64 by autograd."""
     g, h, w, index, *bias = [t.double() if t.is_floating_point() else t for t in given]
     h = h.T
@@ -67,7 +81,10 @@ def by_torch(given: Sequence[Tensor], *, waits: bool = False) -> list[Tensor]:
     logits = torch.nn.functional.linear(*leaves)
     loss = torch.nn.functional.cross_entropy(logits, index, reduction="none")
     start = g * (loss.detach() if waits else 2.0)
-    return [loss.detach(), *torch.autograd.grad(loss, leaves, start)]
+    total = (loss * start).sum()
+    if smooth:
+        total = total - 0.5 * (logits.logsumexp(1) * g).sum()
+    return [loss.detach(), *torch.autograd.grad(total, leaves)]
 
 
 def mapped(module: ModuleOp, target: str = "cpu") -> None:
@@ -81,11 +98,15 @@ def contractions(module: ModuleOp) -> int:
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize(("bias", "waits"), [(False, True), (True, False)])
-def test_blocks_give_what_torch_gives(sizes: tuple[int, int, int], bias: bool, waits: bool) -> None:
+@pytest.mark.parametrize(
+    ("bias", "waits", "smooth"), [(False, True, True), (True, False, False), (True, False, True)]
+)
+def test_blocks_give_what_torch_gives(
+    sizes: tuple[int, int, int], bias: bool, waits: bool, smooth: bool
+) -> None:
     given = values(*sizes, bias=bias)
-    want = by_torch(given, waits=waits)
-    module = program(*sizes, bias=bias, waits=waits)
+    want = by_torch(given, waits=waits, smooth=smooth)
+    module = program(*sizes, bias=bias, waits=waits, smooth=smooth)
     for got in (run_function(module, given, dtype=torch.float64), _mapped_run(module, given)):
         for mine, theirs in zip(got, want, strict=True):
             assert difference(mine, theirs) < 1e-12

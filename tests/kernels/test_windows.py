@@ -14,7 +14,7 @@ from irc.interpret.task import run_kernel
 from irc.kernels.orders import channels_last, has_channels_last, ordered_view, taps_first
 from irc.kernels.view import View
 from irc.pipeline import Options, default_pipeline, run_passes
-from tests.backends.cpu.conftest import Maker
+from tests.backends.cpu.maker import Maker
 
 
 def lowered(module: nn.Module, *shape: int) -> tuple[list[KernelOp], str]:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
 
 import irc
 from irc.backends.cpu.variants import VARIANTS
+from irc.cli import main
 from irc.runtime import load
 from irc.runtime.native import processor
 
@@ -87,6 +89,33 @@ def test_bfloat16_has_code_with_and_without_dot_products(tmp_path: Path) -> None
         (got,) = program.run([given])
         assert got.dtype == ml_dtypes.bfloat16
         np.testing.assert_allclose(got.astype(np.float64), want, rtol=2e-2, atol=2e-2)
+
+
+def test_int8_has_code_with_and_without_tiles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sums of bytes are exact: all code gives the same bits."""
+    draw = np.random.default_rng(0)
+    w = draw.integers(-128, 128, (72, 48)).astype(np.int8)
+    node = onnx.helper.make_node("MatMulInteger", ["x", "w"], ["y"])
+    kind = onnx.TensorProto.UINT8
+    graph = onnx.helper.make_graph(
+        [node], "g", [onnx.helper.make_tensor_value_info("x", kind, (37, 72))],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT32, (37, 48))],
+        [onnx.numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    file = tmp_path / "model.onnx"
+    opset = [onnx.helper.make_opsetid("", 19)]
+    proto = onnx.helper.make_model(graph, opset_imports=opset, ir_version=9)
+    file.write_bytes(proto.SerializeToString())
+    assert main(["compile", str(file), "-o", str(tmp_path / "plan")]) == 0
+    text = capsys.readouterr().out
+    assert "x86-64-v4-amx " in text
+    assert "x86-64-v4-dots " in text
+    x = draw.integers(0, 256, (37, 72)).astype(np.uint8)
+    for code in [v.name for v in VARIANTS.values() if not set(v.requires) - processor.flags()]:
+        (got,) = load(tmp_path / "plan", threads=2, code=code).run([x])
+        np.testing.assert_array_equal(got, x.astype(np.int64) @ w)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 13])

@@ -127,6 +127,26 @@ def test_gated_mlp_is_two_matmuls() -> None:
     assert names == ["matmul: contract", "matmul: contract silu mul"]
 
 
+def test_a_residual_of_bytes_is_read_where_a_matmul_leaves_its_result() -> None:
+    def body(b: FlowBuilder, x: SSAValue, w: SSAValue, q: SSAValue) -> list[SSAValue]:
+        wide = b.pointwise("mul", b.cast(q, "f32"), b.scalar(0.1, "f32"))
+        return [b.pointwise("add", b.op(ContractOp, [x, w], spec="mk,kn->mn"), wide)]
+
+    assert fused(body, (5, 7), (7, 3), T((5, 3), "u8")) == [
+        "matmul: cast constant mul contract add"
+    ]
+    assert len(fused(body, (5, 7), (7, 3), T((5, 3), "i64"))) == 2
+
+
+def test_a_widened_residual_that_others_read_is_made_once() -> None:
+    def body(b: FlowBuilder, x: SSAValue, w: SSAValue, q: SSAValue) -> list[SSAValue]:
+        wide = b.pointwise("mul", b.cast(q, "f32"), b.scalar(0.1, "f32"))
+        y = b.pointwise("add", b.op(ContractOp, [x, w], spec="mk,kn->mn"), wide)
+        return [y, b.reduce("sum", wide, [1], keep_dims=False)]
+
+    assert len(fused(body, (5, 7), (7, 3), T((5, 3), "u8"))) > 1
+
+
 def test_a_matmul_that_others_read_too_is_left_alone() -> None:
     def body(b: FlowBuilder, x: SSAValue, w: SSAValue) -> list[SSAValue]:
         y = b.op(ContractOp, [x, w], spec="mk,kn->mn")

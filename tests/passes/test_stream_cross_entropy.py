@@ -77,6 +77,11 @@ def smoothed(head: nn.Linear, h: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(head(h).view(-1, V), labels.view(-1), label_smoothing=0.1)
 
 
+def chances(head: nn.Linear, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    log = torch.log_softmax(head(h), -1)
+    return log.gather(-1, labels.clamp(0)[..., None]).mean(), log.exp().square().sum()
+
+
 def squashed(head: nn.Linear, h: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(torch.tanh(head(h)).view(-1, V), labels.view(-1))
 
@@ -115,7 +120,7 @@ def no_logits(module: ModuleOp) -> bool:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("loss", [flat, shifted, across, turned, by_parts, weighted])
+@pytest.mark.parametrize("loss", [flat, shifted, across, turned, by_parts, weighted, smoothed])
 def test_the_logits_are_gone_and_the_loss_is_the_same(loss: Head, bias: bool) -> None:
     module, inputs = captured(Model(loss, bias=bias))
     want = run_function(module, inputs, dtype=torch.float64)
@@ -136,7 +141,7 @@ def test_an_upcast_of_half_types_goes_inside() -> None:
     ("loss", "because"),
     [
         (returned, "others read its logits too"),
-        (smoothed, "log-probabilities are read by others"),
+        (chances, "log-probabilities are read by others"),
         (squashed, "but flow.pointwise"),
         (joined, "its classes are joined with other dims"),
     ],

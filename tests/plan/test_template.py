@@ -264,11 +264,13 @@ def test_too_few_sizes_make_no_template() -> None:
     assert any("too few sizes" in reason for reason in plans.work.reasons)
 
 
-def test_other_backends_are_planned_for_each_size() -> None:
+def test_kernels_of_a_gpu_take_sizes_too() -> None:
     plans = OpenPlans(Anything({}), program_at, Options(backend="cuda"))
     plans.at({"B": 4, "S": 32})
-    assert isinstance(plans.templates, list) and not plans.templates
-    assert "for fixed sizes" in plans.work.reasons[0]
+    (before, shared), (made,) = (plans.work.emitted, plans.work.shared), plans.templates
+    assert shared > 0 and {kernel.division for kernel in made.template.kernels} <= {"same", "tiles"}
+    verify_plan(plans.at({"B": 5, "S": 31}).plan)
+    assert (plans.work.emitted, plans.work.shared) == (2 * before, shared)
 
 
 def test_templates_are_typed(made: list[Witness]) -> None:

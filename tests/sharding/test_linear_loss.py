@@ -20,7 +20,16 @@ from irc.frontends.torch.capture import capture
 from irc.interpret.flow import run_function
 from irc.interpret.spmd import run_spmd
 from irc.kernels import linear_loss
-from irc.ops.linear_loss import BACKWARD, BOTH, LOSS, SPLIT_CLASSES, SPLIT_CLASSES_BACK, arguments
+from irc.ops.linear_loss import (
+    BACKWARD,
+    BOTH,
+    LOSS,
+    POSITIONS,
+    SPLIT_CLASSES,
+    SPLIT_CLASSES_BACK,
+    arguments,
+    result_roles,
+)
 from irc.passes.auto_shard import AutoShardPass
 from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.lower_boxing import LowerBoxingPass
@@ -36,24 +45,22 @@ ROW, H, W, INDEX, BIAS = (((N,), "f32"), ((N, D), "f32"), ((V, D), "f32"), ((N,)
                           ((V,), "f32"))  # fmt: skip
 
 
-def case(target: str, *, bias: bool) -> Case:
-    """A call of one of the ops."""
-    given, made = {
-        LOSS: ([H, W, INDEX], [ROW, ROW]),
-        BACKWARD: ([ROW, H, W, INDEX, ROW], [H, W]),
-        BOTH: ([ROW, H, W, INDEX], [ROW, ROW, H, W]),
-    }[target]
-    given = [*given, *([BIAS] if bias else [])]
-    made = [*made, *([BIAS] if bias and target != LOSS else [])]
-    call = {"target": target, "arguments": arguments(len(given), biased=bias)}
-    return Case(flow.ExternOp, tuple(given), call, tuple(made), below=V)
+def case(target: str, *, bias: bool, smooth: bool = False) -> Case:
+    """A call of one of the ops; smooth: with a gradient of the log-sums."""
+    left = {"bias": bias, "gs": smooth and target != LOSS}
+    roles = [role for role in POSITIONS[target] if left.get(role, True)]
+    kinds = {"h": H, "dh": H, "w": W, "dw": W, "index": INDEX, "bias": BIAS, "db": BIAS}
+    call = {"target": target, "arguments": arguments(target, roles)}
+    given, made = (tuple(kinds.get(role, ROW) for role in each)
+                   for each in (roles, result_roles(target, roles)))  # fmt: skip
+    return Case(flow.ExternOp, given, call, made, below=V)
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("bias", "smooth"), [(False, False), (True, True)])
 @pytest.mark.parametrize("target", [LOSS, BACKWARD, BOTH])
 @pytest.mark.parametrize("mesh", ["data=2", "data=2,tensor=4"])
-def test_shards_are_the_whole(target: str, bias: bool, mesh: str) -> None:
-    check_all([case(target, bias=bias)], Mesh.parse(mesh), uneven=False)
+def test_shards_are_the_whole(target: str, bias: bool, smooth: bool, mesh: str) -> None:
+    check_all([case(target, bias=bias, smooth=smooth)], Mesh.parse(mesh), uneven=False)
 
 
 @pytest.mark.parametrize(

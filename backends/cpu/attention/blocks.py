@@ -123,6 +123,8 @@ class AttentionWriter:
         self.b, self.plan, self.form, self.buffers = b, plan, plan.form, buffers
         self.scratch = Operand(Type("ptr"), "%scratch")
         self.size = 0
+        self.rounds = False
+        """Whether results are rounded in pairs, which takes denormals for zeros."""
         # The last block of rows is moved back so that all are whole.
         self.num_blocks = b.parts(plan.rows, plan.block)
         if is_named(plan.rows):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from irc.backends.cpu.attention.amx_tiles import padded
 from irc.backends.cpu.attention.blocks import AttentionPlan, AttentionWriter, Unit
 from irc.backends.cpu.attention.mask import MaskWriter
 from irc.backends.cpu.attention.pairs import packed_pairs, rounded_pairs
@@ -17,6 +18,7 @@ from irc.backends.cpu.attention.store import store_block, store_sums
 from irc.backends.cpu.attention.tiles import APART, LATE, choose_tiles, define_functions
 from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
+from irc.backends.cpu.vector.exponentials import EXP2, EXP2_HALF
 from irc.backends.cpu.vector.storage import MEMORY
 
 
@@ -30,16 +32,18 @@ class LanesWriter(AttentionWriter):
         tiles = choose_tiles(plan)
         self.tiles, self.vectors, self.tile = tiles, tiles.vectors, tiles.keys
         self.pairs, self.copied = tiles.pairs, tiles.copied
-        self.queries_at = self.reserve(form.depth * plan.block)
+        depth, width = padded(form) if tiles.amx else (form.depth, form.width)
+        self.queries_at = self.reserve(depth * plan.block)
         self.scores_at = self.reserve((plan.keys + 2 * self.tile) * plan.block)
-        self.totals_at = self.reserve(form.width * plan.block)
+        self.totals_at = self.reserve(width * plan.block)
         self.copies_at = {
             "k": self.reserve(
                 (plan.keys + self.tile) * (form.depth + APART) * ("k" in self.copied)
             ),
             "v": self.reserve(plan.keys * (form.width + APART) * ("v" in self.copied)),
         }
-        self.packed_at = self.reserve(packed_pairs(form) * form.width * self.pairs)
+        packs = self.pairs and not tiles.amx
+        self.packed_at = self.reserve(packed_pairs(form) * form.width * packs)
         self.masks = MaskWriter(self, self.kind, self.vectors)
 
     @property
@@ -50,7 +54,8 @@ class LanesWriter(AttentionWriter):
     def write(self) -> None:
         """Write the loop over the units of a thread."""
         define_functions(self.b, self.plan, self.tiles)
-        self.units(self._unit_body, self._pack_values if self.pairs else None)
+        packs = self.pairs and not is_named(self.form.chunk)
+        self.units(self._unit_body, self._pack_values if packs else None)
 
     def _unit_body(self, unit: Unit) -> None:
         b, plan, form = self.b, self.plan, self.form
@@ -138,12 +143,13 @@ class LanesWriter(AttentionWriter):
         block = Block(self.scores, count, self.kind, vectors, skip)
         factor = None if plan.scores_scaled else self.form.scale * LOG2E
         pairs = rounded_pairs if self.pairs else None
+        exact = EXP2_HALF if self.tiles.amx else EXP2
         tops = self.masks.largest(unit, key, block)
         if factor is not None:
             tops = [b.binary("fmul", top, constant(self.kind, factor)) for top in tops]
         if plan.is_one_block:
             safe = [self._finite(top) for top in tops]
-            sums = powers(b, block, factor, safe, pairs)
+            sums = powers(b, block, factor, safe, pairs, exact)
         else:
             old = state[:vectors]
             tops = [maximum(b, top, before) for top, before in zip(tops, old, strict=True)]
@@ -151,7 +157,7 @@ class LanesWriter(AttentionWriter):
             changes = [
                 power_of_two(b, b.binary("fsub", x, y)) for x, y in zip(old, safe, strict=True)
             ]
-            found = powers(b, block, factor, safe, pairs)
+            found = powers(b, block, factor, safe, pairs, exact)
             rest = zip(state[vectors:], changes, found, strict=True)
             sums = [b.fma(total, change, more) for total, change, more in rest]
             self._rescale(changes, skip)

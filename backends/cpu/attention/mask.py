@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from irc.backends.cpu.attention.blocks import AttentionWriter, Unit
 
 GROUP = 8
-"""Keys of a mask that are looked at together."""
+"""Keys of a mask that are looked at together, unless told otherwise."""
 
 
 class MaskWriter:
@@ -24,12 +24,13 @@ class MaskWriter:
     def __init__(self, writer: AttentionWriter, kind: Type, vectors: int) -> None:
         self.writer, self.b, self.plan = writer, writer.b, writer.plan
         self.form, self.kind, self.vectors = writer.form, kind, vectors
+        self.group = GROUP
 
     def trimmed(self, unit: Unit) -> Unit:
         """Return a unit without the keys at either end that a bool mask hides from all its rows.
 
-        One key stays where there was any. Keys are looked at by :data:`GROUP`, from the first of
-        the part on, so that pairs of keys stay pairs.
+        One key stays where there was any. Keys are looked at by groups, from the first of the
+        part on, so that pairs of keys stay pairs, and steps steps.
         """
         b, place = self.b, self.form.places.get("mask")
         if place is None or place.dtype != "i1" or place.strides[self.plan.row] not in (0, 1):
@@ -38,13 +39,13 @@ class MaskWriter:
         if place.strides[self.plan.row] and (is_named(rows) or rows < self.plan.block):
             return unit
         count = b.binary("sub nsw", unit.stop, unit.start)
-        whole = b.add(unit.start, b.binary("and", count, b.i64(-GROUP)))
+        whole = b.add(unit.start, b.binary("and", count, b.i64(-self.group)))
 
         def group(key: Operand, ends: list[Operand]) -> list[Operand]:
-            seen = self._any(unit, key, b.i64(0), b.i64(GROUP))
-            return self._ends(seen, ends, key, b.add(key, b.i64(GROUP)))
+            seen = self._any(unit, key, b.i64(0), b.i64(self.group))
+            return self._ends(seen, ends, key, b.add(key, b.i64(self.group)))
 
-        ends = b.loop(unit.start, whole, GROUP, [unit.stop, unit.start], group)
+        ends = b.loop(unit.start, whole, self.group, [unit.stop, unit.start], group)
         seen = self._any(unit, whole, b.i64(0), b.binary("sub nsw", unit.stop, whole))
         first, last = self._ends(seen, ends, whole, unit.stop)
         none = b.compare("icmp sge", first, last)

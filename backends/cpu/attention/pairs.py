@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from irc.backends.cpu.attention.blocks import AttentionPlan
 from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type, constant
-from irc.dialects.attention import AttentionForm, Place
+from irc.dialects.attention import AttentionForm
+from irc.dialects.size import Dim, Size
 
 HALVES = "<32 x bfloat>"
 DOT = "llvm.x86.avx512bf16.dpbf16ps.512"
@@ -23,19 +24,27 @@ MAX_PACKED_BYTES = 8 << 20
 
 def suits_pairs(plan: AttentionPlan) -> bool:
     """True where the machine has the instruction, and pairs lie side by side in memory."""
-    form, features = plan.form, plan.features
-    if not features.dot_bf16 or plan.lanes != 16 or form.places["q"].dtype != "bf16":
+    form, q = plan.form, plan.form.places["q"]
+    if not plan.features.dot_bf16 or not lies_in_pairs(plan):
+        return False
+    if any(map(is_named, (form.chunk, q.offset, *q.strides))):
+        return False
+    return packed_pairs(form) * form.width * 4 <= MAX_PACKED_BYTES
+
+
+def lies_in_pairs(plan: AttentionPlan) -> bool:
+    """True where features of bfloat16 lie side by side, those of q in pairs."""
+    form, q = plan.form, plan.form.places["q"]
+    if plan.lanes != 16 or q.dtype != "bf16" or is_named(q.strides[plan.row]):
         return False
     near = all(form.places[role].feature == 1 for role in ("q", "k", "v"))
-    if is_named(form.chunk):
-        return False
-    size = packed_pairs(form) * form.width * 4
-    return near and form.depth % 2 == 0 and _is_even(form.places["q"]) and size <= MAX_PACKED_BYTES
+    return near and form.depth % 2 == 0 and all(map(_is_even, (q.offset, *q.strides)))
 
 
-def _is_even(place: Place) -> bool:
-    numbers = (place.offset, *place.strides)
-    return not any(is_named(number) or number % 2 for number in numbers)
+def _is_even(number: Dim) -> bool:
+    if isinstance(number, Size):
+        return all(coefficient % 2 == 0 for _, coefficient in number.terms)
+    return number % 2 == 0
 
 
 def packed_pairs(form: AttentionForm) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import e, log2
 
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
-from irc.backends.cpu.vector.exponentials import ROUND, exp2_of_rest
+from irc.backends.cpu.vector.exponentials import EXP2, ROUND, exp2_of_rest
 
 NEVER = float("-inf")
 LOG2E = log2(e)
@@ -108,6 +108,7 @@ def powers(
     scale: float | None,
     tops: Sequence[Operand],
     pairs: Pairs | None = None,
+    coefficients: Sequence[float] = EXP2,
 ) -> list[Operand]:
     """Replace scores by ``2**(score * scale - top)``; returns the sum of each row.
 
@@ -123,7 +124,7 @@ def powers(
                 x = b.binary("fadd", score, less)
             else:
                 x = b.fma(score, constant(block.kind, scale), less)
-            found.append(power_of_two(b, x))
+            found.append(power_of_two(b, x, coefficients))
         return found
 
     def keep(key: Operand, values: Sequence[Operand]) -> None:
@@ -160,8 +161,10 @@ def powers(
     return b.loop(even, block.count, 1, joined, step)
 
 
-def power_of_two(b: Builder, x: Operand) -> Operand:
+def power_of_two(b: Builder, x: Operand, coefficients: Sequence[float] = EXP2) -> Operand:
     """Return 2**x for x <= 0: relative error 1.1 ulp above -126.5, exactly 0 below; NaN passes.
+
+    Fewer coefficients (``EXP2_HALF``) give powers that are to be rounded.
 
     Adding 1.5 * 2**23 + 127 leaves the biased exponent of 2**rint(x) in the low bits.
     """
@@ -172,4 +175,6 @@ def power_of_two(b: Builder, x: Operand) -> Operand:
     rest = b.binary("fsub", x, b.binary("fsub", shifted, magic))
     bits = b.convert("bitcast", shifted, "i32")
     bits = b.binary("shl", bits, constant(bits.type, 23))
-    return b.binary("fmul", exp2_of_rest(b, rest), b.convert("bitcast", bits, "float"))
+    return b.binary(
+        "fmul", exp2_of_rest(b, rest, coefficients), b.convert("bitcast", bits, "float")
+    )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import log
 from typing import TYPE_CHECKING
 
+from irc.backends.cpu.attention.pairs import rounded_pairs
 from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.matmul.panels import transposed
 from irc.backends.cpu.vector.builder import Operand, constant
@@ -33,6 +34,10 @@ def store_block(
         _store_by_feature(writer, unit, totals, factors)
         return
 
+    if writer.rounds and place.dtype == "bf16" and width >= 2 * lanes:
+        _store_rounded(writer, unit, totals, factors)
+        return
+
     def square(feature: Operand, _: list[Operand]) -> list[Operand]:
         first = feature
         if width % lanes:
@@ -47,6 +52,32 @@ def store_block(
         return []
 
     b.loop(b.i64(0), b.i64(width), lanes, [], square)
+
+
+def _store_rounded(
+    writer: AttentionWriter, unit: Unit, totals: Operand, factors: Sequence[Operand]
+) -> None:
+    """Turn pairs of features that are rounded already: half as much to turn."""
+    b, lanes, width = writer.b, writer.plan.lanes, writer.form.width
+    columns = 2 * lanes
+
+    def square(feature: Operand, _: list[Operand]) -> list[Operand]:
+        first = feature
+        if width % columns:
+            # The last square is moved back: some features are stored twice.
+            first = b.intrinsic("smin", feature, b.i64(width - columns))
+        for v, factor in enumerate(factors):
+            features = [_column(writer, totals, first, j, v, factor) for j in range(columns)]
+            pairs = rounded_pairs(b, features[::2], features[1::2])
+            for i, row in enumerate(transposed(b, pairs)):
+                if i < _valid(writer) - v * lanes:
+                    at = writer.address(
+                        "y", unit, b.add(unit.first, writer.existing(v * lanes + i))
+                    )
+                    b.store(row, b.address(at, "i16", first), align=2)
+        return []
+
+    b.loop(b.i64(0), b.i64(width), columns, [], square)
 
 
 def _valid(writer: AttentionWriter) -> int:

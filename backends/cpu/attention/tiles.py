@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from irc.backends.cpu.attention.amx_tiles import SIDE, suits_amx
 from irc.backends.cpu.attention.blocks import AttentionPlan
 from irc.backends.cpu.attention.pairs import define_pack_values, dot_tile, suits_pairs
 from irc.backends.cpu.loops.sizes import is_named
@@ -27,6 +28,8 @@ class Tiles:
         features: rows of the tile of values.
         pairs: whether both are dot products of pairs of bfloat16.
         copied: which of k and v are copied, a block at a time, before they are read.
+        amx: whether those are products of tile registers
+            (:mod:`irc.backends.cpu.attention.amx_tiles`).
         late: keys of the tile of scores where only the second of two vectors of rows sees any; 0
             where all keys are computed for both.
     """
@@ -37,6 +40,7 @@ class Tiles:
     pairs: bool
     copied: frozenset[str]
     late: int = 0
+    amx: bool = False
 
 
 LATE = "_late"
@@ -48,6 +52,8 @@ LATE_KEYS = 8
 def choose_tiles(plan: AttentionPlan) -> Tiles:
     """Fill the registers, but for those of one row's factors."""
     form, vectors = plan.form, plan.block // plan.lanes
+    if suits_amx(plan):
+        return Tiles(vectors, SIDE, SIDE, pairs=True, copied=frozenset(), amx=True)
     most = max(1, (24 if plan.features.registers == 32 else 12) // vectors)
     pairs = suits_pairs(plan)
     copied = frozenset(r for r in ("k", "v") if not pairs and _is_copied(form.places[r]))
@@ -93,6 +99,8 @@ def define_functions(b: Builder, plan: AttentionPlan, tiles: Tiles) -> None:
             define_pack(b, symbol, both, (1, strides[1] // 2), wide, plan.block, plan.lanes)
         else:
             define_pack(b, symbol, place, strides, kind, plan.block, plan.lanes)
+    if tiles.amx:
+        return  # its writer defines the rest
     if tiles.pairs:
         define_pack_values(b, "irc.attention.pack_v", form)
         _define_pair_tiles(b, plan, tiles)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from irc.backends.cpu.attention.amx_lanes import AmxWriter
+from irc.backends.cpu.attention.amx_tiles import plan_amx, suits_amx
 from irc.backends.cpu.attention.blocks import plan_attention
 from irc.backends.cpu.attention.few import FewWriter, suits_few
 from irc.backends.cpu.attention.lanes import LanesWriter
@@ -24,7 +26,11 @@ def write_attention(
         raise InternalError(f"kernel @{kernel.sym_name.data} has no task.attention")
     workers = OPEN_WORKERS if kernel.symbols else kernel.task_mapping.num_workers
     plan = plan_attention(op.form, features, workers)
-    few = suits_few(plan)
-    writer = FewWriter(b, plan, buffers) if few else LanesWriter(b, plan, buffers)
+    if suits_few(plan):
+        name, writer = "few", FewWriter(b, plan, buffers)
+    elif suits_amx(plan):
+        name, writer = "tiles", AmxWriter(b, plan_amx(plan), buffers)
+    else:
+        name, writer = "lanes", LanesWriter(b, plan, buffers)
     writer.write()
-    return writer.size, plan.parallel, f"attention {'few' if few else 'lanes'}"
+    return writer.size, plan.parallel, f"attention {name}"

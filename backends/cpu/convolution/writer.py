@@ -107,7 +107,7 @@ class ConvolutionWriter:
         tiling = Tiling("packed", plan.lanes, plan.rows, plan.columns)
         return EpilogueWriter(
             self.b, product, analyse(nest), tiling, self.buffers, masked=features.masked,
-            along=places,
+            along=places, ahead=features.roomy,
         )  # fmt: skip
 
     def write(self) -> None:

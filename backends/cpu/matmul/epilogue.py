@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from irc.backends.cpu.loops.nest import Facts
+from irc.backends.cpu.loops.nest import Facts, Step
 from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.loops.steps import Env, Place, StepWriter
 from irc.backends.cpu.loops.units import decode
 from irc.backends.cpu.matmul.product import Product, Tiling
-from irc.backends.cpu.vector.builder import Builder, Operand, Type
+from irc.backends.cpu.matmul.tile import prefetch
+from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type
+from irc.backends.cpu.vector.storage import MEMORY
+from irc.dialects.types import ITEM_BYTES
 
 SHORT = 4
+FAR_BYTES = 1 << 20
+"""Bytes from which what is stored, or read beside the product, is not in the second cache."""
 
 
 class EpilogueWriter:
     """Writes the steps after a product for one tile; lanes along n.
 
-    A row of the tile is an index of ``m``, or of all dims ``along`` in row-major order.
+    A row of the tile is an index of ``m``, or of all dims ``along`` in row-major order. With
+    ``ahead`` the lines that the next tile of the same columns reads and stores here are fetched
+    while its product is computed: else each of its stores waits for a line.
     """
 
     def __init__(
@@ -28,8 +35,10 @@ class EpilogueWriter:
         *,
         masked: bool,
         along: tuple[int, ...] | None = None,
+        ahead: bool = False,
     ) -> None:
-        self.along = along or (() if product.m is None else (product.m,))
+        one = () if product.m is None else (product.m,)
+        self.along: tuple[int, ...] = along or one
         self.b, self.product, self.tiling = b, product, tiling
         self.steps = StepWriter(b, product.nest, facts, buffers)
         self.kind = Type(product.element, tiling.lanes)
@@ -41,6 +50,8 @@ class EpilogueWriter:
             if s.result not in product.step.operands and s.kind not in ("contract", "store")
         ]
         self.stores = [s for s in after if s.kind == "store"]
+        steps = (*self.epilogue, *self.stores)
+        self.ahead = tuple(s for s in steps if self._is_far(s)) if ahead else ()
         self.masked = masked and all(
             s.access is None
             or (s.access.strides[product.n] in (0, 1) and not s.access.index_strides)
@@ -122,6 +133,31 @@ class EpilogueWriter:
             for step in self.stores:
                 assert step.access is not None
                 self.steps.store(step.access, env[step.operands[0]], inside)
+            self._fetch_ahead(inside)
             return []
 
         b.loop(b.i64(0), rows, 1, [], one)
+
+    def _is_far(self, step: Step) -> bool:
+        """True for what is large, and whose rows a known distance apart are contiguous along n."""
+        access = step.access
+        if access is None or access.index_strides or access.blocks or not self.along:
+            return False
+        down = access.strides[self.along[-1]]
+        known = not is_named(down) and not is_named(access.size)
+        if not known or not down or access.strides[self.product.n] != 1:
+            return False
+        return access.size * ITEM_BYTES[access.dtype] >= FAR_BYTES
+
+    def _fetch_ahead(self, place: Place) -> None:
+        """Fetch what lies below a place by the rows of a tile."""
+        for step in self.ahead if place.lanes > 1 and place.mask is None else ():
+            access = step.access
+            assert access is not None
+            down = access.strides[self.along[-1]] * self.tiling.rows
+            for u in range(place.unroll):
+                index = self.b.add(self.steps.offset(access, place, u), self.b.i64(down))
+                pointer, element = self.steps.buffers[access.buffer], MEMORY[access.dtype]
+                # Past the last row the address may be outside: no `inbounds`, and no fault.
+                at = self.b.emit(PTR, f"getelementptr {element}, {pointer}, {index}")
+                prefetch(self.b, at, write=step.kind == "store")

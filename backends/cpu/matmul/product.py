@@ -20,6 +20,8 @@ OPEN_GROUP, OPEN_CHUNK = 8, 8
 """Panels packed at once, and tiles of rows between panels, where the length of the sum is open."""
 ROWS_BYTES = 8 << 20
 """Of A, as much as is read for one panel after the other: a part of the last cache."""
+ROOMY_ROWS_BYTES = 1 << 20
+"""The same where the second cache has room for it beside a panel."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,8 @@ class Tiling:
 
     Attributes:
         form: packed (B packed into panels, register tiles), panels (the same, on a weight that lies
-            in panels), dots (few rows; lanes along k), or stream (few rows; lanes along n, B read
-            in place).
+            in panels), tiles (that by tile registers), dots (few rows; lanes along k), or stream
+            (few rows; lanes along n, B read in place).
         lanes: lanes of a vector.
         rows: rows of a register tile.
         columns: columns of a panel.
@@ -146,7 +148,7 @@ class Tiling:
         parallel: whether a thread pool is worth its start.
     """
 
-    form: Literal["packed", "panels", "dots", "stream"]
+    form: Literal["packed", "panels", "tiles", "dots", "stream"]
     lanes: int
     rows: int
     columns: int
@@ -220,14 +222,39 @@ def _open_depth(product: Product, lanes: int, shape: tuple[int, int], *, paralle
     )  # fmt: skip
 
 
+def _by_tiles(product: Product, features: Features) -> bool:
+    """True where tile registers multiply: rows of A are pairs of bfloat16 as those of B are."""
+    a, k = product.a, product.sizes[3]
+    paired = product.pair == 2 and a.dtype == "bf16" and a.strides[product.k] == 1
+    return features.tiles and paired and not is_named(k) and k % 2 == 0
+
+
+def _on_tiles(product: Product, *, parallel: bool) -> Tiling:
+    """Decide for a weight in panels and tile registers.
+
+    Panels that stay in the first cache were no faster: their sums go through memory more often.
+    """
+    _, m, _, k = product.sizes
+    columns = product.b.blocks[0][1]
+    blocks = -(-k * columns * 2 // PANEL_BYTES)
+    depth = k if blocks == 1 else -(-k // (32 * blocks)) * 32
+    chunk = ROWS_BYTES // (32 * depth * 2)
+    if not is_named(m):
+        chunk = min(chunk, -(-m // 32))
+    return Tiling("tiles", 16, 32, columns, chunk=max(1, chunk), depth=depth, parallel=parallel)
+
+
 def _on_panels(product: Product, features: Features, *, parallel: bool) -> Tiling:
     """Decide for a weight that lies in panels."""
+    if _by_tiles(product, features):
+        return _on_tiles(product, parallel=parallel)
     _, m, _, k = product.sizes
     item, lanes = 4, features.vector_bytes // 4
     registers = 24 if features.registers == 32 else 12
     vectors = min(product.b.blocks[0][1] // lanes, registers // 6)
     rows = registers // vectors
-    tiles = ROWS_BYTES
+    rows_bytes = ROOMY_ROWS_BYTES if features.roomy else ROWS_BYTES
+    tiles = rows_bytes
     if not is_named(m):
         tiles = -(-m // rows)
         rows = -(-m // tiles)
@@ -239,7 +266,7 @@ def _on_panels(product: Product, features: Features, *, parallel: bool) -> Tilin
         lanes,
         rows,
         vectors * lanes,
-        chunk=max(1, min(tiles, ROWS_BYTES // (rows * depth * item))),
+        chunk=max(1, min(tiles, rows_bytes // (rows * depth * item))),
         depth=depth,
         parallel=parallel,
     )

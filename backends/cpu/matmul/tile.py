@@ -128,7 +128,8 @@ def _lines(f: Builder, start: Operand, left: Factor, rows: int) -> list[tuple[Op
     return [(firsts[i // 3], f.i64(i % 3 * step)) for i in range(rows)]
 
 
-def prefetch(b: Builder, at: Operand, locality: int = 3) -> None:
-    """Ask for a cache line that will be read; locality 3 is the first cache, 2 the second."""
+def prefetch(b: Builder, at: Operand, locality: int = 3, *, write: bool = False) -> None:
+    """Ask for a line to be read, or written; locality 3 is the first cache, 2 the second."""
     i32 = Type("i32")
-    b.invoke("llvm.prefetch.p0", at, constant(i32, 0), constant(i32, locality), constant(i32, 1))
+    rest = (constant(i32, int(write)), constant(i32, locality), constant(i32, 1))
+    b.invoke("llvm.prefetch.p0", at, *rest)

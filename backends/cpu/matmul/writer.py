@@ -33,7 +33,10 @@ class MatmulWriter:
         self.b, self.product, self.tiling, self.features = b, product, tiling, features
         self.nest, self.buffers = product.nest, buffers
         self.steps = StepWriter(b, product.nest, facts, buffers)
-        self.epilogue = EpilogueWriter(b, product, facts, tiling, buffers, masked=features.masked)
+        self.epilogue = EpilogueWriter(
+            b, product, facts, tiling, buffers, masked=features.masked,
+            ahead=features.roomy and tiling.form in ("packed", "panels"),
+        )  # fmt: skip
         self.kind = Type(product.element, tiling.lanes)
         self.item = self.kind.bits // 8
         self.batch, self.m, self.n, self.k = product.sizes

@@ -32,6 +32,7 @@ class FunctionValues:
     Attributes:
         tensors: weights by the unique names of their arguments.
         backed_by: for each size that only the run knows, a result of the op that decides it.
+        named: the numbers behind each name of a weight, in all functions of the program.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,7 @@ class FunctionValues:
         self.b = FlowBuilder(self.block)
         self.tensors: dict[str, torch.Tensor] = {}
         self.backed_by: dict[str, SSAValue] = {}
+        self.named: dict[str, Array] = {}
         self.arg_attrs: list[DictionaryAttr] = []
         self._fresh = 0
         self._content: dict[SSAValue, torch.Tensor] = {}
@@ -79,9 +81,11 @@ class FunctionValues:
         """Add an argument that holds these numbers."""
         name, count = printable(name), 0
         unique = name
-        while unique in self.tensors:
+        # Functions that read one weight call it by one name.
+        while unique in self.tensors or self.named.get(unique, array) is not array:
             count += 1
             unique = f"{name}.{count}"
+        self.named[unique] = array
         self.tensors[unique] = to_torch(array)
         ssa = self.add_argument(TensorType.of(array.shape, dtype), role, unique)
         self._content[ssa] = self.tensors[unique]

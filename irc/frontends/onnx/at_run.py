@@ -15,13 +15,18 @@ from xdsl.ir import Attribute, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.flow import ExternOp
+from irc.dialects.size import UnboundSizeError
 from irc.dialects.types import OpaqueType, TensorType
 from irc.errors import IrcError
 from irc.frontends.onnx.bodies import Encoder
 from irc.frontends.onnx.node import OPAQUE, NeedsSize, Node, Value, size_names
+from irc.frontends.onnx.read import DOMAINS
 from irc.frontends.onnx.result_types import flow_type, fresh_names, inferred
 from irc.ops.infer import ShapeError
 from irc.runtime.onnx_ops.run import PREFIX, kernels, key_of
+
+CONTROL = frozenset({"If", "Loop", "Scan"})
+"""Ops whose bodies become functions, where the importer makes any."""
 
 
 def runs(node: Node) -> bool:
@@ -42,7 +47,13 @@ def left_to_library(node: Node, error: Exception) -> Sequence[Value] | None:
     )
     if isinstance(error, IrcError) and error.code != "op-unsupported":
         return None
-    if isinstance(error, NeedsSize) and not (
+    if owner.bodies is not None and node.kind in CONTROL and node.proto.domain in DOMAINS:
+        from irc.frontends.onnx.run_time_control import convert_control
+
+        found = convert_control(node)
+        owner.library_nodes += 1
+        return found
+    if isinstance(error, NeedsSize | UnboundSizeError) and not (
         owner.dynamic and not error.names.isdisjoint(owner.backed_by)
     ):
         return None

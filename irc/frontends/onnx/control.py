@@ -1,4 +1,7 @@
-"""Control flow at import: branches are chosen or selected from, loops are unrolled."""
+"""Control flow at import: branches are chosen or selected from, loops are unrolled.
+
+What only the run decides becomes functions (:mod:`irc.frontends.onnx.run_time_control`).
+"""
 
 from __future__ import annotations
 
@@ -172,7 +175,10 @@ def stack(node: Node, values: Sequence[SSAValue], axis: int) -> Value:
 
 
 def _loops() -> str:
-    return f"loops are unrolled: the count must be constant, and {MAX_TRIPS} at most"
+    return (
+        f"on a mesh and on a GPU loops are unrolled: the count must be constant, and {MAX_TRIPS} "
+        "at most; compiled for one CPU, the plan holds the loop"
+    )
 
 
 CONVERTERS: Mapping[str, Converter] = {

@@ -28,6 +28,7 @@ from irc.frontends.onnx.complaints import misfit, no_converter, unbound
 from irc.frontends.onnx.elementwise import Converter
 from irc.frontends.onnx.external import DTYPES, Array, to_array
 from irc.frontends.onnx.fold import fold
+from irc.frontends.onnx.functions import Functions
 from irc.frontends.onnx.node import (
     OPAQUE,
     Blocked,
@@ -53,6 +54,9 @@ MAX_OPS = 500_000
 ANY_OPERANDS = frozenset({"If", "Loop", "Scan"})
 """Ops whose converters take operands that are no tensors of flow."""
 
+REFUSALS = (Unsupported, NeedsSize, UnboundSizeError, ShapeError, VerifyException, IrcError)
+"""What converters raise for a node that they have no form for."""
+
 Scope = ChainMap[str, "Value | None"]
 """Values by name; None for what a node that could not be converted would have given."""
 
@@ -66,6 +70,8 @@ class Importer(FunctionValues):
         constants: the values of inputs that are the same in every call.
         dynamic: also take what only an interpreter runs: sizes that are known when it runs,
             sequences, strings, element types that flow lacks.
+        bodies: with ``dynamic``, bodies of If, Loop and Scan that run as often as the values say
+            become functions of the program, not library ops.
         table: gives dimensions their sizes; by default one of ``sizes``.
     """
 
@@ -76,11 +82,13 @@ class Importer(FunctionValues):
         constants: Mapping[str, Array] | None = None,
         *,
         dynamic: bool = False,
+        bodies: bool = False,
         table: SizeTable | None = None,
     ) -> None:
         super().__init__()
         self.source = source
         self.dynamic = dynamic
+        self.bodies: Functions | None = Functions() if bodies else None
         self.library_nodes = 0
         self.frozen = dict(constants or {})
         self.sizes = SizeTable(sizes) if table is None else table
@@ -116,7 +124,12 @@ class Importer(FunctionValues):
         func = finish_function(
             "forward", self.block, results, arg_attrs=self.arg_attrs, res_attrs=attrs
         )
-        program = Program(ModuleOp([func]), self.tensors, printable(self.source.name))
+        bodies = [] if self.bodies is None else self.bodies.called_by(func)
+        tensors = dict(self.tensors)
+        for body in bodies:
+            tensors |= body.tensors
+        module = ModuleOp([func, *(body.func for body in bodies)])
+        program = Program(module, tensors, printable(self.source.name))
         program.module.verify()
         return program
 
@@ -188,7 +201,7 @@ class Importer(FunctionValues):
         try:
             try:
                 results = _as_list(_converter(node, CONVERTERS)(node))
-            except (Unsupported, NeedsSize, ShapeError, VerifyException, IrcError) as error:
+            except REFUSALS as error:
                 inner, self.errors = self.errors, outer
                 # A body that breaks the specification is wrong in the library too.
                 found = None if inner.has("onnx-invalid") else left_to_library(node, error)

@@ -11,6 +11,7 @@ from irc.frontends.onnx.external import Array
 from irc.frontends.onnx.importer import Importer
 from irc.frontends.onnx.prepare import prepare
 from irc.frontends.onnx.read import read_model
+from irc.frontends.onnx.sizes import by_name
 from irc.program import Program
 
 
@@ -30,8 +31,8 @@ def load_onnx(
     Args:
         model: a path, the bytes of a file, or a decoded model. Only a path has a folder, in which
             external data may lie.
-        sizes: numbers by the names that the file uses: ``{"batch": 1}``. A dimension without a
-            name is named by its input and position: ``{"x_0": 1}``.
+        sizes: numbers by the names that the file uses, or by input and position:
+            ``{"batch": 1}``, ``{"x.0": 1}``. A dimension without a name is called ``x_0``.
         constants: arrays for inputs that are the same in every call (a sample rate, axes); they
             are inputs of the program no more, and may decide shapes and branches.
         dynamic: also take what only an interpreter runs (`irc.interpret.dynamic`): sizes that are
@@ -42,4 +43,6 @@ def load_onnx(
             ``external-data``, ``op-unsupported``, ``size-unbound``, ``size-unknown``; an
             `IrcErrors` where there are several.
     """
-    return Importer(prepare(read_model(model)), sizes, constants, dynamic=dynamic).run()
+    source = prepare(read_model(model))
+    numbers = by_name(source.model.graph.input, sizes or {})
+    return Importer(source, numbers, constants, dynamic=dynamic).run()

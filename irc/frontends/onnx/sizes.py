@@ -7,13 +7,18 @@ cover (``floor(s0/2)``, ``?``) becomes a fresh name, which `sizes` may bind like
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from irc.dialects.size import Dim, Size, bind, symbol, terms_of
 from irc.errors import IrcError, did_you_mean
 
+if TYPE_CHECKING:
+    import onnx
+
 MAX_TEXT = 200
 MAX_TERMS = 64
+PLACE = re.compile("[0-9]{1,4}")
 TOKEN = re.compile(
     r"\s*(?:(?P<number>[0-9]{1,12})|(?P<name>[A-Za-z_][A-Za-z0-9_.]{0,63})|(?P<sign>[-+*()]))"
 )
@@ -93,6 +98,47 @@ class SizeTable:
                 unique = f"{plain}_{count}"
             self._names[name] = unique
         return symbol(self._names[name])
+
+
+def by_name(inputs: Sequence[onnx.ValueInfoProto], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return numbers by the names of sizes, where some are given by input and position (``x.0``).
+
+    A dim without a name is called by its place, as `SizeTable` does. A name of the model that
+    looks like a place is that name.
+
+    Raises:
+        IrcError: ``option-value`` where a dim is a number already, or made of several names;
+            ``size-unknown`` where the input has no such dim.
+    """
+    dims = {given.name: list(given.type.tensor_type.shape.dim) for given in inputs}
+    named = {dim.dim_param for own in dims.values() for dim in own}
+    found: dict[str, int] = {}
+    for key, number in sizes.items():
+        name, _, index = key.rpartition(".")
+        known = key in named or name not in dims or not PLACE.fullmatch(index)
+        target = key if known else _name_at(dims[name], name, int(index))
+        if found.setdefault(target, number) != number:
+            raise IrcError("option-value", f"size '{target}' is given two numbers")
+    return found
+
+
+def _name_at(dims: list[onnx.TensorShapeProto.Dimension], name: str, index: int) -> str:
+    if index >= len(dims):
+        raise IrcError("size-unknown", f"input '{name}' has {len(dims)} dims, none is {index}")
+    dim = dims[index]
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
+        raise IrcError("option-value", f"dim {index} of '{name}' is {dim.dim_value} in the file")
+    text = dim.dim_param
+    try:
+        whole = Parser(text, symbol_of_text).parse()
+    except ValueError:
+        # As in SizeTable.dim: text that says something is a name, other text is not.
+        return text if any(char.isalnum() for char in text) else f"{name}_{index}"
+    if not (isinstance(whole, Size) and str(whole).isidentifier()):
+        raise IrcError(
+            "option-value", f"dim {index} of '{name}' is '{text}'", help="give its names numbers"
+        )
+    return text
 
 
 class Parser:

@@ -360,6 +360,7 @@ def trace(
     *,
     given: Mapping[str, int] | None = None,
     dynamic: bool = False,
+    bodies: bool = False,
 ) -> OpenProgram:
     """Import a model with names for its sizes.
 
@@ -369,6 +370,7 @@ def trace(
         fixed: symbols that are to be numbers from the start.
         given: numbers by the model's names, which the user gave.
         dynamic: as the importer takes it.
+        bodies: likewise.
 
     Raises:
         IrcError: what the model is refused for at any sizes.
@@ -378,7 +380,7 @@ def trace(
     for _ in range(MAX_STARTS):
         numbers = {**(given or {}), **{name: each.number for name, each in known.items()}}
         sizes = TracedSizes({n: v for n, v in values.items() if n not in ties}, numbers, ties)
-        importer = Importer(source, dynamic=dynamic, table=sizes)
+        importer = Importer(source, dynamic=dynamic, bodies=bodies, table=sizes)
         sizes.where = partial(getattr, importer.b, "loc")
         stated = stated_shapes(source.model.graph.input, sizes)
         places, lonely = places_of(stated, sizes)

@@ -5,6 +5,9 @@ the second. So the loss is replaced before: ``F.cross_entropy(F.linear(h, w, b),
 views, shifts and upcasts between. Of a mean or a sum the forward pass makes the gradients too, of a
 loss 1, and the backward pass scales them (Liger kernel, arXiv:2410.10989); of single losses it
 computes the logits of each block again. The ops are those of :mod:`irc.ops.linear_loss`.
+
+Under autocast the layer gives logits in a half type, whatever its operands are: then they are
+converted first, as autocast does.
 """
 
 # pyright: basic
@@ -31,18 +34,29 @@ def losses(h: Tensor, w: Tensor, index: Tensor, bias: Tensor | None = None) -> l
 
 @torch.library.custom_op("irc::linear_cross_entropy_backward", mutates_args=())
 def backward(
-    g: Tensor, h: Tensor, w: Tensor, index: Tensor, sums: Tensor, bias: Tensor | None = None
+    g: Tensor,
+    h: Tensor,
+    w: Tensor,
+    index: Tensor,
+    sums: Tensor,
+    bias: Tensor | None = None,
+    gs: Tensor | None = None,
 ) -> list[Tensor]:
     """Return the gradients of h, w and, where there is one, the bias."""
-    return reference.backward(g, h, w, index, sums, bias)
+    return reference.backward(g, h, w, index, sums, bias, gs)
 
 
 @torch.library.custom_op("irc::linear_cross_entropy_both", mutates_args=())
 def both(
-    g: Tensor, h: Tensor, w: Tensor, index: Tensor, bias: Tensor | None = None
+    g: Tensor,
+    h: Tensor,
+    w: Tensor,
+    index: Tensor,
+    bias: Tensor | None = None,
+    gs: Tensor | None = None,
 ) -> list[Tensor]:
     """Return losses, log-sums and gradients."""
-    return reference.both(g, h, w, index, bias)
+    return reference.both(g, h, w, index, bias, gs)
 
 
 def _wide(h: Tensor) -> torch.dtype:
@@ -56,7 +70,13 @@ def _fake_losses(h: Tensor, w: Tensor, index: Tensor, bias: Tensor | None = None
 
 @backward.register_fake
 def _fake_backward(
-    g: Tensor, h: Tensor, w: Tensor, index: Tensor, sums: Tensor, bias: Tensor | None = None
+    g: Tensor,
+    h: Tensor,
+    w: Tensor,
+    index: Tensor,
+    sums: Tensor,
+    bias: Tensor | None = None,
+    gs: Tensor | None = None,
 ) -> list[Tensor]:
     given = [h, w] if bias is None else [h, w, bias]
     return [value.new_empty(value.shape) for value in given]
@@ -64,45 +84,68 @@ def _fake_backward(
 
 @both.register_fake
 def _fake_both(
-    g: Tensor, h: Tensor, w: Tensor, index: Tensor, bias: Tensor | None = None
+    g: Tensor,
+    h: Tensor,
+    w: Tensor,
+    index: Tensor,
+    bias: Tensor | None = None,
+    gs: Tensor | None = None,
 ) -> list[Tensor]:
     return [*_fake_losses(h, w, index, bias), *_fake_backward(g, h, w, index, g, bias)]
 
 
 class _Rows(torch.autograd.Function):
-    """The loss of each row."""
+    """The loss of each row, and its log-sum."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, w: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, h: Tensor, w: Tensor, bias: Tensor | None, index: Tensor
+    ) -> tuple[Tensor, Tensor]:
         found, sums = torch.ops.irc.linear_cross_entropy(h, w, index, bias)
         ctx.save_for_backward(h, w, bias, index, sums)
-        return found
+        ctx.set_materialize_grads(False)
+        return found, sums
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor | None, gs: Tensor | None) -> tuple[Tensor | None, ...]:
         h, w, bias, index, sums = ctx.saved_tensors
-        made = torch.ops.irc.linear_cross_entropy_backward(g, h, w, index, sums, bias)
+        g = torch.zeros_like(sums) if g is None else g
+        given = (g, h, w, index, sums, bias, *(() if gs is None else (gs,)))
+        made = torch.ops.irc.linear_cross_entropy_backward(*given)
         dh, dw, db = (*made, None)[:3]
         return dh, dw, db, None
 
 
 class _Total(torch.autograd.Function):
-    """The sum of the losses of rows, each times its share; its gradients are made beforehand."""
+    """The sum of the losses of rows, each times its share; its gradients are made beforehand.
+
+    Of smoothed labels, ``smoothing`` of a row's share is that of its log-sum.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, w: Tensor, bias: Tensor | None, index: Tensor, share: Tensor
+        ctx: Any,
+        h: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        index: Tensor,
+        share: Tensor,
+        smoothing: float,
     ) -> Tensor:
-        made = torch.ops.irc.linear_cross_entropy_both(share, h, w, index, bias)
-        found, _, *gradients = made
+        own = share * (1 - smoothing)
+        given = (own, h, w, index, bias, *((share * smoothing,) if smoothing else ()))
+        found, sums, *gradients = torch.ops.irc.linear_cross_entropy_both(*given)
         ctx.save_for_backward(*(*gradients, None)[:3])
+        each = found * own
+        if smoothing:
+            each = each + sums * (share * smoothing)
         # The loss of a row that does not count may be infinite.
-        return torch.where(share != 0, found * share, 0).sum()
+        return torch.where(share != 0, each, 0).sum()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [None if d is None else d * g.to(d.dtype) for d in ctx.saved_tensors]
-        return (*scaled, None, None)
+        return (*scaled, None, None, None)
 
 
 def linear_cross_entropy(
@@ -113,6 +156,7 @@ def linear_cross_entropy(
     ignore_index: int,
     reduction: str,
     dtype: torch.dtype,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Return ``F.cross_entropy(F.linear(h, w, bias), target)``.
 
@@ -124,19 +168,35 @@ def linear_cross_entropy(
         ignore_index: of rows that do not count.
         reduction: ``mean``, ``sum`` or ``none``.
         dtype: of the result.
+        smoothing: the part of a label that all classes share.
     """
     counted = target != ignore_index
     index = torch.where(counted, target, 0)
-    if reduction == "none":
-        found = _Rows.apply(h, w, bias, index)
-        return torch.where(counted, found, 0).to(dtype)
     share = counted.to(_wide(h))
-    if reduction == "sum":
-        return _Total.apply(h, w, bias, index, share).to(dtype)
-    count = share.sum()
-    # Without a row that counts, the mean is 0 / 0, and all gradients are zeros.
-    share = torch.where(counted, 1 / count, 0)
-    return (_Total.apply(h, w, bias, index, share) + 0 * (1 / count)).to(dtype)
+    if reduction == "none":
+        found, sums = _Rows.apply(h, w, bias, index)
+        if smoothing:
+            found = (1 - smoothing) * found + smoothing * (sums - _mean_logits(h, w, bias))
+        return torch.where(counted, found, 0).to(dtype)
+    if reduction == "mean":
+        count = share.sum()
+        share = torch.where(counted, 1 / count, 0)
+    total = _Total.apply(h, w, bias, index, share, smoothing)
+    if smoothing:
+        means = torch.where(counted, _mean_logits(h, w, bias) * share, 0)
+        total = total - smoothing * means.sum()
+    if reduction == "mean":
+        # Without a row that counts, the mean is 0 / 0, and all gradients are zeros.
+        total = total + 0 * (1 / count)
+    return total.to(dtype)
+
+
+def _mean_logits(h: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the mean of each row's logits, [n]: what its row of h gives with the mean weight."""
+    wide = _wide(h)
+    # No matmul, which autocast would round.
+    found = (h.to(wide) * w.to(wide).mean(0)).sum(1)
+    return found if bias is None else found + bias.to(wide).mean()
 
 
 class _MissError(Exception):
@@ -154,8 +214,6 @@ def stream_losses(gm: GraphModule) -> tuple[GraphModule, list[str]]:
     """
     found: list[tuple[Node, _Match]] = []
     reasons: list[str] = []
-    if any("autocast" in str(node.target) for node in gm.graph.nodes):
-        return gm, ["under autocast, matmul and loss choose dtypes of their own"]
     for node in gm.graph.nodes:
         if node.op == "call_function" and node.target is F.cross_entropy:
             try:
@@ -196,11 +254,18 @@ class _Match:
                 elif _value(step).shape[:-1] != _value(step.args[0]).shape[:-1]:
                     shape = (*_value(step).shape[:-1], width)
                     h = graph.call_function(torch.reshape, (h, shape))
+            h, w, *bias = (self._rounded(graph, value) for value in (h, w, *bias))
             given = (h, w, *(bias or [None]), memo[self.options.pop("target")])
             made = graph.call_function(linear_cross_entropy, given, self.options)
             made.meta.update(node.meta)
         node.replace_all_uses_with(made)
         graph.erase_node(node)
+
+    def _rounded(self, graph: torch.fx.Graph, value: Any) -> Any:
+        """Convert an operand to the dtype of the logits, as autocast does."""
+        dtype = _value(self.linear).dtype
+        same = all(_value(a).dtype == dtype for a in _given(self.linear))
+        return value if same or value is None else graph.call_method("to", (value, dtype))
 
 
 RESHAPES = frozenset({"view", "reshape", "flatten", "contiguous", "float", "to", "type"})
@@ -217,9 +282,11 @@ def _match(node: Node) -> _Match:
         "reduction": "mean", "label_smoothing": 0.0,
     }  # fmt: skip
     given = {**default, **dict(zip(names, node.args, strict=False)), **node.kwargs}
-    plain = ("weight", "size_average", "reduce", "label_smoothing")
-    if any(given[name] != default[name] for name in plain):
-        raise _MissError("weights of classes or label smoothing need all logits")
+    plain = ("weight", "size_average", "reduce")
+    if any(given[name] is not None for name in plain):
+        raise _MissError("weights of classes need all logits")
+    if not isinstance(given["label_smoothing"], int | float):
+        raise _MissError("how far its labels are smoothed is known when it runs")
     x, target = given["input"], given["target"]
     if _value(x).ndim != 2 or _value(target).ndim != 1 or not isinstance(target, Node):
         raise _MissError("its logits are no rows of classes")
@@ -234,7 +301,8 @@ def _match(node: Node) -> _Match:
         "target": target,
         "ignore_index": given["ignore_index"],
         "reduction": given["reduction"],
-        "dtype": _value(given["input"]).dtype,
+        "dtype": _value(node).dtype,
+        "smoothing": float(given["label_smoothing"]),
     }
     return _Match(node, x, chain, options)
 
@@ -282,15 +350,15 @@ def _check(linear: Node, chain: list[Node]) -> None:
     Raises:
         _MissError: with the reason.
     """
-    given = [_value(a) for a in _arguments(linear, ("input", "weight", "bias")) if a is not None]
+    given = [_value(a) for a in _given(linear)]
     made = [_value(node) for node in (linear, *chain)]
     sizes = [size for value in (*given, *made) for size in value.shape]
     if not all(isinstance(size, int) for size in sizes):
         raise _MissError("a size of its logits is open")
-    dtype = given[0].dtype
-    if any(value.dtype != dtype for value in given) or not dtype.is_floating_point:
-        raise _MissError("rows, weight and bias are of several dtypes")
-    known = (dtype, _wide(given[0]))
+    dtype = made[0].dtype
+    if not all(value.dtype.is_floating_point for value in given):
+        raise _MissError("rows and weight are no floats")
+    known = (dtype, _wide(made[0]))
     if any(value.dtype not in known for value in made):
         raise _MissError("its logits are rounded before the loss")
     classes, width = given[1].shape
@@ -298,6 +366,12 @@ def _check(linear: Node, chain: list[Node]) -> None:
     saved = streaming.saved_bytes(rows, classes, width, dtype.itemsize)
     if saved < streaming.MIN_BYTES or saved <= 0:
         raise _MissError(f"blocks of rows would save {saved} bytes of logits")
+
+
+def _given(linear: Node) -> list[Any]:
+    """Return input, weight and, where there is one, the bias of a linear layer."""
+    found = _arguments(linear, ("input", "weight", "bias"))
+    return [argument for argument in found if argument is not None]
 
 
 def _arguments(node: Node, names: tuple[str, ...]) -> list[Any]:

@@ -222,6 +222,8 @@ class Grouping:
         if isinstance(op, PointwiseOp):
             for unit in latest:
                 if unit.kind == "matmul" and self._continues(op, unit):
+                    if widening := [other for other in latest if self._is_widening(other, op)]:
+                        yield [unit, *widening]
                     yield [unit]
         rows = [unit for unit in latest if unit.kind == "rows"]
         if len(rows) > 1:
@@ -240,6 +242,22 @@ class Grouping:
             if root.owner in inside and root.owner is unit.ops[-1]:
                 return all(user is op or isinstance(user, ReturnOp) for user in users_of(root))
         return False
+
+    def _is_widening(self, unit: Unit, op: FlowOp) -> bool:
+        """True for pointwise ops that ``op`` alone reads, whose operands are fewer bytes.
+
+        A dequantised residual is one: where a matmul leaves its result, the bytes are read.
+        """
+        if unit.kind != "rows" or not all(isinstance(each, PointwiseOp) for each in unit.ops):
+            return False
+        inside = {*unit.ops, op}
+        made = [each.results[0] for each in unit.ops]
+        if any(user not in inside for value in made for user in users_of(value)):
+            return False
+        read = dict.fromkeys(anchor(v) for each in unit.ops for v in each.operands)
+        given = [v for v in read if v.owner not in inside and not is_literal(v)]
+        largest = max(map(tensor_bytes, made))
+        return not any(map(self.fixed, made)) and sum(map(tensor_bytes, given)) < largest
 
     def _join_siblings(self) -> None:
         """Let kernels of one level that read the same tensor read it once.

@@ -7,8 +7,11 @@ are too few rows to occupy the device, the keys are cut into parts (Flash-Decodi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from irc.dialects.attention import AttentionForm
+from irc.dialects.size import Dim
 from irc.kernels.arithmetic import power_of_two
 
 LEAST_TILE = 16
@@ -92,3 +95,18 @@ def backward_candidates(rows: int, keys: int, features: int, dtype: str) -> list
     most = (power_of_two(max(rows, LEAST_TILE)), power_of_two(max(keys, LEAST_TILE)))
     found = [AttentionTile(min(m, most[0]), min(n, most[1]), w, s) for m, n, w, s in shapes]
     return list(dict.fromkeys(found))
+
+
+def with_sizes(form: AttentionForm, sizes: Callable[[Dim], int]) -> AttentionForm:
+    """Return an attention kernel with what ``sizes`` makes of its sizes."""
+
+    def read(dims: tuple[Dim, ...]) -> tuple[int, ...]:
+        return tuple(map(sizes, dims))
+
+    places = {
+        role: replace(
+            place, size=sizes(place.size), offset=sizes(place.offset), strides=read(place.strides)
+        )
+        for role, place in form.places.items()
+    }
+    return replace(form, space=read(form.space), keys=sizes(form.keys), places=places)

@@ -18,9 +18,10 @@ from irc.kernels.attention import BLOCK_ROWS, by_rows, tile_of_rows
 from irc.kernels.schedule import Schedule, schedule
 from irc.plan.template.unify import DifferentError, Real
 
-Division: TypeAlias = Literal["same", "scheduled", "blocks", "chunks"]
+Division: TypeAlias = Literal["same", "scheduled", "blocks", "chunks", "tiles"]
 """How the mapping of a kernel follows from its sizes: it does not; as the scheduler chooses; by
-blocks of the rows of attention; so many workers as there are chunks of one size."""
+blocks of the rows of attention; so many workers as there are chunks of one size; so many as there
+are tiles of the first plan's size, whatever the others have: a GPU's are a matter of speed."""
 
 SCHEDULED = {
     "rows": "rows",
@@ -105,12 +106,15 @@ class KernelTemplate:
         return made
 
 
-def kernel_template(form: KernelForm, kernels: Sequence[KernelOp]) -> KernelTemplate:
+def kernel_template(
+    form: KernelForm, kernels: Sequence[KernelOp], backend: str = "cpu"
+) -> KernelTemplate:
     """Return what makes the kernel for other sizes.
 
     Args:
         form: that the kernels have in common.
         kernels: of the plans for the witnesses.
+        backend: what they are compiled by.
 
     Raises:
         DifferentError: the mappings follow from the sizes in no way that is known.
@@ -127,7 +131,8 @@ def kernel_template(form: KernelForm, kernels: Sequence[KernelOp]) -> KernelTemp
     if not named.symbols:
         return KernelTemplate(like, like, "same", ())
     named.properties["mapping"] = MappingAttr(spatial(*[1] * like.num_parallel))
-    return KernelTemplate(named, like, _division(form, kernels), named.symbols)
+    division = _division(form, kernels) if backend == "cpu" else "tiles"
+    return KernelTemplate(named, like, division, named.symbols)
 
 
 def _named(value: Any) -> Any:
@@ -139,6 +144,14 @@ def _named(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_named, cast("tuple[Any, ...]", value)))
     return value
+
+
+def agrees(template: KernelTemplate, kernel: KernelOp, values: Mapping[str, int]) -> bool:
+    """True where a kernel is divided as its template divides it for its sizes."""
+    if template.division == "tiles":
+        return True
+    made = template.at(values)
+    return made.task_mapping == kernel.task_mapping and made.tile == kernel.tile
 
 
 def _division(form: KernelForm, kernels: Sequence[KernelOp]) -> Division:
@@ -165,11 +178,13 @@ def _divided(division: Division, kernel: KernelOp, like: KernelOp) -> Schedule:
         return schedule(template, space, parallel, "cpu")
     if division == "blocks":
         return Schedule(by_rows(space, BLOCK_ROWS), tile_of_rows(space, space[-2] * space[-1]))
-    if division == "chunks" and len(like.task_mapping.atoms) == 2:
+    if division in ("chunks", "tiles") and len(like.task_mapping.atoms) == 2:
         _, inner = like.task_mapping.atoms
         grid = [-(-size // chunk) for size, chunk in zip(space, inner.extents, strict=False)]
         mapping = TaskMapping((*spatial(*grid).atoms, inner))
         return Schedule(mapping, like.tile_sizes)
+    if division == "tiles":
+        return Schedule(kernel.task_mapping, like.tile_sizes)
     return Schedule(like.task_mapping, like.tile_sizes)
 
 

@@ -26,7 +26,7 @@ from irc.dialects.task import KernelOp
 from irc.plan.build import Unplaced, grouped, intervals_of
 from irc.plan.schema import Buffer, Call, Plan, Step
 from irc.plan.template.fit import Fitter
-from irc.plan.template.forms import KernelForm, KernelTemplate, form_of, kernel_template
+from irc.plan.template.forms import KernelForm, KernelTemplate, agrees, form_of, kernel_template
 from irc.plan.template.preparation import at_every_call, sized_preparation
 from irc.plan.template.stack import Stack, stack
 from irc.plan.template.unify import DifferentError, evaluate, sizes_in, unify
@@ -116,9 +116,8 @@ class PlanTemplate:
         try:
             unify([found, _compared(witness)], Fitter([{}, {}]))
             for template, kernel in zip(self.kernels, witness.kernels, strict=True):
-                made = template.at(witness.values)
-                if made.task_mapping != kernel.task_mapping or made.tile != kernel.tile:
-                    raise DifferentError((made.sym_name.data, "mapping"), ())
+                if not agrees(template, kernel, witness.values):
+                    raise DifferentError((kernel.sym_name.data, "mapping"), ())
         except DifferentError as error:
             return str(error)
         self.span.widen(witness.values)
@@ -239,7 +238,7 @@ def plan_template(witnesses: Sequence[Witness], backend: str = "cpu") -> PlanTem
     fitter = Fitter([witness.values for witness in used])
     common = unify([_compared(witness) for witness in used], fitter)
     kernels = tuple(
-        kernel_template(form, [witness.kernels[i] for witness in used])
+        kernel_template(form, [witness.kernels[i] for witness in used], backend)
         for i, form in enumerate(common.kernels)
     )
     moved = sized_preparation(common.plan, [bool(kernel.symbols) for kernel in kernels])

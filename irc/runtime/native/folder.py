@@ -89,12 +89,26 @@ def _place(folder: Path) -> Path:
         return folder / FOLDER
     if (folder / MANIFEST).is_file() and (folder / PROGRAM).is_file():
         return folder
+    if (folder / "sizes.json").is_file():
+        raise IrcError(
+            "native-missing",
+            f"the plan in '{folder}' leaves sizes open, and a native program has fixed ones",
+            because="where its buffers lie is worked out for each size, which takes irc and torch",
+            help="give each size a number: irc compile ... --size NAME=N; or use irc.load",
+        )
     if (folder / files.PLAN).is_file():
         raise IrcError(
             "native-missing",
             f"the plan in '{folder}' holds no native program",
             because="it is for several ranks, for a GPU, or was compiled without",
             help="compile it for one CPU device, or run it with torch: irc run PLAN",
+        )
+    if (folder / "host.json").is_file():
+        raise IrcError(
+            "native-missing",
+            f"the plan in '{folder}' is a host program, which runs with torch",
+            because="values decide which of its regions run, and how often",
+            help="load it with irc.load, or run it: irc run PLAN",
         )
     raise IrcError(
         "plan-missing",

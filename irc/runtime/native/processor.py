@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import sys
 from functools import cache
@@ -18,13 +19,37 @@ def system() -> str:
 
 @cache
 def flags() -> frozenset[str]:
-    """Return the processor's features by Linux's names; those that the kernel switched off lack."""
+    """Return the processor's features by Linux's names; those that may not be used lack."""
+    listed = _listed()
+    return listed if permit_tiles() else listed.difference(TILES)
+
+
+@cache
+def _listed() -> frozenset[str]:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return frozenset()
     line = next((line for line in text.splitlines() if line.startswith("flags")), "")
     return frozenset(line.partition(":")[2].split())
+
+
+TILES = ("amx_bf16", "amx_int8", "amx_tile")
+"""Features of tile registers, by Linux's names."""
+_PERMIT, _TILE_DATA, _ARCH_PRCTL = 0x1023, 18, 158
+"""``ARCH_REQ_XCOMP_PERM``, the state of tile registers, the system call of x86-64 (Linux 5.16)."""
+
+
+@cache
+def permit_tiles() -> bool:
+    """Ask Linux for the use of tile registers (AMX), for this process and all of its threads.
+
+    A tile holds 1 KiB of state for each thread, so a process has to ask. Returns whether it may;
+    False as well on machines that have none.
+    """
+    if system() != "linux-x86_64" or not _listed().issuperset(TILES):
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _PERMIT, _TILE_DATA) == 0
 
 
 def default_threads() -> int:

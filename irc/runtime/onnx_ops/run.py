@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 PREFIX = "onnx::node::"
+
+Functions: TypeAlias = Callable[[str, list[Any]], list[Any]]
+"""Calls a function of the program by name: a body of If, Loop or Scan."""
 
 CATEGORIES = (
     "attention", "bits", "casts", "control", "convolution", "generators", "image", "indexing",
@@ -62,7 +65,11 @@ def decoded(text: str) -> Any:
 
 
 def run_extern(
-    target: str, arguments: Sequence[Any], inputs: Sequence[Item], wanted: Sequence[str | None]
+    target: str,
+    arguments: Sequence[Any],
+    inputs: Sequence[Item],
+    wanted: Sequence[str | None],
+    functions: Functions | None = None,
 ) -> list[Item]:
     """Run an extern op of a program.
 
@@ -71,6 +78,7 @@ def run_extern(
         arguments: the op's decoded JSON: positions (an operand's number, or null) and options.
         inputs: operands: torch tensors, or what an earlier op gave.
         wanted: for each result, the dtype of a tensor, or None for a value of another kind.
+        functions: calls the bodies that are functions of the program.
 
     Raises:
         IrcError: ``input-mismatch`` where the op cannot run on these values.
@@ -82,10 +90,11 @@ def run_extern(
     env = {slot: items[place] for slot, place in options.get("captures", ())}
     key = target.removeprefix(PREFIX)
     memo = options.setdefault("memo", {})
+    attributes = options["attributes"]
+    if functions is not None:
+        attributes = {n: _body(v, functions, items) for n, v in attributes.items()}
     try:
-        found = run_node(
-            key, options["version"], operands, options["attributes"], len(wanted), env, memo
-        )
+        found = run_node(key, options["version"], operands, attributes, len(wanted), env, memo)
     except (
         ArithmeticError,
         LookupError,
@@ -103,6 +112,27 @@ def run_extern(
         value if dtype is None else _tensor(target, value, dtype)
         for value, dtype in zip(found, wanted, strict=False)
     ]
+
+
+def functions_of(arguments: Sequence[Any]) -> list[str]:
+    """Return the names of the functions that an extern op calls, from its decoded JSON."""
+    options = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], dict) else {}
+    values = options.get("attributes", {}).values()
+    return [
+        value["function"] for value in values if isinstance(value, dict) and "function" in value
+    ]
+
+
+def _body(value: Any, functions: Functions, items: Sequence[Item]) -> Any:
+    """Return an attribute that is a body as what runs it; others as they are."""
+    if not (isinstance(value, dict) and "function" in value):
+        return value
+    captured = [items[place] for place in value["captures"]]
+    return partial(_called, functions, value["function"], captured)
+
+
+def _called(functions: Functions, name: str, captured: list[Item], *given: Item) -> list[Item]:
+    return [as_item(value) for value in functions(name, [*given, *captured])]
 
 
 def _kind(value: Item) -> str:

@@ -7,7 +7,7 @@ from irc.dialects.flow import to_attribute
 from irc.dialects.mapping import spatial
 from irc.dialects.size import Dim, symbol
 from irc.dialects.task import KernelOp
-from tests.backends.cpu.conftest import Maker, strides_of
+from tests.backends.cpu.maker import Maker, strides_of
 
 Build = Callable[..., KernelOp]
 

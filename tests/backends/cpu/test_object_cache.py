@@ -13,7 +13,8 @@ import torch
 from irc.backends.cpu import emit, jit, object_cache
 from irc.backends.cpu.features import AVX2, BASELINE, host
 from irc.cluster import object_store
-from tests.backends.cpu.conftest import Maker, execute
+from tests.backends.cpu.conftest import execute
+from tests.backends.cpu.maker import Maker
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 

@@ -1,12 +1,13 @@
 """Packed weights: the kernel that packs, and the matmul that reads what it wrote."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from irc.backends.cpu import emit, info_of
-from irc.backends.cpu.features import AVX2, AVX512, BASELINE
+from irc.backends.cpu.features import AVX2, AVX512, BASELINE, ROOMY
 from irc.interpret.task import run_kernel
 from irc.kernels.weights.panels import Packed, packed, weight_of
 
@@ -83,6 +84,29 @@ def test_packed_matmul_equals_float64(
 def test_one_layout_serves_all_machines(features: Any, dtype: str, make: Any, run: Any) -> None:
     for sizes in SIZES[2:5]:
         check(make, run, sizes, dtype, features, turned=True, batch=0)
+
+
+def test_a_roomy_cache_changes_no_bits(
+    make: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rows are taken in parts, and the next tile's lines fetched: also those behind the last row.
+    monkeypatch.setattr("irc.backends.cpu.matmul.epilogue.FAR_BYTES", 0)
+    monkeypatch.setattr("irc.backends.cpu.matmul.product.ROOMY_ROWS_BYTES", 8 << 10)
+    for sizes in ((41, 128, 65), (40, 192, 1601), (13, 64, 31)):
+        kernel: Any = matmul(make, sizes, "f32", turned=True, batch=0)
+        found = split(kernel)
+        given = [torch.randn(arg.type.num_elements) for arg in kernel.args[:3]]
+        (panels,) = run(found.pack, [given[1]], 2, AVX512, fill=0)
+        inputs = [given[0], panels, given[2]]
+        (plain,) = run(found.kernel, inputs, 2, AVX512)
+        roomy = replace(AVX512, second_cache=ROOMY)
+        (other,) = run(found.kernel, inputs, 2, roomy)
+        assert torch.equal(plain, other)
+        for features, fetches in ((roomy, True), (AVX512, False)):
+            lines = emit(found.kernel, features).splitlines()
+            # A call that asks for a line to be written, in the first cache.
+            asks = ("call void @llvm.prefetch" in x and "i32 1, i32 3, i32 1" in x for x in lines)
+            assert any(asks) == fetches
 
 
 def test_batches_of_weights(make: Any, run: Any) -> None:

@@ -139,6 +139,7 @@ def run(
     inputs: Sequence[torch.Tensor],
     order: int,
     name: str | None = None,
+    sizes: Sequence[int] = (),
 ) -> list[torch.Tensor]:
     """Run a kernel of a library in one order; its buffers are exact, and so is what it touches.
 
@@ -148,6 +149,7 @@ def run(
         inputs: one tensor for each input buffer.
         order: of threads, an index of ``ORDERS``.
         name: under which it was built; the kernel's own by default.
+        sizes: that the one that was built takes.
 
     Raises:
         HostError: an access outside a buffer, a barrier that some threads miss, shared memory
@@ -170,7 +172,8 @@ def run(
         size = ctypes.c_longlong(view.numel() * view.element_size())
         library.shim_buffer(ctypes.c_void_p(view.data_ptr()), size)
     pointers = (ctypes.c_void_p * len(views))(*[v.data_ptr() for v in views])
-    code = getattr(library, f"launch_{name or kernel.sym_name.data}")(pointers, None)
+    given = [(ctypes.c_longlong * len(sizes))(*sizes)] if sizes else []
+    code = getattr(library, f"launch_{name or kernel.sym_name.data}")(pointers, *given, None)
     if code:
         raise HostError(f"CUDA error {code}")
     for i, (was, now) in enumerate(zip(before, padded, strict=True)):
@@ -186,13 +189,14 @@ def run_in_all_orders(
     kernel: KernelOp,
     inputs: Sequence[torch.Tensor],
     name: str | None = None,
+    sizes: Sequence[int] = (),
 ) -> list[torch.Tensor]:
     """Run a kernel in every order of threads; all of them give the same.
 
     Raises:
         HostError: as ``run``, and where the result depends on the order.
     """
-    runs = [run(library, kernel, inputs, order, name) for order in range(len(ORDERS))]
+    runs = [run(library, kernel, inputs, order, name, sizes) for order in range(len(ORDERS))]
     for other in runs[1:]:
         for one, two in zip(runs[0], other, strict=True):
             if not torch.equal(one.view(torch.uint8), two.view(torch.uint8)):

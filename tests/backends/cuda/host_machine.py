@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from irc.backends.cuda.functions import TYPES
-from irc.backends.cuda.launch_table import LaunchTable, read_table
+from irc.backends.cuda.functions import BYTES, TYPES
+from irc.backends.cuda.launch_table import PREFIX, LaunchTable, read_table
 from irc.backends.cuda.libcuda import Driver
 from tests.backends.cuda.host import FLAGS, SHIM
 
@@ -76,7 +78,7 @@ class HostMachine:
             names = {launch.kernel for launch in table.launches} | {"launch"}
             text += [f"#define {name} s{number}_{name}" for name in sorted(names)]
             text.append(f'namespace space{number} {{\n#include "k{number}.cu"\n')
-            text += [_entry(table, index) for index in range(len(table.launches))]
+            text += [_entry(source, table, index) for index in range(len(table.launches))]
             text.append("}")
             text += [f"#undef {name}" for name in sorted(names)]
         (folder / "all.cpp").write_text("\n".join(text))
@@ -85,16 +87,21 @@ class HostMachine:
         return [f"{found}\0".encode()] * len(sources)
 
 
-def _entry(table: LaunchTable, index: int) -> str:
+def _entry(text: str, table: LaunchTable, index: int) -> str:
     """Return the function that the fake driver calls for a launch."""
     launch = table.launches[index]
-    ranges, given, lines = [], [], list[str]()
+    ranges, given, lines = list[tuple[int, object]](), [], list[str]()
+    names = [f"N{i}" for i in range(len(table.symbols))]
+    first = launch.arguments.index("N0") if names else 0
+    lines += [
+        f"const long long {n} = *(irc_index*)given[{first + i}];" for i, n in enumerate(names)
+    ]
     for place, argument in enumerate(launch.arguments):
         if isinstance(argument, int):
             kind = TYPES[table.buffers[argument].dtype]
             constant = "const " if argument < table.num_inputs else ""
             given.append(f"*({constant}{kind}**)given[{place}]")
-            ranges.append((place, table.bytes_of(argument)))
+            ranges.append((place, _bytes(text, table, argument)))
         elif argument == "partial":
             given.append(f"*(float**)given[{place}]")
             ranges.append((place, table.partial_bytes))
@@ -102,12 +109,14 @@ def _entry(table: LaunchTable, index: int) -> str:
             given.append(f"*(const long long**)given[{place}]")
             words = len(table.head) + len(table.buffers)
             ranges.append((place, 8 * words))
-            lines = [
+            lines += [
                 f"for (int i = 0; i < {len(table.buffers)}; ++i) {{",
                 f"  static const long long sizes[] = {{{_sizes(table)}}};",
                 f"  shim_buffer((*(char***)given[{place}])[{len(table.head)} + i], sizes[i]);",
                 "}",
             ]
+        elif argument in names:
+            given.append(f"*(irc_index*)given[{place}]")
         else:
             given.append(f"*(CUtensorMap*)given[{place}]")
     lines += [f"shim_buffer(*(char**)given[{place}], {size});" for place, size in ranges]
@@ -124,6 +133,26 @@ def _entry(table: LaunchTable, index: int) -> str:
             "#undef JOINED",
         ]
     )
+
+
+def _bytes(text: str, table: LaunchTable, buffer: int) -> str:
+    """Return the bytes of a buffer as a C expression of the launch's sizes."""
+    (line,) = (line for line in text.splitlines() if line.startswith(PREFIX))
+    size = json.loads(line.removeprefix(PREFIX))["buffers"][buffer]["size"]
+    return f"{_expression(size)} * {BYTES[table.buffers[buffer].dtype]}"
+
+
+def _expression(found: Any) -> str:
+    """Return an encoded size (irc.kernels.gpu.size_json.encoded) as C."""
+    match found:
+        case {"N": position}:
+            return f"N{position}"
+        case {"/": [dim, by]}:
+            return f"({_expression(dim)} / {_expression(by)})"
+        case {"+": terms}:
+            return f"({' + '.join(' * '.join(map(_expression, term)) for term in terms)})"
+        case _:
+            return f"{found}ll"
 
 
 def _sizes(table: LaunchTable) -> str:

@@ -8,7 +8,7 @@ import pytest
 from xdsl.dialects.builtin import StringAttr
 
 from irc.backends.triton import compile_for, emit
-from irc.backends.triton.build import compile_module, import_kernel
+from irc.backends.triton.build import Variant, compile_module, import_kernel
 from tests.backends.foreach_kernels import assert_right, inputs_of, steps, wanted
 from tests.backends.triton.interpreting import interpret, outputs_of
 
@@ -56,6 +56,6 @@ def test_whole_chunks_move_in_wide_loads(tmp_path: Path) -> None:
     path = tmp_path / "kernel.py"
     path.write_text(emit(steps((768, 768 * 3072), "f32", "sm_90")[0]))
     module = import_kernel(path)
-    wide, narrow = (compile_module(module, 90, alignment=a).asm["ptx"] for a in (16, 1))
+    wide, narrow = (compile_module(module, 90, Variant(a)).asm["ptx"] for a in (16, 1))
     assert ".v4.b32" in wide
     assert ".v4.b32" not in narrow

@@ -135,3 +135,23 @@ def test_named_sizes_become_values_where_the_graph_computes_with_them() -> None:
     program = load_onnx(model)
     assert shapes(program) == {"x": ["B", "3"]}
     check(model, sizes={"B": 7})
+
+
+def test_a_size_is_given_by_input_and_position() -> None:
+    model = model_of("y = Relu (x)", "float[N,3,?] x", "float[N,3,M] y")
+    dims = model.graph.input[0].type.tensor_type.shape.dim
+    dims[2].ClearField("dim_param")
+    assert shapes(load_onnx(model, sizes={"x.0": 4, "x.2": 5})) == {"x": ["4", "3", "5"]}
+    # A name of the model comes first; "N" and its place are one size.
+    with pytest.raises(IrcError, match="given two numbers"):
+        load_onnx(model, sizes={"x.0": 4, "N": 5})
+    with pytest.raises(IrcError, match="dim 1 of 'x' is 3 in the file") as caught:
+        load_onnx(model, sizes={"x.1": 4})
+    assert caught.value.code == "option-value"
+    with pytest.raises(IrcError, match="has 3 dims, none is 7"):
+        load_onnx(model, sizes={"x.7": 4})
+    dims[0].dim_param = "2*N"
+    with pytest.raises(IrcError, match="is '2\\*N'"):
+        load_onnx(model, sizes={"x.0": 4})
+    dims[0].dim_param = "x.2"
+    assert shapes(load_onnx(model, sizes={"x.2": 6})) == {"x": ["6", "3", "x_2_1"]}

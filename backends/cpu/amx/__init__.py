@@ -1,0 +1,1 @@
+"""Products by tile registers: Intel's Advanced Matrix Extensions (AMX)."""

@@ -1,0 +1,57 @@
+"""States of an optimiser as a check of a training step wants them: as after some steps.
+
+At the first step of Adam every moment is zero, and what a parameter moves by is ``g / |g|``: the
+sign of a gradient, which rounding decides wherever that is small. No float32 program agrees with
+another there, so a wrong update could not be told from a right one. A check starts from moments
+that a step has left behind, and from second moments that are alike in all elements of a tensor, so
+that no element of the update is more sensitive than the gradient itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xdsl.dialects.builtin import ModuleOp
+
+from irc.dialects.builder import arguments, entry, results
+from irc.interpret.flow import run_function
+from irc.training.optimizers import SQUARES
+
+if TYPE_CHECKING:
+    import torch
+
+PREFIX = "optimizer."
+"""Names of an optimiser's states start so (`irc.training.update`)."""
+
+
+def moving(captured: ModuleOp, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return arguments with the optimiser's states as a step leaves them; others as they are.
+
+    Args:
+        captured: level flow; a program without an optimiser is not run.
+        tensors: all arguments in order.
+    """
+    func = entry(captured)
+    given = arguments(func)
+    if not any(role == "state" and name.startswith(PREFIX) for role, name, _ in given):
+        return tensors
+    moved = _states(captured, tensors)
+    return [
+        _alike(name, moved[name]) if role == "state" and name in moved else tensor
+        for (role, name, _), tensor in zip(given, tensors, strict=True)
+    ]
+
+
+def _states(captured: ModuleOp, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Run a step in float32 and return the optimiser's states after it."""
+    made = run_function(captured, tensors)
+    named = zip(results(entry(captured)), made, strict=True)
+    return {n: value for (role, n), value in named if role == "state" and n.startswith(PREFIX)}
+
+
+def _alike(name: str, state: torch.Tensor) -> torch.Tensor:
+    """Give all elements of a second moment their mean."""
+    if name.removeprefix(PREFIX).partition(".")[0] not in SQUARES or not state.numel():
+        return state
+    return state.mean().expand(state.shape).clone()

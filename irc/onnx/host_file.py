@@ -1,0 +1,220 @@
+"""An ONNX file whose values decide sizes, branches or trips, as a host program and its regions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+
+from xdsl.dialects.builtin import ModuleOp
+
+from irc.calls.open_check import differs
+from irc.calls.open_export import OpenFacts, export_open
+from irc.calls.open_plans import OpenPlans
+from irc.dialects.builder import arguments, entry
+from irc.dialects.flow import ExternOp
+from irc.dialects.size import Dim, Size, deciding
+from irc.dialects.text import dump
+from irc.dialects.types import TensorType
+from irc.errors import InternalError, IrcError
+from irc.frontends.onnx.prepare import prepare
+from irc.frontends.onnx.read import Source, read_model
+from irc.frontends.onnx.sizes import SizeTable, by_name
+from irc.frontends.onnx.trace import (
+    Condition,
+    OpenProgram,
+    Place,
+    TracedSizes,
+    places_of,
+    stated_shapes,
+    trace,
+)
+from irc.interpret.dynamic import WEIGHTS
+from irc.onnx.open_file import examples
+from irc.onnx.open_model import at_values
+from irc.onnx.outline import Region, outline
+from irc.pipeline import Options, make_plan
+from irc.plan.host import HostFacts, HostPlan, HostRegion, HostSize, host_plan
+from irc.plan.load import LoadedPlan
+from irc.plan.sizes import QuotientSize, SizeCondition, polynomial_of
+from irc.program import Program
+
+DECIDED = (1024, 256, 48)
+"""The example of a size that only the run knows, where a region has one, two or more of them.
+
+A plan is checked up to 8 times as much; sizes beyond run op by op. Several may be multiplied.
+"""
+APART = 32
+"""Examples of several such sizes differ by so much."""
+MOST = 1 << 62
+
+
+def host_file(
+    path: str | os.PathLike[str], sizes: Mapping[str, int], options: Options
+) -> tuple[HostPlan, Program] | None:
+    """Compile a file to a host program; one device.
+
+    Args:
+        path: the model.
+        sizes: numbers for some of its sizes, by name.
+        options: of the pipeline.
+
+    Returns:
+        The plan, and the imported program, whose regions are not outlined; None where there is
+        nothing for a host to decide.
+
+    Raises:
+        IrcError: what importing raises.
+    """
+    source = prepare(read_model(path))
+    traced = _traced(source, by_name(source.model.graph.input, sizes))
+    program = Program(traced.program.module.clone(), traced.program.tensors, traced.program.source)
+    module = traced.program.module
+    with deciding(_again(traced)):
+        regions = outline(module, _roots(traced))
+    if not any(isinstance(op, ExternOp) for op in entry(module).body.block.ops):
+        return None
+    plans: dict[str, LoadedPlan] = {}
+    entries: dict[str, HostRegion] = {}
+    for region in regions:
+        name = region.func.sym_name.data
+        made = _planned(region, traced, options)
+        if isinstance(made, LoadedPlan):
+            plans[name] = made
+            entries[name] = HostRegion(made.hash)
+        else:
+            entries[name] = HostRegion(reason=made)
+    facts = _facts(traced, entries)
+    return host_plan(facts, dump(module), plans, traced.program.tensors), program
+
+
+def _traced(source: Source, sizes: Mapping[str, int]) -> OpenProgram:
+    """Import a model, bodies as functions; sizes of inputs stay open where they can.
+
+    Raises:
+        IrcError: what importing raises; ``size-unbound`` where a size has to be a number.
+    """
+    table = SizeTable(sizes)
+    places, _ = places_of(stated_shapes(source.model.graph.input, table), table)
+    problem: IrcError | None = None
+    # Last, all equal: a state beside the data has the batch in another dim.
+    for hints in [*examples(places), dict.fromkeys(places, 2)] if places else [{}]:
+        try:
+            found = trace(source, hints, given=sizes, dynamic=True, bodies=True)
+        except IrcError as error:
+            problem = problem or error
+            continue
+        if not found.fixed:
+            return found
+        names = [each.name for each in found.fixed.values()]
+        problem = problem or IrcError(
+            "size-unbound",
+            f"sizes are needed as numbers: {', '.join(names)}",
+            because=[f"{each.name}: {each.reason}" for each in found.fixed.values()],
+            help="give each a number: " + " ".join(f"--size {name}=1" for name in names),
+        )
+    assert problem is not None
+    raise problem
+
+
+def _again(traced: OpenProgram) -> TracedSizes:
+    """Return what answers as the trace did, where ops of its program are built again."""
+    found = TracedSizes(traced.hints)
+    for name, quotient in traced.quotients.items():
+        found.quotients[name] = quotient
+    return found
+
+
+def _roots(traced: OpenProgram) -> dict[str, frozenset[str]]:
+    """Return for each quotient the names of input sizes that it follows from."""
+    found: dict[str, frozenset[str]] = {}
+    for name, quotient in traced.quotients.items():
+        names = _names(quotient.dim)
+        found[name] = frozenset[str]().union(*(found.get(n, frozenset([n])) for n in names))
+    return found
+
+
+def _planned(region: Region, traced: OpenProgram, options: Options) -> LoadedPlan | str:
+    """Return the plan of a region, or why its ops run one by one."""
+    func = region.func.clone()
+    func.properties["sym_name"] = type(region.func.sym_name)("forward")
+    names = [name for role, name, _ in arguments(func) if role in WEIGHTS]
+    tensors = {name: traced.program.tensors[name] for name in names}
+    program = Program(ModuleOp([func]), tensors, traced.program.source)
+    try:
+        if not region.symbols:
+            return make_plan(program, options)
+        return _open(program, region, traced, options)
+    except InternalError as error:
+        return str(error)
+    except IrcError as error:
+        return "; ".join([error.message, *error.because])
+
+
+def _open(program: Program, region: Region, traced: OpenProgram, options: Options) -> LoadedPlan:
+    """Return the plan of a region for all numbers of its sizes.
+
+    Raises:
+        IrcError: ``size-unbound`` where there is none.
+    """
+    shapes: dict[str, tuple[Dim, ...]] = {}
+    places: dict[str, Place] = {}
+    for role, name, value in arguments(entry(program.module)):
+        if role in WEIGHTS or not isinstance(value.type, TensorType):
+            continue
+        shapes[name] = value.type.shape
+        for index, dim in enumerate(value.type.shape):
+            symbol = str(dim)
+            if isinstance(dim, Size) and symbol.isidentifier() and symbol not in traced.quotients:
+                places.setdefault(symbol, Place(name, index, _said(traced, symbol)))
+    quotients = {n: q for n, q in traced.quotients.items() if n in region.symbols}
+    known = {*places, *quotients}
+    conditions = tuple(c for c in traced.conditions if _names(c.difference) <= known)
+    decided = [name for name in places if name not in traced.hints]
+    hints = {name: traced.hints[name] for name in known if name in traced.hints}
+    least = DECIDED[min(len(decided), len(DECIDED)) - 1]
+    hints |= {name: least + APART * index for index, name in enumerate(decided)}
+    found = OpenProgram(program, shapes, places, conditions, quotients, {}, hints)
+    plans = OpenPlans(found, partial(at_values, found), options, check=differs)
+    facts = OpenFacts(
+        {s: (place.name, place.input, place.dim) for s, place in places.items()},
+        shapes,
+        {name: (quotient.dim, quotient.by) for name, quotient in quotients.items()},
+        tuple((c.relation, c.difference, c.holds, c.where) for c in conditions),
+        (),
+        program.module,
+    )
+    return export_open(plans, {name: hints[name] for name in places}, facts, options)
+
+
+def _said(traced: OpenProgram, symbol: str) -> str:
+    return traced.places[symbol].name if symbol in traced.places else symbol
+
+
+def _facts(traced: OpenProgram, regions: Mapping[str, HostRegion]) -> HostFacts:
+    program = traced.program
+    inputs = tuple(program.input_names)
+    return HostFacts(
+        "",
+        "",
+        regions,
+        inputs,
+        tuple(program.output_names),
+        tuple(
+            HostSize(symbol, place.name, inputs.index(place.input), place.dim, traced.hints[symbol])
+            for symbol, place in traced.places.items()
+        ),
+        tuple(
+            QuotientSize(name, polynomial_of(q.dim), polynomial_of(q.by), 0, MOST)
+            for name, q in traced.quotients.items()
+        ),
+        tuple(_condition(each) for each in traced.conditions),
+    )
+
+
+def _condition(found: Condition) -> SizeCondition:
+    return SizeCondition(found.relation, polynomial_of(found.difference), found.holds, found.where)
+
+
+def _names(dim: Dim) -> frozenset[str]:
+    return dim.names() if isinstance(dim, Size) else frozenset()

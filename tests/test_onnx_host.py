@@ -1,0 +1,326 @@
+"""ONNX files whose values decide sizes, branches and trips, as plans: compiled, written, loaded."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+import irc
+import irc.runtime
+from irc.api import compile_file
+from irc.cli import main
+from irc.dialects.builder import functions
+from irc.errors import IrcError
+from irc.frontends.onnx.prepare import prepare
+from irc.frontends.onnx.read import read_model
+from irc.frontends.onnx.trace import trace
+from irc.interpret.dynamic import run_dynamic
+from irc.onnx.outline import outline
+from irc.plan.host import load_host
+from irc.runtime.host import HostExecutor, load_host_weights
+from tests.frontends.onnx.compare import model_of, reference
+
+WEIGHTS = np.random.default_rng(0).normal(0, 0.3, (8, 8)).astype(np.float32)
+LOOP = (
+    "y, h = Loop (n, go, x) <body = b (int64 i, bool going, float[3,8] v) => "
+    "(bool on, float[3,8] w, float[3,8] row) "
+    "{ on = Identity (going)\nm = MatMul (v, W)\nw = Tanh (m)\nrow = Add (w, outer) }>\n"
+    "all = Relu (h)"
+)
+BEFORE = "outer = Exp (x)\n"
+
+
+def stored(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Add the matrix that bodies read from around them."""
+    model.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHTS, "W"))
+    return model
+
+
+def loop_model() -> onnx.ModelProto:
+    return stored(
+        model_of(
+            BEFORE + LOOP, "float[3,8] x, int64 n", "float[3,8] y, float[t,3,8] all",
+            stored="bool go = {1}",
+        )
+    )  # fmt: skip
+
+
+def compiled(model: onnx.ModelProto, folder: Path) -> HostExecutor:
+    onnx.save(model, folder / "model.onnx")
+    compile_file(str(folder / "model.onnx"), str(folder / "plan"), native="none")
+    found = irc.load(folder / "plan")
+    assert isinstance(found, HostExecutor)
+    return found
+
+
+def same(model: onnx.ModelProto, run: HostExecutor, *values: np.ndarray) -> None:
+    """Hold a plan against ONNX Runtime."""
+    names = [given.name for given in model.graph.input]
+    wanted = reference(model, dict(zip(names, values, strict=True)))
+    for a, b in zip(wanted, run(*map(torch.from_numpy, map(np.asarray, values))), strict=True):
+        equal(a, b)
+
+
+def equal(wanted: Any, found: Any) -> None:
+    if isinstance(wanted, list):
+        assert isinstance(found, list)
+        for a, b in zip(wanted, found, strict=True):
+            equal(a, b)
+        return
+    assert tuple(found.shape) == wanted.shape
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-5, atol=1e-6)
+
+
+def x_of(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_a_loop_is_compiled_once_for_any_trips(tmp_path: Path) -> None:
+    model = loop_model()
+    run = compiled(model, tmp_path)
+    for trips in (1, 4, 7):
+        same(model, run, x_of(trips, 3, 8), np.array(trips))
+    assert run.stepped == {}
+    # No rows were collected: the region after the loop was not planned for a size of 0.
+    same(model, run, x_of(9, 3, 8), np.array(0))
+    assert sum(run.stepped.values()) == 1
+    facts = load_host(tmp_path / "plan").facts
+    assert not any(region.reason for region in facts.regions.values())
+
+
+def test_run_check_and_explain_take_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled(loop_model(), tmp_path)
+    plan = str(tmp_path / "plan")
+    assert main(["run", plan]) == 0
+    assert "OK" in capsys.readouterr().out
+    assert main(["check", plan]) == 0
+    out = capsys.readouterr().out
+    assert out.count("every stage agrees with eager") == 3
+    assert "the host program agrees with eager" in out
+    assert main(["explain", "plan", plan]) == 0
+    assert "1 Loop" in capsys.readouterr().out
+    assert main(["explain", "plan", plan, "--fusion"]) == 2
+    assert "name a region" in capsys.readouterr().err
+    assert main(["launch", plan]) == 2
+    assert "regions/NAME" in capsys.readouterr().err
+    values = {"x": x_of(0, 3, 8), "n": np.array(3)}
+    np.savez(tmp_path / "in.npz", allow_pickle=False, **values)
+    saved = str(tmp_path / "out.safetensors")
+    assert main(["run", plan, "--inputs", str(tmp_path / "in.npz"), "--outputs", saved]) == 0
+
+
+def test_a_folder_that_was_changed_is_refused(tmp_path: Path) -> None:
+    compiled(loop_model(), tmp_path)
+    plan = tmp_path / "plan"
+    text = (plan / "host.mlir").read_text()
+    (plan / "host.mlir").write_text(text.replace("tanh", "sigmoid"))
+    with pytest.raises(IrcError, match=r"host\.mlir") as caught:
+        irc.load(plan)
+    assert caught.value.code == "plan-corrupt"
+    (plan / "host.mlir").write_text(text)
+    kernel = next((plan / "regions").rglob("*.ll"))
+    kernel.write_text(kernel.read_text() + "\n")
+    with pytest.raises(IrcError) as caught:
+        irc.load(plan)
+    assert caught.value.code == "plan-corrupt"
+
+
+def test_a_wrong_region_is_found(tmp_path: Path) -> None:
+    """A plan of other weights than the program's is what a wrong kernel looks like from outside."""
+    compiled(loop_model(), tmp_path)
+    plan = load_host(tmp_path / "plan")
+    weights = load_host_weights(plan)
+    from irc.runtime.host_run import compared
+
+    given = [torch.from_numpy(x_of(0, 3, 8)), torch.tensor(3)]
+    run = HostExecutor(plan, weights)
+    assert compared(plan, weights, given, run(*given)).ok
+    wrong = HostExecutor(plan, {**weights, "W": weights["W"] * 1.01})
+    assert not compared(plan, weights, given, wrong(*given)).ok
+
+
+def test_inputs_that_do_not_fit(tmp_path: Path) -> None:
+    run = compiled(loop_model(), tmp_path)
+    with pytest.raises(IrcError, match="takes 2 inputs"):
+        run(torch.zeros(3, 8))
+    with pytest.raises(IrcError, match=r"input 'x' is \[3, 7\]"):
+        run(torch.zeros(3, 7), torch.tensor(2))
+    with pytest.raises(IrcError, match="input 'n'"):
+        run(torch.zeros(3, 8), torch.tensor(2.0))
+
+
+BRANCHES = (
+    "o = If (c) <then_branch = t () => (float[3,8] a) { a = MatMul (x, W) }, "
+    "else_branch = e () => (float[1,1] b) { b = ReduceSum <keepdims = 1> (x) }>\ny = Exp (o)"
+)
+WHILE = (
+    "y, h = Loop (, go, x) <body = b (int64 i, bool going, float[3,8] v) => "
+    "(bool on, float[3,8] w, float l) "
+    "{ m = MatMul (v, W)\nw = Tanh (m)\nl = ReduceL2 <keepdims = 0> (w)\non = Greater (l, eps) }>"
+)
+GROW = (
+    "g, k = Loop (n, go, x, x) <body = b (int64 i, bool going, float[p,8] v, float[p,8] u) => "
+    "(bool on, float[q,8] w, float[q,8] z) { on = Identity (going)\nw = Concat <axis = 0> (v, x)\n"
+    "z = Concat <axis = 0> (u, x) }>\ns = Add (g, k)\ny = MatMul (s, W)"
+)
+NESTED = (
+    "y = Loop (n, go, x) <body = b (int64 i, bool going, float[3,8] v) => (bool on, float[3,8] w) "
+    "{ on = Identity (going)\nouter = Tanh (v)\nw = Loop (i, on, outer) "
+    "<body = d (int64 j, bool g, float[3,8] a) => (bool g2, float[3,8] z) "
+    "{ g2 = Identity (g)\nm = MatMul (a, W)\nz = Add (m, outer) }> }>"
+)
+SCAN = (
+    "s, y = Scan <num_scan_inputs = 1, body = b (float[3,8] v, float[3,8] e) => "
+    "(float[3,8] w, float[3,8] o) { a = Add (v, e)\nm = MatMul (a, W)\nw = Tanh (m)\n"
+    "o = Identity (w) }> (x, xs)"
+)
+NONZERO = "i = NonZero (x)\nj = Transpose (i)\ng = GatherND (x, j)\ne = Exp (g)\ny = Softmax (e)"
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "outputs", "more", "calls"),
+    [
+        (BRANCHES, "float[3,8] x, bool c", "float[a,b] y", "", [(True,), (False,)]),
+        (WHILE, "float[3,8] x", "float[3,8] y, float[t] h", "bool go = {1}, float eps = {0.3}",
+         [()]),
+        (GROW, "float[3,8] x, int64 n", "float[t,8] y", "bool go = {1}", [(1,), (4,)]),
+        (NESTED, "float[3,8] x, int64 n", "float[3,8] y", "bool go = {1}", [(0,), (3,)]),
+        (NONZERO, "float[3,8] x", "float[k] y", "", [()]),
+    ],
+    ids=["if", "while", "grow", "nested", "nonzero"],
+)  # fmt: skip
+def test_values_decide(
+    body: str,
+    inputs: str,
+    outputs: str,
+    more: str,
+    calls: Sequence[tuple[Any, ...]],
+    tmp_path: Path,
+) -> None:
+    model = stored(model_of(body, inputs, outputs, opset=18, stored=more))
+    run = compiled(model, tmp_path)
+    for seed, call in enumerate(calls):
+        same(model, run, x_of(seed, 3, 8), *map(np.asarray, call))
+    assert run.stepped == {}
+    assert all(not region.reason for region in run.plan.facts.regions.values())
+
+
+def test_two_carried_sizes_that_grow_together_are_one(tmp_path: Path) -> None:
+    model = stored(model_of(GROW, "float[3,8] x, int64 n", "float[t,8] y", stored="bool go = {1}"))
+    program = trace(prepare(read_model(model)), {}, dynamic=True, bodies=True).program
+    (body,) = (f for name, f in functions(program.module).items() if name.startswith("loop"))
+    _, _, first, second, *_ = body.function_type.inputs
+    assert first == second
+
+
+def test_a_scan_over_an_open_length(tmp_path: Path) -> None:
+    model = stored(model_of(SCAN, "float[3,8] x, float[T,3,8] xs", "float[3,8] s, float[T,3,8] y"))
+    run = compiled(model, tmp_path)
+    for length in (1, 5, 40):
+        same(model, run, x_of(length, 3, 8), x_of(1, length, 3, 8))
+    assert main(["run", str(tmp_path / "plan"), "--size", "T=6"]) == 0
+    assert main(["run", str(tmp_path / "plan"), "--size", "U=6"]) == 2
+
+
+def test_sequences_and_strings(tmp_path: Path) -> None:
+    names = ("x", "n")
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["v", "W"], ["w"]),
+            helper.make_node("SequenceInsert", ["s", "w"], ["t"]),
+            helper.make_node("Identity", ["c"], ["d"]),
+        ],
+        "b",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, [3, 8]),
+            helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("d", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("w", TensorProto.FLOAT, [3, 8]),
+            helper.make_tensor_sequence_value_info("t", TensorProto.FLOAT, None),
+        ],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("SequenceEmpty", [], ["e"], dtype=TensorProto.FLOAT),
+            helper.make_node("Loop", ["n", "", "x", "e"], ["y", "all"], body=body),
+        ],
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 8]),
+            helper.make_tensor_value_info("n", TensorProto.INT64, []),
+        ],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 8]),
+            helper.make_tensor_sequence_value_info("all", TensorProto.FLOAT, None),
+        ],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    model = stored(helper.make_model(graph, opset_imports=opset, ir_version=9))
+    run = compiled(model, tmp_path)
+    given = dict(zip(names, (x_of(0, 3, 8), np.array(3)), strict=True))
+    for a, b in zip(reference(model, given), run(*given.values()), strict=True):
+        equal(a, b)
+    text = model_of("e = Equal (s, t)\ny = Cast <to = 1> (e)", "string[4] s, string[4] t",
+                    "float[4] y", opset=19)  # fmt: skip
+    (tmp_path / "text").mkdir()
+    (found,) = compiled(text, tmp_path / "text")(
+        np.array(["a", "b", "c", "d"], object), np.array(["a", "x", "c", "y"], object)
+    )
+    assert found.tolist() == [1, 0, 1, 0]
+    assert main(["run", str(tmp_path / "text" / "plan")]) == 2  # no strings are drawn
+
+
+def test_outlining_changes_no_number() -> None:
+    model = stored(
+        model_of(
+            BEFORE + LOOP + "\nz = ReduceSum <keepdims = 0> (all)",
+            "float[N,8] x, int64 n", "float[N,8] y, float z", stored="bool go = {1}",
+        )
+    )  # fmt: skip
+    for formal in model.graph.node[1].attribute[0].g.input[2:]:
+        formal.type.tensor_type.shape.dim[0].dim_param = "N"
+    traced = trace(prepare(read_model(model)), {"N": 5}, dynamic=True, bodies=True)
+    module, tensors = traced.program.module, traced.program.tensors
+    given = {"x": torch.from_numpy(x_of(0, 6, 8)), "n": torch.tensor(3)}
+    before = run_dynamic(module, traced.program.bind(given), weights=tensors)
+    made = outline(module, {})
+    module.verify()
+    assert len(made) == 3
+    after = run_dynamic(module, traced.program.bind(given), weights=tensors)
+    for a, b in zip(before, after, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_on_a_mesh_a_loop_is_refused_by_name(tmp_path: Path) -> None:
+    onnx.save(loop_model(), tmp_path / "model.onnx")
+    with pytest.raises(IrcError, match="trip count depends on inputs") as caught:
+        compile_file(str(tmp_path / "model.onnx"), str(tmp_path / "plan"), mesh="data=2")
+    assert "one CPU" in caught.value.help
+
+
+def test_without_torch_they_are_refused_by_name(tmp_path: Path) -> None:
+    compiled(loop_model(), tmp_path)
+    with pytest.raises(IrcError, match="is a host program") as caught:
+        irc.runtime.load(tmp_path / "plan")
+    assert caught.value.code == "native-missing"
+    (tmp_path / "open").mkdir()
+    path = tmp_path / "open" / "model.onnx"
+    onnx.save(model_of("y = Relu (x)", "float[N,4] x", "float[N,4] y"), path)
+    compile_file(str(path), str(tmp_path / "open" / "plan"))
+    with pytest.raises(IrcError, match="leaves sizes open") as caught:
+        irc.runtime.load(tmp_path / "open" / "plan")
+    assert caught.value.code == "native-missing"
