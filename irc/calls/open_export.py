@@ -14,6 +14,7 @@ from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
+from irc.plan.open_sizes import QuotientSize, SizeCondition, Symbol, polynomial_of
 from irc.plan.save import make_plan as bundle
 from irc.plan.schema import Action, Kernels, Plan, Wait
 from irc.plan.sizes import (
@@ -24,11 +25,7 @@ from irc.plan.sizes import (
     FixedSize,
     MadeKernel,
     PlanSizes,
-    QuotientSize,
-    SizeCondition,
-    Symbol,
     numbers_of,
-    polynomial_of,
     sizes_to_json,
 )
 

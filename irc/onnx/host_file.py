@@ -34,9 +34,9 @@ from irc.onnx.open_file import examples
 from irc.onnx.open_model import at_values
 from irc.onnx.outline import Region, outline
 from irc.pipeline import Options, make_plan
-from irc.plan.host import HostFacts, HostPlan, HostRegion, HostSize, host_plan
+from irc.plan.host import HostFacts, HostPlan, HostRegion, host_plan
 from irc.plan.load import LoadedPlan
-from irc.plan.sizes import QuotientSize, SizeCondition, polynomial_of
+from irc.plan.open_sizes import HostSize, QuotientSize, SizeCondition, polynomial_of
 from irc.program import Program
 
 DECIDED = (1024, 256, 48)

@@ -25,8 +25,8 @@ from irc.plan import json_text
 from irc.plan.files import MANIFEST, WEIGHTS, read_file
 from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan, load_plan
+from irc.plan.open_sizes import HostSize, QuotientSize, SizeCondition
 from irc.plan.save import check_target, published, save_plan
-from irc.plan.sizes import QuotientSize, SizeCondition
 from irc.plan.version import FORMAT, check_format
 from irc.plan.weights import Reference, write_safetensors
 
@@ -34,25 +34,6 @@ HOST = "host.json"
 PROGRAM = "host.mlir"
 REGIONS = "regions"
 NAME = re.compile(r"region_[0-9]{1,6}")
-
-
-@dataclass(frozen=True)
-class HostSize:
-    """A size of the inputs that is open.
-
-    Attributes:
-        symbol: its name in the program.
-        name: that of the model.
-        input: position of the input in which it stands.
-        dim: of that input.
-        example: the number that trial runs take.
-    """
-
-    symbol: str
-    name: str
-    input: int
-    dim: int
-    example: int
 
 
 @dataclass(frozen=True)

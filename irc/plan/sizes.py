@@ -1,9 +1,8 @@
 """``sizes.json``: a plan for every size, as the numbers of plan.json that depend on sizes.
 
 plan.json is the plan for one choice of sizes, the *example*, and can be run by itself. This file
-says which of its numbers follow from the sizes of the inputs, each as a polynomial, and for which
-sizes that holds. A polynomial is a list of terms ``[coefficient, [name, ...]]``: ``4*B*S + 1`` is
-``[[4, ["B", "S"]], [1, []]]``.
+says which of its numbers follow from the sizes of the inputs, each as a polynomial
+(:mod:`irc.plan.open_sizes`), and for which sizes that holds.
 """
 
 from __future__ import annotations
@@ -11,12 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, cast
 
-from irc.dialects.size import Dim, Size, bind, product, symbol, terms_of, value_of
+from irc.dialects.size import Size, bind, value_of
 from irc.errors import IrcError
 from irc.plan import json_text
 from irc.plan.json_text import corrupt
+from irc.plan.open_sizes import (
+    Polynomial,
+    QuotientSize,
+    SizeCondition,
+    Symbol,
+    dim_of,
+    meets,
+    polynomial_of,
+    quotient_text,
+    shown,
+)
 from irc.plan.schema import Plan, check_format
 from irc.plan.template.stack import Stack
 from irc.plan.template.unify import Real, evaluate
@@ -28,56 +38,6 @@ KERNELS = "sizes/kernels.mlir"
 LIKE = "sizes/like.mlir"
 FORMAT = 1
 """The version of the file; a reader takes this one only."""
-
-Polynomial: TypeAlias = tuple[tuple[int, tuple[str, ...]], ...]
-"""Terms: a coefficient, and names that it is multiplied by."""
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """A size that is read from the inputs.
-
-    Attributes:
-        symbol: its name in polynomials.
-        name: the model's.
-        input: position of the input among those of the plan.
-        dim: of the input.
-        low, high: the least and the greatest number that the plan was checked for.
-        example: the number in plan.json.
-    """
-
-    symbol: str
-    name: str
-    input: int
-    dim: int
-    low: int
-    high: int
-    example: int
-
-
-@dataclass(frozen=True)
-class QuotientSize:
-    """A size that is ``floor(dim / by)``; numbers as in :class:`Symbol`."""
-
-    symbol: str
-    dim: Polynomial
-    by: Polynomial
-    low: int
-    high: int
-
-
-@dataclass(frozen=True)
-class SizeCondition:
-    """What the import took for granted: whether ``difference`` compares so with 0.
-
-    Attributes:
-        where: the source line that relies on it.
-    """
-
-    relation: Literal["<", "<=", "=="]
-    difference: Polynomial
-    holds: bool
-    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -198,31 +158,6 @@ class PlanSizes:
                 raise _outside(f"the plan is for sizes with {shown(condition)}", condition.where)
 
 
-def quotient_text(quotient: QuotientSize) -> str:
-    """Return a quotient as a formula."""
-    return f"floor(({dim_of(quotient.dim)}) / ({dim_of(quotient.by)}))"
-
-
-def shown(condition: SizeCondition) -> str:
-    """Return a condition as a formula.
-
-    >>> shown(SizeCondition("<", ((1, ("S",)), (-4, ())), False))
-    'S >= 4'
-    """
-    signs = {"<": ">=", "<=": ">", "==": "!="}
-    sign = condition.relation if condition.holds else signs[condition.relation]
-    difference = dim_of(condition.difference)
-    constant = dict(terms_of(difference)).get((), 0)
-    return f"{difference - constant} {sign} {-constant}"
-
-
-def meets(condition: SizeCondition, full: Mapping[str, int]) -> bool:
-    """True where the answer is the same for these numbers."""
-    number = value_of(dim_of(condition.difference), full)
-    found = {"<": number < 0, "<=": number <= 0, "==": number == 0}[condition.relation]
-    return found == condition.holds
-
-
 def _misfit(message: str) -> IrcError:
     return IrcError("input-mismatch", message)
 
@@ -232,26 +167,6 @@ def _outside(message: str, where: str = "") -> IrcError:
         "size-outside", message, where,
         help="compile the model for these sizes: irc compile ... --size NAME=N",
     )  # fmt: skip
-
-
-def polynomial_of(dim: Dim) -> Polynomial:
-    """Write a size as JSON has it."""
-    return tuple(
-        (coefficient, tuple(name for name, power in monomial for _ in range(power)))
-        for monomial, coefficient in terms_of(dim)
-    )
-
-
-def dim_of(polynomial: Polynomial) -> Dim:
-    """Read a size back.
-
-    >>> str(dim_of(((4, ("B", "S")), (1, ()))))
-    '4*B*S + 1'
-    """
-    total: Dim = 0
-    for coefficient, names in polynomial:
-        total = total + product(symbol(name) for name in names) * coefficient
-    return total
 
 
 def numbers_of(plan: Any, path: str = "") -> list[Number]:

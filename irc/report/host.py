@@ -10,8 +10,8 @@ from irc.dialects.builder import functions
 from irc.dialects.flow import ExternOp
 from irc.errors import printable
 from irc.plan.host import HostPlan
+from irc.plan.open_sizes import shown
 from irc.plan.schema import Kernels
-from irc.plan.sizes import shown
 from irc.report.sizes import open_line
 from irc.report.table import table
 from irc.runtime.host import host_module

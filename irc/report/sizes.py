@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from irc.plan.load import LoadedPlan, load_plan
-from irc.plan.sizes import PlanSizes, quotient_text, shown
+from irc.plan.open_sizes import quotient_text, shown
+from irc.plan.sizes import PlanSizes
 from irc.report.table import table
 
 MADE_AGAIN = "compiled for each size"
@@ -34,7 +35,7 @@ def explain_sizes(folder: str | Path, *, as_json: bool = False) -> str:
 def open_line(sizes: PlanSizes) -> str:
     """Return the open sizes in one line.
 
-    >>> from irc.plan.sizes import Symbol
+    >>> from irc.plan.open_sizes import Symbol
     >>> symbols = (Symbol("B", "batch", 0, 0, 1, 128, 2),)
     >>> open_line(PlanSizes(symbols, ((((1, ("B",)),),),), (), (), (), ()))
     'batch 1..128'

@@ -22,13 +22,13 @@ from irc.dialects.builder import arguments, entry
 from irc.dialects.size import deciding, value_of
 from irc.dialects.text import load
 from irc.dialects.types import TensorType
-from irc.errors import IrcError, did_you_mean
+from irc.errors import IrcError
 from irc.interpret.dynamic import WEIGHTS, HostProgram
 from irc.plan.files import WEIGHTS as WEIGHTS_FILE
 from irc.plan.host import PROGRAM, HostFacts, HostPlan
 from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
-from irc.plan.sizes import dim_of, meets, shown
+from irc.plan.open_sizes import dim_of, meets, shown
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.library import dtypes
@@ -242,20 +242,3 @@ def load_host_weights(plan: HostPlan) -> dict[str, torch.Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise corrupt(f"the weights cannot be read: {error}", str(path)) from None
-
-
-def numbers_of(facts: HostFacts, given: Mapping[str, int]) -> dict[str, int]:
-    """Return numbers of the open sizes from some by the model's names; others are the example's.
-
-    Raises:
-        IrcError: ``size-unknown``.
-    """
-    known = {each.name: each for each in facts.symbols}
-    for name in given:
-        if name not in known:
-            raise IrcError(
-                "size-unknown", f"the plan has no open size named '{name}'",
-                because=f"its open sizes are: {', '.join(known) or 'none'}",
-                help=did_you_mean(name, known),
-            )  # fmt: skip
-    return {each.symbol: given.get(name, each.example) for name, each in known.items()}

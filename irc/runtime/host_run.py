@@ -24,9 +24,10 @@ from irc.errors import IrcError
 from irc.interpret.dynamic import WEIGHTS
 from irc.interpret.levels import difference
 from irc.plan.host import HostPlan, load_host
+from irc.plan.open_sizes import example_or
 from irc.plan.ranges import smallest_table
 from irc.runtime.compare import Comparison
-from irc.runtime.host import HostExecutor, host_module, load_host_weights, numbers_of
+from irc.runtime.host import HostExecutor, host_module, load_host_weights
 from irc.runtime.inputs import chosen, read_arrays
 from irc.runtime.library import dtypes
 from irc.runtime.onnx_ops.values import as_tensor
@@ -128,7 +129,7 @@ def host_inputs(plan: HostPlan, file: str | None, seed: int, sizes: Mapping[str,
     """
     if file is not None:
         return chosen(read_arrays(file), plan.facts.inputs)
-    numbers = numbers_of(plan.facts, sizes)
+    numbers = example_or(plan.facts.symbols, sizes)
     module, generator = host_module(plan), torch.Generator().manual_seed(seed)
     return [
         _drawn(module, name, value, numbers, generator)

@@ -15,20 +15,11 @@ from irc.dialects.bound_sizes import bound_module
 from irc.dialects.size import Dim, Relation, Size, deciding, floor_quotient, symbol
 from irc.dialects.task import KernelOp
 from irc.dialects.text import dump, load
-from irc.errors import IrcError, did_you_mean
+from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
+from irc.plan.open_sizes import QuotientSize, SizeCondition, dim_of, example_or
 from irc.plan.schema import Plan
-from irc.plan.sizes import (
-    CAPTURE,
-    KERNELS,
-    LIKE,
-    SIZES,
-    PlanSizes,
-    QuotientSize,
-    SizeCondition,
-    SizedPlan,
-    dim_of,
-)
+from irc.plan.sizes import CAPTURE, KERNELS, LIKE, SIZES, PlanSizes, SizedPlan
 from irc.plan.template.forms import KernelTemplate
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
@@ -127,15 +118,7 @@ class BoundPlans:
         Raises:
             IrcError: ``size-unknown``, ``size-outside``.
         """
-        known = {each.name: each for each in self.sizes.symbols}
-        for name in numbers:
-            if name not in known:
-                raise IrcError(
-                    "size-unknown", f"the plan has no open size named '{name}'",
-                    because=f"its open sizes are: {', '.join(known)}",
-                    help=did_you_mean(name, known),
-                )  # fmt: skip
-        values = {each.symbol: numbers.get(name, each.example) for name, each in known.items()}
+        values = example_or(self.sizes.symbols, numbers)
         full = self.sizes.extended(values)
         self.sizes.check(full, self.names)
         return full

@@ -146,6 +146,9 @@ def main() -> int:
     names = QUICK_NAMES if args.quick else NAMES
     if args.contenders:
         names = tuple(args.contenders.split(","))
+    for known, given in ((MODELS, models), (NAMES, names)):
+        if unknown := [name for name in given if name not in known]:
+            parser.error(f"there is no {', '.join(unknown)}; there are: {', '.join(known)}")
     if args.dtype == "bf16":
         # ONNX Runtime has no bfloat16 kernels for most of these ops on the CPU.
         names = tuple(name for name in names if name != "onnxruntime")
