@@ -93,7 +93,7 @@ MODELS: dict[str, Callable[[Path, str, str], None]] = {
     "resnet": resnet,
     "transformer": transformer,
 }
-QUICK = {("llama", "two by two"), ("transformer", "tensor only")}
+QUICK = {("llama", "two by two")}
 
 
 @pytest.mark.distributed

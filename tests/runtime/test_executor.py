@@ -160,7 +160,10 @@ def test_kernels_of_another_backend_do_not_run_here() -> None:
 
 
 def test_a_call_and_an_action_cost_little_python() -> None:
-    """Budgets: 3 us for one input and output, 10 us an action; with room for a busy machine."""
+    """Budgets: 3 us for one input and output, 10 us an action; with room for a busy machine.
+
+    They are those of a machine on which one op of torch takes 1 us.
+    """
 
     class Nothing:
         def run(self, table: int) -> None: ...
@@ -169,7 +172,8 @@ def test_a_call_and_an_action_cost_little_python() -> None:
     one = loaded(t.finish(t.pointwise("neg", t.argument("input", "x", (16,)))))
     run = Executor(one, {}, load=lambda *_: [Nothing()])
     x = torch.ones(16)
-    assert seconds(lambda: run(x)) < 3e-6 * 4
+    pace = max(1.0, seconds(lambda: torch.neg(x)) / 1e-6)
+    assert seconds(lambda: run(x)) < 3e-6 * 4 * pace
 
     t = Task()
     y = t.argument("input", "x", (16,))
@@ -178,7 +182,7 @@ def test_a_call_and_an_action_cost_little_python() -> None:
         (y,) = t.library(flow.PointwiseOp, [y], TensorType.of((16,)), fn="neg")
     run = Executor(loaded(t.finish(y)), {}, load=lambda *_: [Nothing()] * 50)
     torch_alone = seconds(lambda: x.copy_(torch.neg(x)))
-    assert seconds(lambda: run(x)) / 100 < 10e-6 * 2 + torch_alone
+    assert seconds(lambda: run(x)) / 100 < 10e-6 * 2 * pace + torch_alone
 
 
 def seconds(call) -> float:

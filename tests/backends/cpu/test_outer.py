@@ -104,6 +104,7 @@ def test_other_floats(dtype: torch.dtype, most: float, groups: int) -> None:
     assert max(errors(module, values)) < most
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_any_geometry(data: st.DataObject) -> None:
