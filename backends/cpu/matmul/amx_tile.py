@@ -33,7 +33,8 @@ def whole_tiles(rows: tuple[int, int] = (ROWS, ROWS)) -> tuple[Shape, ...]:
 
 
 WHOLE = whole_tiles()
-"""What a kernel's tiles are configured to: a tile function leaves them so."""
+"""What a kernel's tiles are configured to unless its blocks are of other rows (``Panel.rows``): a
+tile function leaves them as the kernel has them."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class _Code:
         if rest:
             f.when(f.compare("icmp slt", whole, self.depth), tail)
         if rest or self.short:
-            tiles.configure(f, WHOLE)
+            tiles.configure(f, whole_tiles(self.panel.rows))
 
     def sums(self, column: int, move: Move) -> None:
         """Load, store or clear the sums of 32 columns."""
