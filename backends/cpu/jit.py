@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import llvmlite.binding as llvm
 
@@ -23,6 +23,31 @@ _engines: list[llvm.ExecutionEngine] = []
 _initialised = False
 
 
+NEEDS = {
+    "@llvm.x86.ldtilecfg": "+amx-tile",
+    "@llvm.x86.avx512bf16.": "+avx512bf16",
+    "@llvm.x86.avx512.vpdpbusd.": "+avx512vnni",
+}
+"""Instructions that kernels name, and LLVM's names of the features that have them."""
+
+
+def _check_processor(texts: Iterable[str], features: Features) -> None:
+    """Refuse kernels of a plan from another machine: LLVM would end the process.
+
+    Raises:
+        IrcError: ``processor-unsupported``.
+    """
+    flags = features.flags.split(",")
+    for text in texts:
+        for name, flag in NEEDS.items():
+            if name in text and flag not in flags:
+                raise IrcError(
+                    "processor-unsupported",
+                    f"kernel '{info_of(text).name}' needs a processor with {flag[1:]}",
+                    help="compile the model on this machine",
+                )
+
+
 def compile_texts(texts: Sequence[str], features: Features | None = None) -> list[int]:
     """Return the address of each kernel's function; those not known yet are compiled together."""
     features = features or host()
@@ -30,6 +55,7 @@ def compile_texts(texts: Sequence[str], features: Features | None = None) -> lis
     with _lock:
         fresh = {key: text for key, text in zip(keys, texts, strict=True) if key not in _addresses}
         if fresh:
+            _check_processor(fresh.values(), features)
             _addresses.update(_compile(fresh, features))
         return [_addresses[key] for key in keys]
 

@@ -14,10 +14,12 @@ import torch
 from irc.backends.cpu import emit, info_of
 from irc.backends.cpu.amx import tiles
 from irc.backends.cpu.features import AVX512, host
+from irc.backends.cpu.jit import compile_texts
 from irc.backends.cpu.matmul import amx_tile
 from irc.backends.cpu.native import machine
 from irc.backends.cpu.variants import VARIANTS
 from irc.backends.cpu.vector.builder import Builder
+from irc.errors import IrcError
 from irc.kernels.weights.panels import packed, weight_of
 
 AMX, DOTS = (VARIANTS[f"x86-64-v4-{name}"].features for name in ("amx", "dots"))
@@ -111,3 +113,10 @@ def test_configurations_name_tiles_that_exist() -> None:
     assert (data[16], data[18], data[48], data[49]) == (12, 64, 5, 16)
     with pytest.raises(ValueError, match="no tile 8"):
         tiles.zero(Builder(), 8)
+
+
+def test_kernels_of_another_machine_are_refused_by_name(make: Any) -> None:
+    text = emit(product(make, (40, 64, 64)).kernel, AMX)
+    with pytest.raises(IrcError, match="needs a processor with amx-tile") as caught:
+        compile_texts([text], AVX512)
+    assert caught.value.code == "processor-unsupported"
