@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from irc.calls.entries import Entries
+    from irc.calls.open_export import OpenExport
     from irc.calls.step import TrainingStep
+    from irc.frontends.onnx.read import Source
     from irc.runtime.executor import Executor
     from irc.runtime.host import HostExecutor
     from irc.runtime.open_executor import OpenExecutor
@@ -383,8 +385,8 @@ def export_plan(
     if options.dynamic is not None:
         from irc.calls.open_module import open_module
 
-        plan, program = open_module(module, args, dict(kwargs or {}), options)
-        return _save(plan, program, options, out, native, force=force)
+        opened, program = open_module(module, args, dict(kwargs or {}), options)
+        return _save(opened, program, options, out, native, force=force)
     program = capture(module, tuple(args), dict(kwargs or {})).program
     return _write(program, options, out, native, force=force)
 
@@ -422,6 +424,7 @@ def compile_file(
     backend: str = "cpu",
     cluster: str | None = None,
     sizes: Mapping[str, int] | None = None,
+    values: Mapping[str, float] | None = None,
     passes: Sequence[str] = (),
     rules: Sequence[str] = (),
     pins: Pins = "",
@@ -438,6 +441,8 @@ def compile_file(
         cluster: prices the plan.
         sizes: numbers for the model's named sizes. On one device with the backend cpu, others stay
             open: the plan serves all numbers that it was checked for.
+        values: of inputs of one element that are the same in every call; the plan has no such
+            inputs.
         passes: plug-in passes to run.
         rules: files of rewrite rules.
         pins: constraints, as :func:`compile` takes them.
@@ -454,28 +459,31 @@ def compile_file(
     )
     check_target(Path(out), force=force)
     from irc.frontends.onnx import load_onnx
+    from irc.frontends.onnx.read import read_model
+    from irc.onnx.given_values import with_numbers
 
+    source = with_numbers(read_model(path), dict(values or {}))
     if options.mesh.num_ranks > 1 or backend != "cpu":
-        program = load_onnx(path, sizes=dict(sizes or {}))
+        program = load_onnx(source, sizes=dict(sizes or {}))
         return _write(program, options, out, native, force=force)
     from irc.onnx.open_file import open_file
 
     try:
-        opened = open_file(path, dict(sizes or {}), options)
-        program = load_onnx(path, sizes=dict(sizes or {})) if opened is None else opened[1]
-        plan = make_plan(program, options) if opened is None else opened[0]
+        opened = open_file(source, dict(sizes or {}), options)
+        program = load_onnx(source, sizes=dict(sizes or {})) if opened is None else opened[1]
+        made = make_plan(program, options) if opened is None else opened[0]
     except IrcError as error:
         if not {"op-unsupported", "size-unbound"} & set(error.codes):
             raise
-        found = _write_host(path, dict(sizes or {}), options, out, force=force)
+        found = _write_host(source, dict(sizes or {}), options, out, force=force)
         if found is None:
             raise
         return found
-    return _save(plan, program, options, out, native, force=force)
+    return _save(made, program, options, out, native, force=force)
 
 
 def _write_host(
-    path: str, sizes: Mapping[str, int], options: Options, out: str | Path, *, force: bool
+    source: Source, sizes: Mapping[str, int], options: Options, out: str | Path, *, force: bool
 ) -> str | None:
     """Write a file as a host program with regions; None where nothing of it is the host's.
 
@@ -486,7 +494,7 @@ def _write_host(
     from irc.plan.host import save_host
     from irc.report.host import host_summary
 
-    if (made := host_file(path, sizes, options)) is None:
+    if (made := host_file(source, sizes, options)) is None:
         return None
     plan, program = made
     save_host(out, plan, force=force)
@@ -498,7 +506,7 @@ def _write(program: Program, options: Options, out: str | Path, native: str, *, 
 
 
 def _save(
-    plan: LoadedPlan,
+    made: LoadedPlan | OpenExport,
     program: Program,
     options: Options,
     out: str | Path,
@@ -506,10 +514,18 @@ def _save(
     *,
     force: bool,
 ) -> str:
+    from irc.calls.open_export import OpenExport
+    from irc.dialects.task import KernelOp
     from irc.native import Native
 
     found = Native.parse(native)
-    found.compile(plan, program)
+    if isinstance(made, OpenExport):
+        plan = made.plan
+        found.compile(plan, made.kernels, program.tensors, made.low)
+    else:
+        plan = made
+        kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
+        found.compile(plan, kernels, program.tensors)
     save_plan(out, plan, tensors=program.tensors, force=force, also=found.write)
     return f"{summary(plan, options.cluster, program)}\n{found.summary()}"
 

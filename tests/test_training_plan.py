@@ -125,7 +125,7 @@ def test_inference_of_a_named_module(net: Path, capsys: pytest.CaptureFixture[st
         (["training_net.py:broken"], "training_net.py:21"),
         (["no_such_package.net:build"], "error[model-missing]: no Python module"),
         (["none.py:build"], "error[model-missing]: no file 'none.py'"),
-        (["training_net:build", "--size", "b=1"], "--size is of ONNX files"),
+        (["training_net:build", "--size", "b=1"], "--size and --value are of ONNX files"),
         (["training_net:build", "--train", "adamwx"], "did you mean 'adamw'?"),
         (["training_net:plain", "--loss", "x"], "are of a plan of training"),
         (["training_net:build", "--train", "--loss", "torch.nn:pi_"], "error[model-missing]"),

@@ -8,7 +8,7 @@ thread, given an array of pointers to the kernel's buffers and scratch memory of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -66,7 +66,7 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
     features = features or host()
     if kernel.part_lengths:
         return _emit_foreach(kernel, features)
-    b = Builder(fma=features.fma, half=features.half, symbols=kernel.symbols)
+    b = _builder(features, kernel.symbols)
     b.entry += size_pointer() if b.symbols else []
     count = len(kernel.args)
     buffers = buffer_pointers(b, count)
@@ -85,6 +85,12 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
     return "\n".join([_PREFIX + to_text(info), body, *b.functions.values(), ""])
 
 
+def _builder(features: Features, symbols: Sequence[str]) -> Builder:
+    """Return the builder of a kernel's function."""
+    bfloat = features.tiles and features.dot_bf16
+    return Builder(fma=features.fma, half=features.half, bfloat=bfloat, symbols=symbols)
+
+
 def _name_of(kernel: KernelOp) -> str:
     name = kernel.sym_name.data
     if not _NAME.fullmatch(name):
@@ -95,7 +101,7 @@ def _name_of(kernel: KernelOp) -> str:
 def _emit_foreach(kernel: KernelOp, features: Features) -> str:
     """Return the text of a kernel of several parts: one body for any length, and who does what."""
     name, part = _name_of(kernel), read_part(kernel, features)
-    b = Builder(fma=features.fma, half=features.half, symbols=part.symbols)
+    b = _builder(features, part.symbols)
     scratch, _, _ = write_rows(b, part.nest, OPEN_CHUNKS, features, part.pointers)
     b.do("ret void")
     info = KernelInfo(name, len(kernel.args), scratch, part.parallel, "foreach")

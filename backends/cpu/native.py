@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
 from irc.backends.cpu import driver, entry, object_cache
 from irc.backends.cpu.emit import emit, info_of
 from irc.backends.cpu.features import Features
+from irc.backends.cpu.info import KernelInfo
 from irc.backends.cpu.jit import optimise, parse_kernel
 from irc.backends.cpu.linking.relocatable import read_object
 from irc.backends.cpu.linking.shared_object import shared_object
-from irc.backends.cpu.table import KernelCall, call_table
+from irc.backends.cpu.table import KernelCall, SizedCalls, call_table, sized_calls
 from irc.backends.cpu.variants import SYSTEM, TRIPLE, Variant
+from irc.dialects.size import lowest
 from irc.dialects.task import KernelOp
 from irc.plan.native import Code
 from irc.runtime.segments import SegmentCall
@@ -33,34 +36,63 @@ LINKER = "native-2"
 """How an object becomes a shared object; another name for each change of it."""
 
 
-def native_codes(
-    kernels: Sequence[KernelOp],
-    segments: Sequence[Sequence[SegmentCall]],
-    variants: Sequence[Variant],
-) -> list[tuple[Code, bytes]]:
-    """Return the code for each kind of processor, and its shared object.
+@dataclass(frozen=True)
+class Kind:
+    """The kernels of a program, compiled for one kind of processor.
+
+    Attributes:
+        variant: the kind.
+        infos: of the kernels, in the order of the program.
+        content: the shared object.
+    """
+
+    variant: Variant
+    infos: tuple[KernelInfo, ...]
+    content: bytes
+
+    @property
+    def file(self) -> str:
+        """The name of the shared object, which holds its digest."""
+        return f"{self.variant.name}-{hashlib.sha256(self.content).hexdigest()[:16]}.so"
+
+    def code(self, segments: Sequence[Sequence[SegmentCall]]) -> Code:
+        """Return the code with the tables of its calls.
+
+        Args:
+            segments: the calls; sizes are numbers.
+        """
+        tables = tuple(
+            call_table(self.infos, [KernelCall(c.kernel, c.args, c.sizes) for c in calls])
+            for calls in segments
+        )
+        return Code(self.variant.name, self.file, SYSTEM, self.variant.requires, tables)
+
+    def sized(self, calls: Sequence[SegmentCall]) -> SizedCalls:
+        """Return what of the calls of a segment follows from sizes, which have names in them."""
+        return sized_calls(self.infos, [KernelCall(c.kernel, c.args, c.sizes) for c in calls])
+
+
+def compile_kinds(
+    kernels: Sequence[KernelOp], variants: Sequence[Variant], low: Mapping[str, int]
+) -> list[Kind]:
+    """Compile kernels for each kind of processor.
 
     A kind whose kernels read as those of a lesser one needs no code of its own.
 
     Args:
         kernels: of the program, in its order.
-        segments: their calls.
         variants: the most capable first.
+        low: the least number of each size that is open: loops are proven for it.
     """
-    found: list[tuple[Code, bytes]] = []
-    texts = [[emit(kernel, variant.features) for kernel in kernels] for variant in variants]
+    found: list[Kind] = []
+    with lowest(low):
+        texts = [[emit(kernel, variant.features) for kernel in kernels] for variant in variants]
     for place, (variant, own) in enumerate(zip(variants, texts, strict=True)):
         rest = zip(variants[place + 1 :], texts[place + 1 :], strict=True)
         if any(other == own and less.features.cpu == variant.features.cpu for less, other in rest):
             continue
         content = shared_code(own, variant.features)
-        file = f"{variant.name}-{hashlib.sha256(content).hexdigest()[:16]}.so"
-        infos = [info_of(text) for text in own]
-        tables = tuple(
-            call_table(infos, [KernelCall(c.kernel, c.args, c.sizes) for c in calls])
-            for calls in segments
-        )
-        found.append((Code(variant.name, file, SYSTEM, variant.requires, tables), content))
+        found.append(Kind(variant, tuple(info_of(text) for text in own), content))
     return found
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from irc.backends.cpu.info import KernelInfo
 from irc.backends.cpu.loops.steps import FAULT
 from irc.backends.cpu.loops.units import MAX_ARGS
-from irc.dialects.size import value_of
+from irc.dialects.size import Dim, Size, bind, value_of
 from irc.errors import InternalError
-from irc.plan.native import HEADER, Table
-
-PAGE = 4096
-APART = 128
-"""Bytes between the scratch memory of threads, which must not fall on the same cache sets."""
+from irc.plan.native import HEADER, Table, thread_bytes
 
 
 @dataclass(frozen=True)
@@ -36,9 +33,7 @@ def call_table(infos: Sequence[KernelInfo], calls: Sequence[KernelCall]) -> Tabl
         InternalError: a call gives a kernel other buffers or sizes than it takes.
     """
     used = [infos[call.kernel].bound(call.sizes) for call in calls]
-    stride = _round_up(max((value_of(i.scratch_bytes, {}) for i in used), default=0))
-    if stride or any(info.checks for info in used):
-        stride += APART
+    scratch = max((value_of(i.scratch_bytes, {}) for i in used), default=0)
     words: list[int] = []
     length = sum(HEADER + 2 * len(call.args) for call in calls)
     values = [value for call in calls for value in call.sizes]
@@ -56,7 +51,7 @@ def call_table(infos: Sequence[KernelInfo], calls: Sequence[KernelCall]) -> Tabl
     return Table(
         (*words, *values),
         len(calls),
-        stride,
+        thread_bytes(scratch, checked=any(info.checks for info in used)),
         any(info.parallel for info in used),
         tuple(info.name for info in used if info.checks),
         FAULT,
@@ -77,5 +72,47 @@ def _next_weights(
     return found[::-1]
 
 
-def _round_up(size: int) -> int:
-    return -(-size // PAGE) * PAGE
+@dataclass(frozen=True)
+class SizedCalls:
+    """What of some calls follows from sizes, beside their arguments.
+
+    Attributes:
+        work: for each call how much it does, where that decides whether several threads pay.
+        least_work: from so much on they do.
+        following: for each call where the next weight begins, if that is no number.
+        scratch: bytes of a thread's scratch memory, in one call or another.
+        extents: of loops, each at least 1.
+    """
+
+    work: tuple[Dim | None, ...]
+    least_work: tuple[int, ...]
+    following: tuple[Dim | None, ...]
+    scratch: tuple[Dim, ...]
+    extents: tuple[Dim, ...]
+
+
+def sized_calls(infos: Sequence[KernelInfo], calls: Sequence[KernelCall]) -> SizedCalls:
+    """Return what :func:`call_table` would find for any sizes.
+
+    Args:
+        infos: of the kernels.
+        calls: with names in their sizes, and in the offsets of their arguments.
+    """
+    used = [infos[call.kernel] for call in calls]
+    named = [
+        dict(zip(i.sizes, call.sizes, strict=True)) for i, call in zip(used, calls, strict=True)
+    ]
+    following = [offset for _, offset, _ in _next_weights(infos, calls)]
+    pairs = list(zip(used, named, strict=True))
+    return SizedCalls(
+        tuple(_in_call(i.work, names) if i.parallel and i.sizes else None for i, names in pairs),
+        tuple(info.least_work for info in used),
+        tuple(offset if isinstance(offset, Size) else None for offset in following),
+        tuple(dict.fromkeys(_in_call(i.scratch_bytes, names) for i, names in pairs)),
+        tuple(dict.fromkeys(_in_call(e, names) for i, names in pairs for e in i.extents)),
+    )
+
+
+def _in_call(dim: Dim, names: Mapping[str, Dim]) -> Dim:
+    """Return a kernel's size in the names of the plan."""
+    return bind(dim, cast("Mapping[str, int]", names))

@@ -10,11 +10,13 @@ from xdsl.dialects.builtin import ModuleOp
 
 from irc.calls.open_plans import OpenPlans, OpenTemplate
 from irc.dialects.size import Dim
+from irc.dialects.task import KernelOp
 from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
-from irc.plan.open_sizes import QuotientSize, SizeCondition, Symbol, polynomial_of
+from irc.plan.numbers import numbers_of
+from irc.plan.open_sizes import MadeKernel, QuotientSize, SizeCondition, Symbol, polynomial_of
 from irc.plan.save import make_plan as bundle
 from irc.plan.schema import Action, Kernels, Plan, Wait
 from irc.plan.sizes import (
@@ -23,9 +25,7 @@ from irc.plan.sizes import (
     LIKE,
     SIZES,
     FixedSize,
-    MadeKernel,
     PlanSizes,
-    numbers_of,
     sizes_to_json,
 )
 
@@ -54,9 +54,24 @@ class OpenFacts:
     capture: ModuleOp | None = None
 
 
+@dataclass(frozen=True)
+class OpenExport:
+    """A plan for every size, and what its kernels were written from.
+
+    Attributes:
+        plan: with ``sizes.json``.
+        kernels: in its order, with names in their sizes.
+        low: the least number of each size.
+    """
+
+    plan: LoadedPlan
+    kernels: tuple[KernelOp, ...]
+    low: Mapping[str, int]
+
+
 def export_open(
     plans: OpenPlans, example: Mapping[str, int], facts: OpenFacts, options: Options
-) -> LoadedPlan:
+) -> OpenExport:
     """Return a plan for all sizes near an example.
 
     Args:
@@ -70,14 +85,19 @@ def export_open(
     """
     opened = plans.opened(example)
     if opened is None:
-        names = sorted(name for name, _, _ in facts.places.values())
+        named = sorted((name, example[symbol]) for symbol, (name, _, _) in facts.places.items())
+        names = [name for name, _ in named]
         raise IrcError(
             "size-unbound",
             f"one plan cannot serve all numbers of: {', '.join(names)}",
             because=plans.work.reasons,
-            help="give some of them a number: " + " ".join(f"--size {n}=8" for n in names),
+            help="give some of them a number: "
+            + " ".join(f"--size {n}={number}" for n, number in named),
         )
-    return _bundled(opened, plans, example, facts, options)
+    plan = _bundled(opened, plans, example, facts, options)
+    template = opened.template
+    kernels = tuple(kernel.kernel for kernel in template.kernels)
+    return OpenExport(plan, kernels, dict(template.span.low))
 
 
 def _bundled(

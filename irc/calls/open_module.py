@@ -8,20 +8,19 @@ from typing import Any
 
 from torch.export import Dim
 
-from irc.calls.open_export import OpenFacts, export_open
+from irc.calls.open_export import OpenExport, OpenFacts, export_open
 from irc.calls.open_plans import OpenPlans
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
 from irc.frontends.torch.open_sizes import named_dims
 from irc.frontends.torch.size_forms import SizeForms
 from irc.pipeline import Options
-from irc.plan.load import LoadedPlan
 from irc.program import Program
 
 
 def open_module(
     module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options
-) -> tuple[LoadedPlan, Program]:
+) -> tuple[OpenExport, Program]:
     """Compile a module to a plan for all numbers of the sizes that ``options.dynamic`` leaves open.
 
     Raises:

@@ -153,8 +153,7 @@ class OpenPlans:
     def _template(self, values: Values, own: Witness | None) -> OpenTemplate | None:
         """Make a template near some sizes, and check it at them and far from them."""
         self._attempts += 1
-        halved = len(self._sizes.extended(values)) > len(values)
-        chosen = witnesses(values, self._sizes.admits, halved=halved)
+        chosen = witnesses(values, self._sizes.admits, extended=self._sizes.extended)
         if len(chosen) < 4:
             self.work.note("too few sizes are admitted to see how a plan follows from them")
             return None

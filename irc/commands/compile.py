@@ -34,6 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " (batch=1), or by input and position (x.0=1); may be given again",
     )
     parser.add_argument(
+        "--value",
+        metavar="NAME=N",
+        action="append",
+        default=[],
+        help="a number for an input of one element that is the same in every call (sr=16000): the"
+        " plan is for it, and takes no such input; may be given again",
+    )
+    parser.add_argument(
         "--pass",
         metavar="NAME",
         dest="passes",
@@ -120,6 +128,8 @@ def is_named_object(text: str) -> bool:
 
 def _compile_file(args: argparse.Namespace) -> str:
     from irc.api import compile_file
+    from irc.onnx.given_values import parse_values
+    from irc.plan.open_sizes import parse_sizes
 
     given = {
         name: getattr(args, name) for name in ("train", "lr", "loss", "frozen", "stored_bytes")
@@ -139,7 +149,8 @@ def _compile_file(args: argparse.Namespace) -> str:
         mesh=args.mesh,
         backend=args.backend,
         cluster=args.cluster,
-        sizes=size_options(args.size),
+        sizes=parse_sizes(args.size),
+        values=parse_values(args.value),
         passes=args.passes,
         rules=args.rules,
         pins=args.pins,
@@ -152,10 +163,10 @@ def _compile_module(args: argparse.Namespace) -> str:
     from irc.api import export_plan
     from irc.frontends.torch.named import named_example, named_loss
 
-    if args.size:
+    if args.size or args.value:
         raise IrcError(
             "option-value",
-            "--size is of ONNX files; a module has the sizes of its example arguments",
+            "--size and --value are of ONNX files; a module has its example arguments",
         )
     example = named_example(args.model)
     optimizer = None if args.train is None else {"kind": args.train}
@@ -181,20 +192,3 @@ def _compile_module(args: argparse.Namespace) -> str:
         recompute=args.recompute,
         stored_bytes=args.stored_bytes,
     )
-
-
-def size_options(texts: list[str]) -> dict[str, int]:
-    """Read ``--size`` options.
-
-    Raises:
-        IrcError: ``option-value``.
-    """
-    sizes: dict[str, int] = {}
-    for text in texts:
-        name, _, number = text.partition("=")
-        if not (name and number.isascii() and number.isdigit()):
-            raise IrcError(
-                "option-value", f"cannot read --size '{text}'", help="write it as --size batch=1"
-            )
-        sizes[name] = int(number)
-    return sizes

@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the plan, print what it reports, and return 1 where its numbers are wrong."""
-    from irc.commands.compile import size_options
     from irc.errors import IrcError
+    from irc.plan.open_sizes import parse_sizes
     from irc.runtime.launch import run_plan
 
     if args.steps is not None and args.steps < 1:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         outputs=args.outputs,
         steps=args.steps,
-        sizes=size_options(args.size),
+        sizes=parse_sizes(args.size),
     )
     print(report)
     return report.exit_code

@@ -30,7 +30,7 @@ from irc.frontends.onnx.trace import (
     trace,
 )
 from irc.interpret.dynamic import WEIGHTS
-from irc.onnx.open_file import examples
+from irc.onnx.open_file import examples, first_of, needs_numbers
 from irc.onnx.open_model import at_values
 from irc.onnx.outline import Region, outline
 from irc.pipeline import Options, make_plan
@@ -50,12 +50,12 @@ MOST = 1 << 62
 
 
 def host_file(
-    path: str | os.PathLike[str], sizes: Mapping[str, int], options: Options
+    given: str | os.PathLike[str] | Source, sizes: Mapping[str, int], options: Options
 ) -> tuple[HostPlan, Program] | None:
     """Compile a file to a host program; one device.
 
     Args:
-        path: the model.
+        given: the model, or its path.
         sizes: numbers for some of its sizes, by name.
         options: of the pipeline.
 
@@ -66,7 +66,7 @@ def host_file(
     Raises:
         IrcError: what importing raises.
     """
-    source = prepare(read_model(path))
+    source = prepare(read_model(given))
     traced = _traced(source, by_name(source.model.graph.input, sizes))
     program = Program(traced.program.module.clone(), traced.program.tensors, traced.program.source)
     module = traced.program.module
@@ -96,25 +96,18 @@ def _traced(source: Source, sizes: Mapping[str, int]) -> OpenProgram:
     """
     table = SizeTable(sizes)
     places, _ = places_of(stated_shapes(source.model.graph.input, table), table)
-    problem: IrcError | None = None
+    problems: list[IrcError] = []
     # Last, all equal: a state beside the data has the batch in another dim.
     for hints in [*examples(places), dict.fromkeys(places, 2)] if places else [{}]:
         try:
             found = trace(source, hints, given=sizes, dynamic=True, bodies=True)
         except IrcError as error:
-            problem = problem or error
+            problems.append(error)
             continue
         if not found.fixed:
             return found
-        names = [each.name for each in found.fixed.values()]
-        problem = problem or IrcError(
-            "size-unbound",
-            f"sizes are needed as numbers: {', '.join(names)}",
-            because=[f"{each.name}: {each.reason}" for each in found.fixed.values()],
-            help="give each a number: " + " ".join(f"--size {name}=1" for name in names),
-        )
-    assert problem is not None
-    raise problem
+        problems.append(needs_numbers(found))
+    raise first_of(problems)
 
 
 def _again(traced: OpenProgram) -> TracedSizes:
@@ -184,7 +177,7 @@ def _open(program: Program, region: Region, traced: OpenProgram, options: Option
         (),
         program.module,
     )
-    return export_open(plans, {name: hints[name] for name in places}, facts, options)
+    return export_open(plans, {name: hints[name] for name in places}, facts, options).plan
 
 
 def _said(traced: OpenProgram, symbol: str) -> str:

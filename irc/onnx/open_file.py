@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from irc.calls.open_check import differs
-from irc.calls.open_export import OpenFacts, export_open
+from irc.calls.open_export import OpenExport, OpenFacts, export_open
 from irc.calls.open_plans import OpenPlans
 from irc.errors import IrcError
 from irc.frontends.onnx.prepare import prepare
@@ -15,24 +15,23 @@ from irc.frontends.onnx.sizes import SizeTable, by_name
 from irc.frontends.onnx.trace import OpenProgram, Place, places_of, stated_shapes, trace
 from irc.onnx.open_model import at_values
 from irc.pipeline import Options
-from irc.plan.load import LoadedPlan
 from irc.plan.sizes import FixedSize
 from irc.program import Program
 
 STEP = 32
 """Examples of sizes other than batches are multiples of it: images are halved so often."""
-
-
 FEW = 8
+SIGNAL = 4800
+"""Signals are longer: of 16,000 samples a second, say, cut into frames of 400."""
 
 
 def open_file(
-    path: str | os.PathLike[str], sizes: Mapping[str, int], options: Options
-) -> tuple[LoadedPlan, Program] | None:
+    given: str | os.PathLike[str] | Source, sizes: Mapping[str, int], options: Options
+) -> tuple[OpenExport, Program] | None:
     """Compile a file to a plan for all numbers of its named sizes.
 
     Args:
-        path: the model.
+        given: the model, or its path.
         sizes: numbers for some, by name: these are fixed.
         options: of the pipeline; one device.
 
@@ -42,7 +41,7 @@ def open_file(
     Raises:
         IrcError: ``size-unbound`` where a size has to be a number, saying what needs it.
     """
-    source = prepare(read_model(path))
+    source = prepare(read_model(given))
     inputs = source.model.graph.input
     sizes = by_name(inputs, sizes)
     table = SizeTable(sizes)
@@ -63,25 +62,29 @@ def _traced(source: Source, places: Mapping[str, Place], sizes: Mapping[str, int
     Raises:
         IrcError: of the first one, where there is none.
     """
-    problem: IrcError | None = None
+    problems: list[IrcError] = []
     for hints in examples(places):
         try:
             found = trace(source, hints, given=sizes)
         except IrcError as error:
-            problem = problem or error
+            problems.append(error)
             continue
         if not found.fixed:
             return found
-        problem = problem or _needs_numbers(found)
-    assert problem is not None
-    raise problem
+        problems.append(needs_numbers(found))
+    raise first_of(problems)
+
+
+def first_of(problems: Sequence[IrcError]) -> IrcError:
+    """Return what to say of several examples: not that the file is invalid, if some suit it."""
+    return next((each for each in problems if "onnx-invalid" not in each.codes), problems[0])
 
 
 def examples(places: Mapping[str, Place]) -> Iterator[dict[str, int]]:
     """Yield numbers for sizes: different ones, then equal ones where they may have to be."""
     batches = [name for name, place in places.items() if place.dim == 0]
     others = [name for name in places if name not in batches]
-    for step in (STEP, FEW):  # the second for tables that are shorter
+    for step in (STEP, FEW, SIGNAL):  # the second for tables that are shorter
         yield {
             **dict.fromkeys(batches, 2),
             **{name: step * i for i, name in enumerate(others, 2)},
@@ -93,13 +96,15 @@ def examples(places: Mapping[str, Place]) -> Iterator[dict[str, int]]:
     yield {**dict.fromkeys(batches, 2), **dict.fromkeys(others, 2 * STEP)}
 
 
-def _needs_numbers(traced: OpenProgram) -> IrcError:
+def needs_numbers(traced: OpenProgram) -> IrcError:
+    """Return ``size-unbound``, with what needs each size, and the numbers of the trial."""
     fixed = list(traced.fixed.values())
     return IrcError(
         "size-unbound",
         f"sizes are needed as numbers: {', '.join(each.name for each in fixed)}",
         because=[f"{each.name}: {each.reason}" for each in fixed],
-        help="give each a number: " + " ".join(f"--size {each.name}=1" for each in fixed),
+        help="give each a number: "
+        + " ".join(f"--size {each.name}={each.number}" for each in fixed),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from irc.dialects.items import Shape
-from irc.dialects.size import Dim, Size, UnboundSizeError, decided, product
+from irc.dialects.size import Dim, Size, UnboundSizeError, decided, is_traced, product
 from irc.ops.pointwise import POINTWISE
 
 Signature: TypeAlias = tuple[Shape, str]
@@ -100,7 +100,12 @@ def window_size(
     size: Dim, kernel: int, stride: int, low: int, high: int, dilation: int, ceil: bool = False
 ) -> Dim:
     """Return how many windows fit along a dim (torch.nn.Conv2d, "Shape")."""
-    span = size + (low + high - dilation * (kernel - 1) - 1)
+    reach = dilation * (kernel - 1) + 1
+    span = size + (low + high - reach)
+    # Asked of a trace, too: a program for a window that fits is not for one that does not.
+    asked = isinstance(span, Size) and is_traced() and low + high < reach
+    if asked and stride > 1 and decided("<", span):
+        raise ShapeError(f"a window over {reach} elements does not fit in {size}")
     if isinstance(span, Size) and stride == 1:
         return span + 1
     try:
@@ -112,6 +117,8 @@ def window_size(
     # A window that starts in the high padding does not count (torch.nn.MaxPool2d, ceil_mode).
     if ceil and (count - 1) * stride >= size + low:
         count = count - 1
+    if isinstance(count, int) and count < 0:
+        raise ShapeError(f"a window over {reach} elements does not fit in {size}")
     return count
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irc.plan.schema import ALIGNMENT
+from irc.plan.alignment import aligned
 
 
 @dataclass(frozen=True)
@@ -15,15 +15,6 @@ class Interval:
     size_bytes: int
     first: int
     last: int
-
-
-def aligned(size_bytes: int) -> int:
-    """Round up to the alignment.
-
-    >>> aligned(1), aligned(64)
-    (64, 64)
-    """
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def lower_bound_bytes(intervals: Sequence[Interval]) -> int:

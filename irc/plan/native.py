@@ -2,6 +2,7 @@
 
     PLAN/native/program.json     memory, steps, kernel calls; :class:`Program`, field by field
     PLAN/native/x86-64-v4.so     kernels and driver for one kind of processor; others beside it
+    PLAN/native/sizes.json       where sizes are open: :mod:`irc.plan.native_sizes`
     PLAN/native/weights.bin      what calls read of the weights: packed, folded, aligned
     PLAN/native/manifest.json    size and SHA-256 of each; its own digest names the program
 
@@ -27,10 +28,14 @@ NATIVE_FORMAT = 1
 FOLDER = "native"
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
+SIZES = "sizes.json"
 WEIGHTS = "weights.bin"
-NAME = re.compile(r"program\.json|weights\.bin|[a-z0-9][a-z0-9_-]{0,63}\.so")
+NAME = re.compile(r"program\.json|sizes\.json|weights\.bin|[a-z0-9][a-z0-9_-]{0,63}\.so")
 HEADER = 8
 """Words of a call before its arguments."""
+PAGE = 4096
+APART = 128
+"""Bytes between the scratch memory of threads, which must not fall on the same cache sets."""
 PIECE_BYTES = 16 << 20
 """Weights are verified in pieces of this size, several at a time."""
 
@@ -155,6 +160,20 @@ class Table:
         return words
 
 
+def thread_bytes(scratch: int, *, checked: bool) -> int:
+    """Return the bytes from the scratch memory of one thread to that of the next.
+
+    Args:
+        scratch: bytes that kernels use.
+        checked: whether kernels say that an index lies outside, in a word before it.
+
+    >>> thread_bytes(0, checked=False), thread_bytes(5000, checked=False)
+    (0, 8320)
+    """
+    stride = -(-scratch // PAGE) * PAGE
+    return stride + APART if stride or checked else 0
+
+
 @dataclass(frozen=True)
 class Code:
     """The machine code for one kind of processor.
@@ -238,7 +257,7 @@ def parse_program(text: bytes, where: str) -> Program:
         IrcError: ``plan-corrupt`` or ``plan-version``.
     """
     program: Program = json_text.decode(Program, _checked(text, where), where)
-    _check(program, where)
+    check_program(program, where)
     return program
 
 
@@ -261,8 +280,12 @@ def _checked(text: bytes, where: str) -> dict[str, Any]:
     return data
 
 
-def _check(program: Program, where: str) -> None:
-    """Refuse numbers that cannot be: what follows them is machine code, which checks nothing."""
+def check_program(program: Program, where: str) -> None:
+    """Refuse numbers that cannot be: what follows them is machine code, which checks nothing.
+
+    Raises:
+        IrcError: ``plan-corrupt``.
+    """
     bases = [p.view.base for p in (*program.inputs, *program.outputs)]
     bases += [each.base for each in (*program.fresh, *program.stored)]
     if not all(0 <= base < program.num_bases for base in bases):

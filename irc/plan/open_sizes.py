@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, TypeAlias
 
 from irc.dialects.size import Dim, product, symbol, terms_of, value_of
@@ -83,6 +84,24 @@ class SizeCondition:
     where: str = ""
 
 
+@dataclass(frozen=True)
+class MadeKernel:
+    """A kernel that is compiled for each size, why, and how its tasks are divided."""
+
+    name: str
+    reason: str
+    division: Literal["same", "scheduled", "blocks", "chunks", "tiles"]
+
+
+def made_again(kernels: Sequence[MadeKernel]) -> str:
+    """Say which kernels are compiled for each size, and why.
+
+    >>> made_again([MadeKernel("k3", "template 'sort' is made for numbers", "same")])
+    "k3 is compiled for each size: template 'sort' is made for numbers"
+    """
+    return "; ".join(f"{each.name} is compiled for each size: {each.reason}" for each in kernels)
+
+
 def polynomial_of(dim: Dim) -> Polynomial:
     """Write a size as JSON has it."""
     return tuple(
@@ -101,6 +120,17 @@ def dim_of(polynomial: Polynomial) -> Dim:
     for coefficient, names in polynomial:
         total = total + product(symbol(name) for name in names) * coefficient
     return total
+
+
+def number_of(polynomial: Polynomial, values: Mapping[str, int]) -> int:
+    """Return the number of a size, all of whose names ``values`` gives.
+
+    >>> number_of(((4, ("B", "S")), (1, ())), {"B": 2, "S": 3})
+    25
+    """
+    return sum(
+        coefficient * prod(values[name] for name in names) for coefficient, names in polynomial
+    )
 
 
 def quotient_text(quotient: QuotientSize) -> str:
@@ -144,3 +174,23 @@ def example_or(symbols: Sequence[Symbol | HostSize], given: Mapping[str, int]) -
                 help=did_you_mean(name, known),
             )
     return {each.symbol: given.get(name, each.example) for name, each in known.items()}
+
+
+def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """Read ``--size`` options.
+
+    >>> parse_sizes(["batch=2", "past length=0"])
+    {'batch': 2, 'past length': 0}
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not (name and number.isascii() and number.isdigit()):
+            raise IrcError(
+                "option-value", f"cannot read --size '{text}'", help="write it as --size batch=1"
+            )
+        sizes[name] = int(number)
+    return sizes

@@ -16,11 +16,9 @@ from typing import Any, Literal, TypeAlias
 from irc.dialects.items import ITEM_BYTES
 from irc.dialects.placement import AxisPlacement, B, Mesh, Partial, Placement, Split
 from irc.plan import json_text
+from irc.plan.alignment import ALIGNMENT as ALIGNMENT
 from irc.plan.version import FORMAT as FORMAT
 from irc.plan.version import check_format as check_format
-
-ALIGNMENT = 64
-"""Arena offsets are multiples of a cache line, which is also the widest vector."""
 
 Storage: TypeAlias = Literal["arena", "input", "weight", "prepared", "output", "alias"]
 

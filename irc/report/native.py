@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from irc.plan.input_sizes import InputSizes
 from irc.plan.native import Program
+from irc.report.sizes import open_line
 
 
 def native_lines(
-    program: Program, codes: Mapping[str, bytes], weight_bytes: int, digest: str
+    program: Program,
+    codes: Mapping[str, bytes],
+    weight_bytes: int,
+    digest: str,
+    given: InputSizes | None = None,
 ) -> str:
     """Describe a program, in two lines.
 
@@ -18,6 +24,7 @@ def native_lines(
         codes: its shared objects, by file name.
         weight_bytes: of its weights.
         digest: names it.
+        given: the sizes that it leaves open.
     """
     kinds = [f"{code.name} {_size(len(codes[code.file]))}" for code in program.codes]
     parts = [*kinds, f"weights {_size(weight_bytes)}", f"hash {digest[:16]}"]
@@ -27,6 +34,8 @@ def native_lines(
     )
     ops = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     needs = f"torch runs {ops}" if ops else "numpy alone"
+    if given is not None:
+        parts.append(f"for all of {open_line(given)}")
     return f"{'native':<12}{', '.join(parts)}\n{'needs':<12}{needs}"
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from irc.plan.input_sizes import InputSizes
 from irc.plan.load import LoadedPlan, load_plan
-from irc.plan.open_sizes import quotient_text, shown
+from irc.plan.native import FOLDER, MANIFEST
+from irc.plan.open_sizes import made_again, quotient_text, shown
 from irc.plan.sizes import PlanSizes
 from irc.report.table import table
-
-MADE_AGAIN = "compiled for each size"
 
 
 def explain_sizes(folder: str | Path, *, as_json: bool = False) -> str:
@@ -32,7 +32,7 @@ def explain_sizes(folder: str | Path, *, as_json: bool = False) -> str:
     return write(loaded, sizes)
 
 
-def open_line(sizes: PlanSizes) -> str:
+def open_line(sizes: PlanSizes | InputSizes) -> str:
     """Return the open sizes in one line.
 
     >>> from irc.plan.open_sizes import Symbol
@@ -62,8 +62,18 @@ def write(loaded: LoadedPlan, sizes: PlanSizes) -> str:
     lines += [f"  {f.name} = {f.number}: {f.reason}" for f in sizes.fixed] or ["  none"]
     count = len(plan.kernels) - len(sizes.kernels)
     lines += ["", f"Kernels: {count} of {len(plan.kernels)} are compiled once for all sizes"]
-    lines += [f"  {kernel.name} is {MADE_AGAIN}: {kernel.reason}" for kernel in sizes.kernels]
+    lines += [f"  {made_again([kernel])}" for kernel in sizes.kernels]
+    lines += ["", _without_torch(loaded, sizes)]
     return "\n".join(lines)
+
+
+def _without_torch(loaded: LoadedPlan, sizes: PlanSizes) -> str:
+    """Say whether the plan's folder holds a program of machine code."""
+    if sizes.kernels:
+        return "Without torch: no, kernels are compiled for each size"
+    if loaded.folder is None or not (loaded.folder / FOLDER / MANIFEST).is_file():
+        return "Without torch: no, the plan was compiled without a native program"
+    return "Without torch: irc.runtime.load runs all of these sizes"
 
 
 def _facts(loaded: LoadedPlan, sizes: PlanSizes | None) -> dict[str, object]:

@@ -10,6 +10,7 @@ import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 
 from irc.errors import ExitCode, IrcError  # noqa: E402
+from irc.plan.open_sizes import parse_sizes  # noqa: E402
 from irc.runtime.native.report import Run, measure, report  # noqa: E402
 
 IMPORTED = time.perf_counter()
@@ -26,11 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hash", metavar="DIGITS", default="", help="what the program must be")
     parser.add_argument("--mapped", action="store_true", help="leave weights in their file")
     parser.add_argument("--repeat", metavar="N", type=int, default=10, help="timed calls")
+    parser.add_argument("--size", metavar="NAME=N", action="append", default=[],
+                        help="of random inputs: a number for an open size")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     args = parser.parse_args(argv)
-    run = Run(args.plan, args.inputs, args.outputs, args.threads, args.code, args.hash,
-              args.mapped, args.repeat)  # fmt: skip
     try:
+        run = Run(args.plan, args.inputs, args.outputs, args.threads, args.code, args.hash,
+                  args.mapped, args.repeat, parse_sizes(args.size))  # fmt: skip
         figures = measure(run, import_s=IMPORTED - STARTED)
     except IrcError as error:
         print(error.render(), file=sys.stderr)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from irc.runtime import torch_cells
+from irc.runtime import recurrent
 from irc.runtime.onnx_ops.run import PREFIX, run_extern
 from irc.runtime.onnx_ops.signal import transformed
 from irc.runtime.onnx_ops.values import as_array, as_tensor
@@ -54,164 +54,6 @@ def _checked(
         ):
             raise ValueError(f"{target} gives {list(value.shape)}, the program says {list(shape)}")
     return found
-
-
-def _activation(name: str, alpha: float | None, beta: float | None) -> Callable[[Any], Any]:
-    import torch
-    from torch.nn import functional
-
-    def given(value: float | None, default: float) -> float:
-        return default if value is None else value
-
-    match name:
-        case "Relu":
-            return torch.relu
-        case "Tanh":
-            return torch.tanh
-        case "Sigmoid":
-            return torch.sigmoid
-        case "Softsign":
-            return functional.softsign
-        case "Softplus":
-            return functional.softplus
-        case "Affine":
-            return lambda x: given(alpha, 1.0) * x + given(beta, 0.0)
-        case "LeakyRelu":
-            return lambda x: functional.leaky_relu(x, given(alpha, 0.01))
-        case "ThresholdedRelu":
-            return lambda x: torch.where(x > given(alpha, 1.0), x, torch.zeros_like(x))
-        case "ScaledTanh":
-            return lambda x: given(alpha, 1.0) * torch.tanh(given(beta, 1.0) * x)
-        case "HardSigmoid":
-            return lambda x: (given(alpha, 0.2) * x + given(beta, 0.5)).clamp(0, 1)
-        case "Elu":
-            return lambda x: functional.elu(x, given(alpha, 1.0))
-        case _:
-            raise KeyError(f"no activation {name!r}")
-
-
-Step: TypeAlias = Callable[..., "tuple[torch.Tensor, ...]"]
-
-
-def _recurrent(kind: str, step: Step, gates: int, per_direction: int, states: int) -> Kernel:
-    """Make a kernel of a cell: ``step(x W, states, R, b_r, peepholes, functions, options)``."""
-
-    def kernel(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
-        import torch
-
-        operands = [*operands, *[None] * (8 - len(operands))]
-        if torch_cells.is_plain(kind, operands, options):
-            return torch_cells.run(kind, operands, options)
-        x, w, r, bias, lengths, *initial = operands
-        assert x is not None and w is not None and r is not None
-        x = x.transpose(0, 1) if options["layout"] else x
-        functions = _functions(options)
-        every: list[torch.Tensor] = []
-        last: list[list[torch.Tensor]] = [[] for _ in range(states)]
-        for d in range(w.shape[0]):
-            reverse = options["direction"] == "reverse" or d == 1
-            b = x.new_zeros(2 * gates * options["hidden"]) if bias is None else bias[d]
-            wb, rb = b.chunk(2)
-            state = [
-                x.new_zeros(x.shape[1], options["hidden"]) if s is None else _first(s, options)[d]
-                for s in initial[:states]
-            ]
-            peephole = None if states < 2 or initial[2] is None else initial[2][d]
-            projected = x @ w[d].T + wb
-            mine = functions[d * per_direction : (d + 1) * per_direction]
-            outputs, state = _sweep(
-                step, projected, state, (r[d], rb, peephole, mine, options), lengths, reverse
-            )
-            every.append(outputs)
-            for column, value in zip(last, state, strict=True):
-                column.append(value)
-        y = torch.stack(every, 1)
-        finals = [torch.stack(column) for column in last]
-        if options["layout"]:
-            y, finals = y.permute(2, 0, 1, 3), [f.transpose(0, 1) for f in finals]
-        return [y.contiguous(), *(f.contiguous() for f in finals)]
-
-    return kernel
-
-
-def _first(state: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
-    return state.transpose(0, 1) if options["layout"] else state
-
-
-def _functions(options: Mapping[str, Any]) -> list[Callable[[Any], Any]]:
-    # Parameters are listed only for the activations that have one, in order.
-    with_alpha = {"Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "HardSigmoid", "Elu"}
-    with_beta = {"Affine", "ScaledTanh", "HardSigmoid"}
-    alphas, betas = iter(options["alpha"]), iter(options["beta"])
-    return [
-        _activation(
-            name,
-            next(alphas, None) if name in with_alpha else None,
-            next(betas, None) if name in with_beta else None,
-        )
-        for name in options["activations"]
-    ]
-
-
-def _sweep(
-    step: Step,
-    projected: torch.Tensor,
-    state: list[torch.Tensor],
-    rest: tuple[Any, ...],
-    lengths: torch.Tensor | None,
-    reverse: bool,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Run a cell over time; a sequence that has ended keeps its state and gives zeros."""
-    import torch
-
-    steps = projected.shape[0]
-    outputs: list[torch.Tensor] = [projected.new_zeros(state[0].shape)] * steps
-    for t in reversed(range(steps)) if reverse else range(steps):
-        new = list(step(projected[t], *state, *rest))
-        if lengths is not None:
-            on = (t < lengths).unsqueeze(-1)
-            outputs[t] = torch.where(on, new[0], torch.zeros_like(new[0]))
-            new = [torch.where(on, a, b) for a, b in zip(new, state, strict=True)]
-        else:
-            outputs[t] = new[0]
-        state = new
-    return torch.stack(outputs), state
-
-
-def _clip(x: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
-    bound = options["clip"]
-    return x if bound is None else x.clamp(-bound, bound)
-
-
-def _rnn_step(x: Any, h: Any, r: Any, rb: Any, _: Any, functions: Any, options: Any) -> Any:
-    return (functions[0](_clip(x + h @ r.T + rb, options)),)
-
-
-def _gru_step(x: Any, h: Any, r: Any, rb: Any, _: Any, functions: Any, options: Any) -> Any:
-    f, g = functions
-    xz, xr, xh = x.chunk(3, -1)
-    rz, rr, rh = r.chunk(3)
-    bz, br, bh = rb.chunk(3)
-    z = f(_clip(xz + h @ rz.T + bz, options))
-    reset = f(_clip(xr + h @ rr.T + br, options))
-    if options["linear_before_reset"]:
-        new = g(_clip(xh + reset * (h @ rh.T + bh), options))
-    else:
-        new = g(_clip(xh + (reset * h) @ rh.T + bh, options))
-    return ((1 - z) * new + z * h,)
-
-
-def _lstm_step(
-    x: Any, h: Any, c: Any, r: Any, rb: Any, p: Any, functions: Any, options: Any
-) -> Any:
-    f, g, last = functions
-    i, o, forget, new = (x + h @ r.T + rb).chunk(4, -1)
-    pi, po, pf = (0.0, 0.0, 0.0) if p is None else p.chunk(3)
-    i = f(_clip(i + pi * c, options))
-    forget = 1 - i if options["input_forget"] else f(_clip(forget + pf * c, options))
-    c = forget * c + i * g(_clip(new, options))
-    o = f(_clip(o + po * c, options))
-    return o * last(c), c
 
 
 def _conv_transpose(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -341,10 +183,11 @@ LIBRARY: Mapping[str, Kernel] = {
     "ConvTranspose": _conv_transpose,
     "DFT": _dft,
     "Det": _det,
-    "GRU": _recurrent("GRU", _gru_step, 3, 2, 1),
+    "DynamicQuantizeLSTM": recurrent.quantized_lstm,
+    "GRU": recurrent.gru,
     "GridSample": _grid_sample,
-    "LSTM": _recurrent("LSTM", _lstm_step, 4, 3, 2),
+    "LSTM": recurrent.lstm,
     "MaxPool": _max_pool,
     "NonZero": _non_zero,
-    "RNN": _recurrent("RNN", _rnn_step, 1, 1, 1),
+    "RNN": recurrent.rnn,
 }

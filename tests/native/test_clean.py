@@ -32,7 +32,7 @@ sys.meta_path.insert(0, Absent())
 """An interpreter in which packages are not installed."""
 RUN = """
 import numpy as np, irc.runtime
-program = irc.runtime.load({plan!r}, threads=2)
+program = irc.runtime.load({plan!r}, threads={threads})
 with np.load({inputs!r}) as given:
     found = program.run({{name: given[name] for name in given.files}})
 np.savez({outputs!r}, *found)
@@ -41,12 +41,16 @@ print(sorted(name for name in sys.modules if name in {absent!r}))
 
 
 def run_clean(
-    plan: Path, inputs: dict[str, np.ndarray], *, absent: tuple[str, ...] = (*ABSENT, "torch")
+    plan: Path,
+    inputs: dict[str, np.ndarray],
+    *,
+    absent: tuple[str, ...] = (*ABSENT, "torch"),
+    threads: int = 2,
 ) -> list[np.ndarray]:
     """Run a program in such an interpreter."""
     names = {"plan": str(plan), "inputs": f"{plan}.in.npz", "outputs": f"{plan}.out.npz"}
     np.savez(names["inputs"], **inputs)
-    code = BLOCKED.format(absent=absent) + RUN.format(absent=absent, **names)
+    code = BLOCKED.format(absent=absent) + RUN.format(absent=absent, threads=threads, **names)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -92,7 +96,7 @@ def test_steps_of_torch_need_torch_and_nothing_else(tmp_path: Path) -> None:
     for a, b in zip(got, irc.load(tmp_path / "plan")(x), strict=True):
         assert np.array_equal(a, b.numpy())
     code = BLOCKED.format(absent=(*ABSENT, "torch")) + RUN.format(
-        absent=(), plan=str(tmp_path / "plan"), inputs="", outputs=""
+        absent=(), plan=str(tmp_path / "plan"), inputs="", outputs="", threads=2
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False

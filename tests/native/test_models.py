@@ -1,6 +1,7 @@
 """Models of others, compiled from ONNX files, in an interpreter with numpy alone."""
 
 import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from irc.api import compile_file
 from irc.backends.cpu.variants import VARIANTS
 from irc.runtime import load
 from irc.runtime.native import processor
+from irc.runtime.native.report import random_input
 from tests.exports.export import export
 from tests.exports.published import PUBLISHED
 from tests.models.zoo.table import ZOO
@@ -74,3 +76,65 @@ def test_a_residual_network(tmp_path: Path) -> None:
     program.save(str(tmp_path / "model.onnx"))
     name = str(program.model.graph.inputs[0].name)
     check(tmp_path / "model.onnx", {name: image.numpy()}, tmp_path / "plan")
+
+
+def check_open(plan: Path, sizes: Sequence[dict[str, int]]) -> None:
+    """Hold a program of open sizes against its plan, without torch at the last of some sizes."""
+    program, run = load(plan, threads=1), irc.load(plan)
+    for each in sizes:
+        ports = program.ports(each)
+        given = {port.name: random_input(port, seed) for seed, port in enumerate(ports)}
+        wanted = [y.numpy() for y in run(*map(torch.from_numpy, given.values()))]
+        found = [program.run(given)]
+        if each is sizes[-1]:
+            found.append(run_clean(plan, given, threads=1))
+        for outputs in found:
+            for got, want in zip(outputs, wanted, strict=True):
+                assert np.array_equal(got, want), each
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_sentences_of_any_length(tmp_path: Path) -> None:
+    from tests.benchmarks.models import build
+
+    try:
+        module, (ids,) = build("minilm")
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+    text = irc.export_plan(
+        module, (ids.expand(2, -1).contiguous(),), out=tmp_path / "plan",
+        dynamic={"x": {0: "sentences", 1: "tokens"}},
+    )  # fmt: skip
+    assert text.endswith("numpy alone")
+    shapes = [(2, 128), (3, 17), (2, 2), (7, 129), (11, 33), (5, 250)]
+    check_open(tmp_path / "plan", [{"sentences": b, "tokens": t} for b, t in shapes])
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_an_exported_transformer_of_any_sizes(tmp_path: Path) -> None:
+    feeds = export(ZOO["bert"], tmp_path / "model.onnx", named=True)
+    text = compile_file(str(tmp_path / "model.onnx"), str(tmp_path / "plan"))
+    assert text.endswith("numpy alone")
+    assert "for all of " in text
+    assert all(name in feeds for name in (p.name for p in load(tmp_path / "plan").inputs))
+    names = [each.name for each in load(tmp_path / "plan").sizes]
+    check_open(tmp_path / "plan", [dict.fromkeys(names, n) for n in (2, 3, 17, 31)])
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_a_residual_network_of_any_batch(tmp_path: Path) -> None:
+    from tests.benchmarks.models import build
+
+    module, (image,) = build("resnet50")
+    images = image.expand(2, -1, -1, -1)[..., :64, :64].contiguous()
+    text = irc.export_plan(module, (images,), out=tmp_path / "plan", dynamic={"x": {0: "n"}})
+    assert text.endswith("numpy alone")
+    check_open(tmp_path / "plan", [{"n": n} for n in (2, 3, 5)])

@@ -230,8 +230,13 @@ def test_witnesses_are_admitted_and_apart() -> None:
 
 
 def test_quotients_ask_for_all_remainders() -> None:
-    found = witnesses({"H": 32}, lambda _: True, halved=True)
+    found = witnesses({"H": 32}, lambda _: True, extended=lambda v: {**v, "q": v["H"] // 2})
     assert {v["H"] % 2 for v in found} == {0, 1}
+
+
+def test_quotients_by_much_differ() -> None:
+    found = witnesses({"N": 9600}, lambda _: True, extended=lambda v: {**v, "q": v["N"] // 160})
+    assert len({v["N"] // 160 for v in found}) == len(found) == 5
 
 
 def test_one_template_serves_all_sizes() -> None:

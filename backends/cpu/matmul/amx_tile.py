@@ -2,9 +2,12 @@
 
     for each 32 columns of the panel: for 32 of k: load 2 tiles of A and 2 of B, multiply all four
 
-Of the eight registers four hold sums of 16 x 16, two A and two B: as many products as loads. A
-panel ``[k / 2][columns][2]`` holds tiles of B as they lie. What is left of k beyond a multiple of
-32 has tiles of another shape, whose sums go through memory.
+Four registers hold sums of 16 x 16, one A and one B; five loads for four products. All eight would
+do with four loads, and are slower by half where another hardware thread keeps the core busy: tiles
+are renamed, and what is spare of the registers is what neither thread's tiles occupy. There it also
+helps that every second step of k takes the four products in reverse: two that follow one another
+then add to one tile. A panel ``[k / 2][columns][2]`` holds tiles of B as they lie. What is left of
+k beyond a multiple of 32 has tiles of another shape, whose sums go through memory.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ DEPTH = ROW_BYTES // 2
 """bfloat16 of a row of a tile."""
 WIDTH = 2 * ROWS
 """Columns of two tiles."""
-_A, _B = (4, 5), (6, 7)
+_A, _B = (4, 5), 6
+"""Tiles of A, the second one only where its blocks differ in rows, and of B."""
+_PLACES = ((0, 0), (0, 1), (1, 1), (1, 0))
+"""Of the products: each has A or B in common with the one before."""
 
 
 def whole_tiles(rows: tuple[int, int] = (ROWS, ROWS)) -> tuple[Shape, ...]:
@@ -120,15 +126,24 @@ class _Code:
         if self.short:
             tiles.configure(f, self.shapes())
         whole = f.binary("and", self.depth, f.i64(-DEPTH)) if rest else self.depth
+        pairs = f.binary("and", self.depth, f.i64(-2 * DEPTH))
         for column in range(0, self.panel.columns, WIDTH):
             self.sums(column, tiles.load if self.accumulate else _clear)
 
             def step(k: Operand, _: list[Operand], column: int = column) -> list[Operand]:
+                following = f.add(k, f.i64(DEPTH))
                 self.ask(k, column)
                 self.multiply(k, column)
+                self.ask(following, column)
+                self.multiply(following, column, reverse=True)
                 return []
 
-            f.loop(f.i64(0), whole, DEPTH, [], step)
+            def single(column: int = column) -> None:
+                self.ask(pairs, column)
+                self.multiply(pairs, column)
+
+            f.loop(f.i64(0), pairs, 2 * DEPTH, [], step)
+            f.when(f.compare("icmp slt", pairs, whole), single)
             self.sums(column, tiles.store)
 
         def tail() -> None:
@@ -151,7 +166,7 @@ class _Code:
                 at = 4 * (i * self.panel.rows[0] * self.panel.columns + column + j * ROWS)
                 move(f, 2 * i + j, f.address(self.tile, "i8", f.i64(at)), self.pitch)
 
-    def multiply(self, k: Operand, column: int) -> None:
+    def multiply(self, k: Operand, column: int, *, reverse: bool = False) -> None:
         """Add the products of tiles of k and the next."""
         f = self.f
         right = f.address(
@@ -159,13 +174,17 @@ class _Code:
         )
         left = f.address(self.a, "i8", f.scale(k, self.panel.step // DEPTH))
         below = f.address(left, "i8", f.scale(self.stride, self.panel.rows[0]))
-        starts = (left, below)
-        for i in range(len(self.rows)):
-            tiles.load(f, _A[i], starts[i], self.stride)
-            for j in range(2):
-                if not i:
-                    tiles.load(f, _B[j], f.address(right, "i8", f.i64(4 * j * ROWS)), self.pitch)
-                tiles.dot(f, "bf16ps", 2 * i + j, _A[i], _B[j])
+        starts, held = (left, below), (-1, -1)
+        for i, j in _PLACES[::-1] if reverse else _PLACES:
+            if i >= len(self.rows):
+                continue
+            tile = _A[i if self.rows[0] != self.rows[-1] else 0]
+            if i != held[0]:
+                tiles.load(f, tile, starts[i], self.stride)
+            if j != held[1]:
+                tiles.load(f, _B, f.address(right, "i8", f.i64(4 * j * ROWS)), self.pitch)
+            tiles.dot(f, "bf16ps", 2 * i + j, tile, _B)
+            held = (i, j)
 
     def ask(self, k: Operand, column: int) -> None:
         """Prefetch lines of the panel, or a share of those of the next one."""

@@ -238,7 +238,8 @@ def _on_tiles(product: Product, *, parallel: bool) -> Tiling:
     columns = product.b.blocks[0][1]
     blocks = -(-k * columns * 2 // PANEL_BYTES)
     depth = k if blocks == 1 else -(-k // (32 * blocks)) * 32
-    chunk = ROWS_BYTES // (32 * depth * 2)
+    # Processors with tile registers have a second cache of 2 MiB.
+    chunk = ROOMY_ROWS_BYTES // (32 * depth * 2)
     if not is_named(m):
         chunk = min(chunk, -(-m // 32))
     return Tiling("tiles", 16, 32, columns, chunk=max(1, chunk), depth=depth, parallel=parallel)

@@ -14,8 +14,8 @@ from typing import TypeAlias
 from irc.dialects.size import Size
 
 BITS = {
-    "double": 64, "float": 32, "half": 16, "i64": 64, "i32": 32, "i16": 16, "i8": 8, "i1": 1,
-    "ptr": 64,
+    "double": 64, "float": 32, "half": 16, "bfloat": 16, "i64": 64, "i32": 32, "i16": 16, "i8": 8,
+    "i1": 1, "ptr": 64,
 }  # fmt: skip
 _MANGLED = {"double": "f64", "float": "f32", "half": "f16", "ptr": "p0"}
 
@@ -97,8 +97,16 @@ def _hex(element: str, value: float) -> str:
 class Builder:
     """Writes one function; ``functions`` gathers the helpers and declarations that it needs."""
 
-    def __init__(self, *, fma: bool = True, half: bool = True, symbols: Sequence[str] = ()) -> None:
-        self.fma_unit, self.half_unit, self.symbols = fma, half, tuple(symbols)
+    def __init__(
+        self,
+        *,
+        fma: bool = True,
+        half: bool = True,
+        bfloat: bool = False,
+        symbols: Sequence[str] = (),
+    ) -> None:
+        self.fma_unit, self.half_unit, self.bfloat_unit = fma, half, bfloat
+        self.symbols = tuple(symbols)
         self.entry: list[str] = []
         self._sizes: dict[Size, Operand] = {}
         self._names: dict[str, Operand] = {}
@@ -109,7 +117,9 @@ class Builder:
 
     def child(self) -> Builder:
         """Return a builder of a helper function for the same machine."""
-        other = Builder(fma=self.fma_unit, half=self.half_unit, symbols=self.symbols)
+        other = Builder(
+            fma=self.fma_unit, half=self.half_unit, bfloat=self.bfloat_unit, symbols=self.symbols
+        )
         other.functions = self.functions
         return other
 
@@ -359,6 +369,18 @@ class Builder:
             body()
             self.do(f"br label %join{tag}")
         self.label(f"join{tag}")
+
+    def unless(self, rare: Operand, usual: Operand, other: Callable[[], Operand]) -> Operand:
+        """Append ``other() if rare else usual``; the branch is laid out of the way."""
+        tag, before = self.fresh()[2:], self.block
+        weights = '!prof !{!"branch_weights", i32 1, i32 1048575}'
+        self.do(f"br {rare}, label %rare{tag}, label %join{tag}, {weights}")
+        self.label(f"rare{tag}")
+        value, after = other(), self.block
+        self.do(f"br label %join{tag}")
+        self.label(f"join{tag}")
+        ways = f"[ {usual.ref}, %{before} ], [ {value.ref}, %{after} ]"
+        return self.emit(usual.type, f"phi {usual.type} {ways}")
 
     def function(self, header: str) -> str:
         """Return the whole function."""

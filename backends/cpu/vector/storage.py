@@ -112,8 +112,28 @@ def _shift(b: Builder, opcode: str, value: Operand, count: int) -> Operand:
     return b.binary(opcode, value, constant(value.type, count))
 
 
+_ROUNDED = {16: "512", 8: "256"}
+"""Widths of the instruction that rounds to bfloat16, by lanes."""
+_DENORMAL = 0x20
+"""Of the classes of vfpclassps."""
+
+
 def _float_to_bfloat(b: Builder, value: Operand) -> Operand:
-    # Not vcvtneps2bf16, which flushes denormals.
+    lanes = value.type.lanes
+    if not b.bfloat_unit or lanes not in _ROUNDED:
+        return _by_integers(b, value)
+    kind, width = value.type.of("bfloat"), _ROUNDED[lanes]
+    rounded = b.call(kind, f"llvm.x86.avx512bf16.cvtneps2bf16.{width}", value)
+    rounded = b.convert("bitcast", rounded, "i16")
+    # The instruction takes denormals for zeros; all else it rounds as integers do, NaN included.
+    which = constant(Type("i32"), _DENORMAL)
+    denormal = b.call(value.type.of("i1"), f"llvm.x86.avx512.fpclass.ps.{width}", value, which)
+    mask = b.emit(Type(f"i{lanes}"), f"bitcast {denormal} to i{lanes}")
+    some = b.compare("icmp ne", mask, Operand(mask.type, "0"))
+    return b.unless(some, rounded, lambda: _by_integers(b, value))
+
+
+def _by_integers(b: Builder, value: Operand) -> Operand:
     bits = b.convert("bitcast", value, "i32")
     odd = b.binary("and", _shift(b, "lshr", bits, 16), constant(bits.type, 1))
     bias = b.binary("add", odd, constant(bits.type, 0x7FFF))

@@ -50,29 +50,53 @@ def extern(
 
 def convert_recurrent(node: Node) -> list[SSAValue]:
     """RNN, GRU and LSTM: few steps written out, more as they are."""
+    activations = activations_of(node, node.kind)
+    if is_plain(node, activations):
+        return unrolled(node, activations)
+    return recurrent(node, node.kind, activations)
+
+
+def convert_quantized_lstm(node: Node) -> list[SSAValue]:
+    """DynamicQuantizeLSTM of ONNX Runtime: an LSTM of weights of 8 bits, transposed."""
+    for index in (8, 9, 10, 11):
+        node.operand(index)
+    return recurrent(node, "LSTM", activations_of(node, "LSTM"))
+
+
+def activations_of(node: Node, kind: str) -> list[str]:
+    """Return the activations of all directions, by the names that the library knows.
+
+    Raises:
+        Unsupported: for one that it does not know.
+    """
+    default = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+    directions = 2 if node.attr("direction", "forward") == "bidirectional" else 1
+    given = node.attr("activations") or default[kind] * directions
+    known = {name.lower(): name for name in ACTIVATIONS}
+    if unknown := [a for a in given if a.lower() not in known]:
+        raise Unsupported(f"activation {unknown[0]!r}")
+    return [known[a.lower()] for a in given]
+
+
+def recurrent(node: Node, kind: str, activations: Sequence[str]) -> list[SSAValue]:
+    """Append a cell over time as a library op."""
+    if node.ndim() != 3:
+        raise Unsupported(f"an input of {node.ndim()} dims, where 3 are taken")
     layout, direction = node.attr("layout", 0), node.attr("direction", "forward")
     steps, batch = node.shape()[:2] if not layout else (node.shape()[1], node.shape()[0])
     directions = node.shape(1)[0]
-    hidden = node.attr("hidden_size") or static(node.shape(2)[2:])[0]
-    default = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
-    activations = node.attr("activations") or default[node.kind] * (
-        2 if direction == "bidirectional" else 1
-    )
-    known = {name.lower(): name for name in ACTIVATIONS}
-    if unknown := [a for a in activations if a.lower() not in known]:
-        raise Unsupported(f"activation {unknown[0]!r}")
-    if is_plain(node, activations):
-        return unrolled(node, activations)
+    width = node.shape(2)[2 if kind == node.kind else 1]
+    hidden = node.attr("hidden_size") or static([width])[0]
     if layout:
         last = (batch, directions, hidden)
         every = (batch, steps, directions, hidden)
     else:
         last = (directions, batch, hidden)
         every = (steps, directions, batch, hidden)
-    shapes = [every, last] + ([last] if node.kind == "LSTM" else [])
+    shapes = [every, last] + ([last] if kind == "LSTM" else [])
     return extern(
         node, shapes, direction=direction, layout=layout, hidden=hidden,
-        activations=[known[a.lower()] for a in activations],
+        activations=list(activations),
         alpha=list(node.attr("activation_alpha") or []),
         beta=list(node.attr("activation_beta") or []),
         clip=node.attr("clip"), input_forget=node.attr("input_forget", 0),
@@ -143,6 +167,7 @@ def convert_dft(node: Node) -> list[SSAValue]:
 CONVERTERS: Mapping[str, Converter] = {
     "Col2Im": convert_col2im,
     "DFT": convert_dft,
+    "com.microsoft::DynamicQuantizeLSTM": convert_quantized_lstm,
     "Det": convert_det,
     "GRU": convert_recurrent,
     "GridSample": convert_grid_sample,

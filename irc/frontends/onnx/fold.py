@@ -162,9 +162,8 @@ def _extreme(pick: Callable[[int, int], int]) -> Callable[[Dim, Dim], Dim]:
 
 def _div(node: Node, given: list[Array]) -> Array:
     on_sizes = _whole_quotient if node.dtype()[0] in "iu" else _quotient
-    found = _each(on_sizes, _quotients)(node, given)
-    assert isinstance(found, np.ndarray)
-    return found
+    # Of 0-d arrays, numpy returns scalars.
+    return np.asarray(_each(on_sizes, _quotients)(node, given))
 
 
 def _where(node: Node, given: list[Array]) -> Array:

@@ -10,13 +10,13 @@ import onnx
 from irc.frontends.onnx.external import Array
 from irc.frontends.onnx.importer import Importer
 from irc.frontends.onnx.prepare import prepare
-from irc.frontends.onnx.read import read_model
+from irc.frontends.onnx.read import Source, read_model
 from irc.frontends.onnx.sizes import by_name
 from irc.program import Program
 
 
 def load_onnx(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | Source,
     sizes: Mapping[str, int] | None = None,
     *,
     constants: Mapping[str, Array] | None = None,
@@ -29,8 +29,8 @@ def load_onnx(
     can say so, and are numbers where ``sizes`` gives them.
 
     Args:
-        model: a path, the bytes of a file, or a decoded model. Only a path has a folder, in which
-            external data may lie.
+        model: a path, the bytes of a file, or a model as it was read. Only a path has a folder,
+            in which external data may lie.
         sizes: numbers by the names that the file uses, or by input and position:
             ``{"batch": 1}``, ``{"x.0": 1}``. A dimension without a name is called ``x_0``.
         constants: arrays for inputs that are the same in every call (a sample rate, axes); they

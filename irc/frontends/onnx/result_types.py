@@ -37,11 +37,23 @@ def inferred(node: Node) -> list[TypeProto | None]:
                 data[name] = numpy_helper.from_array(np.ascontiguousarray(value.known), name)
     try:
         found = onnx.shape_inference.infer_node_outputs(
-            schema, proto, types, data, opset_imports=opsets(node)
+            schema, _with_defaults(proto, schema), types, data, opset_imports=opsets(node)
         )
     except Exception:
         return none
     return [found.get(name) for name in proto.output]
+
+
+def _with_defaults(proto: onnx.NodeProto, schema: onnx.defs.OpSchema) -> onnx.NodeProto:
+    """Write out attributes that are left to their defaults: inference may take others (STFT)."""
+    found, given = onnx.NodeProto(), {attribute.name for attribute in proto.attribute}
+    found.CopyFrom(proto)
+    found.attribute.extend(
+        attribute.default_value
+        for name, attribute in schema.attributes.items()
+        if name not in given and attribute.default_value.name
+    )
+    return found
 
 
 def opsets(node: Node) -> list[onnx.OperatorSetIdProto]:

@@ -15,6 +15,7 @@ from irc.frontends.onnx import (
     reductions,
     resize,
     shapes,
+    spectra,
     training,
     windows,
 )
@@ -30,6 +31,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **shapes.CONVERTERS,
     **indexing.CONVERTERS,
     **resize.CONVERTERS,
+    **spectra.CONVERTERS,
     **quantize.CONVERTERS,
     **extern.CONVERTERS,
     **control.CONVERTERS,

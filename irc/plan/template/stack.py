@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irc.plan.arena import Interval, aligned, assign_offsets
+from irc.plan.alignment import aligned
+from irc.plan.arena import Interval, assign_offsets
 
 
 @dataclass(frozen=True)

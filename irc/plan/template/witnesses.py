@@ -12,6 +12,9 @@ COUNT = 4
 MAX_TRIES = 2000
 """Assignments that are looked at."""
 
+ENOUGH = 24
+"""Choices for a size that lead to different quotients."""
+
 FEWEST = 12
 """Rows and the like below which plans are made otherwise: witnesses lie above, where they may."""
 
@@ -21,7 +24,7 @@ def witnesses(
     admitted: Callable[[Mapping[str, int]], bool],
     count: int = COUNT + 1,
     *,
-    halved: bool = False,
+    extended: Callable[[Mapping[str, int]], Mapping[str, int]] = dict,
 ) -> list[dict[str, int]]:
     """Return assignments near the first call's, different in every symbol, primes where possible.
 
@@ -32,12 +35,12 @@ def witnesses(
         first: numbers of the first call.
         admitted: says whether a trace is good for an assignment.
         count: how many.
-        halved: quotients of the sizes matter too, so that primes alone would not tell.
+        extended: adds quotients of the sizes, which have to differ too.
 
     Returns:
         Fewer, where not so many are admitted.
     """
-    choices = {name: _choices(name, first, admitted, halved=halved) for name in first}
+    choices = {name: _choices(name, first, admitted, extended) for name in first}
     found: list[dict[str, int]] = []
     taken: set[int] = set()
     used: dict[str, set[int]] = {name: set() for name in first}
@@ -105,8 +108,7 @@ def _choices(
     name: str,
     first: Mapping[str, int],
     admitted: Callable[[Mapping[str, int]], bool],
-    *,
-    halved: bool,
+    extended: Callable[[Mapping[str, int]], Mapping[str, int]],
 ) -> list[int]:
     """Return numbers for one symbol: primes near the first call's, then others."""
     own = first[name]
@@ -115,13 +117,27 @@ def _choices(
     fitting = [n for n in near if n != own and admitted({**first, name: n})]
     # Several symbols may have to move together; then none fits alone.
     pool = fitting or [n for n in near if n != own]
-    if not halved:
+    if len(extended(first)) == len(first):
         primes = [n for n in pool if _is_prime(n)]
         return primes + [n for n in pool if not _is_prime(n)]
     # Halves and quarters of sizes count: all remainders have to come up.
     kinds = [[n for n in pool if n % step == 0 and _is_prime(n // step)] for step in (1, 2, 4)]
     mixed = [n for each in zip(*kinds, strict=False) for n in each]
-    return mixed + [n for n in pool if n not in mixed]
+    taken = set(mixed)
+    mixed += [n for n in pool if n not in taken]
+    # Frames of a signal: thousands of samples have one quotient.
+    seen: dict[str, set[int]] = {}
+    new: list[int] = []
+    for n in mixed:
+        full = extended({**first, name: n})
+        if all(full[key] not in seen.get(key, ()) for key in full if key not in first):
+            new.append(n)
+            for key, number in full.items():
+                seen.setdefault(key, set()).add(number)
+        if len(new) == ENOUGH:
+            break
+    chosen = set(new)
+    return new + [n for n in mixed if n not in chosen]
 
 
 def _is_prime(number: int) -> bool:

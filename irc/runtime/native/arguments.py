@@ -42,7 +42,10 @@ class Argument:
             IrcError: ``input-mismatch``.
         """
         if type(value) is not np.ndarray:
-            value = self._converted(value)
+            try:
+                value = as_array(value)
+            except TypeError as error:
+                raise self._mismatch(str(error)) from None
         if value.dtype != self.dtype or value.shape != self.shape:
             raise self._mismatch(f"{list(value.shape)} {value.dtype}")
         # Equal dtypes are of this machine's byte order: it is part of a dtype.
@@ -54,16 +57,6 @@ class Argument:
             raise self._mismatch("an array that cannot be written to")
         return value
 
-    def _converted(self, value: Any) -> Array:
-        if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic):
-            try:
-                return np.from_dlpack(value)
-            except (BufferError, RuntimeError, TypeError) as error:
-                raise self._mismatch(f"not what numpy reads: {error}") from None
-        if isinstance(value, np.ndarray | np.generic):
-            return np.asarray(cast("Any", value))
-        raise self._mismatch(f"of {type(value).__name__}")
-
     def _mismatch(self, found: str) -> IrcError:
         return IrcError(
             "input-mismatch",
@@ -72,19 +65,38 @@ class Argument:
         )
 
 
-def in_order(given: Mapping[str, Any] | Sequence[Any], wanted: Sequence[Argument]) -> Sequence[Any]:
+def as_array(value: Any) -> Array:
+    """Return what numpy reads as an array: its own, or through DLPack.
+
+    Raises:
+        TypeError: saying what it is instead.
+    """
+    if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic):
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise TypeError(f"not what numpy reads: {error}") from None
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(cast("Any", value))
+    raise TypeError(f"of {type(value).__name__}")
+
+
+def in_order(given: Mapping[str, Any] | Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
     """Return the inputs in order.
+
+    Args:
+        given: by name, or in order already.
+        names: of those that there are to be.
 
     Raises:
         IrcError: ``input-mismatch``: one is missing, or there is one too many.
     """
     if not isinstance(given, Mapping):
-        if len(given) != len(wanted):
+        if len(given) != len(names):
             raise IrcError(
-                "input-mismatch", f"the program takes {len(wanted)} inputs, not {len(given)}"
+                "input-mismatch", f"the program takes {len(names)} inputs, not {len(given)}"
             )
         return given
-    names = [each.name for each in wanted]
     if len(given) != len(names) or any(name not in given for name in names):
         for name in (*given, *names):
             if name not in names or name not in given:

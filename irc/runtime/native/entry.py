@@ -24,43 +24,57 @@ CONTEXT = ("driver", "words", "count", "table", "threads", "scratch", "stride", 
 
 
 class Entry:
-    """A segment bound to a base table; calling :attr:`run` runs it.
+    """A base table and the segment that runs on it; calling :attr:`run` runs it.
 
     Args:
         function: the address of the builtin function.
-        driver: of the segment.
-        calls: the address of the segment's calls, and how many there are.
-        threads: how many threads a call may use now, and their pool; asked again after a fork.
-        scratch: the address of the scratch memory, and the bytes of one thread.
         table: the address of the base table.
         slots: which words of the table the arguments of a call are written to, in order.
-        keep: what has to live as long as the entry: the memory that is pointed to.
 
     Attributes:
         run: takes one address for each slot (SystemError: it was given more or fewer). One thread
-            at a time may call it: table and scratch memory are the entry's own.
+            at a time may call it: table and scratch memory are the entry's own. :meth:`turn` has
+            to be called before.
+        workspace: of the segment that it runs.
     """
 
-    def __init__(
+    def __init__(self, function: int, table: int, slots: Sequence[int]) -> None:
+        self._threads: Callable[[], tuple[int, int]] = lambda: (1, 0)
+        words = dict.fromkeys(CONTEXT, 0) | {"table": table, "slots": len(slots)}
+        self._context = (ctypes.c_int64 * (len(words) + len(slots)))(*words.values(), *slots)
+        _entries.add(self)
+        self._keep: tuple[object, ...] = ()
+        self.workspace: Any = None
+        self.run: Callable[..., None] = _bound(function, ctypes.addressof(self._context))
+
+    def turn(
         self,
-        function: int,
         driver: Callable[..., None],
         *,
         calls: tuple[int, int],
         threads: Callable[[], tuple[int, int]],
         scratch: tuple[int, int],
-        table: int,
-        slots: Sequence[int],
         keep: Sequence[object],
     ) -> None:
-        self._threads = threads
+        """Run this segment from now on.
+
+        Args:
+            driver: of the segment.
+            calls: the address of its calls, and how many there are.
+            threads: how many threads a call may use now, and their pool; asked again after a fork.
+            scratch: the address of the scratch memory, and the bytes of one thread.
+            keep: what has to live as long: the memory that is pointed to.
+        """
         address = ctypes.cast(cast("Any", driver), ctypes.c_void_p).value or 0
-        count, pool = threads()
-        words = (address, *calls, table, count, *scratch, pool, len(slots), *slots)
-        self._context = (ctypes.c_int64 * len(words))(*words)
-        _entries.add(self)
+        self._threads = threads
+        for name, word in zip(
+            ("driver", "words", "count", "scratch", "stride"),
+            (address, *calls, *scratch),
+            strict=True,
+        ):
+            self._context[CONTEXT.index(name)] = word
         self._keep = (driver, *keep)
-        self.run: Callable[..., None] = _bound(function, ctypes.addressof(self._context))
+        self.refresh()
 
     def refresh(self) -> None:
         """Ask again which threads there are."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from irc.plan.native import (
     MANIFEST,
     PIECE_BYTES,
     PROGRAM,
+    SIZES,
     WEIGHTS,
     Code,
     NativeFile,
@@ -30,8 +31,12 @@ from irc.plan.native import (
     parse_native_manifest,
     parse_program,
 )
+from irc.plan.open_sizes import MadeKernel, made_again
 from irc.runtime.native.memory import Array, zero_bytes
 from irc.runtime.native.processor import flags, system
+
+if TYPE_CHECKING:
+    from irc.plan.native_sizes import NativeSizes
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,14 @@ class Native:
         program: the content of program.json.
         manifest: what the folder holds.
         hash: digest of the manifest, which names the program and its weights.
+        sizes: the content of sizes.json, where sizes are open.
     """
 
     folder: Path
     program: Program
     manifest: NativeManifest
     hash: str
+    sizes: NativeSizes | None = None
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -80,7 +87,14 @@ def open_native(folder: str | os.PathLike[str], expected: str = "") -> Native:
     content = _verified(place, PROGRAM, manifest)
     program = parse_program(content, str(place / PROGRAM))
     _check_origin(place, program)
-    return Native(place, program, manifest, found)
+    sizes: NativeSizes | None = None
+    if SIZES in manifest.files:
+        # What fixed sizes do not need is not imported for them.
+        from irc.plan.native_sizes import parse_native_sizes
+
+        content = _verified(place, SIZES, manifest)
+        sizes = parse_native_sizes(content, program, str(place / SIZES))
+    return Native(place, program, manifest, found, sizes)
 
 
 def _place(folder: Path) -> Path:
@@ -89,11 +103,11 @@ def _place(folder: Path) -> Path:
         return folder / FOLDER
     if (folder / MANIFEST).is_file() and (folder / PROGRAM).is_file():
         return folder
-    if (folder / "sizes.json").is_file():
+    if (folder / SIZES).is_file():
         raise IrcError(
             "native-missing",
-            f"the plan in '{folder}' leaves sizes open, and a native program has fixed ones",
-            because="where its buffers lie is worked out for each size, which takes irc and torch",
+            f"the plan in '{folder}' holds no native program for its open sizes",
+            because=_made_again(folder) or "it was compiled without",
             help="give each size a number: irc compile ... --size NAME=N; or use irc.load",
         )
     if (folder / files.PLAN).is_file():
@@ -115,6 +129,16 @@ def _place(folder: Path) -> Path:
         f"no plan in '{folder}'",
         help="irc compile MODEL.onnx -o PLAN writes one",
     )
+
+
+def _made_again(folder: Path) -> str:
+    """Return which kernels of a plan are compiled for each size, which takes irc and LLVM."""
+    where = str(folder / SIZES)
+    data = json_text.parse_object(files.read_file(folder, SIZES, json_text.MAX_BYTES), where)
+    kernels: tuple[MadeKernel, ...] = json_text.decode(
+        tuple[MadeKernel, ...], data.get("kernels", []), where
+    )
+    return made_again(kernels)
 
 
 def _check_origin(place: Path, program: Program) -> None:

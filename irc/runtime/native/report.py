@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,19 +31,21 @@ class Run:
     hash: str = ""
     mapped: bool = False
     repeat: int = 10
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def measure(run: Run, import_s: float) -> dict[str, Any]:
     """Load a program, call it, and return the figures.
 
     Raises:
-        IrcError: as :func:`irc.runtime.native.program.load`; ``input-mismatch``.
+        IrcError: as :func:`irc.runtime.native.program.load`; ``input-mismatch``,
+            ``size-unknown``, ``size-outside``.
     """
     started = time.perf_counter()
     program = load(run.plan, threads=run.threads, code=run.code, hash=run.hash, mapped=run.mapped)
     loaded = time.perf_counter()
     found = open_native(run.plan)
-    given = _inputs(run.inputs, found.program.inputs)
+    given = _inputs(run.inputs, program.ports(run.sizes))
     times: list[float] = []
     outputs: list[Array] = []
     for _ in range(max(run.repeat, 1)):

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from irc.errors import IrcError
-from irc.plan.native import Table
+from irc.plan.native import PAGE, Table
 from irc.runtime.native.entry import Entry
-
-PAGE = 4096
 
 Driver: TypeAlias = Callable[[int, int, int, int, object, int, int], None]
 """Takes the words and their number of calls, the base table, threads, scratch memory and the bytes
@@ -34,12 +31,43 @@ class Crew(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Workspace:
-    """Memory of one run: scratch of all threads, and the words that kernels set on a fault."""
+class Workspace:
+    """Memory of one run: scratch of all threads, and the words that kernels set on a fault.
 
-    memory: ctypes.Array[ctypes.c_char]
-    faults: Sequence[ctypes.c_int32]
+    Args:
+        num_bytes: how much there is for scratch memory.
+
+    Attributes:
+        memory: the scratch memory.
+        faults: words in it, as the segment has them that uses it.
+        user: that segment.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._raw = ctypes.create_string_buffer(num_bytes + 2 * PAGE)
+        self._start = -ctypes.addressof(self._raw) % PAGE + PAGE
+        self.memory = (ctypes.c_char * num_bytes).from_buffer(self._raw, self._start)
+        self.faults: Sequence[ctypes.c_int32] = ()
+        self.user: object = None
+
+    def lend(self, user: object, faults: Sequence[int]) -> None:
+        """Give the memory to a segment.
+
+        Args:
+            user: the segment.
+            faults: where its words are, in bytes from the scratch memory; they become 0.
+        """
+        if self.user is not user:
+            places = (self._start + place for place in faults)
+            self.faults = [ctypes.c_int32.from_buffer(self._raw, place) for place in places]
+            for word in self.faults:
+                word.value = 0
+            self.user = user
+
+
+Workspaces: TypeAlias = list[Workspace]
+"""Those that nobody uses, of segments that share them: one segment at all of its sizes."""
 
 
 class Segment:
@@ -51,6 +79,7 @@ class Segment:
         driver: walks over the calls.
         crew: the threads.
         num_threads: how many of them at most.
+        workspaces: scratch memory, which other segments may share; by default its own.
     """
 
     def __init__(
@@ -60,30 +89,36 @@ class Segment:
         driver: Driver,
         crew: Crew,
         num_threads: int,
+        workspaces: Workspaces | None = None,
     ) -> None:
         self.num_threads = num_threads if table.parallel else 1
         self.stride = table.stride
         words = table.linked(addresses)
         self._table = (ctypes.c_int64 * (len(words) + 1))(*words)
         self._count, self._words = table.count, ctypes.addressof(self._table)
-        self._workspaces: list[_Workspace] = []
-        self._checked, self._fault = table.checked, table.fault
+        self._free: Workspaces = [] if workspaces is None else workspaces
+        self._checked = table.checked
+        shares = range(self.num_threads if table.checked else 0)
+        self._faults = [share * self.stride - table.fault for share in shares]
         self._driver, self._crew = driver, crew
 
     def run(self, table: int) -> None:
         """Run all calls; ``table`` is the address of the array of base pointers."""
-        workspaces = self._workspaces
+        free = self._free
         # pop and append are atomic: two threads never hold one workspace.
         try:
-            workspace = workspaces.pop()
+            workspace = free.pop()
         except IndexError:
-            workspace = self._allocate()
+            workspace = self._workspace()
+        if workspace.user is not self:
+            free.append(workspace)
+            workspace = self._workspace()
         threads, pool = self._crew.ready(self.num_threads)
         self._driver(self._words, self._count, table, threads, workspace.memory, self.stride, pool)
         faulty = [word for word in workspace.faults if word.value]
         for word in faulty:
             word.value = 0
-        workspaces.append(workspace)
+        free.append(workspace)
         if faulty:
             raise _outside(self._checked)
 
@@ -99,34 +134,40 @@ class Segment:
         """
         if self._checked:
             return None
-        try:
-            workspace = self._workspaces.pop()
-        except IndexError:
-            workspace = self._allocate()
-        return Entry(
-            function,
+        entry = Entry(function, table, slots)
+        self.turn(entry)
+        return entry
+
+    def turn(self, entry: Entry) -> None:
+        """Let an entry run this segment: a new one, or that of another, of other sizes."""
+        if entry.workspace is not None:
+            self._free.append(entry.workspace)
+        workspace = self._workspace()
+        entry.turn(
             self._driver,
             calls=(self._words, self._count),
             threads=lambda: self._crew.ready(self.num_threads),
             scratch=(ctypes.addressof(workspace.memory), self.stride),
-            table=table,
-            slots=slots,
             keep=(self._table, workspace),
         )
+        entry.workspace = workspace
 
     def run_pointers(self, pointers: Sequence[int]) -> None:
         """Run all calls on base pointers given as integers."""
         array = (ctypes.c_void_p * len(pointers))(*pointers)
         self.run(ctypes.addressof(array))
 
-    def _allocate(self) -> _Workspace:
-        size = self.stride * self.num_threads
-        raw = ctypes.create_string_buffer(size + 2 * PAGE)
-        start = -ctypes.addressof(raw) % PAGE + PAGE
-        memory = (ctypes.c_char * size).from_buffer(raw, start)
-        threads = range(self.num_threads if self._checked else 0)
-        words = [start - self._fault + thread * self.stride for thread in threads]
-        return _Workspace(memory, [ctypes.c_int32.from_buffer(raw, word) for word in words])
+    def _workspace(self) -> Workspace:
+        """Return memory for a run, that of another run where it is large enough."""
+        num_bytes = self.stride * self.num_threads
+        try:
+            found = self._free.pop()
+        except IndexError:
+            found = Workspace(num_bytes)
+        if found.num_bytes < num_bytes:
+            found = Workspace(num_bytes)
+        found.lend(self, self._faults)
+        return found
 
 
 def _outside(names: Sequence[str]) -> IrcError:

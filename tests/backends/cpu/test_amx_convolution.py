@@ -20,7 +20,7 @@ from irc.backends.cpu.convolution.amx_plan import Rows, divide_places, lay_out
 from irc.backends.cpu.convolution.windows import Windows, read_windows
 from irc.backends.cpu.features import host
 from irc.backends.cpu.loops.nest import read, simplify
-from irc.backends.cpu.native import machine, native_codes
+from irc.backends.cpu.native import compile_kinds, machine
 from irc.backends.cpu.variants import VARIANTS
 from irc.dialects.task import BufferType, KernelOp
 from irc.pipeline import Options, default_pipeline, run_passes
@@ -179,8 +179,8 @@ def test_other_windows_use_vectors() -> None:
 
 def test_plans_hold_code_of_their_own() -> None:
     for dtype, names in [(torch.bfloat16, [AMX.name, DOTS.name]), (torch.float32, [DOTS.name])]:
-        found = native_codes([convolved("one panel", dtype)], [], (AMX, DOTS))
-        assert [code.name for code, _ in found] == names
+        found = compile_kinds([convolved("one panel", dtype)], (AMX, DOTS), {})
+        assert [kind.variant.name for kind in found] == names
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,9 +1,22 @@
 """Conversions between all dtypes, rounding of halves, in hardware and without it."""
 
+# pyright: basic
+
 from typing import Any
 
+import llvmlite.binding as llvm
 import pytest
 import torch
+
+from irc.backends.cpu import emit
+from irc.backends.cpu.features import host
+from irc.backends.cpu.native import machine
+from irc.backends.cpu.variants import VARIANTS
+from irc.backends.cpu.vector import storage
+
+has_rounding = pytest.mark.skipif(
+    not host().tiles, reason="this machine rounds to bfloat16 by integers"
+)
 
 NAMES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
@@ -37,6 +50,56 @@ def test_rounding_to_halves(target: str, make: Any, run: Any, features: Any) -> 
     nan = want.isnan()
     assert torch.equal(got.isnan(), nan)
     assert torch.equal(got[~nan].view(torch.int16), want[~nan].view(torch.int16))
+
+
+def every_upper_half() -> torch.Tensor:
+    """Floats with each upper half, and lower halves around zero, a half and one ulp of bfloat16."""
+    low = torch.tensor([0, 1, 0x4000, 0x7FFF, 0x8000, 0x8001, 0xC000, 0xFFFF])
+    bits = (torch.arange(-(1 << 15), 1 << 15)[:, None] << 16 | low).flatten()
+    return bits.to(torch.int32).view(torch.float32)
+
+
+def rounded_by_integers(x: torch.Tensor) -> torch.Tensor:
+    """To nearest even; a NaN keeps its sign and high bits and becomes quiet."""
+    bits = x.view(torch.int32).long() & 0xFFFFFFFF
+    nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return torch.where(x.isnan(), bits >> 16 | 0x40, nearest).to(torch.int16)
+
+
+@pytest.mark.parametrize("extra", [0, 5])
+def test_each_upper_half_rounds_to_bfloat16(extra: int, make: Any, run: Any) -> None:
+    """Denormals and NaN too, bit by bit; ``extra`` elements are a tail of the last vector."""
+    x = torch.cat([every_upper_half(), every_upper_half()[:extra]])
+    n = x.numel()
+    k = make((n,), 1, [(n, "f32")], [(n, "bf16")])
+    k.store(k.load(0, (1,)), 0, (1,))
+    assert torch.equal(run(k.kernel(), [x])[0].view(torch.int16), rounded_by_integers(x))
+
+
+@has_rounding
+def test_denormals_taken_for_zeros_are_caught(
+    make: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_DENORMAL", 0)
+    x = every_upper_half()
+    n = x.numel()
+    k = make((n,), 1, [(n, "f32")], [(n, "bf16")])
+    k.store(k.load(0, (1,)), 0, (1,))
+    wrong = run(k.kernel(), [x])[0].view(torch.int16) != rounded_by_integers(x)
+    assert wrong.any() and bool((x[wrong].abs() < torch.finfo(torch.float32).smallest_normal).all())
+
+
+def test_machines_without_tiles_round_by_integers(make: Any) -> None:
+    texts: dict[str, str] = {}
+    for name, variant in VARIANTS.items():
+        k = make((64,), 1, [(64, "f32")], [(64, "bf16")])
+        k.store(k.load(0, (1,)), 0, (1,))
+        texts[name] = emit(k.kernel(), variant.features)
+    assert {name for name, text in texts.items() if "cvtneps2bf16" in text} == {"x86-64-v4-amx"}
+    module = llvm.parse_assembly(texts["x86-64-v4-amx"])
+    module.verify()
+    assembly = machine(VARIANTS["x86-64-v4-amx"].features).emit_assembly(module)
+    assert "vcvtneps2bf16" in assembly and "vfpclassps" in assembly
 
 
 @pytest.mark.parametrize("source", ["f16", "bf16"])

@@ -47,6 +47,14 @@ def test_folding_agrees_with_converting(
     check_text(body, "float[1] x", f"{dtype}/y:{ndim} z:1", stored=STORED, feeds=feeds)
 
 
+def test_numbers_without_dims_divide() -> None:
+    # numpy returns scalars where arrays without dims are divided.
+    stored = "float p = {3}, float q = {2}, int64 m = {-7}, int64 n = {2}"
+    body = "s = Div (p, q)\nz = Mul (x, s)\ny = Div (m, n)"
+    feeds = {"x": np.ones(1, np.float32)}
+    check_text(body, "float[1] x", "int64/y:0 z:1", stored=stored, feeds=feeds)
+
+
 def result_shape(body: str, shape: str, stored: str = "") -> str:
     model = model_of(body, "float[B,S] x", "float[a,b] y", stored=stored)
     for dim, text in zip(

@@ -1,31 +1,23 @@
-"""Writing the native folder of a plan: what runs it without irc's dependencies.
-
-Weights are packed and folded here, once, straight into the file that programs read: the numbers are
-those that irc's own executor would make, and a program starts without making them again.
-"""
+"""The native program of a plan: memory, steps and kernel calls, and the code of its kernels."""
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from irc.dialects.task import KernelOp
 from irc.errors import IrcError
 from irc.plan import native
-from irc.plan.files import plan_hash
 from irc.plan.load import LoadedPlan
-from irc.plan.native import MANIFEST, PROGRAM, WEIGHTS, View
+from irc.plan.native import View
+from irc.plan.native_sizes import NativeSizes
+from irc.plan.open_sizes import made_again
 from irc.plan.schema import ALIGNMENT, Copy, Kernels, Library, Plan, touched
-from irc.program import Program
-from irc.report.native import native_lines, no_native_line
 from irc.runtime.segments import SegmentCall, segment_calls
 
 if TYPE_CHECKING:
-    import torch
-
+    from irc.backends.cpu.native import Kind
     from irc.backends.cpu.variants import Variant
 
 BACKEND = "cpu"
@@ -39,19 +31,19 @@ class NativePlan:
         program: everything but where weights lie.
         codes: the shared objects by file name.
         layout: for each weight or prepared buffer that calls read, where it begins in the file.
+        sizes: what of the program follows from sizes that are open.
     """
 
     program: native.Program
     codes: Mapping[str, bytes]
     layout: Mapping[int, int]
     weight_bytes: int
+    sizes: NativeSizes | None = None
 
 
 def reason_against(loaded: LoadedPlan) -> str | None:
     """Return why a plan has no native program; None where it has one."""
     plan = loaded.plan
-    if loaded.sized is not None:
-        return "it leaves sizes open (--size NAME=N gives one a number)"
     if plan.device_mesh.num_ranks > 1:
         return f"it is for {plan.device_mesh.num_ranks} ranks"
     if plan.backend != BACKEND:
@@ -59,34 +51,66 @@ def reason_against(loaded: LoadedPlan) -> str | None:
     seeds = [plan.buffers[i] for i in plan.weights if plan.buffers[i].role == "seed"]
     if any((b.num_elements, b.dtype) != (1, "i64") for b in seeds):
         return "it draws random numbers from seeds of its own kind"
+    if loaded.sized is not None and (made := loaded.sized.sizes.kernels):
+        return f"{made_again(made)} (--size NAME=N gives a size a number)"
     return None
 
 
 def native_plan(
-    loaded: LoadedPlan, kernels: Sequence[KernelOp], variants: Sequence[Variant]
+    loaded: LoadedPlan,
+    kernels: Sequence[KernelOp],
+    variants: Sequence[Variant],
+    low: Mapping[str, int],
 ) -> NativePlan:
     """Work out a plan's program, and compile its kernels.
 
     Args:
         loaded: a plan that nothing is against.
-        kernels: of the plan.
+        kernels: of the plan; where it leaves sizes open, with names in theirs.
         variants: kinds of processors, the most capable first.
+        low: the least number of each size that is open.
+
+    Raises:
+        InternalError: the program is not that of the plan at other sizes.
     """
-    from irc import __version__
-    from irc.backends.cpu.native import native_codes
+    from irc.backends.cpu.native import compile_kinds
 
     plan = loaded.plan
-    prepared = sum(isinstance(action, Kernels) for action in plan.prepared)
-    calls, used = _renumbered(segment_calls(plan)[prepared:])
+    _, used = calls_of(plan)
     by_name = {op.sym_name.data: op for op in kernels}
     chosen = [by_name[plan.kernels[number].name] for number in used]
-    codes = native_codes(chosen, calls, variants)
+    kinds = compile_kinds(chosen, variants, low)
     layout, total = _layout(plan)
+    program = program_of(plan, loaded.hash, layout, kinds)
+    sizes = None
+    if loaded.sized is not None:
+        from irc.native.sizes import sizes_of, verify_sizes
+
+        sizes = sizes_of(loaded.sized, program, kinds)
+        verify_sizes(sizes, program, loaded.sized, kinds)
+    codes = {kind.file: kind.content for kind in kinds}
+    return NativePlan(program, codes, layout, total, sizes)
+
+
+def program_of(
+    plan: Plan, digest: str, layout: Mapping[int, int], kinds: Sequence[Kind]
+) -> native.Program:
+    """Return the program of a plan.
+
+    Args:
+        plan: also one with sizes for its numbers, where no code is asked for.
+        digest: the plan's hash.
+        layout: where each weight begins in the file.
+        kinds: the kernels, compiled.
+    """
+    from irc import __version__
+
+    calls, used = calls_of(plan)
     written = {plan.root(i) for i in plan.states()}
     seeds = {i for i in plan.weights if plan.buffers[i].role == "seed"}
     base = {buffer: k for k, buffer in enumerate(plan.bases, 1)}
-    program = native.Program(
-        plan=loaded.hash,
+    return native.Program(
+        plan=digest,
         inputs=tuple(_inputs(plan)),
         outputs=tuple(native.Port(plan.buffers[i].name, _view(plan, i)) for i in plan.outputs),
         fresh=tuple(
@@ -99,20 +123,28 @@ def native_plan(
             for i, start in layout.items()
         ),
         steps=tuple(_steps(plan)),
-        codes=tuple(code for code, _ in codes),
+        codes=tuple(kind.code(calls) for kind in kinds),
         arena_bytes=plan.arena_bytes,
         num_bases=1 + len(plan.bases),
         kernels=len(used),
         seeds=tuple(base[i] for i in sorted(seeds & set(layout))),
         irc=__version__,
     )
-    return NativePlan(program, {code.file: content for code, content in codes}, layout, total)
+
+
+def calls_of(plan: Plan) -> tuple[list[list[SegmentCall]], list[int]]:
+    """Return the calls of each segment, and which kernels of the plan their numbers stand for.
+
+    Those that only prepare weights are not there.
+    """
+    prepared = sum(isinstance(action, Kernels) for action in plan.prepared)
+    return _renumbered(segment_calls(plan)[prepared:])
 
 
 def _renumbered(
     segments: Sequence[Sequence[SegmentCall]],
 ) -> tuple[list[list[SegmentCall]], list[int]]:
-    """Return the calls with kernels counted anew: those that only prepare weights are not there."""
+    """Return the calls with kernels counted anew."""
     number: dict[int, int] = {}
     found = [
         [
@@ -178,92 +210,3 @@ def _library(plan: Plan, action: Library) -> native.Library:
         action.op == "flow.scatter" and action.outputs == action.inputs[:1],
         action.loc,
     )
-
-
-class Native:
-    """The native program of a plan that is being written: compiled, saved, described.
-
-    Args:
-        variants: kinds of processors; none: there is to be no program.
-    """
-
-    def __init__(self, variants: Sequence[Variant]) -> None:
-        self._variants = variants
-        self._reason = "" if variants else "none was asked for"
-        self._loaded: LoadedPlan | None = None
-        self._made: NativePlan | None = None
-        self._tensors: Mapping[str, torch.Tensor] = {}
-        self._hash = ""
-
-    @classmethod
-    def parse(cls, text: str) -> Native:
-        """Read the names of kinds; empty for all of them.
-
-        Raises:
-            IrcError: ``option-value``.
-        """
-        from irc.backends.cpu.variants import parse_variants
-
-        return cls(parse_variants(text))
-
-    def compile(self, loaded: LoadedPlan, program: Program) -> None:
-        """Compile the kernels of a plan, unless something is against it.
-
-        Args:
-            loaded: the plan.
-            program: that it was made from; its module holds the kernels.
-        """
-        self._reason = self._reason or reason_against(loaded) or ""
-        if self._reason:
-            return
-        kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
-        self._loaded, self._tensors = loaded, program.tensors
-        self._made = native_plan(loaded, kernels, self._variants)
-
-    def write(self, plan_folder: Path) -> None:
-        """Write the folder into that of the plan."""
-        if self._made is not None and self._loaded is not None:
-            self._hash = _write(self._made, self._loaded, self._tensors, plan_folder)
-
-    def summary(self) -> str:
-        """Say what was written, or why nothing was."""
-        if self._made is None:
-            return no_native_line(self._reason)
-        made = self._made
-        return native_lines(made.program, made.codes, made.weight_bytes, self._hash)
-
-
-def _write(
-    made: NativePlan, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor], plan_folder: Path
-) -> str:
-    place = plan_folder / native.FOLDER
-    place.mkdir()
-    entries: dict[str, native.NativeFile] = {}
-    program = native.native_text(made.program).encode()
-    for name, content in {PROGRAM: program, **made.codes}.items():
-        (place / name).write_bytes(content)
-        entries[name] = native.NativeFile(len(content), native.digests(content))
-    entries[WEIGHTS] = _write_weights(place / WEIGHTS, made, loaded, tensors)
-    manifest = native.NativeManifest({name: entries[name] for name in sorted(entries)})
-    text = native.native_text(manifest)
-    (place / MANIFEST).write_text(text, encoding="utf-8")
-    return plan_hash(text)
-
-
-def _write_weights(
-    path: Path, made: NativePlan, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor]
-) -> native.NativeFile:
-    """Pack weights into the file itself: a large model has them in memory once, not twice."""
-    if not made.weight_bytes:
-        path.write_bytes(b"")
-        return native.NativeFile(0, native.digests(b""))
-    from irc.runtime.fill import fill
-
-    with path.open("w+b") as file:
-        file.truncate(made.weight_bytes)
-        # It is unmapped when nothing shows it any more.
-        fill(mmap.mmap(file.fileno(), made.weight_bytes), made.layout, loaded, tensors)
-    with path.open("rb") as file:
-        pieces = iter(lambda: file.read(native.PIECE_BYTES), b"")
-        digests = tuple(digest for piece in pieces for digest in native.digests(piece))
-    return native.NativeFile(made.weight_bytes, digests)

@@ -1,0 +1,5 @@
+"""The native folder of a plan: its program worked out, compiled, checked and written."""
+
+from irc.native.write import Native
+
+__all__ = ["Native"]

@@ -1,0 +1,149 @@
+"""A native program with open sizes: bound to those of a call when they first come."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from irc.dialects.size import Size
+from irc.errors import InternalError, IrcError
+from irc.plan.native import Code, Port
+from irc.plan.open_sizes import Symbol, example_or
+from irc.runtime.native.arguments import as_array, in_order
+from irc.runtime.native.bound import Bound, Machine
+from irc.runtime.native.dtypes import dtype_of
+from irc.runtime.native.folder import Native
+from irc.runtime.native.memory import Array
+from irc.runtime.native.sized import SizedProgram
+
+MAX_SIZES = 64
+"""Programs that are kept; the one used longest ago is dropped. Each holds tables, no tensors."""
+
+
+@dataclass(frozen=True)
+class OpenArgument:
+    """An input or output whose sizes are open.
+
+    Attributes:
+        name: the user's.
+        dtype: numpy's.
+        shape: a number, or for an open size its formula in the model's names.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...]
+
+    def array(self, value: Any) -> Array:
+        """Return an input as numpy has it, whatever its shape.
+
+        Raises:
+            IrcError: ``input-mismatch``.
+        """
+        try:
+            return as_array(value)
+        except TypeError as error:
+            raise IrcError(
+                "input-mismatch",
+                f"input '{self.name}' is {error}; it takes {list(self.shape)} {self.dtype}",
+                help="give a numpy array",
+            ) from None
+
+
+class OpenProgram:
+    """A loaded program for all sizes that its plan was checked for.
+
+    Args:
+        found: the verified folder.
+        code: which of its codes.
+        threads: that a call uses.
+        mapped: leave weights in the file.
+
+    Attributes:
+        inputs: what :meth:`run` takes, in order.
+        outputs: what it gives.
+        sizes: which are open, and from which to which number the plan was checked.
+        code: the name of the code that runs.
+        threads: that a call uses.
+        hash: names program and weights.
+    """
+
+    def __init__(self, found: Native, code: Code, threads: int, *, mapped: bool) -> None:
+        if found.sizes is None:
+            raise InternalError("the sizes of the program are fixed")
+        self.hash, self.code, self.threads = found.hash, code.name, threads
+        self._sized = SizedProgram(found.program, found.sizes, code)
+        self._machine = Machine(found, code, threads, mapped=mapped)
+        self._names = self._sized.names
+        self.sizes: tuple[Symbol, ...] = found.sizes.given.symbols
+        form = self._sized.form
+        self.inputs = tuple(map(self._argument, form.inputs))
+        self.outputs = tuple(map(self._argument, form.outputs))
+        self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Array]:
+        """Run once; any thread may call it at any time.
+
+        Args:
+            inputs: by name, or in order: numpy arrays, or what numpy reads through DLPack.
+
+        Returns:
+            The outputs, in order, each in memory of its own.
+
+        Raises:
+            IrcError: ``input-mismatch``; ``size-outside``; ``index-out-of-range`` where an input is
+                an index.
+        """
+        arrays = [
+            value if type(value) is np.ndarray else wanted.array(value)
+            for wanted, value in zip(self.inputs, in_order(inputs, self._names), strict=True)
+        ]
+        shapes = tuple([array.shape for array in arrays])
+        with self._lock:
+            bound = self._bound.get(shapes)
+            if bound is not None:
+                self._bound.move_to_end(shapes)
+        if bound is None:
+            bound = self._bind(shapes)
+        given = [wanted.array(array) for wanted, array in zip(bound.inputs, arrays, strict=True)]
+        return self._machine.run(bound, given)
+
+    def ports(self, sizes: Mapping[str, int]) -> tuple[Port, ...]:
+        """Return the inputs at some sizes.
+
+        Args:
+            sizes: numbers by the model's names; others are those of the example.
+
+        Raises:
+            IrcError: ``size-unknown``, ``size-outside``.
+        """
+        full = self._sized.given.extended(example_or(self.sizes, sizes))
+        self._sized.given.check(full, self._names)
+        return self._sized.at(full).inputs
+
+    def _bind(self, shapes: tuple[tuple[int, ...], ...]) -> Bound:
+        # Two threads may bind the same sizes: both programs are right, and one is kept.
+        program = self._sized.at(self._sized.given.values(shapes, self._names))
+        bound = Bound(program, program.codes[0], self._machine)
+        with self._lock:
+            bound = self._bound.setdefault(shapes, bound)
+            if len(self._bound) > MAX_SIZES:
+                self._bound.popitem(last=False)
+        return bound
+
+    def _argument(self, port: Port) -> OpenArgument:
+        names = {each.symbol: each.name for each in self.sizes}
+        shape = (
+            re.sub(r"[A-Za-z_]\w*", lambda found: names.get(found[0], found[0]), str(dim))
+            if isinstance(dim, Size)
+            else dim
+            for dim in port.view.shape
+        )
+        return OpenArgument(port.name, dtype_of(port.view.dtype), tuple(shape))
