@@ -66,6 +66,20 @@ class AttentionPlan:
         return moves and (is_named(self.rows) or self.rows > self.block)
 
     @property
+    def clips(self) -> bool:
+        """True where a last block has fewer rows, not some of the block before it again.
+
+        On the diagonal a row's sum depends, in its last bit, on the block that it is in: of two
+        threads with a row each, the later one's would count.
+        """
+        return self.crosses and (is_named(self.rows) or self.rows % self.block != 0)
+
+    @property
+    def varies(self) -> bool:
+        """True where only the run knows how many rows a block has."""
+        return is_named(self.rows) or self.clips
+
+    @property
     def is_one_block(self) -> bool:
         """True where every row meets all its keys, at least one, at once."""
         forms = self.form.places
@@ -125,7 +139,7 @@ class AttentionWriter:
         self.size = 0
         self.rounds = False
         """Whether results are rounded in pairs, which takes denormals for zeros."""
-        # The last block of rows is moved back so that all are whole.
+        # The last block of rows is moved back so that all are whole, unless it is clipped.
         self.num_blocks = b.parts(plan.rows, plan.block)
         if is_named(plan.rows):
             self.valid = b.intrinsic("smin", b.i64(plan.rows), b.i64(plan.block))
@@ -139,9 +153,9 @@ class AttentionWriter:
         return at
 
     def existing(self, row: int) -> Operand:
-        """Return a row of a block; where their number is open, the last one for those beyond."""
+        """Return a row of a block; where their number varies, the last one for those beyond."""
         b = self.b
-        if not is_named(self.plan.rows):
+        if not self.plan.varies:
             return b.i64(row)
         return b.intrinsic("smin", b.i64(row), b.add(self.valid, b.i64(-1)))
 
@@ -215,7 +229,10 @@ class AttentionWriter:
         if form.causal and self.num_blocks.literal != 1:
             block = self._folded(block)
         first = b.scale(block, plan.block)
-        if is_named(plan.rows):
+        if plan.clips:
+            left = b.binary("sub nsw", b.i64(plan.rows), first)
+            self.valid = b.intrinsic("smin", left, b.i64(plan.block))
+        elif is_named(plan.rows):
             last = b.intrinsic("smax", b.i64(plan.rows + -plan.block), b.i64(0))
             first = b.intrinsic("smin", first, last)
         elif plan.rows > plan.block and plan.rows % plan.block:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from irc.backends.cpu.attention.softmax import LOG2E, NEVER, Block, largest, masked
-from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import Operand, Type, constant
 from irc.backends.cpu.vector.storage import MEMORY, unpack
 
@@ -36,7 +35,7 @@ class MaskWriter:
         if place is None or place.dtype != "i1" or place.strides[self.plan.row] not in (0, 1):
             return unit
         rows = self.plan.rows
-        if place.strides[self.plan.row] and (is_named(rows) or rows < self.plan.block):
+        if place.strides[self.plan.row] and (self.plan.varies or rows < self.plan.block):
             return unit
         count = b.binary("sub nsw", unit.stop, unit.start)
         whole = b.add(unit.start, b.binary("and", count, b.i64(-self.group)))
@@ -145,7 +144,7 @@ class MaskWriter:
         places = [b.iota(kind)] + [
             b.binary("add", b.iota(kind), constant(kind, v * lanes)) for v in range(1, self.vectors)
         ]
-        if is_named(self.plan.rows):  # rows past the last one are the last one again
+        if self.plan.varies:  # rows past the last one are the last one again
             last = b.convert("trunc", b.add(self.writer.valid, b.i64(-1)), "i32")
             places = [b.intrinsic("smin", at, b.splat(last, lanes)) for at in places]
         return [b.binary("add", first, at) for at in places]
@@ -170,7 +169,7 @@ class MaskWriter:
         first = self.writer.address(role, unit, unit.first, key)
         if stride == 0:
             return b.splat(unpack(b, b.load(Type(memory), first), place.dtype), lanes)
-        if is_named(self.plan.rows):
+        if self.plan.varies:
             raw = Operand(Type(memory, lanes), "poison")
             for lane in range(lanes):
                 at = b.scale(self.writer.existing(v * lanes + lane), stride)

@@ -7,7 +7,6 @@ from math import log
 from typing import TYPE_CHECKING
 
 from irc.backends.cpu.attention.pairs import rounded_pairs
-from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.matmul.panels import transposed
 from irc.backends.cpu.vector.builder import Operand, constant
 from irc.backends.cpu.vector.logarithms import log as logarithm
@@ -81,9 +80,9 @@ def _store_rounded(
 
 
 def _valid(writer: AttentionWriter) -> int:
-    """Rows of a block that are stored; where their number is open, the last one several times."""
-    rows = writer.plan.rows
-    return writer.plan.block if is_named(rows) else min(rows, writer.plan.block)
+    """Rows of a block that are stored; where their number varies, the last one several times."""
+    plan = writer.plan
+    return plan.block if plan.varies else min(plan.rows, plan.block)
 
 
 def _column(
@@ -130,7 +129,7 @@ def store_sums(
     for v, (top, total) in enumerate(zip(tops, sums, strict=True)):
         value = b.fma(top, constant(top.type, LN2), logarithm(b, total))
         valid = _valid(writer) - v * lanes
-        if stride == 1 and valid >= lanes and not is_named(writer.plan.rows):
+        if stride == 1 and valid >= lanes and not writer.plan.varies:
             b.store(value, b.address(first, "float", b.i64(v * lanes)))
             continue
         for i in range(min(lanes, valid)):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import irc
 from irc.backends.cpu.attention.blocks import plan_attention
 from irc.backends.cpu.attention.few import suits_few
 from irc.backends.cpu.emit import emit, info_of
@@ -172,3 +173,24 @@ def test_keys_that_a_mask_hides_are_passed_over(
     )  # fmt: skip
     case.tensors["mask"] = mask.contiguous()
     close(case, case.executed(num_threads=2), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_do_not_change_a_bit(dtype: torch.dtype, dynamic: bool) -> None:
+    """A row of the diagonal belongs to one block: blocks that overlapped raced for it."""
+    q = torch.randn(5, 3, 129, 24).to(dtype)
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    before = torch.get_num_threads()
+    found: list[torch.Tensor] = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            compiled = irc.compile(attend, dynamic=dynamic)
+            found += [compiled(q).clone() for _ in range(30)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(each, found[0]) for each in found)
