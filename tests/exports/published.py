@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class Published:
         file: inside the package.
         shapes: of the inputs that are float32.
         whole: the inputs that are whole numbers.
+        bytes: shapes of inputs of numbers below 256, i32.
         states: for each output that the next call is given again, the input that takes it.
         scale: standard deviation of the inputs.
     """
@@ -28,8 +30,9 @@ class Published:
     package: str
     file: str
     shapes: Mapping[str, tuple[int, ...]]
-    whole: Mapping[str, int] = field(default_factory=dict[str, int])
+    whole: Mapping[str, Any] = field(default_factory=dict[str, Any])
     states: Mapping[str, str] = field(default_factory=dict[str, str])
+    bytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     scale: float = 1.0
 
     @property
@@ -48,12 +51,16 @@ class Published:
             name: (self.scale * rng.standard_normal(shape)).astype(np.float32)
             for name, shape in self.shapes.items()
         }
-        return found | {name: np.array(number) for name, number in self.whole.items()}
+        found |= {name: np.array(number) for name, number in self.whole.items()}
+        return found | {
+            name: rng.integers(0, 256, shape, np.int32) for name, shape in self.bytes.items()
+        }
 
 
 VOICE = {"input": (1, 576), "state": (2, 1, 128)}
 NEXT = {"stateN": "state"}
 RATE = {"sr": 16000}
+SAMPLES = {"waveforms_lens": [16000]}
 
 PUBLISHED: Mapping[str, Published] = {
     "ocr-detection": Published(
@@ -70,5 +77,28 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "voice-branches": Published(SILERO, "data/silero_vad.onnx", VOICE, RATE, NEXT, scale=0.1),
     "voice-16k": Published(SILERO, "data/silero_vad_16k_op15.onnx", VOICE, RATE, NEXT, scale=0.1),
+    "ocr6-detection": Published(
+        "rapidocr", "models/PP-OCRv6_det_small.onnx", {"x": (1, 3, 320, 320)}, scale=0.5
+    ),
+    "ocr6-recognition": Published(
+        "rapidocr", "models/PP-OCRv6_rec_small.onnx", {"x": (1, 3, 48, 320)}
+    ),
+    "objects": Published("nudenet", "320n.onnx", {"images": (1, 3, 320, 320)}),
+    "file-type": Published(
+        "magika", "models/standard_v3_3/model.onnx", {}, bytes={"bytes": (1, 2048)}
+    ),
+    "notes": Published(
+        "basic_pitch", "saved_models/icassp_2022/nmp.onnx",
+        {"serving_default_input_2:0": (1, 43844, 1)},
+    ),
+    "spectrum": Published(
+        "onnx_asr", "preprocessors/data/kaldi.onnx", {"waveforms": (1, 16000)}, SAMPLES
+    ),
+    "mel": Published(
+        "onnx_asr", "preprocessors/data/nemo128.onnx", {"waveforms": (1, 16000)}, SAMPLES
+    ),
+    "resampling": Published(
+        "onnx_asr", "preprocessors/data/resample_44_16.onnx", {"waveforms": (1, 16000)}, SAMPLES
+    ),
     "voice-half": Published(SILERO, "data/silero_vad_half.onnx", VOICE, {}, NEXT, scale=0.1),
 }  # fmt: skip

@@ -20,7 +20,7 @@ from tests.exports.published import PUBLISHED, Published
 onnxruntime = pytest.importorskip("onnxruntime")
 
 CALLS = 4
-QUICK = ("ocr-direction", "voice")
+QUICK = ("ocr-direction", "voice", "mel", "resampling")
 SLOW = [name for name in PUBLISHED if name not in QUICK]
 
 
