@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from irc import torch_backend
 from irc.calls.recompiles import RecompileWarning
@@ -323,3 +324,16 @@ def test_a_result_that_nobody_reads_may_have_another_size() -> None:
 
     torch._dynamo.reset()
     assert torch.allclose(torch.compile(bags, backend="irc")(table), bags(table))
+
+
+def test_grouped_attention_beside_a_view_of_an_input() -> None:
+    """A result that shows an input sends the graph through aten, whose op has no word for groups."""
+
+    def program(q: Tensor, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return functional.scaled_dot_product_attention(q, k, k, enable_gqa=True), x.expand(2, 1, 1)
+
+    q, k, x = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 1)
+    found, shown = compiled(program)(q, k, x)
+    wanted, _ = program(q, k, x)
+    torch.testing.assert_close(found, wanted)
+    assert shown.data_ptr() == x.data_ptr()

@@ -179,7 +179,9 @@ def flash_attention(
 ) -> list[SSAValue | None]:
     """Keep attention whole; with the log-sums where backward reads them."""
     if not t.read[1]:
-        return [attention(t, query, key, value, attn_mask, dropout_p, is_causal, scale=scale), None]
+        # Heads may be grouped here, without a word that says so.
+        options = {"scale": scale, "enable_gqa": True}
+        return [attention(t, query, key, value, attn_mask, dropout_p, is_causal, **options), None]
     inputs, form = _whole(t, [query, key, value], attn_mask, dropout_p, is_causal, scale)
     return [*t.b.ops(ExternOp, inputs, results=t.results, **form.forward())]
 
