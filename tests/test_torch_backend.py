@@ -327,7 +327,7 @@ def test_a_result_that_nobody_reads_may_have_another_size() -> None:
 
 
 def test_grouped_attention_beside_a_view_of_an_input() -> None:
-    """A result that shows an input sends the graph through aten, whose op has no word for groups."""
+    """A result that shows an input sends the graph through aten, which says nothing of groups."""
 
     def program(q: Tensor, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return functional.scaled_dot_product_attention(q, k, k, enable_gqa=True), x.expand(2, 1, 1)
