@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ConvolutionOp, tensor
+from irc.dialects.flow import ConvolutionOp, SliceOp, tensor
 from irc.dialects.size import Size
 from irc.dialects.types import is_float
-from irc.frontends.torch.lowering import Lowering, lowers
+from irc.frontends.torch.lowering import Lowering, lowers, number
 from irc.frontends.torch.windows import Ints, each
 from irc.ops.derivatives_window import Geometry, bias_gradient, image_gradient, kernel_gradient
 
@@ -43,12 +44,31 @@ def convolution_backward(
     wanted_x, wanted_w, wanted_b = output_mask
     g, x, w = grad_output, input, weight
     if transposed:
+        g, at = _reached(t, at, g, each(output_padding, ndim))
         image = _convolved(t, at, g, w) if wanted_x else None
         kernel = kernel_gradient(t.b, at, x, g, w) if wanted_w else None
     else:
         image = image_gradient(t.b, at, g, w, kinds[1]) if wanted_x else None
         kernel = kernel_gradient(t.b, at, g, x, w) if wanted_w else None
-    return [image, kernel, bias_gradient(t.b, g) if wanted_b else None]
+    return [image, kernel, bias_gradient(t.b, grad_output) if wanted_b else None]
+
+
+def _reached(
+    t: Lowering, at: Geometry, g: SSAValue, more: Sequence[int]
+) -> tuple[SSAValue, Geometry]:
+    """Return the gradient and windows of which there are as many as the input has elements.
+
+    Where the output was padded by a stride and more (kernels are dilated), more windows fit.
+    """
+    if all(extra < stride for extra, stride in zip(more, at.strides, strict=True)):
+        return g, at
+    high = [pad - extra for pad, extra in zip(at.high, more, strict=True)]
+    shape = tensor(g).shape
+    stops = [*shape[:2], *(n + min(pad, 0) for n, pad in zip(shape[2:], high, strict=True))]
+    if tuple(stops) != shape:
+        starts, steps = (0,) * len(stops), (1,) * len(stops)
+        g = t.b.op(SliceOp, [g], starts=starts, stops=tuple(map(number, stops)), steps=steps)
+    return g, replace(at, high=tuple(max(pad, 0) for pad in high))
 
 
 def _convolved(t: Lowering, at: Geometry, g: SSAValue, w: SSAValue) -> SSAValue:
