@@ -149,7 +149,9 @@ def orders_of(
             root, view = stored(value)
             if root in spread and [step for _, step in view.dims[1]] == [1]:
                 lead.add(view.shape[:2])
-                lead |= {shape_of(op.outputs[0])[:2] for op in ops if _joins(op, value)}
+    for op in ops:
+        if _joins_channels(op) and any(shape_of(value)[:2] in lead for value in op.inputs):
+            lead.add(shape_of(op.outputs[0])[:2])
     found: dict[SSAValue, tuple[int, ...]] = {}
     for value in outputs:
         shape = shape_of(value)
@@ -160,9 +162,8 @@ def orders_of(
     return found
 
 
-def _joins(op: FlowOp, value: SSAValue) -> bool:
-    """True for a concat of a value's channels with others."""
-    return op.name == "flow.concat" and op.plain["dim"] == 1 and value in op.inputs
+def _joins_channels(op: FlowOp) -> bool:
+    return op.name == "flow.concat" and op.plain["dim"] == 1
 
 
 def _is_image(shape: Sequence[int]) -> bool:

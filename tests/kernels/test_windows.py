@@ -110,6 +110,30 @@ def test_results_lie_channels_last_and_are_seen_as_they_are_named() -> None:
     assert view.plain["strides"] == (0, 1, 200, 40) or view.plain["strides"][1:] == (1, 200, 40)
 
 
+class Joined(nn.Module):
+    """Images that are enlarged along a dim, side by side, as feature pyramids join them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(8, 24, 3, stride=2), nn.Conv2d(8, 24, 3, stride=2)
+        self.last = nn.Conv2d(48, 16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(10) // 2
+        parts = [f(x).index_select(3, at) * 3 for f in (self.left, self.right)]
+        return self.last(torch.cat(parts, 1))
+
+
+def test_what_joins_computed_channels_is_stored_channels_last() -> None:
+    module, x = Joined(), torch.randn(1, 8, 13, 11)
+    kernels, _ = lowered(module, *x.shape)
+    (joined,) = [k for k in kernels if "lt_where" in k.sym_name.data]
+    # Places, then the parts, then the channels of one.
+    assert joined.space_extents == (6, 10, 2, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(irc.compile(module)(x), module(x), atol=1e-5, rtol=1e-5)
+
+
 def test_orders() -> None:
     shape = (2, 3, 4, 5)
     assert channels_last(3) == (0, 2, 1)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
-from irc.backends.cpu.loops.nest import Access, Nest
+from irc.backends.cpu.loops.nest import Access, Nest, Step
 from irc.backends.cpu.loops.units import decode
-from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type
+from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type, constant
+from irc.backends.cpu.vector.pointwise import apply
 from irc.backends.cpu.vector.storage import MEMORY, unpack
 
 SQUARE = 8
@@ -20,28 +21,31 @@ SQUARE = 8
 class Panels:
     """A kernel that only packs: element ``source[batch, n, k]`` into panels of columns.
 
-    ``n`` and ``k`` are dims of the nest, or None for a size of 1; the others are batch.
+    ``n`` and ``k`` are dims of the nest, or None for a size of 1; the others are batch. ``steps``
+    are done to each element on its way.
     """
 
     nest: Nest
     source: Access
     target: Access
+    steps: tuple[Step, ...]
     n: int
     k: int | None
 
 
 def read_panels(nest: Nest) -> Panels | None:
     """Return the packing of a nest: one load, stored in panels, of one row at a time."""
-    if len(nest.steps) != 2 or nest.reduced:
+    first, *between, last = nest.steps
+    load, store = first.access, last.access
+    if nest.reduced or any(step.kind not in ("constant", "pointwise") for step in between):
         return None
-    load, store = (step.access for step in nest.steps)
     if load is None or store is None or len(store.blocks) != 1 or load.blocks:
         return None
     ((n, columns, inner),) = store.blocks
     rest = [d for d in range(len(nest.extents)) if d != n and store.strides[d] == columns]
     if load.index_strides or load.dtype != "f32" or inner != 1 or len(rest) > 1:
         return None
-    return Panels(nest, load, store, n, rest[0] if rest else None)
+    return Panels(nest, load, store, nest.steps[:-1], n, rest[0] if rest else None)
 
 
 class PanelsWriter:
@@ -56,7 +60,8 @@ class PanelsWriter:
         extents = p.nest.extents
         ((_, columns, _),) = p.target.blocks
         strides = (0 if p.k is None else p.source.strides[p.k], p.source.strides[p.n])
-        define_pack(b, "irc.pack", p.source, strides, Type("float"), columns, SQUARE)
+        kind = Type("float")
+        define_pack(b, "irc.pack", p.source, strides, kind, columns, SQUARE, self._on_the_way)
         batch = [d for d in range(len(extents)) if d not in (p.n, p.k)]
         groups = -(-extents[p.n] // columns)
         count = prod(extents[d] for d in batch) * groups
@@ -86,6 +91,20 @@ class PanelsWriter:
 
         b.loop(share(thread), share(b.add(thread, b.i64(1))), 1, [], one)
 
+    def _on_the_way(self, f: Builder, loaded: Operand) -> Operand:
+        """What becomes of a vector of elements."""
+        first, *between = self.panels.steps
+        values, dtypes = {first.result: loaded}, {first.result: first.dtype}
+        for step in between:
+            if step.kind == "constant":
+                values[step.result] = constant(loaded.type, step.literal)
+            else:
+                kinds = [dtypes[v] for v in step.operands]
+                operands = [values[v] for v in step.operands]
+                values[step.result] = apply(f, step.fn, operands, kinds, step.dtype)
+            dtypes[step.result] = step.dtype
+        return values[self.panels.nest.steps[-1].operands[0]]
+
 
 class Stored(Protocol):
     """What lies in memory."""
@@ -104,12 +123,13 @@ def define_pack(
     kind: Type,
     columns: int,
     square: int,
+    on_the_way: Callable[[Builder, Operand], Operand] = lambda _, loaded: loaded,
 ) -> None:
     """Define ``void symbol(ptr b, ptr panel, i64 valid, i64 depth)``.
 
     ``b`` is at the panel's first column, ``strides`` are those of k and n. Columns from ``valid``
     on repeat the last one: they are never stored. ``square`` is the side of what is transposed at
-    a time.
+    a time; what is loaded is stored as ``on_the_way`` makes it.
     """
     f = b.child()
     source, panel = Operand(PTR, "%b"), Operand(PTR, "%panel")
@@ -119,9 +139,8 @@ def define_pack(
 
     def load(k: Operand, column: Operand, width: int) -> Operand:
         index = f.add(f.scale(k, strides[0]), f.scale(column, strides[1]))
-        return unpack(
-            f, f.load(Type(memory, width), f.address(source, memory, index)), access.dtype
-        )
+        memory_vector = f.load(Type(memory, width), f.address(source, memory, index))
+        return on_the_way(f, unpack(f, memory_vector, access.dtype))
 
     def store(value: Operand, k: Operand, column: Operand) -> None:
         index = f.add(f.scale(k, columns), column)

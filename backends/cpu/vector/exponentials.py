@@ -189,9 +189,12 @@ def gelu(b: Builder, x: Operand) -> Operand:
 
 def erf(b: Builder, x: Operand) -> Operand:
     """Return the error function."""
-    t, square = absolute(b, x), b.binary("fmul", x, x)
+    t = absolute(b, x)
+    # Neither sum sees a smaller number, and arithmetic on denormals is microcode.
+    u = at_least(b, t, 2.0**-30)
+    square = b.binary("fmul", u, u)
     near = b.fma(horner(b, square, ERF_NEAR), x, x)
-    u = at_most(b, t, 4.0)
+    u = at_most(b, u, 4.0)
     grown = exp(b, b.fma(horner(b, u, ERF_FAR), u, b.emit(u.type, f"fneg {u}")))
     far = b.binary("fsub", constant(x.type, 1.0), grown)
     far = b.intrinsic("copysign", far, x)

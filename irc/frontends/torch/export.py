@@ -32,8 +32,23 @@ def as_module(target: nn.Module | Callable[..., Any]) -> nn.Module:
         return target
     module = nn.Module()
     # An attribute of the instance, so that torch reads the names of the function's own arguments.
-    module.forward = target  # type: ignore[method-assign]
+    module.forward = target if _has_signature(target) else _spoken_for(target)  # type: ignore[method-assign]
     return module
+
+
+def _has_signature(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function)
+    except ValueError:  # a function of C, such as torch.erf
+        return False
+    return True
+
+
+def _spoken_for(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
 
 
 def export(

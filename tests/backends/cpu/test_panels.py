@@ -136,3 +136,15 @@ def test_the_form_is_named(make: Any) -> None:
     found = split(matmul(make, (128, 256, 64), "f32", turned=True, batch=0))
     assert info_of(emit(found.kernel, AVX512)).template == "matmul panels"
     assert info_of(emit(found.pack, AVX512)).template == "pack"
+
+
+def test_panels_hold_no_denormals(make: Any, run: Any) -> None:
+    """A product with one takes microcode; zeros of a sign, infinities and NaN pass."""
+    kernel = matmul(make, (6, 64, 8), "f32", turned=False, batch=0)
+    weight = torch.randn(8, 64)
+    weight[3] = 2.0**-127
+    weight[5, ::2], weight[5, 1::2] = 2.0**-126, -(2.0**-149)
+    weight[6, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    (panels,) = run(split(kernel).pack, [weight.flatten()], 1, None, fill=0)
+    expected = weight.where(weight.abs() >= 2.0**-126, 0).where(~weight.isnan(), torch.nan)
+    torch.testing.assert_close(panels.view(8, 64), expected, rtol=0, atol=0, equal_nan=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+import irc
 from irc.dialects.builder import arguments, entry, functions, results
 from irc.dialects.flow import loc_of
 from irc.dialects.text import dump
@@ -277,3 +278,7 @@ def test_objects_that_are_no_tensors() -> None:
 
     with pytest.raises(IrcError, match="no tensor"):
         capture(lambda x: (x, Opaque()), (X,))
+
+
+def test_a_function_of_c() -> None:
+    assert torch.equal(irc.compile(torch.maximum)(X, -X), X.abs())
