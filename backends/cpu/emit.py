@@ -88,7 +88,13 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
 def _builder(features: Features, symbols: Sequence[str]) -> Builder:
     """Return the builder of a kernel's function."""
     bfloat = features.tiles and features.dot_bf16
-    return Builder(fma=features.fma, half=features.half, bfloat=bfloat, symbols=symbols)
+    return Builder(
+        fma=features.fma,
+        half=features.half,
+        bfloat=bfloat,
+        wide=features.masked,
+        symbols=symbols,
+    )
 
 
 def _name_of(kernel: KernelOp) -> str:

@@ -159,14 +159,15 @@ def meant(fn: str, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 def agree(found: torch.Tensor, wanted: torch.Tensor, ulps: float = 8.0) -> None:
-    """Equal up to rounding; NaN where NaN, infinities and signs of zero exactly."""
+    """Equal up to rounding (a last place of denormals, too); specials and signs of zero exactly."""
     assert found.dtype == wanted.dtype
     if not wanted.is_floating_point():
         assert torch.equal(found, wanted)
         return
     one, two = found.double(), wanted.double()
-    eps = torch.finfo(found.dtype).eps
-    torch.testing.assert_close(one, two, rtol=ulps * eps, atol=1e-44, equal_nan=True)
+    info = torch.finfo(found.dtype)
+    last = max(info.smallest_normal * info.eps, 1e-44)
+    torch.testing.assert_close(one, two, rtol=ulps * info.eps, atol=last, equal_nan=True)
     zero = two == 0
     assert torch.equal(torch.signbit(one[zero]), torch.signbit(two[zero]))
 

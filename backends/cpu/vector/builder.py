@@ -103,9 +103,10 @@ class Builder:
         fma: bool = True,
         half: bool = True,
         bfloat: bool = False,
+        wide: bool = False,
         symbols: Sequence[str] = (),
     ) -> None:
-        self.fma_unit, self.half_unit, self.bfloat_unit = fma, half, bfloat
+        self.fma_unit, self.half_unit, self.bfloat_unit, self.wide_unit = fma, half, bfloat, wide
         self.symbols = tuple(symbols)
         self.entry: list[str] = []
         self._sizes: dict[Size, Operand] = {}
@@ -118,7 +119,11 @@ class Builder:
     def child(self) -> Builder:
         """Return a builder of a helper function for the same machine."""
         other = Builder(
-            fma=self.fma_unit, half=self.half_unit, bfloat=self.bfloat_unit, symbols=self.symbols
+            fma=self.fma_unit,
+            half=self.half_unit,
+            bfloat=self.bfloat_unit,
+            wide=self.wide_unit,
+            symbols=self.symbols,
         )
         other.functions = self.functions
         return other

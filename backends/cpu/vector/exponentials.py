@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from irc.backends.cpu.vector.builder import Builder, Operand, constant
+from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
 
 ROUND = 12582912.0
 LOG2E, LN2_HI, LN2_LO = 1.4426950408889634, 0.693145751953125, 1.428606765330187e-06
@@ -86,8 +86,21 @@ def power_of_two(b: Builder, n: Operand) -> Operand:
     return b.convert("bitcast", bits, "float")
 
 
+def scales_at_once(b: Builder, x: Operand) -> bool:
+    """True for vectors of AVX-512, which has an instruction to scale by powers of two."""
+    return b.wide_unit and x.type.lanes == 16
+
+
+def scaled(b: Builder, x: Operand, n: Operand) -> Operand:
+    """Return ``x * 2**floor(n)`` for any float n, underflowing gradually (vscalefps)."""
+    every, nearest = Operand(Type("i16"), "-1", -1), Operand(Type("i32"), "4", 4)
+    return b.call(x.type, "llvm.x86.avx512.mask.scalef.ps.512", x, n, x, every, nearest)
+
+
 def scale_by(b: Builder, x: Operand, n: Operand) -> Operand:
     """Return ``x * 2**n`` for n in [-252, 254], underflowing gradually."""
+    if scales_at_once(b, x):
+        return scaled(b, x, b.convert("sitofp", n, "float"))
     half = b.binary("ashr", n, constant(n.type, 1))
     rest = b.binary("sub", n, half)
     return b.binary("fmul", b.binary("fmul", x, power_of_two(b, half)), power_of_two(b, rest))
@@ -182,6 +195,11 @@ def gelu(b: Builder, x: Operand) -> Operand:
     square = b.binary("fmul", y, t)
     low = b.fma(y, t, b.emit(square.type, f"fneg {square}")) if b.fma_unit else None
     tail = b.binary("fmul", exp(b, square, low), h)
+    return times_phi(b, x, tail)
+
+
+def times_phi(b: Builder, x: Operand, tail: Operand) -> Operand:
+    """Return ``x Phi(x)`` from the tail ``Phi(-|x|)``."""
     other = b.binary("fsub", constant(x.type, 1.0), tail)
     phi = b.select(b.compare("fcmp olt", x, constant(x.type, 0.0)), tail, other)
     return b.binary("fmul", x, phi)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from irc.backends.cpu.vector import exponentials, integers, logarithms, trigonometry
 from irc.backends.cpu.vector.builder import Builder, Operand, constant
+from irc.backends.cpu.vector.rounded import rounded_form
 from irc.backends.cpu.vector.storage import cast, truth
 from irc.dialects.types import is_float
 
@@ -32,7 +33,9 @@ def apply(
     if is_float(dtypes[0]):
         if fn in COMPARE:
             return b.compare(f"fcmp {COMPARE[fn]}", args[0], args[1])
-        return UNARY[fn](b, args[0]) if len(args) == 1 else BINARY[fn](b, args[0], args[1])
+        if len(args) == 1:
+            return rounded_form(b, fn, args[0], result) or UNARY[fn](b, args[0])
+        return BINARY[fn](b, args[0], args[1])
     return integers.apply(b, fn, args, unsigned=dtypes[0] in ("u8", "i1"))
 
 
