@@ -146,8 +146,14 @@ def _compared(walk: Trace, fn: str, position: Node, limit: int) -> Node:
 
 
 def _where(walk: Trace, here: Node, node: Node, other: Node, dtype: str) -> Node:
-    axes = (*here.axes, *node.axes, *other.axes)
-    return walk.node("pointwise", dtype, axes, operands=(here, node, other), attrs={"fn": "where"})
+    operands = (here, node, other)
+    axes = _all_axes(operands)
+    return walk.node("pointwise", dtype, axes, operands=operands, attrs={"fn": "where"})
+
+
+def _all_axes(operands: Sequence[Node]) -> Axes:
+    """Return the axes of all operands, once each: diamonds would double them at every step."""
+    return tuple(dict.fromkeys(axis for operand in operands for axis in operand.axes))
 
 
 class _Move:
@@ -188,10 +194,10 @@ class _Move:
                 return self._shifted_index(node, own, shift)
             case "pointwise":
                 operands = tuple(self.node(operand) for operand in node.operands)
-                axes = tuple(a for operand in operands for a in operand.axes)
                 return self.walk.node(
-                    "pointwise", node.dtype, axes, operands=operands, attrs=node.attrs
-                )
+                    "pointwise", node.dtype, _all_axes(operands), operands=operands,
+                    attrs=node.attrs,
+                )  # fmt: skip
             case _:
                 raise GroupError(f"a {node.kind} that is a piece of a longer dim")
 

@@ -74,27 +74,35 @@ def pool_call(b: FlowBuilder, op: ExternOp) -> list[SSAValue] | None:
     target, (positional, options) = op.target.data, json.loads(op.arguments.data)
     if options or not _is_plain(op):
         return None
-    if target in MAXIMUM:
-        x = op.inputs[0]
-        at = _pool(positional, 1, x, op.outputs[0], dilated=True)
-        return None if at is None else list(max_places(b, x, at))
-    g, x = op.inputs[:2]
-    if target in MAXIMUM_BACKWARD:
-        at = _pool(positional, 2, x, g, dilated=True)
-        return None if at is None else [max_gradient(b, g, op.inputs[2], at)]
-    at = _pool(positional, 2, x, g, dilated=False)
+    is_gradient, ndim = target not in MAXIMUM, int(target.partition("pool")[2][0])
+    y, x = op.inputs[:2] if is_gradient else (op.outputs[0], op.inputs[0])
+    sizes, places = shape_of(x)[-ndim:], shape_of(y)[-ndim:]
+    dilated = target not in AVERAGE_BACKWARD
+    at = _pool(positional, 1 + is_gradient, sizes, places, dilated=dilated)
     if at is None:
         return None
-    counts, divisor = ([*positional[6:8], True, None][i] for i in (0, 1))
-    return [avg_gradient(b, g, at, counts=bool(counts), divisor=divisor)]
+    one = len(shape_of(x)) == ndim + 1  # image, a batch without its dim
+    values = [b.reshape(v, (1, *shape_of(v))) if one else v for v in op.inputs]
+    if not is_gradient:
+        found = max_places(b, values[0], at)
+    elif dilated:
+        found = (max_gradient(b, values[0], values[2], at),)
+    else:
+        counts, divisor = ([*positional[6:8], True, None][i] for i in (0, 1))
+        found = (avg_gradient(b, values[0], at, counts=bool(counts), divisor=divisor),)
+    return [b.reshape(v, shape_of(o)) for v, o in zip(found, op.outputs, strict=True)]
 
 
 def _pool(
-    given: Sequence[Any], first: int, x: SSAValue, y: SSAValue, *, dilated: bool
+    given: Sequence[Any],
+    first: int,
+    sizes: tuple[int, ...],
+    places: tuple[int, ...],
+    *,
+    dilated: bool,
 ) -> Pool | None:
     """Read window, stride, padding (and dilation) of a call of torch from position ``first`` on."""
-    window = given[first]
-    ndim = len(shape_of(x)) - 2
+    window, ndim = given[first], len(sizes)
     rest = [*given[first + 1 :], *[None] * 4]
     stride, padding, dilation = rest[0] or window, rest[1] or 0, rest[2] if dilated else 1
     numbers = [
@@ -104,7 +112,7 @@ def _pool(
     if any(len(n) != ndim for n in numbers) or prod(numbers[0]) > MOST_TAPS:
         return None
     taps, strides, low, dilations = numbers
-    return Pool(taps, strides, low, dilations, shape_of(x)[2:], shape_of(y)[2:])
+    return Pool(taps, strides, low, dilations, sizes, places)
 
 
 def _is_plain(op: ExternOp) -> bool:
@@ -199,12 +207,16 @@ def max_gradient(b: FlowBuilder, g: SSAValue, index: SSAValue, at: Pool) -> SSAV
     steps = contiguous_strides(at.sizes)
     zero = b.scalar(0, tensor(g).dtype)
 
-    def part(found: Sequence[SSAValue], numbers: tuple[int, ...], counts: tuple[int, ...]) -> Any:
-        value, place = found
+    def part(numbers: tuple[int, ...], counts: tuple[int, ...]) -> Tap:
         start = sum(p * n for p, n in zip(numbers, steps, strict=True))
         moves = tuple(s * n for s, n in zip(at.strides, steps, strict=True))
-        here = b.pointwise("eq", place, _linear(b, counts, moves, start))
-        return b.pointwise("where", here, value, zero)
+        own = _linear(b, counts, moves, start)
+
+        def given(found: Sequence[SSAValue]) -> SSAValue:
+            value, place = found
+            return b.pointwise("where", b.pointwise("eq", place, own), value, zero)
+
+        return given
 
     return _gathered(b, (g, index), (0.0, -1), at, part)
 
@@ -229,7 +241,7 @@ def avg_gradient(
         high: the padding after the image, where it is not that before it.
     """
     share = b.pointwise("div", g, _counts(b, at, counts, divisor, high or at.low, tensor(g).dtype))
-    return _gathered(b, (share,), (0.0,), at, lambda found, _, __: found[0])
+    return _gathered(b, (share,), (0.0,), at, lambda _, __: lambda found: found[0])
 
 
 def _counts(
@@ -261,8 +273,10 @@ def _counts(
     return total
 
 
-Part = Callable[[Sequence[SSAValue], tuple[int, ...], tuple[int, ...]], SSAValue]
-"""Makes what one tap gives a phase: shifted values, the phase's numbers, its sizes."""
+Tap = Callable[[Sequence[SSAValue]], SSAValue]
+"""Makes what one tap gives, of shifted values."""
+Part = Callable[[tuple[int, ...], tuple[int, ...]], Tap]
+"""Makes what all taps of a phase share, of the phase's numbers and its sizes."""
 
 
 def _gathered(
@@ -280,12 +294,14 @@ def _gathered(
     for numbers in product(*map(range, at.strides)):
         phases = [dim[p] for dim, p in zip(per_dim, numbers, strict=True)]
         total: SSAValue | None = None
+        given = part(numbers, counts) if all(p.taps for p in phases) else None
         for which in product(*(range(len(p.taps)) for p in phases)):
+            assert given is not None
             start = tuple(
                 p.first + j * p.step + lo for p, j, lo in zip(phases, which, low, strict=True)
             )
             found = [_slice(b, value, start, counts, (1,) * len(counts)) for value in wide]
-            value = part(found, numbers, counts)
+            value = given(found)
             total = value if total is None else b.pointwise("add", total, value)
         if total is None:
             zero = b.scalar(0, tensor(values[0]).dtype)

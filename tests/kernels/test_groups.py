@@ -4,6 +4,7 @@ import ast
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from xdsl.dialects.builtin import ModuleOp
@@ -12,14 +13,25 @@ from xdsl.ir import Block, SSAValue
 
 import irc.kernels
 from irc.dialects.builder import FlowBuilder, finish_function
-from irc.dialects.flow import ContractOp, FusionOp, SortOp, TransposeOp, id_of
+from irc.dialects.flow import (
+    ContractOp,
+    FlowOp,
+    FusionOp,
+    PadOp,
+    SliceOp,
+    SortOp,
+    TransposeOp,
+    id_of,
+)
 from irc.dialects.text import context
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference, random_inputs
+from irc.kernels.fusion import groups
 from irc.kernels.fusion.groups import Grouping
 from irc.kernels.fusion.reasons import BY_MESSAGE, BY_PART, RULES, Reason
+from irc.kernels.nest import Nest, nest_of
 from irc.passes.fuse import FusePass
 
 T = TensorType.of
@@ -130,6 +142,33 @@ def refusals() -> tuple[list[str], list[str]]:
                 else:
                     made.append(ast.unparse(given))
     return plain, made
+
+
+def test_slices_of_what_a_kernel_computes_are_refused_before_it_is_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def moved(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+        value = x
+        for _ in range(8):
+            value = b.pointwise("tanh", value)
+        wide = b.op(PadOp, [value], low=(1,), high=(1,), value=0.0)
+        parts = [b.op(SliceOp, [wide], starts=(i,), stops=(i + 6,), steps=(1,)) for i in range(3)]
+        return [b.pointwise("add", b.pointwise("add", parts[0], parts[1]), parts[2])]
+
+    traced: list[int] = []
+
+    def counted(ops: list[FlowOp], *rest: Any) -> Nest:
+        traced.append(len(ops))
+        return nest_of(ops, *rest)
+
+    def never(ops: list[FlowOp]) -> bool:
+        return False
+
+    monkeypatch.setattr(groups, "nest_of", counted)
+    found, seen = kernels(build(moved, (6,))), len(traced)
+    monkeypatch.setattr(groups, "_cuts_own", never)
+    assert found == kernels(build(moved, (6,))) and len(found) == 2
+    assert len(traced) > 2 * seen  # what tracing would find, with less of it
 
 
 def test_refusals_are_put_under_rules() -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import irc
 from irc.calls.compiled import dispatcher_of
 from irc.frontends.torch.capture import capture
-from irc.pipeline import Options, make_plan
+from irc.pipeline import Options, lower, make_plan
 from irc.runtime.executor import Executor
 from irc.train import training_program
 
@@ -49,6 +49,25 @@ def same(module: nn.Module, *values: Tensor) -> None:
         found, wanted = fast(*values), module(*values)
     assert libraries(fast) == []
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_a_single_image_is_a_batch_of_one() -> None:
+    torch.manual_seed(0)
+    x = torch.randint(-2, 3, (3, 7, 6)).float()
+    module = MaxPool(2, 3, 2, 1, 1)
+    same(module, x, torch.randn(module.forward_op(x, *module.rest)[0].shape))
+    rest: Any = ([2, 3], [2, 2], [1, 0], True, False, None)
+    same(AvgPool(*rest), torch.randn(F.avg_pool2d(x, *rest).shape), x)
+
+
+def test_all_taps_of_a_phase_share_its_places() -> None:
+    """A library call of 9 taps was 240 ops, and judging their fusion most of its compilation."""
+    x = torch.randn(1, 2, 6, 6)
+    module = MaxPool(2, 3, 1, 1, 1)
+    program = capture(module, (x, torch.randn(1, 2, 6, 6))).program
+    counts: dict[str, int] = {}
+    lower(program, Options(), lambda name, made: counts.update({name: str(made).count("iota")}))
+    assert counts["lower-externs"] == 4  # rows and columns, of windows and of elements
 
 
 @pytest.mark.parametrize(("shape", "window", "stride", "padding", "dilation"), MAX)

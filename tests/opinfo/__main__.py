@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--backward", action="store_true", help="gradients too")
     found.add_argument("--through", choices=("torch.compile", "irc.compile"),
                        default="torch.compile")  # fmt: skip
-    found.add_argument("--seconds", type=float, default=900, help="that an entry may take")
+    found.add_argument("--seconds", type=float, default=300, help="that a sample may take")
     found.add_argument("--workers", type=int, default=1, help="entries at a time")
     found.add_argument("--json", type=Path, help="writes all outcomes there")
     found.add_argument("--bad", action="store_true", help="print only what is not native")
@@ -47,12 +48,12 @@ def main() -> int:
     names = _chosen(options)
     work = partial(_work, options=options)
     # Children inherit what this loads, and what is the same for every compilation.
-    _work("add", argparse.Namespace(**{**vars(options), "samples": 1}))
+    list(_work("add", argparse.Namespace(**{**vars(options), "samples": 1})))
     table: dict[str, list[Any]] = {}
     for name, found, error in results(
         names, work, seconds=options.seconds, workers=options.workers
     ):
-        table[name] = found if not error else [Outcome(FAILING, error).as_dict()]
+        table[name] = found if not error else [*found, Outcome(FAILING, error).as_dict()]
         if not options.bad or report.verdict(table[name]) != "native":
             print(report.line(name, table[name]), flush=True)
     if options.json:
@@ -78,11 +79,11 @@ def _fits(name: str, wanted: str) -> bool:
     return name.startswith(wanted[:-1]) if wanted.endswith("*") else name == wanted
 
 
-def _work(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    outcomes = try_entry(
+def _work(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for outcome in try_entry(
         name, backward=options.backward, most=options.samples, through=options.through
-    )
-    return [outcome.as_dict() for outcome in outcomes]
+    ):
+        yield outcome.as_dict()
 
 
 if __name__ == "__main__":

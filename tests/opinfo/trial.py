@@ -6,7 +6,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -46,7 +46,7 @@ class Outcome:
     as_dict = asdict
 
 
-def try_entry(name: str, *, backward: bool, most: int | None, through: str) -> list[Outcome]:
+def try_entry(name: str, *, backward: bool, most: int | None, through: str) -> Iterator[Outcome]:
     """Try an entry's samples one by one.
 
     Args:
@@ -55,12 +55,11 @@ def try_entry(name: str, *, backward: bool, most: int | None, through: str) -> l
         most: samples that are tried.
         through: ``torch.compile``, or ``irc.compile``.
     """
-    found: list[Outcome] = []
     for call in calls(name, backward=backward, most=most):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found.append(Trial(name, call, backward, *COMPILERS[through]).outcome())
-    return found
+            outcome = Trial(name, call, backward, *COMPILERS[through]).outcome()
+        yield outcome
 
 
 @dataclass(frozen=True)

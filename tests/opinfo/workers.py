@@ -1,7 +1,9 @@
 """Entries in processes of their own, so that a crash, a hang or a leak ends one entry only.
 
 A process that has torch loaded and one program compiled forks one child per entry: a child starts
-within milliseconds, begins with Dynamo's state fresh, and gives back all its memory at its end.
+within milliseconds, begins with Dynamo's state fresh, and gives back all its memory at its end. It
+writes a line for each sample, so that time is limited by sample (an entry has up to 1440), and what
+was found before a crash is kept.
 """
 
 # pyright: basic
@@ -14,8 +16,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
 
 MEMORY = 6 << 30
 """Bytes that a child may have mapped beyond its parent's."""
@@ -23,17 +25,17 @@ MEMORY = 6 << 30
 
 def results(
     names: Sequence[str],
-    work: Callable[[str], Any],
+    work: Callable[[str], Iterable[Any]],
     *,
     seconds: float,
     workers: int,
-) -> Iterator[tuple[str, Any, str]]:
-    """Yield for each name what its work returned, or in what its process ended.
+) -> Iterator[tuple[str, list[Any], str]]:
+    """Yield for each name what its work gave, and in what its process ended, empty where well.
 
     Args:
         names: of the entries.
-        work: runs in a child; returns something that JSON can hold.
-        seconds: of time that a child may take.
+        work: runs in a child; gives things that JSON can hold, one by one.
+        seconds: of time that a child may take for each of them.
         workers: children at a time.
     """
     waiting, running = list(names), dict[int, _Child]()
@@ -50,11 +52,11 @@ def results(
 
 
 class _Child:
-    def __init__(self, name: str, work: Callable[[str], Any], seconds: float) -> None:
+    def __init__(self, name: str, work: Callable[[str], Iterable[Any]], seconds: float) -> None:
         self.name = name
         self.text = b""
-        self.until = time.monotonic() + seconds
         self.seconds = seconds
+        self.until = time.monotonic() + seconds
         self.pipe, write = os.pipe()
         sys.stdout.flush()
         self.pid = os.fork()
@@ -67,41 +69,51 @@ class _Child:
         """Take what the child has written; true at the end of it."""
         part = os.read(self.pipe, 1 << 16)
         self.text += part
+        self.until = time.monotonic() + self.seconds
         return not part
 
     def is_late(self) -> bool:
         return time.monotonic() > self.until
 
-    def end(self) -> tuple[Any, str]:
+    def end(self) -> tuple[list[Any], str]:
         """Return what the child said; kill it where it is still at it."""
         late = self.is_late()
         if late:
             os.kill(self.pid, signal.SIGKILL)
         os.close(self.pipe)
         _, status = os.waitpid(self.pid, 0)
+        # A child that was killed may have stopped within its last line.
+        *lines, _ = self.text.split(b"\n")
+        said = [json.loads(line) for line in lines]
+        found = [each["value"] for each in said if "value" in each]
         if late:
-            return None, f"not done after {self.seconds:.0f} s"
+            return found, f"not done after {self.seconds:.0f} s"
         if os.WIFSIGNALED(status):
-            return None, f"its process died of {signal.Signals(os.WTERMSIG(status)).name}"
-        try:
-            found = json.loads(self.text)
-        except ValueError:
-            return None, f"its process ended with status {os.waitstatus_to_exitcode(status)}"
-        return found.get("value"), found.get("error", "")
+            return found, f"its process died of {signal.Signals(os.WTERMSIG(status)).name}"
+        if not said or "value" in said[-1]:
+            return found, f"its process ended with status {os.waitstatus_to_exitcode(status)}"
+        return found, said[-1]["end"]
 
 
-def _run(name: str, work: Callable[[str], Any], pipe: int) -> None:
+def _run(name: str, work: Callable[[str], Iterable[Any]], pipe: int) -> None:
     """Work, say what came of it, and end the process whatever happens."""
     try:
         _limit_memory()
-        try:
-            said = {"value": work(name)}
-        except BaseException as error:  # the parent reports it
-            said = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
         with os.fdopen(pipe, "wb") as out:
-            out.write(json.dumps(said).encode())
+            try:
+                for value in work(name):
+                    _say(out, {"value": value})
+                end = ""
+            except BaseException as error:  # the parent reports it
+                end = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+            _say(out, {"end": end})
     finally:
         os._exit(0)
+
+
+def _say(out: BinaryIO, what: dict[str, Any]) -> None:
+    out.write(json.dumps(what).encode() + b"\n")
+    out.flush()
 
 
 def _limit_memory() -> None:

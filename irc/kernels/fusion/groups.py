@@ -75,6 +75,15 @@ def _is_sliced(value: SSAValue) -> bool:
     return False
 
 
+def _cuts_own(ops: Sequence[FlowOp]) -> bool:
+    """True where a slice is of what the ops compute: tracing would find it too, but late.
+
+    Each tap of a window gradient is a slice of one value and would be traced with all before it.
+    """
+    inside = {op for op in ops if op.name in COMPUTE_OPS}
+    return any(op.name == "flow.slice" and anchor(op.inputs[0]).owner in inside for op in ops)
+
+
 def whole(value: SSAValue) -> Stored:
     """A value from outside as the grouping sees it: contiguous (a view only adds strides)."""
     return value, View.contiguous(shape_of(value))
@@ -372,6 +381,8 @@ class Grouping:
         ops = self.members(compute)
         if len(ops) > MAX_OPS:
             return f"over {MAX_OPS} ops"
+        if _cuts_own(ops):
+            return "a slice of a value that the kernel computes"
         outputs = self.outputs(ops)
         if not outputs:
             return "nothing reads it"
