@@ -11,13 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import entry, functions
 from irc.dialects.flow import FlowOp, FusionOp, id_of, tensor
 from irc.dialects.types import TensorType
 from irc.interpret.walk import run_block, widened
 from irc.runtime import library
+from irc.runtime.onnx_ops.run import PREFIX
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +77,9 @@ def run_op(
     results = [
         (_static(v.type), tensor(v).dtype) for v in op.outputs if isinstance(v.type, TensorType)
     ]
+    if dtype is not None and op.plain.get("target", "").startswith(PREFIX):
+        # A node of ONNX that runs as it is computes in its own types, and gives them.
+        operands = [_narrowed(t, v) for t, v in zip(operands, op.inputs, strict=True)]
     found = library.run(op.name, op.plain, operands, results)
     if dtype is not None:
         return [t.to(dtype) if t.is_floating_point() else t for t in found]
@@ -85,6 +89,12 @@ def run_op(
         t.to(stated[name]) if t.is_floating_point() else t
         for t, (_, name) in zip(found, results, strict=True)
     ]
+
+
+def _narrowed(value: torch.Tensor, stated: SSAValue) -> torch.Tensor:
+    if not (isinstance(stated.type, TensorType) and value.is_floating_point()):
+        return value
+    return value.to(library.dtypes()[stated.type.dtype])
 
 
 def _static(kind: object) -> tuple[int, ...]:

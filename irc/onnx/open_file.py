@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from irc.calls.open_check import differs
 from irc.calls.open_export import OpenExport, OpenFacts, export_open
 from irc.calls.open_plans import OpenPlans
-from irc.errors import IrcError
+from irc.errors import IrcError, printable
 from irc.frontends.onnx.prepare import prepare
 from irc.frontends.onnx.read import Source, read_model
 from irc.frontends.onnx.sizes import SizeTable, by_name
@@ -49,35 +49,44 @@ def open_file(
     places, lonely = places_of(stated, table)
     if lonely or not places or len(stated) != len(inputs):
         return None
-    traced = _traced(source, places, sizes)
+    problems: list[IrcError] = []
+    for hints in examples(places):
+        try:
+            traced = trace(source, hints, given=sizes)
+        except IrcError as error:
+            problems.append(error)
+            continue
+        if traced.fixed:
+            problems.append(needs_numbers(traced))
+            continue
+        try:
+            return _exported(traced, options)
+        except IrcError as error:
+            if "index-out-of-range" not in error.codes:
+                raise
+            # A table of positions, say, that is shorter than the example: shapes do not tell.
+            problems.append(error)
+    raise first_of(problems, [place.name for place in places.values()])
+
+
+def _exported(traced: OpenProgram, options: Options) -> tuple[OpenExport, Program]:
     plans = OpenPlans(traced, lambda values: at_values(traced, values), options, check=differs)
     example = {name: traced.hints[name] for name in traced.places}
     plan = export_open(plans, example, _facts(traced), options)
     return plan, at_values(traced, example)
 
 
-def _traced(source: Source, places: Mapping[str, Place], sizes: Mapping[str, int]) -> OpenProgram:
-    """Import with the first example at which no size has to be a number.
+def first_of(problems: Sequence[IrcError], names: Sequence[str] = ()) -> IrcError:
+    """Return what to say of several examples: not that the file is invalid, if some suit it.
 
-    Raises:
-        IrcError: of the first one, where there is none.
+    A file that none suits may be for one size alone, which an exporter has written into it.
     """
-    problems: list[IrcError] = []
-    for hints in examples(places):
-        try:
-            found = trace(source, hints, given=sizes)
-        except IrcError as error:
-            problems.append(error)
-            continue
-        if not found.fixed:
-            return found
-        problems.append(needs_numbers(found))
-    raise first_of(problems)
-
-
-def first_of(problems: Sequence[IrcError]) -> IrcError:
-    """Return what to say of several examples: not that the file is invalid, if some suit it."""
-    return next((each for each in problems if "onnx-invalid" not in each.codes), problems[0])
+    found = next((each for each in problems if "onnx-invalid" not in each.codes), problems[0])
+    if "onnx-invalid" in found.codes and names and not found.help:
+        found.help = "if the file is for some sizes alone, give them: " + " ".join(
+            f"--size {printable(name)}=N" for name in dict.fromkeys(names)
+        )
+    return found
 
 
 def examples(places: Mapping[str, Place]) -> Iterator[dict[str, int]]:
@@ -93,7 +102,8 @@ def examples(places: Mapping[str, Place]) -> Iterator[dict[str, int]]:
         **{name: i for i, name in enumerate(batches, 2)},
         **{name: STEP * i for i, name in enumerate(others, 2)},
     }
-    yield {**dict.fromkeys(batches, 2), **dict.fromkeys(others, 2 * STEP)}
+    for step in (STEP, FEW, SIGNAL):
+        yield {**dict.fromkeys(batches, 2), **dict.fromkeys(others, 2 * step)}
 
 
 def needs_numbers(traced: OpenProgram) -> IrcError:

@@ -51,9 +51,8 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
             if result[position] == 1:
                 result[position] = dim
             elif dim != 1 and not equal_sizes(dim, result[position]):
-                raise ShapeError(
-                    f"sizes {result[position]} and {dim} do not broadcast: {[*map(str, shapes)]}"
-                )
+                shown = ", ".join(f"[{', '.join(map(str, each))}]" for each in shapes)
+                raise ShapeError(f"sizes {result[position]} and {dim} do not broadcast: {shown}")
     return tuple(result)
 
 

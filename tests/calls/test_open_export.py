@@ -167,3 +167,36 @@ def test_a_module_with_open_sizes(tmp_path: Path) -> None:
     assert caught.value.code == "size-outside"
     with pytest.raises(IrcError, match="fixed sizes"):
         irc.export_plan(net, (x,), out=tmp_path / "q", dynamic=True, optimizer="adamw")
+
+
+def test_a_table_that_is_shorter_than_the_first_example(tmp_path: Path) -> None:
+    # Positions are looked up in a table of 20: shapes do not say that lengths end there.
+    table = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
+    model = model_of(
+        """s = Shape <start = 1, end = 2> (x)
+        n = Squeeze (s)
+        r = Range (zero, n, one)
+        p = Gather (table, r)
+        y = Add (x, p)""",
+        "float[batch,tokens,4] x", "float[batch,tokens,4] y",
+        stored="int64 zero = {0}, int64 one = {1}",
+    )  # fmt: skip
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    compile_file(str(tmp_path / "m.onnx"), str(tmp_path / "plan"), native="none")
+    x = RNG.standard_normal((3, 7, 4)).astype(np.float32)
+    (found,) = irc.load(tmp_path / "plan")(torch.from_numpy(x))
+    np.testing.assert_allclose(found.numpy(), x + table[:7], rtol=1e-6)
+
+
+def test_a_file_for_one_size_alone_says_how_to_give_it(tmp_path: Path) -> None:
+    model = model_of(
+        "y = Add (x, row)", "float[batch,tokens] x", "float[batch,tokens] y",
+        stored=f"float[7] row = {{{','.join('1' * 7)}}}",
+    )  # fmt: skip
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    with pytest.raises(IrcError, match="--size batch=N --size tokens=N") as caught:
+        compile_file(str(tmp_path / "m.onnx"), str(tmp_path / "plan"), native="none")
+    assert "Size(" not in str(caught.value)
+    sizes = {"tokens": 7}
+    compile_file(str(tmp_path / "m.onnx"), str(tmp_path / "plan"), sizes=sizes, native="none")

@@ -14,6 +14,7 @@ from irc.dialects.types import TensorType
 from irc.frontends.onnx.elementwise import Converter
 from irc.frontends.onnx.node import Node, Unsupported, check_axis, static
 from irc.frontends.onnx.recurrent import is_plain, unrolled
+from irc.ops.infer import ShapeError, equal_sizes
 
 ACTIVATIONS = frozenset({
     "Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh",
@@ -51,6 +52,7 @@ def extern(
 def convert_recurrent(node: Node) -> list[SSAValue]:
     """RNN, GRU and LSTM: few steps written out, more as they are."""
     activations = activations_of(node, node.kind)
+    _check_states(node)
     if is_plain(node, activations):
         return unrolled(node, activations)
     return recurrent(node, node.kind, activations)
@@ -60,7 +62,23 @@ def convert_quantized_lstm(node: Node) -> list[SSAValue]:
     """DynamicQuantizeLSTM of ONNX Runtime: an LSTM of weights of 8 bits, transposed."""
     for index in (8, 9, 10, 11):
         node.operand(index)
+    _check_states(node)
     return recurrent(node, "LSTM", activations_of(node, "LSTM"))
+
+
+def _check_states(node: Node) -> None:
+    """Hold the batch of first states and lengths against the inputs': a cell does not look.
+
+    Raises:
+        ShapeError: where they differ.
+    """
+    if node.ndim() != 3:
+        return
+    layout = node.attr("layout", 0)
+    batch = node.shape()[0 if layout else 1]
+    for index, dim in ((4, 0), (5, 0 if layout else 1), (6, 0 if layout else 1)):
+        if node.has(index) and not equal_sizes(found := node.shape(index)[dim], batch):
+            raise ShapeError(f"operand {index} is for a batch of {found}, the inputs of {batch}")
 
 
 def activations_of(node: Node, kind: str) -> list[str]:

@@ -49,6 +49,15 @@ def convert_gather(node: Node) -> SSAValue:
     return node.b.op(TakeOp, [node[0], from_front(node, 1, size)], dim=dim)
 
 
+def convert_feature_extractor(node: Node) -> SSAValue:
+    """ArrayFeatureExtractor: take columns; a vector is a row."""
+    b, shape = node.b, node.shape()
+    size, count = shape[-1], product(node.shape(1))
+    places = b.reshape(from_front(node, 1, size), [count])
+    rows = b.reshape(node[0], [1, size]) if len(shape) == 1 else node[0]
+    return b.op(TakeOp, [rows, places], dim=max(len(shape), 2) - 1)
+
+
 def convert_gather_elements(node: Node) -> SSAValue:
     """An index for each element of the result."""
     dim = node.axis(0)
@@ -258,6 +267,7 @@ def convert_tensor_scatter(node: Node) -> SSAValue:
 
 
 CONVERTERS: Mapping[str, Converter] = {
+    "ai.onnx.ml::ArrayFeatureExtractor": convert_feature_extractor,
     "Compress": convert_compress,
     "Constant": convert_constant,
     "ConstantOfShape": convert_constant_of_shape,

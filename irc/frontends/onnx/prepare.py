@@ -17,6 +17,7 @@ import onnx.shape_inference
 from onnx import TensorProto, helper
 
 from irc.errors import IrcError, printable
+from irc.frontends.onnx.order import sort_nodes
 from irc.frontends.onnx.read import DOMAINS, Source
 from irc.frontends.onnx.table import CONVERTERS
 
@@ -37,6 +38,7 @@ def prepare(source: Source) -> Source:
         typed = {given.name: given for given in source.inputs}
         for given in skeleton.graph.input:
             given.CopyFrom(typed.get(given.name, given))
+    sort_nodes(skeleton.graph)
     check(skeleton, source)
     expanded = expand(skeleton, source)
     model = onnx.ModelProto()

@@ -20,10 +20,11 @@ RANGES: Mapping[str, tuple[int, int]] = {
 def spread(node: Node, value: SSAValue) -> SSAValue:
     """Shape a scale or zero point to broadcast against operand 0: one, one a slice, or blocks."""
     kind, shape = tensor(value), node.shape()
-    axis = check_axis(int(node.attr("axis", 1)), max(len(shape), 1)) if kind.ndim else 0
     block = int(node.attr("block_size", 0))
     if kind.ndim == 0 or kind.shape == (1,):
+        # One scale has no axis: its default, 1, is none of a bias's.
         return node.b.reshape(value, ())
+    axis = check_axis(int(node.attr("axis", 1)), max(len(shape), 1))
     if kind.ndim == 1 and not block:
         return node.b.reshape(value, [*kind.shape, *[1] * (len(shape) - axis - 1)])
     if not block:

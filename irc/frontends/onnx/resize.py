@@ -51,7 +51,7 @@ def convert_resize(node: Node) -> SSAValue:
         if isinstance(axis, int):
             x = repeated(node, x, dim, axis)
             continue
-        places = coordinates(axis, transform)
+        places = coordinates(axis, transform, mode)
         if axis.size == axis.result and np.array_equal(places, np.arange(axis.size)):
             continue
         x = resize_dim(node, x, dim, axis, places, mode)
@@ -94,7 +94,7 @@ def whole_factor(node: Node, size: Size, target: Dim | None, scale: float) -> in
         transform, how = "asymmetric", "floor"
     if transform == "tf_crop_and_resize":
         return None
-    places = coordinates(Axis(PROBE, PROBE * found, float(found), 0.0, 1.0), transform)
+    places = coordinates(Axis(PROBE, PROBE * found, float(found), 0.0, 1.0), transform, "nearest")
     taken = nearest(places, how).clip(0, PROBE - 1)
     return found if np.array_equal(taken, np.repeat(np.arange(PROBE), found)) else None
 

@@ -13,7 +13,7 @@ from irc.dialects.types import Shape, TensorType
 from irc.errors import IrcError
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, Value, size_names, static
-from irc.ops.infer import broadcast_shapes
+from irc.ops.infer import ShapeError, broadcast_shapes, equal_sizes
 
 FAR = 1 << 31
 """A bound of at least this many elements means the end, as exporters write it."""
@@ -63,7 +63,11 @@ def convert_reshape(node: Node) -> SSAValue:
         if any(d == 0 and i >= len(shape) for i, d in enumerate(target)):
             raise Unsupported(f"shape {target} keeps a dim that the operand does not have")
         target = [shape[i] if d == 0 else d for i, d in enumerate(target)]
-    return node.b.reshape(node[0], fill_rest(node, target, product(shape)))
+    target = fill_rest(node, target, product(shape))
+    if not equal_sizes(product(target), product(shape)):
+        shown = ", ".join(map(str, target))
+        raise ShapeError(f"{product(shape)} elements do not fit shape [{shown}]")
+    return node.b.reshape(node[0], target)
 
 
 def fill_rest(node: Node, target: list[Dim], total: Dim) -> list[Dim]:
@@ -188,6 +192,8 @@ def slice_dim(node: Node, x: SSAValue, dim: int, start: Dim, stop: Dim, step: in
         if (first, last, step) == (0, size, 1):
             return x
         return cut(node, x, dim, min(first, size), max(last, min(first, size)), step)
+    if step == -1 and start in (-1, size - 1) and isinstance(stop, int) and stop <= -FAR:
+        return reverse(node, x, dim)
     if step != 1:
         raise NeedsSize(size_names([size, start, stop]))
     first, last = inside(start, size), inside(stop, size)

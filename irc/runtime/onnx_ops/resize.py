@@ -34,9 +34,12 @@ class Axis:
     end: float = 1.0
 
 
-def coordinates(axis: Axis, transform: str) -> Array:
-    """Return where in the source each element of the result lies."""
-    i = np.arange(axis.result, dtype=np.float64)
+def coordinates(axis: Axis, transform: str, mode: str) -> Array:
+    """Return where in the source each element of the result lies.
+
+    To take the nearest one, in float32 as others compute it: 17 / 1.7 is then 10, not below it.
+    """
+    i = np.arange(axis.result, dtype=np.float32 if mode == "nearest" else np.float64)
     whole = axis.size * axis.scale
     match transform:
         case "asymmetric":
@@ -123,7 +126,7 @@ def _resize(call: Call) -> Array:
     transform = call.attr("coordinate_transformation_mode", "half_pixel")
     transform = "asymmetric" if old else transform
     for dim, axis in _axes(call).items():
-        places = coordinates(axis, transform)
+        places = coordinates(axis, transform, call.attr("mode", "nearest"))
         if axis.size == axis.result and np.array_equal(places, np.arange(axis.size)):
             continue
         x = _along(call, x, dim, axis, places)

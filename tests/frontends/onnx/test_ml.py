@@ -266,3 +266,41 @@ def test_maps_as_rows() -> None:
         value = map_input(INTS, FLOATS)
         run_on_map("CastMap", given, value, out, cast_to=cast)
         run_on_map("CastMap", given, value, out, cast_to=cast, map_form="SPARSE", max_map=6)
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 4), (2, 3, 4)])
+def test_features_by_number(shape: tuple[int, ...]) -> None:
+    feeds = {"x": floats(*shape), "i": np.array([2, 0, 2])}
+    model = model_of("ArrayFeatureExtractor", feeds, [tensor("y", FLOATS)])
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+    np.testing.assert_array_equal(InferenceSession(model).run(None, feeds)[0], wanted)
+
+
+def test_a_node_that_keeps_its_type_where_sizes_are_open() -> None:
+    # A plan of open sizes is held against a run in float64, which such a node knows nothing of.
+    model = model_of("Binarizer", {"x": floats(2, 4)}, [tensor("y", FLOATS)], threshold=0.2)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    session = InferenceSession(model)
+    for rows in (3, 8):
+        x = floats(rows, 4)
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], x > 0.2)
+
+
+def test_what_a_search_finds_takes_its_shape() -> None:
+    """Labels of the nearest rows: whether they fit a shape, only the run knows."""
+    lines = [
+        helper.make_node("TopK", ["x", "k"], ["v", "i"]),
+        helper.make_node("NonZero", ["v"], ["at"]),
+        helper.make_node("Shape", ["at"], ["s"]),
+        helper.make_node("Reshape", ["at", "two"], ["y"]),
+    ]
+    given = [helper.make_tensor_value_info("x", FLOATS, ["n", 4])]
+    stored = [
+        onnx.numpy_helper.from_array(np.array([3]), "k"),
+        onnx.numpy_helper.from_array(np.array([6, 2]), "two"),
+    ]
+    graph = helper.make_graph(lines, "g", given, [tensor("y", INTS)], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = {"x": floats(2, 4)}
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, x)[0]
+    np.testing.assert_array_equal(InferenceSession(model).run(None, x)[0], wanted)

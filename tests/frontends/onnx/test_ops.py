@@ -419,6 +419,19 @@ def test_resize(mode: str, place: str) -> None:
     )
 
 
+@pytest.mark.parametrize("scale", [0.6, 0.7, 1.7, 2.3])
+@pytest.mark.parametrize("how", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+@pytest.mark.parametrize("place", ["asymmetric", "half_pixel"])
+def test_resize_to_the_nearest_by_fractions(scale: float, how: str, place: str) -> None:
+    # 17 / 1.7 is 10 in float32, and below it in float64: one element beside the right one.
+    body = (
+        f'y = Resize <mode = "nearest", nearest_mode = "{how}", '
+        f'coordinate_transformation_mode = "{place}"> (x, , s)'
+    )
+    feeds = {"x": np.arange(29, dtype=np.float32)}
+    check_text(body, "float[29] x", "y:1", stored=f"float[1] s = {{{scale}}}", feeds=feeds)
+
+
 def test_resize_antialiased_and_upsample() -> None:
     body = 'y = Resize <mode = "linear", antialias = 1> (x, , s)'
     stored = "float[4] s = {1,1,0.5,0.7}"
@@ -462,6 +475,14 @@ def test_quantization() -> None:
     }
     body = "y = MatMulInteger (a, b, z)"
     check_text(body, "uint8[3,5] a, int8[5,2] b", "int32/y:2", stored="uint8 z = {9}", feeds=feeds)
+
+
+def test_one_scale_needs_no_axis() -> None:
+    # Biases, as quantize_static of ONNX Runtime writes them: one dim, and the default axis 1.
+    body = "y = DequantizeLinear (q, s, z)"
+    stored = "int32[4] q = {1,-20,300,7}, float[1] s = {0.5}, int32 z = {0}"
+    found = check_text(body, "float x", "y:1", stored=stored, feeds={"x": np.zeros((), np.float32)})
+    assert not any(name.startswith("onnx::") for name in op_counts(found))
 
 
 def test_functions_without_converter_expand() -> None:

@@ -9,12 +9,14 @@ import random
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 from irc.errors import IrcError
 from irc.frontends.onnx import load_onnx
 from irc.frontends.onnx.read import looks_like
+from tests.frontends.onnx.compare import model_of, run
 from tests.models.onnx_models import mlp, resnet
 
 MODEL = mlp().SerializeToString()
@@ -184,3 +186,29 @@ def test_local_functions_expand() -> None:
     )
     program = load_onnx(onnx.parser.parse_model(text))
     assert 'fn = "add"' in str(program.module)
+
+
+def test_nodes_in_any_order_are_sorted() -> None:
+    model = model_of(
+        """c = Neg (b)
+        b = Exp (x)
+        y = If (go) <then_branch = t () => (float[3] u) { v = Abs (d)\nu = Add (v, c) },
+                     else_branch = e () => (float[3] w) { w = Identity (c) }>
+        d = Relu (c)""",
+        "float[3] x", "float[3] y", stored="bool go = {1}",
+    )  # fmt: skip
+    body = model.graph.node[2].attribute[0].g
+    first, second = list(body.node)
+    del body.node[:]
+    body.node.extend([second, first])
+    before = model.SerializeToString()
+    x = np.array([0.5, -1, 2], np.float32)
+    found = run(load_onnx(model), {"x": x})
+    np.testing.assert_allclose(found[0], -np.exp(x), rtol=1e-6)
+    assert model.SerializeToString() == before
+
+
+def test_nodes_that_wait_for_each_other_are_refused() -> None:
+    model = model_of("b = Neg (c)\nc = Exp (b)\ny = Add (b, x)", "float[3] x", "float[3] y")
+    with pytest.raises(IrcError, match="sorted"):
+        load_onnx(model)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from irc.errors import IrcError
+from irc.frontends.onnx import load_onnx
+from irc.frontends.onnx.prepare import prepare
+from irc.frontends.onnx.read import read_model
 from irc.frontends.onnx.recurrent import GATES, MOST_STEPS
-from tests.frontends.onnx.compare import check_text, op_counts
+from irc.frontends.onnx.trace import trace
+from tests.frontends.onnx.compare import check_text, model_of, op_counts
 
 RNG = np.random.default_rng(2)
 BATCH, WIDTH, HIDDEN = 3, 4, 5
@@ -70,3 +75,30 @@ def test_more_steps_are_a_library_op() -> None:
     for more, steps in (("", MOST_STEPS + 1), (", clip = 0.5", 2), (", layout = 0", 2)):
         counts = run("LSTM", steps, "forward", more=more)
         assert ("onnx::LSTM" in counts) == (more != ", layout = 0")
+
+
+@pytest.mark.parametrize("operand", ["h", "c", "n"])
+@pytest.mark.parametrize("steps", [2, MOST_STEPS + 1])
+def test_states_of_another_batch_are_refused(operand: str, steps: int) -> None:
+    # Torch's own cell does not look: it read and wrote outside of such a state.
+    batch = {"h": BATCH, "c": BATCH, "n": BATCH, operand: BATCH - 1}
+    inputs = (
+        f"float[{steps},{BATCH},{WIDTH}] x, float[1,{4 * HIDDEN},{WIDTH}] w, "
+        f"float[1,{4 * HIDDEN},{HIDDEN}] r, int32[{batch['n']}] n, "
+        f"float[1,{batch['h']},{HIDDEN}] h, float[1,{batch['c']},{HIDDEN}] c"
+    )
+    body = f"y = LSTM <hidden_size = {HIDDEN}> (x, w, r, , {'n' if operand == 'n' else ''}, h, c)"
+    model = model_of(body, inputs, "float[a,b,c,d] y")
+    with pytest.raises(IrcError, match="batch of 2, the inputs of 3"):
+        load_onnx(model)
+
+
+def test_names_of_batches_that_a_cell_ties_are_one() -> None:
+    body = f"y, last = GRU <hidden_size = {HIDDEN}, linear_before_reset = 1> (x, w, r, , , h)"
+    inputs = (
+        f"float[s,n,{WIDTH}] x, float[1,{3 * HIDDEN},{WIDTH}] w, float[1,{3 * HIDDEN},{HIDDEN}] r, "
+        f"float[1,m,{HIDDEN}] h"
+    )
+    source = prepare(read_model(model_of(body, inputs, "float[a,b,c,d] y, float[a,b,c] last")))
+    traced = trace(source, {"s": 11, "n": 3, "m": 3})
+    assert traced.shapes["h"][1] == traced.shapes["x"][1]

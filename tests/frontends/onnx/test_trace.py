@@ -134,6 +134,16 @@ def test_shape_arithmetic_stays_polynomial() -> None:
     assert found.admits({"B": 17, "S": 127})
 
 
+def test_a_dim_of_any_size_is_turned_around() -> None:
+    model = model_of(
+        "y = Slice (x, s, e, a, s)", "float[B,S] x", "float[B,S] y",
+        stored="int64[1] s = {-1}, int64[1] e = {-9223372036854775807}, int64[1] a = {1}",
+    )  # fmt: skip
+    found = traced(model, B=3, S=9)
+    assert not found.fixed
+    agrees(model, found, {"B": 2, "S": 17})
+
+
 def test_what_no_size_allows_is_an_error() -> None:
     model = model_of("y = MatMul (x, w)", "float[B,3] x", "float[B,2] y",
                      stored="float[4,2] w = {1,2,3,4,5,6,7,8}")  # fmt: skip
