@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from irc.api import compile as compile
     from irc.api import compile_entries as compile_entries
     from irc.api import compile_step as compile_step
-    from irc.api import export_entries as export_entries
-    from irc.api import export_plan as export_plan
     from irc.api import load as load
     from irc.api import original as original
     from irc.calls.frozen import freeze as freeze
+    from irc.exports import export_entries as export_entries
+    from irc.exports import export_plan as export_plan
     from irc.frontends.torch.annotations import place as place
     from irc.frontends.torch.capture import capture as capture
     from irc.ops.custom import register_op as register_op
@@ -29,8 +29,8 @@ _LAZY = {
     "compile": "irc.api",
     "compile_entries": "irc.api",
     "compile_step": "irc.api",
-    "export_entries": "irc.api",
-    "export_plan": "irc.api",
+    "export_entries": "irc.exports",
+    "export_plan": "irc.exports",
     "freeze": "irc.calls.frozen",
     "load": "irc.api",
     "original": "irc.api",

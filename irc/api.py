@@ -1,42 +1,34 @@
-"""What users call from Python: ``irc.compile``, ``irc.export_plan``, ``irc.load``.
+"""What users call from Python: ``irc.compile``, ``irc.compile_step``, ``irc.load``.
 
-``compile_file`` is what the command line calls.
+:mod:`irc.exports` has those that write plans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+from irc.choices import Dynamic, dynamic_option, recipe_option
 from irc.constraints.pins import Pins, pins_option
 from irc.errors import IrcError
-from irc.pipeline import Options, make_plan
+from irc.pipeline import Options
 from irc.plan.host import is_host, load_host
 from irc.plan.load import LoadedPlan, load_plan
-from irc.plan.save import check_target, save_plan
-from irc.program import Program
-from irc.report.summary import summary
 from irc.sharding.mesh import parse_mesh
-from irc.training.recipe import OptimizerOption, Recipe, recipe_of
+from irc.training.recipe import OptimizerOption
 
 if TYPE_CHECKING:
     from torch import nn
 
     from irc.calls.entries import Entries
-    from irc.calls.open_export import OpenExport
     from irc.calls.step import TrainingStep
-    from irc.frontends.onnx.read import Source
     from irc.runtime.executor import Executor
     from irc.runtime.host import HostExecutor
     from irc.runtime.open_executor import OpenExecutor
 
 T = TypeVar("T")
-
-Dynamic: TypeAlias = bool | Mapping[str, Any] | Sequence[Any] | None
-"""Which sizes are left open."""
 
 
 @overload
@@ -114,7 +106,7 @@ def compile(
         passes=tuple(passes),
         rules=tuple(rules),
         pins=pins_option(pins),
-        dynamic=_dynamic(dynamic, mesh),
+        dynamic=dynamic_option(dynamic, mesh),
         tune=_tune(backend, tune=tune),
     )
     if target is None:
@@ -137,29 +129,6 @@ def _tune(backend: str, *, tune: bool) -> bool:
             help=f"choose backend={' or '.join(map(repr, TUNED_BACKENDS))}, or leave out tune",
         )
     return tune
-
-
-def _dynamic(given: object, mesh: str) -> Any:
-    """Check which sizes are to be left open.
-
-    Raises:
-        IrcError: ``option-value``.
-    """
-    if given is None or given is False:
-        return None
-    if given is not True and not isinstance(given, Mapping | list | tuple):
-        raise IrcError(
-            "option-value",
-            f"dynamic is True, or says which dims vary, not {given!r}",
-            help='write dynamic={"x": {0: "batch"}}',
-        )
-    if mesh:
-        raise IrcError(
-            "option-value",
-            "sizes on a mesh are fixed: placements are chosen for them",
-            help="leave out dynamic or mesh",
-        )
-    return cast("Any", given)
 
 
 def _compile(target: object, *, options: Options, disable: bool) -> Any:
@@ -247,7 +216,7 @@ def compile_step(
     """
     from irc.calls.step import TrainingStep
 
-    recipe = _recipe(model, loss, optimizer, frozen, accumulate, recompute)
+    recipe = recipe_option(model, loss, optimizer, frozen, accumulate, recompute)
     options = Options(
         mesh=parse_mesh(mesh),
         cluster=cluster,
@@ -262,272 +231,11 @@ def compile_step(
     return TrainingStep(model, recipe, options, loss=called, seed=seed)
 
 
-def _recipe(
-    model: object,
-    loss: object,
-    optimizer: OptimizerOption,
-    frozen: str,
-    accumulate: int,
-    recompute: str,
-) -> Recipe:
-    from torch import nn
-
-    if not isinstance(model, nn.Module):
-        raise IrcError(
-            "input-mismatch", f"a training step is of a module, not of {type(model).__name__}"
-        )
-    if not (loss is None or isinstance(loss, str) or callable(loss)):
-        raise IrcError(
-            "input-mismatch", f"a loss is a name or a function, not {type(loss).__name__}"
-        )
-    name = loss if isinstance(loss, str) else ""
-    return recipe_of(
-        optimizer, loss=name, frozen=frozen, accumulate=accumulate, recompute=recompute
-    )
-
-
 def original(compiled: Any) -> Any:
     """Return what ``irc.compile`` was given: the module with its own forward, or the function."""
     from irc.calls.compiled import original as found
 
     return found(compiled)
-
-
-def export_plan(
-    module: Any,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    out: str | Path,
-    mesh: str = "",
-    backend: str = "cpu",
-    cluster: str = "this-host",
-    passes: Sequence[str] = (),
-    rules: Sequence[str] = (),
-    pins: Pins = "",
-    force: bool = False,
-    native: str = "",
-    dynamic: Dynamic = None,
-    optimizer: OptimizerOption | None = None,
-    loss: str | Callable[..., Any] | None = None,
-    frozen: str = "",
-    accumulate: int = 1,
-    recompute: str = "none",
-    memory_bytes: int | None = None,
-    stored_bytes: int | None = None,
-    regather: bool = False,
-) -> str:
-    """Compile a PyTorch module to a plan folder that ``irc run`` and torchrun start.
-
-    With an optimiser it is a plan of training steps: ``irc run`` makes some of them, and holds
-    losses, parameters and states against PyTorch's autograd and optimiser.
-
-    Args:
-        module: a module or function.
-        args: example arguments: their shapes are compiled for.
-        kwargs: example keyword arguments.
-        out: the folder; it must not hold anything yet, unless ``force``.
-        mesh: axes of the mesh.
-        backend: what writes the kernels.
-        cluster: prices the plan.
-        passes: plug-in passes to run.
-        rules: files of rewrite rules.
-        pins: constraints, as :func:`compile` takes them.
-        force: replace a plan in the folder.
-        native: kinds of processors that the plan holds machine code for, which :mod:`irc.runtime`
-            runs without torch, or ``none``; by default all that irc knows.
-        dynamic: sizes that the plan leaves open, as :func:`compile` takes them; on one device, with
-            the backend cpu.
-        optimizer: for a plan of training, as :func:`compile_step` takes it.
-        loss: what is trained on, as :func:`compile_step` takes it; the last of ``args`` are its
-            targets.
-        frozen: globs of parameters that stay as they are.
-        accumulate: micro-batches of a step.
-        recompute: what the backward pass computes again.
-        memory_bytes: the most that a device may hold at any moment.
-        stored_bytes: the most that it may hold all the time.
-        regather: do not save for backward what was gathered, but gather it again.
-
-    Returns:
-        A summary of the plan.
-    """
-    from irc.frontends.torch.capture import capture
-
-    options = Options(
-        mesh=parse_mesh(mesh),
-        backend=backend,
-        cluster=cluster,
-        passes=tuple(passes),
-        rules=tuple(rules),
-        pins=pins_option(pins),
-        memory_bytes=memory_bytes,
-        stored_bytes=stored_bytes,
-        regather=regather,
-        dynamic=_dynamic(dynamic, mesh),
-    )
-    if dynamic and optimizer is not None:
-        raise IrcError(
-            "option-value",
-            "a plan of training has fixed sizes",
-            help="leave out dynamic",
-        )
-    if optimizer is not None:
-        recipe = _recipe(module, loss, optimizer, frozen, accumulate, recompute)
-        check_target(Path(out), force=force)
-        return _write_training(module, args, kwargs, recipe, loss, options, out, force=force)
-    if loss is not None or frozen or accumulate != 1 or recompute != "none":
-        raise IrcError(
-            "option-value",
-            "loss, frozen, accumulate and recompute are of a plan of training",
-            help='name an optimiser: optimizer="adamw"',
-        )
-    check_target(Path(out), force=force)
-    if options.dynamic is not None:
-        from irc.calls.open_module import open_module
-
-        opened, program = open_module(module, args, dict(kwargs or {}), options)
-        return _save(opened, program, options, out, native, force=force)
-    program = capture(module, tuple(args), dict(kwargs or {})).program
-    return _write(program, options, out, native, force=force)
-
-
-def _write_training(
-    module: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    recipe: Recipe,
-    loss: object,
-    options: Options,
-    out: str | Path,
-    *,
-    force: bool,
-) -> str:
-    import torch
-
-    from irc.calls.step_plan import captured_step, check_device, training_plan
-
-    check_device(module)
-    called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
-    with torch.no_grad():
-        captured, split = captured_step(module, called, recipe, tuple(args), dict(kwargs or {}))
-    recipe = replace(recipe, split=split)
-    plan = training_plan(captured.program, recipe, options, module, keep_ir=True)
-    save_plan(out, plan, tensors=captured.program.tensors, force=force)
-    return summary(plan, options.cluster, captured.program)
-
-
-def compile_file(
-    path: str,
-    out: str,
-    *,
-    mesh: str | None = None,
-    backend: str = "cpu",
-    cluster: str | None = None,
-    sizes: Mapping[str, int] | None = None,
-    values: Mapping[str, float] | None = None,
-    passes: Sequence[str] = (),
-    rules: Sequence[str] = (),
-    pins: Pins = "",
-    force: bool = False,
-    native: str = "",
-) -> str:
-    """Compile an ONNX file to a plan folder; see :func:`export_plan`.
-
-    Args:
-        path: the model.
-        out: the folder.
-        mesh: axes of the mesh.
-        backend: what writes the kernels.
-        cluster: prices the plan.
-        sizes: numbers for the model's named sizes. On one device with the backend cpu, others stay
-            open: the plan serves all numbers that it was checked for.
-        values: of inputs of one element that are the same in every call; the plan has no such
-            inputs.
-        passes: plug-in passes to run.
-        rules: files of rewrite rules.
-        pins: constraints, as :func:`compile` takes them.
-        force: replace a plan in the folder.
-        native: kinds of processors to hold machine code for, as :func:`export_plan` takes them.
-    """
-    options = Options(
-        mesh=parse_mesh(mesh or ""),
-        backend=backend,
-        cluster=cluster or "this-host",
-        passes=tuple(passes),
-        rules=tuple(rules),
-        pins=pins_option(pins),
-    )
-    check_target(Path(out), force=force)
-    from irc.frontends.onnx import load_onnx
-    from irc.frontends.onnx.read import read_model
-    from irc.onnx.given_values import with_numbers
-
-    source = with_numbers(read_model(path), dict(values or {}))
-    if options.mesh.num_ranks > 1 or backend != "cpu":
-        program = load_onnx(source, sizes=dict(sizes or {}))
-        return _write(program, options, out, native, force=force)
-    from irc.onnx.open_file import open_file
-
-    try:
-        opened = open_file(source, dict(sizes or {}), options)
-        program = load_onnx(source, sizes=dict(sizes or {})) if opened is None else opened[1]
-        made = make_plan(program, options) if opened is None else opened[0]
-    except IrcError as error:
-        if not {"op-unsupported", "size-unbound"} & set(error.codes):
-            raise
-        found = _write_host(source, dict(sizes or {}), options, out, force=force)
-        if found is None:
-            raise
-        return found
-    return _save(made, program, options, out, native, force=force)
-
-
-def _write_host(
-    source: Source, sizes: Mapping[str, int], options: Options, out: str | Path, *, force: bool
-) -> str | None:
-    """Write a file as a host program with regions; None where nothing of it is the host's.
-
-    Raises:
-        IrcError: what is refused there too.
-    """
-    from irc.onnx.host_file import host_file
-    from irc.plan.host import save_host
-    from irc.report.host import host_summary
-
-    if (made := host_file(source, sizes, options)) is None:
-        return None
-    plan, program = made
-    save_host(out, plan, force=force)
-    return host_summary(plan, options.cluster, program.source)
-
-
-def _write(program: Program, options: Options, out: str | Path, native: str, *, force: bool) -> str:
-    return _save(make_plan(program, options), program, options, out, native, force=force)
-
-
-def _save(
-    made: LoadedPlan | OpenExport,
-    program: Program,
-    options: Options,
-    out: str | Path,
-    native: str,
-    *,
-    force: bool,
-) -> str:
-    from irc.calls.open_export import OpenExport
-    from irc.dialects.task import KernelOp
-    from irc.native import Native
-
-    found = Native.parse(native)
-    if isinstance(made, OpenExport):
-        plan = made.plan
-        found.compile(plan, made.kernels, program.tensors, made.low)
-    else:
-        plan = made
-        kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
-        found.compile(plan, kernels, program.tensors)
-    save_plan(out, plan, tensors=program.tensors, force=force, also=found.write)
-    return f"{summary(plan, options.cluster, program)}\n{found.summary()}"
 
 
 def compile_entries(
@@ -562,46 +270,6 @@ def compile_entries(
 
     options = Options(mesh=parse_mesh(mesh), cluster=cluster, pins=pins_option(pins))
     return compile_all(entries, options, runs)
-
-
-def export_entries(
-    entries: Mapping[str, Sequence[Any]],
-    *,
-    out: str | Path,
-    mesh: str = "",
-    backend: str = "cpu",
-    cluster: str = "this-host",
-    pins: Pins = "",
-    runs: Mapping[str, int] | None = None,
-    force: bool = False,
-) -> str:
-    """Write several entry points of one model into one folder: a plan each, the weights once.
-
-    Args:
-        entries: as :func:`compile_entries` takes them; a name is the name of a plan's folder.
-        out: the folder; ``irc run OUT/ENTRY`` and ``irc.load("OUT/ENTRY")`` take a plan from it.
-        mesh: axes of the mesh.
-        backend: what writes the kernels.
-        cluster: prices the plans.
-        pins: constraints, as :func:`compile_entries` takes them.
-        runs: how often each entry runs, relative to the others.
-        force: replace such a folder.
-
-    Returns:
-        A summary of each plan.
-    """
-    from irc.calls.entries import export_entries as export_all
-    from irc.plan.shared import ENTRIES
-
-    check_target(Path(out), force=force, marker=ENTRIES)
-    options = Options(
-        mesh=parse_mesh(mesh), backend=backend, cluster=cluster, pins=pins_option(pins)
-    )
-    found = export_all(entries, options, out, runs, force=force)
-    return "\n\n".join(
-        f"entry       {name}\n{summary(plan, cluster, program)}"
-        for name, (plan, program) in found.items()
-    )
 
 
 def load(folder: str | Path) -> Executor | OpenExecutor | HostExecutor:

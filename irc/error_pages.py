@@ -338,7 +338,8 @@ PAGES = (
         title="a plan holds no native program",
         exit_code=2,
         what="The plan was made for several ranks or for a GPU, has kernels that are compiled for"
-        " each of its open sizes, or was compiled with `--native none`: it has no folder `native`.",
+        " each of its open sizes, is a host program of which torch runs an op, or was compiled with"
+        " `--native none`: it has no folder `native`.",
         why="Without torch, only the machine code in that folder runs a plan.",
         example="python -m irc.runtime plan   (made with --mesh data=2)",
         fix="irc compile model.onnx -o plan, on one CPU device; or: irc run plan",

@@ -15,10 +15,10 @@ from onnx import TensorProto, helper
 
 import irc
 import irc.runtime
-from irc.api import compile_file
 from irc.cli import main
 from irc.dialects.builder import functions
 from irc.errors import IrcError
+from irc.exports import compile_file
 from irc.frontends.onnx.prepare import prepare
 from irc.frontends.onnx.read import read_model
 from irc.frontends.onnx.trace import trace
@@ -89,11 +89,25 @@ def test_a_loop_is_compiled_once_for_any_trips(tmp_path: Path) -> None:
     for trips in (1, 4, 7):
         same(model, run, x_of(trips, 3, 8), np.array(trips))
     assert run.stepped == {}
-    # No rows were collected: the region after the loop was not planned for a size of 0.
+    # No rows were collected: the region after the loop gives none, and is not run for that.
     same(model, run, x_of(9, 3, 8), np.array(0))
-    assert sum(run.stepped.values()) == 1
+    assert run.stepped == {}
     facts = load_host(tmp_path / "plan").facts
     assert not any(region.reason for region in facts.regions.values())
+
+
+def test_a_sum_of_no_rows_is_run_op_by_op(tmp_path: Path) -> None:
+    """The plan of the region is for one row and more, and its result has elements."""
+    model = stored(
+        model_of(
+            BEFORE + LOOP + "\ns = ReduceSum <keepdims = 0> (all)",
+            "float[3,8] x, int64 n", "float[3,8] y, float s", stored="bool go = {1}",
+        )
+    )  # fmt: skip
+    run = compiled(model, tmp_path)
+    for trips, times in ((2, 0), (0, 1)):
+        same(model, run, x_of(trips, 3, 8), np.array(trips))
+        assert sum(run.stepped.values()) == times
 
 
 def test_run_check_and_explain_take_the_folder(
@@ -233,7 +247,6 @@ def test_a_scan_over_an_open_length(tmp_path: Path) -> None:
 
 
 def test_sequences_and_strings(tmp_path: Path) -> None:
-    names = ("x", "n")
     body = helper.make_graph(
         [
             helper.make_node("MatMul", ["v", "W"], ["w"]),
@@ -271,7 +284,7 @@ def test_sequences_and_strings(tmp_path: Path) -> None:
     opset = [helper.make_opsetid("", 17)]
     model = stored(helper.make_model(graph, opset_imports=opset, ir_version=9))
     run = compiled(model, tmp_path)
-    given = dict(zip(names, (x_of(0, 3, 8), np.array(3)), strict=True))
+    given: dict[str, np.ndarray] = {"x": x_of(0, 3, 8), "n": np.array(3)}
     for a, b in zip(reference(model, given), run(*given.values()), strict=True):
         equal(a, b)
     text = model_of("e = Equal (s, t)\ny = Cast <to = 1> (e)", "string[4] s, string[4] t",
@@ -314,6 +327,6 @@ def test_on_a_mesh_a_loop_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_without_torch_they_are_refused(tmp_path: Path) -> None:
     compiled(loop_model(), tmp_path)
-    with pytest.raises(IrcError, match="is a host program") as caught:
+    with pytest.raises(IrcError, match="holds no native one") as caught:
         irc.runtime.load(tmp_path / "plan")
     assert caught.value.code == "native-missing"

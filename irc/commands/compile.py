@@ -127,7 +127,7 @@ def is_named_object(text: str) -> bool:
 
 
 def _compile_file(args: argparse.Namespace) -> str:
-    from irc.api import compile_file
+    from irc.exports import compile_file
     from irc.onnx.given_values import parse_values
     from irc.plan.open_sizes import parse_sizes
 
@@ -160,7 +160,7 @@ def _compile_file(args: argparse.Namespace) -> str:
 
 
 def _compile_module(args: argparse.Namespace) -> str:
-    from irc.api import export_plan
+    from irc.exports import export_plan
     from irc.frontends.torch.named import named_example, named_loss
 
     if args.size or args.value:

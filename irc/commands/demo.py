@@ -110,8 +110,8 @@ def _training_case(folder: Path, mesh: str) -> tuple[str, ...]:
 def _compile_training(plan: Path, mesh: str) -> str:
     import torch
 
-    from irc.api import export_plan
     from irc.commands.demo_gpt import GPT, GPTConfig
+    from irc.exports import export_plan
 
     torch.manual_seed(0)
     module = GPT(GPTConfig(layers=2, hidden=64, heads=4, block=32))
@@ -146,7 +146,7 @@ def _gpt() -> "tuple[torch.nn.Module, torch.Tensor]":
 
 
 def _compile_gpt(plan: Path, mesh: str) -> str:
-    from irc.api import export_plan
+    from irc.exports import export_plan
 
     module, tokens = _gpt()
     pins = MEGATRON if mesh.startswith("tensor") else ""
@@ -156,7 +156,7 @@ def _compile_gpt(plan: Path, mesh: str) -> str:
 
 
 def _compile_file(model: Path, plan: Path, mesh: str) -> str:
-    from irc.api import compile_file
+    from irc.exports import compile_file
 
     return compile_file(str(model), str(plan), mesh=mesh, cluster=CLUSTER, force=True)
 

@@ -76,10 +76,39 @@ class Native:
         self._loaded, self._tensors = loaded, tensors
         self._made = native_plan(loaded, kernels, self._variants, low or {})
 
+    @property
+    def reason(self) -> str:
+        """Why there is no program; empty where there is one."""
+        return self._reason
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of processors that there is code for."""
+        return () if self._made is None else tuple(c.name for c in self._made.program.codes)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The ops that torch runs."""
+        steps = () if self._made is None else self._made.program.library
+        return frozenset(
+            str(step.attrs["target"]) if step.op == "flow.extern" else step.op for step in steps
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of its weights."""
+        return 0 if self._made is None else self._made.weight_bytes
+
     def write(self, plan_folder: Path) -> None:
         """Write the folder into that of the plan."""
-        if self._made is not None and self._loaded is not None:
-            self._hash = _write(self._made, self._loaded, self._tensors, plan_folder)
+        if self._made is not None:
+            self.write_into(plan_folder / native.FOLDER)
+
+    def write_into(self, place: Path) -> str:
+        """Write a folder for a program that there is, and return its hash."""
+        assert self._made is not None and self._loaded is not None
+        self._hash = _write(self._made, self._loaded, self._tensors, place)
+        return self._hash
 
     def summary(self) -> str:
         """Say what was written, or why nothing was."""
@@ -91,9 +120,8 @@ class Native:
 
 
 def _write(
-    made: NativePlan, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor], plan_folder: Path
+    made: NativePlan, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor], place: Path
 ) -> str:
-    place = plan_folder / native.FOLDER
     place.mkdir()
     entries: dict[str, native.NativeFile] = {}
     texts = {PROGRAM: native.native_text(made.program).encode()}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.calls.open_check import differs
-from irc.calls.open_export import OpenFacts, export_open
+from irc.calls.open_export import OpenExport, OpenFacts, export_open
 from irc.calls.open_plans import OpenPlans
 from irc.dialects.builder import arguments, entry
 from irc.dialects.flow import ExternOp
 from irc.dialects.size import Dim, Size, deciding
+from irc.dialects.task import KernelOp
 from irc.dialects.text import dump
 from irc.dialects.types import TensorType
 from irc.errors import InternalError, IrcError
@@ -22,20 +24,21 @@ from irc.frontends.onnx.read import Source, read_model
 from irc.frontends.onnx.sizes import SizeTable, by_name
 from irc.frontends.onnx.trace import (
     Condition,
+    Fixed,
     OpenProgram,
     Place,
     TracedSizes,
     places_of,
+    read_values,
     stated_shapes,
     trace,
 )
 from irc.interpret.dynamic import WEIGHTS
 from irc.onnx.open_file import examples, first_of, needs_numbers
-from irc.onnx.open_model import at_values
+from irc.onnx.open_model import HINTS, LAST, at_values
 from irc.onnx.outline import Region, outline
 from irc.pipeline import Options, make_plan
 from irc.plan.host import HostFacts, HostPlan, HostRegion, host_plan
-from irc.plan.load import LoadedPlan
 from irc.plan.open_sizes import HostSize, QuotientSize, SizeCondition, polynomial_of
 from irc.program import Program
 
@@ -49,46 +52,69 @@ APART = 32
 MOST = 1 << 62
 
 
+@dataclass(frozen=True)
+class HostFile:
+    """A host program that was compiled.
+
+    Attributes:
+        plan: it, and the plans of its regions.
+        program: as it was imported; regions are not outlined.
+        exports: of each region that has a plan, what it was written from.
+    """
+
+    plan: HostPlan
+    program: Program
+    exports: Mapping[str, OpenExport]
+
+
 def host_file(
-    given: str | os.PathLike[str] | Source, sizes: Mapping[str, int], options: Options
-) -> tuple[HostPlan, Program] | None:
+    given: str | os.PathLike[str] | Source,
+    sizes: Mapping[str, int],
+    options: Options,
+    call: Mapping[str, tuple[int, ...]] | None = None,
+) -> HostFile | None:
     """Compile a file to a host program; one device.
 
     Args:
         given: the model, or its path.
         sizes: numbers for some of its sizes, by name.
         options: of the pipeline.
+        call: shapes of inputs that the program is to be for, by name; by default examples are
+            tried.
 
     Returns:
-        The plan, and the imported program, whose regions are not outlined; None where there is
-        nothing for a host to decide.
+        The plan, the imported program, and what the plans of regions were written from; None where
+        there is nothing for a host to decide.
 
     Raises:
         IrcError: what importing raises.
     """
     source = prepare(read_model(given))
-    traced = _traced(source, by_name(source.model.graph.input, sizes))
+    traced = _traced(source, by_name(source.model.graph.input, sizes), call)
     program = Program(traced.program.module.clone(), traced.program.tensors, traced.program.source)
     module = traced.program.module
     with deciding(_again(traced)):
         regions = outline(module, _roots(traced))
     if not any(isinstance(op, ExternOp) for op in entry(module).body.block.ops):
         return None
-    plans: dict[str, LoadedPlan] = {}
+    exports: dict[str, OpenExport] = {}
     entries: dict[str, HostRegion] = {}
     for region in regions:
         name = region.func.sym_name.data
         made = _planned(region, traced, options)
-        if isinstance(made, LoadedPlan):
-            plans[name] = made
-            entries[name] = HostRegion(made.hash)
+        if isinstance(made, OpenExport):
+            exports[name] = made
+            entries[name] = HostRegion(made.plan.hash)
         else:
             entries[name] = HostRegion(reason=made)
-    facts = _facts(traced, entries)
-    return host_plan(facts, dump(module), plans, traced.program.tensors), program
+    facts, plans = _facts(traced, entries), {name: each.plan for name, each in exports.items()}
+    plan = host_plan(facts, dump(module), plans, traced.program.tensors)
+    return HostFile(plan, program, exports)
 
 
-def _traced(source: Source, sizes: Mapping[str, int]) -> OpenProgram:
+def _traced(
+    source: Source, sizes: Mapping[str, int], call: Mapping[str, tuple[int, ...]] | None
+) -> OpenProgram:
     """Import a model, bodies as functions; sizes of inputs stay open where they can.
 
     Raises:
@@ -96,7 +122,10 @@ def _traced(source: Source, sizes: Mapping[str, int]) -> OpenProgram:
     """
     table = SizeTable(sizes)
     places, _ = places_of(stated_shapes(source.model.graph.input, table), table)
+    if call is not None and places:
+        return _traced_at(source, sizes, read_values(places, call))
     problems: list[IrcError] = []
+    tied: OpenProgram | None = None
     # Last, all equal: a state beside the data has the batch in another dim.
     for hints in [*examples(places), dict.fromkeys(places, 2)] if places else [{}]:
         try:
@@ -104,10 +133,31 @@ def _traced(source: Source, sizes: Mapping[str, int]) -> OpenProgram:
         except IrcError as error:
             problems.append(error)
             continue
-        if not found.fixed:
+        if found.fixed:
+            problems.append(needs_numbers(found))
+        elif set(found.places) == set(places):
             return found
-        problems.append(needs_numbers(found))
+        else:
+            # Sizes that are equal in the example were taken for one: others may do without.
+            tied = tied or found
+    if tied is not None:
+        return tied
     raise first_of(problems)
+
+
+def _traced_at(source: Source, sizes: Mapping[str, int], numbers: Mapping[str, int]) -> OpenProgram:
+    """Import a model for the sizes of a call; what has to be a number is that of the call.
+
+    Raises:
+        IrcError: what importing raises.
+    """
+    spare = iter(HINTS)
+    hints = {name: n if n > 1 else next(spare, LAST) for name, n in numbers.items()}
+    found = trace(source, hints, given=sizes, dynamic=True, bodies=True)
+    if any(numbers[name] != each.number for name, each in found.fixed.items()):
+        again = {n: Fixed(e.name, numbers[n], e.reason) for n, e in found.fixed.items()}
+        found = trace(source, hints, again, given=sizes, dynamic=True, bodies=True)
+    return found
 
 
 def _again(traced: OpenProgram) -> TracedSizes:
@@ -127,7 +177,7 @@ def _roots(traced: OpenProgram) -> dict[str, frozenset[str]]:
     return found
 
 
-def _planned(region: Region, traced: OpenProgram, options: Options) -> LoadedPlan | str:
+def _planned(region: Region, traced: OpenProgram, options: Options) -> OpenExport | str:
     """Return the plan of a region, or why its ops run one by one."""
     func = region.func.clone()
     func.properties["sym_name"] = type(region.func.sym_name)("forward")
@@ -136,7 +186,9 @@ def _planned(region: Region, traced: OpenProgram, options: Options) -> LoadedPla
     program = Program(ModuleOp([func]), tensors, traced.program.source)
     try:
         if not region.symbols:
-            return make_plan(program, options)
+            plan = make_plan(program, options)
+            kernels = (op for op in program.module.body.block.ops if isinstance(op, KernelOp))
+            return OpenExport(plan, tuple(kernels), {})
         return _open(program, region, traced, options)
     except InternalError as error:
         return str(error)
@@ -144,7 +196,7 @@ def _planned(region: Region, traced: OpenProgram, options: Options) -> LoadedPla
         return "; ".join([error.message, *error.because])
 
 
-def _open(program: Program, region: Region, traced: OpenProgram, options: Options) -> LoadedPlan:
+def _open(program: Program, region: Region, traced: OpenProgram, options: Options) -> OpenExport:
     """Return the plan of a region for all numbers of its sizes.
 
     Raises:
@@ -177,7 +229,7 @@ def _open(program: Program, region: Region, traced: OpenProgram, options: Option
         (),
         program.module,
     )
-    return export_open(plans, {name: hints[name] for name in places}, facts, options).plan
+    return export_open(plans, {name: hints[name] for name in places}, facts, options)
 
 
 def _said(traced: OpenProgram, symbol: str) -> str:

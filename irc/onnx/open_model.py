@@ -32,9 +32,9 @@ from irc.frontends.onnx.trace import (
     trace,
 )
 from irc.interpret.dynamic import run_dynamic
-from irc.onnx.arrays import array_call
 from irc.pipeline import Options, make_plan
 from irc.program import Program
+from irc.runtime.array_call import array_call
 from irc.runtime.executors import executor_of
 from irc.runtime.onnx_ops.values import as_item, as_tensor
 from irc.runtime.prepared import Store
@@ -44,6 +44,8 @@ Call: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 HINTS = (5, 7, 11, 13, 17, 19, 23, 29)
 """What stands for a size of 1 or 0 while a model is traced: those would broadcast."""
+LAST = 31
+"""What stands for all sizes of 1 after those."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Report:
         conditions: what holds for the sizes that it serves.
         work: what was done for the sizes so far.
         refused: why sizes had to be compiled by themselves.
+        hosted: where values decide sizes, branches or trips: what runs op by op, and why.
     """
 
     open: tuple[str, ...] = ()
@@ -63,6 +66,7 @@ class Report:
     conditions: tuple[str, ...] = ()
     work: tuple[Work, ...] = ()
     refused: tuple[str, ...] = ()
+    hosted: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"open: {', '.join(self.open) or 'none'}"]
@@ -75,6 +79,7 @@ class Report:
             )
             lines += [f"  {reason}" for reason in work.reasons]
         lines += [f"compiled by itself: {text}" for text in self.refused]
+        lines += [f"host program: {text}" for text in self.hosted]
         return "\n".join(lines)
 
 
@@ -144,13 +149,14 @@ class OpenModels:
     refused: list[str] = field(default_factory=list[str])
     _prepared: Source | None = None
 
+    def known_for(self, shapes: Shapes) -> OpenModel | None:
+        """Return the trace that there is for some shapes; None where there is none yet."""
+        return next((model for model in self.models if model.refused(shapes) is None), None)
+
     def model_for(self, shapes: Shapes) -> OpenModel | None:
         """Return a trace for some shapes; None where they have to be compiled by themselves."""
-        reason = None
-        for model in self.models:
-            reason = model.refused(shapes)
-            if reason is None:
-                return model
+        if (known := self.known_for(shapes)) is not None:
+            return known
         made = self._traced(shapes)
         if made is None:
             return None
@@ -182,7 +188,7 @@ class OpenModels:
             self._note(wrong)
             return None
         spare = iter(HINTS)
-        hints = {n: v if v > 1 else next(spare, 31) for n, v in values.items()}
+        hints = {n: v if v > 1 else next(spare, LAST) for n, v in values.items()}
         traced = trace(self._prepared, hints, dynamic=True)
         if any(values[name] != each.number for name, each in traced.fixed.items()):
             # A size of 1 that has to be a number is that number.

@@ -1,8 +1,10 @@
 """A session: a model that is compiled once for each kind of shapes it meets, and run.
 
 Where every size is a number and every value a tensor, the model goes through the pipeline and its
-kernels run; where the values themselves decide a size or a branch, the interpreter of dynamic
-programs runs it. `InferenceSession.versions` says which it was.
+kernels run. Where the values themselves decide a size, a branch or a trip, it becomes a host
+program whose regions are compiled (:mod:`irc.onnx.host_model`), as ``irc compile`` makes one. What
+cannot be that either, the interpreter of dynamic programs runs. `InferenceSession.versions` says
+which it was, `InferenceSession.report` why.
 """
 
 # pyright: basic
@@ -23,9 +25,10 @@ from irc.frontends.onnx.importer import Importer
 from irc.frontends.onnx.prepare import prepare
 from irc.frontends.onnx.read import Source, read_model
 from irc.interpret.dynamic import is_static
-from irc.onnx.arrays import Intake, array_call
+from irc.onnx.arrays import Intake
 from irc.onnx.boundary import shape_of, specialised, type_text
 from irc.onnx.deciding import Deciding, candidates, check_model, deciding, with_values
+from irc.onnx.host_model import HostModels
 from irc.onnx.open_model import OpenModels, Report, interpreted
 from irc.onnx.options import (
     NodeArg,
@@ -34,6 +37,8 @@ from irc.onnx.options import (
     get_available_providers,
 )
 from irc.program import Program
+from irc.runtime.array_call import array_call
+from irc.runtime.host import HostExecutor
 
 MAX_VERSIONS = 64
 """Kinds of shapes that a session keeps ready; the one used longest ago is dropped."""
@@ -47,10 +52,11 @@ class Version:
 
     Attributes:
         call: runs it on the inputs in order.
-        compiled: whether kernels run; else the interpreter does.
+        compiled: whether kernels run, alone or in regions; else the interpreter does.
         library_nodes: nodes that run as they are, for want of a flow form.
         sizes: the shapes it is for, by input.
         opened: whether it shares its import with those of other shapes.
+        regions: how many regions a host runs; 0 where kernels run alone.
     """
 
     call: Callable[[Sequence[Any]], list[Any]]
@@ -58,6 +64,7 @@ class Version:
     library_nodes: int
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     opened: bool = False
+    regions: int = 0
 
 
 class InferenceSession:
@@ -92,6 +99,7 @@ class InferenceSession:
         self._lock = threading.Lock()
         self._open: OpenModels | None = None
         self._numbers_help = True
+        self._hosts = HostModels(self._source, self.options.intra_op_num_threads or None)
         self._deciding: Deciding | None = None if candidates(self._inputs) else Deciding()
         self._by_value: OrderedDict[Any, InferenceSession] = OrderedDict()
         for name in providers or ():
@@ -102,7 +110,7 @@ class InferenceSession:
             check_model(self._source, candidates(self._inputs))
         elif numbers:
             key = tuple(tuple(shape or ()) for shape in shapes)
-            self._versions[key] = self._build(self._inputs, {})
+            self._versions[key] = self._build(self._inputs, {}, None)
 
     def get_inputs(self) -> list[NodeArg]:
         """Return what each call gives, in order."""
@@ -123,8 +131,10 @@ class InferenceSession:
         return [*self._versions.values(), *inner]
 
     def report(self) -> Report:
-        """Say which sizes any number serves, which are fixed, and why."""
-        return Report() if self._open is None else self._open.report()
+        """Say which sizes any number serves, which are fixed, and why; and what runs op by op."""
+        found = Report() if self._open is None else self._open.report()
+        inner = [line for each in self._by_value.values() for line in each.report().hosted]
+        return replace(found, hosted=tuple(dict.fromkeys([*self._hosts.lines(), *inner])))
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], _: Any = None
@@ -191,42 +201,73 @@ class InferenceSession:
                 named = {g.name: v for g, v in zip(self._inputs, tensors, strict=True)
                          if v is not None}  # fmt: skip
                 sizes = {name: tuple(value.shape) for name, value in named.items()}
-                self._versions[key] = self._opened(sizes) or self._build(
-                    specialised(self._inputs, named), sizes
+                self._versions[key] = self._opened(sizes, values) or self._build(
+                    specialised(self._inputs, named), sizes, values
                 )
                 if len(self._versions) > MAX_VERSIONS:
                     self._versions.popitem(last=False)
             self._versions.move_to_end(key)
             return self._versions[key]
 
-    def _opened(self, sizes: Mapping[str, tuple[int, ...]]) -> Version | None:
+    def _opened(
+        self, sizes: Mapping[str, tuple[int, ...]], values: Sequence[Any]
+    ) -> Version | None:
         """Return the model for some sizes from an import for all; None where there is none."""
         if any(0 in shape for shape in sizes.values()):
             return None
         if self._open is None:
             threads = self.options.intra_op_num_threads or None
             self._open = OpenModels(self._source, threads)
-        model = self._open.model_for(sizes)
+        model = self._open.known_for(sizes)
+        if model is None and self._open.models:
+            # A scan that is unrolled is for one length; as a host program it is for all.
+            fewer = max(len(each.traced.places) for each in self._open.models)
+            host = self._hosts.open_for(sizes, values, more_than=fewer)
+            if host is not None:
+                return _hosted(host, self._open.models[0].traced.library_nodes, sizes, opened=True)
+        model = model or self._open.model_for(sizes)
         if model is None:
             return None
-        if not model.compiles and self._numbers_help:
-            # With numbers for its sizes, conditions may be decided, and kernels run.
-            empty = {name: np.empty(shape, np.bool_) for name, shape in sizes.items()}
-            found = self._build(specialised(self._inputs, empty), sizes)
-            if found.compiled:
-                return found
-            self._numbers_help = False
         nodes = model.traced.library_nodes
-        return Version(model.at(sizes), model.compiles, nodes, sizes, opened=True)
+        if model.compiles:
+            return Version(model.at(sizes), True, nodes, sizes, opened=True)
+        if self._numbers_help:
+            # With numbers for its sizes, conditions may be decided, and kernels run alone.
+            # What is made so is for one kind of shapes: with the second, regions are compiled.
+            self._numbers_help = False
+            if (alone := self._alone(sizes)) is not None:
+                return alone
+        host = self._hosts.open_for(sizes, values)
+        return self._alone(sizes) if host is None else _hosted(host, nodes, sizes, opened=True)
+
+    def _alone(self, sizes: Mapping[str, tuple[int, ...]]) -> Version | None:
+        """Return the model as kernels alone, for the numbers of its sizes; None where it is not."""
+        empty = {name: np.empty(shape, np.bool_) for name, shape in sizes.items()}
+        program, nodes = self._imported(specialised(self._inputs, empty))
+        if not is_static(program.module):
+            return None
+        return Version(self._compiled(program), True, nodes, sizes)
 
     def _build(
-        self, inputs: Sequence[onnx.ValueInfoProto], sizes: Mapping[str, tuple[int, ...]]
+        self,
+        inputs: Sequence[onnx.ValueInfoProto],
+        sizes: Mapping[str, tuple[int, ...]],
+        values: Sequence[Any] | None,
     ) -> Version:
+        """Return the model for numbers: compiled; its regions compiled; or interpreted."""
+        program, nodes = self._imported(inputs)
+        if is_static(program.module):
+            return Version(self._compiled(program), True, nodes, sizes)
+        host = self._hosts.fixed(with_inputs(self._source, inputs))
+        if host is None or (values is not None and host.refused(values) is not None):
+            return Version(interpreted(program), False, nodes, sizes)
+        return _hosted(host, nodes, sizes)
+
+    def _imported(self, inputs: Sequence[onnx.ValueInfoProto]) -> tuple[Program, int]:
+        """Return the model for numbers, and how many of its nodes run as they are."""
         importer = Importer(prepare(with_inputs(self._source, inputs)), dynamic=True)
         program = importer.run()
-        if is_static(program.module):
-            return Version(self._compiled(program), True, importer.library_nodes, sizes)
-        return Version(interpreted(program), False, importer.library_nodes, sizes)
+        return program, importer.library_nodes
 
     def _compiled(self, program: Program) -> Callable[[Sequence[Any]], list[Any]]:
         from irc.pipeline import Options, make_plan
@@ -236,6 +277,13 @@ class InferenceSession:
         threads = self.options.intra_op_num_threads or None
         executor = executor_of(plan, program.tensors, num_threads=threads)
         return array_call(executor)
+
+
+def _hosted(
+    host: HostExecutor, nodes: int, sizes: Mapping[str, tuple[int, ...]], *, opened: bool = False
+) -> Version:
+    regions = len(host.plan.regions)
+    return Version(host.run, regions > 0, nodes, sizes, opened=opened, regions=regions)
 
 
 def with_inputs(source: Source, inputs: Sequence[onnx.ValueInfoProto]) -> Source:

@@ -3,6 +3,7 @@
     FOLDER/host.json            sizes, regions, digests
     FOLDER/host.mlir            the host program: loops, branches, calls of regions (level flow)
     FOLDER/weights.safetensors  every weight once
+    FOLDER/native/              the program without torch (:mod:`irc.plan.native_host`)
     FOLDER/regions/region_0/    a plan; its weights.json says where in that file its weights are
 
 The text of a region's ops stands in the host program too: it is what the plan of the region is held
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -111,8 +112,20 @@ def host_plan(
     return HostPlan(filled, text, regions, weights=weights)
 
 
-def save_host(folder: str | Path, plan: HostPlan, *, force: bool = False) -> None:
+def save_host(
+    folder: str | Path,
+    plan: HostPlan,
+    *,
+    force: bool = False,
+    also: Callable[[Path], None] | None = None,
+) -> None:
     """Write a plan and its weights into a new folder.
+
+    Args:
+        folder: the place.
+        plan: the host program.
+        force: replace a plan that is there.
+        also: writes what else is to lie beside them.
 
     Raises:
         IrcError: ``output-exists``, or ``option-value`` where the place cannot be written.
@@ -131,6 +144,8 @@ def save_host(folder: str | Path, plan: HostPlan, *, force: bool = False) -> Non
                 }
                 save_plan(place / REGIONS / name, region, references=references)
             write_safetensors(place / WEIGHTS, plan.weights)
+            if also is not None:
+                also(place)
     except OSError as error:
         raise IrcError(
             "option-value", f"cannot write the plan to '{folder}': {error.strerror}"

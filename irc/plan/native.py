@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 SIZES = "sizes.json"
 WEIGHTS = "weights.bin"
-NAME = re.compile(r"program\.json|sizes\.json|weights\.bin|[a-z0-9][a-z0-9_-]{0,63}\.so")
+NAME = re.compile(r"(?:program|sizes|host)\.json|weights\.bin|[a-z0-9][a-z0-9_-]{0,63}\.so")
 HEADER = 8
 """Words of a call before its arguments."""
 PAGE = 4096

@@ -48,7 +48,6 @@ def host_summary(plan: HostPlan, cluster: str, source: str) -> str:
         ("weights", f"{weights / 2**20:.2f} MiB"),
         ("arena", f"{arena / 2**20:.2f} MiB for the largest region"),
         ("hash", plan.hash[:16]),
-        ("native", "none: values decide which region runs, and irc.load does"),
     ]
     return "\n".join(f"{name:<12}{text}" for name, text in lines)
 

@@ -26,8 +26,8 @@ def native_lines(
         digest: names it.
         given: the sizes that it leaves open.
     """
-    kinds = [f"{code.name} {_size(len(codes[code.file]))}" for code in program.codes]
-    parts = [*kinds, f"weights {_size(weight_bytes)}", f"hash {digest[:16]}"]
+    kinds = [f"{code.name} {size_text(len(codes[code.file]))}" for code in program.codes]
+    parts = [*kinds, f"weights {size_text(weight_bytes)}", f"hash {digest[:16]}"]
     counts = Counter(
         str(step.attrs["target"]) if step.op == "flow.extern" else step.op
         for step in program.library
@@ -44,7 +44,8 @@ def no_native_line(reason: str) -> str:
     return f"{'native':<12}none: {reason}"
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """Return a number of bytes as KiB or MiB."""
     if num_bytes < 1 << 20:
         return f"{num_bytes / 1024:.0f} KiB"
     return f"{num_bytes / 2**20:.2f} MiB"

@@ -16,21 +16,23 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import CallOp
 
 from irc.dialects.builder import arguments, entry
-from irc.dialects.size import deciding, value_of
+from irc.dialects.size import deciding
 from irc.dialects.text import load
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.interpret.dynamic import WEIGHTS, HostProgram
 from irc.plan.files import WEIGHTS as WEIGHTS_FILE
-from irc.plan.host import PROGRAM, HostFacts, HostPlan
+from irc.plan.host import PROGRAM, HostPlan
+from irc.plan.host_code import Library
 from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
-from irc.plan.open_sizes import dim_of, meets, shown
-from irc.runtime.executor import Executor
+from irc.runtime import library
+from irc.runtime.array_call import Call, array_call
 from irc.runtime.executors import executor_of
+from irc.runtime.host_driver import HostDriver
+from irc.runtime.host_lower import host_code
 from irc.runtime.library import dtypes
 from irc.runtime.onnx_ops.values import as_item, as_tensor
 from irc.runtime.open_executor import BoundPlans, KnownSizes
@@ -74,24 +76,30 @@ class HostExecutor:
         wide: bool = False,
     ) -> None:
         self.plan = plan
-        self.stepped: dict[str, int] = {}
         module = host_module(plan)
         self._entry = entry(module)
         stored = {
             name: tensor.double() if wide and tensor.is_floating_point() else tensor
             for name, tensor in weights.items()
         }
+        self._program = HostProgram(module, stored, wide=wide)
+        self._arguments = arguments(self._entry)
+        self._kinds = [value.type for role, _, value in self._arguments if role not in WEIGHTS]
+        self._stored = stored
         store = Store()
-        self._regions = {
+        regions = {
             name: _Region(name, module, loaded, stored, store, num_threads)
             for name, loaded in (plan.regions.items() if compiled else ())
         }
-        self._program = HostProgram(module, stored, self._called, wide=wide)
-        self._stored = stored
-        self._arguments = arguments(self._entry)
-        self._kinds = [
-            (name, value.type) for role, name, value in self._arguments if role not in WEIGHTS
-        ]
+        self._regions = _Regions(regions, self._program)
+        code, arrays = host_code(module, plan.facts, weights)
+        self._driver = HostDriver(code, arrays, self._regions)
+        self._compiled = compiled
+
+    @property
+    def stepped(self) -> Mapping[str, int]:
+        """How often a region ran op by op, by name."""
+        return self._regions.stepped
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run once and return the outputs: tensors; arrays, lists or None for other values.
@@ -99,55 +107,77 @@ class HostExecutor:
         Raises:
             IrcError: ``input-mismatch``, ``size-outside``.
         """
-        if len(inputs) != len(self._kinds):
-            raise IrcError(
-                "input-mismatch", f"the plan takes {len(self._kinds)} inputs, not {len(inputs)}"
-            )
+        items = [as_item(value) for value in inputs]
+        found = self.run(items) if self._compiled else self._eager(items)
+        return tuple(
+            as_tensor(value) if isinstance(kind, TensorType) else value
+            for value, kind in zip(found, self._entry.function_type.outputs, strict=True)
+        )
+
+    def run(self, items: Sequence[Any]) -> list[Any]:
+        """Run once on arrays, lists and None, and return such.
+
+        Raises:
+            IrcError: ``input-mismatch``, ``size-outside``.
+        """
+        with torch.no_grad():
+            return self._driver.run(items)
+
+    def refused(self, items: Sequence[Any]) -> str | None:
+        """Say why the program is not for the sizes of some inputs; None where it is."""
+        try:
+            self._driver.check_sizes(items)
+        except IrcError as error:
+            return error.message
+        return None
+
+    def _eager(self, items: Sequence[Any]) -> list[Any]:
+        sizes = self._driver.check_sizes(items)
         given = iter([
-            self._checked(name, kind, value)
-            for (name, kind), value in zip(self._kinds, inputs, strict=True)
+            as_tensor(value) if isinstance(kind, TensorType) else value
+            for kind, value in zip(self._kinds, items, strict=True)
         ])  # fmt: skip
         ordered = [
             self._stored[name] if role in WEIGHTS else next(given)
             for role, name, _ in self._arguments
         ]
-        sizes = read_sizes(self.plan.facts, inputs)
         with torch.no_grad():
             found = self._program.run(self._entry, ordered, sizes)
-        held = {id(value) for value in ordered}
-        return tuple(
-            (value.clone() if id(value) in held else value.contiguous())
-            if isinstance(value, torch.Tensor)
-            else as_item(value)
-            for value in found
-        )
+        return [as_item(value) for value in found]
 
-    def _checked(self, name: str, kind: object, value: Any) -> Any:
-        if not isinstance(kind, TensorType):
-            return as_item(value)
-        tensor = value if isinstance(value, torch.Tensor) else as_tensor(value)
-        wanted = dtypes()[kind.dtype]
-        fits = tensor.ndim == kind.ndim and all(
-            not isinstance(dim, int) or dim == size
-            for dim, size in zip(kind.shape, tensor.shape, strict=True)
-        )
-        if tensor.dtype is not wanted or not fits:
-            raise IrcError(
-                "input-mismatch",
-                f"input '{name}' is {list(tensor.shape)} {tensor.dtype}; "
-                f"the plan takes [{', '.join(map(str, kind.shape))}] {wanted}",
-            )
-        return tensor.contiguous()
 
-    def _called(
-        self, op: CallOp, operands: list[Any], sizes: Mapping[str, int]
-    ) -> list[Any] | None:
-        name = op.callee.string_value()
+class _Regions:
+    """The regions of a program: by their plans, or op by op."""
+
+    def __init__(self, regions: Mapping[str, _Region], program: HostProgram) -> None:
+        self._regions, self._program = regions, program
+        self.stepped: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def run(self, name: str, given: list[Any], sizes: Mapping[str, int]) -> list[Any] | None:
+        """Run the plan of a region; None where there is none for the sizes."""
         region = self._regions.get(name)
-        found = None if region is None else region.run(operands, sizes)
-        if found is None:
+        return None if region is None else region.run(given, sizes)
+
+    def step(self, name: str, given: list[Any], sizes: Mapping[str, int]) -> list[Any]:
+        """Run the ops of a region one by one."""
+        with self._lock:
             self.stepped[name] = self.stepped.get(name, 0) + 1
-        return found
+        tensors = [as_tensor(value) for value in given]
+        return [as_item(value) for value in self._program.call(name, tensors, sizes)]
+
+    def library(
+        self, step: Library, given: list[Any], shapes: Sequence[Sequence[int]]
+    ) -> list[Any]:
+        """Run an op of flow."""
+        names = [each.dtype for each in step.stated if each is not None]
+        results = [(tuple(s), name) for s, name in zip(shapes, names, strict=True)]
+        found = library.run(step.op, step.attrs, [as_tensor(each) for each in given], results)
+        wanted = [dtypes()[name] for name in names]
+        return [
+            as_item(t.to(dtype) if t.is_floating_point() else t)
+            for t, dtype in zip(found, wanted, strict=True)
+        ]
 
 
 class _Region:
@@ -163,7 +193,6 @@ class _Region:
         num_threads: int | None,
     ) -> None:
         func = entry(module, name)
-        self._given = [i for i, (role, _, _) in enumerate(arguments(func)) if role not in WEIGHTS]
         self._weights = {n: weights[n] for role, n, _ in arguments(func) if role in WEIGHTS}
         self._store, self._threads = store, num_threads
         self._lock = threading.Lock()
@@ -172,19 +201,19 @@ class _Region:
         self._symbols = [] if self._bound is None else [
             each.symbol for each in self._bound.sizes.symbols
         ]  # fmt: skip
-        self._executors: OrderedDict[tuple[int, ...], Executor | None] = OrderedDict()
+        self._executors: OrderedDict[tuple[int, ...], Call | None] = OrderedDict()
 
-    def _executor(self, loaded: LoadedPlan) -> Executor:
-        return executor_of(loaded, self._weights, num_threads=self._threads, store=self._store)
+    def _executor(self, loaded: LoadedPlan) -> Call:
+        return array_call(
+            executor_of(loaded, self._weights, num_threads=self._threads, store=self._store)
+        )
 
-    def run(self, operands: Sequence[Any], sizes: Mapping[str, int]) -> list[Any] | None:
+    def run(self, given: Sequence[Any], sizes: Mapping[str, int]) -> list[Any] | None:
         """Run the plan for the sizes at hand; None where there is none."""
-        executor = self._one or self._at(sizes)
-        if executor is None:
-            return None
-        return list(executor(*[operands[index] for index in self._given]))
+        call = self._one or self._at(sizes)
+        return None if call is None else call(given)
 
-    def _at(self, sizes: Mapping[str, int]) -> Executor | None:
+    def _at(self, sizes: Mapping[str, int]) -> Call | None:
         bound = self._bound
         assert bound is not None
         values = {name: sizes[name] for name in self._symbols}
@@ -202,30 +231,6 @@ class _Region:
                     self._executors.popitem(last=False)
             self._executors.move_to_end(key)
             return self._executors[key]
-
-
-def read_sizes(facts: HostFacts, inputs: Sequence[Any]) -> dict[str, int]:
-    """Return the numbers of the open sizes in a call's inputs.
-
-    Raises:
-        IrcError: ``size-outside`` where the program does not hold for them.
-    """
-    found = {each.symbol: int(inputs[each.input].shape[each.dim]) for each in facts.symbols}
-    for quotient in facts.quotients:
-        dim, by = dim_of(quotient.dim), dim_of(quotient.by)
-        found[quotient.symbol] = value_of(dim, found) // value_of(by, found)
-    for each in facts.symbols:
-        if found[each.symbol] < 1:
-            raise IrcError("size-outside", f"size '{each.name}' is {found[each.symbol]}")
-    for condition in facts.conditions:
-        if not meets(condition, found):
-            raise IrcError(
-                "size-outside",
-                f"the plan is for sizes with {shown(condition)}",
-                condition.where,
-                help="compile the model for these sizes: irc compile ... --size NAME=N",
-            )
-    return found
 
 
 def load_host_weights(plan: HostPlan) -> dict[str, torch.Tensor]:

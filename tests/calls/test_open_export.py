@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import irc
-from irc.api import compile_file
 from irc.errors import IrcError
+from irc.exports import compile_file
 from irc.plan.load import load_plan
 from irc.plan.sizes import SIZES
 from irc.report.sizes import explain_sizes

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from irc.api import export_plan
+from irc.exports import export_plan
 from irc.interpret.check import check_plan
 from irc.ops.infer import Attrs, Signature
 from irc.ops.strategies import STRATEGIES, Strategy, ring

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import irc
-from irc.api import compile_file
 from irc.backends.cpu.variants import VARIANTS
+from irc.exports import compile_file
 from irc.runtime import load
 from irc.runtime.native import processor
 from irc.runtime.native.report import random_input

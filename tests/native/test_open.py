@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import irc
-from irc.api import compile_file
 from irc.errors import IrcError
+from irc.exports import compile_file
 from irc.report.sizes import explain_sizes
 from irc.runtime import load
 from irc.runtime.native import processor

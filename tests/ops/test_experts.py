@@ -15,7 +15,6 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block
 
 from irc import capture
-from irc.api import export_plan
 from irc.cluster.load import find_cluster
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import arguments, entry, results
@@ -24,6 +23,7 @@ from irc.dialects.flow import ExternOp, FlowOp, id_of, tensor
 from irc.dialects.placement import Mesh
 from irc.dialects.text import context
 from irc.dialects.types import TensorType
+from irc.exports import export_plan
 from irc.frontends.torch.capture import Captured
 from irc.interpret.flow import run_op
 from irc.interpret.sharded import run_ranks

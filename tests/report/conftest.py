@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from irc.api import export_plan
+from irc.exports import export_plan
 
 PAIR = "*up.weight = [tensor = S(0)]; *down.weight = [tensor = S(1)]"
 """Column then row: the sum that is left takes an all-reduce."""

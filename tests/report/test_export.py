@@ -157,7 +157,7 @@ def test_json_has_every_placement(plans: dict[str, Path]) -> None:
 
 def test_names_are_data(tmp_path: Path) -> None:
     """A module may have any name that is no dot; it must not become code."""
-    from irc.api import export_plan as compile_plan
+    from irc.exports import export_plan as compile_plan
 
     name = 'x"]\nhacked = 1#'
 

@@ -31,6 +31,7 @@ from irc.plan.native import (
     parse_native_manifest,
     parse_program,
 )
+from irc.plan.native_host import HOST
 from irc.plan.open_sizes import MadeKernel, made_again
 from irc.runtime.native.memory import Array, zero_bytes
 from irc.runtime.native.processor import flags, system
@@ -62,6 +63,16 @@ class Native:
         """The size of each file."""
         return {name: entry.bytes for name, entry in self.manifest.files.items()}
 
+    def code_bytes(self, name: str) -> int:
+        """Return the bytes of the machine code of one kind."""
+        code = next(each for each in self.program.codes if each.name == name)
+        return self.bytes[code.file]
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of the weights."""
+        return self.bytes[WEIGHTS]
+
 
 def open_native(folder: str | os.PathLike[str], expected: str = "") -> Native:
     """Read the description of a program.
@@ -74,17 +85,16 @@ def open_native(folder: str | os.PathLike[str], expected: str = "") -> Native:
         IrcError: ``native-missing``, ``plan-missing``, ``plan-corrupt``, ``plan-version``;
             ``plan-hash-mismatch`` where it is another program than expected.
     """
-    place = _place(Path(folder))
+    return open_at(native_place(folder), expected)
+
+
+def open_at(place: Path, expected: str = "") -> Native:
+    """Read the description of a program in a native folder; raises as :func:`open_native`."""
     text = files.read_file(place, MANIFEST, json_text.MAX_BYTES)
     manifest = parse_native_manifest(text, str(place / MANIFEST))
     found = files.plan_hash(text)
-    if expected and (len(expected) < 8 or not found.startswith(expected.lower())):
-        raise IrcError(
-            "plan-hash-mismatch",
-            f"the program in '{folder}' is {found[:16]}, not {expected[:64]}",
-            help="load the program that you compiled, or ask for the hash of this one",
-        )
-    content = _verified(place, PROGRAM, manifest)
+    check_expected(place, found, expected)
+    content = verified(place, PROGRAM, manifest)
     program = parse_program(content, str(place / PROGRAM))
     _check_origin(place, program)
     sizes: NativeSizes | None = None
@@ -92,16 +102,35 @@ def open_native(folder: str | os.PathLike[str], expected: str = "") -> Native:
         # What fixed sizes do not need is not imported for them.
         from irc.plan.native_sizes import parse_native_sizes
 
-        content = _verified(place, SIZES, manifest)
+        content = verified(place, SIZES, manifest)
         sizes = parse_native_sizes(content, program, str(place / SIZES))
     return Native(place, program, manifest, found, sizes)
 
 
-def _place(folder: Path) -> Path:
-    """Return the native folder of a plan, or the folder itself where it is one."""
+def check_expected(folder: Path, found: str, expected: str) -> None:
+    """Refuse another program than the one that is asked for by its hash, or the beginning of it.
+
+    Raises:
+        IrcError: ``plan-hash-mismatch``.
+    """
+    if expected and (len(expected) < 8 or not found.startswith(expected.lower())):
+        raise IrcError(
+            "plan-hash-mismatch",
+            f"the program in '{folder}' is {found[:16]}, not {expected[:64]}",
+            help="load the program that you compiled, or ask for the hash of this one",
+        )
+
+
+def native_place(given: str | os.PathLike[str]) -> Path:
+    """Return the native folder of a plan, or the folder itself where it is one.
+
+    Raises:
+        IrcError: ``native-missing``, ``plan-missing``.
+    """
+    folder = Path(given)
     if (folder / FOLDER / MANIFEST).is_file():
         return folder / FOLDER
-    if (folder / MANIFEST).is_file() and (folder / PROGRAM).is_file():
+    if (folder / MANIFEST).is_file() and any((folder / n).is_file() for n in (PROGRAM, HOST)):
         return folder
     if (folder / SIZES).is_file():
         raise IrcError(
@@ -117,11 +146,11 @@ def _place(folder: Path) -> Path:
             because="it is for several ranks, for a GPU, or was compiled without",
             help="compile it for one CPU device, or run it with torch: irc run PLAN",
         )
-    if (folder / "host.json").is_file():
+    if (folder / HOST).is_file():
         raise IrcError(
             "native-missing",
-            f"the plan in '{folder}' is a host program, which runs with torch",
-            because="values decide which of its regions run, and how often",
+            f"the host program in '{folder}' holds no native one",
+            because="an op of it is torch's, or it was compiled without; irc compile says which",
             help="load it with irc.load, or run it: irc run PLAN",
         )
     raise IrcError(
@@ -161,7 +190,12 @@ def _entry(name: str, manifest: NativeManifest) -> NativeFile:
     return manifest.files[name]
 
 
-def _verified(place: Path, name: str, manifest: NativeManifest) -> bytes:
+def verified(place: Path, name: str, manifest: NativeManifest) -> bytes:
+    """Read a file whose content is what the manifest says.
+
+    Raises:
+        IrcError: ``plan-corrupt``.
+    """
     entry = _entry(name, manifest)
     content = files.read_file(place, name)
     if len(content) != entry.bytes or digests(content) != entry.sha256:
@@ -218,7 +252,7 @@ def load_code(native: Native, code: Code) -> ctypes.CDLL:
     Raises:
         IrcError: ``plan-corrupt``.
     """
-    _verified(native.folder, code.file, native.manifest)
+    verified(native.folder, code.file, native.manifest)
     path = native.folder.absolute() / code.file
     try:
         return ctypes.CDLL(str(path))

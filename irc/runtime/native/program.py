@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from irc.plan.native import Code, Port
+from irc.plan.native_host import HOST
 from irc.plan.open_sizes import example_or
 from irc.runtime.native.arguments import in_order
 from irc.runtime.native.bound import Bound, Machine
-from irc.runtime.native.folder import Native, choose, open_native
+from irc.runtime.native.folder import Native, choose, native_place, open_at
 from irc.runtime.native.library import check_torch
 from irc.runtime.native.memory import Array
 from irc.runtime.native.processor import default_threads
 
 if TYPE_CHECKING:
+    from irc.runtime.native.host import NativeHostProgram
     from irc.runtime.native.open_program import OpenProgram
 
 
@@ -30,7 +32,7 @@ def load(
     code: str = "",
     hash: str = "",  # noqa: A002 - the word that the user reads
     mapped: bool = False,
-) -> Program | OpenProgram:
+) -> Program | OpenProgram | NativeHostProgram:
     """Load the native program of a plan.
 
     It is machine code: load only what you compiled, or what comes from somebody whom you trust as
@@ -46,16 +48,30 @@ def load(
     Returns:
         What :meth:`Program.run` runs. A plan with open sizes gives an
         :class:`~irc.runtime.native.open_program.OpenProgram`, which takes inputs of all sizes that
-        the plan was checked for.
+        the plan was checked for; a host program a
+        :class:`~irc.runtime.native.host.NativeHostProgram`, which runs its regions.
 
     Raises:
         IrcError: ``plan-missing``, ``native-missing``, ``plan-corrupt``, ``plan-version``,
             ``plan-hash-mismatch``, ``processor-unsupported``, ``package-missing``.
     """
-    found = open_native(folder, hash)
+    place = native_place(folder)
+    threads = default_threads() if threads is None else threads
+    if not (place / HOST).is_file():
+        return _program(open_at(place, hash), threads, code, mapped=mapped)
+    from irc.runtime.native.host import NativeHostProgram, open_native_host
+
+    host = open_native_host(place, hash)
+    programs = {
+        name: _program(each, threads, code, mapped=mapped) for name, each in host.regions.items()
+    }
+    names = [each.code for each in programs.values()]
+    return NativeHostProgram(host, programs, names[0] if names else "numpy", threads)
+
+
+def _program(found: Native, threads: int, code: str, *, mapped: bool) -> Program | OpenProgram:
     chosen = choose(found.program, code)
     check_torch(found.program.library)
-    threads = default_threads() if threads is None else threads
     if found.sizes is None:
         return Program(found, chosen, threads, mapped=mapped)
     from irc.runtime.native.open_program import OpenProgram

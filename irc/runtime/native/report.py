@@ -8,15 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from irc.errors import IrcError
 from irc.plan.native import Port
-from irc.runtime.native.folder import open_native
+from irc.plan.native_host import HOST
+from irc.runtime.native.folder import Native, native_place, open_at
 from irc.runtime.native.memory import Array
 from irc.runtime.native.program import load
+
+if TYPE_CHECKING:
+    from irc.runtime.native.host import NativeHostFolder
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def measure(run: Run, import_s: float) -> dict[str, Any]:
     started = time.perf_counter()
     program = load(run.plan, threads=run.threads, code=run.code, hash=run.hash, mapped=run.mapped)
     loaded = time.perf_counter()
-    found = open_native(run.plan)
+    found = _opened(run.plan)
     given = _inputs(run.inputs, program.ports(run.sizes))
     times: list[float] = []
     outputs: list[Array] = []
@@ -56,7 +60,6 @@ def measure(run: Run, import_s: float) -> dict[str, Any]:
         named = {f"{k}": value for k, value in enumerate(outputs)}
         np.savez(run.outputs, allow_pickle=False, **named)
     sizes = found.bytes
-    code = next(each for each in found.program.codes if each.name == program.code)
     files, size = runtime_files()
     return {
         "code": program.code,
@@ -64,9 +67,9 @@ def measure(run: Run, import_s: float) -> dict[str, Any]:
         "hash": program.hash,
         "import_s": import_s,
         "load_s": loaded - started,
-        "code_bytes": sizes[code.file],
+        "code_bytes": found.code_bytes(program.code),
         "folder_bytes": sum(sizes.values()),
-        "weight_bytes": sizes["weights.bin"],
+        "weight_bytes": found.weight_bytes,
         "runtime_files": files,
         "runtime_bytes": size,
         **resident_bytes(),
@@ -74,6 +77,15 @@ def measure(run: Run, import_s: float) -> dict[str, Any]:
         "median_s": median(times),
         "calls": len(times),
     }
+
+
+def _opened(plan: str) -> Native | NativeHostFolder:
+    place = native_place(plan)
+    if not (place / HOST).is_file():
+        return open_at(place)
+    from irc.runtime.native.host import open_native_host
+
+    return open_native_host(place)
 
 
 def report(figures: Mapping[str, Any]) -> str:

@@ -41,7 +41,8 @@ def _loop(call: Call) -> tuple[Item, ...]:
 
 def _no_rows(call: Call, states: int) -> list[Array]:
     """Return the collected results of no trip: the types that the program states, without rows."""
-    empty = call.attr("empty") or [None] * call.outputs
+    empty: Any = call.attr("empty") or [None] * call.outputs
+    empty = empty() if callable(empty) else empty
     return [np.zeros((0,), np.float32) if e is None else e for e in empty[states : call.outputs]]
 
 

@@ -7,16 +7,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from irc.errors import IrcError
 from irc.runtime.onnx_ops.call import Call, Kernels
-from irc.runtime.onnx_ops.values import Item, as_item, as_tensor, literal
-
-if TYPE_CHECKING:
-    import torch
+from irc.runtime.onnx_ops.values import FLOW, Item, as_item, as_tensor, literal
 
 PREFIX = "onnx::node::"
 
@@ -84,8 +81,28 @@ def run_extern(
         IrcError: ``input-mismatch`` where the op cannot run on these values.
         ValueError: where a result is not of the dtype that the program states.
     """
-    positions, options = arguments
     items = [as_item(value) for value in inputs]
+    found = run_items(target, arguments, items, wanted, functions)
+    return [
+        value if dtype is None else as_tensor(value)
+        for value, dtype in zip(found, wanted, strict=False)
+    ]
+
+
+def run_items(
+    target: str,
+    arguments: Sequence[Any],
+    items: Sequence[Item],
+    wanted: Sequence[str | None],
+    functions: Functions | None = None,
+) -> list[Item]:
+    """Run an extern op on arrays and other items; see :func:`run_extern`.
+
+    Raises:
+        IrcError: ``input-mismatch`` where the op cannot run on these values.
+        ValueError: where a result is not of the dtype that the program states.
+    """
+    positions, options = arguments
     operands = [None if p is None else items[p["operand"]] for p in positions]
     env = {slot: items[place] for slot, place in options.get("captures", ())}
     key = target.removeprefix(PREFIX)
@@ -95,6 +112,11 @@ def run_extern(
         attributes = {n: _body(v, functions, items) for n, v in attributes.items()}
     try:
         found = run_node(key, options["version"], operands, attributes, len(wanted), env, memo)
+    except ImportError as error:
+        raise IrcError(
+            "package-missing", f"{key} runs with {error.name}, which is not installed",
+            help=f"pip install {error.name}",
+        ) from None  # fmt: skip
     except (
         ArithmeticError,
         LookupError,
@@ -109,9 +131,21 @@ def run_extern(
             because=f"its operands are {shown}",
         ) from error  # fmt: skip
     return [
-        value if dtype is None else _tensor(target, value, dtype)
+        value if dtype is None else _array(target, value, dtype)
         for value, dtype in zip(found, wanted, strict=False)
     ]
+
+
+TORCH = frozenset({
+    "CausalConvWithState", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "Erf", "GRU",
+    "Gelu", "GridSample", "LSTM", "QLinearConv", "RNN",
+})  # fmt: skip
+"""Ops whose kernels are torch's."""
+
+
+def needs_torch(target: str) -> bool:
+    """True for an op whose kernel is torch's: ``onnx::node::Conv``."""
+    return target.removeprefix(PREFIX) in TORCH
 
 
 def functions_of(arguments: Sequence[Any]) -> list[str]:
@@ -143,13 +177,11 @@ def _kind(value: Item) -> str:
     )
 
 
-def _tensor(target: str, value: Item, dtype: str) -> torch.Tensor:
-    from irc.runtime.onnx_ops.values import FLOW
-
+def _array(target: str, value: Item, dtype: str) -> Item:
     if not isinstance(value, np.ndarray) or value.dtype != FLOW[dtype]:
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueError(f"{target} gives {kind}, the program says {dtype}")
-    return as_tensor(value)
+    return value
 
 
 def run_node(

@@ -12,8 +12,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
+
+try:
+    import ml_dtypes
+except ImportError:  # programs without torch need numpy alone
+    ml_dtypes = None
 
 if TYPE_CHECKING:
     import torch
@@ -22,18 +26,24 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Item: TypeAlias = Any
 """An array, a list of items, a map (a dict), or None where an optional is empty."""
 
+
+def _small(name: str) -> np.dtype[Any]:
+    """Return a dtype of ml_dtypes; without that package, one that no array has."""
+    return np.dtype([(name, "V1")] if ml_dtypes is None else getattr(ml_dtypes, name))
+
+
 # fmt: off
 ELEMENTS: Mapping[int, Any] = {
     1: np.dtype(np.float32), 2: np.dtype(np.uint8), 3: np.dtype(np.int8), 4: np.dtype(np.uint16),
     5: np.dtype(np.int16), 6: np.dtype(np.int32), 7: np.dtype(np.int64), 8: np.dtype(object),
     9: np.dtype(np.bool_), 10: np.dtype(np.float16), 11: np.dtype(np.float64),
     12: np.dtype(np.uint32), 13: np.dtype(np.uint64), 14: np.dtype(np.complex64),
-    15: np.dtype(np.complex128), 16: np.dtype(ml_dtypes.bfloat16),
-    17: np.dtype(ml_dtypes.float8_e4m3fn), 18: np.dtype(ml_dtypes.float8_e4m3fnuz),
-    19: np.dtype(ml_dtypes.float8_e5m2), 20: np.dtype(ml_dtypes.float8_e5m2fnuz),
-    21: np.dtype(ml_dtypes.uint4), 22: np.dtype(ml_dtypes.int4),
-    23: np.dtype(ml_dtypes.float4_e2m1fn), 24: np.dtype(ml_dtypes.float8_e8m0fnu),
-    25: np.dtype(ml_dtypes.uint2), 26: np.dtype(ml_dtypes.int2),
+    15: np.dtype(np.complex128), 16: _small("bfloat16"),
+    17: _small("float8_e4m3fn"), 18: _small("float8_e4m3fnuz"),
+    19: _small("float8_e5m2"), 20: _small("float8_e5m2fnuz"),
+    21: _small("uint4"), 22: _small("int4"),
+    23: _small("float4_e2m1fn"), 24: _small("float8_e8m0fnu"),
+    25: _small("uint2"), 26: _small("int2"),
 }
 """numpy's dtype for each number of ``TensorProto.DataType``."""
 
@@ -66,7 +76,7 @@ def as_array(value: torch.Tensor | Array) -> Array:
 
     value = value.detach()
     if value.dtype == torch.bfloat16:
-        return value.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return value.contiguous().view(torch.int16).numpy().view(ELEMENTS[16])
     return value.resolve_conj().numpy()
 
 

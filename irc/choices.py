@@ -1,0 +1,64 @@
+"""What users choose by keyword, checked before anything is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from irc.errors import IrcError
+from irc.training.recipe import OptimizerOption, Recipe, recipe_of
+
+Dynamic: TypeAlias = bool | Mapping[str, Any] | Sequence[Any] | None
+"""Which sizes are left open."""
+
+
+def dynamic_option(given: object, mesh: str) -> Any:
+    """Check which sizes are to be left open.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if given is None or given is False:
+        return None
+    if given is not True and not isinstance(given, Mapping | list | tuple):
+        raise IrcError(
+            "option-value",
+            f"dynamic is True, or says which dims vary, not {given!r}",
+            help='write dynamic={"x": {0: "batch"}}',
+        )
+    if mesh:
+        raise IrcError(
+            "option-value",
+            "sizes on a mesh are fixed: placements are chosen for them",
+            help="leave out dynamic or mesh",
+        )
+    return cast("Any", given)
+
+
+def recipe_option(
+    model: object,
+    loss: object,
+    optimizer: OptimizerOption,
+    frozen: str,
+    accumulate: int,
+    recompute: str,
+) -> Recipe:
+    """Return how a model is to be trained.
+
+    Raises:
+        IrcError: ``input-mismatch`` for what is no module or no loss; what the recipe refuses.
+    """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise IrcError(
+            "input-mismatch", f"a training step is of a module, not of {type(model).__name__}"
+        )
+    if not (loss is None or isinstance(loss, str) or callable(loss)):
+        raise IrcError(
+            "input-mismatch", f"a loss is a name or a function, not {type(loss).__name__}"
+        )
+    name = loss if isinstance(loss, str) else ""
+    return recipe_of(
+        optimizer, loss=name, frozen=frozen, accumulate=accumulate, recompute=recompute
+    )
