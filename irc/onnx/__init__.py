@@ -9,22 +9,41 @@ Code written for ONNX Runtime changes one import::
 """
 
 from irc.onnx.backend import Backend, BackendRep
+from irc.onnx.binding import IOBinding, OrtValue
 from irc.onnx.options import (
+    ExecutionMode,
     GraphOptimizationLevel,
+    ModelMetadata,
     NodeArg,
+    RunOptions,
     SessionOptions,
+    disable_telemetry_events,
+    enable_telemetry_events,
+    get_all_providers,
     get_available_providers,
     get_device,
+    set_default_logger_severity,
+    set_default_logger_verbosity,
 )
 from irc.onnx.session import InferenceSession
 
 __all__ = [
     "Backend",
     "BackendRep",
+    "ExecutionMode",
     "GraphOptimizationLevel",
+    "IOBinding",
     "InferenceSession",
+    "ModelMetadata",
     "NodeArg",
+    "OrtValue",
+    "RunOptions",
     "SessionOptions",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
+    "get_all_providers",
     "get_available_providers",
     "get_device",
+    "set_default_logger_severity",
+    "set_default_logger_verbosity",
 ]

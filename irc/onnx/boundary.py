@@ -86,6 +86,9 @@ def to_value(given: Any, kind: TypeProto, name: str) -> Any:
 def _tensor(given: Any, kind: TypeProto, name: str) -> np.ndarray:
     wanted = ELEMENTS.get(kind.tensor_type.elem_type)
     array = as_item(given) if hasattr(given, "detach") else np.asarray(given)
+    if wanted is not None and isinstance(given, list | tuple) and wanted.kind != "O":
+        # Numbers of Python have no type of their own.
+        array = array.astype(wanted) if _holds(array, wanted) else array
     if wanted is not None and wanted.kind == "O" and array.dtype.kind in "US":
         flat = [t.decode() if isinstance(t, bytes) else t for t in array.reshape(-1).tolist()]
         array = strings(flat, array.shape)
@@ -99,6 +102,14 @@ def _tensor(given: Any, kind: TypeProto, name: str) -> np.ndarray:
     if not fits:
         raise _mismatch(name, kind, f"of shape {list(array.shape)}")
     return array
+
+
+def _holds(array: np.ndarray, wanted: np.dtype) -> bool:
+    """True where a type can hold numbers of another: whole ones any, others a float."""
+    if array.dtype.kind in "iu" and wanted.kind in "iu" and array.size:
+        limits = np.iinfo(wanted)
+        return limits.min <= array.min() and array.max() <= limits.max
+    return array.dtype.kind in "bif" and (wanted.kind == "f" or array.dtype.kind == wanted.kind)
 
 
 def _mismatch(name: str, kind: TypeProto, found: str) -> IrcError:
@@ -120,5 +131,20 @@ def specialised(
             copy.type.tensor_type.shape.SetInParent()
             for size in arrays[given.name].shape:
                 copy.type.tensor_type.shape.dim.add().dim_value = size
+        found.append(copy)
+    return found
+
+
+def with_numbers_for(
+    graph_inputs: Sequence[onnx.ValueInfoProto], sizes: Mapping[str, int]
+) -> list[onnx.ValueInfoProto]:
+    """Return the types of inputs with numbers for some of their named sizes."""
+    found: list[onnx.ValueInfoProto] = []
+    for given in graph_inputs:
+        copy = onnx.ValueInfoProto()
+        copy.CopyFrom(given)
+        for dim in copy.type.tensor_type.shape.dim if given.type.HasField("tensor_type") else ():
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
         found.append(copy)
     return found

@@ -26,16 +26,12 @@ from irc.frontends.onnx.prepare import prepare
 from irc.frontends.onnx.read import Source, read_model
 from irc.interpret.dynamic import is_static
 from irc.onnx.arrays import Intake
-from irc.onnx.boundary import shape_of, specialised, type_text
+from irc.onnx.boundary import shape_of, specialised, with_numbers_for
 from irc.onnx.deciding import Deciding, candidates, check_model, deciding, with_values
+from irc.onnx.described import Described
 from irc.onnx.host_model import HostModels
 from irc.onnx.open_model import OpenModels, Report, interpreted
-from irc.onnx.options import (
-    NodeArg,
-    SessionOptions,
-    check_provider,
-    get_available_providers,
-)
+from irc.onnx.options import RunOptions, SessionOptions
 from irc.program import Program
 from irc.runtime.array_call import array_call
 from irc.runtime.host import HostExecutor
@@ -67,7 +63,7 @@ class Version:
     regions: int = 0
 
 
-class InferenceSession:
+class InferenceSession(Described):
     """Runs one model.
 
     Args:
@@ -87,13 +83,15 @@ class InferenceSession:
         providers: Sequence[Any] | None = None,
         **_: Any,
     ) -> None:
-        self.options = sess_options or SessionOptions()
-        self._source = read_model(model)
-        graph = self._source.model.graph
-        stored = {tensor.name for tensor in (*graph.initializer, *self._source.constants)}
-        self._inputs = [given for given in graph.input if given.name not in stored]
+        source = read_model(model)
+        graph, options = source.model.graph, sess_options or SessionOptions()
+        stored = {tensor.name for tensor in (*graph.initializer, *source.constants)}
+        inputs = [given for given in graph.input if given.name not in stored]
+        if options.sizes:
+            inputs = with_numbers_for(inputs, options.sizes)
+            source = with_inputs(source, inputs)
+        super().__init__(source, inputs, options, providers)
         self._intake = Intake(self._inputs)
-        self._outputs = list(graph.output)
         self._produced = [given.name for given in self._outputs]
         self._versions: OrderedDict[Any, Version] = OrderedDict()
         self._lock = threading.Lock()
@@ -102,8 +100,6 @@ class InferenceSession:
         self._hosts = HostModels(self._source, self.options.intra_op_num_threads or None)
         self._deciding: Deciding | None = None if candidates(self._inputs) else Deciding()
         self._by_value: OrderedDict[Any, InferenceSession] = OrderedDict()
-        for name in providers or ():
-            check_provider(name[0] if isinstance(name, tuple) else name)
         shapes = [shape_of(given.type) for given in self._inputs]
         numbers = all(s is not None and all(isinstance(d, int) for d in s) for s in shapes)
         if numbers and self._deciding is None:
@@ -111,18 +107,6 @@ class InferenceSession:
         elif numbers:
             key = tuple(tuple(shape or ()) for shape in shapes)
             self._versions[key] = self._build(self._inputs, {}, None)
-
-    def get_inputs(self) -> list[NodeArg]:
-        """Return what each call gives, in order."""
-        return [_argument(given) for given in self._inputs]
-
-    def get_outputs(self) -> list[NodeArg]:
-        """Return what each call gives back, in order."""
-        return [_argument(given) for given in self._outputs]
-
-    def get_providers(self) -> list[str]:
-        """Return where the model runs."""
-        return get_available_providers()
 
     @property
     def versions(self) -> list[Version]:
@@ -137,13 +121,17 @@ class InferenceSession:
         return replace(found, hosted=tuple(dict.fromkeys([*self._hosts.lines(), *inner])))
 
     def run(
-        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], _: Any = None
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: RunOptions | None = None,
     ) -> list[Any]:
         """Run once.
 
         Args:
             output_names: which outputs; None for all, in order.
             input_feed: an array, list or None for each input, by name.
+            run_options: say how to log, and change nothing.
 
         Returns:
             Arrays; lists for sequences; None for optionals that are empty.
@@ -293,7 +281,3 @@ def with_inputs(source: Source, inputs: Sequence[onnx.ValueInfoProto]) -> Source
     if all(a is b for a, b in zip(given, inputs, strict=True)):
         return source
     return replace(source, inputs=tuple(inputs))
-
-
-def _argument(given: onnx.ValueInfoProto) -> NodeArg:
-    return NodeArg(given.name, type_text(given.type), shape_of(given.type))
