@@ -125,7 +125,7 @@ def default_pipeline(options: Options) -> list[ModulePass]:
     any_rows: dict[str, object] = {"any_rows": True} if options.any_rows else {}
     pipeline.append(("merge-matmuls", any_rows))
     fusion = {"pins": options.pins, "target": "" if target == "cpu" else target}
-    pipeline.append(("fuse", {k: v for k, v in fusion.items() if v}))
+    pipeline.append(("fuse", {**{k: v for k, v in fusion.items() if v}, **any_rows}))
     pipeline.append(("map-tasks", {"target": target, **any_rows}))
     if target in GPUS:
         pipeline.append(("split-reduction", {"target": target}))

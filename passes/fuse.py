@@ -86,7 +86,8 @@ class FusePass(ModulePass):
 
     ``pins`` (text or the name of a file, ``grammar/sharding.lark``) goes before what pays: ``fuse
     n3, n4`` makes ops one kernel, or says by which rule they cannot be; ``keep n3, n4 apart`` parts
-    them. ``irc explain plan PLAN --fusion`` shows the kernels, and why neighbours are two.
+    them. ``irc explain plan PLAN --fusion`` shows the kernels, and why neighbours are two. With
+    ``any_rows`` the groups are those of other sizes too: how long a tensor is decides nothing.
     """
 
     name = "fuse"
@@ -94,6 +95,7 @@ class FusePass(ModulePass):
 
     pins: str = ""
     target: str = "cpu"
+    any_rows: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for _, grouping in self.groupings(op):
@@ -117,10 +119,10 @@ class FusePass(ModulePass):
             _part_iotas(func.body.block)
         text, source = constraint_text(self.pins)
         wishes = _wishes(parse_fusion(text, source), op)
-        fixed = Fixed(op)
+        fixed, known = Fixed(op), [wishes.get(f.sym_name.data, ()) for f in funcs]
         return [
-            (f, Grouping(f.body.block, wishes.get(f.sym_name.data, ()), self.target, fixed))
-            for f in funcs
+            (f, Grouping(f.body.block, wished, self.target, fixed, any_rows=self.any_rows))
+            for f, wished in zip(funcs, known, strict=True)
         ]
 
 

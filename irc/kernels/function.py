@@ -66,7 +66,11 @@ from irc.kernels.weights.windows import packed_windows
 from irc.kernels.wide_sums import wide_sums
 
 MAX_COPIES = 4
-"""Rounds of copying before a kernel counts as impossible; one round mends each known reason."""
+"""Rounds of copying, besides one for each operand, before a kernel counts as impossible.
+
+A round mends one known reason, which names the operands that it is about: each of a packed
+matmul's weight, scales, zeros and rows may be the subject of a round of its own.
+"""
 
 MOVES = frozenset({"flow.reshape", "flow.transpose"})
 """Shape ops that a kernel's gradient is written with."""
@@ -308,7 +312,8 @@ class _Mapper:
         """
         source = _Source(self, arguments)
         self._turn_images(ops, source)
-        for _ in range(MAX_COPIES):
+        operands = {value for op in ops for value in op.inputs}
+        for _ in range(MAX_COPIES + len(operands)):
             orders: Orders = self._orders(ops, outputs, source) if free else {}
             try:
                 made = self.table.lower(ops, outputs, source, loc_of(origin), orders)

@@ -22,6 +22,7 @@ from irc.runtime import library
 from irc.runtime.arguments import Input, Outputs
 from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
 from irc.runtime.frame import Frame, new_frame
+from irc.runtime.index_bounds import bounded
 from irc.runtime.into import writer
 from irc.runtime.local_weights import LocalWeights, WeightCopy
 from irc.runtime.prepared import Prepared, Store
@@ -342,8 +343,12 @@ class Executor:
             return lambda: run(action.attrs, place, size, [t[i] for i in inputs], t[outputs[0]])
         if action.op == "flow.scatter" and outputs == inputs[:1]:
             cache, index, source = inputs
-            dim = action.attrs["dim"]
-            return lambda: t[cache].scatter_(dim, t[index], t[source])
+            attrs, dim = action.attrs, action.attrs["dim"]
+
+            def scatter() -> torch.Tensor:
+                return t[cache].scatter_(dim, t[index], t[source])
+
+            return lambda: bounded(action.op, attrs, (t[cache], t[index]), scatter)
         if (write := writer(action.op, action.attrs)) is not None:
             return lambda: write([t[i] for i in inputs], [t[i] for i in outputs])
         results = [(plan.buffers[i].shape, plan.buffers[i].dtype) for i in outputs]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from irc.runtime import effects, library
+from irc.runtime.index_bounds import INDEXED, bounded
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +22,17 @@ Write: TypeAlias = Callable[[Sequence["torch.Tensor"], Sequence["torch.Tensor"]]
 
 
 def writer(name: str, attrs: Mapping[str, Any]) -> Write | None:
-    """Return what writes the results of an op in place, None where torch has nothing that does."""
+    """Return what writes the results of an op in place, None where torch has nothing that does.
+
+    It raises ``index-out-of-range`` for an index that selects nothing.
+    """
     if name == "flow.extern":
         return _extern(attrs)
     found = WRITERS.get(name)
-    return None if found is None else found(attrs)
+    run = None if found is None else found(attrs)
+    if run is None or name not in INDEXED:
+        return run
+    return lambda inputs, out: bounded(name, attrs, inputs, lambda: run(inputs, out))
 
 
 def _sort(attrs: Mapping[str, Any]) -> Write:

@@ -17,6 +17,7 @@ from irc.errors import IrcError
 from irc.ops.custom import declaration
 from irc.ops.pointwise import POINTWISE
 from irc.runtime import effects
+from irc.runtime.index_bounds import INDEXED, bounded
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +37,14 @@ def run(
         attrs: its attributes as Python values.
         inputs: operands; those of a float op may have any float dtype (float64 for checking).
         results: shape and dtype of each result, as the op states them.
+
+    Raises:
+        IrcError: ``index-out-of-range``.
     """
-    found = LIBRARY[name](attrs, list(inputs), results)
+    if name in INDEXED:
+        found = bounded(name, attrs, inputs, lambda: LIBRARY[name](attrs, list(inputs), results))
+    else:
+        found = LIBRARY[name](attrs, list(inputs), results)
     return list(found) if isinstance(found, tuple | list) else [found]
 
 

@@ -42,14 +42,15 @@ def build(body, *shapes: tuple[int, ...]) -> ModuleOp:  # type: ignore[no-untype
     return ModuleOp([finish_function("forward", block, body(FlowBuilder(block), *block.args))])
 
 
-def kernels(module: ModuleOp, pins: str = "") -> list[list[str]]:
+def kernels(module: ModuleOp, pins: str = "", *, any_rows: bool = False) -> list[list[str]]:
     """The ids of each kernel's compute ops; the program means the same after as before."""
     inputs = random_inputs(module)
     want = run_function(module, inputs)
     (func,) = [op for op in module.body.block.ops if isinstance(op, FuncOp)]
-    grouping = dict(FusePass(pins=pins).groupings(module))[func]
+    fuse = FusePass(pins=pins, any_rows=any_rows)
+    grouping = dict(fuse.groupings(module))[func]
     found = [[id_of(op) for op in unit.ops] for unit in grouping.units]
-    FusePass(pins=pins).apply(context(), module)
+    fuse.apply(context(), module)
     module.verify()
     got = run_function(module, inputs)
     assert all(difference(a, b) == 0 for a, b in zip(got, want, strict=True))
@@ -233,6 +234,29 @@ def test_siblings_read_their_operand_once() -> None:
 
     assert kernels(build(body, (40, 50))) == [["n0", "n1", "n2"]]
     assert len(kernels(build(body, (4, 5)))) == 3  # stays in the first cache
+
+
+def test_open_sizes_decide_nothing() -> None:
+    """The range of a whole tensor, and two that read a small one: alike below and above limits."""
+
+    def body(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+        y = b.pointwise("exp", x)
+        return [b.pointwise("mul", y, b.reduce("max", y, [0, 1], keep_dims=True))]
+
+    def readers(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+        return [b.pointwise("relu", x), b.pointwise("tanh", x)]
+
+    def row(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
+        y = b.pointwise("exp", x)
+        return [b.pointwise("mul", y, b.reduce("max", y, [1], keep_dims=True))]
+
+    small, large = (13, 59), (1300, 59)
+    for each in (body, readers):
+        assert len(kernels(build(each, small))) != len(kernels(build(each, large)))
+        few, many = (kernels(build(each, size), any_rows=True) for size in (small, large))
+        assert few == many
+    # A norm of one token has the length that it has.
+    assert len(kernels(build(row, (1, 4096)), any_rows=True)) == 1
 
 
 def test_siblings_that_store_in_other_orders_stay_two() -> None:

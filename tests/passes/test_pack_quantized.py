@@ -152,6 +152,32 @@ def test_matmul_of_few_bits_is_packed() -> None:
     np.testing.assert_allclose(found, x @ dense.T, rtol=1e-5, atol=1e-5)
 
 
+def test_every_operand_of_a_packed_product_may_need_a_copy() -> None:
+    """Rows of two strides, a weight, scales and zero points in turned panels: four copies."""
+    n, k, block = 32, 32, 16
+    x = RNG.standard_normal((2, 7, k)).astype(np.float32)
+    q, zeros = (RNG.integers(0, 256, s).astype(np.uint8) for s in ((n, 2, block), (n, 2)))
+    scales = (RNG.random((n, 2)) + 0.5).astype(np.float32)
+    heads = helper.make_node("Reshape", ["x", "four"], ["h"])
+    turn = helper.make_node("Transpose", ["h"], ["t"], perm=[0, 2, 1, 3])
+    back = helper.make_node("Reshape", ["t", "three"], ["r"])
+    node = helper.make_node(
+        "MatMulNBits", ["r", "w", "s", "z"], ["y"], domain="com.microsoft", K=k, N=n, bits=8,
+        block_size=block,
+    )  # fmt: skip
+    stored = {
+        "w": q, "s": scales.reshape(-1), "z": zeros.reshape(-1),
+        "four": np.array([2, 4, 7, 8]), "three": np.array([2, 7, 32]),
+    }  # fmt: skip
+    proto = model([heads, turn, back, node], x, stored)
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    (found,) = irc.onnx.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    dense = ((q.astype(np.float64) - zeros[..., None]) * scales[..., None]).reshape(n, k)
+    rows = x.reshape(2, 4, 7, 8).transpose(0, 2, 1, 3).reshape(2, 7, 32)
+    wanted = rows @ dense.T
+    assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
 def test_declines_scales_that_change_along_the_sum_of_bytes() -> None:
     """A scale for each k of x cannot leave the sum; nor is an activation a weight."""
     x, w = some_bytes("u8", 4, 8), some_bytes("i8", 8, 16)

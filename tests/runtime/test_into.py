@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from irc.errors import IrcError
 from irc.runtime import library
+from irc.runtime.index_bounds import INDEXED
 from irc.runtime.into import EXTERN, writer
 from irc.runtime.library import dtype_names
 
@@ -45,6 +47,28 @@ ARGUMENTS: dict[str, tuple[list[Any], list[Tensor]]] = {
     "aten::cross": ([OPERAND, {"operand": 1}, 0], [X[:3], X[1:4]]),
     "aten::renorm": ([OPERAND, 2, 0, 1.0], [X]),
 }
+
+
+OUTSIDE = [(name, {**attrs, "dim": 1}) for name, attrs, _ in FLOW if name in INDEXED]
+
+
+@pytest.mark.parametrize(("name", "attrs"), OUTSIDE)
+@pytest.mark.parametrize("index", [-1, 7])
+def test_an_index_outside_is_told(name: str, attrs: dict[str, Any], index: int) -> None:
+    """By both ways to run an op, with the number; what torch refuses otherwise stays torch's."""
+    at = torch.full((5, 2), 3)
+    at[4, 1] = index
+    inputs = [X, at, X[:, :2]][: 3 if name == "flow.scatter" else 2]
+    write, out = writer(name, attrs), torch.zeros(X.shape if len(inputs) == 3 else (5, 2))
+    assert write is not None
+    if name == "flow.take":
+        inputs[1], out = at[4], torch.zeros(5, 2)
+    for run in (lambda: write(inputs, [out]), lambda: library.run(name, attrs, inputs, [])):
+        with pytest.raises(IrcError, match=f"index {index} lies outside the 7 elements") as error:
+            run()
+        assert error.value.code == "index-out-of-range"
+    with pytest.raises(RuntimeError):
+        library.run(name, attrs, [X, inputs[1].clamp(0, 6).float(), *inputs[2:]], [])
 
 
 GUARD = 64

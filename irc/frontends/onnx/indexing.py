@@ -8,13 +8,14 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import GatherOp, ScatterOp, TakeOp, TopKOp
-from irc.dialects.size import Dim, divide, product
+from irc.dialects.size import Dim, decided, divide, is_traced, product
 from irc.errors import IrcError
 from irc.frontends.onnx.elementwise import Converter
 from irc.frontends.onnx.external import NUMPY, dtype_of
 from irc.frontends.onnx.fold import MAX_INTEGERS
 from irc.frontends.onnx.node import Node, Unsupported, Value, check_axis, static
 from irc.frontends.onnx.shapes import cut, iota
+from irc.ops.infer import ShapeError
 
 SCATTERS: Mapping[str, str] = {
     "none": "set", "add": "sum", "mul": "prod", "max": "max", "min": "min",
@@ -59,8 +60,15 @@ def convert_feature_extractor(node: Node) -> SSAValue:
 
 
 def convert_gather_elements(node: Node) -> SSAValue:
-    """An index for each element of the result."""
+    """An index for each element of the result; in its other dims it is no larger than the table.
+
+    Raises:
+        ShapeError: where that depends on sizes of which nothing is known, such as two counts.
+    """
     dim = node.axis(0)
+    for axis, (size, own) in enumerate(zip(node.shape(), node.shape(1), strict=False)):
+        if axis != dim and is_traced() and size != own and decided("<", size - own) is not False:
+            raise ShapeError(f"sizes {size} and {own} of a table and of indices into it differ")
     return node.b.op(GatherOp, [node[0], from_front(node, 1, node.shape()[dim])], dim=dim)
 
 

@@ -92,6 +92,8 @@ def whole(value: SSAValue) -> Stored:
 class Grouping:
     """The units of one block.
 
+    With ``any_rows`` the numbers of open sizes decide nothing.
+
     Raises:
         IrcError: ``fusion-impossible`` for a wish that no kernel can fulfil.
     """
@@ -102,8 +104,10 @@ class Grouping:
         wishes: Iterable[Wish] = (),
         target: str = "cpu",
         fixed: Callable[[SSAValue], bool] = lambda _: False,
+        *,
+        any_rows: bool = False,
     ) -> None:
-        self.fixed = fixed
+        self.fixed, self.any_rows = fixed, any_rows
         self.block, self.wishes, self.target = block, Wishes(wishes), target
         self.position: dict[Operation, int] = {op: i for i, op in enumerate(block.ops)}
         self.owner: dict[Operation, Unit] = {}
@@ -282,7 +286,7 @@ class Grouping:
                 if not is_literal(value) and self.owner.get(value.owner) is not unit:  # type: ignore[arg-type]
                     readers.setdefault(value, []).append(unit)
         for value, units in readers.items():
-            if tensor_bytes(value) < MIN_SHARED_BYTES:
+            if tensor_bytes(value) < MIN_SHARED_BYTES and not self.any_rows:
                 continue
             ops = [unit.ops[0] for unit in dict.fromkeys(units)]
             for first, second in pairwise(ops):
@@ -397,4 +401,4 @@ class Grouping:
             return "a matmul that would lose its tiles"
         if siblings and len(store_orders(nest)) > 1:
             return "outputs over different dims"
-        return None if forced else wasteful(nest)
+        return None if forced else wasteful(nest, any_rows=self.any_rows)

@@ -17,12 +17,19 @@ MIN_TASKS = 16
 """Rows below which a large kernel with reductions would leave cores idle."""
 LARGE = 1 << 16
 """Points from which idle cores cost more than another pass over memory (about 50 us)."""
+OPEN_TASKS = 12
+"""As ``MIN_TASKS`` where sizes are open: plans are compared where no such dim has fewer rows."""
 CHEAP = 4
 """Operations a point that may be done again for each point of a dim that they do not have."""
 
 
-def wasteful(nest: Nest) -> str | None:
-    """Say what a legal kernel would waste."""
+def wasteful(nest: Nest, *, any_rows: bool = False) -> str | None:
+    """Say what a legal kernel would waste.
+
+    Args:
+        nest: of the kernel.
+        any_rows: the answer is to be that of other sizes too.
+    """
     tasks, everything = frozenset(nest.tasks), frozenset((*nest.tasks, *nest.reduced))
     for node in nest.nodes:
         if node.kind != "pointwise" or POINTWISE[node.attrs["fn"]].flops <= CHEAP:
@@ -33,12 +40,21 @@ def wasteful(nest: Nest) -> str | None:
     if nest.template == "matmul" or not nest.reduced:
         return None
     # A lone reduction is as it is; with others it takes them along.
-    if nest.num_tasks < MIN_TASKS and nest.num_points > LARGE:
+    if nest.num_tasks < (OPEN_TASKS if any_rows else MIN_TASKS) and _is_large(nest, any_rows):
         return f"{nest.num_tasks} rows would keep the other cores idle"
     stores_full = any(node in nest.full for _, node, _ in nest.outputs)
     if stores_full and _reduces_columns(nest):
         return "a store down the columns of a reduction"
     return None
+
+
+def _is_large(nest: Nest, any_rows: bool) -> bool:
+    """True for a kernel of many points; with ``any_rows``, for one that may have many.
+
+    A reduction over several dims (the range of a whole tensor) then has any number of them, one
+    over a single dim (a norm of one token) those that it has.
+    """
+    return nest.num_points > LARGE or (any_rows and len(nest.reduced) > 1)
 
 
 def _reduces_columns(nest: Nest) -> bool:
