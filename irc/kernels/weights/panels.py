@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from xdsl.ir import Block, SSAValue
 from xdsl.rewriter import Rewriter
 
-from irc.dialects.flow import loc_of, to_attribute, to_python
+from irc.dialects.flow import FlowOp, loc_of, to_attribute, to_python
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import (
     BufferType,
-    KernelBodyOp,
     KernelConstantOp,
     KernelContractOp,
     KernelOp,
@@ -186,7 +185,7 @@ def _writer(kernel: KernelOp, load: LoadOp, places: Places, mapping: TaskMapping
         loc=loc_of(load),
     )
     own = (dims.index(x) if i % 3 == 0 else x for i, x in enumerate(places.blocks))
-    body: list[KernelBodyOp] = [read]
+    body: list[FlowOp] = [read]
     if dtype == "f32":
         body += without_denormals(read.outputs[0])
     write = StoreOp.make(
@@ -210,7 +209,7 @@ def _writer(kernel: KernelOp, load: LoadOp, places: Places, mapping: TaskMapping
     )
 
 
-def without_denormals(value: SSAValue) -> list[KernelBodyOp]:
+def without_denormals(value: SSAValue) -> list[FlowOp]:
     """Return ops of which the last gives a float32 row value, or 0 where it is denormal.
 
     What decay leaves of a dead channel's weights: no product of one can be seen beside another, but
