@@ -423,7 +423,7 @@ class _Mapper:
         found = self.table.packed(made)
         if found is None:
             return made
-        weight = made.operands[found.argument]
+        weight = made.operands[found.source]
         kernel = self.table.add(found.pack)
         place = (weight, kernel.sym_name.data)
         if place not in self.panels:
@@ -434,6 +434,8 @@ class _Mapper:
             self._insert(launch)
             self.panels[place] = launch.outputs[0]
         operands = list(made.operands)
+        if found.argument == len(operands):
+            operands.append(weight)
         operands[found.argument] = self.panels[place]
         return Lowered(found.kernel, tuple(operands))
 

@@ -51,11 +51,14 @@ class Packed:
         kernel: the matmul; argument ``argument`` is the packed weight.
         argument: position of the weight among its arguments.
         pack: the kernel that packs: the weight in, panels out.
+        source: position of the weight among the arguments of the kernel as it was: the same, but
+            where the weight stays an argument and its panels are one more.
     """
 
     kernel: KernelOp
     argument: int
     pack: KernelOp
+    source: int
 
     @property
     def elements(self) -> int:
@@ -158,7 +161,7 @@ def repacked(kernel: KernelOp, load: LoadOp, places: Places, mapping: TaskMappin
     made.properties["offset"] = to_attribute(0)
     made.properties["strides"] = to_attribute(places.strides)
     made.properties["blocks"] = to_attribute(places.blocks)
-    return Packed(reader, argument, _writer(kernel, load, places, mapping))
+    return Packed(reader, argument, _writer(kernel, load, places, mapping), argument)
 
 
 def _right_operand(kernel: KernelOp) -> LoadOp | None:

@@ -6,7 +6,9 @@ dims. Of bfloat16 two channels lie together, so each tap has an even number of t
 
 from __future__ import annotations
 
-from irc.dialects.flow import to_python
+from dataclasses import replace
+
+from irc.dialects.flow import to_attribute, to_python
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import (
     KernelContractOp,
@@ -22,15 +24,31 @@ FEW = 16
 
 
 def packed_windows(kernel: KernelOp) -> Packed | None:
-    """Return a convolution as it reads its weight in panels; None for any other kernel."""
+    """Return a convolution as it reads its weight in panels; None for any other kernel.
+
+    A weight that is also the image, or read by what follows, stays an argument beside its panels.
+    """
     if kernel.template.data != TEMPLATE:
         return None
+    source = kernel.position(_weight(kernel).inputs[0])
+    if sum(kernel.args[source] in op.operands for op in kernel.body.ops) > 1:
+        kernel = _apart(kernel)
     load = _weight(kernel)
     placed, blocks, total = _places(kernel, load)
     strides, parallel = to_python(load.strides), kernel.num_parallel
     dims = tuple(d for d in range(len(placed)) if strides[d] or d >= parallel - 1)
     mapping = _by_panels(tuple(kernel.space_extents[d] for d in dims), dims.index(parallel - 1))
-    return repacked(kernel, load, Places(dims, tuple(placed), blocks, total), mapping)
+    made = repacked(kernel, load, Places(dims, tuple(placed), blocks, total), mapping)
+    return replace(made, source=source)
+
+
+def _apart(kernel: KernelOp) -> KernelOp:
+    """Return a kernel whose weight is an argument of its own, after the other inputs."""
+    made = kernel.clone()
+    load, inputs = _weight(made), kernel.num_inputs.value.data
+    load.operands[0] = made.body.block.insert_arg(load.inputs[0].type, inputs)
+    made.properties["num_inputs"] = to_attribute(inputs + 1)
+    return made
 
 
 def _weight(kernel: KernelOp) -> LoadOp:

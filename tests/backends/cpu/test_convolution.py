@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import irc
 from irc.backends.cpu import emit, info_of
@@ -231,3 +232,18 @@ def test_channels_apart_behind_places() -> None:
 
     found, _ = error(Parted(), torch.randn(1, 12, 6, 5))
     assert found < 2e-6
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: F.conv1d(x, w, padding=1) + w[:, :, :1],
+        lambda x, w: F.conv1d(x, w, padding=1) * F.conv1d(w, w, padding=1)[:, :, :1],
+        lambda x, w: F.conv1d(w, w),
+    ],
+    ids=["read by what follows", "twice", "the image itself"],
+)
+def test_a_weight_that_is_read_for_itself_too(function: Callable[..., torch.Tensor]) -> None:
+    x, w = torch.randn(6, 6, 9), torch.randn(6, 6, 3)
+    expected = function(x.double(), w.double())
+    torch.testing.assert_close(irc.compile(function)(x, w).double(), expected, atol=1e-5, rtol=1e-5)
