@@ -28,6 +28,7 @@ from irc.calls.open_graph import OpenGraph, RefusedError
 from irc.calls.recompiles import Recompiles
 from irc.collection import collection_held
 from irc.errors import IrcError, did_you_mean
+from irc.frontends.torch.export import every_decomposition
 from irc.frontends.torch.graphs import (
     FlatProgram,
     flat_program,
@@ -217,12 +218,9 @@ def _or_torch(run: Flat, forward: Flat) -> Flat:
 
 
 def _aot_decompositions() -> dict[Any, Callable[..., Any]]:
-    from torch._decomp import core_aten_decompositions
-
-    table = dict(core_aten_decompositions().items())
     return {
         op: fn
-        for op, fn in table.items()
+        for op, fn in every_decomposition().items()
         if not (isinstance(op, torch._ops.OpOverload) and row_of(op))
     }
 

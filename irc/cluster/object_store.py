@@ -30,7 +30,13 @@ MAGIC = b"irc-object 1\n"
 MOST_BYTES = 512 << 20
 MOST_OBJECT_BYTES = 256 << 20
 
+OTHERS = 4
+"""The folder is looked through again when this part of the room has been written: other processes
+write too."""
+
 _warned = False
+_room: dict[tuple[Path, int], int] = {}
+"""Bytes that this process may still write before it looks, by folder and limit."""
 
 
 def read(key: str) -> bytes | None:
@@ -71,7 +77,7 @@ def write(key: str, data: bytes) -> None:
         with contextlib.suppress(OSError):
             Path(part).unlink()
         return
-    prune(folder, limit())
+    _bound(folder, limit(), len(data))
 
 
 def discard(key: str) -> None:
@@ -90,8 +96,18 @@ def limit() -> int:
         return MOST_BYTES
 
 
-def prune(folder: Path, most: int) -> None:
-    """Delete what was not used for longest until a tenth of the room is free again."""
+def _bound(folder: Path, most: int, written: int) -> None:
+    """Prune where there may be too much; to look through thousands of files takes 50 ms."""
+    left = _room.get((folder, most), 0) - written
+    _room[folder, most] = left if left >= 0 else (most - prune(folder, most)) // OTHERS
+
+
+def prune(folder: Path, most: int) -> int:
+    """Delete what was not used for longest until a tenth of the room is free again.
+
+    Returns:
+        the bytes that are left.
+    """
     entries: list[tuple[float, int, str]] = []
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for entry in found:
@@ -100,13 +116,14 @@ def prune(folder: Path, most: int) -> None:
                 entries.append((status.st_mtime, status.st_size, entry.path))
     total = sum(size for _, size, _ in entries)
     if total <= most:
-        return
+        return total
     for _, size, path in sorted(entries):
         with contextlib.suppress(OSError):
             Path(path).unlink()
         total -= size
         if total <= most * 0.9:
-            return
+            break
+    return total
 
 
 def _folder(*, make: bool = False) -> Path | None:

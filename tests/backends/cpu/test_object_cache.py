@@ -234,3 +234,16 @@ def test_many_processes(folder: Path) -> None:
     doomed.wait()
     for entry in files(folder):
         assert object_cache.read(entry.stem) == bytes([int(entry.stem, 16)]) * 5000
+
+
+def test_the_bound_holds_without_a_look_at_each_write(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IRC_CACHE_BYTES", "100000")
+    looks: list[int] = []
+    prune = object_store.prune
+    monkeypatch.setattr(object_store, "prune", lambda *a: looks.append(1) or prune(*a))
+    for number in range(200):
+        object_cache.write(f"{number:064x}", bytes(1000))
+        assert sum(file.stat().st_size for file in files(folder)) <= 100000
+    assert 4 <= len(looks) <= 120, "it looks at each write"
