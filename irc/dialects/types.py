@@ -9,6 +9,7 @@ placement is checked when the type is built.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from xdsl.dialects.builtin import (
     BFloat16Type,
@@ -154,10 +155,11 @@ class TensorType(ParametrizedAttribute, TypeAttribute):
         Raises:
             ValueError: naming the size that is still symbolic.
         """
-        for dim in self.shape:
+        shape = self.shape
+        for dim in shape:
             if isinstance(dim, Size):
                 raise ValueError(f"size '{dim}' is not bound to a number")
-        return tuple(dim for dim in self.shape if isinstance(dim, int))
+        return cast("tuple[int, ...]", shape)
 
     def with_placement(self, placement: Placement | None) -> TensorType:
         """Return the same logical tensor, placed."""

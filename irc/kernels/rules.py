@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import FlowOp, tensor
 from irc.kernels.arg_reduce import arg_reduce
-from irc.kernels.axes import Axes, Axis, axes_of
+from irc.kernels.axes import Axes, Axis, axes_of, leaves
 from irc.kernels.grouped import grouped_contract, grouped_outer
 from irc.kernels.holds import SHAPE_OPS, shape_of
 from irc.kernels.pieces import concat, pad
@@ -45,8 +45,8 @@ def _shape_op(walk: Trace, op: FlowOp) -> Term | Stored:
 def _pointwise(walk: Trace, op: FlowOp) -> Term:
     operands = [walk.term(value) for value in op.inputs]
     dims = _meet(walk, [(t, shape_of(v)) for t, v in zip(operands, op.inputs, strict=True)], op)
-    # Once each: a chain of diamonds would double them at every step.
-    axes = tuple(dict.fromkeys(axis for t in operands for axis in t.node.axes))
+    # Once each: a chain of diamonds would double them at every step, one of loads add to them.
+    axes = tuple(dict.fromkeys(leaves([axis for t in operands for axis in t.node.axes])))
     node = walk.node(
         "pointwise",
         tensor(op.outputs[0]).dtype,

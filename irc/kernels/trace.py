@@ -119,7 +119,7 @@ class Trace:
         return Term(node, dims)
 
     def unify(self, left: Axes, right: Axes, where: str) -> None:
-        if not unified(left, right):
+        if left != right and not unified(left, right):
             copies = [
                 (node.source, ()) for node in self.nodes
                 if node.kind == "load" and node.source is not None
