@@ -13,8 +13,8 @@ right answers differ by up to the sum of their errors (2.5e-2 there), so that ne
 all models nor the distance from eager can be the limit.
 
 The roofline of a model is max(arithmetic / peak, bytes / bandwidth): the peak of multiply-adds in
-registers and the bandwidth of reading are measured in the same run, the bytes are those of weights,
-inputs and results. Each contender has a process of its own and empty caches; the others are stopped
+registers and the bandwidth of reading are measured right before the model runs (clocks and
+neighbours change both within an hour), the bytes are those of weights, inputs and results. Each contender has a process of its own and empty caches; the others are stopped
 while one runs. Calls are timed in rounds, a block of each contender per round; the table has
 medians. "warm" is a second process on the caches that the first one left.
 """
@@ -152,10 +152,6 @@ def main() -> int:
     if args.dtype == "bf16":
         # ONNX Runtime has no bfloat16 kernels for most of these ops on the CPU.
         names = tuple(name for name in names if name != "onnxruntime")
-    peak, (read, copy) = peak_flops(2, args.dtype), bandwidth(2)
-    print(
-        f"peak {peak / 1e9:.0f} GF/s, reading {read / 1e9:.1f} GB/s, copying {copy / 1e9:.1f} GB/s"
-    )
     print(
         f"{'model':<14}{'contender':<24}{'cold s':>8}{'warm s':>8}{'first ms':>10}{'call ms':>10}"
         f"{'roof':>8}{'speed':>8}{'MiB':>8}{'error':>10}"
@@ -165,12 +161,19 @@ def main() -> int:
     for model in models:
         full = model if args.dtype == "f32" else f"{model}:{args.dtype}"
         rounds, seconds = (3, 0.2) if args.quick else (args.rounds, 0.5)
-        every[model] = found = measure(full, names, rounds=rounds, seconds=seconds)
+        peak, (read, copy) = peak_flops(2, args.dtype), bandwidth(2)
+        print(
+            f"{model:<14}{peak / 1e9:.0f} GF/s, reads {read / 1e9:.1f} and copies"
+            f" {copy / 1e9:.1f} GB/s"
+        )
+        found = measure(full, names, rounds=rounds, seconds=seconds)
+        every[model] = {"peak": peak, "read": read, "contenders": found}
         row = found["eager"]
         ratios[model] = table(model, found, max(row["flops"] / peak, row["bytes"] / read))
-    if args.json:
-        figures = {"cores": os.cpu_count(), "peak": peak, "read": read, "models": every}
-        Path(args.json).write_text(json.dumps(figures, indent=1))
+        sys.stdout.flush()
+        if args.json:  # after each: a whole run takes an hour
+            figures = {"cores": os.cpu_count(), "models": every}
+            Path(args.json).write_text(json.dumps(figures, indent=1))
     return _verdict(ratios, args.dtype)
 
 
