@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
 import irc
 from irc.backends.cpu.features import AVX2, BASELINE, Features
@@ -56,6 +57,38 @@ def test_products_of_halves_accumulate_in_float32(
     a, b = torch.ones(rows, 6000, dtype=dtype), torch.ones(6000, 33, dtype=dtype)
     found = run([("v0", "matmul", ("x0", "x1"), {})], a, b, features=features)
     assert found.eq(torch.tensor(6000.0).to(dtype)).all()
+
+
+@FEATURES
+@pytest.mark.parametrize("rows", [3, 8, 33])
+def test_long_sums_of_products_are_made_in_parts(rows: int, features: Features | None) -> None:
+    """One chain of 6,001 products is wrong by 3e-6 and more."""
+    random = torch.Generator().manual_seed(rows)
+    a, b = torch.rand(rows, 6001, generator=random), torch.rand(6001, 33, generator=random)
+    found = run([("v0", "matmul", ("x0", "x1"), {})], a, b, features=features)
+    assert (found.double() / (a.double() @ b.double()) - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (nn.Linear(6001, 33, bias=False), torch.rand(8, 6001)),
+        lambda: (nn.Conv2d(512, 32, 3, bias=False), torch.rand(1, 512, 5, 5)),
+        lambda: (nn.Conv2d(5001, 32, 1, bias=False), torch.rand(1, 5001, 4, 4)),
+    ],
+    ids=["panels", "taps", "channels"],
+)
+def test_long_sums_with_weights_are_made_in_parts(
+    make: Callable[[], tuple[nn.Module, torch.Tensor]],
+) -> None:
+    torch.manual_seed(0)
+    module, x = make()
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.uniform_()
+        found = irc.compile(module)(x)
+        wide = module.double()(x.double())
+    assert (found.double() / wide - 1).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -11,11 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from irc.backends.cpu.matmul.tile import LINE, prefetch
+from irc.backends.cpu.matmul.tile import LINE, add_part, prefetch
 from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.vector.storage import MEMORY, unpack
 
 UNROLL = 2
+SPAN = 512
+"""Steps that are summed in registers before they are added to the tile, where there are more than
+twice as many (see :data:`irc.backends.cpu.matmul.tile.SPAN`)."""
 AHEAD = 512
 """Elements of a panel that are asked for ahead of their use, where one tile reads it."""
 
@@ -108,6 +111,7 @@ class Walk:
 
     Attributes:
         pitch: pointers from tap to tap of the table.
+        taps: of a call, at most.
         channels: of a tap.
         stride: elements of the image from channel to channel.
         panel: elements of the weight from step to step.
@@ -115,6 +119,7 @@ class Walk:
     """
 
     pitch: int
+    taps: int
     channels: int
     stride: int
     panel: int
@@ -141,23 +146,53 @@ def window_tile(
     code = _Tile(f, element, vectors, walk, later)
     steps = -(-walk.channels // element.group)
 
-    def tap(number: Operand, sums: list[Operand]) -> list[Operand]:
+    def follow(number: Operand) -> tuple[list[Operand], Operand, Operand]:
         row = f.address(table, "ptr", f.scale(number, walk.pitch))
         pointers = [f.load(PTR, f.address(row, "ptr", f.i64(i)), 8) for i in range(rows)]
         start = f.address(panel, MEMORY[element.weight], f.scale(number, steps * walk.panel))
-        return code.channels(pointers, start, f.scale(number, steps), sums)
+        return pointers, start, f.scale(number, steps)
 
-    kind = element.total
+    def tap(number: Operand, sums: list[Operand]) -> list[Operand]:
+        return code.channels(*follow(number), sums)
+
+    kind, taps = element.total, Operand(I64, "%taps")
     places = [f.address(tile, kind.element, f.i64(i * kind.lanes)) for i in range(rows * vectors)]
-    sums = [f.load(kind, place) if adds else constant(kind, 0.0) for place in places]
-    sums = f.loop(f.i64(0), Operand(I64, "%taps"), 1, sums, tap)
-    for total, place in zip(sums, places, strict=True):
-        f.store(total, place)
+    zeros = [constant(kind, 0.0) for _ in places]
+    together = taps_together(walk.taps, steps)
+
+    def part(first: Operand, _: list[Operand]) -> list[Operand]:
+        begins = None if adds else f.compare("icmp eq", first, f.i64(0))
+        if together:
+            last = f.intrinsic("smin", f.add(first, f.i64(together)), taps)
+            add_part(f, f.loop(first, last, 1, zeros, tap), places, begins)
+        else:
+            code.channels_in_parts(*follow(first), places, begins)
+        return []
+
+    if together < walk.taps:
+        f.loop(f.i64(0), taps, max(together, 1), [], part)
+    else:
+        sums = [f.load(kind, place) for place in places] if adds else zeros
+        for total, place in zip(f.loop(f.i64(0), taps, 1, sums, tap), places, strict=True):
+            f.store(total, place)
     f.do("ret void")
     b.functions[symbol] = f.function(
         f"define internal void @{symbol}"
         "(ptr %table, ptr %panel, ptr %tile, i64 %taps, ptr %next) noinline"
     )
+
+
+def taps_together(taps: int, steps: int) -> int:
+    """Return how many taps are summed before the tile takes them; 0: not even one.
+
+    >>> taps_together(9, 64), taps_together(9, 128), taps_together(9, 512), taps_together(1, 2048)
+    (9, 3, 1, 0)
+    """
+    if taps * steps <= 2 * SPAN:
+        return taps
+    if steps > 2 * SPAN:
+        return 0
+    return -(-taps // -(-taps * steps // SPAN))
 
 
 class _Tile:
@@ -172,9 +207,49 @@ class _Tile:
         self, pointers: list[Operand], start: Operand, done: Operand, sums: list[Operand]
     ) -> list[Operand]:
         """Write all channels of a tap; ``done`` counts the steps before it."""
+        whole = self._whole()
+        if whole:
+            sums = self._steps(pointers, start, done, (self.f.i64(0), self.f.i64(whole)), sums)
+        return self._last_steps(pointers, start, done, sums)
+
+    def channels_in_parts(
+        self,
+        pointers: list[Operand],
+        start: Operand,
+        done: Operand,
+        places: list[Operand],
+        begins: Operand | None,
+    ) -> None:
+        """Write all channels of a tap, so many that their sum is made in parts."""
+        f, whole = self.f, self.f.i64(self._whole())
+        zeros = [constant(self.element.total, 0.0) for _ in places]
+
+        def part(first: Operand, _: list[Operand]) -> list[Operand]:
+            last = f.intrinsic("smin", f.add(first, f.i64(SPAN)), whole)
+            is_first = None
+            if begins is not None:
+                is_first = f.binary("and", begins, f.compare("icmp eq", first, f.i64(0)))
+            add_part(f, self._steps(pointers, start, done, (first, last), zeros), places, is_first)
+            return []
+
+        f.loop(f.i64(0), whole, SPAN, [], part)
+        if self.walk.channels > self._whole() * self.element.group:
+            add_part(f, self._last_steps(pointers, start, done, zeros), places, None)
+
+    def _whole(self) -> int:
+        """Steps of a tap that are written as a loop."""
+        steps = self.walk.channels // self.element.group
+        return steps - steps % UNROLL if steps > 2 * UNROLL else 0
+
+    def _steps(
+        self,
+        pointers: list[Operand],
+        start: Operand,
+        done: Operand,
+        ends: tuple[Operand, Operand],
+        sums: list[Operand],
+    ) -> list[Operand]:
         f, group = self.f, self.element.group
-        steps, rest = divmod(self.walk.channels, group)
-        whole = steps - steps % UNROLL if steps > 2 * UNROLL else 0
 
         def body(k: Operand, sums: list[Operand]) -> list[Operand]:
             self.ask_for_next(f.add(done, k))
@@ -182,9 +257,14 @@ class _Tile:
                 sums = self.step(pointers, start, f.add(k, f.i64(u)), sums, group)
             return sums
 
-        if whole:
-            sums = f.loop(f.i64(0), f.i64(whole), UNROLL, sums, body)
-        for k in range(whole, steps):
+        return f.loop(*ends, UNROLL, sums, body)
+
+    def _last_steps(
+        self, pointers: list[Operand], start: Operand, done: Operand, sums: list[Operand]
+    ) -> list[Operand]:
+        f, group = self.f, self.element.group
+        steps, rest = divmod(self.walk.channels, group)
+        for k in range(self._whole(), steps):
             if k % UNROLL == 0:
                 self.ask_for_next(f.add(done, f.i64(k)))
             sums = self.step(pointers, start, f.i64(k), sums, group)

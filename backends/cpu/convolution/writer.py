@@ -164,7 +164,8 @@ class ConvolutionWriter:
     def _define_tiles(self) -> None:
         w, plan = self.windows, self.blocking
         stride = 0 if w.c is None else w.image.strides[w.c]
-        walk = Walk(plan.pitch, w.channels, stride, w.panel * w.pair, self._lines)
+        taps = min(plan.chunk, w.num_taps)
+        walk = Walk(plan.pitch, taps, w.channels, stride, w.panel * w.pair, self._lines)
         shape = (plan.rows, plan.columns // plan.lanes)
         for symbol in (TILE, ADD) if len(self.parts) > 1 else (TILE,):
             window_tile(self.b, symbol, self.element, shape, walk, adds=symbol == ADD)

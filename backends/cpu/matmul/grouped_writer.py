@@ -322,7 +322,7 @@ class GroupedWriter:
 
     def _define_tiles(self) -> None:
         found, plan = self.found, self.plan
-        walk = Walk(0, found.depth // plan.parts, found.run, COLUMNS * found.pair, 0)
+        walk = Walk(0, 1, found.depth // plan.parts, found.run, COLUMNS * found.pair, 0)
         for rows in plan.rows:
             for adds in (False, True)[: 1 if plan.parts == 1 else 2]:
                 symbol = _symbol(rows, adds=adds)

@@ -217,4 +217,5 @@ class PackedWriter(MatmulWriter):
                 right,
                 odd=is_named(self.k) or bool(self.k % 2),
                 accumulate=self.is_blocked,
+                parts=self.in_parts,
             )

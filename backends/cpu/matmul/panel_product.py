@@ -156,8 +156,9 @@ class PanelWriter(MatmulWriter):
                 if p.pair == 1:
                     left = self.left_factor()
                     tile_function(
-                        self.b, symbol, self.kind, shape, left, right, odd=odd, accumulate=add
-                    )
+                        self.b, symbol, self.kind, shape, left, right, odd=odd, accumulate=add,
+                        parts=self.in_parts,
+                    )  # fmt: skip
                 else:
                     pair_tile_function(
                         self.b, symbol, shape, self.left_factor(), right, plan.lanes,

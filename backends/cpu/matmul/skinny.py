@@ -77,4 +77,6 @@ class SkinnyWriter(MatmulWriter):
         right = Factor(p.b.dtype, strides, ROWS_AHEAD * strides[0])
         shape = (plan.rows, plan.columns // plan.lanes)
         odd = is_named(self.k) or bool(self.k % 2)
-        tile_function(self.b, self.symbol("tile"), self.kind, shape, left, right, odd=odd)
+        tile_function(
+            self.b, self.symbol("tile"), self.kind, shape, left, right, odd=odd, parts=self.in_parts
+        )

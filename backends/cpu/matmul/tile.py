@@ -7,6 +7,7 @@ Strides are constants of the code. B is a packed panel, or B itself where few ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from irc.backends.cpu.loops.sizes import is_named
@@ -14,6 +15,11 @@ from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type, co
 from irc.backends.cpu.vector.storage import MEMORY, unpack
 
 UNROLL = 2
+SPAN = 384
+"""Terms that are summed in registers before they are added to the tile, of a sum of more than
+:data:`LONG`. Rounding errors of a sum grow with its length; of n terms in parts of b, with
+b + n / b (N. Higham, The accuracy of floating point summation, SIAM J. Sci. Comput. 14, 1993)."""
+LONG = 512
 
 
 @dataclass(frozen=True)
@@ -49,12 +55,13 @@ def tile_function(
     odd: bool,
     accumulate: bool = False,
     apart: int | None = None,
+    parts: bool = False,
 ) -> None:
     """Define ``void symbol(ptr a, ptr b, ptr tile, i64 depth)``: ``tile[rows][vectors] = A * B``.
 
     ``shape`` is rows and vectors of columns. The depth of the sum is even unless ``odd`` says that
     it may not be; ``accumulate`` adds to what the tile holds. Its rows lie ``apart`` elements, or
-    behind each other.
+    behind each other. ``parts``: the sum is made of parts of :data:`SPAN` terms.
     """
     rows, vectors = shape
     step_of_row = vectors * kind.lanes if apart is None else apart
@@ -100,17 +107,44 @@ def tile_function(
         for i in range(rows)
         for j in range(vectors)
     ]
-    totals = [f.load(kind, p) if accumulate else constant(kind, 0.0) for p in places]
-    main = f.binary("and", depth, f.i64(-UNROLL)) if odd else depth
-    totals = f.loop(f.i64(0), main, UNROLL, totals, body)
-    if odd:
-        totals = f.loop(main, depth, 1, totals, step)
-    for total, place in zip(totals, places, strict=True):
-        f.store(total, place)
+
+    def sums(first: Operand, last: Operand, totals: list[Operand]) -> list[Operand]:
+        main = last
+        if odd:
+            even = f.binary("and", f.binary("sub nsw", last, first), f.i64(-UNROLL))
+            main = f.add(first, even)
+        totals = f.loop(first, main, UNROLL, totals, body)
+        return f.loop(main, last, 1, totals, step) if odd else totals
+
+    zeros = [constant(kind, 0.0) for _ in places]
+
+    def part(first: Operand, _: list[Operand]) -> list[Operand]:
+        last = f.intrinsic("smin", f.add(first, f.i64(SPAN)), depth)
+        begins = None if accumulate else f.compare("icmp eq", first, f.i64(0))
+        add_part(f, sums(first, last, zeros), places, begins)
+        return []
+
+    if parts:
+        f.loop(f.i64(0), depth, SPAN, [], part)
+    else:
+        totals = [f.load(kind, place) for place in places] if accumulate else zeros
+        for total, place in zip(sums(f.i64(0), depth, totals), places, strict=True):
+            f.store(total, place)
     f.do("ret void")
     more = ", ptr %next" if right.lines else ""
     given = f"ptr %a, ptr %b, ptr %tile, i64 %depth{more}{b.size_argument}"
     b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+
+
+def add_part(
+    f: Builder, totals: Sequence[Operand], places: Sequence[Operand], begins: Operand | None
+) -> None:
+    """Add part of a sum to what places hold; where it is the first (``begins``), store it."""
+    for total, place in zip(totals, places, strict=True):
+        before = f.load(total.type, place)
+        if begins is not None:
+            before = f.select(begins, constant(total.type, 0.0), before)
+        f.store(f.binary("fadd", before, total), place)
 
 
 def _lines(f: Builder, start: Operand, left: Factor, rows: int) -> list[tuple[Operand, Operand]]:

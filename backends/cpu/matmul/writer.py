@@ -11,7 +11,7 @@ from irc.backends.cpu.loops.steps import Place, StepWriter
 from irc.backends.cpu.loops.units import decode
 from irc.backends.cpu.matmul.epilogue import EpilogueWriter
 from irc.backends.cpu.matmul.product import Product, Tiling
-from irc.backends.cpu.matmul.tile import Factor
+from irc.backends.cpu.matmul.tile import LONG, Factor
 from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type
 from irc.backends.cpu.vector.storage import MEMORY, unpack
 
@@ -127,6 +127,11 @@ class MatmulWriter:
     def symbol(self, role: str) -> str:
         """Return the name of a helper function."""
         return f"irc.matmul.{role}"
+
+    @property
+    def in_parts(self) -> bool:
+        """True where a register tile's sum may be so long that it is made in parts."""
+        return is_named(self.k) or min(self.k, self.tiling.depth or self.k) > LONG
 
     def left_factor(self) -> Factor:
         """Return how tiles read A."""
