@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from irc.choices import Dynamic, dynamic_option, recipe_option
+from irc.choices import Dynamic, checked, dynamic_option, names_option, recipe_option
 from irc.constraints.pins import Pins, pins_option
 from irc.errors import IrcError
 from irc.pipeline import Options
@@ -99,15 +99,17 @@ def compile(
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
     """
-    options = Options(
-        mesh=parse_mesh(mesh),
-        backend=backend,
-        cluster=cluster,
-        passes=tuple(passes),
-        rules=tuple(rules),
-        pins=pins_option(pins),
-        dynamic=dynamic_option(dynamic, mesh),
-        tune=_tune(backend, tune=tune),
+    options = checked(
+        Options(
+            mesh=parse_mesh(mesh),
+            backend=backend,
+            cluster=cluster,
+            passes=names_option("passes", passes),
+            rules=names_option("rules", rules),
+            pins=pins_option(pins),
+            dynamic=dynamic_option(dynamic, mesh),
+            tune=_tune(backend, tune=tune),
+        )
     )
     if target is None:
         return partial(_compile, options=options, disable=disable)
@@ -220,8 +222,8 @@ def compile_step(
     options = Options(
         mesh=parse_mesh(mesh),
         cluster=cluster,
-        passes=tuple(passes),
-        rules=tuple(rules),
+        passes=names_option("passes", passes),
+        rules=names_option("rules", rules),
         pins=pins_option(pins),
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from irc.errors import IrcError
+from irc.pipeline import Options, default_pipeline
 from irc.training.recipe import OptimizerOption, Recipe, recipe_of
 
 Dynamic: TypeAlias = bool | Mapping[str, Any] | Sequence[Any] | None
@@ -33,6 +34,46 @@ def dynamic_option(given: object, mesh: str) -> Any:
             help="leave out dynamic or mesh",
         )
     return cast("Any", given)
+
+
+def names_option(option: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names of passes, or of files.
+
+    Raises:
+        IrcError: ``option-value`` for one name that is in no list.
+    """
+    if isinstance(given, str):
+        raise IrcError(
+            "option-value",
+            f"{option} is a list of names, not {given!r}",
+            help=f'write {option}=["{given}"]',
+        )
+    return tuple(given)
+
+
+def checked(options: Options) -> Options:
+    """Refuse what no call could use, now and not on the first call.
+
+    What is left at its default is not looked at: it costs nothing.
+
+    Raises:
+        IrcError: ``backend-unknown``, ``cluster-unknown``, ``pass-unknown``; what files of rules
+            and constraints raise.
+    """
+    from irc.cluster.load import find_cluster
+    from irc.plugin import find_backend
+    from irc.rewrite.library import rules_of
+
+    usual = Options()
+    if options.backend != usual.backend:
+        find_backend(options.backend)
+    if options.cluster != usual.cluster:
+        find_cluster(options.cluster)
+    if options.rules:
+        rules_of(options.rules)
+    if options.passes or options.pins:
+        default_pipeline(options)
+    return options
 
 
 def recipe_option(

@@ -289,6 +289,15 @@ PAGES = (
         fix="spatial(4, 8) * repeat(2, 1)",
     ),
     ErrorPage(
+        code="memory-exceeded",
+        title="a trial run takes more memory than the machine has",
+        exit_code=2,
+        what="Random inputs of the sizes of the plan, and what a call of it holds, do not fit.",
+        why="The system would end the process, or others, in the middle of the run.",
+        example="irc run plan   (a plan whose example is 64 images of 8192 rows and columns)",
+        fix="irc run plan --size batch=1   (or give inputs: --inputs F.npz)",
+    ),
+    ErrorPage(
         code="mesh-axis-indivisible",
         title="a dimension does not divide by the mesh axis that is to shard it",
         exit_code=2,

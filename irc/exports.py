@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from irc.choices import Dynamic, dynamic_option, recipe_option
+from irc.choices import Dynamic, dynamic_option, names_option, recipe_option
 from irc.constraints.pins import Pins, pins_option
 from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
@@ -89,8 +89,8 @@ def export_plan(
         mesh=parse_mesh(mesh),
         backend=backend,
         cluster=cluster,
-        passes=tuple(passes),
-        rules=tuple(rules),
+        passes=names_option("passes", passes),
+        rules=names_option("rules", rules),
         pins=pins_option(pins),
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
@@ -111,7 +111,7 @@ def export_plan(
         raise IrcError(
             "option-value",
             "loss, frozen, accumulate and recompute are of a plan of training",
-            help='name an optimiser: optimizer="adamw"',
+            help='name an optimiser: optimizer="adamw", or --train adamw',
         )
     check_target(Path(out), force=force)
     if options.dynamic is not None:
@@ -185,8 +185,8 @@ def compile_file(
         mesh=parse_mesh(mesh or ""),
         backend=backend,
         cluster=cluster or "this-host",
-        passes=tuple(passes),
-        rules=tuple(rules),
+        passes=names_option("passes", passes),
+        rules=names_option("rules", rules),
         pins=pins_option(pins),
     )
     check_target(Path(out), force=force)

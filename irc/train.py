@@ -55,7 +55,7 @@ def training_program(
     """
     import torch
 
-    from irc.runtime.library import dtypes
+    from irc.runtime.dtypes import dtypes
 
     add_training(
         program,

@@ -200,5 +200,6 @@ def _check_sizes(module: ModuleOp) -> None:
                         "option-value",
                         f"auto-shard needs numbers for all sizes: {error}",
                         where=loc_of(op),
-                        help='run bind-sizes{sizes="NAME=NUMBER"} before it',
+                        help="give each size a number: irc compile ... --size NAME=NUMBER, or the "
+                        'pass bind-sizes{sizes="NAME=NUMBER"} before it',
                     ) from None

@@ -11,7 +11,8 @@ from xdsl.dialects.func import FuncOp
 from xdsl.passes import ModulePass
 
 from irc.errors import IrcError, did_you_mean
-from irc.kernels.function import KernelTable, map_function
+from irc.kernels.launches.function import map_function
+from irc.kernels.launches.kernel_table import KernelTable
 from irc.kernels.schedule import TARGETS
 from irc.kernels.weights.fixed import Fixed
 

@@ -168,5 +168,5 @@ class _Rewrite:
         """Requantising divides by a literal: multiplied by its reciprocal, off by one at ties."""
         divisor = literal(op.inputs[-1]) if op.plain["fn"] == "div" else None
         if divisor and tensor(op.outputs[0]).dtype == "f32" and op.inputs[0] in self.integers:
-            op.properties["fn"] = type(op.properties["fn"])("mul")  # type: ignore[call-arg]
+            op.properties["fn"] = type(op.properties["fn"])("mul")  # type: ignore[call-arg]  # a string
             op.operands[1] = b.scalar(1.0 / divisor, "f32")

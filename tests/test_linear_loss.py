@@ -131,7 +131,7 @@ def test_torch_compile_hands_no_logits_to_its_backward_pass() -> None:
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("irc.torch_backend.stream_losses", spy)
+        patch.setattr("irc.torch_backend.tracing.stream_losses", spy)
         torch.compile(model, backend="irc")(ids, labels).backward()
     assert [any(node.target is dynamo.linear_cross_entropy for node in gm.graph.nodes)
             for gm in graphs] == [True]  # fmt: skip
@@ -165,7 +165,7 @@ def test_torch_compile_keeps_logits_that_it_needs(loss: Loss, because: str) -> N
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("irc.torch_backend.stream_losses", spy)
+        patch.setattr("irc.torch_backend.tracing.stream_losses", spy)
         got = torch.compile(model, backend="irc")(ids, labels)
     got.backward()
     assert because in str(reasons)
@@ -257,7 +257,7 @@ def test_autocast_streams_in_bfloat16(inside: bool) -> None:
 
     fast = torch.compile(model, backend="irc")
     with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16, not inside):
-        patch.setattr("irc.torch_backend.stream_losses", spy)
+        patch.setattr("irc.torch_backend.tracing.stream_losses", spy)
         _, theirs = eager(model, ids, labels)
         got = fast(ids, labels)
     got.backward()

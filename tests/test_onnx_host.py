@@ -27,30 +27,18 @@ from irc.onnx.outline import outline
 from irc.plan.host import load_host
 from irc.runtime.host import HostExecutor, load_host_weights
 from tests.frontends.onnx.compare import model_of, reference
-
-WEIGHTS = np.random.default_rng(0).normal(0, 0.3, (8, 8)).astype(np.float32)
-LOOP = (
-    "y, h = Loop (n, go, x) <body = b (int64 i, bool going, float[3,8] v) => "
-    "(bool on, float[3,8] w, float[3,8] row) "
-    "{ on = Identity (going)\nm = MatMul (v, W)\nw = Tanh (m)\nrow = Add (w, outer) }>\n"
-    "all = Relu (h)"
+from tests.models.host_models import (
+    GO,
+    NESTED,
+    branches,
+    loop_model,
+    repeated,
+    repeated_while,
+    scan_model,
+    stored,
 )
-BEFORE = "outer = Exp (x)\n"
 
-
-def stored(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Add the matrix that bodies read from around them."""
-    model.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHTS, "W"))
-    return model
-
-
-def loop_model() -> onnx.ModelProto:
-    return stored(
-        model_of(
-            BEFORE + LOOP, "float[3,8] x, int64 n", "float[3,8] y, float[t,3,8] all",
-            stored="bool go = {1}",
-        )
-    )  # fmt: skip
+LOOP = "outer = Exp (x)\n" + repeated()
 
 
 def compiled(model: onnx.ModelProto, folder: Path) -> HostExecutor:
@@ -100,8 +88,8 @@ def test_a_sum_of_no_rows_is_run_op_by_op(tmp_path: Path) -> None:
     """The plan of the region is for one row and more, and its result has elements."""
     model = stored(
         model_of(
-            BEFORE + LOOP + "\ns = ReduceSum <keepdims = 0> (all)",
-            "float[3,8] x, int64 n", "float[3,8] y, float s", stored="bool go = {1}",
+            LOOP + "\ns = ReduceSum <keepdims = 0> (all)",
+            "float[3,8] x, int64 n", "float[3,8] y, float s", stored=GO,
         )
     )  # fmt: skip
     run = compiled(model, tmp_path)
@@ -173,30 +161,10 @@ def test_inputs_that_do_not_fit(tmp_path: Path) -> None:
         run(torch.zeros(3, 8), torch.tensor(2.0))
 
 
-BRANCHES = (
-    "o = If (c) <then_branch = t () => (float[3,8] a) { a = MatMul (x, W) }, "
-    "else_branch = e () => (float[1,1] b) { b = ReduceSum <keepdims = 1> (x) }>\ny = Exp (o)"
-)
-WHILE = (
-    "y, h = Loop (, go, x) <body = b (int64 i, bool going, float[3,8] v) => "
-    "(bool on, float[3,8] w, float l) "
-    "{ m = MatMul (v, W)\nw = Tanh (m)\nl = ReduceL2 <keepdims = 0> (w)\non = Greater (l, eps) }>"
-)
 GROW = (
     "g, k = Loop (n, go, x, x) <body = b (int64 i, bool going, float[p,8] v, float[p,8] u) => "
     "(bool on, float[q,8] w, float[q,8] z) { on = Identity (going)\nw = Concat <axis = 0> (v, x)\n"
     "z = Concat <axis = 0> (u, x) }>\ns = Add (g, k)\ny = MatMul (s, W)"
-)
-NESTED = (
-    "y = Loop (n, go, x) <body = b (int64 i, bool going, float[3,8] v) => (bool on, float[3,8] w) "
-    "{ on = Identity (going)\nouter = Tanh (v)\nw = Loop (i, on, outer) "
-    "<body = d (int64 j, bool g, float[3,8] a) => (bool g2, float[3,8] z) "
-    "{ g2 = Identity (g)\nm = MatMul (a, W)\nz = Add (m, outer) }> }>"
-)
-SCAN = (
-    "s, y = Scan <num_scan_inputs = 1, body = b (float[3,8] v, float[3,8] e) => "
-    "(float[3,8] w, float[3,8] o) { a = Add (v, e)\nm = MatMul (a, W)\nw = Tanh (m)\n"
-    "o = Identity (w) }> (x, xs)"
 )
 NONZERO = "i = NonZero (x)\nj = Transpose (i)\ng = GatherND (x, j)\ne = Exp (g)\ny = Softmax (e)"
 
@@ -204,11 +172,11 @@ NONZERO = "i = NonZero (x)\nj = Transpose (i)\ng = GatherND (x, j)\ne = Exp (g)\
 @pytest.mark.parametrize(
     ("body", "inputs", "outputs", "more", "calls"),
     [
-        (BRANCHES, "float[3,8] x, bool c", "float[a,b] y", "", [(True,), (False,)]),
-        (WHILE, "float[3,8] x", "float[3,8] y, float[t] h", "bool go = {1}, float eps = {0.3}",
+        (branches(), "float[3,8] x, bool c", "float[a,b] y", "", [(True,), (False,)]),
+        (repeated_while(), "float[3,8] x", "float[3,8] y, float[t] h", f"{GO}, float eps = {{0.3}}",
          [()]),
-        (GROW, "float[3,8] x, int64 n", "float[t,8] y", "bool go = {1}", [(1,), (4,)]),
-        (NESTED, "float[3,8] x, int64 n", "float[3,8] y", "bool go = {1}", [(0,), (3,)]),
+        (GROW, "float[3,8] x, int64 n", "float[t,8] y", GO, [(1,), (4,)]),
+        (NESTED, "float[3,8] x, int64 n", "float[3,8] y", GO, [(0,), (3,)]),
         (NONZERO, "float[3,8] x", "float[k] y", "", [()]),
     ],
     ids=["if", "while", "grow", "nested", "nonzero"],
@@ -230,7 +198,7 @@ def test_values_decide(
 
 
 def test_two_carried_sizes_that_grow_together_are_one(tmp_path: Path) -> None:
-    model = stored(model_of(GROW, "float[3,8] x, int64 n", "float[t,8] y", stored="bool go = {1}"))
+    model = stored(model_of(GROW, "float[3,8] x, int64 n", "float[t,8] y", stored=GO))
     program = trace(prepare(read_model(model)), {}, dynamic=True, bodies=True).program
     (body,) = (f for name, f in functions(program.module).items() if name.startswith("loop"))
     _, _, first, second, *_ = body.function_type.inputs
@@ -238,7 +206,7 @@ def test_two_carried_sizes_that_grow_together_are_one(tmp_path: Path) -> None:
 
 
 def test_a_scan_over_an_open_length(tmp_path: Path) -> None:
-    model = stored(model_of(SCAN, "float[3,8] x, float[T,3,8] xs", "float[3,8] s, float[T,3,8] y"))
+    model = scan_model()
     run = compiled(model, tmp_path)
     for length in (1, 5, 40):
         same(model, run, x_of(length, 3, 8), x_of(1, length, 3, 8))
@@ -300,8 +268,8 @@ def test_sequences_and_strings(tmp_path: Path) -> None:
 def test_outlining_changes_no_number() -> None:
     model = stored(
         model_of(
-            BEFORE + LOOP + "\nz = ReduceSum <keepdims = 0> (all)",
-            "float[N,8] x, int64 n", "float[N,8] y, float z", stored="bool go = {1}",
+            LOOP + "\nz = ReduceSum <keepdims = 0> (all)",
+            "float[N,8] x, int64 n", "float[N,8] y, float z", stored=GO,
         )
     )  # fmt: skip
     for formal in model.graph.node[1].attribute[0].g.input[2:]:

@@ -18,42 +18,9 @@ from irc.errors import IrcError
 from irc.exports import compile_file
 from irc.runtime.host import HostExecutor
 from tests.frontends.onnx.compare import model_of, reference
+from tests.models.host_models import WEIGHTS, loop_model, normal, scan_model, stored
 
-WEIGHTS = np.random.default_rng(0).normal(0, 0.3, (8, 8)).astype(np.float32)
-LOOP = (
-    "y, h = Loop (n, go, x) <body = b (int64 i, bool going, float[B,8] v) => "
-    "(bool on, float[B,8] w, float[B,8] row) "
-    "{ on = Identity (going)\nm = MatMul (v, W)\nw = Tanh (m)\nrow = Add (w, outer) }>\n"
-    "all = Relu (h)"
-)
-SCAN = (
-    "s, y = Scan <num_scan_inputs = 1, body = b (float[B,8] v, float[B,8] e) => "
-    "(float[B,8] w, float[B,8] o) { a = Add (v, e)\nm = MatMul (a, W)\nw = Tanh (m)\n"
-    "o = Identity (w) }> (x, xs)"
-)
 NONZERO = "p = Relu (x)\ni = NonZero (p)\nj = Transpose <perm = [1, 0]> (i)\ny = GatherND (x, j)"
-
-
-def stored(model: onnx.ModelProto) -> onnx.ModelProto:
-    model.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHTS, "W"))
-    return model
-
-
-def loop_model() -> onnx.ModelProto:
-    return stored(
-        model_of(
-            "outer = Exp (x)\n" + LOOP, "float[B,8] x, int64 n", "float[B,8] y, float[t,B,8] all",
-            stored="bool go = {1}",
-        )
-    )  # fmt: skip
-
-
-def scan_model() -> onnx.ModelProto:
-    return stored(model_of(SCAN, "float[B,8] x, float[T,B,8] xs", "float[B,8] s, float[T,B,8] y"))
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def loop_feeds(batch: int, trips: int) -> dict[str, np.ndarray]:
@@ -66,7 +33,7 @@ def scan_feeds(batch: int, length: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["loop", "scan"])
 def test_a_session_gives_the_bits_of_the_plan(kind: str, tmp_path: Path) -> None:
-    model = {"loop": loop_model, "scan": scan_model}[kind]()
+    model = {"loop": loop_model, "scan": scan_model}[kind]("B")
     feeds = {"loop": loop_feeds, "scan": scan_feeds}[kind]
     onnx.save(model, tmp_path / "model.onnx")
     compile_file(str(tmp_path / "model.onnx"), str(tmp_path / "plan"), native="none")
@@ -90,7 +57,7 @@ def test_a_session_gives_the_bits_of_the_plan(kind: str, tmp_path: Path) -> None
 
 
 def test_no_rows_and_no_trips() -> None:
-    model = loop_model()
+    model = loop_model("B")
     session = ort.InferenceSession(model)
     for batch, trips in ((0, 2), (2, 0), (2, 3)):
         given = loop_feeds(batch, trips)
@@ -112,7 +79,7 @@ def test_values_that_decide_a_size() -> None:
 
 
 def test_threads_share_regions_and_sizes() -> None:
-    model = loop_model()
+    model = loop_model("B")
     session = ort.InferenceSession(model)
     wanted = {(b, t): reference(model, loop_feeds(b, t)) for b in (1, 2, 3) for t in (1, 4)}
 
@@ -148,7 +115,7 @@ def test_an_output_is_no_view_of_an_input_or_a_weight() -> None:
 
 
 def test_what_does_not_fit_is_refused_as_before() -> None:
-    session = ort.InferenceSession(scan_model())
+    session = ort.InferenceSession(scan_model("B"))
     with pytest.raises(IrcError) as caught:
         session.run(None, {"x": normal(2, 8), "xs": normal(4, 3, 8)})
     assert set(caught.value.codes) & {"input-mismatch", "onnx-invalid"}
@@ -167,7 +134,7 @@ def test_what_runs_op_by_op_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(host_file, "make_plan", refuse)
     monkeypatch.setattr(host_file, "export_open", refuse)
-    model = loop_model()
+    model = loop_model("B")
     session = ort.InferenceSession(model)
     given = loop_feeds(2, 3)
     for a, b in zip(session.run(None, given), reference(model, given), strict=True):

@@ -15,7 +15,9 @@ from torch.nn import functional
 from irc import torch_backend
 from irc.calls.recompiles import RecompileWarning
 from irc.errors import IrcError
-from irc.torch_backend import counters
+from irc.torch_backend import aot
+from irc.torch_backend.counts import counters
+from irc.torch_backend.specialising import SpecialisingGraph
 
 
 @pytest.fixture(autouse=True)
@@ -83,8 +85,8 @@ def test_a_backward_that_does_not_compile_is_counted_and_said(
             raise IrcError("op-unsupported", "an operation of another planet")
         return real(graph, held, source, **options)
 
-    real = torch_backend.flat_program
-    monkeypatch.setattr(torch_backend, "flat_program", refuse)
+    real = aot.flat_program
+    monkeypatch.setattr(aot, "flat_program", refuse)
     mine, x = small(), torch.randn(5, 7)
     theirs = copy.deepcopy(mine)
     with pytest.warns(UserWarning, match="another planet"):
@@ -291,7 +293,7 @@ def test_a_check_inside_a_library_op_raises() -> None:
 
 
 def test_sizes_that_cannot_be_left_open_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_backend._Specialising, "_open", lambda *_: None)
+    monkeypatch.setattr(SpecialisingGraph, "_open", lambda *_: None)
     run = compiled(lambda x: torch.relu(x) * 2, dynamic=True)
     for rows in (4, 5):
         run(torch.randn(rows, 3))

@@ -29,7 +29,7 @@ def complete_interpreter() -> None:
     if InterpreterBuilder.create_dot is not _dot:
         global _plain_dot
         _plain_dot = InterpreterBuilder.create_dot
-        InterpreterBuilder.create_dot = _dot  # type: ignore[method-assign]
+        InterpreterBuilder.create_dot = _dot  # type: ignore[method-assign]  # mended
 
 
 _plain_dot: Callable[..., Any] | None = None

@@ -26,6 +26,7 @@ from irc.collection import collection_held
 from irc.constraints.pins import pin
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
+from irc.frontends.torch.export import as_module, shape_specs
 from irc.frontends.torch.in_place import in_place
 from irc.pipeline import Options, make_plan
 from irc.runtime.executors import executor_of
@@ -73,6 +74,10 @@ def _is_traced() -> bool:
         return True
     tracing = torch.compiler.is_compiling() or torch.compiler.is_exporting()
     return tracing and not TRACING.is_elsewhere()
+
+
+FOR_TORCH = ("passes", "rules", "pins", "cluster", "verify_each")
+"""What the backend ``irc`` of torch.compile is told of the options."""
 
 
 class Dispatcher:
@@ -247,10 +252,19 @@ class Dispatcher:
         if self._training is None:
             with TRACING:  # torch looks its backends up without a lock of its own
                 if self._training is None:
-                    self._training = cast("Any", torch).compile(
-                        self.original, backend="irc", dynamic=True if self.options.dynamic else None
-                    )
-        return cast("Callable[..., Any]", self._training)(*args, **kwargs)
+                    self._training = self._with_backward(args, kwargs)
+        return self._training(*args, **kwargs)
+
+    def _with_backward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return the original through torch.compile, its graphs planned as the user chose."""
+        dynamic = self.options.dynamic
+        if dynamic is not None and dynamic is not True:
+            # Dynamo finds out by itself which sizes vary; what names none is a mistake here too.
+            shape_specs(as_module(self.original).forward, tuple(args), {**kwargs}, dynamic)
+        chosen = {name: getattr(self.options, name) for name in FOR_TORCH}
+        return cast("Any", torch).compile(
+            self.original, backend="irc", options=chosen, dynamic=True if dynamic else None
+        )
 
 
 _DISPATCHERS: WeakKeyDictionary[nn.Module, Dispatcher] = WeakKeyDictionary()
@@ -277,6 +291,7 @@ def compiled_class(cls: C, options: Options) -> C:
         return dispatcher(args, kwargs)
 
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    # type() does not say that what it makes is a class of modules, as cls is.
     return type(cls.__name__, (cls,), {**names, "forward": forward, "_irc_original": cls})  # type: ignore[return-value]
 
 

@@ -12,6 +12,7 @@ from irc.calls.open_export import OpenExport, OpenFacts, export_open
 from irc.calls.open_plans import OpenPlans
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
+from irc.frontends.torch.export import as_module
 from irc.frontends.torch.open_sizes import named_dims
 from irc.frontends.torch.size_forms import SizeForms
 from irc.pipeline import Options
@@ -77,5 +78,5 @@ def _chosen_names(
             else dims
             for key, dims in dynamic.items()
         }
-    places = named_dims(module, *given, said)
+    places = named_dims(as_module(module), *given, said)
     return {place: name for name, found in places.items() for place in found}

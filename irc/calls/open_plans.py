@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from irc.calls.open_template import OpenTemplate, Values, Work
+from irc.calls.trial_bytes import FEW_BYTES, refusal, trial_bytes
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
 from irc.pipeline import Options, lower
@@ -40,6 +41,10 @@ LARGER = 8
 """A template is checked up to so many times the first sizes, if it can be."""
 
 
+PARTS = (1, 2, 4, 8, 16, 32, 64)
+"""Sizes of a trial are divided by these, one after another, until it takes little memory."""
+
+
 class Sizes(Protocol):
     """What a trace says of the sizes that it left open."""
 
@@ -64,6 +69,23 @@ class Sizes(Protocol):
     def extended(self, values: Values) -> dict[str, int]:
         """Return the numbers of the symbols, and of what else sizes are made of: quotients."""
         ...
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A plan that is to be run and compared with its program.
+
+    Attributes:
+        values: their sizes.
+        loaded: the plan.
+        program: at level flow.
+        num_bytes: what it takes.
+    """
+
+    values: Values
+    loaded: LoadedPlan
+    program: Program
+    num_bytes: int
 
 
 class OpenPlans:
@@ -188,20 +210,55 @@ class OpenPlans:
         corner = {name: n for name, n in least.items() if n < span.low[name]}
         if not corner:
             return
-        apart = [{**near, name: n} for name, n in corner.items()] if len(near) > 1 else []
-        corners = [each for each in ({**near, **corner}, *apart) if self._sizes.admits(each)]
+        apart = [{name: n} for name, n in corner.items()] if len(near) > 1 else []
+        small = [each for each in (corner, *apart) if self._sizes.admits({**near, **each})]
         before = dict(span.low)
-        for each in corners:
-            for name, n in self._sizes.extended(each).items():
+        for each in small:
+            for name, n in self._sizes.extended({**near, **each}).items():
                 span.low[name] = min(span.low[name], n)
-        for each in corners:
-            reason = check(compiled.at(self._sizes.extended(each)), self.program_at(each))
+        for each in small:
+            trial = self._trial(compiled, {**near, **each}, {**near, **least, **each})
+            if isinstance(trial, str):
+                self.work.note(trial)
+                span.low = before
+                # Plans can still be compared, where none is run.
+                fewest = [v for v in _small(near) if self._sizes.admits(v)]
+                self._widen(compiled.template, fewest)
+                compiled.emit()
+                return
+            reason = check(trial.loaded, trial.program)
             if reason is not None:
-                said = ", ".join(f"{name} = {n}" for name, n in each.items())
-                self.work.note(f"the template is wrong where {said}: {reason}")
+                self.work.note(f"the template is wrong where {_said(trial.values)}: {reason}")
                 span.low = before
                 compiled.emit()
                 return
+
+    def _trial(self, compiled: OpenTemplate, values: Values, least: Values) -> Trial | str:
+        """Return a template and the program at sizes, smaller ones where those take much memory.
+
+        Args:
+            compiled: its span reaches to the least sizes.
+            values: what is tried first.
+            least: no size goes below this.
+
+        Returns:
+            Why there is no trial, where none is small enough.
+        """
+        low, best = compiled.template.span.low, None
+        for by in PARTS:
+            chosen = {name: max(n // by, least[name]) for name, n in values.items()}
+            full = self._sizes.extended(chosen)
+            if not self._sizes.admits(chosen) or any(full[name] < n for name, n in low.items()):
+                continue
+            loaded, program = compiled.at(full), self.program_at(chosen)
+            found = Trial(chosen, loaded, program, trial_bytes(loaded.plan, program.module))
+            if best is None or found.num_bytes < best.num_bytes:
+                best = found
+            if best.num_bytes <= FEW_BYTES or chosen == {name: least[name] for name in chosen}:
+                break
+        assert best is not None, "the first sizes are admitted"
+        reason = refusal(best.num_bytes, best.program.module)
+        return f"it was not tried where {_said(best.values)}: {reason}" if reason else best
 
     def _admitted(self, near: Values, name: str) -> int:
         """Return the least number of a size that the trace admits beside others."""
@@ -234,6 +291,10 @@ class OpenPlans:
         sources = find_backend(self._options.backend).emit_plan_sources(witness.kernels)
         self.work.emitted += len(sources)
         return LoadedPlan(plan, {f"kernels/{n}": t.encode() for n, t in sources.items()}, b"")
+
+
+def _said(values: Values) -> str:
+    return ", ".join(f"{name} = {n}" for name, n in values.items())
 
 
 def _small(values: Values) -> list[Values]:

@@ -57,6 +57,12 @@ def _show(args: argparse.Namespace) -> int:
 def _detect(args: argparse.Namespace) -> int:
     from irc.tune.detect import detect
 
+    if args.name is not None:
+        raise IrcError(
+            "option-value",
+            f"detect looks at this machine and takes no name: '{args.name}'",
+            help=f"irc cluster detect, or irc cluster show {args.name}",
+        )
     print(detect())
     return 0
 

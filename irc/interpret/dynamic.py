@@ -22,6 +22,7 @@ from irc.dialects.types import TensorType, is_float
 from irc.errors import IrcError
 from irc.interpret.walk import run_block
 from irc.runtime import library
+from irc.runtime.dtypes import dtypes
 from irc.runtime.onnx_ops.run import PREFIX, decoded, functions_of, run_extern
 from irc.runtime.onnx_ops.values import FLOW, as_tensor
 
@@ -182,7 +183,7 @@ class Sizes:
         else:
             results = [self._result(value.type) for value in op.outputs]
             found = library.run(op.name, op.plain, operands, results)
-            stated = library.dtypes()
+            stated = dtypes()
             found = [
                 t.to(stated["f64" if self.program.wide else name]) if t.is_floating_point() else t
                 for t, (_, name) in zip(found, results, strict=True)
@@ -192,7 +193,7 @@ class Sizes:
         return found
 
     def _library(self, op: ExternOp, operands: Sequence[Any]) -> list[Any]:
-        wide, stated = self.program.wide, library.dtypes()
+        wide, stated = self.program.wide, dtypes()
         wanted = [v.type.dtype if isinstance(v.type, TensorType) else None for v in op.outputs]
         positions, options = decoded(op.arguments.data)
         given = list(operands)

@@ -18,6 +18,7 @@ from irc.dialects.flow import FlowOp, FusionOp, id_of, tensor
 from irc.dialects.types import TensorType
 from irc.interpret.walk import run_block, widened
 from irc.runtime import library
+from irc.runtime.dtypes import dtypes
 from irc.runtime.onnx_ops.run import PREFIX
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def run_op(
     if dtype is not None:
         return [t.to(dtype) if t.is_floating_point() else t for t in found]
     # The library leaves float64 as it is, for runs in float64; here a cast is as the op states.
-    stated = library.dtypes()
+    stated = dtypes()
     return [
         t.to(stated[name]) if t.is_floating_point() else t
         for t, (_, name) in zip(found, results, strict=True)
@@ -94,7 +95,7 @@ def run_op(
 def _narrowed(value: torch.Tensor, stated: SSAValue) -> torch.Tensor:
     if not (isinstance(stated.type, TensorType) and value.is_floating_point()):
         return value
-    return value.to(library.dtypes()[stated.type.dtype])
+    return value.to(dtypes()[stated.type.dtype])
 
 
 def _static(kind: object) -> tuple[int, ...]:

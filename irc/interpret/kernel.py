@@ -26,6 +26,7 @@ from irc.interpret.along import run_along
 from irc.interpret.attention import run_attention
 from irc.interpret.attention_backward import run_attention_backward
 from irc.runtime import library
+from irc.runtime.dtypes import dtypes
 
 if TYPE_CHECKING:
     import torch
@@ -127,7 +128,7 @@ class _State:
         """The dtype in which a kernel holds a value."""
         import torch
 
-        stated = library.dtypes()[name]
+        stated = dtypes()[name]
         if not stated.is_floating_point:
             return stated
         return self.dtype or (torch.float32 if stated.itemsize == 2 else stated)
@@ -214,7 +215,7 @@ class _State:
         import torch
 
         # A literal is a value of its dtype, also where the kernel computes in a wider one.
-        return torch.tensor(op.plain["value"], dtype=library.dtypes()[kind.dtype])[None, :]
+        return torch.tensor(op.plain["value"], dtype=dtypes()[kind.dtype])[None, :]
 
     def _index(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
         dim, parallel = op.plain["dim"], self.kernel.num_parallel
@@ -226,7 +227,7 @@ class _State:
         given = [self.values[value] for value in op.inputs]
         if op.plain["fn"] == "cast" and self.dtype is None:
             # A cast is a rounding point, also to a half type that is then held in float32.
-            return given[0].to(library.dtypes()[kind.dtype])
+            return given[0].to(dtypes()[kind.dtype])
         return library.run("flow.pointwise", op.plain, given, [((), kind.dtype)])[0]
 
     def _reduce(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:

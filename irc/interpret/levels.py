@@ -82,7 +82,7 @@ def random_inputs(
     """
     import torch
 
-    from irc.runtime.library import dtypes
+    from irc.runtime.dtypes import dtypes
 
     generator, known = torch.Generator().manual_seed(seed), functions(module)
     drawn: list[torch.Tensor] = []

@@ -19,6 +19,7 @@ from irc.interpret.task import run_kernel
 from irc.plan.schema import Action, Call, Copy, Kernels, Library, Plan, Start, Wait
 from irc.runtime import library
 from irc.runtime.arguments import input_part
+from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import POSITIONAL
 from irc.runtime.frame import Frame, new_frame, new_prepared
 from irc.runtime.local_weights import LocalWeights
@@ -87,7 +88,7 @@ class _Ranks:
             }
             for index, buffer in enumerate(plan.buffers):
                 if buffer.storage == "output":
-                    dtype = library.dtypes()[buffer.dtype]
+                    dtype = dtypes()[buffer.dtype]
                     given[index] = torch.empty(buffer.shape, dtype=dtype)
                     fill_garbage(given[index])
             frame.bind(given)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from irc.dialects.task import KernelBodyOp
 from irc.errors import InternalError
-from irc.runtime import library
+from irc.runtime.dtypes import dtypes
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ class RoleMemory:
                 f"kernel @{self.name} reads elements {low}..{high} of a buffer of {memory.numel()}"
             )
         found = memory[address]
-        is_float = library.dtypes()[dtype].is_floating_point
+        is_float = dtypes()[dtype].is_floating_point
         return found.to(self.dtype) if is_float and self.dtype is not None else found
 
     def store(self, buffer: int, address: torch.Tensor, value: torch.Tensor) -> None:

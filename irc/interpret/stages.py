@@ -27,6 +27,7 @@ from irc.interpret.states import moving
 from irc.interpret.task import result_key
 from irc.kernels.orders import stored_order
 from irc.plan.load import LoadedPlan, load_plan
+from irc.runtime.arguments import whole_shape
 from irc.runtime.inputs import inputs_for
 from irc.runtime.weights import load_weights
 from irc.sharding.mesh import mesh_of
@@ -55,6 +56,16 @@ def plan_stages(folder: Path, inputs: str | None) -> tuple[Values, Values, Stage
     weights = load_weights(loaded, None)
     names = [loaded.plan.buffers[i].name for i in loaded.plan.inputs]
     chosen = dict(zip(names, inputs_for(loaded, inputs, 0), strict=True))
+    for index, tensor in zip(loaded.plan.inputs, chosen.values(), strict=True):
+        wanted, found = whole_shape(loaded.plan, index), tuple(tensor.shape)
+        if found != tuple(wanted):
+            raise IrcError(
+                "input-mismatch",
+                f"input '{loaded.plan.buffers[index].name}' is {list(found)}; the stages of the "
+                f"plan take {list(wanted)}",
+                because="they are checked at the sizes of the plan's example",
+                help="irc run PLAN --inputs FILE compares other sizes with eager",
+            )
     tensors = moving(captured, random_inputs(captured, given={**weights, **chosen}))
     eager = run_flow(captured, tensors, None)
     reference = run_flow(captured, tensors, torch.float64)

@@ -19,7 +19,7 @@ from irc.dialects.mapping import TaskMapping
 from irc.dialects.task import KernelOp, LaunchOp, StoreOp, ViewOp
 from irc.errors import InternalError
 from irc.interpret.kernel import contracts_only, run_body
-from irc.runtime import library
+from irc.runtime.dtypes import dtypes
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +110,7 @@ def run_launch(
     outputs: list[torch.Tensor] = []
     for value in op.outputs:
         kind = tensor(value)
-        stated = library.dtypes()[kind.dtype]
+        stated = dtypes()[kind.dtype]
         wide = dtype if dtype is not None and stated.is_floating_point else stated
         outputs.append(torch.zeros(kind.static_shape(), dtype=wide))
     flat = [value.reshape(-1) for value in inputs]

@@ -27,6 +27,8 @@ def run_block(
 ) -> list[V]:
     """Run a block, and the functions that it calls, and return what it ends with.
 
+    A value is let go after the op that reads it last.
+
     Args:
         block: of a function or a fusion.
         inputs: a value for each argument.
@@ -36,6 +38,7 @@ def run_block(
         called: runs a call by other means; where it gives None, the callee's ops are run.
     """
     values: dict[SSAValue, V] = dict(zip(block.args, inputs, strict=True))
+    dying = last_read(block)
     for op in block.ops:
         operands = [values[v] for v in op.operands]
         if isinstance(op, ReturnOp | YieldOp):
@@ -49,7 +52,19 @@ def run_block(
         else:
             found = step(op, operands, path)
         values.update(zip(op.results, found, strict=True))
+        for value in dying[op]:
+            del values[value]
     raise InternalError("a block ends in neither func.return nor flow.yield")
+
+
+def last_read(block: Block) -> dict[Operation, list[SSAValue]]:
+    """Return for each op the values that no later op of the block reads, its own results too."""
+    found: dict[Operation, list[SSAValue]] = {}
+    seen: set[SSAValue] = set()
+    for op in reversed(block.ops):
+        found[op] = [v for v in dict.fromkeys((*op.operands, *op.results)) if v not in seen]
+        seen.update(found[op])
+    return found
 
 
 def widened(inputs: Sequence[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:

@@ -3,12 +3,12 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, TypeProto, numpy_helper
+from onnx import TensorProto, TensorShapeProto, TypeProto, numpy_helper
 
 from irc.errors import IrcError
 from irc.runtime.onnx_ops.values import ELEMENTS, as_item, strings
@@ -122,29 +122,39 @@ def specialised(
     graph_inputs: Sequence[onnx.ValueInfoProto], arrays: Mapping[str, Any]
 ) -> list[onnx.ValueInfoProto]:
     """Return the types of inputs with the shapes of one call."""
-    found: list[onnx.ValueInfoProto] = []
-    for given in graph_inputs:
-        copy = onnx.ValueInfoProto()
-        copy.CopyFrom(given)
-        if given.type.HasField("tensor_type") and given.name in arrays:
-            del copy.type.tensor_type.shape.dim[:]
-            copy.type.tensor_type.shape.SetInParent()
-            for size in arrays[given.name].shape:
-                copy.type.tensor_type.shape.dim.add().dim_value = size
-        found.append(copy)
-    return found
+
+    def with_shape(name: str, shape: TensorShapeProto) -> None:
+        if name in arrays:
+            del shape.dim[:]
+            shape.SetInParent()  # a scalar has a shape, which has no dims
+            for size in arrays[name].shape:
+                shape.dim.add().dim_value = size
+
+    return _changed(graph_inputs, with_shape)
 
 
 def with_numbers_for(
     graph_inputs: Sequence[onnx.ValueInfoProto], sizes: Mapping[str, int]
 ) -> list[onnx.ValueInfoProto]:
     """Return the types of inputs with numbers for some of their named sizes."""
+
+    def with_numbers(_: str, shape: TensorShapeProto) -> None:
+        for dim in shape.dim:
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+
+    return _changed(graph_inputs, with_numbers)
+
+
+def _changed(
+    graph_inputs: Sequence[onnx.ValueInfoProto], change: Callable[[str, TensorShapeProto], None]
+) -> list[onnx.ValueInfoProto]:
+    """Return copies of inputs; of tensors, with what ``change`` makes of the shape."""
     found: list[onnx.ValueInfoProto] = []
     for given in graph_inputs:
         copy = onnx.ValueInfoProto()
         copy.CopyFrom(given)
-        for dim in copy.type.tensor_type.shape.dim if given.type.HasField("tensor_type") else ():
-            if dim.dim_param in sizes:
-                dim.dim_value = sizes[dim.dim_param]
+        if given.type.HasField("tensor_type"):
+            change(given.name, copy.type.tensor_type.shape)
         found.append(copy)
     return found

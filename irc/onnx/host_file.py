@@ -45,7 +45,8 @@ from irc.program import Program
 DECIDED = (1024, 256, 48)
 """The example of a size that only the run knows, where a region has one, two or more of them.
 
-A plan is checked up to 8 times as much; sizes beyond run op by op. Several may be multiplied.
+A plan is checked up to 8 times as much; sizes beyond run op by op. Several may be multiplied:
+trials of a plan use smaller ones where these take much memory.
 """
 APART = 32
 """Examples of several such sizes differ by so much."""

@@ -142,7 +142,7 @@ def _reduce(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signa
     return Rule(
         (names,),
         (tuple(kept),),
-        reduced=tuple((name, kind) for name in gone) if kind else (),  # type: ignore[misc]
+        reduced=tuple((name, kind) for name in gone) if kind else (),  # type: ignore[misc]  # a literal
         whole=() if kind else tuple(gone),
         linear=((0,),) if attrs["fn"] == "sum" else (),
     )

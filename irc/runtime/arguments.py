@@ -10,8 +10,8 @@ import torch
 from irc.errors import IrcError
 from irc.plan.schema import Plan, placement_of
 from irc.plan.weights import local_slices
+from irc.runtime.dtypes import dtypes
 from irc.runtime.frame import view_of
-from irc.runtime.library import dtypes
 
 
 def whole_shape(plan: Plan, index: int) -> tuple[int, ...]:

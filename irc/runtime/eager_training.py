@@ -82,7 +82,7 @@ def _step(
         ordered = [given[name] for _, name, _ in arguments(func)]
         with torch.enable_grad():
             values = run_function(load(forward_text(loaded), FORWARD), ordered, dtype=dtype)
-            (values[place] / recipe.accumulate).backward()  # type: ignore[no-untyped-call]
+            (values[place] / recipe.accumulate).backward()  # type: ignore[no-untyped-call]  # torch's
         losses.append(values[place].detach())
         for (role, name), value in zip(named, values, strict=True):
             if role == "state" and name in held:

@@ -13,8 +13,8 @@ import torch
 
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels
+from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
-from irc.runtime.library import dtypes
 from irc.runtime.segments import Segment, SegmentCall
 
 HELD_BYTES = 64 << 20

@@ -14,7 +14,7 @@ import torch
 
 from irc.dialects.types import ITEM_BYTES
 from irc.plan.schema import ALIGNMENT, Buffer, Kernels, Plan, touched
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from irc.runtime.pages import zero_bytes, zero_tensors
 
 

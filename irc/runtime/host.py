@@ -30,10 +30,10 @@ from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
 from irc.runtime import library
 from irc.runtime.array_call import Call, array_call
+from irc.runtime.dtypes import dtypes
 from irc.runtime.executors import executor_of
 from irc.runtime.host_driver import HostDriver
 from irc.runtime.host_lower import host_code
-from irc.runtime.library import dtypes
 from irc.runtime.onnx_ops.values import as_item, as_tensor
 from irc.runtime.open_executor import BoundPlans, KnownSizes
 from irc.runtime.prepared import Store

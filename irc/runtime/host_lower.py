@@ -25,6 +25,7 @@ from irc.plan.host import HostFacts
 from irc.plan.host_code import Call, Fill, Function, HostCode, Library, Node, Stated, Step
 from irc.plan.open_sizes import polynomial_of
 from irc.runtime import library
+from irc.runtime.dtypes import dtypes
 from irc.runtime.onnx_ops.run import PREFIX
 from irc.runtime.onnx_ops.values import Item, as_item
 
@@ -173,7 +174,7 @@ class _Lowering:
         operands = [self._constants[value] for value in op.inputs]
         found = library.run(op.name, op.plain, operands, results)
         for value, made, (_, dtype) in zip(op.outputs, found, results, strict=True):
-            wanted = library.dtypes()[dtype]
+            wanted = dtypes()[dtype]
             self._constants[value] = made.to(wanted) if made.is_floating_point() else made
         return True
 

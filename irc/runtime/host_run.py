@@ -27,9 +27,9 @@ from irc.plan.host import HostPlan, load_host
 from irc.plan.open_sizes import example_or
 from irc.plan.ranges import smallest_table
 from irc.runtime.compare import Comparison
+from irc.runtime.dtypes import dtypes
 from irc.runtime.host import HostExecutor, host_module, load_host_weights
-from irc.runtime.inputs import chosen, read_arrays
-from irc.runtime.library import dtypes
+from irc.runtime.inputs import check_memory, chosen, read_arrays
 from irc.runtime.onnx_ops.values import as_tensor
 from irc.runtime.report import RunReport
 
@@ -125,17 +125,16 @@ def host_inputs(plan: HostPlan, file: str | None, seed: int, sizes: Mapping[str,
     """Return inputs from an ``.npz`` file, or random ones.
 
     Raises:
-        IrcError: ``file-missing``, ``input-mismatch``, ``size-unknown``.
+        IrcError: ``file-missing``, ``input-mismatch``, ``size-unknown``; ``memory-exceeded``.
     """
     if file is not None:
         return chosen(read_arrays(file), plan.facts.inputs)
     numbers = example_or(plan.facts.symbols, sizes)
     module, generator = host_module(plan), torch.Generator().manual_seed(seed)
-    return [
-        _drawn(module, name, value, numbers, generator)
-        for role, name, value in arguments(entry(module))
-        if role not in WEIGHTS
-    ]
+    given = [(n, value) for role, n, value in arguments(entry(module)) if role not in WEIGHTS]
+    kinds = [value.type for _, value in given if isinstance(value.type, TensorType)]
+    check_memory([(kind.dtype, _shape(kind, numbers)) for kind in kinds])
+    return [_drawn(module, name, value, numbers, generator) for name, value in given]
 
 
 def _drawn(
@@ -152,7 +151,7 @@ def _drawn(
             f"input '{name}' is no tensor of numbers, so none can be drawn",
             help="call what irc.load gives, or write the inputs to a file: --inputs F.npz",
         )
-    shape = [int(dim) for dim in (bind(dim, numbers) for dim in kind.shape) if isinstance(dim, int)]
+    shape = _shape(kind, numbers)
     dtype = dtypes()[kind.dtype]
     if is_float(kind.dtype):
         return torch.randn(shape, generator=generator).to(dtype)
@@ -163,6 +162,10 @@ def _drawn(
     decides = any(isinstance(use.operation, ExternOp) for use in value.uses)
     low, high = TRIPS if decides else (0, 2)
     return torch.randint(low, high, shape, generator=generator).to(dtype)
+
+
+def _shape(kind: TensorType, numbers: Mapping[str, int]) -> list[int]:
+    return [dim for dim in (bind(dim, numbers) for dim in kind.shape) if isinstance(dim, int)]
 
 
 def check_host(folder: str, inputs: str | None = None) -> str:

@@ -5,32 +5,58 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
 
-from irc.dialects.types import is_float
+from irc.cluster.host import memory_bytes
+from irc.dialects.items import ITEM_BYTES, is_float
 from irc.errors import IrcError, did_you_mean
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Plan
 from irc.plan.training import recipe_of_plan
 from irc.runtime.arguments import whole_shape
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 
 
 def inputs_for(loaded: LoadedPlan, file: str | None, seed: int) -> list[torch.Tensor]:
     """Return whole inputs in the order of the plan; a plan of training knows its learning rate.
 
     Raises:
-        IrcError: ``file-missing`` or ``input-mismatch``.
+        IrcError: ``file-missing``, ``input-mismatch``; ``memory-exceeded``, before any is drawn.
     """
     if file is not None:
         return read_inputs(loaded, file)
-    found = random_inputs(loaded.plan, seed)
+    plan = loaded.plan
+    drawn = [(plan.buffers[i].dtype, whole_shape(plan, i)) for i in plan.inputs]
+    outputs = sum(b.size_bytes for b in plan.buffers if b.storage == "output")
+    check_memory(drawn, plan.arena_bytes + outputs)
+    found = random_inputs(plan, seed)
     return [
         known_inputs(loaded).get(loaded.plan.buffers[index].name, value)
         for index, value in zip(loaded.plan.inputs, found, strict=True)
     ]
+
+
+def check_memory(drawn: Sequence[tuple[str, Sequence[int]]], more_bytes: int = 0) -> None:
+    """Refuse a trial run that the machine has no memory for, before any of it is allocated.
+
+    Args:
+        drawn: dtype and shape of each random input.
+        more_bytes: what a call takes beside them.
+
+    Raises:
+        IrcError: ``memory-exceeded``.
+    """
+    needed = sum(prod(shape) * ITEM_BYTES[dtype] for dtype, shape in drawn) + more_bytes
+    if needed > (held := memory_bytes()):
+        raise IrcError(
+            "memory-exceeded",
+            f"a run takes {needed / 2**30:.3g} GiB, and this machine has {held / 2**30:.3g} GiB",
+            because=[f"{dtype} {list(shape)} is an input" for dtype, shape in drawn[:8]],
+            help="give open sizes smaller numbers (--size NAME=N), or inputs (--inputs F.npz)",
+        )
 
 
 def known_inputs(loaded: LoadedPlan) -> dict[str, torch.Tensor]:

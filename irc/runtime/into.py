@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from irc.runtime import effects, library
+from irc.runtime import effects
+from irc.runtime.flow_ops.extern import called_with, own_op
 from irc.runtime.index_bounds import INDEXED, bounded
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _extern(attrs: Mapping[str, Any]) -> Write | None:
     arguments = json.loads(attrs["arguments"])
 
     def call(inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
-        positional, keywords = library.called_with(arguments, inputs)
+        positional, keywords = called_with(arguments, inputs)
         run(*positional, **keywords, **dict(zip(names, out, strict=True)))
 
     return call
@@ -139,7 +140,7 @@ def _extern(attrs: Mapping[str, Any]) -> Write | None:
 
 def _with_out(target: str) -> tuple[Callable[..., Any], list[str]] | None:
     """Return the overload of an ATen op that is given its results, and their names."""
-    plain = library.own_op(target)
+    plain = own_op(target)
     if plain is None:
         return None
     own = [(a.name, str(a.type)) for a in plain._schema.arguments]

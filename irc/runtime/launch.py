@@ -60,6 +60,14 @@ def run_plan(
     Raises:
         IrcError: what a rank reported, or ``run-failed`` where one ended without a word.
     """
+    if sizes and inputs is not None:
+        raise IrcError(
+            "option-value",
+            "--size is of random inputs, and --inputs gives its own",
+            help="leave out one of the two",
+        )
+    if outputs is not None:
+        check_writable(Path(outputs))
     if is_host(plan):
         from irc.runtime.host_run import run_host
 
@@ -69,6 +77,8 @@ def run_plan(
         )
     loaded = load_plan(plan)
     ranks = loaded.plan.device_mesh.num_ranks
+    if sizes and loaded.sized is None:
+        raise IrcError("size-unknown", "all sizes of the plan are fixed", help="leave out --size")
     check_world(loaded.plan.device_mesh, ranks if nproc is None else nproc)
     words = [str(Path(plan).absolute()), f"--seed={seed}"]
     words += ["--compare"] if compare else []
@@ -80,6 +90,25 @@ def run_plan(
         return _run_here(words)
     with tempfile.TemporaryDirectory(prefix="irc-run-") as folder:
         return _run_processes(words, ranks, Path(folder), worker)
+
+
+def check_writable(file: Path) -> None:
+    """Refuse a file that cannot be written, before the run that it is to keep.
+
+    Raises:
+        IrcError: ``output-write``.
+    """
+    existed = file.exists()
+    try:
+        file.open("ab").close()
+    except OSError as error:
+        raise IrcError(
+            "output-write",
+            f"cannot write '{file}': {error.strerror}",
+            help="name a file in a folder that exists and that you may write to",
+        ) from None
+    if not existed:
+        file.unlink()
 
 
 def _run_here(words: Sequence[str]) -> RunReport:

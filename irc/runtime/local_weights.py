@@ -9,7 +9,7 @@ import torch
 
 from irc.errors import IrcError
 from irc.plan.schema import Plan
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 
 
 @dataclass

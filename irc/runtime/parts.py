@@ -18,7 +18,7 @@ from irc.errors import IrcError
 from irc.plan.schema import Plan, placement_of
 from irc.plan.weights import local_slices
 from irc.runtime.arguments import whole_shape
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 
 
 class Parts:

@@ -52,10 +52,14 @@ def check_world(mesh: Mesh, world: int) -> None:
     if world != mesh.num_ranks:
         raise IrcError(
             "world-size",
-            f"the plan is for {mesh.num_ranks} ranks ({mesh or 'one device'}), "
-            f"and {world} were started",
-            help=f"torchrun --nproc-per-node {mesh.num_ranks}, or a mesh of {world} ranks",
+            f"the plan is for {_ranks(mesh.num_ranks)} ({str(mesh) or 'one device'}), "
+            f"and {world} {'was' if world == 1 else 'were'} started",
+            help=f"start {mesh.num_ranks}, or compile for a mesh of {_ranks(world)}",
         )
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank" if number == 1 else f"{number} ranks"
 
 
 def place_of(environment: Mapping[str, str]) -> tuple[int, int]:

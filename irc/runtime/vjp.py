@@ -78,7 +78,7 @@ def _by_declaration(
     """Ask the op's declaration for the gradients of all operands, and give the wanted ones."""
     import torch
 
-    from irc.runtime.library import called_with
+    from irc.runtime.flow_ops.extern import called_with
 
     _, attrs, count, given, wanted = arguments
     by_result: list[torch.Tensor | None] = [None] * (max(given) + 1)
@@ -106,7 +106,7 @@ def _by_own_op(
     """Run torch's own op; None where this process has none."""
     import torch
 
-    from irc.runtime.library import called_with, own_op
+    from irc.runtime.flow_ops.extern import called_with, own_op
 
     op = own_op(attrs["target"])
     if op is None:
@@ -125,11 +125,12 @@ def _forward(
     gradients: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
     from irc.runtime import library
+    from irc.runtime.dtypes import dtype_names
 
     # Only results that have gradients matter, and those have their gradients' shapes.
     stated: list[tuple[tuple[int, ...], str]] = [((), "f32")] * (max(given) + 1)
     for index, gradient in zip(given, gradients, strict=True):
-        stated[index] = (tuple(gradient.shape), library.dtype_names()[gradient.dtype])
+        stated[index] = (tuple(gradient.shape), dtype_names()[gradient.dtype])
     if name in SMOOTH:
         return [SMOOTH[name](attrs, operands, stated)]
     return library.run(name, attrs, operands, stated)
@@ -192,7 +193,7 @@ def check(calls: Sequence[tuple[Sequence[Any], Sequence[tuple[tuple[int, ...], s
     """
     import torch
 
-    from irc.runtime.library import dtypes
+    from irc.runtime.dtypes import dtypes
 
     errors = ErrorCollector()
     for arguments, kinds in calls:

@@ -18,7 +18,7 @@ from irc.plan.load import LoadedPlan
 from irc.plan.schema import Buffer, Plan, placement_of
 from irc.plan.weights import Reference, local_slices, parse_references
 from irc.runtime.arguments import whole_shape
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 
 
 def slice_weights(

@@ -57,7 +57,7 @@ class Facts:
         if op not in self._keys:
             key = op_key(op), self.traffic.get(op)
             self._keys[op] = self._numbers.setdefault(key, len(self._numbers))
-        return self._keys[op]  # type: ignore[return-value]
+        return self._keys[op]  # type: ignore[return-value]  # a number by now
 
     def kind(self, value: SSAValue) -> tuple[LocalShape, str]:
         """Return shape and dtype of a value that is a tensor."""

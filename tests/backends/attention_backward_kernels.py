@@ -10,7 +10,7 @@ from irc.dialects.attention_backward import BEFORE, OUTPUTS, KernelAttentionBack
 from irc.dialects.mapping import spatial
 from irc.dialects.task import BufferType, KernelOp
 from irc.interpret.task import run_kernel
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from tests.backends.attention_kernels import Attend, inputs_of, kernel_of, meaning
 
 Role = tuple[str, str, int, tuple[int, ...], int]

@@ -14,7 +14,7 @@ from xdsl.ir import Block
 from irc.dialects.attention import AttentionForm, KernelAttentionOp, Place
 from irc.dialects.mapping import compose, repeat, spatial
 from irc.dialects.task import BufferType, KernelOp
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from irc.dialects.task import KernelOp
 from irc.interpret.task import run_kernel
 from irc.kernels.foreach import join
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from tests.backends import gpu_kernels as g
 
 LENGTHS = (5, 1, 4096, 1025, 9001, 64, 1)

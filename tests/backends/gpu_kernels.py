@@ -25,7 +25,8 @@ from irc.dialects.task import (
     ValueType,
 )
 from irc.ops.pointwise import POINTWISE
-from irc.runtime.library import dtypes, run
+from irc.runtime.dtypes import dtypes
+from irc.runtime.library import run
 
 
 class Builder:

@@ -10,7 +10,7 @@ import torch
 from irc.dialects.size import symbol, value_of
 from irc.dialects.task import BufferType, KernelOp
 from irc.dialects.task_sizes import bind_kernel
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from tests.backends import attention_kernels, gpu_kernels
 from tests.backends.attention_kernels import Attend
 from tests.backends.cpu.sized_kernels import PRODUCTS, ROWS, named

@@ -14,9 +14,10 @@ all models nor the distance from eager can be the limit.
 
 The roofline of a model is max(arithmetic / peak, bytes / bandwidth): the peak of multiply-adds in
 registers and the bandwidth of reading are measured right before the model runs (clocks and
-neighbours change both within an hour), the bytes are those of weights, inputs and results. Each contender has a process of its own and empty caches; the others are stopped
-while one runs. Calls are timed in rounds, a block of each contender per round; the table has
-medians. "warm" is a second process on the caches that the first one left.
+neighbours change both within an hour), the bytes are those of weights, inputs and results. Each
+contender has a process of its own and empty caches; the others are stopped while one runs. Calls
+are timed in rounds, a block of each contender per round; the table has medians. "warm" is a second
+process on the caches that the first one left.
 """
 
 from __future__ import annotations

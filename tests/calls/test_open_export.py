@@ -169,6 +169,19 @@ def test_a_module_with_open_sizes(tmp_path: Path) -> None:
         irc.export_plan(net, (x,), out=tmp_path / "q", dynamic=True, optimizer="adamw")
 
 
+def test_a_function_with_open_sizes(tmp_path: Path) -> None:
+    def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ y, -1)
+
+    sizes = {"x": {0: "b"}, "y": {1: "c"}}
+    given = torch.randn(6, 4), torch.randn(4, 7)
+    said = irc.export_plan(scaled, given, out=tmp_path / "p", dynamic=sizes)
+    assert "open sizes  b 2.." in said
+    x, y = torch.randn(11, 4), torch.randn(4, 3)
+    (found,) = irc.load(tmp_path / "p")(x, y)
+    torch.testing.assert_close(found, scaled(x, y))
+
+
 def test_a_table_that_is_shorter_than_the_first_example(tmp_path: Path) -> None:
     # Positions are looked up in a table of 20: shapes do not say that lengths end there.
     table = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)

@@ -16,7 +16,7 @@ from irc.backends.triton.segment import launcher
 from irc.backends.triton.timing import event_seconds
 from irc.dialects.task import KernelOp
 from irc.runtime.device import device_of
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from irc.runtime.segments import SegmentCall
 from tests.backends import gpu_kernels
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from irc.dialects.task import KernelOp
 from irc.kernels.form import integer_bound, read
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from tests.backends import gpu_kernels as g
 from tests.backends.panel_kernels import grouped, quantised
 from tests.gpu import launching

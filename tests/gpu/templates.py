@@ -20,7 +20,7 @@ from irc.kernels.gpu.limits import gpu
 from irc.kernels.gpu.matmul import Problem, candidates
 from irc.kernels.gpu.split import parts_of
 from irc.kernels.gpu.tiles import alternatives, with_tile
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from tests.backends import attention_backward_kernels as backward
 from tests.backends import attention_kernels as attention
 from tests.backends import gpu_kernels as g

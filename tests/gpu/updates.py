@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from irc.dialects.task import KernelOp
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from tests.backends.foreach_kernels import inputs_of, steps
 from tests.gpu import launching
 

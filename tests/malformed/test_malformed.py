@@ -12,6 +12,7 @@ from irc.cli import main
 from tests.malformed.models import MODELS
 from tests.malformed.trial import make, try_file
 from tests.malformed.warm import warm
+from tests.models.large_trials import LARGE
 
 FEW, MANY = 30, 200
 INTEGER_EXP = 595
@@ -53,6 +54,14 @@ def test_types_are_checked_against_the_schema(tmp_path: Path) -> None:
     outcome = try_file(*make(INTEGER_EXP), tmp_path)
     assert outcome.status == 2
     assert "operand 0 of Exp is tensor(int64)" in outcome.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(LARGE))
+def test_what_is_large_at_small_sizes_takes_little(name: str, tmp_path: Path) -> None:
+    """Sizes are open, and plans are tried at numbers: their tensors might take all memory."""
+    outcome = try_file(name, LARGE[name]().SerializeToString(), tmp_path)
+    assert (outcome.status, outcome.faults) == (0, ()), outcome.message
 
 
 def test_faults_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,37 +31,20 @@ from irc.runtime.host_lower import host_code
 from irc.runtime.native import processor
 from irc.runtime.native.host import NativeHostProgram
 from tests.frontends.onnx.compare import model_of
+from tests.models.host_models import (
+    GO,
+    NESTED,
+    branches,
+    normal,
+    repeated,
+    repeated_while,
+    scanned,
+    stored,
+)
 from tests.native.test_clean import run_clean
 
 pytestmark = pytest.mark.skipif(
     processor.system() != "linux-x86_64", reason="programs are for Linux on x86-64"
-)
-WEIGHTS = np.random.default_rng(0).normal(0, 0.3, (8, 8)).astype(np.float32)
-BRANCHES = (
-    "o = If (c) <then_branch = t () => (float[B,8] a) { a = MatMul (x, W) }, "
-    "else_branch = e () => (float[1,1] b) { b = ReduceSum <keepdims = 1> (x) }>\ny = Exp (o)"
-)
-WHILE = (
-    "y, h = Loop (, go, x) <body = b (int64 i, bool going, float[B,8] v) => "
-    "(bool on, float[B,8] w, float l) "
-    "{ m = MatMul (v, W)\nw = Tanh (m)\nl = ReduceL2 <keepdims = 0> (w)\non = Greater (l, eps) }>\n"
-    "z = Mul (h, eps)"
-)
-LOOP = (
-    "y, h = Loop (n, go, x) <body = b (int64 i, bool going, float[B,8] v) => "
-    "(bool on, float[B,8] w, float[B,8] row) "
-    "{ on = Identity (going)\nm = MatMul (v, W)\nw = Tanh (m)\nrow = Add (w, x) }>\nall = Relu (h)"
-)
-NESTED = (
-    "y = Loop (n, go, x) <body = b (int64 i, bool going, float[3,8] v) => (bool on, float[3,8] w) "
-    "{ on = Identity (going)\nouter = Tanh (v)\nw = Loop (i, on, outer) "
-    "<body = d (int64 j, bool g, float[3,8] a) => (bool g2, float[3,8] z) "
-    "{ g2 = Identity (g)\nm = MatMul (a, W)\nz = Add (m, outer) }> }>"
-)
-SCAN = (
-    "s, y = Scan <num_scan_inputs = 1, body = b (float[B,8] v, float[B,8] e) => "
-    "(float[B,8] w, float[B,8] o) { a = Add (v, e)\nm = MatMul (a, W)\nw = Tanh (m)\n"
-    "o = Identity (w) }> (x, xs)"
 )
 NONZERO = "p = Relu (x)\ni = NonZero (p)\nj = Transpose (i)\ng = GatherND (x, j)\ny = Exp (g)"
 SEQUENCE = (
@@ -69,39 +52,37 @@ SEQUENCE = (
     "y = Tanh (g)"
 )
 MODELS: dict[str, tuple[str, str, str, str]] = {
-    "if": (BRANCHES, "float[B,8] x, bool c", "float[a,b] y", ""),
+    "if": (branches("B"), "float[B,8] x, bool c", "float[a,b] y", ""),
     "while": (
-        WHILE, "float[B,8] x", "float[B,8] y, float[t] z", "bool go = {1}, float eps = {0.3}",
+        repeated_while("B") + "\nz = Mul (h, eps)", "float[B,8] x", "float[B,8] y, float[t] z",
+        f"{GO}, float eps = {{0.3}}",
     ),
-    "loop": (LOOP, "float[B,8] x, int64 n", "float[B,8] y, float[t,B,8] all", "bool go = {1}"),
-    "nested": (NESTED, "float[3,8] x, int64 n", "float[3,8] y", "bool go = {1}"),
-    "scan": (SCAN, "float[B,8] x, float[T,B,8] xs", "float[B,8] s, float[T,B,8] y", ""),
+    "loop": (
+        repeated("B", outer="x"), "float[B,8] x, int64 n", "float[B,8] y, float[t,B,8] all", GO,
+    ),
+    "nested": (NESTED, "float[3,8] x, int64 n", "float[3,8] y", GO),
+    "scan": (scanned("B"), "float[B,8] x, float[T,B,8] xs", "float[B,8] s, float[T,B,8] y", ""),
     "nonzero": (NONZERO, "float[B,8] x", "float[k] y", ""),
     "sequence": (SEQUENCE, "float[6,8] x, int64[2] parts, int64 n", "float[k,8] y", ""),
 }  # fmt: skip
 
 
-def x_of(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
 CALLS: dict[str, list[dict[str, np.ndarray]]] = {
-    "if": [{"x": x_of(n, 8), "c": np.array(c)} for n, c in ((3, True), (2, False), (5, True))],
-    "while": [{"x": x_of(n, 8)} for n in (3, 1)],
-    "loop": [{"x": x_of(n, 8), "n": np.array(t)} for n, t in ((3, 4), (2, 0), (5, 1))],
-    "nested": [{"x": x_of(3, 8), "n": np.array(t)} for t in (3, 0)],
-    "scan": [{"x": x_of(n, 8), "xs": x_of(t, n, 8)} for n, t in ((3, 4), (2, 7), (1, 1))],
-    "nonzero": [{"x": x_of(n, 8, seed=n)} for n in (3, 1, 40)] + [{"x": -abs(x_of(2, 8))}],
+    "if": [{"x": normal(n, 8), "c": np.array(c)} for n, c in ((3, True), (2, False), (5, True))],
+    "while": [{"x": normal(n, 8)} for n in (3, 1)],
+    "loop": [{"x": normal(n, 8), "n": np.array(t)} for n, t in ((3, 4), (2, 0), (5, 1))],
+    "nested": [{"x": normal(3, 8), "n": np.array(t)} for t in (3, 0)],
+    "scan": [{"x": normal(n, 8), "xs": normal(t, n, 8)} for n, t in ((3, 4), (2, 7), (1, 1))],
+    "nonzero": [{"x": normal(n, 8, seed=n)} for n in (3, 1, 40)] + [{"x": -abs(normal(2, 8))}],
     "sequence": [
-        {"x": x_of(6, 8), "parts": np.array(p), "n": np.array(1)} for p in ([2, 4], [3, 3])
+        {"x": normal(6, 8), "parts": np.array(p), "n": np.array(1)} for p in ([2, 4], [3, 3])
     ],
 }
 
 
 def compiled(kind: str, out: Path) -> tuple[Path, str]:
     body, inputs, outputs, more = MODELS[kind]
-    model = model_of(body, inputs, outputs, opset=18, stored=more)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHTS, "W"))
+    model = stored(model_of(body, inputs, outputs, opset=18, stored=more))
     onnx.save(model, out / "model.onnx")
     said = compile_file(str(out / "model.onnx"), str(out / "plan"), native="x86-64-v3,x86-64-v4")
     return out / "plan", said

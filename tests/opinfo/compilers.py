@@ -15,10 +15,11 @@ import torch
 import torch._dynamo.guards
 
 import irc
-from irc import torch_backend
 from irc.calls import compiled
 from irc.frontends.torch.export import as_module
 from irc.plan.libraries import fall_backs
+from irc.torch_backend import compile_fx
+from irc.torch_backend.counts import counters
 from tests.opinfo.entries import Call
 
 # Dynamo times the guards of each function, behind a flush of the caches: 20 ms that mean nothing.
@@ -50,7 +51,7 @@ def through_dynamo(backend: Callable[..., Any], call: Call) -> Compiled:
     """Compile with Dynamo, whose state begins anew."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    torch_backend.counters.clear()
+    counters.clear()
     spent: list[float] = []
     refused: Counter[str] = Counter()
     function = torch.compile(fresh(call.op), backend=_timed(backend, spent, refused))
@@ -62,7 +63,7 @@ def through_dynamo(backend: Callable[..., Any], call: Call) -> Compiled:
             Counter(
                 {
                     name.removeprefix("library "): times
-                    for name, times in torch_backend.counters.items()
+                    for name, times in counters.items()
                     if name.startswith("library ") or name == "backward run by torch"
                 }
             )
@@ -114,7 +115,7 @@ def eager_backend(gm: Any, inputs: Sequence[Any], **_: Any) -> Any:
 
 COMPILERS: dict[str, tuple[Compiler, Compiler]] = {
     "torch.compile": (
-        partial(through_dynamo, torch_backend.compile_fx),
+        partial(through_dynamo, compile_fx),
         partial(through_dynamo, eager_backend),
     ),
     "irc.compile": (through_irc, through_export),

@@ -45,7 +45,7 @@ from irc.ops import derivatives_pointwise
 from irc.ops.derivatives import DERIVATIVES, FLAT
 from irc.ops.pointwise import POINTWISE
 from irc.passes.differentiate import DifferentiatePass
-from irc.runtime.library import dtype_names
+from irc.runtime.dtypes import dtype_names
 from irc.sharding.signatures import axis_signatures
 
 Body = Callable[..., "SSAValue | Sequence[SSAValue]"]

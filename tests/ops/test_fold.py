@@ -7,7 +7,8 @@ import torch
 
 from irc.ops.fold import BOTH, FLOAT, INTEGER, MAX_VALUES, fold_pointwise, fold_shape
 from irc.ops.pointwise import POINTWISE
-from irc.runtime.library import dtypes, run
+from irc.runtime.dtypes import dtypes
+from irc.runtime.library import run
 
 VALUES = {
     "f32": (0.1, -0.0, 2.5, -1.5, math.inf, -math.inf, math.nan),

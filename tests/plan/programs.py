@@ -22,7 +22,7 @@ from irc.dialects.types import PlacementAttr, TensorType
 from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.save import make_plan
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from irc.runtime.segments import SegmentCall
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"add": torch.add, "mul": torch.mul}

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from irc.errors import IrcError
 from irc.runtime import library
+from irc.runtime.dtypes import dtype_names
 from irc.runtime.index_bounds import INDEXED
 from irc.runtime.into import EXTERN, writer
-from irc.runtime.library import dtype_names
 
 X = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
 AT = torch.randint(0, 5, (4, 7), generator=torch.Generator().manual_seed(1))

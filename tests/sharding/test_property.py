@@ -31,7 +31,7 @@ from irc.ops.infer import infer
 from irc.ops.rule import DimTerm, Rule, parse_rule
 from irc.ops.rules import RULES
 from irc.ops.strategies import AS_IT_IS, STRATEGIES, Strategy
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from irc.sharding import signatures as signatures_module
 from irc.sharding.local import Local
 from irc.sharding.shards import combine, shard

@@ -174,6 +174,6 @@ def _not_onnx(name: str, data: bytes, reason: str) -> IrcError:
         f"'{name}' is not an ONNX model; it looks like {looks_like(data)}"
         if not reason.startswith("it")
         else f"'{name}' is not an ONNX model: {reason}" + ("" if data else " (0 bytes)"),
-        because="" if reason.startswith("it") else f"protobuf says: {reason}",
+        because=() if reason.startswith("it") else f"protobuf says: {reason}",
         help="give a file that an exporter wrote, such as torch.onnx.export",
     )

@@ -23,7 +23,7 @@ from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.frontends.torch.translate import Scope, Translation
 from irc.kernels.holds import LIBRARY_DTYPES
 from irc.program import Program
-from irc.runtime.library import dtype_names
+from irc.runtime.dtypes import dtype_names
 
 LITERAL = 64
 """Constants of more elements are arguments."""

@@ -15,6 +15,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from irc.errors import IrcError, did_you_mean
 from irc.frontends.torch.experts import whole_experts
 from irc.frontends.torch.flex import plain_flex_attention
 from irc.frontends.torch.fresh_writes import renew
@@ -31,7 +32,8 @@ def as_module(target: nn.Module | Callable[..., Any]) -> nn.Module:
     if isinstance(target, nn.Module):
         return target
     module = nn.Module()
-    # An attribute of the instance, so that torch reads the names of the function's own arguments.
+    # An attribute of the instance, not a method, so that torch reads the names of the function's
+    # own arguments.
     module.forward = target if _has_signature(target) else _spoken_for(target)  # type: ignore[method-assign]
     return module
 
@@ -162,6 +164,9 @@ def shape_specs(
         args: positional arguments.
         kwargs: keyword arguments.
         given: None, or per argument name what its dims are: names, ``torch.export.Dim``, None.
+
+    Raises:
+        IrcError: ``option-value`` for an argument or a dim that there is not.
     """
     if given is None:
         return None, [None] * len(pytree.tree_leaves((args, kwargs)))
@@ -182,10 +187,14 @@ def shape_specs(
             "",
         )
         extra = {name: given.get(name) for name in bound.arguments.get(variable, {})}
+        if not variable:
+            _check_names(given, list(inspect.signature(forward).parameters))
         spec = {name: extra if name == variable else given.get(name) for name in bound.arguments}
         per_argument = {**{k: v for k, v in spec.items() if k != variable}, **extra}
     else:
         spec = given
+        if len(given) != len(args) + len(kwargs):
+            raise _no_dynamic(f"{len(given)} arguments", f"the call has {len(args) + len(kwargs)}")
         per_argument = dict(zip([*range(len(args)), *kwargs], given, strict=True))
     leaves: list[Any] = []
     for value, one in zip((*args, *kwargs.values()), per_argument.values(), strict=True):
@@ -193,8 +202,35 @@ def shape_specs(
     return spec, leaves
 
 
+WRITE = 'write dynamic={"x": {0: "batch"}} for dim 0 of an input x'
+
+
+def _no_dynamic(what: str, because: str, instead: str = WRITE) -> IrcError:
+    what = f"dynamic says something of {what}"
+    return IrcError("option-value", what, because=because, help=instead)
+
+
+def _check_names(given: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in given:
+        if name not in names:
+            because = f"what is compiled takes {', '.join(names)}"
+            raise _no_dynamic(f"'{name}'", because, did_you_mean(str(name), names))
+
+
+def _check_dims(value: torch.Tensor, spec: Any) -> None:
+    """Refuse dims that a tensor does not have."""
+    has = f"the tensor has {value.dim()} dims"
+    if isinstance(spec, Mapping):
+        for dim in spec:
+            if not isinstance(dim, int) or not 0 <= dim < value.dim():
+                raise _no_dynamic(f"dim {dim!r}", has)
+    elif isinstance(spec, Sequence) and len(spec) != value.dim():
+        raise _no_dynamic(f"{len(spec)} dims", has)
+
+
 def _per_leaf(value: Any, spec: Any) -> list[Any]:
     if isinstance(value, torch.Tensor):
+        _check_dims(value, spec)
         return [spec]
     children = pytree.tree_leaves(value, is_leaf=lambda x: x is not value)
     if len(children) == 1 and children[0] is value:

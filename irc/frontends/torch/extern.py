@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.size import Size
 from irc.errors import IrcError
-from irc.runtime.library import dtype_names
+from irc.runtime.dtypes import dtype_names
 
 PLACE = ("device", "layout", "pin_memory", "memory_format")
 """Keyword arguments that say where a tensor lies: a plan decides that."""

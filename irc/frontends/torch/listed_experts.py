@@ -129,12 +129,13 @@ def recognised(block: nn.Module) -> Mixture | None:
 def _form(expert: nn.Module) -> tuple[Any, ...] | None:
     """Return class, matrices and activation of an expert; None where it has anything else."""
     for names in MATRICES:
-        layers = [expert._modules.get(name) for name in names]
-        if all(isinstance(layer, nn.Linear) and layer.bias is None for layer in layers):
+        found = [expert._modules.get(name) for name in names]
+        layers = [layer for layer in found if isinstance(layer, nn.Linear) and layer.bias is None]
+        if len(layers) == len(names):
             others = [m for name, m in expert._modules.items() if name not in names]
             acts = {activation(m) for m in others} | {activation(getattr(expert, "act_fn", None))}
             known = acts - {""}
-            sizes = tuple((layer.in_features, layer.out_features) for layer in layers)  # type: ignore[union-attr]
+            sizes = tuple((layer.in_features, layer.out_features) for layer in layers)
             if len(known) == 1 and len(others) <= 1:
                 return type(expert), names, known.pop(), sizes
     return None

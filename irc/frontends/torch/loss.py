@@ -83,7 +83,7 @@ def with_loss(
     def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
         return loss(cls.forward(self, *given[:count], **named), *given[count:])
 
-    forward.__signature__ = _signature(module, args[:count], kwargs, targets)  # type: ignore[attr-defined]
+    forward.__signature__ = _signature(module, args[:count], kwargs, targets)
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     face = object.__new__(type(cls.__name__, (cls,), {**names, "forward": forward}))
     object.__setattr__(face, "__dict__", module.__dict__)

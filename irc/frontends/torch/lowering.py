@@ -19,7 +19,7 @@ from irc.dialects.flow import tensor
 from irc.dialects.size import Dim, Size, product, symbol, terms_of
 from irc.dialects.types import TensorType, is_float
 from irc.ops.infer import broadcast_shapes
-from irc.runtime.library import dtype_names, dtypes
+from irc.runtime.dtypes import dtype_names, dtypes
 
 Scalar: TypeAlias = bool | int | float | Size
 Operand: TypeAlias = SSAValue | Scalar

@@ -12,7 +12,7 @@ from irc.dialects.flow import tensor
 from irc.dialects.size import Dim
 from irc.frontends.torch.lowering import Lowering, count, lowers, number
 from irc.frontends.torch.reductions import centred, mean_of, total
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 
 Maybe = SSAValue | None
 

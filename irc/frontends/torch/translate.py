@@ -25,7 +25,7 @@ from irc.frontends.torch.table import row_of
 from irc.ops.custom import declaration
 from irc.ops.infer import ShapeError
 from irc.runtime import effects
-from irc.runtime.library import dtype_names
+from irc.runtime.dtypes import dtype_names
 
 WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 """Higher-order ops that run a graph as it is, and how many arguments stand before the graph."""

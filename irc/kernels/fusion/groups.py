@@ -283,6 +283,7 @@ class Grouping:
             if unit is None or unit.kind != "rows":
                 continue
             for value in dict.fromkeys(map(anchor, op.operands)):
+                # The owner of an argument is a block, which no unit owns.
                 if not is_literal(value) and self.owner.get(value.owner) is not unit:  # type: ignore[arg-type]
                     readers.setdefault(value, []).append(unit)
         for value, units in readers.items():

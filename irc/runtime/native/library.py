@@ -47,7 +47,7 @@ def tensor(address: int, view: View) -> Any:
     """Return a tensor in memory, which must live as long as it does."""
     import torch
 
-    from irc.runtime.library import dtypes
+    from irc.runtime.dtypes import dtypes
 
     dtype = dtypes()[view.dtype]
     if 0 in view.shape:

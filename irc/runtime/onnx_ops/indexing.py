@@ -21,7 +21,7 @@ COMBINE = {
 
 def _write(at: Array, where: object, new: Array, how: str) -> Array:
     if how == "none":
-        at[where] = new  # type: ignore[index]
+        at[where] = new  # type: ignore[index]  # whatever numpy takes as an index
     else:
         COMBINE[how](at, where, new)
     return at

@@ -18,7 +18,7 @@ from irc.dialects.types import TensorType
 from irc.interpret.levels import execute as interpret
 from irc.passes.fuse import FusePass
 from irc.passes.map_tasks import MapTasksPass
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 
 
 def random(shape: tuple[int, ...], dtype: str) -> torch.Tensor:

@@ -37,7 +37,7 @@ from irc.interpret.task import run_kernel
 from irc.kernels.along import along_kernel, is_along
 from irc.kernels.trace import Stored
 from irc.kernels.view import View
-from irc.runtime.library import dtype_names
+from irc.runtime.dtypes import dtype_names
 
 Run = Callable[..., list[Tensor]]
 KINDS = [

@@ -10,7 +10,7 @@ from irc.backends.cpu.emit import emit, info_of
 from irc.backends.cpu.features import AVX2, BASELINE, host
 from irc.dialects.task import KernelOp
 from irc.interpret.task import run_kernel
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from tests.backends.foreach_kernels import assert_right, inputs_of, steps, wanted
 
 GUARD = 16

@@ -12,7 +12,7 @@ import torch
 from irc.backends.cuda import compile_for, emit, machine
 from irc.backends.cuda.launch_table import read_table
 from irc.backends.cuda.segment import CudaSegment, load_kernels
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from irc.runtime.segments import SegmentCall
 from tests.backends.cuda.host import HostError, run_on_host
 from tests.backends.cuda.host_machine import HostMachine

@@ -31,7 +31,7 @@ from irc.kernels.form import read
 from irc.passes.fuse import FusePass
 from irc.passes.map_tasks import MapTasksPass
 from irc.pipeline import Options, default_pipeline, run_passes
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 from tests.backends.cuda.host import HostError, Libraries, marked, run_in_all_orders, with_bugs
 from tests.backends.cuda.host_machine import HostMachine
 

@@ -12,7 +12,7 @@ import torch
 
 from irc.backends.triton import emit
 from irc.dialects.task import KernelOp
-from irc.runtime.library import dtypes
+from irc.runtime.dtypes import dtypes
 
 RUNNER = """
 import sys, torch

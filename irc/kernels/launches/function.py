@@ -1,0 +1,177 @@
+"""A function of flow ops becomes one of launches and views: the body of pass ``map-tasks``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from irc.dialects.flow import ConstantOp, FlowOp, FusionOp, PointwiseOp, tensor
+from irc.kernels.along import is_along
+from irc.kernels.attention import is_attention
+from irc.kernels.attention_backward import gradients, is_attention_backward
+from irc.kernels.attention_parts import part, parts_of
+from irc.kernels.holds import (
+    COMPUTE_OPS,
+    CPU_OPS,
+    FREE_OPS,
+    LIBRARY_DTYPES,
+    SHAPE_OPS,
+    has_kernel,
+    require_static,
+    shape_of,
+)
+from irc.kernels.launches.images import turn_images
+from irc.kernels.launches.kernel_table import KernelTable
+from irc.kernels.launches.launcher import Launcher
+from irc.kernels.launches.places import Places
+from irc.kernels.wide_sums import wide_sums
+
+
+def map_function(func: FuncOp, table: KernelTable) -> None:
+    """Rewrite one function in place.
+
+    Args:
+        func: of static shapes.
+        table: the kernels of its module; new ones are added.
+
+    Raises:
+        IrcError: ``fusion-illegal``, where a group of ops is not one kernel.
+    """
+    if func.is_declaration:
+        return
+    require_static(func)
+    walk = _Walk(table)
+    if any(each.name == "flow.convolution" for each in func.body.walk()):
+        # Images that are given channels last, of which the program sees the dims in their order.
+        walk.places.spread.update(func.body.block.args)
+    for op in list(func.body.block.ops):
+        walk.rewrite(op)
+    for op in reversed(walk.gone):
+        op.detach()
+        op.erase()
+
+
+class _Walk:
+    """The ops of one function, in order: each becomes a launch, a view, or stays."""
+
+    def __init__(self, table: KernelTable) -> None:
+        self.table, self.places = table, Places()
+        self.launcher = Launcher(table, self.places)
+        self.gone: list[Operation] = []
+
+    def rewrite(self, op: Operation) -> None:
+        """Rewrite one op; operands have been rewritten before."""
+        self.places.at = op
+        if isinstance(op, FusionOp):
+            self._fusion(op)
+        elif isinstance(op, FlowOp) and op.name in SHAPE_OPS:
+            self._shape_op(op)
+        elif isinstance(op, ConstantOp) and has_kernel(op):
+            self.gone.append(op)  # a kernel holds its own; others get it where they first read it
+        elif isinstance(op, FlowOp) and op.name in self._own_ops() and has_kernel(op):
+            self._lone(op)
+        elif isinstance(op, FlowOp) and is_attention(op, self.table.target):
+            self._whole(op)
+        elif isinstance(op, FlowOp) and is_attention_backward(op, self.table.target):
+            self._gradients(op)
+        elif is_along(op, self.table.target):
+            self._along(op)
+        else:
+            strided = isinstance(op, FlowOp) and op.name.startswith("flow.")
+            for index, value in enumerate(op.operands):
+                op.operands[index] = self.launcher.operand(value, strided=strided)
+
+    def _own_ops(self) -> frozenset[str]:
+        """The ops that kernels of the target compute."""
+        ops = COMPUTE_OPS | FREE_OPS
+        return ops if self.table.target == "cpu" else ops - CPU_OPS
+
+    def _fusion(self, op: FusionOp) -> None:
+        block = op.body.block
+        arguments: dict[SSAValue, SSAValue] = dict(zip(block.args, op.inputs, strict=True))
+        *ops, end = [each for each in block.ops if isinstance(each, FlowOp)]
+        turn_images(ops, arguments, self.launcher)
+        self._replace(op, self.launcher.launch(ops, list(end.inputs), arguments, op))
+
+    def _lone(self, op: FlowOp) -> None:
+        literals = [
+            v.owner for v in dict.fromkeys(op.inputs)
+            if isinstance(op, PointwiseOp) and isinstance(v.owner, ConstantOp)
+            and has_kernel(v.owner) and len(v.owner.plain["value"]) == 1
+        ]  # fmt: skip
+        turn_images([op], {}, self.launcher)
+        (result,) = self.launcher.launch([*literals, op], [op.outputs[0]], {}, op)
+        op.outputs[0].replace_all_uses_with(result)
+        self.gone.append(op)
+
+    def _whole(self, op: FlowOp) -> None:
+        """Launch the kernel of an op that has a template of its own."""
+        parts = 1 if self.table.any_rows else parts_of(op, self.table.target)
+        if parts > 1:
+            results = self._in_parts(op, parts)
+        else:
+            results = self.launcher.launch([op], list(op.outputs), {}, op)
+        self._replace(op, results)
+
+    def _along(self, op: Operation) -> None:
+        """Launch the kernel of an op along a dim; its results lie as the program says."""
+        assert isinstance(op, FlowOp)
+        made, results = wide_sums(op) or [op], list[SSAValue]()
+        for each in made:
+            results = self.launcher.launch([each], list(each.outputs), {}, each, free=False)
+        for each in reversed(made):
+            if each is not op:
+                each.erase()
+        self._replace(op, results)
+
+    def _in_parts(self, op: FlowOp, parts: int) -> list[SSAValue]:
+        """Launch attention with its keys in parts, and what joins them."""
+        made = part(op, parts)
+        self.launcher.launch([made.partial], list(made.partial.outputs), {}, made.partial)
+        named = dict(zip((made.y, made.sums), op.outputs, strict=False))
+        wanted = [made.weights, made.sums][: len(op.outputs)]
+        _, *sums = self.launcher.launch(made.weigh, wanted, {}, made.partial, named=named)
+        results = [*self.launcher.launch(made.join, [made.y], {}, op, named=named), *sums]
+        made.erase()
+        return results
+
+    def _gradients(self, op: FlowOp) -> None:
+        """Launch the kernels of attention's derivative."""
+        made = gradients(op, self.table.target)
+        for old, new in zip(op.outputs, made.results, strict=True):
+            old.replace_all_uses_with(new)
+        found: dict[SSAValue, SSAValue] = {}
+        named = dict(zip(made.results, op.outputs, strict=True))
+        for ops, outputs in made.kernels:
+            origin = op if made.results[0] in outputs else ops[-1]
+            results = self.launcher.launch(ops, outputs, {}, origin, named=named)
+            found.update(zip(outputs, results, strict=True))
+        for value in made.results:
+            value.replace_all_uses_with(found[value])
+        made.erase()
+        self.gone.append(op)
+
+    def _shape_op(self, op: FlowOp) -> None:
+        self.gone.append(op)
+        shape = shape_of(op.outputs[0])
+        for _ in range(2):
+            root, view = self.launcher.stored(op.inputs[0])
+            found = view.apply(op.name, op.plain, shape)
+            if found is not None and not (found.strides is None and _is_library(op.inputs[0])):
+                self.places.views[op.outputs[0]] = (root, found)
+                return
+            self.launcher.copy(op.inputs[0], ())
+        raise AssertionError(f"{op.name} of a contiguous value is a view")
+
+    def _replace(self, op: FlowOp, results: Sequence[SSAValue]) -> None:
+        """Let what reads an op read these values; the op is gone."""
+        for old, new in zip(op.outputs, results, strict=True):
+            old.replace_all_uses_with(new)
+        self.gone.append(op)
+
+
+def _is_library(value: SSAValue) -> bool:
+    """True for what no kernel computes with: a copy of it is the library's, which needs strides."""
+    return tensor(value).dtype in LIBRARY_DTYPES

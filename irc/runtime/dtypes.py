@@ -1,0 +1,29 @@
+"""Torch's dtypes and irc's names of them."""
+
+# pyright: basic
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@cache
+def dtypes() -> dict[str, torch.dtype]:
+    """Return torch's dtype for each of irc's dtype names."""
+    import torch
+
+    return {
+        "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
+        "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8,
+        "u8": torch.uint8, "u16": torch.uint16, "u32": torch.uint32, "u64": torch.uint64,
+        "i1": torch.bool, "c32": torch.complex32, "c64": torch.complex64, "c128": torch.complex128,
+    }  # fmt: skip
+
+
+@cache
+def dtype_names() -> dict[torch.dtype, str]:
+    """Return irc's dtype name for each of torch's dtypes."""
+    return {dtype: name for name, dtype in dtypes().items()}

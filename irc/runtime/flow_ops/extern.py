@@ -1,0 +1,103 @@
+"""Ops that torch, ONNX or a package declares: what ``flow.extern`` runs."""
+
+# pyright: basic
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from irc.errors import IrcError
+from irc.ops.custom import declaration
+from irc.runtime import effects
+from irc.runtime.dtypes import dtypes
+from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+    target: str = attrs["target"]
+    if target.startswith("onnx::"):
+        from irc.runtime import onnx_library
+        from irc.runtime.onnx_ops.run import decoded
+
+        return onnx_library.run(target, decoded(attrs["arguments"]), inputs, results)
+    arguments = json.loads(attrs["arguments"])
+    if target == "irc::vjp":
+        from irc.runtime import vjp
+
+        return vjp.run(arguments, inputs)
+    import torch
+
+    positional, keywords = called_with(arguments, inputs)
+    if target == effects.TARGET:
+        return effects.run(_operator, positional, keywords)
+    found = _operator(target)(*positional, **keywords)
+    flat = list(found) if isinstance(found, tuple | list) else [found]
+    return [value for value in flat if isinstance(value, torch.Tensor)]
+
+
+def _operator(target: str) -> Callable[..., Any]:
+    """Return the reference that an op's declaration gives, else torch's own op.
+
+    Raises:
+        IrcError: ``op-undeclared``, where this process has neither.
+    """
+    known = declaration(target)
+    if known is not None and (reference := known.run()) is not None:
+        return reference
+    if (found := own_op(target)) is None:
+        raise IrcError(
+            "op-undeclared",
+            f"this process has no op {target}",
+            because="no package registers it with torch or under the entry point 'irc.ops'",
+            help=f"import the module that defines {target} before, or declare an entry point",
+        )
+    return found
+
+
+def own_op(target: str) -> Callable[..., Any] | None:
+    """Return torch's op of a name, ``namespace::name.overload``; None where it has none."""
+    import torch
+
+    namespace, _, rest = target.partition("::")
+    name, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+    except AttributeError:
+        return None
+
+
+def called_with(
+    arguments: Sequence[Any], inputs: Sequence[torch.Tensor]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return positional and keyword arguments of a ``flow.extern`` with its operands in place."""
+    positional, keywords = arguments
+    # A keyword may be called "dtype", as the JSON form of one is.
+    return _fill(positional, inputs), {k: _fill(v, inputs) for k, v in keywords.items()}
+
+
+def _fill(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
+    """Put operands, dtypes and special floats in place of their JSON forms."""
+    match value:
+        case {"operand": index}:
+            return inputs[index]
+        case {"dtype": name}:
+            return dtypes()[name]
+        case {"float": text}:
+            return float(text)
+        case {"complex": [real, imaginary]}:
+            return complex(real, imaginary)
+        case dict():
+            return {key: _fill(item, inputs) for key, item in value.items()}
+        case list():
+            return [_fill(item, inputs) for item in value]
+        case _:
+            return value
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "flow.extern": _extern,
+}

@@ -1,0 +1,68 @@
+"""Ops that say where elements lie: shapes, slices, joins, padding, taking and scattering."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _slice(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+    x = inputs[0]
+    bounds = zip(attrs["starts"], attrs["stops"], attrs["steps"], x.shape, strict=True)
+    return x[tuple(slice(a, n if b == -1 else b, s) for a, b, s, n in bounds)]
+
+
+def _concat(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+    import torch
+
+    return torch.cat(inputs, attrs["dim"])
+
+
+def padded_with(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+    """Return the operand with ``value`` around it: ``low`` and ``high`` elements in each dim."""
+    import torch
+
+    amounts = [n for pair in zip(attrs["low"], attrs["high"], strict=True) for n in pair[::-1]][
+        ::-1
+    ]
+    x = inputs[0]
+    value = attrs["value"] if x.dtype.is_floating_point else int(attrs["value"])
+    if x.dtype == torch.bool:
+        return torch.nn.functional.pad(x.to(torch.uint8), amounts, value=value).to(torch.bool)
+    return torch.nn.functional.pad(x, amounts, value=value)
+
+
+def _take(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+    import torch
+
+    table, indices = inputs
+    found = torch.index_select(table, attrs["dim"], indices.reshape(-1))
+    dim = attrs["dim"]
+    return found.reshape((*table.shape[:dim], *indices.shape, *table.shape[dim + 1 :]))
+
+
+def _scatter(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+    x, index, source = inputs
+    if attrs["fn"] == "set":
+        return x.scatter(attrs["dim"], index, source)
+    reduce = {"sum": "sum", "prod": "prod", "max": "amax", "min": "amin"}[attrs["fn"]]
+    return x.scatter_reduce(attrs["dim"], index, source, reduce)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "flow.reshape": lambda attrs, inputs, results: inputs[0].reshape(results[0][0]),
+    "flow.transpose": lambda attrs, inputs, results: inputs[0].permute(attrs["perm"]),
+    "flow.broadcast": lambda attrs, inputs, results: inputs[0].expand(results[0][0]),
+    "flow.slice": _slice,
+    "flow.concat": _concat,
+    "flow.pad": padded_with,
+    "flow.take": _take,
+    "flow.gather": lambda attrs, inputs, results: inputs[0].gather(attrs["dim"], inputs[1]),
+    "flow.scatter": _scatter,
+}

@@ -1,0 +1,66 @@
+"""``torch.compile(backend="irc")``: Dynamo's graphs to plans, backward through AOTAutograd.
+
+Dynamo keeps what it cannot trace in Python (graph breaks) and guards what it specialised on; each
+graph between breaks comes here. Sizes that Dynamo leaves open stay open where
+they can (:mod:`irc.calls.open_graph`); else there is a plan per size.
+
+A graph with open sizes is a :mod:`~irc.torch_backend.specialising` one. Each graph to compile goes
+through :mod:`~irc.torch_backend.tracing`, and by way of AOTAutograd where it has a backward
+(:mod:`~irc.torch_backend.aot`); what runs it is a :mod:`~irc.torch_backend.compiled` one.
+
+Outputs that share memory with inputs or each other do so as in eager mode, and dims lie in memory
+in eager's order. Random numbers come from irc's own counter; where it starts is drawn from torch's
+generator at each call, so that ``torch.manual_seed`` makes runs repeatable.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from irc.choices import checked, names_option
+from irc.constraints.pins import pins_option
+from irc.errors import IrcError, did_you_mean
+from irc.pipeline import Options
+from irc.torch_backend.compiled import Flat
+from irc.torch_backend.counts import counters
+from irc.torch_backend.specialising import SpecialisingGraph, has_open_sizes
+from irc.torch_backend.tracing import compile_graph
+
+KNOWN = ("target", "verify_each", "passes", "rules", "pins", "cluster")
+"""Options, as :func:`irc.compile` or :class:`~irc.pipeline.Options` takes them."""
+
+
+def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Flat:
+    """Compile a graph of Dynamo: what ``torch.compile(backend="irc")`` calls.
+
+    Args:
+        gm: torch functions over placeholders.
+        example_inputs: a value for each placeholder.
+        kwargs: what the user gave as ``options=`` and ``mode=``.
+
+    Raises:
+        IrcError: an option is unknown, or the graph cannot be compiled.
+    """
+    options = _options(kwargs)
+    counters["graphs"] += 1
+    if has_open_sizes(gm, example_inputs):
+        return SpecialisingGraph(gm, options)
+    return compile_graph(gm, example_inputs, options)
+
+
+def _options(given: dict[str, Any]) -> Options:
+    chosen = {**(given.get("options") or {})}
+    for name in (*chosen, *(k for k in given if k not in ("options", "mode"))):
+        if name not in KNOWN:
+            raise IrcError(
+                "option-unknown",
+                f"backend 'irc' has no option '{name}'",
+                help=did_you_mean(name, KNOWN),
+            )
+    for name in ("passes", "rules"):
+        chosen[name] = names_option(name, chosen.get(name, ()))
+    return checked(Options(**{**chosen, "pins": pins_option(chosen.get("pins", ""))}))

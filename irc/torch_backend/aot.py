@@ -1,0 +1,133 @@
+"""Graphs with a backward, or that write: AOTAutograd makes them functional and splits them."""
+
+# pyright: basic
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from irc.calls.open_graph import OpenGraph, RefusedError
+from irc.errors import IrcError
+from irc.frontends.torch.export import every_decomposition
+from irc.frontends.torch.graphs import FlatProgram, flat_program
+from irc.frontends.torch.saved_images import Turned, turn_given, turn_saved
+from irc.frontends.torch.table import row_of
+from irc.pipeline import Options
+from irc.torch_backend.compiled import Flat, runner_of
+from irc.torch_backend.counts import counters
+
+
+def compile_through_aot(
+    gm: GraphModule, inputs: Sequence[Any], options: Options, *, keep_open: bool = False
+) -> Flat:
+    """Let AOTAutograd make the graph functional and, where gradients are wanted, split it.
+
+    A backward pass that cannot be compiled is run by torch, with a warning.
+
+    Args:
+        gm: a graph of Dynamo.
+        inputs: a value for each placeholder; fake ones where sizes stay open.
+        options: of the plans.
+        keep_open: leave the sizes open.
+
+    Raises:
+        IrcError: the forward pass cannot be compiled.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._guards import TracingContext
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    turned: list[Turned] = []
+
+    def forward(graph: GraphModule, _: Sequence[Any]) -> Any:
+        counters["forward"] += 1
+        # AOTAutograd calls this inside its fake tensor mode.
+        context = TracingContext.try_get()
+        visible = context.fw_metadata.num_forward if context and context.fw_metadata else None
+        with _disable_current_modes():
+            images = turn_saved(graph, None if keep_open else visible)
+            turned.extend(images.values())
+            program = flat_program(
+                graph, {}, "aot forward", visible=visible, keep_open=keep_open, outline=not images
+            )
+            return make_boxed_func(runner_of(_shown_turned(program, images), options))
+
+    def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
+        with _disable_current_modes():
+            images = turn_given(graph, turned)
+        try:
+            with _disable_current_modes():
+                program = flat_program(
+                    graph, {}, "aot backward", visible=0, keep_open=keep_open, outline=not images
+                )
+                run: Flat = _or_torch(runner_of(program, options), graph.forward)
+            counters["backward"] += 1
+        except IrcError as error:
+            counters["backward run by torch"] += 1
+            warnings.warn(
+                f"torch runs this backward pass, because irc cannot compile it: {error}",
+                stacklevel=2,
+            )
+            run = graph.forward
+        return make_boxed_func(_turning(run, images) if images else run)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        compiler = aot_autograd(
+            fw_compiler=forward,
+            bw_compiler=backward,
+            inference_compiler=forward,
+            decompositions=_aot_decompositions(),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+        return compiler(gm, list(inputs))
+
+
+def _shown_turned(program: FlatProgram, images: Mapping[int, Turned]) -> FlatProgram:
+    """Return a program whose turned results are views with the dims in their own order."""
+    results = list(program.results)
+    for position, image in images.items():
+        kind, value = results[position]
+        assert kind == "result"
+        results[position] = ("view", (value, image.shape, image.strides, 0))
+    return replace(program, results=tuple(results))
+
+
+def _turning(run: Flat, images: Mapping[int, tuple[int, ...]]) -> Flat:
+    """Return what runs a graph that takes some arguments channels last."""
+
+    def turned(*args: Any) -> Sequence[Any]:
+        given = list(args)
+        for position, order in images.items():
+            given[position] = given[position].permute(order)
+        return run(*given)
+
+    return turned
+
+
+def _or_torch(run: Flat, forward: Flat) -> Flat:
+    """Return what runs a backward pass; torch does for sizes that its own trace is not for."""
+
+    def either(*args: Any) -> Sequence[Any]:
+        try:
+            return run(*args)
+        except RefusedError:
+            counters["backward run by torch"] += 1
+            return forward(*args)
+
+    return either if isinstance(run, OpenGraph) else run
+
+
+def _aot_decompositions() -> dict[Any, Callable[..., Any]]:
+    return {
+        op: fn
+        for op, fn in every_decomposition().items()
+        if not (isinstance(op, torch._ops.OpOverload) and row_of(op))
+    }

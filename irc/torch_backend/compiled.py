@@ -1,0 +1,113 @@
+"""What runs a compiled graph, with the parameters of each call."""
+
+# pyright: basic
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from irc.calls.direct import Launch, launch
+from irc.calls.open_graph import OpenGraph
+from irc.frontends.torch.graphs import FlatProgram
+from irc.pipeline import Options, make_plan
+from irc.plan.libraries import fall_backs
+from irc.plan.load import LoadedPlan
+from irc.runtime.executors import executor_of
+from irc.runtime.prepared import Store
+from irc.torch_backend.counts import counters
+
+Flat: TypeAlias = Callable[..., Sequence[Any]]
+"""Called with a graph's arguments; gives its outputs."""
+
+MAX_MODULES = 64
+"""Modules of one form whose parameters stay bound to one graph."""
+
+
+def runner_of(program: FlatProgram, options: Options) -> Flat:
+    """Return what runs a program: planned for its sizes, or for those of each call."""
+    if program.open is None or not program.open.places:
+        return CompiledGraph(program, options)
+    return OpenGraph(
+        program, options, lambda flat, plan, store: CompiledGraph(flat, options, plan, store)
+    )
+
+
+class CompiledGraph:
+    """A compiled graph: flat tensors in, the graph's outputs out."""
+
+    def __init__(
+        self,
+        program: FlatProgram,
+        options: Options,
+        plan: LoadedPlan | None = None,
+        store: Store | None = None,
+    ) -> None:
+        self._flat = program
+        self._store = store
+        self._inputs = program.inputs
+        self._held = tuple(program.held.items())
+        self._direct = [kind for kind, _ in program.results] == ["result"] * len(
+            program.results
+        ) and [value for _, value in program.results] == list(range(len(program.results)))
+        self._tensors = program.assembly.program.tensors
+        self._seed = self._tensors.get("seed")
+        self._executors: OrderedDict[tuple[int, ...], Launch] = OrderedDict()
+        self._lock = threading.Lock()
+        bound = tuple(self._tensors[name].data_ptr() for name, _ in self._held)
+        if any(kind in ("result", "view") for kind, _ in program.results):
+            self._plan = plan or make_plan(program.assembly.program, options, keep_ir=False)
+            for name, times in fall_backs(self._plan.plan).items():
+                counters[f"library {name}"] += times
+            executor: Launch = launch(executor_of(self._plan, self._tensors, store=store))
+        else:
+            executor = _nothing
+        self._executors[bound] = executor
+        # One tuple: another thread sees parameters and executor of one call, or of another.
+        self._latest = bound, executor
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Run on the graph's arguments."""
+        executor = self._bound_to(args) if self._held else self._latest[1]
+        if self._seed is not None:
+            self._seed.random_()
+        found = executor([args[i] for i in self._inputs])
+        if self._direct:
+            return found
+        return tuple(_shown(kind, value, found, args) for kind, value in self._flat.results)
+
+    def _bound_to(self, args: Sequence[Any]) -> Launch:
+        """Use the parameters of this call: Dynamo runs one graph for all modules of one form."""
+        here = tuple(args[i].data_ptr() for _, i in self._held)
+        bound, executor = self._latest
+        if here == bound:
+            return executor
+        with self._lock:
+            if here not in self._executors:
+                counters["rebound"] += 1
+                tensors = {**self._tensors, **{name: args[i].detach() for name, i in self._held}}
+                executor = executor_of(self._plan, tensors, store=self._store)
+                self._executors[here] = launch(executor)
+                if len(self._executors) > MAX_MODULES:
+                    self._executors.popitem(last=False)
+            self._latest = here, self._executors[here]
+            return self._executors[here]
+
+
+def _shown(kind: str, value: Any, found: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
+    match kind:
+        case "result":
+            return found[value]
+        case "view":
+            return found[value[0]].as_strided(*value[1:])
+        case "argument":
+            return args[value]
+        case _:
+            return value
+
+
+def _nothing(_: Sequence[torch.Tensor]) -> tuple[()]:
+    return ()

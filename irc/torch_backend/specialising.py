@@ -1,0 +1,155 @@
+"""Graphs whose sizes Dynamo leaves open: open in the plan too where that can be, or a plan each."""
+
+# pyright: basic
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from irc.calls.open_graph import RefusedError
+from irc.calls.recompiles import Recompiles
+from irc.errors import IrcError
+from irc.frontends.torch.graphs import source_name
+from irc.pipeline import Options
+from irc.torch_backend.compiled import Flat
+from irc.torch_backend.counts import counters
+from irc.torch_backend.tracing import compile_graph
+
+MAX_SIZES = 32
+"""Plans kept for the sizes of one graph of open sizes."""
+
+
+class SpecialisingGraph:
+    """A graph of open sizes: a plan per combination of sizes that is called."""
+
+    def __init__(self, gm: GraphModule, options: Options) -> None:
+        self._gm = gm
+        self._options = options
+        self._known: OrderedDict[tuple[Any, ...], Flat] = OrderedDict()
+        self._refused = ""
+        self._opened: dict[tuple[Any, ...], Flat | None] = {}
+        self._recompiles = Recompiles()
+        self._lock = threading.RLock()
+        placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        self._names = [source_name(getattr(n, "_dynamo_source", n.name)) for n in placeholders]
+        self._numbers = [i for i, node in enumerate(placeholders) if _items(node)]
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Run the plan for these sizes."""
+        opened = self._opened_for(args)
+        if opened is not None:
+            try:
+                return opened(*args)
+            except RefusedError as refused:
+                self._refused = str(refused)
+        return self._specialised(args)
+
+    def _opened_for(self, args: Sequence[Any]) -> Flat | None:
+        """Return what runs any sizes, if that could be made and admits those of a call."""
+        key = (torch.is_grad_enabled(), *(args[i].item() for i in self._numbers))
+        with self._lock:
+            if key not in self._opened:
+                self._opened[key] = self._open(args)
+            return self._opened[key]
+
+    def _open(self, args: Sequence[Any]) -> Flat | None:
+        """Trace with the symbols of Dynamo; None where that cannot be."""
+        placeholders = [node for node in self._gm.graph.nodes if node.op == "placeholder"]
+        given = [node.meta.get("example_value") for node in placeholders]
+        if any(value is None for value in given):
+            return None
+        graph = _with_numbers(self._gm, args, sizes=False) if self._numbers else self._gm
+        try:
+            found = compile_graph(graph, args, self._options, fakes=given)
+        except (IrcError, RuntimeError) as error:
+            self._refused = str(error)
+            return None
+        counters["opened"] += 1
+        return found
+
+    def _specialised(self, args: Sequence[Any]) -> Sequence[Any]:
+        grad = torch.is_grad_enabled()
+        sizes = (tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args)
+        key = (grad, *sizes, *(args[i].item() for i in self._numbers))
+        with self._lock:
+            found = self._known.get(key)
+            if found is None:
+                found = self._add(key, args)
+            self._known.move_to_end(key)
+        return found(*_tensors(args))
+
+    def _add(self, key: tuple[Any, ...], args: Sequence[Any]) -> Flat:
+        counters["specialised"] += 1
+        if self._known:
+            resized = self._resized(next(reversed(self._known)), key)
+            because = f" ({self._refused})" if self._refused else ""
+            self._recompiles.add(f"other sizes: {resized}{because}", resized)
+        found = compile_graph(_with_numbers(self._gm, args), _tensors(args), self._options)
+        self._known[key] = found
+        if len(self._known) > MAX_SIZES:
+            self._known.popitem(last=False)
+        return found
+
+    def _resized(
+        self, was: tuple[Any, ...], now: tuple[Any, ...]
+    ) -> tuple[str, int, int, int] | None:
+        """Return the first tensor of another size than in a call before: name, dim, both sizes."""
+        for name, old, new in zip(self._names, was[1:], now[1:], strict=False):
+            if isinstance(old, tuple) and isinstance(new, tuple):
+                for dim, (a, b) in enumerate(zip(old, new, strict=False)):
+                    if a != b:
+                        return name, dim, a, b
+        return None
+
+
+def _tensors(args: Sequence[Any]) -> list[torch.Tensor]:
+    return [arg for arg in args if isinstance(arg, torch.Tensor)]
+
+
+def has_open_sizes(gm: GraphModule, inputs: Sequence[Any]) -> bool:
+    """True where Dynamo has left a size or a number of the graph's inputs open."""
+    values = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
+    return any(
+        not isinstance(value, torch.Tensor)
+        or any(isinstance(size, torch.SymInt) for size in value.shape)
+        for value in (*values, *inputs)
+        if value is not None
+    )
+
+
+def _with_numbers(gm: GraphModule, args: Sequence[Any], *, sizes: bool = True) -> GraphModule:
+    """Return a copy of a graph with its numbers in place of the placeholders for them.
+
+    Args:
+        gm: the graph.
+        args: of a call.
+        sizes: also sizes, not only the numbers that Dynamo has wrapped into tensors.
+    """
+    from copy import copy
+
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    old, new = ([n for n in g.nodes if n.op == "placeholder"] for g in (gm.graph, graph))
+    for was, node, value in zip(old, new, args, strict=True):
+        if hasattr(was, "_dynamo_source"):  # a copy loses it: its name in the user's terms
+            node._dynamo_source = was._dynamo_source
+        if sizes:
+            node.meta.pop("example_value", None)
+        if sizes and not isinstance(value, torch.Tensor):
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+        for item in _items(node) if isinstance(value, torch.Tensor) else ():
+            number: Any = value.item()
+            item.replace_all_uses_with(number)
+            graph.erase_node(item)
+    return GraphModule(copy(gm), graph)
+
+
+def _items(placeholder: Node) -> list[Node]:
+    """Return where a graph takes the number out of a tensor that Dynamo has wrapped it in."""
+    return [n for n in placeholder.users if n.op == "call_method" and n.target == "item"]

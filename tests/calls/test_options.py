@@ -1,0 +1,73 @@
+"""What the user chose holds however a module is called, and what cannot be is refused at once."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import irc
+from irc.errors import IrcError
+
+WRONG = "rule wrong\n  exp(x) => sin(x)\n"
+"""No equivalence: that it was applied can be seen."""
+
+
+class Exp(nn.Module):
+    """One function and one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.scale).exp()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_rules_of_the_user_hold_with_and_without_gradients(tmp_path: Path, gradients: bool) -> None:
+    rules, x = tmp_path / "wrong.rules", torch.randn(2, 3)
+    rules.write_text(WRONG)
+    with torch.set_grad_enabled(gradients):
+        found = irc.compile(Exp(), rules=[str(rules)])(x)
+    assert found.requires_grad == gradients
+    torch.testing.assert_close(found.detach(), x.sin())
+
+
+def test_rules_are_an_option_of_the_backend(tmp_path: Path) -> None:
+    rules, x = tmp_path / "wrong.rules", torch.randn(2, 3)
+    rules.write_text(WRONG)
+    with torch.no_grad():
+        found = torch.compile(Exp(), backend="irc", options={"rules": [str(rules)]})(x)
+    torch.testing.assert_close(found, x.sin())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error"),
+    [
+        ({"backend": "tritn"}, "backend-unknown"),
+        ({"cluster": "nowhere"}, "cluster-unknown"),
+        ({"passes": ["fuze"]}, "pass-unknown"),
+        ({"passes": "fuse"}, "option-value"),
+        ({"rules": ["no.rules"]}, "file-missing"),
+        ({"pins": "*.w = [tensor = S(0)]"}, "mesh-mismatch"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_first_call(
+    chosen: Mapping[str, Any], error: str
+) -> None:
+    with pytest.raises(IrcError, match=rf"error\[{error}\]"):
+        irc.compile(Exp(), **chosen)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    ("dynamic", "text"),
+    [({"y": {0: "b"}}, "'y'"), ({"x": {5: "b"}}, "dim 5"), ([{0: "b"}, None], "2 arguments")],
+)
+def test_open_sizes_of_nothing_are_refused(dynamic: Any, text: str, gradients: bool) -> None:
+    with torch.set_grad_enabled(gradients), pytest.raises(IrcError, match="option-value") as found:
+        irc.compile(Exp(), dynamic=dynamic)(torch.randn(2, 3))
+    assert text in str(found.value)
