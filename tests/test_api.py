@@ -350,7 +350,7 @@ def test_a_mesh_needs_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"mesh": "data=0"}, "mesh-syntax"),
         ({"cluster": "8xH10"}, "cluster-unknown"),
         ({"passes": ("no-such-pass",)}, "pass-unknown"),
-        ({"passes": "no-such-pass"}, "pass-unknown"),
+        ({"passes": "no-such-pass"}, "option-value"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], code: str) -> None:

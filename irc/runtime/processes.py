@@ -54,7 +54,8 @@ def check_world(mesh: Mesh, world: int) -> None:
             "world-size",
             f"the plan is for {_ranks(mesh.num_ranks)} ({str(mesh) or 'one device'}), "
             f"and {world} {'was' if world == 1 else 'were'} started",
-            help=f"start {mesh.num_ranks}, or compile for a mesh of {_ranks(world)}",
+            help=f"start {mesh.num_ranks} (irc run starts as many as the plan wants, torchrun "
+            f"--nproc_per_node of them), or compile for a mesh of {_ranks(world)}",
         )
 
 
