@@ -119,7 +119,7 @@ def export_plan(
 
         opened, program = open_module(module, args, dict(kwargs or {}), options)
         return _save(opened, program, options, out, native, force=force)
-    program = capture(module, tuple(args), dict(kwargs or {})).program
+    program = capture(module, args, dict(kwargs or {})).program
     return _write(program, options, out, native, force=force)
 
 
@@ -141,7 +141,7 @@ def _write_training(
     check_device(module)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
     with torch.no_grad():
-        captured, split = captured_step(module, called, recipe, tuple(args), dict(kwargs or {}))
+        captured, split = captured_step(module, called, recipe, args, dict(kwargs or {}))
     recipe = replace(recipe, split=split)
     plan = training_plan(captured.program, recipe, options, module, keep_ir=True)
     save_plan(out, plan, tensors=captured.program.tensors, force=force)

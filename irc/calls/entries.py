@@ -74,7 +74,7 @@ class Captures:
             for name, call in entries.items():
                 args: Sequence[Any] = call[1] if len(call) > 1 else ()
                 kwargs: Mapping[str, Any] = call[2] if len(call) > 2 else {}
-                found[name] = in_place(capture(call[0], tuple(args), dict(kwargs)))
+                found[name] = in_place(capture(call[0], args, dict(kwargs)))
         made = Captures(found, options, runs)
         first: dict[str, torch.Tensor] = {}
         for name, captured in found.items():

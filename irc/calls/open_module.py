@@ -12,6 +12,7 @@ from irc.calls.open_export import OpenExport, OpenFacts, export_open
 from irc.calls.open_plans import OpenPlans
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
+from irc.frontends.torch.examples import positional
 from irc.frontends.torch.export import as_module
 from irc.frontends.torch.open_sizes import named_dims
 from irc.frontends.torch.size_forms import SizeForms
@@ -27,7 +28,7 @@ def open_module(
     Raises:
         IrcError: ``capture-failed`` where the module fixes all of them; ``size-unbound``.
     """
-    given = (tuple(args), dict(kwargs))
+    given = (positional(args), dict(kwargs))
     captured = capture(module, *given, dynamic_shapes=options.dynamic, keep_open=True)
     opened = captured.open
     if opened is None or not opened.places:

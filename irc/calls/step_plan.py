@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured, capture
+from irc.frontends.torch.examples import positional
 from irc.frontends.torch.loss import with_loss
 from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
@@ -40,7 +41,7 @@ def captured_step(
     Raises:
         IrcError: ``input-mismatch`` where the batch cannot be cut; what capture raises.
     """
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    leaves, spec = pytree.tree_flatten((positional(args), dict(kwargs)))
     cut = _cut(leaves, recipe.accumulate)
     small = [leaf[: len(leaf) // recipe.accumulate] if i in cut else leaf
              for i, leaf in enumerate(leaves)]  # fmt: skip

@@ -131,6 +131,12 @@ def _compile_file(args: argparse.Namespace) -> str:
     from irc.onnx.given_values import parse_values
     from irc.plan.open_sizes import parse_sizes
 
+    if Path(args.model).suffix == ".py":
+        raise IrcError(
+            "option-value",
+            f"'{args.model}' is a Python file: which of its functions makes the module is not said",
+            help=f"write {args.model}:build, where build() returns (module, example_args)",
+        )
     given = {
         name: getattr(args, name) for name in ("train", "lr", "loss", "frozen", "stored_bytes")
     }
@@ -169,6 +175,12 @@ def _compile_module(args: argparse.Namespace) -> str:
             "--size and --value are of ONNX files; a module has its example arguments",
         )
     example = named_example(args.model)
+    if args.lr is not None and args.train is None:
+        raise IrcError(
+            "option-value",
+            "--lr is of a plan of training",
+            help="add --train, or leave out --lr",
+        )
     optimizer = None if args.train is None else {"kind": args.train}
     if optimizer is not None and args.lr is not None:
         optimizer["lr"] = args.lr

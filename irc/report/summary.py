@@ -39,6 +39,7 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
             "mesh",
             f"{plan.mesh or 'one device'} ({ranks} rank{'s' * (ranks > 1)}), priced for {cluster}",
         ),
+        *([] if ranks == 1 else [("split", _split(plan))]),
         (
             "kernels",
             f"{len(plan.kernels)} for {plan.backend}, {len(launches)} launches"
@@ -65,6 +66,15 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
         ("hash", loaded.hash[:16]),
     ]
     return "\n".join(f"{name:<12}{text}" for name, text in lines)
+
+
+def _split(plan: Plan) -> str:
+    """Say how much of what a plan is given and gives lies in parts on the ranks."""
+    named = [plan.buffers[i] for i in (*plan.inputs, *plan.weights, *plan.outputs)]
+    parts = sum(bool(buffer.placement) for buffer in named)
+    # Small models cost less so than the exchange of parts would.
+    none = "nothing: each rank has and computes the whole"
+    return f"{parts} of {len(named)} inputs, weights and outputs" if parts else none
 
 
 def _fallbacks(plan: Plan) -> str:

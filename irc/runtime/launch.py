@@ -23,6 +23,7 @@ from irc.error_pages import REGISTRY
 from irc.errors import IrcError
 from irc.plan.host import is_host
 from irc.plan.load import load_plan
+from irc.plan.training import recipe_of_plan
 from irc.runtime.processes import STORE_VARIABLE, check_world, threads_per_process
 from irc.runtime.report import RunReport
 
@@ -71,11 +72,15 @@ def run_plan(
     if is_host(plan):
         from irc.runtime.host_run import run_host
 
+        if steps is not None:
+            raise _no_training()
         check_world(Mesh.parse(""), 1 if nproc is None else nproc)
         return run_host(
             plan, inputs=inputs, compare=compare, seed=seed, outputs=outputs, sizes=sizes
         )
     loaded = load_plan(plan)
+    if steps is not None and recipe_of_plan(loaded) is None:
+        raise _no_training()
     ranks = loaded.plan.device_mesh.num_ranks
     if sizes and loaded.sized is None:
         raise IrcError("size-unknown", "all sizes of the plan are fixed", help="leave out --size")
@@ -90,6 +95,14 @@ def run_plan(
         return _run_here(words)
     with tempfile.TemporaryDirectory(prefix="irc-run-") as folder:
         return _run_processes(words, ranks, Path(folder), worker)
+
+
+def _no_training() -> IrcError:
+    return IrcError(
+        "option-value",
+        "--steps is of plans of training, and this plan is of a call",
+        help="leave it out, or compile with --train",
+    )
 
 
 def check_writable(file: Path) -> None:

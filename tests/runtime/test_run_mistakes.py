@@ -4,7 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import irc
+from irc.cli import main
 from irc.commands.demo_onnx import write_perceptron
 from irc.errors import IrcError
 from irc.frontends.onnx.read import decode
@@ -30,6 +33,32 @@ def test_a_size_beside_inputs_is_refused(tmp_path: Path) -> None:
     assert caught.value.code == "option-value"
 
 
+def test_steps_of_a_plan_that_is_not_of_training_are_refused(tmp_path: Path) -> None:
+    irc.export_plan(torch.nn.Linear(2, 2), torch.ones(1, 2), out=tmp_path / "plan", native="none")
+    with pytest.raises(IrcError) as caught:
+        run_plan(tmp_path / "plan", steps=2)
+    assert caught.value.code == "option-value" and "--steps" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["net.py"], "net.py:build"), (["net.py:build", "--lr", "0.1"], "--train")]
+)
+def test_compile_refuses_what_it_would_ignore(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    net = "import torch\ndef build(): return torch.nn.Linear(2, 2), (torch.ones(1, 2),)\n"
+    (tmp_path / "net.py").write_text(net)
+    assert main(["compile", *words, "-o", "plan"]) == 2
+    shown = capsys.readouterr().err
+    assert "option-value" in shown and said in shown
+    assert not (tmp_path / "plan").exists()
+
+
 def test_an_empty_file_has_no_empty_reason() -> None:
     with pytest.raises(IrcError) as caught:
         decode(b"", "empty.onnx")
@@ -38,8 +67,6 @@ def test_an_empty_file_has_no_empty_reason() -> None:
 
 @pytest.mark.slow
 def test_check_refuses_inputs_of_another_shape(tmp_path: Path) -> None:
-    from irc.cli import main
-
     write_perceptron(tmp_path / "mlp.onnx")
     plan = str(tmp_path / "plan")
     assert main(["compile", str(tmp_path / "mlp.onnx"), "-o", plan]) == 0

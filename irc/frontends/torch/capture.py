@@ -21,6 +21,7 @@ from irc.dialects.builder import entry
 from irc.frontends.torch.annotations import ANNOTATION
 from irc.frontends.torch.assemble import Argument, Assembly, Result, assemble
 from irc.frontends.torch.caches import Part, Watch, parts_of, put_together, spans_of
+from irc.frontends.torch.examples import bound, positional
 from irc.frontends.torch.export import as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
@@ -169,10 +170,12 @@ def capture(
         keep_open: return the program for the example's sizes, and the way to those for others.
 
     Raises:
-        IrcError: ``capture-failed`` or ``op-unsupported``, all causes at once.
+        IrcError: ``capture-failed`` or ``op-unsupported``, all causes at once; ``input-mismatch``
+            where the module takes other arguments.
     """
     register_known()
-    module, args, kwargs = as_module(module_or_function), tuple(args), dict(kwargs or {})
+    module, args, kwargs = as_module(module_or_function), positional(args), dict(kwargs or {})
+    bound(module.forward, args, kwargs)
     args, kwargs = _placed(module, args, kwargs)
     guards = Guards.of(module, args, kwargs, None if keep_open else dynamic_shapes)
     watch = Watch()

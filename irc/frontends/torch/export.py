@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from irc.errors import IrcError, did_you_mean
+from irc.frontends.torch.examples import bound
 from irc.frontends.torch.experts import whole_experts
 from irc.frontends.torch.flex import plain_flex_attention
 from irc.frontends.torch.fresh_writes import renew
@@ -177,19 +178,14 @@ def shape_specs(
 
     given = pytree.tree_map(dim, given)
     if isinstance(given, Mapping):
-        bound = inspect.signature(forward).bind(*args, **kwargs)
+        found = bound(forward, args, kwargs)
         variable = next(
-            (
-                p.name
-                for p in inspect.signature(forward).parameters.values()
-                if p.kind is p.VAR_KEYWORD
-            ),
-            "",
+            (p.name for p in found.signature.parameters.values() if p.kind is p.VAR_KEYWORD), ""
         )
-        extra = {name: given.get(name) for name in bound.arguments.get(variable, {})}
+        extra = {name: given.get(name) for name in found.arguments.get(variable, {})}
         if not variable:
-            _check_names(given, list(inspect.signature(forward).parameters))
-        spec = {name: extra if name == variable else given.get(name) for name in bound.arguments}
+            _check_names(given, list(found.signature.parameters))
+        spec = {name: extra if name == variable else given.get(name) for name in found.arguments}
         per_argument = {**{k: v for k, v in spec.items() if k != variable}, **extra}
     else:
         spec = given

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from irc.errors import IrcError
+from irc.frontends.torch.examples import bound
 
 Loss = Callable[..., Any]
 
@@ -94,15 +95,10 @@ def _signature(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[str]
 ) -> inspect.Signature:
     """Name the arguments: as the module's forward and the loss do, each name once."""
-    try:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs)
-    except TypeError as error:
-        raise IrcError(
-            "input-mismatch", f"the module does not take these arguments: {error}"
-        ) from None
-    kinds = inspect.signature(module.forward).parameters
+    found = bound(module.forward, args, kwargs)
+    kinds = found.signature.parameters
     names: list[str] = []
-    for name, value in bound.arguments.items():
+    for name, value in found.arguments.items():
         if kinds[name].kind is inspect.Parameter.VAR_POSITIONAL:
             names += [f"{name}_{i}" for i in range(len(value))]
         elif name not in kwargs and kinds[name].kind is not inspect.Parameter.VAR_KEYWORD:

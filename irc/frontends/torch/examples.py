@@ -1,0 +1,53 @@
+"""Example arguments, held against a module's signature before anything is traced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+from irc.errors import IrcError
+
+
+def positional(args: Any) -> tuple[Any, ...]:
+    """Return positional arguments as a tuple; a tensor by itself is one argument, not its rows.
+
+    >>> [x.shape for x in positional(torch.zeros(2, 8))]
+    [torch.Size([2, 8])]
+
+    Raises:
+        IrcError: ``option-value`` for what is no sequence.
+    """
+    if isinstance(args, torch.Tensor):
+        return (args,)
+    if isinstance(args, Sequence) and not isinstance(args, str):
+        return tuple(cast("Sequence[Any]", args))
+    raise IrcError(
+        "option-value",
+        f"the example arguments are of type {type(args).__name__}",
+        help="give a tuple of tensors, and named ones as a dict: (x,), {'mask': mask}",
+    )
+
+
+def bound(
+    forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """Return arguments by the names that a module's forward gives them.
+
+    Raises:
+        IrcError: ``input-mismatch`` where it takes others.
+    """
+    signature = inspect.signature(forward)
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        taken = ", ".join(map(str, signature.parameters.values())) or "none"
+        raise IrcError(
+            "input-mismatch",
+            f"the module does not take these arguments: {error}",
+            because=f"it takes: {taken}",
+            help="give those; targets of a loss come after them, where the loss is named:"
+            " loss=FUNCTION, or --loss NAME:FUNCTION",
+        ) from None
