@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from irc.errors import ErrorCollector, InternalError, IrcError
 from irc.frontends.torch.locations import FRAME, OURS, inner, of_frames
@@ -23,7 +25,8 @@ HELP = {
 def explained(target: Callable[..., Any]) -> Iterator[None]:
     """Turn what torch raises while it traces into ``capture-failed``."""
     try:
-        yield
+        with _without_graphs():
+            yield
     except (IrcError, InternalError):
         raise
     except Exception as error:  # torch.export raises whatever the module's own code raises
@@ -33,6 +36,27 @@ def explained(target: Callable[..., Any]) -> Iterator[None]:
         for cause in causes(error, target):
             collector.add(cause)
         collector.check()
+
+
+@contextmanager
+def _without_graphs() -> Iterator[None]:
+    """Keep torch from printing the graph of a trace that fails: the error names the line.
+
+    Only torch's own words are held back: what the module prints while it is traced is the user's.
+    """
+    # Whoever traces needs it, and takes seconds to import it; who only names errors does not.
+    from torch.export import _trace
+
+    def is_known(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("Unable to find user code")
+
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    logger.addFilter(is_known)
+    try:
+        with mock.patch.object(_trace, "print", create=True):
+            yield
+    finally:
+        logger.removeFilter(is_known)
 
 
 def causes(error: BaseException, target: Callable[..., Any]) -> list[IrcError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -233,8 +234,11 @@ def test_random_numbers_come_from_the_seed() -> None:
     assert found.mean() == pytest.approx(1, abs=0.05)
 
 
-def test_control_flow_on_values_is_explained() -> None:
+def test_control_flow_on_values_is_explained(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     def function(x: Tensor) -> Tensor:
+        print("the user's own word", file=sys.stderr)
         if x.sum() > 0:
             return x + 1
         return x
@@ -243,8 +247,11 @@ def test_control_flow_on_values_is_explained() -> None:
         capture(function, (X,))
     assert failed.value.code == "capture-failed"
     assert "depends on the values of a tensor" in failed.value.message
-    assert failed.value.where.endswith(f"test_capture.py:{function.__code__.co_firstlineno + 1}")
+    assert failed.value.where.endswith(f"test_capture.py:{function.__code__.co_firstlineno + 2}")
     assert "torch.where" in failed.value.help
+    # Nothing of torch's beside the error: neither graphs nor that it found no line.
+    assert set(capsys.readouterr().err.split("\n")) == {"the user's own word", ""}
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
 def test_all_causes_are_reported_at_once() -> None:
