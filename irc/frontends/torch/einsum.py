@@ -9,6 +9,7 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import TransposeOp, tensor
+from irc.frontends.torch.diagonals import diagonal_of
 from irc.frontends.torch.linear import contract
 from irc.frontends.torch.lowering import Lowering, lowers
 
@@ -19,10 +20,10 @@ DOTS = "..."
 def einsum(
     t: Lowering, equation: str, tensors: Sequence[SSAValue], *, path: Any = None
 ) -> SSAValue:
-    """Contract pair by pair, from the left; diagonals of one operand stay in the library."""
+    """Contract pair by pair, from the left; a letter twice in an operand is its diagonal."""
     specs, result = written_out(equation, [tensor(x).ndim for x in tensors])
-    if any(len(set(s)) != len(s) for s in (*specs, result)):
-        t.decline()
+    once = [_without_repeats(t, x, s) for x, s in zip(tensors, specs, strict=True)]
+    tensors, specs = [x for x, _ in once], [s for _, s in once]
     operands = [_without_ones(t, i, specs, tensors) for i in range(len(specs))]
     (value, spec), *others = operands
     if not others:
@@ -57,6 +58,15 @@ def written_out(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
     # Dims under dots are aligned from the right, as in broadcasting.
     made = [s.replace(DOTS, names[most - n :]) for s, n in zip(specs, counts, strict=True)]
     return made, result.replace(DOTS, names)
+
+
+def _without_repeats(t: Lowering, x: SSAValue, spec: str) -> tuple[SSAValue, str]:
+    while twice := [letter for letter in spec if spec.count(letter) > 1]:
+        letter = twice[0]
+        i, j = spec.index(letter), spec.rindex(letter)
+        x = diagonal_of(t, x, 0, i, j)
+        spec = spec[:i] + spec[i + 1 : j] + spec[j + 1 :] + letter
+    return x, spec
 
 
 def _without_ones(

@@ -151,6 +151,11 @@ def _stand_in(operand: Operand) -> Any:
     return 1 if isinstance(operand, Size) else operand
 
 
+def ranked(t: Lowering, x: SSAValue) -> SSAValue:
+    """Return a number without dims as a vector of one, which ops along a dim take."""
+    return x if tensor(x).ndim else t.b.reshape(x, (1,))
+
+
 def dim_of(dim: int, ndim: int) -> int:
     """Return a dim counted from the front; dims of a scalar are 0."""
     return dim % ndim if ndim else 0
@@ -188,4 +193,5 @@ __all__ = [
     "is_float",
     "lowers",
     "number",
+    "ranked",
 ]

@@ -12,7 +12,16 @@ from xdsl.ir import SSAValue
 from irc.dialects.flow import ArgReduceOp, CumulativeOp, SortOp, TopKOp, tensor
 from irc.dialects.size import Dim
 from irc.dialects.types import is_float
-from irc.frontends.torch.lowering import TABLE, Lowering, count, dim_of, dims_of, lowers, number
+from irc.frontends.torch.lowering import (
+    TABLE,
+    Lowering,
+    count,
+    dim_of,
+    dims_of,
+    lowers,
+    number,
+    ranked,
+)
 
 Dims = int | Sequence[int] | None
 
@@ -72,8 +81,10 @@ def _extreme(fn: str) -> Any:
 def _extreme_along(fn: str) -> Any:
     def row(t: Lowering, self: SSAValue, dim: int, keepdim: bool = False) -> list[SSAValue | None]:
         ndim = tensor(self).ndim
-        if not ndim or tensor(self).dtype == "i1":
+        if tensor(self).dtype == "i1":
             t.decline()
+        if not ndim:
+            return [self, t.b.constant([0], (), "i64")]
         dim = dim_of(dim, ndim)
         index = (
             t.b.op(ArgReduceOp, [self], fn=fn, dim=dim, keep_dims=keepdim) if t.read[1] else None
@@ -86,11 +97,13 @@ def _extreme_along(fn: str) -> Any:
 def _arg_extreme(fn: str) -> Any:
     def row(t: Lowering, self: SSAValue, dim: int | None = None, keepdim: bool = False) -> SSAValue:
         kind = tensor(self)
-        if not kind.ndim or (dim is None and keepdim):
-            t.decline()
+        if not kind.ndim:
+            return t.full(0)
         if dim is None:
             self, dim = t.b.reshape(self, (count(kind.shape, range(kind.ndim)),)), 0
-        return t.b.op(ArgReduceOp, [self], fn=fn, dim=dim_of(dim, kind.ndim), keep_dims=keepdim)
+        dim = dim_of(dim, kind.ndim)
+        found = t.b.op(ArgReduceOp, [self], fn=fn, dim=dim, keep_dims=keepdim)
+        return t.b.reshape(found, t.shape)
 
     return row
 
@@ -128,10 +141,12 @@ def _variance(
 ) -> tuple[SSAValue, SSAValue]:
     dims = dims_of(dim, tensor(x).ndim)
     size = number(count(tensor(x).shape, dims))
-    if not dims or size - correction <= 0 or not is_float(t.dtype):
+    if not dims or not is_float(t.dtype):
         t.decline()
     mean, _, squares = centred(t, t.b.cast(x, t.accumulating(t.dtype)), dims)
-    spread = t.b.pointwise("div", squares, t.value(size - correction, tensor(squares).dtype))
+    # Of too few values torch divides by zero too: NaN, or infinity.
+    freedom = t.value(max(size - correction, 0), tensor(squares).dtype)
+    spread = t.b.pointwise("div", squares, freedom)
     return tuple(  # type: ignore[return-value]  # two of them
         t.b.cast(value if keepdim else t.b.reshape(value, t.shape), t.dtype)
         for value in (spread, mean)
@@ -171,30 +186,6 @@ def var_mean(t: Lowering, self: SSAValue, *args: Any, **options: Any) -> list[SS
     return list(_variance(t, self, *_correction(args, options)))
 
 
-@lowers("linalg_vector_norm", "norm")
-def vector_norm(
-    t: Lowering,
-    self: SSAValue,
-    ord: Any = 2,
-    dim: Dims = None,
-    keepdim: bool = False,
-    **options: Any,
-) -> SSAValue:
-    """Return the 1-, 2- or maximum norm."""
-    dims = dims_of(dim, tensor(self).ndim)
-    order = 2 if ord is None else ord
-    if not is_float(tensor(self).dtype) or not dims or order not in (1, 2, math.inf):
-        t.decline()
-    x = t.b.cast(self, t.accumulating(t.dtype))
-    if order == 2:
-        found = t.b.pointwise("sqrt", total(t, t.b.pointwise("mul", x, x), dims, keepdim))
-    else:
-        found = t.b.reduce(
-            "sum" if order == 1 else "max", t.b.pointwise("abs", x), dims, keep_dims=keepdim
-        )
-    return t.b.cast(found, t.dtype)
-
-
 def shifted(t: Lowering, x: SSAValue, dim: int) -> tuple[SSAValue, SSAValue]:
     """Return ``x - max(x)`` and its exponential, which cannot overflow."""
     off = t.b.pointwise("sub", x, t.b.reduce("max", x, [dim], keep_dims=True))
@@ -204,12 +195,11 @@ def shifted(t: Lowering, x: SSAValue, dim: int) -> tuple[SSAValue, SSAValue]:
 @lowers("softmax", "_softmax")
 def softmax(t: Lowering, self: SSAValue, dim: int, dtype: Any = None, **options: Any) -> SSAValue:
     """Return ``exp(x - max) / sum``, in float32 for half types."""
-    if not t.shape:
-        t.decline()
-    dim = dim_of(dim, len(t.shape))
-    x = t.b.cast(self, t.accumulating(t.dtype))
+    x = t.b.cast(ranked(t, self), t.accumulating(t.dtype))
+    dim = dim_of(dim, tensor(x).ndim)
     _, powers = shifted(t, x, dim)
-    return t.b.cast(t.b.pointwise("div", powers, total(t, powers, [dim], True)), t.dtype)
+    found = t.b.pointwise("div", powers, total(t, powers, [dim], True))
+    return t.b.cast(t.b.reshape(found, t.shape), t.dtype)
 
 
 @lowers("_safe_softmax")
@@ -232,19 +222,16 @@ def log_softmax(
     t: Lowering, self: SSAValue, dim: int, dtype: Any = None, **options: Any
 ) -> SSAValue:
     """Return the logarithm of softmax."""
-    if not t.shape:
-        t.decline()
-    x = t.b.cast(self, t.accumulating(t.dtype))
-    return t.b.cast(log_softmax_of(t, x, dim_of(dim, len(t.shape))), t.dtype)
+    x = t.b.cast(ranked(t, self), t.accumulating(t.dtype))
+    found = log_softmax_of(t, x, dim_of(dim, tensor(x).ndim))
+    return t.b.cast(t.b.reshape(found, t.shape), t.dtype)
 
 
 @lowers("logsumexp")
 def logsumexp(t: Lowering, self: SSAValue, dim: Dims, keepdim: bool = False) -> SSAValue:
     """Return ``log(sum(exp(x)))``, shifted by the largest."""
-    dims = dims_of(dim, tensor(self).ndim)
-    if not dims:
-        t.decline()
-    x = t.b.cast(self, t.accumulating(t.dtype))
+    x = t.b.cast(ranked(t, self), t.accumulating(t.dtype))
+    dims = dims_of(dim, tensor(x).ndim)
     top = t.b.reduce("max", x, dims, keep_dims=True)
     # An infinite maximum would give inf - inf.
     finite = t.b.pointwise("ne", t.b.pointwise("abs", top), t.value(math.inf, tensor(top).dtype))
@@ -256,9 +243,9 @@ def logsumexp(t: Lowering, self: SSAValue, dim: Dims, keepdim: bool = False) -> 
 
 def _running(fn: str) -> Any:
     def row(t: Lowering, self: SSAValue, dim: int, *, dtype: Any = None) -> SSAValue:
-        if not t.shape:
-            t.decline()
         x = t.b.cast(self, t.dtype)
+        if not t.shape:
+            return x
         dim = dim_of(dim, len(t.shape))
         return t.b.op(CumulativeOp, [x], fn=fn, dim=dim, exclusive=False, reverse=False)
 

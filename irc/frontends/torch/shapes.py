@@ -7,7 +7,7 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ConcatOp, IotaOp, PadOp, SliceOp, TakeOp, TransposeOp, tensor
+from irc.dialects.flow import ConcatOp, IotaOp, SliceOp, TakeOp, TransposeOp, tensor
 from irc.dialects.size import Dim, Size, product
 from irc.dialects.types import TensorType
 from irc.frontends.torch.lowering import TABLE, Lowering, Operand, dim_of, lowers, number
@@ -273,30 +273,6 @@ def _rolled(t: Lowering, x: SSAValue, dim: int, shift: int) -> SSAValue:
     return joined(t, [sliced(t, x, dim, cut, size), sliced(t, x, dim, 0, cut)], dim)
 
 
-@lowers("constant_pad_nd")
-def constant_pad(t: Lowering, self: SSAValue, pad: Sequence[Dim], value: float = 0) -> SSAValue:
-    """Pad dims from the last to the first with a number."""
-    ndim = tensor(self).ndim
-    low, high = [0] * ndim, [0] * ndim
-    for i in range(len(pad) // 2):
-        low[ndim - 1 - i], high[ndim - 1 - i] = number(pad[2 * i]), number(pad[2 * i + 1])
-    if not any((*low, *high)):
-        return self
-    return t.b.op(PadOp, [self], low=tuple(low), high=tuple(high), value=float(value))
-
-
-@lowers("pad")
-def pad_(
-    t: Lowering,
-    self: SSAValue,
-    pad: Sequence[Dim],
-    mode: str = "constant",
-    value: float | None = None,
-) -> SSAValue:
-    """Pad with a number; the other modes stay in the library."""
-    return constant_pad(t, self, pad, value or 0) if mode == "constant" else t.decline()
-
-
 def _triangle(fn: str) -> Any:
     def row(t: Lowering, self: SSAValue, diagonal: int = 0) -> SSAValue:
         rows, columns = t.shape[-2:]
@@ -309,38 +285,6 @@ def _triangle(fn: str) -> Any:
 
 
 TABLE.update(tril=_triangle("le"), triu=_triangle("ge"))
-
-
-@lowers("slice_scatter")
-def slice_scatter(
-    t: Lowering,
-    self: SSAValue,
-    src: SSAValue,
-    dim: int = 0,
-    start: Dim | None = None,
-    end: Dim | None = None,
-    step: int = 1,
-) -> SSAValue:
-    """Replace a slice: what is before, the source, what is after."""
-    dim = dim_of(dim, len(t.shape))
-    size = t.shape[dim]
-    first, last = bound(start, size, 0), bound(end, size, size)
-    if step != 1 or isinstance(first, Size):
-        t.decline()
-    if first == 0 and last == size:
-        return t.b.cast(src, t.dtype)
-    before = [] if first == 0 else [sliced(t, self, dim, 0, first)]
-    after = [] if last == size else [sliced(t, self, dim, last, size)]
-    return joined(t, [*before, t.b.cast(src, t.dtype), *after], dim)
-
-
-@lowers("select_scatter")
-def select_scatter(t: Lowering, self: SSAValue, src: SSAValue, dim: int, index: int) -> SSAValue:
-    """Replace one element of a dim."""
-    dim = dim_of(dim, len(t.shape))
-    first = bound(index, t.shape[dim], 0)
-    one = t.b.reshape(src, (*t.shape[:dim], 1, *t.shape[dim + 1 :]))
-    return slice_scatter(t, self, one, dim, first, first + 1)
 
 
 @lowers("copy")

@@ -7,25 +7,31 @@ from functools import cache
 import torch
 
 from irc.frontends.torch import (
+    adaptive_pools,
     annotations,
     creation,
+    diagonals,
     einsum,
     indexing,
     linear,
     losses,
     norms,
+    padding,
     pointwise,
     reductions,
     shapes,
     varlen,
+    vector_norms,
+    view_writes,
     window_gradients,
     windows,
 )
 from irc.frontends.torch.lowering import TABLE, Row
 
 MODULES = (
-    annotations, creation, einsum, indexing, linear, losses, norms, pointwise, reductions,
-    shapes, varlen, window_gradients, windows,
+    adaptive_pools, annotations, creation, diagonals, einsum, indexing, linear, losses, norms,
+    padding, pointwise, reductions, shapes, varlen, vector_norms, view_writes,
+    window_gradients, windows,
 )  # fmt: skip
 
 

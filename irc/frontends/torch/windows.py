@@ -12,7 +12,6 @@ from irc.dialects.flow import ConvolutionOp, PoolOp, tensor
 from irc.dialects.size import Size
 from irc.dialects.types import TensorType
 from irc.frontends.torch.lowering import TABLE, Lowering, lowers, number
-from irc.frontends.torch.reductions import mean_of
 
 Ints = int | Sequence[int]
 
@@ -182,24 +181,7 @@ def _avg_pool(ndim: int) -> Any:
     return row
 
 
-def _adaptive_avg_pool(ndim: int) -> Any:
-    def row(t: Lowering, self: SSAValue, output_size: Sequence[int]) -> SSAValue:
-        spatial, out = tensor(self).shape[-ndim:], [number(d) for d in t.shape[-ndim:]]
-        if all(d == 1 for d in out):
-            first = tensor(self).ndim - ndim
-            wide = t.b.cast(self, t.accumulating(t.dtype))
-            return t.b.cast(mean_of(t, wide, range(first, first + ndim), True), t.dtype)
-        if any(number(d) % o for d, o in zip(spatial, out, strict=True)):
-            t.decline()
-        window = [number(d) // o for d, o in zip(spatial, out, strict=True)]
-        return pooled(t, self, "avg", window, window, 0, 1, True)
-
-    return row
-
-
 for _n in (1, 2, 3):
     TABLE[f"max_pool{_n}d"] = _max_pool(_n)
     TABLE[f"max_pool{_n}d_with_indices"] = _max_pool_with_indices(_n)
     TABLE[f"avg_pool{_n}d"] = _avg_pool(_n)
-    TABLE[f"adaptive_avg_pool{_n}d"] = _adaptive_avg_pool(_n)
-    TABLE[f"_adaptive_avg_pool{_n}d"] = _adaptive_avg_pool(_n)

@@ -1,0 +1,72 @@
+"""ATen's pads: with a number, and with the tensor's own elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.ir import SSAValue
+
+from irc.dialects.flow import PadOp, TakeOp, tensor
+from irc.dialects.size import Dim
+from irc.frontends.torch.lowering import Lowering, lowers, number
+from irc.frontends.torch.shapes import iota
+
+
+@lowers("constant_pad_nd")
+def constant_pad(t: Lowering, self: SSAValue, pad: Sequence[Dim], value: float = 0) -> SSAValue:
+    """Pad dims from the last to the first with a number."""
+    ndim = tensor(self).ndim
+    low, high = [0] * ndim, [0] * ndim
+    for i in range(len(pad) // 2):
+        low[ndim - 1 - i], high[ndim - 1 - i] = number(pad[2 * i]), number(pad[2 * i + 1])
+    if not any((*low, *high)):
+        return self
+    return t.b.op(PadOp, [self], low=tuple(low), high=tuple(high), value=float(value))
+
+
+@lowers("pad")
+def pad_(
+    t: Lowering,
+    self: SSAValue,
+    pad: Sequence[Dim],
+    mode: str = "constant",
+    value: float | None = None,
+) -> SSAValue:
+    """Pad with a number, or take along each dim the element that the mode names."""
+    if mode == "constant":
+        return constant_pad(t, self, pad, value or 0)
+    ndim = tensor(self).ndim
+    for i in range(len(pad) // 2):
+        dim = ndim - 1 - i
+        if not (pad[2 * i] == 0 and pad[2 * i + 1] == 0):
+            places = _places(t, tensor(self).shape[dim], t.shape[dim], pad[2 * i], MODES[mode])
+            self = t.b.op(TakeOp, [self, places], dim=dim)
+    return self
+
+
+Place = Callable[[Lowering, SSAValue, SSAValue], SSAValue]
+"""Which element stands at a place that may lie outside a dim, given the dim's last place."""
+
+
+def _places(t: Lowering, size: Dim, padded: Dim, low: Dim, place: Place) -> SSAValue:
+    last = t.b.pointwise("sub", t.value(size, "i64"), t.value(1, "i64"))
+    return place(t, t.b.pointwise("sub", iota(t, padded), t.value(low, "i64")), last)
+
+
+def _reflected(t: Lowering, place: SSAValue, last: SSAValue) -> SSAValue:
+    """Fold at the first element and at the last: torch pads by less than the dim."""
+    back = t.b.pointwise("abs", t.b.pointwise("sub", last, t.b.pointwise("abs", place)))
+    return t.b.pointwise("sub", last, back)
+
+
+def _nearest(t: Lowering, place: SSAValue, last: SSAValue) -> SSAValue:
+    first = t.value(0, "i64")
+    return t.b.pointwise("minimum", t.b.pointwise("maximum", place, first), last)
+
+
+def _wrapped(t: Lowering, place: SSAValue, last: SSAValue) -> SSAValue:
+    size = t.b.pointwise("add", last, t.value(1, "i64"))
+    return t.b.pointwise("remainder", place, size)
+
+
+MODES: dict[str, Place] = {"reflect": _reflected, "replicate": _nearest, "circular": _wrapped}
