@@ -28,6 +28,13 @@ from irc.errors import IrcError
 MAX_DEPTH = 200
 MAX_DIGITS = 40
 MAX_BYTES = 256 << 20
+SKIPPED = re.compile(
+    r"//[^\n]*|->"
+    r'|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*(?P<end>"?)'
+)
+"""Comments, arrows and strings, in which a bracket opens nothing. A string that nothing closes takes
+xDSL's lexer time exponential in its length, so that it is looked for first: here each character is
+tried once."""
 
 
 class IrParser(Parser):
@@ -101,8 +108,14 @@ def check_limits(text: str, name: str) -> None:
         raise IrcError(
             "ir-invalid", f"{name} holds a dense attribute; irc keeps weights outside the text"
         )
+    for found in SKIPPED.finditer(text):
+        if found["end"] == "":
+            line = text.count("\n", 0, found.start()) + 1
+            raise IrcError(
+                "ir-syntax", f"{name} does not parse: a string is not closed", where=f"line {line}"
+            )
     depth = 0
-    for bracket in re.findall(r"[(\[{<>}\])]", re.sub(r'"(?:[^"\\]|\\.)*"|->', "", text)):
+    for bracket in re.findall(r"[(\[{<>}\])]", SKIPPED.sub("", text)):
         depth += 1 if bracket in "([{<" else -1
         if depth > MAX_DEPTH:
             raise IrcError("ir-too-large", f"{name} nests brackets over {MAX_DEPTH} deep")

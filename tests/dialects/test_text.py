@@ -79,6 +79,10 @@ X = "!flow.tensor<[8, 4], f32>"
         ("func.func @f(", "ir-syntax", "does not parse"),
         ("\0", "ir-syntax", "NUL"),
         ("(" * 300, "ir-too-large", "deep"),
+        # A lexer that tries every way to cut what is not closed would not come to an end.
+        ('"' + "a" * 5000, "ir-syntax", "not closed"),
+        (flow('%r = flow.exp(%x) {id = "n1'), "ir-syntax", "not closed"),
+        (flow(r'%r = flow.exp(%x) {id = "n\q"}'), "ir-syntax", "not closed"),
         (f"!flow.tensor<[{'9' * 60}], f32>", "ir-too-large", "digits"),
         ("%0 = arith.constant dense<1> : tensor<1099511627776xi8>", "ir-invalid", "dense"),
         (flow("", "!flow.tensor<[8], f32, [data = S(1)]>"), "ir-invalid", "splits dim 1"),
@@ -106,6 +110,11 @@ def test_what_is_wrong_is_refused(text: str, code: str, says: str) -> None:
     with pytest.raises(IrcError, match=says.replace("(", r"\(").replace(")", r"\)")) as caught:
         load(text)
     assert caught.value.code == code
+
+
+def test_comments_and_strings_hold_any_brackets_and_quotes() -> None:
+    text = flow(f'%r = flow.reshape(%x) {{loc = "((((// \\22"}} : ({X}) -> {X}')
+    load('// "one quote, ' + "(" * 300 + "\n" + text.replace("(((", "(" * 300))
 
 
 def test_a_store_that_leaves_its_buffer_is_refused() -> None:
