@@ -409,6 +409,17 @@ PAGES = (
         fix="onnx.version_converter.convert_version(model, 17), or update onnx",
     ),
     ErrorPage(
+        code="op-declaration",
+        title="what was declared of an op cannot be used",
+        exit_code=2,
+        what="`irc.register_op` was given something of another type, or a formula of an op's work"
+        " failed on a call.",
+        why="The planner prices and shards an op by what is declared of it; a guess in its place"
+        " would go unseen.",
+        example='irc.register_op("mylib::scan", flops="2 * n")',
+        fix='irc.register_op("mylib::scan", rule="(n) -> (n)", flops=lambda call: 2 * call["n"])',
+    ),
+    ErrorPage(
         code="op-undeclared",
         title="an op is not known in this process",
         exit_code=2,

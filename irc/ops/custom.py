@@ -91,6 +91,25 @@ class Declaration:
         """What was not declared and is therefore assumed."""
         return tuple(name for name in ("rule", "flops", "bytes") if not getattr(self, name))
 
+    def work(self, what: str, call: Call) -> int:
+        """Return the ``flops`` or ``bytes`` of a call, 0 where nobody declared them.
+
+        Raises:
+            IrcError: ``op-declaration`` where the formula fails, or gives no number.
+        """
+        formula: Formula | None = getattr(self, what)
+        if formula is None:
+            return 0
+        try:
+            return int(formula(call))
+        except Exception as error:  # the user's own code raises what it likes
+            raise IrcError(
+                "op-declaration",
+                f"the formula for {what} of {self.target} fails",
+                because=f"{type(error).__name__}: {error}",
+                help=f"it is called with a Call, whose sizes are {', '.join(call.sizes) or 'none'}",
+            ) from error
+
     def run(self) -> Callable[..., Any] | None:
         """Return the reference, imported."""
         return _imported(self.reference)
@@ -117,8 +136,8 @@ def register_op(
     rule: str = "",
     flops: Formula | None = None,
     bytes: Formula | None = None,  # noqa: A002 - what users call it
-    reference: Callable[..., Any] | None = None,
-    derivative: Callable[..., Any] | None = None,
+    reference: Callable[..., Any] | str | None = None,
+    derivative: Callable[..., Any] | str | None = None,
 ) -> Callable[[Function], Function]:
     """Declare an op; used as a decorator, the function below is its CPU reference.
 
@@ -134,25 +153,52 @@ def register_op(
             is zero. Without it torch differentiates the reference, or the op where it registers
             an autograd formula.
 
+    Declared once, they hold for every way to compile. Where autograd records (``irc.compile``,
+    ``torch.compile``) torch is told the formula, unless the op registers one with torch itself.
+
     Raises:
-        IrcError: ``rule-syntax``.
+        IrcError: ``rule-syntax``, ``op-undeclared``; ``op-declaration`` for what is no text or
+            function.
     """
     name = _name(target)
+    _check_types(name, {"rule": rule, "flops": flops, "bytes": bytes, "reference": reference,
+                        "derivative": derivative})  # fmt: skip
     if rule:
         parse_rule(rule, where=name)
     made = Declaration(name, rule, flops, bytes, reference, derivative)
     DECLARED[name] = made
 
     def with_reference(function: Function) -> Function:
+        if not callable(function):
+            raise _wrong(name, "reference", function, "a function")
         DECLARED[name] = replace(made, reference=function)
         return function
 
     return with_reference
 
 
+def _check_types(target: str, given: Mapping[str, object]) -> None:
+    for part, value in given.items():
+        if part == "rule":
+            if not isinstance(value, str):
+                raise _wrong(target, part, value, 'text, such as "(m k, k n) -> (m n) sum(k)"')
+        elif isinstance(value, str) and part in ("flops", "bytes"):
+            raise _wrong(target, part, value, "a function of a Call")
+        elif not (value is None or callable(value) or isinstance(value, str)):
+            raise _wrong(target, part, value, 'a function, or "module:function" for one')
+
+
+def _wrong(target: str, part: str, given: object, wanted: str) -> IrcError:
+    return IrcError(
+        "op-declaration",
+        f"the {part} declared for {target} is {type(given).__name__} {given!r}",
+        help=f"give {wanted}",
+    )
+
+
 def _name(target: object) -> str:
     """Return ``namespace::name`` of a text, a custom op, an overload or a packet."""
-    if isinstance(target, str):
+    if isinstance(target, str) and all(target.partition("::")):
         return target
     schema = getattr(target, "_schema", None)
     for found in (

@@ -109,7 +109,7 @@ def _declared_bytes(op: FlowOp, sizes: Callable[[], Mapping[str, int]]) -> int:
     known = declaration(op.plain["target"]) if op.name == "flow.extern" else None
     if known is None or known.bytes is None:
         return 0
-    return known.bytes(call_of(op.plain, sizes(), _item_bytes(op)))
+    return known.work("bytes", call_of(op.plain, sizes(), _item_bytes(op)))
 
 
 def _item_bytes(op: FlowOp) -> int:
@@ -161,9 +161,8 @@ _KNOWN: WeakKeyDictionary[FlowOp, tuple[tuple[object, ...], Rule, dict[str, int]
 def _flops(op: FlowOp, rule: Rule, sizes: Mapping[str, int], num_bytes: int) -> int:
     if op.name == "flow.extern":
         known = declaration(op.plain["target"])
-        stated = (
-            known.flops(call_of(op.plain, sizes, _item_bytes(op))) if known and known.flops else 0
-        )
+        call = call_of(op.plain, sizes, _item_bytes(op))
+        stated = known.work("flops", call) if known else 0
         return stated or UNKNOWN_FLOPS * num_bytes // _item_bytes(op)
     return FLOPS[op.name](op.plain, rule, sizes) if op.name in FLOPS else 0
 

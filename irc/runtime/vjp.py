@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from irc.errors import ErrorCollector, IrcError
 from irc.ops.custom import declaration
+from irc.runtime.derivative import declared_gradients
 
 if TYPE_CHECKING:
     import torch
@@ -80,23 +81,17 @@ def _by_declaration(
 
     from irc.runtime.flow_ops.extern import called_with
 
-    _, attrs, count, given, wanted = arguments
+    _, attrs, _, given, wanted = arguments
     by_result: list[torch.Tensor | None] = [None] * (max(given) + 1)
     for index, gradient in zip(given, gradients, strict=True):
         by_result[index] = gradient
     positional, keywords = called_with(json.loads(attrs["arguments"]), operands)
-    found = derivative(tuple(by_result), *positional, **keywords)
-    found = list(found) if isinstance(found, tuple | list) else [found]
-    if len(found) != count:
-        raise IrcError(
-            "not-differentiable",
-            f"the derivative declared for {attrs['target']} gives {len(found)} gradients",
-            because=f"the op has {count} tensor operands",
-            help="return one for each tensor operand, None for those without",
-        )
+    target = attrs["target"]
+    found = declared_gradients(derivative, target, by_result, positional, keywords, operands)
+    back = [found[i] for i in wanted]
     return [
-        torch.zeros_like(operands[i]) if found[i] is None else found[i].to(operands[i].dtype)
-        for i in wanted
+        torch.zeros_like(operands[i]) if gradient is None else gradient
+        for i, gradient in zip(wanted, back, strict=True)
     ]
 
 

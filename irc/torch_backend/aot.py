@@ -20,6 +20,7 @@ from irc.frontends.torch.table import row_of
 from irc.pipeline import Options
 from irc.torch_backend.compiled import Flat, runner_of
 from irc.torch_backend.counts import counters
+from irc.torch_backend.own_gradients import tell_autograd
 
 
 def compile_through_aot(
@@ -44,6 +45,7 @@ def compile_through_aot(
     from torch._guards import TracingContext
     from torch.utils._python_dispatch import _disable_current_modes
 
+    tell_autograd(gm)
     turned: list[Turned] = []
 
     def forward(graph: GraphModule, _: Sequence[Any]) -> Any:

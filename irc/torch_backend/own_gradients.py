@@ -1,0 +1,103 @@
+"""What :func:`irc.register_op` says of an op's derivative, told to torch's autograd.
+
+AOTAutograd traces the backward pass through autograd itself, which knows no declaration of irc's.
+An op that torch has no formula for gets one before it is traced: the declared derivative, else the
+derivative of the reference. Torch's own formula, where there is one, stays.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._library.custom_ops import OPDEFS
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from irc.ops.custom import LIBRARIES, Declaration, declaration
+from irc.runtime.derivative import declared_gradients
+
+_told: set[str] = set()
+"""Ops that have their formula from here, which reads the declaration anew at each call."""
+
+
+def tell_autograd(graph: GraphModule) -> None:
+    """Give torch a formula for each declared op of a graph that it has none for."""
+    for node in graph.graph.nodes:
+        op = node.target
+        if node.op != "call_function":
+            continue
+        if isinstance(op, torch._ops.OpOverloadPacket):
+            op = op.default
+        if isinstance(op, torch._ops.OpOverload) and op.namespace not in LIBRARIES:
+            _tell(op)
+
+
+def _tell(op: torch._ops.OpOverload) -> None:
+    name = op._schema.name
+    known = declaration(name)
+    if name in _told or known is None or (known.derivative is None and known.reference is None):
+        return
+    if _has_formula(op):
+        return
+    _told.add(name)
+    torch.library.register_autograd(name, _backward(name), setup_context=_keep)
+
+
+def _has_formula(op: torch._ops.OpOverload) -> bool:
+    if (own := OPDEFS.get(op._schema.name)) is not None:
+        return own._backward_fn is not None
+    keys = ("CompositeImplicitAutograd", "Autograd", "AutogradCPU")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> None:
+    leaves, ctx.spec = pytree.tree_flatten((tuple(inputs), dict(keyword_only_inputs or {})))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    ctx.others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    ctx.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(name: str) -> Callable[..., Any]:
+    def backward(ctx: Any, *given: Any) -> Any:
+        known = declaration(name)
+        assert known is not None
+        leaves = list(ctx.others)
+        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            leaves[place] = tensor
+        found = _gradients(known, given, leaves, ctx)
+        made: list[torch.Tensor | None] = [None] * len(leaves)
+        for place, gradient in zip(ctx.places, found, strict=True):
+            made[place] = gradient
+        args, _ = pytree.tree_unflatten(made, ctx.spec)
+        return args if len(args) != 1 else args[0]
+
+    return backward
+
+
+def _gradients(
+    known: Declaration, given: Sequence[Any], leaves: Sequence[Any], ctx: Any
+) -> Sequence[torch.Tensor | None]:
+    operands = [leaves[place] for place in ctx.places]
+    if (derivative := known.differentiate()) is not None:
+        args, kwargs = pytree.tree_unflatten(list(leaves), ctx.spec)
+        return declared_gradients(derivative, known.target, given, args, kwargs, operands)
+    reference = known.run()
+    assert reference is not None
+    with torch.enable_grad():
+        inner = list(leaves)
+        for place in ctx.places:
+            inner[place] = leaves[place].detach()
+            inner[place].requires_grad_(inner[place].is_floating_point())
+        args, kwargs = pytree.tree_unflatten(inner, ctx.spec)
+        results = pytree.tree_leaves(reference(*args, **kwargs))
+    live = [(r, g) for r, g in zip(results, given, strict=True) if g is not None]
+    made, weights = [r for r, _ in live if r.requires_grad], [g for r, g in live if r.requires_grad]
+    wanted = [inner[place] for place in ctx.places if inner[place].requires_grad]
+    if not made or not wanted:
+        return [None] * len(operands)
+    back = iter(torch.autograd.grad(made, wanted, weights, allow_unused=True))
+    return [next(back) if inner[place].requires_grad else None for place in ctx.places]
