@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from irc.errors import IrcError
@@ -36,11 +37,11 @@ def dynamic_option(given: object, mesh: str) -> Any:
     return cast("Any", given)
 
 
-def names_option(option: str, given: str | Sequence[str]) -> tuple[str, ...]:
+def names_option(option: str, given: object) -> tuple[str, ...]:
     """Return names of passes, or of files.
 
     Raises:
-        IrcError: ``option-value`` for one name that is in no list.
+        IrcError: ``option-value`` for one name that is in no list, and for what is no name.
     """
     if isinstance(given, str):
         raise IrcError(
@@ -48,7 +49,32 @@ def names_option(option: str, given: str | Sequence[str]) -> tuple[str, ...]:
             f"{option} is a list of names, not {given!r}",
             help=f'write {option}=["{given}"]',
         )
-    return tuple(given)
+    if not isinstance(given, Iterable):
+        raise IrcError(
+            "option-value",
+            f"{option} is a list of names, not {given!r}",
+            help=NAMES.get(option, ""),
+        )
+    named: list[str] = []
+    for each in cast("Iterable[object]", given):
+        # A file may be given as a Path; a pass has a name only.
+        text = str(each) if isinstance(each, Path) and option != "passes" else each
+        if not isinstance(text, str) or not text.strip():
+            raise IrcError(
+                "option-value",
+                f"{option} is a list of names, and {each!r} is none",
+                help=NAMES.get(option, ""),
+            )
+        named.append(text)
+    return tuple(named)
+
+
+NAMES = {
+    "passes": 'write the name that a package registers under irc.passes: passes=["my-pass"], or '
+    'passes=["my-pass{option=1}"]',
+    "rules": 'write the names of files: rules=["my.rules"]',
+}
+"""What to write in the lists that users give."""
 
 
 def checked(options: Options) -> Options:

@@ -135,9 +135,25 @@ def _dispatch(arguments: Sequence[str]) -> int:
         raise IrcError("command-unknown", f"no command '{word}'", help=did_you_mean(word, COMMANDS))
     parser.refuse_unknown_options(arguments[:named])
     commands[word].refuse_unknown_options(arguments[named + 1 :])
-    # Without this, argparse would take the word that follows a bare --verify-each for its value.
-    words = ["--verify-each=ir" if word == "--verify-each" else word for word in arguments]
-    return COMMANDS[word].run(parser.parse_args(words))
+    args, rest = parser.parse_known_args(_with_values(arguments))
+    if rest:
+        # argparse itself would give the usage of `irc`, which says nothing about the command.
+        commands[word].error(f"unrecognized arguments: {' '.join(rest)}")
+    return COMMANDS[word].run(args)
+
+
+def _with_values(arguments: Sequence[str]) -> Sequence[str]:
+    """Join --verify-each to the value that follows it; a bare one is ``ir``.
+
+    argparse would take any word that follows for its value, the file as well.
+    """
+    words = [""]
+    for word in arguments:
+        if words[-1] == "--verify-each=" and word in opt.VERIFY_EACH:
+            words[-1] += word
+        else:
+            words.append("--verify-each=" if word == "--verify-each" else word)
+    return ["--verify-each=ir" if word == "--verify-each=" else word for word in words[1:]]
 
 
 def _parsers() -> tuple[Parser, dict[str, Parser]]:

@@ -284,9 +284,11 @@ PAGES = (
         title="a task mapping cannot be read",
         exit_code=2,
         what="The text is not built from `spatial(...)`, `repeat(...)` and `*`.",
-        why="A mapping is proved to cover each task once, so it has to be in this notation.",
-        example="spatial(4, 8) + repeat(2, 1)",
-        fix="spatial(4, 8) * repeat(2, 1)",
+        why="In this notation a mapping is proved to do each of its tasks once, and to cover the"
+        " space of its kernel.\nIt may round up: tasks beyond the space are masked, and no worker"
+        " has these alone.",
+        example="mapping = #task.map<spatial(4, 8) + repeat(2, 1)>",
+        fix="mapping = #task.map<spatial(4, 8) * repeat(2, 1)>",
     ),
     ErrorPage(
         code="memory-exceeded",
@@ -480,7 +482,7 @@ PAGES = (
         title="a file cannot be written",
         exit_code=2,
         what="The system refused to write the file that the command was told to write.",
-        why="What was measured would be lost, so irc says so instead of printing it only.",
+        why="What was made for it would be lost, so irc says so instead of printing it only.",
         example="irc cluster calibrate -o /no/such/folder/host.toml",
         fix="irc cluster calibrate -o host.toml",
     ),
@@ -492,6 +494,24 @@ PAGES = (
         why="The rest of the program runs with numpy alone, and irc.runtime installs nothing.",
         example="python -m irc.runtime plan   (`irc compile` said: needs  torch runs 1 flow.sort)",
         fix="pip install torch   (or ml_dtypes, as the message says)",
+    ),
+    ErrorPage(
+        code="pass-failed",
+        title="a plug-in's pass failed",
+        exit_code=2,
+        what="A pass of another package raised an error, or left a program that is not valid.",
+        why="Later passes rely on a valid program that takes and gives what the model does.",
+        example="irc compile model.onnx -o plan --pass my-pass   (it makes a result longer)",
+        fix="irc opt program.mlir -p my-pass --verify-each=exec   (runs it alone, to mend it)",
+    ),
+    ErrorPage(
+        code="pass-level",
+        title="the program is on another level than the pass works on",
+        exit_code=2,
+        what="A pass says on which levels it works, and the program that it gets is on another.",
+        why="It would not find the ops that it looks for, or would break those that it finds.",
+        example="irc opt plan/ir/12-order.mlir -p auto-shard",
+        fix="irc opt plan/ir/00-capture.mlir -p auto-shard   (irc explain pass tells its level)",
     ),
     ErrorPage(
         code="pass-unknown",

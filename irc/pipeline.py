@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import VerifyException
@@ -19,16 +18,21 @@ from irc.backends.launch.target import launch_files
 from irc.cluster.load import find_cluster
 from irc.constraints.pins import constraint_text, parse_constraints
 from irc.cost.actions import ActionCost
+from irc.dialects.dominance import verify_module
+from irc.dialects.levels import levels_of
 from irc.dialects.placement import Mesh
 from irc.dialects.task import KernelOp
 from irc.dialects.text import context, dump
 from irc.errors import InternalError, IrcError
+from irc.foreign_pass import apply_foreign
 from irc.kernels.gpu.limits import GPUS
+from irc.pass_levels import levels_after, require_level
+from irc.pass_places import insert_all
 from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.ranges import input_ranges
 from irc.plan.save import make_plan as bundle
-from irc.plugin import LEVELS, find_backend, find_pass
+from irc.plugin import find_backend, find_pass, package_of, parse_passes
 from irc.program import Program
 from irc.runtime.segments import DEVICE_BACKENDS, NATIVE_BACKENDS
 from irc.simulate.plan import predicted_seconds
@@ -54,7 +58,8 @@ class Options:
         target: what kernels are mapped for (``cpu``, ``sm_90``); by default the backend's first.
         cluster: a preset's name or a TOML file; prices communication and compute.
         sizes: numbers for named sizes.
-        passes: names of plug-in passes to run, each where its ``after`` says.
+        passes: plug-in passes to run, each where its ``after`` says: ``name`` or
+            ``name{option=1}``.
         rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
         pins: constraints, or the name of a file of them (grammar/sharding.lark).
         memory_bytes: what a device may hold at any moment; by default what the cluster's have.
@@ -139,8 +144,7 @@ def default_pipeline(options: Options) -> list[ModulePass]:
     if distributed:
         pipeline.append(("order", {}))
     passes = [find_pass(name)(**given) for name, given in pipeline]
-    for name in options.passes:
-        _insert(passes, find_pass(name)())
+    insert_all(passes, [each for text in options.passes for each in parse_passes(text)])
     return passes
 
 
@@ -188,37 +192,6 @@ def _refuse_pins(pins: str) -> None:
         )
 
 
-def _insert(passes: list[ModulePass], plugin: ModulePass) -> None:
-    """Put a plug-in's pass where it says: after a named pass, else where its level ends."""
-    after, level = getattr(plugin, "after", None), _level(plugin)
-    names = [p.name for p in passes]
-    if after is not None:
-        if after not in names:
-            raise IrcError(
-                "pass-unknown",
-                f"pass '{plugin.name}' goes after '{after}', which this pipeline does not run",
-                because=f"it runs {', '.join(names)}",
-            )
-        passes.insert(len(names) - names[::-1].index(after), plugin)
-        return
-    if level == "flow+sbp" and "auto-shard" not in names:
-        raise IrcError(
-            "pass-unknown",
-            f"pass '{plugin.name}' works on placements, and one device has none",
-            help="choose a mesh, or leave the pass out",
-        )
-    below = [LEVELS.index(LOWERS_TO.get(p.name, _level(p))) > LEVELS.index(level) for p in passes]
-    passes.insert(below.index(True) if any(below) else len(passes), plugin)
-
-
-LOWERS_TO = {"auto-shard": "flow+sbp", "lower-boxing": "spmd", "map-tasks": "task"}
-"""Passes that leave a program on another level than they found it."""
-
-
-def _level(each: ModulePass) -> str:
-    return getattr(each, "level", "flow")
-
-
 def run_passes(
     module: ModuleOp,
     passes: Sequence[ModulePass],
@@ -236,25 +209,32 @@ def run_passes(
         on_stage: called after each pass with its name and the module.
 
     Raises:
-        IrcError: from a pass; ``check-failed`` where ``exec`` finds other numbers.
-        InternalError: a pass broke the IR.
+        IrcError: from a pass; ``pass-level`` for a pass on a program of another level;
+            ``pass-failed`` for a plug-in's that raises, or leaves an invalid program;
+            ``check-failed`` where ``exec`` finds other numbers.
+        InternalError: a pass of irc broke the IR.
     """
-    ctx = context()
+    ctx, levels = context(), levels_of(module) if passes else ()
     for each in passes:
+        require_level(each, levels)
         before = _execution(module) if verify_each == "exec" else None
-        each.apply(ctx, module)
-        if verify_each is not None:
-            _verify(module, each, ctx)
+        if (package := package_of(type(each))) == "irc":
+            each.apply(ctx, module)
+        else:
+            apply_foreign(each, package, ctx, module)
+        levels = levels_after(each, levels, module)
+        if verify_each is not None and package == "irc":
+            _verify(module, each)
         if before is not None:
             before.compare(module, each.name)
         if on_stage is not None:
             on_stage(each.name, module)
 
 
-def _verify(module: ModuleOp, after: ModulePass, _ctx: Context) -> None:
+def _verify(module: ModuleOp, after: ModulePass) -> None:
     try:
-        module.verify()
-    except VerifyException as error:
+        verify_module(module)
+    except (VerifyException, ValueError) as error:
         raise InternalError(f"pass {after.name} broke the program: {error}") from error
 
 

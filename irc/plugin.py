@@ -1,12 +1,64 @@
 """The register of passes: those of irc, and those that other packages bring.
 
-A pass is an xDSL `ModulePass`, a frozen dataclass, with two class attributes more: ``level``, the
-level it works on, and optionally ``after``, the pass that a pipeline puts it behind. Another
-package registers one in its ``pyproject.toml``, and nothing of it is imported until a user names
-the pass::
+A pass is an xDSL `ModulePass`, a frozen dataclass whose fields are its options, and whose ``apply``
+changes a module in place. Another package registers one in its ``pyproject.toml``; nothing of it is
+imported until a user names the pass (``irc opt FILE -p my-pass``, ``irc compile --pass my-pass``,
+``irc.compile(passes=["my-pass{times=2}"])``)::
 
     [project.entry-points."irc.passes"]
     my-pass = "my_package.my_pass:MyPass"
+
+**Where it goes.** The class says:
+
+* ``name``: the one that it is registered by.
+* ``level``: what it works on. ``flow``: whole tensors, as captured, each block of repeated layers a
+  function. ``flow+sbp``: the same with a placement in each type, on a mesh only. ``spmd``: what one
+  rank computes; on one device, the program of flow as it stands. ``task``: kernels. On another
+  level it is refused (``pass-level``).
+* ``after``, optional: the pass that it goes behind, of irc or of a plug-in; without it, it runs
+  where its level ends. ``irc compile`` writes the program after every pass into ``ir/`` of the
+  plan, in order.
+* ``also_on``, optional: a tuple of further levels on whose text ``irc opt`` may run it.
+
+**What it must keep.** After it the program must verify; ``@forward`` must take the same arguments
+and give results of the same types (a named size may become a number). What breaks that, and what
+``apply`` raises, is reported as ``pass-failed`` with the name of the pass and its package; an
+`irc.errors.IrcError` of its own reaches the user as it is.
+
+**What it builds with.** Ops are those of `irc.dialects.flow` (``irc list ops``), and
+``Op.make(inputs, result_types, **attributes)`` builds each: ``PointwiseOp.make([x], [x.type],
+fn="exp")``; the functions are in `irc.ops.pointwise`. `irc.dialects.builder.FlowBuilder(block,
+"my_", before=op)` finds the result types too, and gives ids that begin so. An op that takes the
+place of another needs its source line and its id: `carry` gives it both. An id names a value, which
+``irc check`` compares on every level, so where several ops stand for one, the last carries its id
+and the others are parts of it::
+
+    for old in [o for o in module.walk() if isinstance(o, PointwiseOp) and o.fn.data == "silu"]:
+        x, kind = old.inputs[0], old.outputs[0].type
+        gate = PointwiseOp.make([x], [kind], fn="sigmoid")
+        product = PointwiseOp.make([x, gate.outputs[0]], [kind], fn="mul")
+        carry(gate, old, part=1)  # n2.1
+        carry(product, old)  # n2
+        old.parent.insert_ops_before([gate, product], old)
+        old.outputs[0].replace_all_uses_with(product.outputs[0])
+        old.detach()
+        old.erase()
+
+New ops that repeat an id get such numbers anyway, all but the last.
+
+**How it is tested.** Write ``Before:`` and ``After:`` programs into its docstring, which ``irc
+explain pass`` prints, and compare them in a test::
+
+    from irc.dialects.text import load
+    from irc.pipeline import run_passes
+
+    module = load(before)
+    run_passes(module, [MyPass()], verify_each="exec")  # runs it before and after, in float64
+    assert module.is_structurally_equivalent(load(after))
+
+``irc opt FILE -p my-pass --verify-each=exec`` does the same for any program, and ``irc check
+PLAN`` holds each value of a plan after each pass against eager PyTorch. ``examples/plugin`` is a
+whole package.
 """
 
 import sys
@@ -14,7 +66,7 @@ from dataclasses import fields
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from irc.errors import InternalError, IrcError, did_you_mean
 
@@ -25,7 +77,6 @@ if TYPE_CHECKING:
 
 GROUP = "irc.passes"
 BACKEND_GROUP = "irc.backends"
-LEVELS = ("flow", "flow+sbp", "spmd", "task", "plan")
 
 
 class Registered(NamedTuple):
@@ -123,6 +174,14 @@ def find_backend(name: str) -> "Backend":
         ) from error
 
 
+def package_of(each: "type[ModulePass]") -> str:
+    """Return the package that a pass is of: ``irc``, or that of the plug-in."""
+    root = each.__module__.partition(".")[0]
+    if root == "irc":
+        return root
+    return next((p.package for p in plugin_passes() if p.name == each.name), root)
+
+
 def parse_passes(text: str) -> "tuple[ModulePass, ...]":
     """Make the passes that a text such as ``fuse,order{overlap=true}`` names.
 
@@ -139,7 +198,7 @@ def parse_passes(text: str) -> "tuple[ModulePass, ...]":
         raise IrcError(
             "option-value",
             "cannot read the list of passes",
-            where=f"-p '{text}'",
+            where=f"'{text}'",
             because=str(error),
             help="write it as: first-pass,second-pass{option=1 other=true}",
         ) from error
@@ -156,10 +215,17 @@ def parse_passes(text: str) -> "tuple[ModulePass, ...]":
                 )
         try:
             passes.append(cls.from_spec(spec))
-        except ValueError as error:
+        except IrcError:
+            raise
+        # What a plug-in's own __post_init__ raises is about the options, too.
+        except Exception as error:
+            package = package_of(cls)
+            if not isinstance(error, ValueError) and package == "irc":
+                raise
+            owner = "" if package == "irc" else f" of package '{package}'"
             raise IrcError(
                 "option-value",
-                f"pass '{spec.name}' cannot take these options: {spec}",
+                f"pass '{spec.name}'{owner} cannot take these options: {spec}",
                 because=str(error),
                 help=f"irc explain pass {spec.name}",
             ) from error
@@ -193,10 +259,19 @@ def _flaw(name: str, loaded: object) -> str | None:
     """Say why an object is not the pass of this name, or None if it is."""
     from xdsl.passes import ModulePass
 
+    from irc.dialects.levels import LEVELS
+
     if not (isinstance(loaded, type) and issubclass(loaded, ModulePass)):
         return f"{loaded!r} is not a subclass of xdsl.passes.ModulePass"
     if getattr(loaded, "name", None) != name:
         return f"the class calls itself {getattr(loaded, 'name', None)!r}, not {name!r}"
+    if missing := sorted(getattr(loaded, "__abstractmethods__", ())):
+        return f"the class does not define {', '.join(missing)}"
     if (level := getattr(loaded, "level", None)) not in LEVELS:
         return f"its level is {level!r}; a level is one of {', '.join(LEVELS)}"
+    also: object = getattr(loaded, "also_on", ())
+    if not isinstance(also, tuple) or not set(cast("tuple[object, ...]", also)) <= {*LEVELS}:
+        return f"its also_on is {also!r}; it is a tuple of levels: {', '.join(LEVELS)}"
+    if not isinstance(after := getattr(loaded, "after", None), str | None):
+        return f"its after is {after!r}; it is the name of a pass"
     return None

@@ -86,6 +86,7 @@ class CanonicalizePass(ModulePass):
 
     name = "canonicalize"
     level: ClassVar[str] = "flow"
+    also_on: ClassVar[tuple[str, ...]] = ("flow+sbp", "spmd", "task")
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for func in op.body.block.ops:

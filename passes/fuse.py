@@ -23,6 +23,7 @@ from irc.dialects.flow import (
     noted_placements,
     result_id,
 )
+from irc.errors import IrcError, did_you_mean
 from irc.kernels.fusion.groups import Grouping
 from irc.kernels.fusion.profit import describe
 from irc.kernels.fusion.units import Unit, in_order
@@ -35,6 +36,7 @@ from irc.kernels.holds import (
     is_unread,
     require_static,
 )
+from irc.kernels.schedule import TARGETS
 from irc.kernels.weights.fixed import Fixed
 
 
@@ -98,6 +100,12 @@ class FusePass(ModulePass):
     any_rows: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if self.target not in TARGETS:
+            raise IrcError(
+                "target-unknown",
+                f"no target '{self.target}'",
+                help=did_you_mean(self.target, TARGETS),
+            )
         for _, grouping in self.groupings(op):
             _Rebuild(grouping).run()
         text, source = constraint_text(self.pins)

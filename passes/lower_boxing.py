@@ -94,6 +94,7 @@ class LowerBoxingPass(ModulePass):
 
     name = "lower-boxing"
     level: ClassVar[str] = "flow+sbp"
+    also_on: ClassVar[tuple[str, ...]] = ("flow",)
 
     cluster: str = "this-host"
 

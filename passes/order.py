@@ -75,6 +75,7 @@ class OrderPass(ModulePass):
 
     name = "order"
     level: ClassVar[str] = "task"
+    also_on: ClassVar[tuple[str, ...]] = ("spmd",)
 
     cluster: str = ""
     in_flight: int = 4

@@ -12,7 +12,7 @@ from xdsl.passes import ModulePass
 
 from irc.passes.canonicalize import simplify
 from irc.rewrite.apply import rewrite
-from irc.rewrite.library import rules_of
+from irc.rewrite.library import builtin_rules, keep_texts, own_rules, read_texts
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,19 @@ class RewritePass(ModulePass):
     """Apply rewrite rules (``grammar/rewrite.lark``): those of irc, and of the files in ``rules``.
 
     irc's own recognise attention in the parts that exporters write, so that one kernel streams it.
+    The module keeps the text of the user's (``irc.rules``), for `irc explain plan --rewrites`.
+
+    A rule has a name, a form that is found, perhaps a condition, and what takes the form's place:
+
+        rule sigmoid_by_parts
+          let e = exp(-x)
+          1 / (1 + e)
+          where rank(x) >= 2 and dtype(x) in "f32 f64" and inside(e)
+          => sigmoid(x)
+
+    Conditions compare ``rank(x)``, ``size(x, dim)``, ``dtype(x)`` and numbers; ``inside(x)``: only
+    ops that were found read x; ``fixed(x)``: a weight, or made of weights. Ops are those of `irc
+    list ops`; the texts of a plan show their attributes: ``flow.attention(...) {scale = ...}``.
 
     Before:
 
@@ -68,7 +81,9 @@ class RewritePass(ModulePass):
     rules: tuple[str, ...] = ()
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        places = rewrite(op, rules_of(self.rules))
+        texts = read_texts(self.rules)
+        places = rewrite(op, (*own_rules(texts), *builtin_rules()))
+        keep_texts(op, texts)
         if all(place.reason for place in places):
             return
         for func in op.body.block.ops:

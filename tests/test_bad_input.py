@@ -90,9 +90,13 @@ CASES = """
     opt program.mlir -p fusse  ->  pass-unknown: did you mean 'fuse'?
     opt program.mlir -p fuse{a=1}  ->  option-unknown: a
     opt garbage.onnx  ->  ir-syntax: UTF-8
-    opt program.mlir -o notes  ->  option-value: notes
-    opt program.mlir -o no/where.mlir  ->  option-value: where.mlir
+    opt program.mlir -o notes  ->  output-write: notes
+    opt program.mlir -o no/where.mlir  ->  output-write: where.mlir
+    opt program.mlir -p fuse{target=foo}  ->  target-unknown: sm_90
+    opt program.mlir -p fuse,rewrite  ->  pass-level: level spmd
     opt program.mlir --verify-each=no  ->  option-value: exec
+    opt program.mlir other.mlir  ->  option-value: usage: irc opt
+    list ops other  ->  option-value: usage: irc list
 """
 """Command lines, the code of the error, and what its message says."""
 

@@ -13,7 +13,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.passes import ModulePass
 
-import irc.pipeline
+import irc.plugin
 from irc.cli import main
 from irc.dialects.flow import PointwiseOp
 from irc.dialects.placement import Mesh
@@ -56,6 +56,7 @@ class AfterOrder(Quiet):
     """Goes after a pass that one device does not run."""
 
     name = "after-order"
+    level: ClassVar[str] = "task"
     after: ClassVar[str] = "order"
 
 
@@ -120,8 +121,12 @@ PLUGINS: dict[str, type[ModulePass]] = {
 
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = irc.pipeline.find_pass
-    monkeypatch.setattr(irc.pipeline, "find_pass", lambda n: PLUGINS.get(n) or find(n))
+    find = irc.plugin.find_pass
+
+    def found(name: str) -> type[ModulePass]:
+        return PLUGINS.get(name) or find(name)
+
+    monkeypatch.setattr(irc.plugin, "find_pass", found)
 
 
 def names(options: Options) -> list[str]:
@@ -205,11 +210,10 @@ def test_a_wrong_pass_is_named(mesh: str) -> None:
     assert caught.value.code == "check-failed"
 
 
-@pytest.mark.usefixtures("plugins")
-def test_a_pass_that_breaks_the_program_is_a_bug() -> None:
-    options = Options(passes=("drop-return",), verify_each="ir")
+def test_a_pass_of_irc_that_breaks_the_program_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DropReturn, "__module__", "irc.passes.drop_return")
     with pytest.raises(InternalError, match="pass drop-return broke the program"):
-        lower(small_gpt(), options)
+        run_passes(load(FUSABLE), [DropReturn()], verify_each="ir")
 
 
 def test_the_plan_keeps_the_text_after_each_pass() -> None:
@@ -236,9 +240,8 @@ builtin.module {
 """
 
 
-def test_the_command_line_compares_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("plugins")
+def test_the_command_line_compares_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = tmp_path / "program.mlir"
     program.write_text(FUSABLE)
     passes = "canonicalize,fuse,map-tasks{target=cpu}"
@@ -246,8 +249,6 @@ def test_the_command_line_compares_too(
     assert main([*words, passes]) == 0
     assert "task.kernel" in capsys.readouterr().out
 
-    find = irc.plugin.find_pass
-    monkeypatch.setattr(irc.plugin, "find_pass", lambda n: PLUGINS.get(n) or find(n))
     assert main([*words, f"canonicalize,gelu-to-tanh,{passes}"]) == 1
     errors = capsys.readouterr().err
     assert errors.startswith("error[check-failed]: pass gelu-to-tanh changed output 0")

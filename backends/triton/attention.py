@@ -196,5 +196,4 @@ class Attention(Stream):
         address = self.address("y", feature=feature)
         source.line(f"tl.store({address}, result.to({made}), mask={' & '.join(masks)})")
         if "sums" in places:
-            address = f"{self.address('sums')} + tl.zeros([{self.block_m}, 1], tl.int32)"
-            source.line(f"tl.store({address}, sums * {math.log(2)!r}, mask=mi)")
+            source.line(f"tl.store({self.address('sums')}, sums * {math.log(2)!r}, mask=mi)")

@@ -190,7 +190,9 @@ class AttentionBackward(Stream):
                 bounds += self._tailed("s")
             if self.by_keys:
                 bounds = [*(tail if self.has_rows("mask") else []), *self._tailed("t")]
-            text = load(self.address("mask", f"t[{keys}]", row=f"s[{rows}]"), bounds)
+            address = self.address("mask", f"t[{keys}]", row=f"s[{rows}]")
+            # The same number for all rows and keys is no block, and Triton masks no number.
+            text = load(address, bounds if "[" in address else [])
             if place.dtype == "i1":
                 hidden.append(f"({text} != 0)")
             else:

@@ -87,7 +87,11 @@ class Stream:
         return [f"m{name}[{index}]"] if power_of_two(max(size, LEAST_TILE)) != size else []
 
     def address(self, role: str, key: str = "", feature: str = "", row: str = "s") -> str:
-        """Return where a role's elements are for some rows, keys and features."""
+        """Return where a role's elements are for some rows, keys and features.
+
+        A dim of one element has no stride, but a tile of rows or keys is a block all the same, with
+        a mask of its shape; so the index of a role's own dim is always in the address.
+        """
         place, lead = self.of.places[role], len(self.of.lead)
         strides = place.strides
         terms = [(f"b{d}", strides[d]) for d in range(lead)]
@@ -96,7 +100,12 @@ class Stream:
             terms.append(("p", strides[lead + 3]))
         terms += [(key, strides[lead + 4])] if key else []
         terms += [(feature, place.feature)] if feature else []
-        texts = [name if stride == 1 else f"{name} * {stride}" for name, stride in terms if stride]
+        own = "" if role == "mask" else key if role in PER_KEY else row
+        texts = [
+            name if stride == 1 else f"{name} * {stride}"
+            for name, stride in terms
+            if stride or (name == own and ("[" in own or own == "s"))
+        ]
         if place.offset or not texts:
             texts.append(str(place.offset))
         return f"{self.form.buffer_name(place.buffer)} + {' + '.join(texts)}"

@@ -253,7 +253,13 @@ class Dispatcher:
             with TRACING:  # torch looks its backends up without a lock of its own
                 if self._training is None:
                     self._training = self._with_backward(args, kwargs)
-        return self._training(*args, **kwargs)
+        try:
+            return self._training(*args, **kwargs)
+        except Exception as error:
+            # Dynamo wraps what a backend raises; a user of irc.compile has named no backend.
+            if isinstance(inner := getattr(error, "inner_exception", None), IrcError):
+                raise inner from None
+            raise
 
     def _with_backward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return the original through torch.compile, its graphs planned as the user chose."""

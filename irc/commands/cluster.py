@@ -22,12 +22,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mesh", metavar="AXES", help="show: what collectives of a mesh's axes cost"
     )
-    parser.add_argument("-o", "--output", metavar="FILE.toml", help="calibrate: write it there")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.toml", help="calibrate, show of one cluster: write it there"
+    )
     parser.add_argument("--quick", action="store_true", help="calibrate: take less than 20 s")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what the first word says."""
+    for name, actions in TAKEN_BY.items():
+        if args.action not in actions and getattr(args, name) not in (None, False):
+            raise IrcError(
+                "option-value",
+                f"--{name} is for irc cluster {' and '.join(actions)}, not for {args.action}",
+            )
+    if args.name is not None and args.action != "show":
+        raise IrcError(
+            "option-value",
+            f"{args.action} looks at this machine and takes no name: '{args.name}'",
+            help=f"irc cluster {args.action}, or irc cluster show {args.name}",
+        )
     return ACTIONS[args.action](args)
 
 
@@ -37,15 +51,29 @@ def _show(args: argparse.Namespace) -> int:
     from irc.cluster.text import describe, to_toml
 
     if args.example:
+        if args.output is not None or args.name is not None:
+            raise IrcError(
+                "option-value", "--example is shown alone",
+                help="irc cluster show --example > my.toml",
+            )  # fmt: skip
         print(example())
         return 0
     if args.name is None:
+        for name in ("toml", "mesh", "output"):
+            if getattr(args, name) not in (None, False):
+                raise IrcError(
+                    "option-value", f"--{name} is about one cluster, and none is named",
+                    help=f"name one: irc cluster show 8xH100 --{name}",
+                )  # fmt: skip
         for name in PRESETS:
             print(describe(find_cluster(name)).partition("\n")[0])
         print(f"also NODESxDEVICESxKIND, such as 64x8xH100; kinds: {', '.join(KINDS)}")
         return 0
     cluster = find_cluster(args.name)
-    print(to_toml(cluster) if args.toml else describe(cluster))
+    if args.output is not None:
+        _write_file(args.output, to_toml(cluster))
+    else:
+        print(to_toml(cluster) if args.toml else describe(cluster))
     if args.mesh:
         from irc.cost.show import axis_table
         from irc.sharding.mesh import parse_mesh
@@ -57,12 +85,6 @@ def _show(args: argparse.Namespace) -> int:
 def _detect(args: argparse.Namespace) -> int:
     from irc.tune.detect import detect
 
-    if args.name is not None:
-        raise IrcError(
-            "option-value",
-            f"detect looks at this machine and takes no name: '{args.name}'",
-            help=f"irc cluster detect, or irc cluster show {args.name}",
-        )
     print(detect())
     return 0
 
@@ -92,8 +114,6 @@ def _generated(_a: Any, _b: Any) -> Any:
 
 
 def _write(found: "Calibration", output: str | None, *, install: bool) -> int:
-    from pathlib import Path
-
     from irc.cluster.cache import CALIBRATED, write_text
     from irc.cluster.text import to_toml
 
@@ -106,12 +126,25 @@ def _write(found: "Calibration", output: str | None, *, install: bool) -> int:
         path = write_text(CALIBRATED, text)
         print(f"\nwritten to {path}: this is now the cluster 'this-host'")
         return 0
-    try:
-        Path(output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise IrcError("output-write", f"cannot write '{output}': {error.strerror}") from error
-    print(f"\nwritten to {output}: use it as --cluster {output}")
+    print()
+    _write_file(output, text)
     return 0
 
 
+def _write_file(output: str, text: str) -> None:
+    from pathlib import Path
+
+    try:
+        Path(output).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise IrcError("output-write", f"cannot write '{output}': {reason}") from error
+    print(f"written to {output}: use it as --cluster {output}")
+
+
+TAKEN_BY = {
+    "toml": ("show",), "example": ("show",), "mesh": ("show",), "quick": ("calibrate",),
+    "output": ("show", "calibrate"),
+}  # fmt: skip
+"""Which actions take an option."""
 ACTIONS = {"show": _show, "detect": _detect, "calibrate": _calibrate}

@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="passes",
         action="append",
         default=[],
-        help="run a plug-in's pass, where it says it goes; may be given again",
+        help="run a plug-in's pass, where it says it goes, as in my-pass or 'my-pass{option=1}';"
+        " may be given again",
     )
     parser.add_argument(
         "--rules",

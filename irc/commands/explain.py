@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rewrites",
         metavar="FILE",
         nargs="*",
-        help="of a plan: which rewrite rules were applied where, and how far the others got; with"
-        " the rules of these files",
+        help="of a plan: which rewrite rules were applied where, and how far the others got: those"
+        " that it was compiled with, or those of these files instead",
     )
     parser.add_argument(
         "--sizes",
@@ -72,6 +72,8 @@ def _pass(name: str) -> str:
     cls = find_pass(name)
     after = getattr(cls, "after", None)
     place = f"Level: {getattr(cls, 'level', '?')}" + (f", after {after}" if after else "")
+    if also := getattr(cls, "also_on", ()):
+        place += f"; irc opt runs it on {', '.join(also)} too"
     options = [
         f"  {option.name}: {option.expected_type}"
         + (f" = {option.default_value}" if option.default_value is not None else "")
@@ -86,7 +88,9 @@ def _error(code: str) -> str:
 
     if code not in REGISTRY:
         raise IrcError(
-            "option-value", f"no error has the code '{code}'", help=did_you_mean(code, REGISTRY)
+            "option-value",
+            f"no error has the code '{code}'",
+            help=did_you_mean(code, REGISTRY) or "irc list errors names them all",
         )
     return REGISTRY[code].render()
 
@@ -162,15 +166,18 @@ def _rewrites(args: argparse.Namespace) -> str:
     from irc.report.evidence import Evidence
     from irc.report.rewrites import write
     from irc.rewrite.apply import rewrite
-    from irc.rewrite.library import rules_of
+    from irc.rewrite.library import builtin_rules, kept_texts, own_rules, read_texts
 
     evidence = Evidence.of(args.name)
     if "rewrite" not in evidence.passes:
         return "the plan rewrites nothing: it has no pass rewrite"
-    places = rewrite(evidence.before("rewrite"), rules_of(args.rewrites))
+    own = own_rules(read_texts(args.rewrites) or kept_texts(evidence.after("rewrite")))
+    places = rewrite(evidence.before("rewrite"), (*own, *builtin_rules()))
     if args.op:
         places = [place for place in places if fnmatchcase(place.op, args.op)]
-    return json.dumps([asdict(p) for p in places], indent=1) if args.json else write(places)
+    if args.json:
+        return json.dumps([asdict(p) for p in places], indent=1)
+    return write(places, () if args.op else [rule.name for rule in own])
 
 
 def _why_not(args: argparse.Namespace) -> str:

@@ -37,5 +37,5 @@ def run(args: argparse.Namespace) -> int:
             "output-exists", f"'{args.output}' exists already", help="choose another file"
         ) from None
     except OSError as error:
-        raise IrcError("option-value", f"cannot write '{args.output}': {error.strerror}") from None
+        raise IrcError("output-write", f"cannot write '{args.output}': {error.strerror}") from None
     return 0

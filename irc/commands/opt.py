@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from irc.pipeline import VerifyEach
 
 HELP = "run passes over a program in text form"
+VERIFY_EACH = ("ir", "exec")
 SEPARATOR = re.compile(r"^// -----.*\n?", re.MULTILINE)
 
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="F", help="write to a file instead of the screen")
     parser.add_argument(
         "--verify-each",
-        choices=("ir", "exec"),
+        choices=VERIFY_EACH,
         help="after each pass verify the program (=ir, or no value), or run it and compare (=exec)",
     )
     parser.add_argument(
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             Path(args.output).write_text(result, encoding="utf-8")
         except OSError as error:
             raise IrcError(
-                "option-value", f"cannot write '{args.output}': {error.strerror}"
+                "output-write", f"cannot write '{args.output}': {error.strerror}"
             ) from error
     else:
         print(result, end="")

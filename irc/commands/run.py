@@ -7,6 +7,10 @@ HELP = "run a plan on this machine"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc run`."""
+    parser.epilog = (
+        "The numbers are compared with those of the model run eagerly: the last line is OK, exit"
+        " status 0, or FAIL, exit status 1. Other statuses come with an error that has a code."
+    )
     parser.add_argument("plan", metavar="PLAN", help="the folder of the plan")
     parser.add_argument("--inputs", metavar="F.npz", help="the inputs (default: random ones)")
     parser.add_argument(

@@ -60,8 +60,26 @@ def parse_fusion(text: str, source: str = INLINE) -> tuple[FusionStatement, ...]
             kind = "line" if target.data == "line" else "op"
             names.append(Statement("same", kind, glob, Pattern(), where=where))
         verb: Kernel = "fuse" if node.data == "fuse" else "keep"
-        found.append(FusionStatement(verb, tuple(names), where))
+        found.append(_checked(FusionStatement(verb, tuple(names), where)))
     return tuple(found)
+
+
+def _checked(statement: FusionStatement) -> FusionStatement:
+    """Refuse a statement that asks for nothing: one op with itself."""
+    names = [(name.kind, name.glob) for name in statement.names]
+    (kind, glob), *others = names
+    if others and len(set(names)) < len(names):
+        raise IrcError(
+            "constraint-syntax", f"'{statement}' names an op twice", where=statement.where,
+            help="name each op once",
+        )  # fmt: skip
+    if statement.verb == "fuse" and not others and kind == "op" and not set(glob) & set("*?{"):
+        raise IrcError(
+            "constraint-syntax", f"'{statement}' names one op", where=statement.where,
+            because="a kernel is fused from two ops or more",
+            help=f"name them: fuse {glob}, ID, or a kernel of its own: keep {glob} apart",
+        )  # fmt: skip
+    return statement
 
 
 def named_ops(name: Statement, module: ModuleOp) -> list[tuple[str, FlowOp]]:

@@ -73,7 +73,7 @@ class Statement:
 def constraint_text(pins: Pins) -> tuple[str, str]:
     """Return the text of constraints, and where it is from.
 
-    Text without a ``=`` is the name of a file, unless it is a ``same``, ``fuse`` or ``keep``.
+    Text without a ``=`` is the name of a file, unless it begins as a statement does.
 
     Raises:
         IrcError: ``file-missing``.
@@ -100,7 +100,7 @@ def constraint_text(pins: Pins) -> tuple[str, str]:
 
 
 def _is_statement(text: str) -> bool:
-    return re.match(r"\s*(same\s.*,|fuse\s|keep\s.*\sapart)", text) is not None
+    return re.match(r"\s*(same|fuse|keep|pin|forbid)\s", text) is not None
 
 
 def pins_option(pins: Pins) -> str:

@@ -45,6 +45,15 @@ from irc.dialects.types import OpaqueType, PlacementAttr, ShapeAttr, SizeAttr, T
 from irc.ops.infer import STATED, ShapeError, check_stated, infer
 
 Ints = DenseArrayBase
+FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "flow.reduce": ("sum", "max", "min", "prod", "any", "all"),
+    "flow.arg_reduce": ("max", "min"),
+    "flow.cumulative": ("sum", "prod", "max", "min"),
+    "flow.scatter": ("set", "sum", "prod", "max", "min"),
+    "flow.pool": ("max", "avg"),
+}
+"""What ``fn`` of an op may be; the table of pointwise functions is :mod:`irc.ops.pointwise`."""
+
 FORM = "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs)"
 
 
@@ -135,6 +144,9 @@ class FlowOp(IRDLOperation):
         return {name: to_python(attr) for name, attr in self.properties.items()}
 
     def verify_(self) -> None:
+        known, fn = FUNCTIONS.get(self.name), self.properties.get("fn")
+        if known is not None and isinstance(fn, StringAttr) and fn.data not in known:
+            raise VerifyException(f"{self.name} has no fn '{fn.data}'; it is {', '.join(known)}")
         if not all(isinstance(v.type, TensorType) for v in (*self.inputs, *self.outputs)):
             if self.name == "flow.extern":
                 return
@@ -598,11 +610,27 @@ def result_id(value: SSAValue) -> str:
     return f"{name}#{value.index}" if name and value.index else name
 
 
-def carry(new: Operation, old: Operation) -> Operation:
-    """Give ``new`` the source line and id of the op that it replaces."""
+def carry(new: Operation, old: Operation, *, part: int = 0) -> Operation:
+    """Give ``new`` the source line and id of the op that it replaces.
+
+    An id names a value: `irc check` holds every value against the one that had its id in the
+    captured program. Where several ops take the place of one, the op that computes the old value
+    carries the id itself, and each step on the way is a ``part`` of its own, which is compared
+    with nothing. As for ``silu(x) = x * sigmoid(x)``::
+
+        carry(sigmoid, silu, part=1)  # n2.1
+        carry(product, silu)  # n2
+
+    Args:
+        new: changed, and returned.
+        old: the op that it stands for, whole or in part.
+        part: 0 for the op that computes the value of ``old``; 1, 2, ... for the steps before it.
+    """
     for key in ("loc", "id"):
         if key in old.attributes:
             new.attributes[key] = old.attributes[key]
+    if part and id_of(old):
+        new.attributes["id"] = StringAttr(f"{id_of(old)}.{part}")
     return new
 
 

@@ -27,7 +27,10 @@ from xdsl.ir import Data
 from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
-from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.exceptions import ParseError, VerifyException
+from xdsl.utils.lexer import Span
+
+from irc.errors import IrcError
 
 Task: TypeAlias = tuple[int, ...]
 AtomKind: TypeAlias = Literal["spatial", "repeat", "replicate"]
@@ -299,7 +302,7 @@ def parse_mapping(text: str) -> TaskMapping:
     """Parse ``spatial(4, 2) * repeat(2, 2)`` (``grammar/mapping.lark``).
 
     Raises:
-        ValueError: naming the part that is wrong.
+        IrcError: ``mapping-syntax``, naming the part that is wrong.
     """
     from irc.dialects.mapping_text import read_mapping
 
@@ -308,21 +311,25 @@ def parse_mapping(text: str) -> TaskMapping:
 
 @irdl_attr_definition
 class MappingAttr(Data[TaskMapping]):
-    """A task mapping, ``#task.map<spatial(4, 2) * repeat(2, 2)>``; covers each task once.
+    """A task mapping, ``#task.map<spatial(4, 2) * repeat(2, 2)>``; does each task of it once.
 
     Prints as it was written; the chain form in quotes, as MLIR has no token for its dot.
+
+    Raises:
+        IrcError: ``mapping-syntax`` from the parser, with file, line and column.
     """
 
     name = "task.map"
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> TaskMapping:
-        with parser.in_angle_brackets():
-            text = parser.parse_optional_str_literal() or _tokens(parser)
+        start = parser.pos
         try:
+            with parser.in_angle_brackets():
+                text = parser.parse_optional_str_literal() or _tokens(parser)
             return parse_mapping(text)
-        except ValueError as error:
-            parser.raise_error(str(error))
+        except (ParseError, IrcError) as error:
+            raise _located(error, Span(start, start, parser.lexer.input)) from None
 
     def print_parameter(self, printer: Printer) -> None:
         text = str(self.data)
@@ -330,6 +337,25 @@ class MappingAttr(Data[TaskMapping]):
 
     def verify(self) -> None:
         verify_coverage(self.data)
+
+
+def _located(error: ParseError | IrcError, start: Span[str]) -> IrcError:
+    """Say what is wrong with the mapping that begins at ``start``, and where that is."""
+    from irc.dialects.mapping_text import mapping_error
+
+    where = str(start.get_location())
+    rest = start.input.content[start.start :].partition("\n")[0]
+    text = rest.removeprefix("<").partition(">")[0]
+    if isinstance(error, ParseError):  # not even the tokens of one
+        try:
+            parse_mapping(text)
+        except IrcError as inner:
+            error = inner
+    if isinstance(error, IrcError):
+        return IrcError(error.code, error.message, where, error.because, error.help)
+    if "." in text:
+        return mapping_error(text, "a chain stands in quotes, as MLIR has no token for .", where)
+    return mapping_error(text, "it does not end with >", where)
 
 
 def _tokens(parser: AttrParser) -> str:

@@ -15,6 +15,7 @@ from irc.dialects.mapping import (
     replicate,
     spatial,
 )
+from irc.errors import IrcError
 
 
 def read_mapping(text: str) -> TaskMapping:
@@ -24,20 +25,30 @@ def read_mapping(text: str) -> TaskMapping:
     'spatial(4, 2).repeat(2, 2) * auto_map(8, 8, workers=4)'
 
     Raises:
-        ValueError: with the place where the text stops making sense.
+        IrcError: ``mapping-syntax``, with the column where the text stops making sense.
     """
-    tree = parse(text, "mapping")
     atoms: list[Atom] = []
     written = ""
-    for node in tree.children:
-        if node.data in ("times", "chain"):
-            written += " * " if node.data == "times" else "."
-            continue
-        made, shown = _atom(node)
-        atoms += made.atoms
-        written += shown
+    try:
+        for node in parse(text, "mapping").children:
+            if node.data in ("times", "chain"):
+                written += " * " if node.data == "times" else "."
+                continue
+            made, shown = _atom(node)
+            atoms += made.atoms
+            written += shown
+    except ValueError as error:
+        raise mapping_error(text, str(error)) from None
     plain = TaskMapping(tuple(atoms))
     return plain if written == str(plain) else TaskMapping(plain.atoms, written)
+
+
+def mapping_error(text: str, because: str, where: str = "") -> IrcError:
+    """Return the error ``mapping-syntax`` for a text."""
+    return IrcError(
+        "mapping-syntax", f"cannot read the task mapping '{text.strip()}'", where=where,
+        because=because, help="write it as: spatial(4, 8) * repeat(2, 1)",
+    )  # fmt: skip
 
 
 def _atom(node: Any) -> tuple[TaskMapping, str]:
@@ -81,8 +92,7 @@ def parse(text: str, start: str) -> Any:
         place = f"at column {column}" if column > 0 else "at its end"
         kinds = "spatial(...), repeat(...)" if start == "mapping" else "row_major(...), local(...)"
         raise ValueError(
-            f"cannot read the {start} '{text.strip()}': it stops making sense {place};"
-            f" it is a product of {kinds} and the like"
+            f"it stops making sense {place}; a {start} is a product of {kinds} and the like"
         ) from None
 
 

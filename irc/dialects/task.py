@@ -436,6 +436,8 @@ class KernelOp(IRDLOperation):
                 raise VerifyException(
                     f"mapping covers {shape} of the parallel space {space[: self.num_parallel]}"
                 )
+        if not isinstance(self.space, ShapeAttr):
+            _verify_grid(self.mapping.data, self.space_extents)
         if self.mapping.data.replication != 1:
             raise VerifyException(f"{self.mapping.data} stores each task of a kernel several times")
         if not all(isinstance(arg.type, BufferType) for arg in self.args):
@@ -444,6 +446,22 @@ class KernelOp(IRDLOperation):
             raise VerifyException("a kernel holds task ops only")
         if self.lengths is not None or self.template.data == "foreach":
             _verify_parts(self)
+
+
+def _verify_grid(mapping: TaskMapping, space: Sequence[int]) -> None:
+    """Check that each worker of the grid has a task in the space.
+
+    A mapping may round up: the last tile reaches beyond the space, and a tile may be larger than
+    it. A worker that has nothing but such tasks is a mistake.
+    """
+    grid, _ = mapping.split()
+    for dim, workers in enumerate(() if grid is None else grid.task_shape):
+        tile = mapping.task_shape[dim] // workers
+        if (workers - 1) * tile >= max(space[dim], 1):
+            raise VerifyException(
+                f"of {workers} workers along dim {dim} of {mapping}, {tile} tasks each, the last"
+                f" has none in a space of {space[dim]}"
+            )
 
 
 def _verify_parts(kernel: KernelOp) -> None:

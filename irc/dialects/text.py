@@ -20,6 +20,7 @@ from irc.dialects.along import KernelAlongOp
 from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.comm import Comm
+from irc.dialects.dominance import verify_module
 from irc.dialects.flow import Flow
 from irc.dialects.sbp import Sbp
 from irc.dialects.task import Task
@@ -32,9 +33,9 @@ SKIPPED = re.compile(
     r"//[^\n]*|->"
     r'|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*(?P<end>"?)'
 )
-"""Comments, arrows and strings, in which a bracket opens nothing. A string that nothing closes takes
-xDSL's lexer time exponential in its length, so that it is looked for first: here each character is
-tried once."""
+"""Comments, arrows and strings, in which a bracket opens nothing. xDSL's lexer takes a time that is
+exponential in the length of a string that nothing closes: that is looked for first, and here each
+character is tried once."""
 
 
 class IrParser(Parser):
@@ -73,7 +74,7 @@ def load(text: str, name: str = "<text>") -> ModuleOp:
     check_limits(text, name)
     try:
         module = IrParser(context(), text, name).parse_module()
-        module.verify()
+        verify_module(module)
     except ParseError as error:
         raise IrcError("ir-syntax", f"{name} does not parse: {error}") from None
     except (VerifyException, ValueError, OverflowError) as error:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from irc.dialects.items import Shape
 from irc.dialects.size import Dim, Size, UnboundSizeError, decided, is_traced, product
+from irc.errors import did_you_mean
 from irc.ops.pointwise import POINTWISE
 
 Signature: TypeAlias = tuple[Shape, str]
@@ -121,8 +122,13 @@ def window_size(
     return count
 
 
+def _known(fn: str) -> str:
+    return did_you_mean(fn, POINTWISE) or f"irc.ops.pointwise has {len(POINTWISE)}, such as 'add'"
+
+
 def _pointwise(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    row = POINTWISE[attrs["fn"]]
+    if (row := POINTWISE.get(attrs["fn"])) is None:
+        raise ShapeError(f"no pointwise function '{attrs['fn']}'; {_known(attrs['fn'])}")
     if len(operands) != row.arity:
         raise ShapeError(f"{attrs['fn']} takes {row.arity} operands, got {len(operands)}")
     values = operands[1:] if attrs["fn"] == "where" else operands

@@ -27,13 +27,20 @@ MOST = 64
 
 @dataclass(frozen=True)
 class Place:
-    """A rule at an op: ``reason`` says why it was not applied, empty where it was."""
+    """A rule at an op.
+
+    Attributes:
+        reason: why it was not applied, empty where it was.
+        ops: how many of the program's ops fit its form.
+        fits: the whole form was there; only its condition or its replacement was against it.
+    """
 
     rule: str
     op: str
     loc: str
     reason: str = ""
     ops: int = 0
+    fits: bool = False
 
 
 def rewrite(module: ModuleOp, rules: Sequence[Rule]) -> list[Place]:
@@ -81,19 +88,24 @@ def _first(
 
 
 def _try(rule: Rule, op: FlowOp, fixed: Fixed, places: list[Place]) -> list[FlowOp] | None:
-    miss, reason = Miss(), ""
+    miss, reason, covered = Miss(), "", 0
     for found in matches(rule, op, fixed, miss):
         if rule.test is not None and not holds(rule.test, found):
             reason = reason or f"its form fits, and its condition '{rule.test}' does not hold"
+            covered = covered or len(found.ops)
             continue
         try:
             made = _replace(rule, op, found)
         except MisfitError as error:
-            reason = str(error)
+            reason, covered = str(error), len(found.ops)
             continue
-        places.append(Place(rule.name, id_of(op), loc_of(op), ops=len(found.ops)))
+        places.append(Place(rule.name, id_of(op), loc_of(op), ops=len(found.ops), fits=True))
         return made
-    places.append(Place(rule.name, id_of(op), loc_of(op), reason or str(miss), miss.ops))
+    place = Place(
+        rule.name, id_of(op), loc_of(op), reason or str(miss),
+        ops=covered or miss.ops, fits=bool(reason),
+    )  # fmt: skip
+    places.append(place)
     return None
 
 

@@ -18,11 +18,12 @@ from irc.dialects.flow import (
     TransposeOp,
     tensor,
 )
-from irc.dialects.types import TensorType
+from irc.dialects.types import TensorType, is_float
 from irc.ops.infer import ShapeError
+from irc.rewrite.checks import floating_attributes
 from irc.rewrite.conditions import UnboundError, evaluate
 from irc.rewrite.match import Found
-from irc.rewrite.operators import OPERATORS, perm_of, spec_of
+from irc.rewrite.operators import OPERATORS, dims_of, perm_of, spec_of
 from irc.rewrite.terms import Apply, Coalesce, Literal, Name, Number, Perhaps, Rule, Term
 
 
@@ -34,16 +35,27 @@ def build(rule: Rule, found: Found, b: FlowBuilder, wanted: TensorType) -> SSAVa
     """Append the ops of a replacement and return its value, of type ``wanted``.
 
     Raises:
-        MisfitError: where operands do not fit, or the result has another type.
+        MisfitError: where operands do not fit, or the result has another shape or dtype.
     """
     maker = _Maker(found, b, wanted.dtype)
     try:
         made = maker.value(rule.put)
-    except (ShapeError, VerifyException, ValueError, UnboundError) as error:
-        raise MisfitError(f"its replacement does not fit: {error}") from error
+    except (ValueError, TypeError, LookupError, ArithmeticError, VerifyException,
+            UnboundError) as error:  # fmt: skip
+        # The attributes of an op are checked by the code that infers its shape, as Python does.
+        raise MisfitError(f"the replacement does not fit: {error}") from error
     if made.type != wanted:
-        raise MisfitError(f"its replacement has type {made.type}, not {wanted}")
+        raise MisfitError(_difference(tensor(made), wanted))
     return made
+
+
+def _difference(made: TensorType, wanted: TensorType) -> str:
+    if made.shape != wanted.shape:
+        shown, old = (f"[{', '.join(map(str, each.shape))}]" for each in (made, wanted))
+        return f"the replacement has another shape: {shown}, not {old}"
+    if made.dtype != wanted.dtype:
+        return f"the replacement has another dtype: {made.dtype}, not {wanted.dtype}"
+    return f"the replacement has type {made}, not {wanted}"
 
 
 class _Maker:
@@ -63,7 +75,12 @@ class _Maker:
             case Apply():
                 return self._apply(term)
             case _:
-                return self.b.scalar(float(evaluate(term, self.found)), dtype or self.dtype)
+                return self._scalar(float(evaluate(term, self.found)), dtype or self.dtype)
+
+    def _scalar(self, number: float, dtype: str) -> SSAValue:
+        if not is_float(dtype) and not number.is_integer():
+            raise MisfitError(f"the replacement does not fit: {number:g} is no number of {dtype}")
+        return self.b.scalar(number, dtype)
 
     def _named(self, name: str) -> SSAValue:
         if name not in self.found.values:
@@ -95,16 +112,19 @@ class _Maker:
         if kind is PointwiseOp:
             return self.b.pointwise(term.op, *operands)
         if kind is ReduceOp:
-            dims = [dim % first.ndim for dim in main]
-            return self.b.reduce(term.op, operands[0], dims, keep_dims=True)
+            dims = dims_of(main, first.ndim)
+            if dims is None:
+                raise ShapeError(f"{term.op} over dims {main} of a value of {first.ndim} dims")
+            kept = bool(attributes.get("keep_dims", True))
+            return self.b.reduce(term.op, operands[0], dims, keep_dims=kept)
         if kind is ReshapeOp:
             return self.b.reshape(operands[0], main)
         if kind is BroadcastOp:
             return self.b.broadcast(operands[0], main)
-        if kind is ContractOp:
+        if kind is ContractOp and main:
             ranks = tuple(tensor(value).ndim for value in operands)
             attributes["spec"] = spec_of(main[0], ranks)
-        if kind is TransposeOp:
+        if kind is TransposeOp and main:
             attributes["perm"] = perm = perm_of(main[0], first.ndim)
             inner = operands[0].owner
             if isinstance(inner, TransposeOp) and inner.plain["perm"] == _inverse(perm):
@@ -135,8 +155,8 @@ class _Maker:
                 found = {**op.plain, **found}
             elif key:
                 found[key] = evaluate(each, self.found)
-        if "scale" in found:
-            found["scale"] = float(found["scale"])
+        for key in found.keys() & floating_attributes(term.op):
+            found[key] = float(found[key])
         return found
 
 

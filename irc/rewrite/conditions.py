@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+from typing import Literal as OneOf
 
 from xdsl.ir import SSAValue
 
@@ -15,11 +15,16 @@ from irc.errors import IrcError
 from irc.rewrite.match import Found
 from irc.rewrite.terms import Apply, Coalesce, Literal, Name, Number, Term, Text
 
-CONSTANTS: Mapping[str, Any] = {"true": True, "false": False, "inf": math.inf}
+CONSTANTS: Mapping[str, Any] = {"true": True, "false": False}
+Kind: TypeAlias = OneOf["value", "number", "text", "truth"]
+"""What a term of a condition is: a tensor of the program, or what is said of one."""
 
 
 class UnboundError(Exception):
     """A name that the match did not bind."""
+
+    def __str__(self) -> str:
+        return f"nothing is bound to '{self.args[0]}' here"
 
 
 def evaluate(term: Term, found: Found) -> Any:
@@ -31,12 +36,12 @@ def evaluate(term: Term, found: Found) -> Any:
     """
     match term:
         case Number():
-            return int(term.value) if term.value == int(term.value) else term.value
+            return int(term.value) if term.value.is_integer() else term.value
         case Text():
             return term.value
         case Literal():
             if term.name not in found.numbers:
-                raise UnboundError(term.name)
+                raise UnboundError(f"${term.name}")
             return found.numbers[term.name]
         case Name() if term.text in CONSTANTS:
             return CONSTANTS[term.text]
@@ -78,11 +83,12 @@ def holds(term: Term, found: Found) -> bool:
 
 
 def _call(term: Apply, found: Found) -> Any:
-    function = FUNCTIONS[term.op]
+    function = FUNCTIONS[term.op].call
     operands = [evaluate(each, found) for each in term.operands]
     try:
         return function(found, *operands)
-    except (TypeError, AttributeError, IndexError, AssertionError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, AssertionError,
+            ArithmeticError) as error:  # fmt: skip
         raise IrcError(
             "rewrite-invalid", f"'{term}' has no answer", because=str(error),
             help="conditions are about values (rank, size, dtype, inside, fixed) and numbers",
@@ -94,7 +100,10 @@ def _rank(found: Found, value: SSAValue) -> int:
 
 
 def _size(found: Found, value: SSAValue, dim: int) -> int | Size:
-    return tensor(value).shape[dim]
+    shape = tensor(value).shape
+    if not -len(shape) <= dim < len(shape):
+        raise IndexError(f"dim {dim} of a value of {len(shape)} dims")
+    return shape[dim]
 
 
 def _dtype(found: Found, value: SSAValue) -> str:
@@ -118,24 +127,54 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     return inner
 
 
-def _quotient(found: Found, left: float, right: float) -> float:
-    return left / right
-
-
 def _among(found: Found, word: str, words: str) -> bool:
     return word in words.split()
 
 
-_ON_NUMBERS: Any = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
-    ">": operator.gt, ">=": operator.ge,
+def _quotient(left: float, right: float) -> float:
+    return left / right
+
+
+class Function(NamedTuple):
+    """A function of conditions and attributes.
+
+    Attributes:
+        call: takes the match, then the operands.
+        takes: the kinds of the operands; empty for any two of one kind.
+        gives: the kind of the answer.
+    """
+
+    call: Callable[..., Any]
+    takes: tuple[Kind, ...]
+    gives: Kind
+
+
+NAMED: Mapping[str, Function] = {
+    "rank": Function(_rank, ("value",), "number"),
+    "size": Function(_size, ("value", "number"), "number"),
+    "dtype": Function(_dtype, ("value",), "text"),
+    "inside": Function(_inside, ("value",), "truth"),
+    "fixed": Function(_fixed, ("value",), "truth"),
+}
+"""The functions that a rule calls by name (``grammar/rewrite.lark`` says what they mean)."""
+
+ARITHMETIC: Mapping[str, Function] = {
+    name: Function(_of_numbers(call), ("number",) * count, "number")
+    for name, call, count in (
+        ("add", operator.add, 2), ("sub", operator.sub, 2), ("mul", operator.mul, 2),
+        ("div", _quotient, 2), ("neg", operator.neg, 1),
+    )
 }  # fmt: skip
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "rank": _rank, "size": _size, "dtype": _dtype, "inside": _inside, "fixed": _fixed,
-    "div": _quotient,
-    "in": _among,
-    **{name: _of_numbers(function) for name, function in _ON_NUMBERS.items()},
-    "and": all, "or": any, "not": operator.not_,
-}  # fmt: skip
-"""The functions of conditions; each takes the match first. :func:`holds` has and, or, not."""
+
+FUNCTIONS: Mapping[str, Function] = {
+    **NAMED,
+    **ARITHMETIC,
+    "in": Function(_among, ("text", "text"), "truth"),
+    "==": Function(_of_numbers(operator.eq), (), "truth"),
+    "!=": Function(_of_numbers(operator.ne), (), "truth"),
+    "<": Function(_of_numbers(operator.lt), ("number", "number"), "truth"),
+    "<=": Function(_of_numbers(operator.le), ("number", "number"), "truth"),
+    ">": Function(_of_numbers(operator.gt), ("number", "number"), "truth"),
+    ">=": Function(_of_numbers(operator.ge), ("number", "number"), "truth"),
+}
+"""What conditions are made of, besides and, or, not, which :func:`holds` has."""

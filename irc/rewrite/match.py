@@ -9,8 +9,18 @@ from typing import Any
 
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import ConstantOp, ContractOp, FlowOp, ReduceOp, TransposeOp, id_of, tensor
-from irc.rewrite.operators import COMMUTATIVE, is_op, perm_of, spec_matches
+from irc.dialects.flow import (
+    BroadcastOp,
+    ConstantOp,
+    ContractOp,
+    FlowOp,
+    ReduceOp,
+    ReshapeOp,
+    TransposeOp,
+    id_of,
+    tensor,
+)
+from irc.rewrite.operators import COMMUTATIVE, dims_of, is_op, perm_of, spec_matches
 from irc.rewrite.terms import Apply, Choice, Let, Literal, Name, Number, Rule, Term, Text
 
 CLOSE = 1e-6
@@ -173,11 +183,18 @@ def _has_attributes(term: Apply, op: FlowOp, *, swapped: bool) -> bool:
             if not _is_perm(wanted.value, given["perm"]):
                 return False
         elif isinstance(op, ReduceOp):
-            rank = tensor(op.inputs[0]).ndim
-            dims = [int(_plain(w)) % rank for key, w in term.attributes if not key]
-            if sorted(dims) != sorted(given["dims"]):
+            if dims_of(_numbers(term), tensor(op.inputs[0]).ndim) != tuple(sorted(given["dims"])):
                 return False
+        elif isinstance(op, ReshapeOp | BroadcastOp):
+            if tensor(op.outputs[0]).shape != tuple(_numbers(term)):
+                return False
+        elif tensor(op.outputs[0]).dtype != _plain(wanted):  # of a cast
+            return False
     return True
+
+
+def _numbers(term: Apply) -> list[int]:
+    return [int(_plain(value)) for key, value in term.attributes if not key]
 
 
 def _spec(spec: str, *, swapped: bool) -> str:

@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from irc.errors import IrcError, did_you_mean
-from irc.ops.pointwise import POINTWISE
-from irc.rewrite.conditions import CONSTANTS, FUNCTIONS
+from irc.errors import ErrorCollector, IrcError
+from irc.rewrite.checks import MistakeError
 from irc.rewrite.operators import OPERATORS
-from irc.rewrite.terms import (
-    Apply,
-    Choice,
-    Coalesce,
-    Let,
-    Literal,
-    Name,
-    Number,
-    Perhaps,
-    Rule,
-    Term,
-    Text,
-    heads,
-    walk,
-)
+from irc.rewrite.reader import Pattern, Reader, names_in, place_of
+from irc.rewrite.terms import Let, Literal, Name, Rule, Term, heads, walk
 
-INFIX = ("add", "sub", "mul", "div", "neg")
-
-
-@dataclass(frozen=True)
-class _Pattern:
-    """A form with parameters; its body is read again for each use."""
-
-    parameters: tuple[str, ...]
-    lets: Sequence[Any]
-    body: Any
-
-
-class _MistakeError(Exception):
-    """What is wrong with a rule that has the right form."""
+EXAMPLE = "write it as: rule twice x + x => 2 * x"
 
 
 def parse_rules(text: str, *, where: str = "rules") -> tuple[Rule, ...]:
@@ -50,37 +23,85 @@ def parse_rules(text: str, *, where: str = "rules") -> tuple[Rule, ...]:
     ['add(x, x)']
 
     Raises:
-        IrcError: ``rewrite-syntax``, with file and line.
+        IrcError: ``rewrite-syntax``, with file, line and column; of several mistakes all.
     """
     from lark.exceptions import UnexpectedInput
 
     try:
         tree = _parser().parse(text)
     except UnexpectedInput as error:
-        line = getattr(error, "line", -1)
-        place = f"{where}:{line}" if line > 0 else where
-        wrong = f"it stops making sense at column {getattr(error, 'column', -1)}"
-        raise _error(place, wrong if line > 0 else "it stops in the middle of a rule") from None
-    patterns: dict[str, _Pattern] = {}
+        raise _unexpected(error, text, where) from None
+    errors = ErrorCollector()
+    items = [(str(item.data), str(item.children[0]), item) for item in tree.children]
+    patterns = {n: _pattern(n, item.children[1:]) for kind, n, item in items if kind == "pattern"}
     rules: list[Rule] = []
-    for item in tree.children:
-        name = str(item.children[0])
-        place = f"{where}:{item.children[0].line}"
+    try:
+        _check_cycles(patterns, {n: item for kind, n, item in items if kind == "pattern"})
+    except MistakeError as error:
+        raise _error(where, "the patterns", error) from None
+    lines: dict[tuple[str, str], int] = {}
+    for kind, name, item in items:
+        line = item.children[0].line
         try:
-            if item.data == "pattern":
-                patterns[name] = _pattern(item.children[1:])
+            if (kind, name) in lines:
+                raise MistakeError(
+                    f"another {kind} in line {lines[kind, name]} has this name",
+                    "give each a name of its own",
+                )
+            lines[kind, name] = line
+            if kind == "pattern":
+                _check_pattern(patterns[name], patterns)
             else:
-                rules.append(_rule(name, item.children[1:], patterns, place))
-        except _MistakeError as error:
-            raise _error(place, f"{item.data} '{name}': {error}") from None
+                rules.append(_rule(name, item.children[1:], patterns, f"{where}:{line}"))
+        except MistakeError as error:
+            error.at = error.at or place_of(item.children[0])
+            errors.add(_error(where, f"{kind} '{name}'", error))
+    errors.check()
+    if not rules:
+        raise IrcError("rewrite-syntax", "there is no rewrite rule", where=where, help=EXAMPLE)
     return tuple(rules)
 
 
-def _error(where: str, because: str) -> IrcError:
+def _error(where: str, what: str, mistake: MistakeError) -> IrcError:
+    place = where if mistake.at is None else f"{where}:{mistake.at[0]}:{mistake.at[1]}"
     return IrcError(
-        "rewrite-syntax", "cannot read a rewrite rule", where=where, because=because,
-        help='write it as: rule twice x + x => 2 * x',
+        "rewrite-syntax", "cannot read a rewrite rule", where=place,
+        because=f"{what}: {mistake.because}", help=mistake.advice,
     )  # fmt: skip
+
+
+def _unexpected(error: Any, text: str, where: str) -> IrcError:
+    """Say where reading stopped, and what could have been there."""
+    line, column = int(getattr(error, "line", -1) or -1), int(getattr(error, "column", -1) or -1)
+    allowed: Iterable[str] = (
+        getattr(error, "expected", None) or getattr(error, "allowed", None) or ()
+    )
+    expected = set(allowed)
+    if getattr(getattr(error, "token", None), "type", "") == "$END" or line < 1:
+        line = max(text.rstrip().count("\n") + 1, 1)
+        return IrcError(
+            "rewrite-syntax", "cannot read a rewrite rule", where=f"{where}:{line}",
+            because="the text ends in the middle of a rule",
+            help=_advice("", expected),
+        )  # fmt: skip
+    found = str(getattr(error, "token", "") or text.split("\n")[line - 1][column - 1 :][:1])[:40]
+    return IrcError(
+        "rewrite-syntax", "cannot read a rewrite rule", where=f"{where}:{line}:{column}",
+        because=f"it stops making sense at '{found}', column {column}",
+        help=_advice(found, expected),
+    )  # fmt: skip
+
+
+def _advice(found: str, expected: set[str]) -> str:
+    if not expected - {"RULE", "PATTERN", "$END"}:
+        return "begin it with its kind and name: rule twice x + x => 2 * x"
+    if found == "=" and "ARROW" in expected:
+        return "=> stands between what is found and what takes its place"
+    if "RPAR" in expected and found in ("=>", "", "rule", "where", "let", "pattern"):
+        return "a ')' is missing before it"
+    if "ARROW" in expected and found in ("", "rule", "pattern"):
+        return f"it has no replacement; {EXAMPLE}"
+    return EXAMPLE
 
 
 @cache
@@ -90,133 +111,87 @@ def _parser() -> Any:
     from lark import Lark
 
     grammar = files("irc.grammar").joinpath("rewrite.lark").read_text(encoding="utf-8")
-    return Lark(grammar, parser="lalr", maybe_placeholders=True)
+    return Lark(grammar, parser="lalr", maybe_placeholders=True, propagate_positions=True)
 
 
-def _pattern(children: Sequence[Any]) -> _Pattern:
-    parameters = tuple(str(c) for c in children if not hasattr(c, "data"))
+def _pattern(name: str, children: Sequence[Any]) -> Pattern:
+    parameters = tuple(str(c) for c in children if c is not None and not hasattr(c, "data"))
     trees = [c for c in children if hasattr(c, "data")]
-    return _Pattern(parameters, trees[:-1], trees[-1])
+    return Pattern(name, parameters, trees[:-1], trees[-1])
 
 
-def _rule(name: str, children: Sequence[Any], patterns: Mapping[str, _Pattern], where: str) -> Rule:
+def _check_cycles(patterns: Mapping[str, Pattern], items: Mapping[str, Any]) -> None:
+    uses = {
+        name: {used for used in names_in([*each.lets, each.body], "apply") if used in patterns}
+        for name, each in patterns.items()
+    }
+    try:
+        TopologicalSorter(uses).prepare()
+    except CycleError as error:
+        ring = [str(name) for name in error.args[1]][::-1]
+        raise MistakeError(
+            f"'{ring[0]}' uses itself: {' uses '.join(ring)}",
+            "a pattern is a form of fixed size; it cannot be recursive",
+            place_of(items[ring[0]].children[0]),
+        ) from None
+
+
+def _check_pattern(pattern: Pattern, patterns: Mapping[str, Pattern]) -> None:
+    """Read a pattern once for itself, so that its mistakes are found where it is written."""
+    if pattern.name in OPERATORS:
+        raise MistakeError(f"'{pattern.name}' is an op", "give the pattern another name")
+    if len(set(pattern.parameters)) < len(pattern.parameters):
+        raise MistakeError("two parameters have one name")
+    used = {*names_in([*pattern.lets, pattern.body], "name")}
+    for parameter in pattern.parameters:
+        if parameter not in used:
+            raise MistakeError(f"its parameter '{parameter}' is never used", "leave it out")
+    _check_lets(pattern.lets, pattern.body)
+    reader = Reader(patterns)
+    reader.known.update({each: Name(each) for each in pattern.parameters})
+    reader.define(pattern.lets, "")
+    reader.term(pattern.body, "form")
+
+
+def _check_lets(lets: Sequence[Any], body: Any) -> None:
+    for number, tree in enumerate(lets):
+        name = tree.children[0]
+        if str(name) not in {*names_in([*lets[number + 1 :], body], "name")}:
+            raise MistakeError(
+                f"'let {name}' is never used in what is found",
+                "use the name in the form, or leave the let out", place_of(name),
+            )  # fmt: skip
+
+
+def _rule(name: str, children: Sequence[Any], patterns: Mapping[str, Pattern], where: str) -> Rule:
     trees = [child for child in children if child is not None]
     lets = [tree for tree in trees if tree.data == "let"]
     tests = [tree for tree in trees if tree.data == "where"]
     found, put = [tree for tree in trees if tree.data not in ("let", "where")]
-    reader = _Reader(patterns)
+    _check_lets(lets, found)
+    reader = Reader(patterns)
     reader.define(lets, "")
-    find = reader.term(found)
+    find = reader.term(found, "form")
     if not list(heads(find)):
-        raise _MistakeError(f"it must find an op, and '{find}' is none")
-    known = {t.text for t in walk(find) if isinstance(t, Name)}
-    known |= {t.name for t in walk(find) if isinstance(t, Let)}
-    known |= {f"${t.name}" for t in walk(find) if isinstance(t, Literal)}
-    free = _Reader({})
-    test = free.term(tests[0].children[0]) if tests else None
-    replacement = free.term(put)
-    for term in (test, replacement):
-        _check_names(term, known)
-    _check_ops(find, OPERATORS)
-    _check_ops(replacement, {**OPERATORS, **FUNCTIONS})
-    _check_ops(test, FUNCTIONS)
-    return Rule(name, find, test, replacement, where)
+        raise MistakeError(
+            f"it must find an op, and '{find}' is any value", EXAMPLE, place_of(found)
+        )
+    beside = Reader(patterns, bound=_bound(find))
+    test = beside.term(tests[0].children[0], "condition") if tests else None
+    return Rule(name, find, test, beside.term(put, "replacement"), where)
 
 
-def _check_names(term: Term | None, known: set[str]) -> None:
-    for each in walk(term) if term is not None else ():
+def _bound(find: Term) -> dict[str, Term]:
+    """Return what a form gives a name to; the lets of patterns keep theirs to themselves."""
+    bound: dict[str, Term] = {}
+    for each in walk(find):
         match each:
-            case Name() if each.text not in known | set(CONSTANTS):
-                raise _MistakeError(f"nothing is called '{each}'; {did_you_mean(each.text, known)}")
-            case Literal() if str(each) not in known:
-                raise _MistakeError(f"no literal is called '{each}'")
+            case Name():
+                bound[each.text] = each
+            case Literal():
+                bound[str(each)] = each
+            case Let():
+                bound[each.name] = each
             case _:
                 pass
-
-
-def _check_ops(term: Term | None, known: Mapping[str, Any]) -> None:
-    for each in walk(term) if term is not None else ():
-        if isinstance(each, Apply) and each.op not in known:
-            raise _MistakeError(f"no op or function '{each.op}'; {did_you_mean(each.op, known)}")
-        if isinstance(each, Apply) and each.op in POINTWISE and each.op in known:
-            arity = POINTWISE[each.op].arity
-            if arity != len(each.operands):
-                raise _MistakeError(f"'{each.op}' takes {arity} operands, not {len(each.operands)}")
-
-
-class _Reader:
-    """Trees to terms: names of ``let`` and uses of patterns are put in their places."""
-
-    def __init__(self, patterns: Mapping[str, _Pattern]) -> None:
-        self.patterns = patterns
-        self.known: dict[str, Term] = {}
-        self.uses = 0
-
-    def define(self, lets: Sequence[Any], prefix: str) -> None:
-        """Note what names stand for, each in terms of those before it."""
-        for tree in lets:
-            name = str(tree.children[0])
-            self.known[name] = Let(prefix + name, self.term(tree.children[1]))
-
-    def term(self, tree: Any) -> Term:
-        """Return the term of a tree."""
-        parts = tree.children
-        match str(tree.data):
-            case "name":
-                return self.known.get(str(parts[0]), Name(str(parts[0])))
-            case "perhaps_name":
-                return Perhaps(Name(str(parts[0])))
-            case "perhaps":
-                return Perhaps(self.term(parts[0]))
-            case "literal":
-                return Literal(str(parts[0]))
-            case "number":
-                return Number(float(parts[0]))
-            case "text":
-                return Text(str(parts[0])[1:-1])
-            case "choice":
-                return Choice(tuple(map(self.term, parts)))
-            case "coalesced":
-                return Coalesce(tuple(map(self.term, parts)))
-            case "apply":
-                return self._apply(parts)
-            case "comparison":
-                left, sign, right = (*parts, None, None)[:3]
-                if sign is None:
-                    return self.term(left)
-                return Apply(str(sign), (), (self.term(left), self.term(right)))
-            case "conjunct" | "test" | "negation" as word:
-                name = {"conjunct": "and", "test": "or", "negation": "not"}[word]
-                return Apply(name, (), tuple(map(self.term, parts)))
-            case infix:
-                return self._infix(infix, tuple(map(self.term, parts)))
-
-    def _infix(self, op: str, operands: tuple[Term, ...]) -> Term:
-        assert op in INFIX, op
-        if op == "neg" and isinstance(operands[0], Number):
-            return Number(-operands[0].value)
-        return Apply(op, (), operands)
-
-    def _apply(self, parts: Sequence[Any]) -> Term:
-        name, given, *rest = parts
-        operands = tuple(self.term(each) for each in rest if each is not None)
-        if str(name) in self.patterns:
-            return self._use(str(name), operands)
-        attributes: list[tuple[str, Term]] = []
-        for each in () if given is None else given.children:
-            key, tree = ("", each) if each.data != "named" else each.children
-            attributes.append((str(key), self.term(tree)))
-        return Apply(str(name), tuple(attributes), operands)
-
-    def _use(self, name: str, operands: tuple[Term, ...]) -> Term:
-        pattern = self.patterns[name]
-        if len(operands) != len(pattern.parameters):
-            wanted = len(pattern.parameters)
-            raise _MistakeError(f"pattern '{name}' takes {wanted} operands, not {len(operands)}")
-        self.uses += 1
-        prefix = f"{name}.{self.uses}."
-        inner = _Reader({key: p for key, p in self.patterns.items() if key != name})
-        for parameter, operand in zip(pattern.parameters, operands, strict=True):
-            inner.known[parameter] = Let(prefix + parameter, operand)
-        inner.define(pattern.lets, prefix)
-        return inner.term(pattern.body)
+    return bound

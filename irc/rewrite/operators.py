@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from irc.dialects.flow import OP_BY_NAME, FlowOp, PointwiseOp, ReduceOp
 from irc.ops.infer import parse_spec
@@ -93,6 +93,17 @@ def perm_of(pattern: str, rank: int) -> tuple[int, ...]:
     if len(source) != rank or sorted(source) != sorted(result):
         raise ValueError(f"a value of rank {rank} does not fit '{pattern}'")
     return tuple(source.index(letter) for letter in result)
+
+
+def dims_of(written: Sequence[int], rank: int) -> tuple[int, ...] | None:
+    """Return dims of a rank in order, those below 0 counted from the end; None where one is none.
+
+    >>> dims_of([-1, 0], 3), dims_of([3], 3)
+    ((0, 2), None)
+    """
+    if not all(-rank <= dim < rank for dim in written):
+        return None
+    return tuple(sorted({dim % rank for dim in written}))
 
 
 def _terms(spec: str) -> list[str]:

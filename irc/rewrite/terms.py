@@ -161,6 +161,20 @@ def walk(term: Term) -> Iterator[Term]:
             waiting += reversed(_parts(each))
 
 
+def height(term: Term) -> int:
+    """Return how many terms lie within one another, names of ``let`` among them."""
+    known: dict[int, int] = {}
+    waiting = [term]
+    while waiting:
+        parts = _parts(waiting[-1])
+        unknown = [each for each in parts if id(each) not in known]
+        if unknown:
+            waiting += unknown
+        else:
+            known[id(waiting.pop())] = 1 + max((known[id(each)] for each in parts), default=0)
+    return known[id(term)]
+
+
 def _parts(term: Term) -> Sequence[Term]:
     match term:
         case Let():

@@ -11,7 +11,7 @@ from irc.dialects.mapping import spatial
 from irc.dialects.task import BufferType, KernelOp
 from irc.interpret.task import run_kernel
 from irc.runtime.dtypes import dtypes
-from tests.backends.attention_kernels import Attend, inputs_of, kernel_of, meaning
+from tests.backends.attention_kernels import Attend, inputs_of, kernel_of, meaning, moving
 
 Role = tuple[str, str, int, tuple[int, ...], int]
 SIDES = (("dk", "dv"), ("dq",))
@@ -60,7 +60,7 @@ def _kernel(a: Attend, space: tuple[int, ...], roles: list[Role], made: list[Rol
         list(block.args), [],
         roles=tuple(role for role, *_ in every),
         offsets=tuple(0 for _ in every),
-        strides=tuple(s for _, _, _, strides, f in every for s in (*strides, f)),
+        strides=tuple(s for _, _, _, strides, f in every for s in (*moving(space, strides), f)),
         keys=a.keys, features=(a.depth, a.width),
     )  # fmt: skip
     op.properties["scale"] = FloatAttr(a.scale, f64)

@@ -81,13 +81,18 @@ def kernel_of(a: Attend) -> KernelOp:
     return _kernel(a, space, roles)
 
 
+def moving(space, strides) -> tuple[int, ...]:
+    """Return strides as plans have them: a dim of one element has none."""
+    return tuple(0 if size == 1 else s for size, s in zip(space, strides, strict=True))
+
+
 def _kernel(a, space, roles) -> KernelOp:
     block = Block(arg_types=[BufferType.of(size, dtype) for _, dtype, size, _, _ in roles])
     op = KernelAttentionOp.make(
         list(block.args), [],
         roles=tuple(role for role, *_ in roles),
         offsets=tuple(0 for _ in roles),
-        strides=tuple(s for _, _, _, strides, f in roles for s in (*strides, f)),
+        strides=tuple(s for _, _, _, strides, f in roles for s in (*moving(space, strides), f)),
         keys=a.keys, features=(a.depth, a.width),
     )  # fmt: skip
     op.properties["scale"] = FloatAttr(a.scale, f64)

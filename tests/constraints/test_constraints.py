@@ -7,8 +7,9 @@ import pytest
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Block, SSAValue
 
+from irc.constraints.fusion import parse_fusion
 from irc.constraints.patterns import Pattern
-from irc.constraints.pins import parse_constraints, parse_pattern, pins_option
+from irc.constraints.pins import constraint_text, parse_constraints, parse_pattern, pins_option
 from irc.dialects.builder import FlowBuilder, argument_attrs, arguments, entry, finish_function
 from irc.dialects.flow import ContractOp, FlowOp, SortOp, id_of, tensor
 from irc.dialects.placement import B, Mesh, Partial, Placement, Split
@@ -319,3 +320,27 @@ def test_constraints_without_ranks_are_refused() -> None:
         with pytest.raises(IrcError, match="places something among ranks") as caught:
             default_pipeline(Options(mesh=Mesh.parse(mesh), pins="*.weight = B"))
         assert caught.value.code == "mesh-mismatch"
+
+
+@pytest.mark.parametrize(
+    ("pins", "says"),
+    [
+        ("fuse n4", "names one op"),
+        ("fuse n4, n4", "names an op twice"),
+        ("keep n3, n3 apart", "names an op twice"),
+        ("keep apart", "stops making sense"),
+        ("keep n3", "stops making sense at 'the end'"),
+        ("same x", "stops making sense"),
+        ("pin x", "stops making sense"),
+    ],
+)
+def test_a_statement_that_asks_for_nothing_is_no_missing_file(pins: str, says: str) -> None:
+    with pytest.raises(IrcError) as caught:
+        parse_fusion(*constraint_text(pins))
+    assert caught.value.code == "constraint-syntax"
+    assert says in caught.value.render()
+
+
+def test_a_glob_may_fuse_what_it_matches() -> None:
+    text = 'fuse n{3-5}; fuse at "model.py:42"; keep n7 apart'
+    assert len(parse_fusion(*constraint_text(text))) == 3

@@ -31,6 +31,7 @@ from irc.dialects.mapping_modes import (
 )
 from irc.dialects.task import KernelOp
 from irc.dialects.text import dump, load
+from irc.errors import IrcError
 
 EXTENTS = st.tuples(st.integers(1, 4), st.integers(1, 3))
 ATOMS = st.builds(
@@ -203,8 +204,27 @@ def test_auto_map_spreads_neighbours_over_neighbours() -> None:
     ],
 )
 def test_text_that_is_no_mapping_is_refused_with_its_place(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(IrcError, match=says) as caught:
         parse_mapping(text)
+    assert caught.value.code == "mapping-syntax"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("spatial(4, 8) + repeat(2, 1)", "column 15"),
+        ("spatial(32, 16).repeat(1, 1)", "stands in quotes"),
+        ('"spatial(32, 16)) "', "column 16"),
+        ("spatial(32, 16", "stops making sense"),
+        ("spatial(32, 16, ranks=[0, 0])", "each of 0 to 1 once"),
+        ("auto_map(32, 16, workers=5)", "5 workers do not divide"),
+    ],
+)
+def test_a_mapping_in_a_text_is_refused_with_its_line(text: str, says: str) -> None:
+    with pytest.raises(IrcError, match=says) as caught:
+        load(f'"builtin.module"() ({{}}) {{\n  a = #task.map<{text}>}} : () -> ()', "my.mlir")
+    assert caught.value.code == "mapping-syntax"
+    assert caught.value.where.startswith("my.mlir:2:")
 
 
 def test_atoms_must_agree_and_ranks_be_a_permutation() -> None:
@@ -222,3 +242,29 @@ def test_a_kernel_does_not_store_its_tasks_several_times() -> None:
     )  # fmt: skip
     with pytest.raises(VerifyException, match="several times"):
         kernel.verify()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "space", "says"),
+    [
+        ("spatial(4, 1) * repeat(2, 5)", (7, 5), ""),
+        ("spatial(1, 1) * repeat(64, 16)", (7, 5), ""),
+        ("spatial(1, 1)", (0, 1), ""),
+        ("spatial(4, 1) * repeat(2, 5)", (6, 5), "the last has none in a space of 6"),
+        ("spatial(1000000, 1) * repeat(1, 5)", (7, 5), "the last has none in a space of 7"),
+        ("spatial(2, 1) * spatial(2, 1) * repeat(2, 5)", (6, 5), "of 4 workers along dim 0"),
+        ("spatial(3, 1) * repeat(2, 5)", (7, 5), "mapping covers"),
+    ],
+)
+def test_a_mapping_covers_the_space_and_no_worker_is_beyond_it(
+    mapping: str, space: tuple[int, ...], says: str
+) -> None:
+    kernel = KernelOp.make(
+        "k", Block(), template="rows", space=space, parallel=len(space), num_inputs=0,
+        mapping=parse_mapping(mapping),
+    )  # fmt: skip
+    if not says:
+        kernel.verify_()
+        return
+    with pytest.raises(VerifyException, match=says):
+        kernel.verify_()

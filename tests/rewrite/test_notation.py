@@ -92,13 +92,13 @@ def test_rules_that_undo_each_other_end() -> None:
         ("rule twice x + x = 2 * x", "column 18"),
         ("rule r exp(x) => y", "nothing is called 'y'"),
         ("rule r exp(x) => $s * x", "no literal"),
-        ("rule r expp(x) => x", "did you mean 'exp'"),
+        ("rule r expp(x) => x", "no op is called 'expp'"),
         ("rule r exp(x, y) => x", "takes 1 operands"),
         ("rule r x => exp(x)", "it must find an op"),
-        ("rule r exp(x) where sizes(x) == 1 => x", "no op or function 'sizes'"),
+        ("rule r exp(x) where sizes(x) == 1 => x", "no function is called 'sizes'"),
         ("pattern p(x) = exp(x) rule r p(x, y) => x", "takes 1 operands"),
-        ("rule r exp(x)", "it stops"),
-        ("rule r exp(x) where __import__(x) => x", "no op or function"),
+        ("rule r exp(x)", "ends in the middle"),
+        ("rule r exp(x) where __import__(x) => x", "no function is called"),
     ],
 )
 def test_mistakes_are_located(text: str, reason: str) -> None:

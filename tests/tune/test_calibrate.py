@@ -91,6 +91,13 @@ def test_a_launch_is_recognised() -> None:
         (["show", "8xH100", "--mesh", "d"], "mesh-syntax"),
         (["show", "8xH100", "--mesh", "d=16"], "mesh-mismatch"),
         (["shwo"], "option-value"),
+        (["calibrate", "8xH100"], "option-value"),
+        (["detect", "8xH100"], "option-value"),
+        (["detect", "-o", "x.toml"], "option-value"),
+        (["show", "8xH100", "--quick"], "option-value"),
+        (["show", "--toml"], "option-value"),
+        (["show", "8xH100", "--example"], "option-value"),
+        (["show", "8xH100", "-o", "/nowhere/x.toml"], "output-write"),
     ],
 )
 def test_wrong_words_are_registered_errors(
@@ -98,6 +105,14 @@ def test_wrong_words_are_registered_errors(
 ) -> None:
     assert main(["cluster", *words]) == 2
     assert f"error[{code}]" in capsys.readouterr().err
+
+
+def test_show_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ([], ["--toml"]):
+        path = tmp_path / f"{len(options)}.toml"
+        assert main(["cluster", "show", "2x8xH100", *options, "-o", str(path)]) == 0
+        assert parse_cluster(path.read_text()).num_devices == 16
+    assert "--cluster" in capsys.readouterr().out
 
 
 def test_show_lists_and_prints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import PadOp, TakeOp, tensor
-from irc.dialects.size import Dim
+from irc.dialects.size import Dim, Size
 from irc.frontends.torch.lowering import Lowering, lowers, number
-from irc.frontends.torch.shapes import iota
+from irc.frontends.torch.shapes import iota, sliced
 
 
 @lowers("constant_pad_nd")
@@ -37,11 +37,20 @@ def pad_(
         return constant_pad(t, self, pad, value or 0)
     ndim = tensor(self).ndim
     for i in range(len(pad) // 2):
-        dim = ndim - 1 - i
-        if not (pad[2 * i] == 0 and pad[2 * i + 1] == 0):
-            places = _places(t, tensor(self).shape[dim], t.shape[dim], pad[2 * i], MODES[mode])
+        dim, low, high = ndim - 1 - i, pad[2 * i], pad[2 * i + 1]
+        if mode == "circular" and _is_cut(low, high):
+            # What is cut off does not come back at the other end.
+            size = number(tensor(self).shape[dim])
+            first, last = max(-number(low), 0), size - max(-number(high), 0)
+            self, low, high = sliced(t, self, dim, first, last), max(low, 0), max(high, 0)
+        if not (low == 0 and high == 0):
+            places = _places(t, tensor(self).shape[dim], t.shape[dim], low, MODES[mode])
             self = t.b.op(TakeOp, [self, places], dim=dim)
     return self
+
+
+def _is_cut(*amounts: Dim) -> bool:
+    return any(not isinstance(amount, Size) and amount < 0 for amount in amounts)
 
 
 Place = Callable[[Lowering, SSAValue, SSAValue], SSAValue]

@@ -52,6 +52,11 @@ def test_a_dropped_mask_is_seen(tmp_path: Path, line: str) -> None:
     assert not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3)
 
 
+def test_one_row_that_goes_on_compiles() -> None:
+    case = Attend(rows=1, keys=1, groups=1, batch=1, goes_on=True, sums=True, mask="float")
+    assert compile_for(attention.kernel_of(case), 90).spill_bytes == 0
+
+
 @pytest.mark.parametrize("target", [80, 90, 100])
 @pytest.mark.parametrize("name", ["causal", "decode", "masked", "long_f16", "ring_masked"])
 def test_attention_compiles_without_spills(name: str, target: int) -> None:

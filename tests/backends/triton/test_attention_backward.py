@@ -88,7 +88,10 @@ def test_planted_bugs_are_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [80, 90, 100])
-@pytest.mark.parametrize(("name", "side"), [("cached", SIDES[0]), ("long_f16", SIDES[1])])
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [("cached", SIDES[0]), ("long_f16", SIDES[1]), ("single", SIDES[0]), ("single", SIDES[1])],
+)
 def test_gradients_compile_without_spills(name: str, side: tuple[str, ...], target: int) -> None:
     report = compile_for(backward.backward_of(CASES[name], side), target)
     assert report.spill_bytes == 0

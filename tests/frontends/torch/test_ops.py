@@ -48,7 +48,7 @@ CASES: dict[str, Any] = {
     "flip and roll": lambda: (lambda x: (x.flip(0, 2), x.roll(2, 1), x.roll((1, -2), (0, 2)), x.roll(4)), X),
     "pads": lambda: (lambda x: (F.pad(x, (1, 2)), F.pad(x, (0, 1, 2, 0), value=3.0), F.pad(x, (-1, 0)), F.pad(x > 0, (1, 1))), X),
     "pads with elements": lambda: (lambda x: (F.pad(x, (2, 3), mode="reflect"), F.pad(x, (3, 1, 2, 4), mode="reflect"), F.pad(x, (4, 9), mode="replicate"), F.pad(x, (-2, 8), mode="replicate"),
-                                              F.pad(x, (7, 2, 1, 0), mode="circular"), F.pad(x[None], (1, 0, 0, 2, 1, 1), mode="replicate"), F.pad(x, (-1, 2), mode="reflect"), F.pad(x, (0, 0, 1, 2), mode="reflect")), X),
+                                              F.pad(x, (7, 2, 1, 0), mode="circular"), F.pad(x, (-2, 3), mode="circular"), F.pad(x, (2, -3, -1, -1), mode="circular"), F.pad(x, (-1, -2), mode="circular"), F.pad(x[None], (1, 0, 0, 2, 1, 1), mode="replicate"), F.pad(x, (-1, 2), mode="reflect"), F.pad(x, (0, 0, 1, 2), mode="reflect")), X),
     "diagonals": lambda: (lambda x, y: (x.diagonal(), x.diagonal(2, 1, 2), x.diagonal(-1, 2, 0), y.diagonal(-4), y.diagonal(6), y.diagonal(7), y.diag(), y[:, :5].trace(), y.diagonal(-5),
                                         torch.einsum("iij->ij", x[:, :3]), torch.einsum("ii", y[:, :5]), torch.einsum("iji,j->i", x[:, :, :3], x[0, :, 0])), X, Y),
     "slices written with steps": lambda: (lambda x: (x.slice_scatter(x[:, :3] + 1, 1, 0, 5, 2), x.slice_scatter(x[..., :2] + 1, 2, 1, 6, 3), x.slice_scatter(x[:1] + 1, 0, 2, 3, 7), x.slice_scatter(x[:, :0], 1, 4, 2, 2),

@@ -1,0 +1,96 @@
+"""Where passes of plug-ins go in a pipeline: behind one they name, else where their level ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.passes import ModulePass
+
+from irc.dialects.levels import LEVELS
+from irc.errors import IrcError
+from irc.pass_levels import left_level, level, taken_levels
+from irc.plugin import package_of
+
+
+def insert_all(passes: list[ModulePass], plugins: Sequence[ModulePass]) -> None:
+    """Put plug-ins' passes where they say, those first that others go after.
+
+    Those that go to one place keep the order that the user gave.
+
+    Raises:
+        IrcError: ``pass-unknown`` for a place that this pipeline does not have; ``pass-level`` for
+            one where the program is on a level that the pass does not take.
+    """
+    waiting = list(plugins)
+    while waiting:
+        names = {each.name for each in passes}
+        ready = [i for i, p in enumerate(waiting) if getattr(p, "after", None) in (None, *names)]
+        if not ready:
+            raise _placeless(passes, waiting[0])
+        plugin = waiting.pop(ready[0])
+        passes.insert(_position(passes, plugin), plugin)
+
+
+def _position(passes: Sequence[ModulePass], plugin: ModulePass) -> int:
+    """Return the place behind the pass that a plug-in names, else where its level ends."""
+    after, names = getattr(plugin, "after", None), [each.name for each in passes]
+    if after is not None:
+        place = len(names) - names[::-1].index(after)
+        while place < len(passes) and _was_put(passes[place]):
+            place += 1
+        require_place(plugin, after, levels_at(passes, place))
+        return place
+    if level(plugin) == "flow+sbp" and "auto-shard" not in names:
+        raise IrcError(
+            "pass-unknown",
+            f"pass '{plugin.name}' works on placements, and one device has none",
+            help="choose a mesh, or leave the pass out",
+        )
+    own = LEVELS.index(level(plugin))
+    below = [LEVELS.index(left_level(each)) > own for each in passes]
+    return below.index(True) if any(below) else len(passes)
+
+
+def _was_put(each: ModulePass) -> bool:
+    """True for a plug-in's pass that was put behind another."""
+    return getattr(each, "after", None) is not None and package_of(type(each)) != "irc"
+
+
+def _placeless(passes: Sequence[ModulePass], plugin: ModulePass) -> IrcError:
+    names = [each.name for each in passes]
+    return IrcError(
+        "pass-unknown",
+        f"pass '{plugin.name}' goes after '{getattr(plugin, 'after', None)}', which this pipeline "
+        "does not run",
+        because=f"it runs {', '.join(names)}",
+    )
+
+
+def levels_at(passes: Sequence[ModulePass], position: int) -> tuple[str, ...]:
+    """Return the levels at which a pass put at a position of a pipeline would find the program.
+
+    On one device nothing leads from flow to spmd: between the passes of both it is on each.
+    """
+    before = [left_level(each) for each in passes[:position]]
+    highest = max((LEVELS.index(name) for name in before), default=0)
+    following = [LEVELS.index(level(each)) for each in passes[position:]]
+    lowest = max(highest, following[0]) if following else highest
+    placed = any(each.name == "auto-shard" for each in passes)
+    found = LEVELS[highest : lowest + 1]
+    return found if placed else tuple(name for name in found if name != "flow+sbp")
+
+
+def require_place(each: ModulePass, after: str, possible: Sequence[str]) -> None:
+    """Refuse a pass whose ``level`` is not the one behind the pass that it goes after.
+
+    Raises:
+        IrcError: ``pass-level``.
+    """
+    if not any(name in taken_levels(each) for name in possible):
+        raise IrcError(
+            "pass-level",
+            f"pass '{each.name}' works on level {' or '.join(taken_levels(each))}, and goes after "
+            f"'{after}', behind which the program is on level {' or '.join(possible)}",
+            help=f"change `after` or `level` in the pass; without `after` it runs where level "
+            f"{level(each)} ends",
+        )
