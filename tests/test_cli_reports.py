@@ -80,7 +80,7 @@ def test_explain_and_diff_print_answers(plan: Path, capsys: pytest.CaptureFixtur
         ("export PLAN --format toml", 2, "option-value", "torchtitan"),
         ("export nowhere --format json", 2, "plan-missing", "nowhere"),
         ("export PLAN --format json -o PLAN", 2, "output-exists", "choose another file"),
-        ("export PLAN --format json -o no/such/folder", 2, "option-value", "cannot write"),
+        ("export PLAN --format json -o no/such/folder", 2, "output-write", "cannot write"),
         ("diff PLAN", 2, "option-value", "B"),
         ("diff PLAN nowhere", 2, "plan-missing", "nowhere"),
     ],
