@@ -13,11 +13,11 @@ right answers differ by up to the sum of their errors (2.5e-2 there), so that ne
 all models nor the distance from eager can be the limit.
 
 The roofline of a model is max(arithmetic / peak, bytes / bandwidth): the peak of multiply-adds in
-registers and the bandwidth of reading are measured right before the model runs (clocks and
-neighbours change both within an hour), the bytes are those of weights, inputs and results. Each
+registers and the bandwidth of reading are measured in every round, right after irc's block (clocks
+and neighbours change both within seconds), the bytes are those of weights, inputs and results. Each
 contender has a process of its own and empty caches; the others are stopped while one runs. Calls
-are timed in rounds, a block of each contender per round; the table has medians. "warm" is a second
-process on the caches that the first one left.
+are timed in rounds, a block of each contender per round; the table has medians, of the rounds'
+rooflines too. "warm" is a second process on the caches that the first one left.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.contenders import Contender
-from tests.benchmarks.limits import bandwidth, peak_flops
+from tests.benchmarks.machine import Machine
 
 MODELS = (
     "bert", "gpt2", "llama-prefill", "llama-decode", "resnet50", "vit", "t5-encoder", "mlp",
     "minilm",
 )  # fmt: skip
-QUICK = ("mlp", "minilm")
+QUICK = ("mlp",)
 INDUCTOR = (
     "inductor",
     "inductor freezing",
@@ -61,13 +61,14 @@ LEAST = {"cold": 10.0, "cold backend": 5.0}
 
 
 def measure(
-    model: str, names: tuple[str, ...], *, rounds: int, seconds: float
+    model: str, names: tuple[str, ...], machine: Machine, *, rounds: int, seconds: float
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of each contender that runs a model.
+    """Return the figures of each contender that runs a model; ``machine`` keeps its own.
 
     Args:
         model: as :func:`tests.benchmarks.models.build` takes it.
         names: contenders.
+        machine: what is measured beside them.
         rounds: blocks of each.
         seconds: how long a block takes, about.
     """
@@ -87,6 +88,8 @@ def measure(
                 once = median(contender.ask("block 2"))
                 calls = max(1, min(2000, int(seconds / once)))
                 found[name]["calls"].append(median(contender.ask(f"block {calls}")))
+                if name == OURS[0]:
+                    machine.measure()
         for name, contender in running.items():
             found[name]["memory"] = contender.ask("memory")
             found[name] |= work
@@ -136,7 +139,7 @@ def _colder(found: dict[str, dict[str, Any]], what: str, own: str) -> dict[str, 
 def main() -> int:
     """Print the table; return 1 where a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two small models, few contenders")
+    parser.add_argument("--quick", action="store_true", help="one small model, few contenders")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     parser.add_argument("--models", metavar="A,B", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--contenders", metavar="A,B", help=f"of {', '.join(NAMES)}")
@@ -162,15 +165,16 @@ def main() -> int:
     for model in models:
         full = model if args.dtype == "f32" else f"{model}:{args.dtype}"
         rounds, seconds = (3, 0.2) if args.quick else (args.rounds, 0.5)
-        peak, (read, copy) = peak_flops(2, args.dtype), bandwidth(2)
-        print(
-            f"{model:<14}{peak / 1e9:.0f} GF/s, reads {read / 1e9:.1f} and copies"
-            f" {copy / 1e9:.1f} GB/s"
-        )
-        found = measure(full, names, rounds=rounds, seconds=seconds)
-        every[model] = {"peak": peak, "read": read, "contenders": found}
+        machine = Machine(args.dtype)
+        try:
+            found = measure(full, names, machine, rounds=rounds, seconds=seconds)
+        finally:
+            machine.close()
+        every[model] = {"machine": machine.rounds, "contenders": found}
         row = found["eager"]
-        ratios[model] = table(model, found, max(row["flops"] / peak, row["bytes"] / read))
+        roofs = [max(row["flops"] / r["peak"], row["bytes"] / r["read"]) for r in machine.rounds]
+        print(f"{model:<14}{machine.describe()}")
+        ratios[model] = table(model, found, median(roofs))
         sys.stdout.flush()
         if args.json:  # after each: a whole run takes an hour
             figures = {"cores": os.cpu_count(), "models": every}

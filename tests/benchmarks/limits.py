@@ -9,6 +9,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -109,16 +110,7 @@ def peak_flops(threads: int, dtype: str = "f32") -> float:
     Of bfloat16 they are products of tiles, or dot products of pairs, where the machine has them,
     else those of float32.
     """
-    from irc.backends.cpu.features import host
-    from irc.backends.cpu.jit import compile_module
-
-    lanes, dots = host().float_lanes, dtype == "bf16" and host().dot_bf16
-    loops, work = LOOPS, CHAINS * lanes * (4 if dots else 2)
-    text = _kernel(lanes, dots)
-    if dtype == "bf16" and host().tiles:
-        loops, work, text = TILE_LOOPS, TILE_WORK, _tiles_kernel()
-    address = compile_module(text, "peak")
-    run = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(address)
+    run, loops, work = _peak(dtype)
     numbers = torch.randn(threads, 2 * TILE_BYTES).bfloat16()
 
     def once() -> float:
@@ -134,11 +126,25 @@ def peak_flops(threads: int, dtype: str = "f32") -> float:
     return threads * loops * work / min(once() for _ in range(5))
 
 
+@cache
+def _peak(dtype: str) -> tuple[Callable[[int, int], None], int, int]:
+    """Return the kernel of :func:`peak_flops`, its steps and the operations of one."""
+    from irc.backends.cpu.features import host
+    from irc.backends.cpu.jit import compile_module
+
+    lanes, dots = host().float_lanes, dtype == "bf16" and host().dot_bf16
+    loops, work = LOOPS, CHAINS * lanes * (4 if dots else 2)
+    text = _kernel(lanes, dots)
+    if dtype == "bf16" and host().tiles:
+        loops, work, text = TILE_LOOPS, TILE_WORK, _tiles_kernel()
+    address = compile_module(text, "peak")
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(address), loops, work
+
+
 def bandwidth(threads: int) -> tuple[float, float]:
     """Return bytes a second of reading (a sum) and of copying (read plus written)."""
     torch.set_num_threads(threads)
-    source = torch.ones(64 << 20, dtype=torch.float32)
-    target = torch.empty_like(source)
+    source, target = _arrays()
 
     def best(run: Callable[[], object]) -> float:
         times: list[float] = []
@@ -150,6 +156,13 @@ def bandwidth(threads: int) -> tuple[float, float]:
 
     size = source.numel() * 4
     return size / best(source.sum), 2 * size / best(lambda: target.copy_(source))
+
+
+@cache
+def _arrays() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two arrays, 256 MiB each, that :func:`bandwidth` reads and writes."""
+    source = torch.ones(64 << 20, dtype=torch.float32)
+    return source, torch.empty_like(source)
 
 
 def work_of(module: Any, inputs: tuple[Any, ...]) -> dict[str, float]:

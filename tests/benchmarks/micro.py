@@ -5,11 +5,11 @@ Targets (exit status 1 when a row misses one and no reason is known), float32, 2
 The bound of a row is max(arithmetic / peak, time of the bytes): multiply-adds of matmuls against
 the peak in registers, and the bytes of inputs, weights and results: what is written, and as much
 reading, at the speed of a copy, the rest at the speed of reading. Peak, copying and reading are
-measured in the same run. Odd sizes are rows of their own.
+measured in every round, right after irc's block. Odd sizes are rows of their own.
 
 Each contender has a process of its own; the others are stopped while one runs. Calls are timed in
-rounds, a block of each contender per round; the table has the medians of blocks. Where a row falls
-short for a reason that is known (:data:`REASONS`), the row says it.
+rounds, a block of each contender per round; the table has the medians of blocks and of bounds.
+Where a row falls short for a reason that is known (:data:`REASONS`), the row says it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.contenders import Contender, answer
-from tests.benchmarks.limits import bandwidth, peak_flops
+from tests.benchmarks.machine import Machine
 from tests.benchmarks.micro_cases import CASES, QUICK
 
 NAMES = ("eager", "irc.compile")
@@ -49,13 +49,14 @@ class Kernels(Contender):
 
 
 def measure(
-    names: tuple[str, ...], cases: list[str], rounds: int, seconds: float
+    names: tuple[str, ...], cases: list[str], machine: Machine, rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """Return the figures of each case and contender.
+    """Return the figures of each case and contender, and of the machine's rounds (``machine``).
 
     Args:
         names: contenders.
         cases: of :data:`CASES`.
+        machine: what is measured beside them.
         rounds: blocks of each.
         seconds: how long a block takes, about.
     """
@@ -70,7 +71,9 @@ def measure(
                     once = median(worker.ask("block 2"))
                     calls = max(2, min(500, int(seconds / once)))
                     rows[name]["calls"].append(median(worker.ask(f"block {calls}")))
-            found[case] = rows
+                    if name == OURS:
+                        machine.measure()
+            found[case] = {"machine": machine.rounds[-rounds:], "contenders": rows}
     finally:
         for worker in workers.values():
             worker.close()
@@ -78,9 +81,9 @@ def measure(
 
 
 def bound_s(work: dict[str, float], peak: float, read: float, copy: float) -> float:
-    """Return the least seconds of a case (see the top).
+    """Return the least seconds of a case on a machine (see the top).
 
-    >>> bound_s({"flops": 0, "in": 2e9, "out": 1e9}, 1e12, 1e10, 2e10)
+    >>> bound_s({"flops": 0, "in": 2e9, "out": 1e9}, peak=1e12, read=1e10, copy=2e10)
     0.2
     """
     paired = min(work["in"], work["out"])
@@ -102,44 +105,41 @@ def main() -> int:
     globs = args.only.split(",") if args.only else ["*"]
     cases = [c for c in (QUICK if args.quick else CASES) if any(fnmatchcase(c, g) for g in globs)]
     names = (*NAMES, "inductor") if args.inductor else NAMES
-    peak, (read, copy) = peak_flops(2), bandwidth(2)
-    print(
-        f"peak {peak / 1e9:.0f} GF/s, reading {read / 1e9:.1f} GB/s, copying {copy / 1e9:.1f} GB/s"
-    )
+    rounds, seconds = (3, 0.1) if args.quick else (args.rounds, 0.15)
+    machine = Machine()
+    try:
+        found = measure(names, cases, machine, rounds, seconds)
+    finally:
+        machine.close()
+    print(machine.describe())
     print(
         f"{'case':<28}{'bound ms':>9}"
         + "".join(f"{f'{n} ms':>16}" for n in names)
         + f"{'of bound':>10}{'speed':>7}{'error':>9}"
     )
-    rounds, seconds = (3, 0.1) if args.quick else (args.rounds, 0.15)
-    found = measure(names, cases, rounds, seconds)
-    rows = {case: _row(case, found[case], bound_s(found[case][OURS]["work"], peak, read, copy))
-            for case in cases}  # fmt: skip
+    rows = {case: _row(case, **found[case]) for case in cases}
     if args.json:
-        figures = {
-            "cores": os.cpu_count(),
-            "peak": peak,
-            "read": read,
-            "copy": copy,
-            "cases": found,
-        }
+        figures = {"cores": os.cpu_count(), "cases": found}
         Path(args.json).write_text(json.dumps(figures, indent=1))
     return _verdict(rows)
 
 
-def _row(case: str, found: dict[str, Any], bound: float) -> dict[str, float]:
+def _row(
+    case: str, machine: list[dict[str, float]], contenders: dict[str, Any]
+) -> dict[str, float]:
     """Print a row; return its share of the bound, its speed against the best peer, its error."""
-    calls = {name: median(row["calls"]) for name, row in found.items()}
-    ours = calls[OURS]
+    calls = {name: median(row["calls"]) for name, row in contenders.items()}
+    ours, own = calls[OURS], contenders[OURS]
+    bound = median(bound_s(own["work"], **rates) for rates in machine)
     share, speed = bound / ours, min(v for n, v in calls.items() if n != OURS) / ours
     reason = next((text for glob, text in REASONS.items() if fnmatchcase(case, glob)), "")
     print(
         f"{case:<28}{bound * 1e3:>9.3f}"
         + "".join(f"{v * 1e3:>16.3f}" for v in calls.values())
-        + f"{share:>10.0%}{speed:>7.2f}{found[OURS]['error']:>9.1e}"
+        + f"{share:>10.0%}{speed:>7.2f}{own['error']:>9.1e}"
         + (f"  {reason}" if share < TARGET and reason else "")
     )
-    return {"share": share, "speed": speed, "error": found[OURS]["error"], "known": bool(reason)}
+    return {"share": share, "speed": speed, "error": own["error"], "known": bool(reason)}
 
 
 def _verdict(rows: dict[str, dict[str, float]]) -> int:
