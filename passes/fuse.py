@@ -23,7 +23,7 @@ from irc.dialects.flow import (
     noted_placements,
     result_id,
 )
-from irc.errors import IrcError, did_you_mean
+from irc.errors import IrcError
 from irc.kernels.fusion.groups import Grouping
 from irc.kernels.fusion.profit import describe
 from irc.kernels.fusion.units import Unit, in_order
@@ -36,7 +36,7 @@ from irc.kernels.holds import (
     is_unread,
     require_static,
 )
-from irc.kernels.schedule import TARGETS
+from irc.kernels.schedule import require_target
 from irc.kernels.weights.fixed import Fixed
 
 
@@ -100,12 +100,7 @@ class FusePass(ModulePass):
     any_rows: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if self.target not in TARGETS:
-            raise IrcError(
-                "target-unknown",
-                f"no target '{self.target}'",
-                help=did_you_mean(self.target, TARGETS),
-            )
+        require_target(self.target)
         for _, grouping in self.groupings(op):
             _Rebuild(grouping).run()
         text, source = constraint_text(self.pins)
@@ -139,21 +134,46 @@ PINS = "irc.fusion"
 
 
 def _wishes(statements: Sequence[FusionStatement], module: ModuleOp) -> dict[str, list[Wish]]:
-    """Resolve constraints to ops, by function."""
+    """Resolve constraints to ops, by function.
+
+    Raises:
+        IrcError: ``fusion-impossible`` for a statement without meaning: a name that only ops have
+            which compute nothing, or names that no function has all of.
+    """
     found: dict[str, list[Wish]] = {}
     for statement in statements:
         sets: dict[str, list[set[Operation]]] = {}
         for place, name in enumerate(statement.names):
-            for function, op in named_ops(name, module):
-                parts = sets.setdefault(function, [set() for _ in statement.names])
-                if op.name not in SHAPE_OPS | FREE_OPS:
-                    parts[place].add(op)
-        for function, parts in sets.items():
-            kept = tuple(frozenset(part) for part in parts if part)
-            if kept and len(kept) == len(statement.names):
-                wish = Wish(statement.verb, kept, str(statement), statement.where)
-                found.setdefault(function, []).append(wish)
+            named = named_ops(name, module)
+            computing = [(f, op) for f, op in named if op.name not in SHAPE_OPS | FREE_OPS]
+            if not computing:
+                raise _computes_nothing(statement, name.glob, named[0][1])
+            for function, op in computing:
+                sets.setdefault(function, [set() for _ in statement.names])[place].add(op)
+        whole = {function: parts for function, parts in sets.items() if all(parts)}
+        if not whole:
+            raise IrcError(
+                "fusion-impossible",
+                f"'{statement}' names ops of different functions",
+                where=statement.where,
+                because=f"{', '.join(sets)} each have some of them, and none has all",
+                help="name ops of one function",
+            )
+        for function, parts in whole.items():
+            kept = tuple(map(frozenset, parts))
+            wish = Wish(statement.verb, kept, str(statement), statement.where)
+            found.setdefault(function, []).append(wish)
     return found
+
+
+def _computes_nothing(statement: FusionStatement, name: str, op: FlowOp) -> IrcError:
+    return IrcError(
+        "fusion-impossible",
+        f"'{name}' in '{statement}' computes nothing",
+        where=statement.where,
+        because=f"{op.name} is no kernel: each kernel that reads it holds its own",
+        help="name what reads it, or what it reads",
+    )
 
 
 def _drop_dead(block: Block) -> None:

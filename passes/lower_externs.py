@@ -16,11 +16,11 @@ from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import ExternOp, carry, loc_of, noted_placements
 from irc.kernels.expert_gradients import expert_derivative, summed_outer
 from irc.kernels.experts import grouped_matmul, grouped_rows, layer_of_experts
-from irc.kernels.gpu.limits import GPUS
 from irc.kernels.holds import require_static
 from irc.kernels.linear_loss import lower_linear_losses
 from irc.kernels.pool_gradients import POOLS, pool_call, pool_derivative
 from irc.kernels.puts import PUTS, put
+from irc.kernels.schedule import require_target
 from irc.kernels.searches import SEARCHES, searched
 from irc.kernels.transposed import ATEN, ONNX, transposed_convolution
 from irc.kernels.weight_gradient import ATEN_BACKWARD, weight_gradient
@@ -88,8 +88,7 @@ class LowerExternsPass(ModulePass):
     target: str = "cpu"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if self.target not in ("cpu", *GPUS):
-            return
+        require_target(self.target)
         lowered = KNOWN if self.target == "cpu" else frozenset({EXPERTS})
         fixed = Fixed(op)
         for number, func in enumerate(list(op.body.block.ops)):

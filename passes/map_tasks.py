@@ -10,10 +10,9 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.passes import ModulePass
 
-from irc.errors import IrcError, did_you_mean
 from irc.kernels.launches.function import map_function
 from irc.kernels.launches.kernel_table import KernelTable
-from irc.kernels.schedule import TARGETS
+from irc.kernels.schedule import require_target
 from irc.kernels.weights.fixed import Fixed
 
 
@@ -77,12 +76,7 @@ class MapTasksPass(ModulePass):
     any_rows: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if self.target not in TARGETS:
-            raise IrcError(
-                "target-unknown",
-                f"no target '{self.target}'",
-                help=did_you_mean(self.target, TARGETS),
-            )
+        require_target(self.target)
         table = KernelTable(self.target, Fixed(op), any_rows=self.any_rows)
         for func in [f for f in op.body.block.ops if isinstance(f, FuncOp)]:
             map_function(func, table)

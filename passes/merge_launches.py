@@ -16,9 +16,8 @@ from xdsl.passes import ModulePass
 from irc.dialects.builder import entry, functions
 from irc.dialects.flow import FlowOp, id_of, loc_of, phase_of, to_python
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
-from irc.errors import IrcError, did_you_mean
 from irc.kernels.foreach import Pointwise, join, most_parts, pointwise_of
-from irc.kernels.schedule import TARGETS
+from irc.kernels.schedule import require_target
 
 LEAST = 3
 """Launches that become one: two save too little to change what a reader of the plan sees."""
@@ -124,12 +123,7 @@ class MergeLaunchesPass(ModulePass):
     target: str = "cpu"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if self.target not in TARGETS:
-            raise IrcError(
-                "target-unknown",
-                f"no target '{self.target}'",
-                help=did_you_mean(self.target, TARGETS),
-            )
+        require_target(self.target)
         known = _kernels(op)
         plain = {name: found for name, k in known.items() if (found := pointwise_of(k)) is not None}
         _inline_steps(op, plain)

@@ -17,6 +17,7 @@ from irc.kernels.holds import SHAPE_OPS, is_unread, require_static
 from irc.kernels.quantized.contract import packed_product, weight_product
 from irc.kernels.quantized.convolution import ChannelsLast, packed_convolution
 from irc.kernels.quantized.dequantized import literal
+from irc.kernels.schedule import require_target
 from irc.kernels.weights.fixed import Fixed
 
 
@@ -83,6 +84,7 @@ class PackQuantizedPass(ModulePass):
     weights_only: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        require_target(self.target)
         if self.target != "cpu" and not self.weights_only:
             return
         fixed = Fixed(op)

@@ -12,9 +12,9 @@ from xdsl.passes import ModulePass
 from irc.dialects.flow import carry, id_of
 from irc.dialects.task import KernelOp, LaunchOp
 from irc.dialects.types import TensorType
-from irc.errors import IrcError, did_you_mean
 from irc.kernels.gpu.limits import GPUS
 from irc.kernels.gpu.split import Halves, parts_of, split
+from irc.kernels.schedule import require_target
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,7 @@ class SplitReductionPass(ModulePass):
     target: str = "sm_90"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if self.target not in GPUS:
-            raise IrcError(
-                "target-unknown",
-                f"no GPU target '{self.target}'",
-                help=did_you_mean(self.target, GPUS),
-            )
+        require_target(self.target, GPUS)
         found: dict[str, Halves] = {}
         for kernel in [k for k in op.body.block.ops if isinstance(k, KernelOp)]:
             parts = parts_of(kernel, self.target)

@@ -13,6 +13,7 @@ from irc.dialects.task import KernelOp
 from irc.errors import IrcError, did_you_mean
 from irc.kernels.gpu.limits import GPUS
 from irc.kernels.gpu.tiles import with_tile
+from irc.kernels.schedule import require_target
 from irc.tune.tiles import best_tile, known_tile, load_tiles, timer_of
 
 
@@ -64,12 +65,7 @@ class TuneTilesPass(ModulePass):
     tiles: str = ""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if self.target not in GPUS:
-            raise IrcError(
-                "target-unknown",
-                f"no GPU target '{self.target}'",
-                help=did_you_mean(self.target, GPUS),
-            )
+        require_target(self.target, GPUS)
         kernels = {k.sym_name.data: k for k in op.body.block.ops if isinstance(k, KernelOp)}
         chosen = parse_tiles(self.tiles, kernels)
         table = load_tiles() if self.device else {}

@@ -93,6 +93,8 @@ CASES = """
     opt program.mlir -o notes  ->  output-write: notes
     opt program.mlir -o no/where.mlir  ->  output-write: where.mlir
     opt program.mlir -p fuse{target=foo}  ->  target-unknown: sm_90
+    opt program.mlir -p lower-externs{target=foo}  ->  target-unknown: sm_90
+    opt program.mlir -p pack-quantized{target=foo}  ->  target-unknown: sm_90
     opt program.mlir -p fuse,rewrite  ->  pass-level: level spmd
     opt program.mlir --verify-each=no  ->  option-value: exec
     opt program.mlir other.mlir  ->  option-value: usage: irc opt

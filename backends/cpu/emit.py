@@ -25,7 +25,8 @@ from irc.backends.cpu.convolution.writer import ConvolutionWriter
 from irc.backends.cpu.features import Features, host
 from irc.backends.cpu.indexing.write import write_along
 from irc.backends.cpu.info import KernelInfo, from_text, to_text
-from irc.backends.cpu.loops.crossed import CrossedWriter, find_crossing
+from irc.backends.cpu.loops.crossed import CrossedWriter
+from irc.backends.cpu.loops.crossing import find_crossing
 from irc.backends.cpu.loops.foreach import read_part, write_parts
 from irc.backends.cpu.loops.nest import Nest, analyse, read, simplify
 from irc.backends.cpu.loops.rows import RowsWriter

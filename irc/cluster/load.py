@@ -78,6 +78,7 @@ MAX_WIRED = 4096
 """Devices of a graph, where every path is looked up."""
 
 THIS_HOST = "this-host"
+"""The machine at hand: its prediction is held against what is measured."""
 
 
 def find_cluster(name: str) -> Cluster:

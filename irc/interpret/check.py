@@ -79,6 +79,8 @@ class Fault:
 
 
 Stages: TypeAlias = Mapping[str, Callable[[], dict[Key, Value]]]
+AGAIN = "#"
+"""Between a pass and a number, in the name of the stage of its second run or a later one."""
 
 
 def check_plan(folder: str, inputs: str | None = None) -> str:
@@ -115,7 +117,8 @@ def check_plan(folder: str, inputs: str | None = None) -> str:
                 "check-failed",
                 fault.render(),
                 because=["stages before it agree with eager:", *lines[1:-1]],
-                help=f"compare ir/ before and after pass {name}, or rerun it: irc opt -p {name}",
+                help=f"compare ir/ before and after pass {name}, or rerun it: irc opt -p "
+                + name.partition(AGAIN)[0],
             )
     return "\n".join([*lines, *_unjudged(own, reference, judged), "every stage agrees with eager"])
 

@@ -17,7 +17,7 @@ from irc.dialects.placement import Broadcast, Mesh, Placement, Split
 from irc.dialects.task import KernelOp
 from irc.dialects.text import load
 from irc.errors import IrcError
-from irc.interpret.check import Key, Stages, Value
+from irc.interpret.check import AGAIN, Key, Stages, Value
 from irc.interpret.flow import run_function
 from irc.interpret.levels import level_of, random_inputs
 from irc.interpret.plan import run_plan_ranks
@@ -44,11 +44,11 @@ def plan_stages(folder: Path, inputs: str | None) -> tuple[Values, Values, Stage
         each pass, in order, what runs the program after it; last, ``plan-memory`` on the plan.
     """
     loaded = load_plan(folder)
-    texts = {
-        Path(name).stem.split("-", 1)[1]: loaded.texts[name].decode()
-        for name in sorted(loaded.texts)
-        if name.startswith("ir/")
-    }
+    texts: dict[str, str] = {}
+    for file in sorted(name for name in loaded.texts if name.startswith("ir/")):
+        stage = Path(file).stem.split("-", 1)[1]
+        runs = 1 + sum(name.partition(AGAIN)[0] == stage for name in texts)
+        texts[stage if runs == 1 else f"{stage}{AGAIN}{runs}"] = loaded.texts[file].decode()
     if "capture" not in texts:
         raise IrcError("plan-missing", f"'{folder}' holds no IR: it was saved without")
     modules = {name: load(text, f"{name}.mlir") for name, text in texts.items()}

@@ -5,18 +5,31 @@ A tuner may replace the choice later; whatever it writes is checked by the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeAlias
 
 from irc.dialects.mapping import TaskMapping, repeat, spatial
+from irc.errors import IrcError, did_you_mean
 from irc.kernels.gpu.limits import GPUS, gpu
 from irc.kernels.gpu.matmul import Problem, candidates
 
 Template: TypeAlias = Literal["rows", "matmul", "packed", "grouped", "convolution", "outer"]
 
 TARGETS = ("cpu", *GPUS)
+
+
+def require_target(name: str, known: Collection[str] = TARGETS) -> None:
+    """Refuse a target that kernels cannot be made for.
+
+    Raises:
+        IrcError: ``target-unknown``.
+    """
+    if name not in known:
+        what = "target" if "cpu" in known else "GPU target"
+        raise IrcError("target-unknown", f"no {what} '{name}'", help=did_you_mean(name, known))
+
 
 CPU_CHUNKS = 32
 """Chunks of a large kernel: enough for 32 threads, and for an even split over a few."""

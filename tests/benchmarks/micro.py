@@ -37,7 +37,6 @@ TARGET = 0.8
 REASONS: dict[str, str] = {
     "gelu-bias*": "arithmetic: 40 vector instructions for 16 elements, as long in the cache",
     "softmax *x31": "arithmetic: two sums across lanes for two vectors, as long in the cache",
-    "transpose 2557x2549": "rows begin inside lines: a store reads its line first",
 }
 """Why a row may fall short, by a glob on its name."""
 

@@ -53,6 +53,7 @@ def plan_with_fault(
     after: str = "",
     fault: Callable[[ModuleOp], None] = nothing,
     in_plan: Callable[[Plan], Plan] = lambda plan: plan,
+    options: Options = OPTIONS,
 ) -> str:
     """Compile a small GPT with a pass that does its work and then something wrong."""
     torch.manual_seed(0)
@@ -61,7 +62,7 @@ def plan_with_fault(
         # As large as activations: a fault in the smallest term must show.
         torch.nn.init.normal_(parameter, std=0.3)
     program = capture(model, (torch.randint(0, 40, (4, 16)),)).program
-    return saved(folder, program, OPTIONS, after=after, fault=fault, in_plan=in_plan)
+    return saved(folder, program, options, after=after, fault=fault, in_plan=in_plan)
 
 
 def saved(
@@ -176,6 +177,26 @@ def test_a_planted_fault_is_named(
     assert f"pass {after}:" in caught.value.message
     assert names in caught.value.message
     assert "demo_gpt.py:" in caught.value.message
+
+
+def test_each_run_of_a_pass_is_a_stage_of_its_own(tmp_path: Path) -> None:
+    runs: list[ModuleOp] = []
+
+    def in_the_second(module: ModuleOp) -> None:
+        runs.append(module)
+        if len(runs) == 2:
+            wrong_mask(module)
+
+    folder = plan_with_fault(
+        tmp_path, after="canonicalize", fault=in_the_second,
+        options=replace(OPTIONS, passes=("canonicalize",)),
+    )  # fmt: skip
+    with pytest.raises(IrcError, match=r"pass canonicalize#2: flow\.attention") as caught:
+        check_plan(folder)
+    assert "irc opt -p canonicalize" in str(caught.value)
+    assert "-p canonicalize#2" not in str(caught.value)
+    before = "\n".join(caught.value.because)
+    assert "canonicalize " in before and "canonicalize#2" not in before
 
 
 def training_plan(

@@ -227,6 +227,24 @@ def test_wishes_must_name_an_op() -> None:
         FusePass(pins="keep n0, n1 together").apply(context(), build(dear, (4, 5), (5,)))
 
 
+@pytest.mark.parametrize("pins", ["fuse n0, n1", "keep n1 apart"])
+def test_wishes_about_what_computes_nothing_are_refused(pins: str) -> None:
+    with pytest.raises(IrcError, match=r"'n1' in .* computes nothing") as found:
+        FusePass(pins=pins).apply(context(), build(turned, (50, 50)))
+    assert found.value.code == "fusion-impossible"
+    assert "flow.transpose is no kernel" in str(found.value)
+
+
+def test_wishes_about_ops_of_two_functions_are_refused() -> None:
+    module = build(turned, (50, 50))
+    block = Block(arg_types=[T((40, 50)), T((50,))])
+    other = dear(FlowBuilder(block, prefix="m"), *block.args)
+    module.body.block.add_op(finish_function("block", block, other))
+    with pytest.raises(IrcError, match="names ops of different functions") as found:
+        FusePass(pins="fuse n0, m1").apply(context(), module)
+    assert found.value.code == "fusion-impossible"
+
+
 def test_siblings_read_their_operand_once() -> None:
     def body(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
         total = b.reduce("sum", x, [1], keep_dims=False)

@@ -2,91 +2,32 @@
 
 A transpose reads a whole cache line for each element where it walks along its result. Here a square
 of ``lanes x lanes`` is read along the operand's own fast dim, turned by exchanges of ever larger
-blocks (Eklundh, IEEE Trans. Comput. 1972: log2(lanes) stages), and kept in scratch; then its rows
-are computed and stored along the result's fast dim. Several squares side by side (``BLOCK``) make
-use of the lines that the hardware fetches next to the one asked for.
+blocks (Eklundh, IEEE Trans. Comput. 1972: log2(lanes) stages), and kept in scratch. A panel of
+squares is turned, then its rows are computed and stored along the result's fast dim. The panels
+that share pages of the operand follow each other: a walk down a whole column touches more pages
+than there are translations for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from irc.backends.cpu.loops.crossing import Crossing
 from irc.backends.cpu.loops.nest import Facts, Nest, Step
-from irc.backends.cpu.loops.schedule import Schedule
-from irc.backends.cpu.loops.sizes import is_named, typical
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.loops.steps import Env, Place, StepWriter
-from irc.backends.cpu.loops.streaming import either_way, streamed_buffers
+from irc.backends.cpu.loops.streaming import (
+    LINE,
+    either_way,
+    lanes_before,
+    single_store,
+    streamed_buffers,
+)
 from irc.backends.cpu.loops.units import each_unit
+from irc.backends.cpu.matmul.tile import prefetch
 from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type
 from irc.backends.cpu.vector.storage import MEMORY, unpack
 from irc.dialects.types import ITEM_BYTES
-
-BLOCK = 4
-"""Squares along the operand's fast dim: a line each."""
-MOST_LANES = 16
-LEAST = 8
-"""Extents below which a square would be mostly empty."""
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """What is turned.
-
-    Attributes:
-        along: the dim along which results are stored.
-        across: the dim along which the turned operands lie.
-        turned: the loads that are turned.
-        lanes: the side of a square.
-    """
-
-    along: int
-    across: int
-    turned: tuple[Step, ...]
-    lanes: int
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Room for one square of each turned operand."""
-        return sum(self.square_bytes(step) for step in self.turned)
-
-    def square_bytes(self, step: Step) -> int:
-        """Bytes of one square, in whole lines."""
-        assert step.access is not None
-        size = self.lanes * self.lanes * ITEM_BYTES[step.access.dtype]
-        return -(-size // 64) * 64
-
-
-def find_crossing(nest: Nest, schedule: Schedule) -> Crossing | None:
-    """Return what a kernel turns; None where it reduces, or reads the way it writes."""
-    stores = [step.access for step in nest.steps if step.kind == "store"]
-    loads = [step for step in nest.steps if step.kind == "load"]
-    if nest.reduced or not stores or any(a.blocks for a in nest.accesses):
-        return None
-    fast = [[d for d, s in enumerate(a.strides) if s == 1] for a in stores if a is not None]
-    if any(len(dims) != 1 or dims != fast[0] for dims in fast):
-        return None
-    (along,) = fast[0]
-    ways: dict[int, list[Step]] = {}
-    for step in loads:
-        if (across := _across(step, along, nest)) is not None:
-            ways.setdefault(across, []).append(step)
-    if not ways:
-        return None
-    across, turned = max(ways.items(), key=lambda way: len(way[1]))
-    if min(typical(nest.extents[along]), typical(nest.extents[across])) < LEAST:
-        return None
-    return Crossing(along, across, tuple(turned), min(max(schedule.lanes, 2), MOST_LANES))
-
-
-def _across(step: Step, along: int, nest: Nest) -> int | None:
-    """Return the dim along which a load lies, where that is not the one it is written along."""
-    access = step.access
-    assert access is not None
-    if access.index_strides or access.bounds or access.strides[along] in (0, 1):
-        return None
-    found = [d for d, s in enumerate(access.strides) if s == 1 and typical(nest.extents[d]) > 1]
-    return found[0] if len(found) == 1 else None
 
 
 class CrossedWriter:
@@ -98,50 +39,80 @@ class CrossedWriter:
         self.b, self.nest, self.crossing = b, nest, crossing
         self.scratch = Operand(PTR, "%scratch")
         self.steps = StepWriter(b, nest, facts, {-1: self.scratch, **buffers})
+        self.only = single_store(nest, crossing.along, crossing.lanes)
         self.places: dict[int, int] = {}
         at = 0
         for step in crossing.turned:
             self.places[step.result] = at
-            at += crossing.square_bytes(step)
+            at += crossing.panel_bytes(step)
 
     def write(self, chunks: int) -> None:
-        """Write the loop over this thread's units."""
-        streamed = streamed_buffers(self.nest, self.crossing.along, self.crossing.lanes)
+        """Write the loop over this thread's units, streaming what can be."""
+        cross, only = self.crossing, self.only
+        if only is not None:
+            streamed, alignment = frozenset([only.buffer]), ITEM_BYTES[only.dtype]
+        else:
+            streamed, alignment = streamed_buffers(self.nest, cross.along, cross.lanes), LINE
 
         def units(streamed: frozenset[int]) -> None:
             self.steps.streamed = streamed
             self.units(chunks)
 
-        either_way(self.b, self.steps.buffers, streamed, units)
+        either_way(self.b, self.steps.buffers, streamed, units, alignment)
 
     def units(self, chunks: int) -> None:
-        """Write the loop over units: blocks of the operand's fast dim."""
-        cross, lanes = self.crossing, self.crossing.lanes
-        outer = [d for d in range(len(self.nest.extents)) if d not in (cross.along, cross.across)]
-        width, size = BLOCK * lanes, self.nest.extents[cross.across]
-        extents = [*(self.nest.extents[d] for d in outer), self.b.parts(size, width)]
+        """Write the loop over panels, those along the operand's fast dim one after the other."""
+        b, cross, extents = self.b, self.crossing, self.nest.extents
+        outer = [d for d in range(len(extents)) if d not in (cross.along, cross.across)]
+        sides = [(cross.along, cross.length), (cross.across, cross.width)]
+        counts = [b.parts(extents[d], side) for d, side in sides]
 
         def unit(parts: list[Operand]) -> None:
-            indices = dict(zip(outer, parts, strict=False))
-            start = self.b.scale(parts[-1], width)
-            stop = self.b.add(start, self.b.i64(width))
-            if is_named(size) or size % width:
-                stop = self.b.intrinsic("smin", stop, self.b.i64(size))
-            self.block(indices, start, stop)
+            spans: list[tuple[Operand, Operand]] = []
+            for part, (d, side) in zip(parts[-2:], sides, strict=True):
+                start = b.scale(part, side)
+                stop = b.add(start, b.i64(side))
+                if is_named(extents[d]) or extents[d] % side:
+                    stop = b.intrinsic("smin", stop, b.i64(extents[d]))
+                spans.append((start, stop))
+            self.panel(dict(zip(outer, parts, strict=False)), *spans)
 
-        each_unit(self.b, extents, chunks, unit)
+        each_unit(b, [*(extents[d] for d in outer), *counts], chunks, unit)
 
-    def block(self, indices: dict[int, Operand], start: Operand, stop: Operand) -> None:
-        """Write all squares of one block."""
-        size = self.nest.extents[self.crossing.along]
+    def panel(
+        self,
+        indices: dict[int, Operand],
+        along: tuple[Operand, Operand],
+        across: tuple[Operand, Operand],
+    ) -> None:
+        """Write one panel: turn its squares, then compute and store it row by row.
 
-        def down(along: Operand, rows: Operand | None) -> None:
-            self.pieces(
-                start, stop, self.nest.extents[self.crossing.across],
-                lambda across, columns: self.square(indices, along, rows, across, columns),
-            )  # fmt: skip
+        Args:
+            indices: of all other dims.
+            along: its first index along the result, and the one behind its last.
+            across: as ``along``, along the operand.
+        """
+        b, cross, extents = self.b, self.crossing, self.nest.extents
 
-        self.pieces(self.b.i64(0), self.b.i64(size), size, down)
+        def down(row: Operand, rows: Operand | None) -> None:
+            def square(column: Operand, columns: Operand | None) -> None:
+                corner = {**indices, cross.along: row, cross.across: column}
+                inside = (
+                    b.binary("sub nsw", column, across[0]), b.binary("sub nsw", row, along[0])
+                )  # fmt: skip
+                for step in cross.turned:
+                    self.turn(step, corner, inside, rows, columns)
+
+            self.pieces(*across, extents[cross.across], square)
+
+        self.pieces(*along, extents[cross.along], down)
+
+        def row(index: Operand, _: list[Operand]) -> list[Operand]:
+            inside = b.binary("sub nsw", index, across[0])
+            self.row({**indices, cross.across: index}, inside, *along)
+            return []
+
+        b.loop(*across, 1, [], row)
 
     def pieces(
         self,
@@ -150,60 +121,82 @@ class CrossedWriter:
         extent: int,
         body: Callable[[Operand, Operand | None], None],
     ) -> None:
-        """Write a loop over whole sides of squares, then what is left, with its number."""
+        """Write a loop over whole vectors, then what is left, with its number."""
         b, lanes = self.b, self.crossing.lanes
-        length = b.binary("sub nsw", stop, start)
-        end = b.add(start, b.binary("and", length, b.i64(-lanes)))
-
-        def whole(index: Operand, _: list[Operand]) -> list[Operand]:
-            body(index, None)
-            return []
-
-        b.loop(start, end, lanes, [], whole)
+        end = self.whole(start, stop, body)
         if is_named(extent) or extent % lanes:
             left = b.binary("sub nsw", stop, end)
             b.when(b.compare("icmp sgt", left, b.i64(0)), lambda: body(end, left))
 
-    def square(
-        self,
-        indices: dict[int, Operand],
-        along: Operand,
-        rows: Operand | None,
-        across: Operand,
-        columns: Operand | None,
+    def whole(
+        self, start: Operand, stop: Operand, body: Callable[[Operand, Operand | None], None]
+    ) -> Operand:
+        """Write a loop over whole vectors; returns where it ends."""
+        b, lanes = self.b, self.crossing.lanes
+        length = b.binary("sub nsw", stop, start)
+        end = b.add(start, b.binary("and", length, b.i64(-lanes)))
+
+        def one(index: Operand, _: list[Operand]) -> list[Operand]:
+            body(index, None)
+            return []
+
+        b.loop(start, end, lanes, [], one)
+        return end
+
+    def row(
+        self, indices: dict[int, Operand], inside: Operand, start: Operand, stop: Operand
     ) -> None:
-        """Write one square: turn, then compute and store row by row.
+        """Compute and store one row of a panel; a streamed one has its two ends apart."""
+        b, cross, only = self.b, self.crossing, self.only
 
-        Args:
-            indices: of all other dims.
-            along: its first index along the result.
-            rows: how many indices of ``along`` are in the space; None for all lanes.
-            across: its first index along the operand.
-            columns: as ``rows``, of ``across``.
-        """
-        b, cross, lanes = self.b, self.crossing, self.crossing.lanes
-        first = {**indices, cross.along: along, cross.across: across}
-        for step in cross.turned:
-            self.turn(step, first, rows, columns)
-        mask = None if rows is None else self.mask(rows)
-
-        def row(j: Operand, _: list[Operand]) -> list[Operand]:
-            place = Place({**first, cross.across: b.add(across, j)}, lanes, 1, mask, cross.along)
-            env: Env = {step.result: [self.turned(step, j)] for step in cross.turned}
+        def part(at: Operand, count: Operand | None) -> None:
+            mask = None if count is None else self.mask(count)
+            place = Place({**indices, cross.along: at}, cross.lanes, 1, mask, cross.along)
+            column = b.binary("sub nsw", at, start)
+            env: Env = {s.result: [self.turned(s, inside, column)] for s in cross.turned}
             for step in self.nest.steps:
                 if step.kind == "store":
                     assert step.access is not None
                     self.steps.store(step.access, env[step.operands[0]], place)
                 else:
                     self.steps.steps([step], env, place)
+
+        if only is None or only.buffer not in self.steps.streamed:
+            self.pieces(start, stop, self.nest.extents[cross.along], part)
+            return
+        item = ITEM_BYTES[only.dtype]
+        offset = self.steps.offset(only, Place({**indices, cross.along: start}), 0)
+        at = b.address(self.steps.buffers[only.buffer], MEMORY[only.dtype], offset)
+        head = lanes_before(b, at, item, min(cross.lanes * item, LINE))
+        head = b.intrinsic("smin", head, b.binary("sub nsw", stop, start))
+        end = self.whole(b.add(start, head), stop, part)
+
+        def edge(number: Operand, _: list[Operand]) -> list[Operand]:
+            first = b.compare("icmp eq", number, b.i64(0))
+            count = b.select(first, head, b.binary("sub nsw", stop, end))
+            place = b.select(first, start, end)
+            b.when(b.compare("icmp sgt", count, b.i64(0)), lambda: part(place, count))
             return []
 
-        b.loop(b.i64(0), b.i64(lanes) if columns is None else columns, 1, [], row)
+        b.loop(b.i64(0), b.i64(2), 1, [], edge)
 
     def turn(
-        self, step: Step, first: dict[int, Operand], rows: Operand | None, columns: Operand | None
+        self,
+        step: Step,
+        corner: dict[int, Operand],
+        inside: tuple[Operand, Operand],
+        rows: Operand | None,
+        columns: Operand | None,
     ) -> None:
-        """Read a square of an operand, turn it, and keep it in scratch."""
+        """Read a square of an operand, turn it, and keep it in scratch.
+
+        Args:
+            step: the load.
+            corner: the square's first indices.
+            inside: the row and the column of the panel where it begins, once turned.
+            rows: how many indices of ``along`` are in the space; None for all lanes.
+            columns: as ``rows``, of ``across``.
+        """
         b, cross, lanes = self.b, self.crossing, self.crossing.lanes
         assert step.access is not None
         kind = Type(MEMORY[step.access.dtype], lanes)
@@ -213,25 +206,32 @@ class CrossedWriter:
             more = b.i64(i)
             if rows is not None:  # rows outside the space read the last one again
                 more = b.intrinsic("smin", more, b.add(rows, b.i64(-1)))
-            place = Place({**first, cross.along: b.add(first[cross.along], more)})
+            place = Place({**corner, cross.along: b.add(corner[cross.along], more)})
             base = self.steps.offset(step.access, place, 0)
             at = b.address(self.steps.buffers[step.access.buffer], kind.element, base)
             lines.append(self.steps.vector_load(kind, at, mask))
+            if mask is None:
+                # What the next panel reads; past the end of the operand nothing comes of it.
+                ahead = b.emit(PTR, f"getelementptr {kind.element}, {at}, i64 {cross.width}")
+                prefetch(b, ahead, locality=2)
+        row, column = inside
         for j, line in enumerate(turned_square(b, lines)):
-            b.store(line, self.spot(step, b.i64(j)), 64 if lanes * kind.bits >= 512 else None)
+            at = self.spot(step, b.add(row, b.i64(j)), column)
+            b.store(line, at, 64 if lanes * kind.bits >= 512 else None)
 
-    def spot(self, step: Step, j: Operand) -> Operand:
-        """Return the address of a turned row."""
+    def spot(self, step: Step, row: Operand, column: Operand) -> Operand:
+        """Return an address in the turned panel."""
         b = self.b
         assert step.access is not None
         base = b.address(self.scratch, "i8", b.i64(self.places[step.result]))
-        return b.address(base, MEMORY[step.access.dtype], b.scale(j, self.crossing.lanes))
+        index = b.add(b.scale(row, self.crossing.pitch(step)), column)
+        return b.address(base, MEMORY[step.access.dtype], index)
 
-    def turned(self, step: Step, j: Operand) -> Operand:
-        """Return a turned row as a value to compute with."""
+    def turned(self, step: Step, row: Operand, column: Operand) -> Operand:
+        """Return part of a turned row as a value to compute with."""
         assert step.access is not None
         kind = Type(MEMORY[step.access.dtype], self.crossing.lanes)
-        return unpack(self.b, self.b.load(kind, self.spot(step, j)), step.access.dtype)
+        return unpack(self.b, self.b.load(kind, self.spot(step, row, column)), step.access.dtype)
 
     def mask(self, count: Operand) -> Operand:
         """Return the lanes below a count."""

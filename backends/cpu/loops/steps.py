@@ -165,7 +165,8 @@ class StepWriter:
                 at = self.b.address(pointer, memory.element, base)
                 raw = self.vector_load(Type(memory.element, lanes), at, place.mask)
             else:
-                raw = self.lane_loads(Type(memory.element, lanes), pointer, base, gather, stride)
+                kind = Type(memory.element, lanes)
+                raw = self.lane_loads(kind, pointer, base, gather, stride, place.mask)
             results.append(unpack(self.b, raw, access.dtype))
         return results
 
@@ -178,13 +179,21 @@ class StepWriter:
         return self.b.call(kind, name, at, align, mask, Operand(kind, "zeroinitializer"))
 
     def lane_loads(
-        self, kind: Type, pointer: Operand, base: Operand, gather: Operand | None, stride: int
+        self,
+        kind: Type,
+        pointer: Operand,
+        base: Operand,
+        gather: Operand | None,
+        stride: int,
+        mask: Operand | None = None,
     ) -> Operand:
-        """Load lanes one by one."""
+        """Load lanes one by one; those outside a mask read what the first one reads."""
         b = self.b
         result = Operand(kind, "poison")
         for lane in range(kind.lanes):
             index = b.add(base, b.i64(lane * stride))
+            if mask is not None:
+                index = b.select(b.lane(mask, lane), index, base)
             if gather is not None:
                 index = b.binary("add", index, b.lane(gather, lane))
             at = b.address(pointer, kind.element, index)

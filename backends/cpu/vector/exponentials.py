@@ -71,12 +71,14 @@ def _round_scaled(b: Builder, x: Operand, scale: float) -> tuple[Operand, Operan
     return b.binary("fsub", shifted, magic), whole
 
 
-def _split(b: Builder, x: Operand, low: Operand | None = None) -> tuple[Operand, Operand]:
-    """Return r and n of ``x (+ low) = n ln2 + r``."""
+def _split(
+    b: Builder, x: Operand, low: Operand | None = None
+) -> tuple[Operand, tuple[Operand, Operand]]:
+    """Return r and n of ``x (+ low) = n ln2 + r``, n as a float and as an integer."""
     n, whole = _round_scaled(b, x, LOG2E)
     r = b.fma(n, constant(x.type, -LN2_HI), x)
     r = b.fma(n, constant(x.type, -LN2_LO), r)
-    return (r if low is None else b.binary("fadd", r, low)), whole
+    return (r if low is None else b.binary("fadd", r, low)), (n, whole)
 
 
 def power_of_two(b: Builder, n: Operand) -> Operand:
@@ -97,12 +99,16 @@ def scaled(b: Builder, x: Operand, n: Operand) -> Operand:
     return b.call(x.type, "llvm.x86.avx512.mask.scalef.ps.512", x, n, x, every, nearest)
 
 
-def scale_by(b: Builder, x: Operand, n: Operand) -> Operand:
-    """Return ``x * 2**n`` for n in [-252, 254], underflowing gradually."""
+def scale_by(b: Builder, x: Operand, n: tuple[Operand, Operand]) -> Operand:
+    """Return ``x * 2**n`` for n in [-252, 254], underflowing gradually.
+
+    ``n`` is given as a float and as an integer: machines scale by one or the other.
+    """
+    number, whole = n
     if scales_at_once(b, x):
-        return scaled(b, x, b.convert("sitofp", n, "float"))
-    half = b.binary("ashr", n, constant(n.type, 1))
-    rest = b.binary("sub", n, half)
+        return scaled(b, x, number)
+    half = b.binary("ashr", whole, constant(whole.type, 1))
+    rest = b.binary("sub", whole, half)
     return b.binary("fmul", b.binary("fmul", x, power_of_two(b, half)), power_of_two(b, rest))
 
 
@@ -123,7 +129,7 @@ def exp2(b: Builder, x: Operand) -> Operand:
     """Return 2**x."""
     x = at_most(b, at_least(b, x, -151.0), 129.0)
     n, whole = _round_scaled(b, x, 1.0)
-    return scale_by(b, exp2_of_rest(b, b.binary("fsub", x, n)), whole)
+    return scale_by(b, exp2_of_rest(b, b.binary("fsub", x, n)), (n, whole))
 
 
 def exp2_of_rest(b: Builder, r: Operand, coefficients: Sequence[float] = EXP2) -> Operand:
@@ -134,7 +140,7 @@ def exp2_of_rest(b: Builder, r: Operand, coefficients: Sequence[float] = EXP2) -
 def expm1(b: Builder, x: Operand) -> Operand:
     """Return e**x - 1, exact near 0."""
     clamped = at_most(b, at_least(b, x, -18.0), 89.0)
-    r, n = _split(b, clamped)
+    r, (_, n) = _split(b, clamped)
     p = b.fma(horner(b, r, EXP), b.binary("fmul", r, r), r)
     # Half of 2**n, doubled at the end: 2**128 is no float.
     s = power_of_two(b, b.binary("sub", n, constant(n.type, 1)))
@@ -146,7 +152,7 @@ def expm1(b: Builder, x: Operand) -> Operand:
 def tanh(b: Builder, x: Operand) -> Operand:
     """Return ``-t / (2 + t)`` with ``t = expm1(-2 |x|)`` and the sign of x."""
     y = at_least(b, b.binary("fmul", absolute(b, x), constant(x.type, -2.0)), -20.0)
-    r, n = _split(b, y)
+    r, (_, n) = _split(b, y)
     p = b.fma(horner(b, r, EXP), b.binary("fmul", r, r), r)
     s = power_of_two(b, n)
     t = b.fma(s, p, b.binary("fsub", s, constant(s.type, 1.0)))

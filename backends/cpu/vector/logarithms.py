@@ -131,9 +131,10 @@ def _magnitude(b: Builder, base: Operand, y: Operand) -> Operand:
     t = at_most(b, at_least(b, t, -200.0), 200.0)
     magic = constant(t.type, 1.5 * 2.0**52)
     shifted = b.binary("fadd", t, magic)
-    n = b.convert("trunc", b.convert("bitcast", shifted, "i64"), "i32")
-    r = b.binary("fsub", t, b.binary("fsub", shifted, magic))
-    return scale_by(b, exp2_of_rest(b, b.convert("fptrunc", r, "float")), n)
+    whole = b.convert("trunc", b.convert("bitcast", shifted, "i64"), "i32")
+    n = b.binary("fsub", shifted, magic)
+    r = b.convert("fptrunc", b.binary("fsub", t, n), "float")
+    return scale_by(b, exp2_of_rest(b, r), (b.convert("fptrunc", n, "float"), whole))
 
 
 def power(b: Builder, x: Operand, y: Operand) -> Operand:

@@ -108,6 +108,44 @@ def test_large_results_are_streamed_where_their_address_allows(
     assert bool((room[:start] == 7).all()) and bool((room[start + LARGE :] == 7).all())
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rows", "columns"),
+    [("f32", 1789, 1787), ("f32", 19, 165601), ("f32", 165601, 19), ("bf16", 2557, 2549)],
+)
+@pytest.mark.parametrize("shift", [0, 3])
+def test_large_transposes_of_odd_sizes_are_streamed_between_the_ends_of_rows(
+    dtype: str, rows: int, columns: int, shift: int, make: Any
+) -> None:
+    from irc.backends.cpu.features import host
+
+    if not host().masked:
+        pytest.skip("needs AVX-512")
+    kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    size = rows * columns
+    m = make((rows, columns), 2, [(size, dtype)], [(size, dtype)])
+    m.store(m.fn("neg", m.load(0, (1, rows))), 0, (columns, 1))
+    kernel = m.kernel()
+    assert '"template": "crossed"' in emit(kernel, AVX512)
+    assert "!nontemporal" in emit(kernel, AVX512)
+    x, room = torch.randn(columns, rows).to(kind), torch.full((size + 128,), 7.0).to(kind)
+    start = (-room.data_ptr() % 64) // kind.itemsize + shift
+    segment = compile_segment([kernel], [KernelCall(0, ((0, 0), (1, 0)))], 2, AVX512)
+    segment.run_pointers([x.data_ptr(), room.data_ptr() + kind.itemsize * start])
+    assert torch.equal(room[start : start + size].view(rows, columns), -x.t())
+    assert bool((room[:start] == 7).all()) and bool((room[start + size :] == 7).all())
+
+
+def test_lanes_outside_a_row_are_not_read(make: Any, run: Any, features: Features | None) -> None:
+    """What is turned lies along one dim and the rest along another: the last lanes read nothing."""
+    m = make((3, 9, 21), 3, [(567, "f32"), (567, "f32")], [(567, "f32")])
+    x, y = m.load(0, (1, 63, 3)), m.load(1, (189, 1, 9))
+    m.store(m.fn("add", x, y), 0, (189, 21, 1))
+    kernel = m.kernel()
+    a, b = torch.randn(9, 21, 3), torch.randn(3, 21, 9)
+    (got,) = run(kernel, [a, b], 2, features)
+    assert torch.equal(got.view(3, 9, 21), a.permute(2, 0, 1) + b.transpose(1, 2))
+
+
 def test_odd_rows_and_small_results_are_not_streamed(make: Any) -> None:
     assert "!nontemporal" not in emit(scaled(make, 3001, 1023), AVX512)
     assert "!nontemporal" not in emit(scaled(make, 64, 1024), AVX512)

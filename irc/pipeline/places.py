@@ -8,7 +8,7 @@ from xdsl.passes import ModulePass
 
 from irc.dialects.levels import LEVELS
 from irc.errors import IrcError
-from irc.pass_levels import left_level, level, taken_levels
+from irc.pipeline.levels import left_level, level, taken_levels
 from irc.plugin import package_of
 
 

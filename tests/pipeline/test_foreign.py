@@ -80,7 +80,7 @@ def raising(error: BaseException) -> Callable[[ModuleOp], object]:
 def test_what_it_raises_is_said_with_its_place(error: BaseException) -> None:
     said = refused(load(PROGRAM), raising(error))
     assert f"because: {type(error).__name__}: {error}" in said
-    assert "test_foreign_pass.py" in said
+    assert "test_foreign.py" in said
 
 
 def test_its_own_errors_reach_the_user() -> None:

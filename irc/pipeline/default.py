@@ -1,0 +1,114 @@
+"""Which passes run, in which order: ``default_pipeline`` reads from top to bottom."""
+
+from __future__ import annotations
+
+from xdsl.passes import ModulePass
+
+from irc.cluster.load import THIS_HOST
+from irc.constraints.pins import constraint_text, parse_constraints
+from irc.errors import IrcError
+from irc.kernels.gpu.limits import GPUS
+from irc.pipeline.options import Options
+from irc.pipeline.places import insert_all
+from irc.plugin import find_backend, find_pass, parse_passes
+from irc.runtime.segments import DEVICE_BACKENDS, NATIVE_BACKENDS
+
+
+def default_pipeline(options: Options) -> list[ModulePass]:
+    """Return the passes from captured flow to ordered kernels, in order.
+
+    Each line is one decision (ARCHITECTURE section 9); nothing after a line makes it again.
+    """
+    distributed = options.mesh.num_ranks > 1
+    pipeline: list[tuple[str, dict[str, object]]] = []
+    if options.sizes:
+        text = ",".join(f"{name}={size}" for name, size in options.sizes.items())
+        pipeline.append(("bind-sizes", {"sizes": text}))
+    pipeline.append(("canonicalize", {}))
+    pipeline.append(("rewrite", {"rules": options.rules} if options.rules else {}))
+    if options.recompute:
+        again: dict[str, object] = {"mesh": str(options.mesh), "cluster": options.cluster}
+        again["pins"] = options.pins
+        if options.memory_bytes is not None:
+            again["memory_bytes"] = options.memory_bytes
+        pipeline.append(("recompute", {"policy": options.recompute, **again}))
+    if not options.any_rows:
+        pipeline.append(("stream-cross-entropy", {}))
+    if distributed:
+        choices = {"mesh": str(options.mesh), "cluster": options.cluster, "pins": options.pins}
+        limits = {"memory_bytes": options.memory_bytes, "stored_bytes": options.stored_bytes}
+        given: dict[str, object] = {k: v for k, v in choices.items() if v}
+        if options.regather:
+            given["regather"] = True
+        bounds = {k: v for k, v in limits.items() if v is not None}
+        pipeline.append(("auto-shard", {**given, **bounds}))
+        pipeline.append(("lower-boxing", {}))
+    else:
+        _refuse_pins(options.pins)
+    target = options.target or _target(options)
+    pipeline.append(("lower-externs", {"target": target}))
+    weights: dict[str, object] = {"weights_only": True} if target in GPUS else {}
+    pipeline.append(("pack-quantized", {"target": target, **weights}))
+    any_rows: dict[str, object] = {"any_rows": True} if options.any_rows else {}
+    pipeline.append(("merge-matmuls", any_rows))
+    fusion = {"pins": options.pins, "target": "" if target == "cpu" else target}
+    pipeline.append(("fuse", {**{k: v for k, v in fusion.items() if v}, **any_rows}))
+    pipeline.append(("map-tasks", {"target": target, **any_rows}))
+    if target in GPUS:
+        pipeline.append(("split-reduction", {"target": target}))
+        if device := _device(options):
+            timed: dict[str, object] = {"times": True} if options.tune else {}
+            given = {"target": target, "device": device, "backend": options.backend}
+            pipeline.append(("tune-tiles", {**given, **timed}))
+    # Kernels of any size have no lengths to be parts by, and a plug-in's backend may not know them.
+    if options.backend in NATIVE_BACKENDS and not options.any_rows:
+        pipeline.append(("merge-launches", {"target": target}))
+    if distributed:
+        pipeline.append(("order", {}))
+    passes = [find_pass(name)(**given) for name, given in pipeline]
+    insert_all(passes, [each for text in options.passes for each in parse_passes(text)])
+    return passes
+
+
+def _target(options: Options) -> str:
+    """Return what kernels are mapped for: the GPU at hand where the plan is for this machine."""
+    targets = find_backend(options.backend).targets
+    if options.backend not in DEVICE_BACKENDS or options.cluster != THIS_HOST:
+        return targets[0]
+    from irc.runtime.device import target_at_hand
+
+    return target_at_hand(options.backend, targets)
+
+
+def _device(options: Options) -> str:
+    """Return the name of the GPU whose tuned tiles count; empty where the plan is for no GPU here.
+
+    Raises:
+        IrcError: ``device-missing`` where tiles are to be timed and there is no GPU.
+    """
+    from irc.tune.tiles import TUNED_BACKENDS
+
+    if options.backend not in TUNED_BACKENDS or options.cluster != THIS_HOST:
+        return ""
+    from irc.runtime.device import device_of, name_at_hand
+
+    if options.tune:
+        device_of(options.backend)
+    return name_at_hand(options.backend)
+
+
+def _refuse_pins(pins: str) -> None:
+    """Refuse constraints where there is nothing to place.
+
+    Raises:
+        IrcError: ``mesh-mismatch``.
+    """
+    text, source = constraint_text(pins)
+    statements = parse_constraints(text, source)
+    if statements:
+        raise IrcError(
+            "mesh-mismatch",
+            f"'{statements[0]}' places something among ranks, and the mesh has one",
+            where=statements[0].where,
+            help='choose a mesh, as in mesh="data=2,tensor=2", or leave the constraints out',
+        )

@@ -1,0 +1,86 @@
+"""From a captured program to a plan: the whole pipeline, kernels' sources and the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from xdsl.dialects.builtin import ModuleOp
+
+from irc.backends.launch.target import launch_files
+from irc.cluster.load import THIS_HOST, find_cluster
+from irc.cost.actions import ActionCost
+from irc.dialects.task import KernelOp
+from irc.dialects.text import dump
+from irc.pipeline.default import default_pipeline
+from irc.pipeline.options import Options
+from irc.pipeline.run import OnStage, run_passes
+from irc.plan.build import build_plan
+from irc.plan.load import LoadedPlan
+from irc.plan.ranges import input_ranges
+from irc.plan.save import make_plan as bundle
+from irc.plugin import find_backend
+from irc.program import Program
+from irc.simulate.plan import predicted_seconds
+
+
+def lower(program: Program, options: Options, on_stage: OnStage | None = None) -> None:
+    """Run the whole pipeline on a program, in place."""
+    if on_stage is not None:
+        on_stage("capture", program.module)
+    run_passes(
+        program.module,
+        default_pipeline(options),
+        verify_each=options.verify_each,
+        on_stage=on_stage,
+    )
+
+
+def make_plan(
+    program: Program,
+    options: Options,
+    *,
+    keep_ir: bool = True,
+    extra: Mapping[str, str] | None = None,
+) -> LoadedPlan:
+    """Compile a program to a plan in memory.
+
+    Args:
+        program: as a frontend gives it; its module is changed.
+        options: what the user chose.
+        keep_ir: also keep the text after every pass, which ``irc check`` reads.
+        extra: other files of the plan, by name.
+    """
+    import torch
+
+    backend = find_backend(options.backend)
+    texts: dict[str, str] = {}
+
+    def keep(name: str, module: ModuleOp) -> None:
+        texts[f"{len(texts):02}-{name}.mlir"] = dump(module)
+
+    ranges = input_ranges(program.module)
+    lower(program, options, keep if keep_ir else None)
+    kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
+    sources = backend.emit_plan_sources(kernels)
+    cost = ActionCost(program.module, options.cluster, options.mesh, sources.values())
+    here = options.cluster == THIS_HOST
+    plan = build_plan(
+        program.module,
+        backend=options.backend,
+        seconds=cost,
+        ranges=ranges,
+        cluster="" if here else options.cluster,
+    )
+    # Processes of one host share its cores; devices of a cluster are each their own.
+    host = find_cluster(options.cluster).device
+    threads = host.threads(options.mesh.num_ranks)
+    predicted = predicted_seconds(plan, cores=host.cores or None, threads=threads)
+    plan = replace(plan, predicted_s=predicted)
+    return bundle(
+        plan,
+        ir=texts,
+        kernels=sources,
+        extra={**(launch_files(plan) if keep_ir else {}), **(extra or {})},
+        torch_version=torch.__version__,
+    )

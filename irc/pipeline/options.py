@@ -1,0 +1,56 @@
+"""What a user chooses of a compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from irc.cluster.load import THIS_HOST
+from irc.dialects.placement import Mesh
+
+VerifyEach: TypeAlias = Literal["ir", "exec"] | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose.
+
+    Attributes:
+        mesh: named axes; the empty mesh is one device.
+        backend: what writes the kernels: ``cpu``, ``triton``, ``cuda`` or a plug-in's.
+        target: what kernels are mapped for (``cpu``, ``sm_90``); by default the backend's first.
+        cluster: a preset's name or a TOML file; prices communication and compute.
+        sizes: numbers for named sizes.
+        passes: plug-in passes to run, each where its ``after`` says: ``name`` or
+            ``name{option=1}``.
+        rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
+        pins: constraints, or the name of a file of them (grammar/sharding.lark).
+        memory_bytes: what a device may hold at any moment; by default what the cluster's have.
+        stored_bytes: what it may hold all the time: parameters, states, buffers, constants.
+        regather: what a training step gathers is not saved for backward but gathered again.
+        recompute: of a training step, what is computed again (pass ``recompute``; ``auto``: as much
+            as it takes to fit); empty: as the program says.
+        dynamic: which sizes of a module's inputs are left open: None, True for all that it does not
+            fix, or as torch.export takes them.
+        any_rows: kernels are to be those of any number of rows, not the best for one.
+        tune: time the tiles of GPU kernels that no table has yet.
+        verify_each: verify the IR after each pass, or run it before and after and compare.
+    """
+
+    mesh: Mesh = field(default_factory=lambda: Mesh(()))
+    backend: str = "cpu"
+    target: str = ""
+    cluster: str = THIS_HOST
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    passes: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    pins: str = ""
+    memory_bytes: int | None = None
+    stored_bytes: int | None = None
+    regather: bool = False
+    recompute: str = ""
+    dynamic: Any = None
+    any_rows: bool = False
+    tune: bool = False
+    verify_each: VerifyEach = None
