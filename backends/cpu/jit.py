@@ -13,9 +13,13 @@ from collections.abc import Iterable, Sequence
 import llvmlite.binding as llvm
 
 from irc.backends.cpu import object_cache
+from irc.backends.cpu.codegen import Job, emit_objects
 from irc.backends.cpu.emit import info_of
 from irc.backends.cpu.features import Features, host
 from irc.errors import IrcError
+
+GROUP_BYTES, MOST_GROUPS = 1 << 17, 16
+"""Text of kernels that is a module by itself, some 60 ms of code generation, and how many are."""
 
 _lock = threading.Lock()
 _addresses: dict[tuple[str, Features], int] = {}
@@ -63,32 +67,54 @@ def compile_texts(texts: Sequence[str], features: Features | None = None) -> lis
 def _compile(
     texts: dict[tuple[str, Features], str], features: Features
 ) -> dict[tuple[str, Features], int]:
-    machine = _target_machine(features)
-    key = object_cache.key_of(texts.values(), features, machine.triple)
-    data = object_cache.read(key)
-    if data is not None:
-        found = _linked(data, texts, machine)
-        if all(found.values()):
-            return found
-        object_cache.discard(key)
-    data = _object_of(texts, machine)
-    object_cache.write(key, data)
-    return _linked(data, texts, machine)
+    machine, found, missing = _target_machine(features), dict[tuple[str, Features], int](), []
+    for group in parted(texts):
+        key = object_cache.key_of(group.values(), features, machine.triple)
+        data = object_cache.read(key)
+        linked = {} if data is None else _linked(data, group, machine)
+        if linked and all(linked.values()):
+            found |= linked
+            continue
+        if data is not None:
+            object_cache.discard(key)
+        missing.append((key, group))
+    for (key, group), data in zip(
+        missing, _objects_of([g for _, g in missing], features), strict=True
+    ):
+        object_cache.write(key, data)
+        found |= _linked(data, group, machine)
+    return found
 
 
-def _object_of(texts: dict[tuple[str, Features], str], machine: llvm.TargetMachine) -> bytes:
-    """Return the object code of kernels, in one module."""
-    module: llvm.ModuleRef | None = None
-    for (digest, _), text in texts.items():
-        part = parse_kernel(text, f"irc_{digest}")
-        if module is None:
-            module = part
-        else:
-            module.link_in(part)
-    assert module is not None
-    module.triple, module.data_layout = machine.triple, str(machine.target_data)
-    optimise(module, machine)
-    return machine.emit_object(module)
+def parted(texts: dict[tuple[str, Features], str]) -> list[dict[tuple[str, Features], str]]:
+    """Return kernels in groups of about one size, which are compiled side by side.
+
+    The groups follow from the texts alone: what is kept on disk is found again.
+    """
+    count = min(MOST_GROUPS, 1 + sum(map(len, texts.values())) // GROUP_BYTES)
+    groups = [dict[tuple[str, Features], str]() for _ in range(count)]
+    sizes = [0] * count
+    for key, text in sorted(texts.items(), key=lambda item: (-len(item[1]), item[0][0])):
+        least = sizes.index(min(sizes))
+        groups[least][key] = text
+        sizes[least] += len(text)
+    return [group for group in groups if group]
+
+
+def _objects_of(
+    groups: Sequence[dict[tuple[str, Features], str]], features: Features
+) -> list[bytes]:
+    """Return the object code of each group of kernels, of which each is a module."""
+    jobs: list[Job] = []
+    for group in groups:
+        machine, around = _target_machine(features), llvm.create_context()
+        module = llvm.parse_assembly("", around)
+        for (digest, _), text in group.items():
+            module.link_in(parse_kernel(text, f"irc_{digest}", around))
+        module.triple, module.data_layout = machine.triple, str(machine.target_data)
+        optimise(module, machine)
+        jobs.append((module, machine))
+    return emit_objects(jobs)
 
 
 def _linked(
@@ -118,11 +144,11 @@ def _finish(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> llvm.Executi
     return engine
 
 
-def parse_kernel(text: str, symbol: str) -> llvm.ModuleRef:
-    """Parse one kernel and give its function a name of its own in the process."""
+def parse_kernel(text: str, symbol: str, around: llvm.ContextRef | None = None) -> llvm.ModuleRef:
+    """Parse one kernel, in a context, and give its function a name of its own in the process."""
     info = info_of(text)
     try:
-        module = llvm.parse_assembly(text)
+        module = llvm.parse_assembly(text, around)
         module.verify()
         module.get_function(info.name).name = symbol
     except (RuntimeError, NameError) as error:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import llvmlite.binding as llvm
 
 from irc.backends.cpu import driver, entry, object_cache
+from irc.backends.cpu.codegen import Job, emit_objects
 from irc.backends.cpu.emit import emit, info_of
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.info import KernelInfo
@@ -84,33 +85,49 @@ def compile_kinds(
         variants: the most capable first.
         low: the least number of each size that is open: loops are proven for it.
     """
-    found: list[Kind] = []
     with lowest(low):
         texts = [[emit(kernel, variant.features) for kernel in kernels] for variant in variants]
-    for place, (variant, own) in enumerate(zip(variants, texts, strict=True)):
-        rest = zip(variants[place + 1 :], texts[place + 1 :], strict=True)
-        if any(other == own and less.features.cpu == variant.features.cpu for less, other in rest):
-            continue
-        content = shared_code(own, variant.features)
-        found.append(Kind(variant, tuple(info_of(text) for text in own), content))
-    return found
+    known = list(zip(variants, texts, strict=True))
+    wanted = [
+        (variant, own)
+        for place, (variant, own) in enumerate(known)
+        if not any(
+            other == own and less.features.cpu == variant.features.cpu
+            for less, other in known[place + 1 :]
+        )
+    ]
+    code = shared_codes([(own, variant.features) for variant, own in wanted])
+    return [
+        Kind(variant, tuple(info_of(text) for text in own), content)
+        for (variant, own), content in zip(wanted, code, strict=True)
+    ]
 
 
-def shared_code(texts: Sequence[str], features: Features) -> bytes:
-    """Compile kernel texts, and what calls them, to a shared object."""
-    around = _runtime_text([info_of(text).name for text in texts])
-    key = object_cache.key_of([LINKER, around, *texts], features, TRIPLE)
-    if (known := object_cache.read(key)) is not None:
-        return known
-    target = machine(features)
-    module = llvm.parse_assembly(around)
+def shared_codes(kinds: Sequence[tuple[Sequence[str], Features]]) -> list[bytes]:
+    """Compile kernel texts, and what calls them, to a shared object for each kind of processor."""
+    around = [_runtime_text([info_of(text).name for text in texts]) for texts, _ in kinds]
+    keys = [
+        object_cache.key_of([LINKER, text, *texts], features, TRIPLE)
+        for text, (texts, features) in zip(around, kinds, strict=True)
+    ]
+    found = [object_cache.read(key) for key in keys]
+    missing = [place for place, content in enumerate(found) if content is None]
+    objects = emit_objects([_job(around[i], *kinds[i]) for i in missing])
+    for place, data in zip(missing, objects, strict=True):
+        found[place] = linked = shared_object(read_object(data), EXPORTS, "irc-plan.so")
+        object_cache.write(keys[place], linked)
+    return [content for content in found if content is not None]
+
+
+def _job(around: str, texts: Sequence[str], features: Features) -> Job:
+    """Return the module of everything that a shared object holds."""
+    target, context = machine(features), llvm.create_context()
+    module = llvm.parse_assembly(around, context)
     for text in texts:
-        module.link_in(parse_kernel(text, _symbol(info_of(text).name)))
+        module.link_in(parse_kernel(text, _symbol(info_of(text).name), context))
     module.triple, module.data_layout = target.triple, str(target.target_data)
     optimise(module, target)
-    linked = shared_object(read_object(target.emit_object(module)), EXPORTS, "irc-plan.so")
-    object_cache.write(key, linked)
-    return linked
+    return module, target
 
 
 def _symbol(name: str) -> str:

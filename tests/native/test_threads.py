@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from irc.backends.cpu.features import AVX2
-from irc.backends.cpu.native import shared_code
+from irc.backends.cpu.native import shared_codes
 from irc.errors import IrcError
 from irc.plan.native import HEADER, Table
 from irc.runtime.native.pool import WORKER, Pool
@@ -58,7 +58,7 @@ alone:
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = tmp_path_factory.mktemp("code") / "count.so"
-    path.write_bytes(shared_code([COUNT, MEET], AVX2))
+    path.write_bytes(shared_codes([([COUNT, MEET], AVX2)])[0])
     return ctypes.CDLL(str(path))
 
 

@@ -9,7 +9,7 @@ import torch
 from irc.backends.cpu import emit, info_of
 from irc.backends.cpu.amx import tiles
 from irc.backends.cpu.features import host
-from irc.backends.cpu.native import shared_code
+from irc.backends.cpu.native import shared_codes
 from irc.backends.cpu.quantized import amx_plan, amx_writer
 from irc.backends.cpu.variants import VARIANTS
 from tests.backends.cpu.quantized_cases import Case
@@ -78,13 +78,13 @@ def test_code_of_products_is_valid_on_any_machine(sizes: Any) -> None:
     text = emit(kernel, AMX)
     assert info_of(text).template == "packed tiles"
     assert "llvm.x86.tdpbusd" in text
-    assert shared_code([text], AMX)
+    assert shared_codes([([text], AMX)])[0]
 
 
 @pytest.mark.parametrize(("image", "panels", "window"), WINDOWS)
 def test_code_of_windows_is_valid_on_any_machine(image: Any, panels: int, window: Any) -> None:
     kernel, _, _ = convolution(image, panels, window)
-    assert shared_code([emit(kernel, AMX)], AMX)
+    assert shared_codes([([emit(kernel, AMX)], AMX)])[0]
 
 
 def test_few_rows_and_other_machines_keep_vectors() -> None:

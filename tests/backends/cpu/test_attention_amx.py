@@ -10,7 +10,7 @@ import torch
 from irc.backends.cpu.attention.amx_lanes import AmxWriter
 from irc.backends.cpu.emit import emit, info_of
 from irc.backends.cpu.features import Features, host
-from irc.backends.cpu.native import shared_code
+from irc.backends.cpu.native import shared_codes
 from irc.backends.cpu.variants import VARIANTS
 from irc.dialects.size import symbol
 from tests.backends.attention_kernels import Attend
@@ -56,7 +56,7 @@ def test_the_text_becomes_code_on_every_machine(name: str, features: Features) -
     assert ("tdpbf16ps" in text) == features.tiles
     wanted = "attention tiles" if features.tiles else "attention lanes"
     assert info_of(text).template == wanted
-    assert shared_code([text], features)
+    assert shared_codes([([text], features)])[0]
 
 
 SLOW = {
@@ -92,7 +92,7 @@ LENGTHS = ((9, 15), (65, 129))
 def test_the_text_for_open_lengths_becomes_code(name: str) -> None:
     text = emit(open_kernel_of(OPEN[name]), AMX)
     assert info_of(text).template == "attention tiles"
-    assert shared_code([text], AMX)
+    assert shared_codes([([text], AMX)])[0]
 
 
 @needs_tiles

@@ -48,10 +48,12 @@ def files(folder: Path) -> list[Path]:
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled(*_: Any) -> bytes:
-        raise AssertionError("compiled again")
+    def compiled(groups: Any, _: Any) -> list[bytes]:
+        if groups:
+            raise AssertionError("compiled again")
+        return []
 
-    monkeypatch.setattr(jit, "_object_of", compiled)
+    monkeypatch.setattr(jit, "_objects_of", compiled)
 
 
 def test_a_second_process_compiles_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
