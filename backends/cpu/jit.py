@@ -19,7 +19,7 @@ from irc.backends.cpu.features import Features, host
 from irc.errors import IrcError
 
 GROUP_BYTES, MOST_GROUPS = 1 << 17, 16
-"""Text of kernels that is a module by itself, some 60 ms of code generation, and how many are."""
+"""Bytes of text that fill a module, and how many modules there are at most."""
 
 _lock = threading.Lock()
 _addresses: dict[tuple[str, Features], int] = {}
