@@ -19,6 +19,7 @@ from irc.runtime.executors import executor_of
 from irc.runtime.processes import (
     agree,
     check_world,
+    leave_at_exit,
     place_of,
     share_plan,
     start_processes,
@@ -68,6 +69,7 @@ def join_processes(mesh: Mesh) -> int:
     check_world(mesh, world)
     if not dist.is_initialized():
         start_processes(rank, world, timeout_s=COMPILE_TIMEOUT_S)
+        leave_at_exit()
         torch.set_num_threads(threads_per_process(int(os.environ.get("LOCAL_WORLD_SIZE", world))))
     return rank
 

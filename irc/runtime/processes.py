@@ -6,7 +6,9 @@ Nothing is pickled: what ranks tell each other are tensors of bytes and numbers.
 # pyright: basic
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Generator, Mapping
@@ -16,6 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from irc.cluster.host import num_cores
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 
@@ -24,14 +27,6 @@ STORE_VARIABLE = "IRC_STORE"
 
 JOIN_TIMEOUT_S = 60
 DIGEST_BYTES = 32
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 def threads_per_process(local_ranks: int) -> int:
@@ -85,6 +80,22 @@ def start_processes(rank: int, world: int, timeout_s: float = JOIN_TIMEOUT_S) ->
     made = dist.FileStore  # pyright: ignore[reportPrivateImportUsage]
     store = made(path, world) if path else None
     dist.init_process_group("gloo", rank=rank, world_size=world, store=store, timeout=timeout)
+
+
+def leave_at_exit() -> None:
+    """Leave the processes when the interpreter ends, in a program that has not joined them itself.
+
+    Gloo's threads let go of the last collective's tensors when they come to it, and for that need
+    the interpreter: one that is ending then aborts the process (pytorch issue 190489, two of 80
+    processes here). Leaving waits for them. After an error it does not: a collective that is
+    still under way would be waited for until it times out.
+    """
+
+    def leave() -> None:
+        if dist.is_initialized() and not hasattr(sys, "last_value"):
+            dist.destroy_process_group()
+
+    atexit.register(leave)
 
 
 @contextmanager
