@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 
-from irc.backends.cpu import openmp, team
+from irc.backends.cpu import openmp, team, turns
 from irc.backends.cpu.jit import compile_module
 from irc.backends.cpu.loops.steps import FAULT
 from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT, SIZE_VALUES
@@ -21,12 +21,13 @@ def driver(*, pool: bool) -> Driver:
     """Return the native function; without ``pool`` it must be called with one thread."""
     parallel, number, size = openmp.functions() if pool else (0, 0, 0)
     with_openmp = _OPENMP.format(number=number, size=size)
-    return DRIVER(compile_module(_text(_REGION.format(parallel=parallel)) + with_openmp, _NAME))
+    region = _REGION.format(parallel=parallel)
+    return DRIVER(compile_module(_text(region) + turns.TEXT + with_openmp, _NAME))
 
 
 def standalone_text() -> str:
     """Return the function with threads of its own, as a shared object has it."""
-    return _text(team.CALL) + team.TEXT
+    return _text(team.CALL) + turns.TEXT + team.TEXT
 
 
 def _text(region: str) -> str:
@@ -36,6 +37,7 @@ def _text(region: str) -> str:
         bytes=NEXT_BYTES,
         sizes=SIZE_VALUES,
         fault=FAULT,
+        apart=turns.APART,
         region=region,
     )
 
@@ -43,16 +45,18 @@ def _text(region: str) -> str:
 _NAME = "irc_driver"
 
 
-# A call is (function, number of arguments, parallel?, the next weight: base, offset and bytes,
-# checks?, where among the words the values of its sizes are; then base and offset of each
-# argument). Where a kernel that checks its indices has set a
-# thread's fault word, nothing more is run: what comes later may write to the caller's states.
+# A call is (function, number of arguments, parts of each thread's share or 0 where one thread does
+# all, the next weight: base, offset and bytes, checks?, where among the words the values of its
+# sizes are; then base and offset of each argument). Where a kernel that checks its indices has set
+# a thread's fault word, nothing more is run: what comes later may write to the caller's states.
 _DRIVER = """
 define void @irc_driver(ptr %words, i64 %count, ptr %table, i64 %threads,
                         ptr %scratch, i64 %stride, ptr %pool) {{
 entry:
   %args = alloca [{most} x ptr], align 64
-  %work = alloca [4 x i64], align 16
+  %work = alloca [6 x i64], align 16
+  %bytes = mul i64 %threads, {apart}
+  %taken = alloca i8, i64 %bytes, align {apart}
   br label %calls
 calls:
   %i = phi i64 [ 0, %entry ], [ %i1, %onward ]
@@ -64,7 +68,7 @@ one:
   %pn = getelementptr i64, ptr %at, i64 1
   %n = load i64, ptr %pn
   %pp = getelementptr i64, ptr %at, i64 2
-  %par = load i64, ptr %pp
+  %pieces = load i64, ptr %pp
   %pnext = getelementptr i64, ptr %at, i64 3
   %nbase = load i64, ptr %pnext
   %pnoff = getelementptr i64, ptr %at, i64 4
@@ -106,7 +110,7 @@ arg:
   br label %fill
 ready:
   %several = icmp sgt i64 %threads, 1
-  %wanted = icmp ne i64 %par, 0
+  %wanted = icmp ne i64 %pieces, 0
   %region = and i1 %several, %wanted
   br i1 %region, label %team, label %alone
 alone:
@@ -139,13 +143,18 @@ done:
 }}
 """
 
-_REGION = """  store ptr %function, ptr %work
+_REGION = """  call void @irc_clear(ptr %taken, i64 %threads)
+  store ptr %function, ptr %work
   %w1 = getelementptr i64, ptr %work, i64 1
   store ptr %args, ptr %w1
   %w2 = getelementptr i64, ptr %work, i64 2
   store ptr %scratch, ptr %w2
   %w3 = getelementptr i64, ptr %work, i64 3
   store i64 %stride, ptr %w3
+  %w4 = getelementptr i64, ptr %work, i64 4
+  store ptr %taken, ptr %w4
+  %w5 = getelementptr i64, ptr %work, i64 5
+  store i64 %pieces, ptr %w5
   %t32 = trunc i64 %threads to i32
   call void inttoptr (i64 {parallel} to ptr)(ptr @irc_member, ptr %work, i32 %t32, i32 0)
 """
@@ -158,13 +167,18 @@ _OPENMP = """define internal void @irc_member(ptr %work) {{
   %scratch = load ptr, ptr %w2
   %w3 = getelementptr i64, ptr %work, i64 3
   %stride = load i64, ptr %w3
+  %w4 = getelementptr i64, ptr %work, i64 4
+  %taken = load ptr, ptr %w4
+  %w5 = getelementptr i64, ptr %work, i64 5
+  %pieces = load i64, ptr %w5
   %thread32 = call i32 inttoptr (i64 {number} to ptr)()
   %threads32 = call i32 inttoptr (i64 {size} to ptr)()
   %thread = sext i32 %thread32 to i64
   %threads = sext i32 %threads32 to i64
   %skip = mul i64 %thread, %stride
   %own = getelementptr i8, ptr %scratch, i64 %skip
-  call void %function(ptr %args, i64 %thread, i64 %threads, ptr %own)
+  call void @irc_turns(ptr %taken, ptr %function, ptr %args, ptr %own, i64 %pieces, i64 %thread,
+                       i64 %threads)
   ret void
 }}
 """

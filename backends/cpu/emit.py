@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import NamedTuple
 
 from irc.backends.cpu.attention.write import write_attention
 from irc.backends.cpu.attention_backward.write import write_attention_backward
@@ -32,6 +33,7 @@ from irc.backends.cpu.loops.nest import Nest, analyse, read, simplify
 from irc.backends.cpu.loops.rows import RowsWriter
 from irc.backends.cpu.loops.schedule import least_points, make_schedule
 from irc.backends.cpu.loops.steps import buffer_pointers, size_pointer
+from irc.backends.cpu.loops.units import LEAST_PRODUCTS, pieces_of
 from irc.backends.cpu.matmul.amx_product import AmxWriter
 from irc.backends.cpu.matmul.grouped import read_grouped
 from irc.backends.cpu.matmul.grouped_writer import GroupedWriter
@@ -54,8 +56,6 @@ from irc.errors import InternalError, IrcError
 
 OPEN_CHUNKS = 32
 """Into how many parts a kernel is divided at most whose sizes are known only when it runs."""
-LEAST_PRODUCTS = 100_000
-"""Multiplications from which on threads pay."""
 OPEN = ("rows", "matmul", "attention", "convolution", "along")
 """Templates that take sizes when they run."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.$-]*")
@@ -71,7 +71,7 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
     b.entry += size_pointer() if b.symbols else []
     count = len(kernel.args)
     buffers = buffer_pointers(b, count)
-    scratch, parallel, template = _write(b, kernel, features, buffers)
+    scratch, parallel, template, pieces = _write(b, kernel, features, buffers)
     b.do("ret void")
     name = _name_of(kernel)
     streams = template in ("matmul panels", "matmul tiles", "convolution", "convolution tiles")
@@ -79,7 +79,7 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
     checks = template == "scatter"
     looks_up = any(isinstance(op, LoadOp) and op.index_strides for op in kernel.body.ops)
     checks |= looks_up and template != "grouped"  # whose indices are cut to what there is
-    info = KernelInfo(name, count, scratch, parallel, template, *weight, checks)
+    info = KernelInfo(name, count, scratch, parallel, template, *weight, checks, pieces)
     if b.symbols:
         info = _with_sizes(info, kernel, features)
     body = b.function(f'define void @"{name}"(ptr %args, i64 %thread, i64 %threads, ptr %scratch)')
@@ -109,7 +109,7 @@ def _emit_foreach(kernel: KernelOp, features: Features) -> str:
     """Return the text of a kernel of several parts: one body for any length, and who does what."""
     name, part = _name_of(kernel), read_part(kernel, features)
     b = _builder(features, part.symbols)
-    scratch, _, _ = write_rows(b, part.nest, OPEN_CHUNKS, features, part.pointers)
+    scratch = write_rows(b, part.nest, OPEN_CHUNKS, features, part.pointers).scratch_bytes
     b.do("ret void")
     info = KernelInfo(name, len(kernel.args), scratch, part.parallel, "foreach")
     inner = b.function(f'define internal void @"{name}.part"({part.parameters})')
@@ -161,54 +161,63 @@ def streamed_weight(kernel: KernelOp) -> tuple[int, int]:
     return -1, 0
 
 
+class Written(NamedTuple):
+    """What is said of a kernel by who wrote its body; see :class:`KernelInfo`."""
+
+    scratch_bytes: int
+    parallel: bool
+    template: str
+    pieces: int = 1
+
+
 def _write(
     b: Builder, kernel: KernelOp, features: Features, buffers: dict[int, Operand]
-) -> tuple[int, bool, str]:
+) -> Written:
     workers = OPEN_CHUNKS if b.symbols else kernel.task_mapping.num_workers
     if kernel.template.data == "attention":
-        return write_attention(b, kernel, features, buffers)
+        return Written(*write_attention(b, kernel, features, buffers))
     if kernel.template.data == "attention_backward":
-        return write_attention_backward(b, kernel, features, buffers)
+        return Written(*write_attention_backward(b, kernel, features, buffers))
     if kernel.template.data == "along":
-        return write_along(b, kernel, features, buffers)
+        return Written(*write_along(b, kernel, features, buffers))
     nest = simplify(read(kernel))
     if kernel.template.data == "packed" and (quantised := read_packed(nest)) is not None:
         if quantised.form == "taps":
             taps = TapsWriter(b, quantised, features, buffers)
             taps.write()
-            return taps.scratch_bytes, taps.parallel, "packed taps"
+            return Written(taps.scratch_bytes, taps.parallel, "packed taps")
         if (tiles := plan_tiles(quantised, features)) is not None:
             exact = TileProductWriter(b, quantised, tiles, features, buffers)
             exact.write()
-            return exact.scratch_bytes, tiles.parallel, "packed tiles"
+            return Written(exact.scratch_bytes, tiles.parallel, "packed tiles")
         weights = PackedWeightsWriter(b, quantised, features, buffers)
         weights.write()
-        return weights.scratch_bytes, weights.plan.parallel, f"packed {weights.plan.form}"
+        return Written(weights.scratch_bytes, weights.plan.parallel, f"packed {weights.plan.form}")
     if kernel.template.data == "grouped" and (rows := read_grouped(nest)) is not None:
         grouped = GroupedWriter(b, rows, features, buffers)
         grouped.write()
-        return grouped.scratch_bytes, grouped.parallel, "grouped"
+        return Written(grouped.scratch_bytes, grouped.parallel, "grouped")
     if kernel.template.data == "outer" and (groups := read_groups(nest)) is not None:
         by_group = GroupsWriter(b, groups, features, buffers)
         by_group.write()
-        return by_group.scratch_bytes, by_group.parallel, "outer groups"
+        return Written(by_group.scratch_bytes, by_group.parallel, "outer groups")
     if kernel.template.data == "outer" and (sums := read_sums(nest)) is not None:
         outer = OuterWriter(b, sums, features, buffers)
         outer.write()
-        return outer.scratch_bytes, outer.parallel, "outer"
+        return Written(outer.scratch_bytes, outer.parallel, "outer")
     if (panels := read_panels(nest)) is not None:
         PanelsWriter(b, panels, buffers).write()
-        return 0, workers > 1, "pack"
+        return Written(0, workers > 1, "pack")
     if kernel.template.data == "convolution" and (windows := read_windows(nest)) is not None:
         tiled = by_tiles(windows, features)
         convolution = (TilesWriter if tiled else ConvolutionWriter)(b, windows, features, buffers)
         convolution.write()
         name = "convolution tiles" if tiled else "convolution"
-        return convolution.scratch_bytes, convolution.parallel, name
+        return Written(convolution.scratch_bytes, convolution.parallel, name, convolution.pieces)
     if (windows := read_depthwise(nest, analyse(nest), features)) is not None:
         depthwise = DepthwiseWriter(b, windows, features, buffers)
         depthwise.write()
-        return depthwise.scratch_bytes, depthwise.parallel, "depthwise"
+        return Written(depthwise.scratch_bytes, depthwise.parallel, "depthwise")
     product = recognise(nest)
     if product is None:
         return write_rows(b, nest, workers, features, buffers)
@@ -217,20 +226,24 @@ def _write(
     form = forms.get(tiling.form, SkinnyWriter)
     writer = form(b, product, analyse(nest), tiling, features, buffers)
     writer.write()
-    return writer.scratch_bytes, tiling.parallel, f"matmul {tiling.form}"
+    name = f"matmul {tiling.form}"
+    return Written(writer.scratch_bytes, tiling.parallel, name, writer.pieces)
 
 
 def write_rows(
     b: Builder, nest: Nest, workers: int, features: Features, buffers: dict[int, Operand]
-) -> tuple[int, bool, str]:
-    """Write a kernel by the rows template; returns scratch bytes, parallel, the template's name."""
+) -> Written:
+    """Write a kernel by the rows template."""
     facts = analyse(nest)
     schedule = make_schedule(nest, facts, workers, features)
+    least_work = least_points(nest, schedule.vector, schedule.lanes)
+    pieces = pieces_of(prod(nest.extents, start=1), least_work)
     if (crossing := find_crossing(nest, schedule)) is not None:
         CrossedWriter(b, nest, facts, crossing, buffers).write(workers)
-        return crossing.scratch_bytes, schedule.parallel or workers > 1, "crossed"
+        parallel = schedule.parallel or workers > 1
+        return Written(crossing.scratch_bytes, parallel, "crossed", pieces)
     RowsWriter(b, nest, facts, schedule, buffers).write()
-    return schedule.scratch_bytes, schedule.parallel, "rows"
+    return Written(schedule.scratch_bytes, schedule.parallel, "rows", pieces)
 
 
 def info_of(text: str) -> KernelInfo:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from irc.dialects.size import Dim, Size, symbol, terms_of, value_of
 from irc.errors import InternalError
+from irc.plan.native import parts_of
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class KernelInfo:
         weight: the argument that threads read from end to end, each its share, if there is one;
             the kernel before asks for the beginning of each share.
         weight_bytes: its size.
+        pieces: into how many parts a large call divides each thread's share
+            (:mod:`irc.backends.cpu.turns`).
         checks: whether it says that an index lay outside, in a word before its scratch memory.
         sizes: the names of the sizes that it takes when it runs.
         work, least_work: where it takes sizes, several threads pay from this much work on.
@@ -38,6 +41,7 @@ class KernelInfo:
     weight: int = -1
     weight_bytes: int = 0
     checks: bool = False
+    pieces: int = 1
     sizes: tuple[str, ...] = ()
     work: Dim = 0
     least_work: int = 0
@@ -58,10 +62,12 @@ class KernelInfo:
             if value_of(extent, given) < 1:
                 raise InternalError(f"kernel {self.name}: no loop over {extent} for {given}")
         work = value_of(self.work, given)
+        parts = parts_of(work, self.least_work, self.pieces) if self.parallel else 0
         return replace(
             self,
             scratch_bytes=value_of(self.scratch_bytes, given),
-            parallel=self.parallel and work >= self.least_work,
+            parallel=parts > 0,
+            pieces=max(parts, 1),
             work=work,
             extents=(),
         )

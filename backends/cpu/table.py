@@ -44,7 +44,7 @@ def call_table(infos: Sequence[KernelInfo], calls: Sequence[KernelCall]) -> Tabl
             )
         if len(call.args) > MAX_ARGS:
             raise InternalError(f"a kernel of {len(call.args)} buffers; at most {MAX_ARGS} go")
-        words += [call.kernel, len(call.args), int(info.parallel), *weight]
+        words += [call.kernel, len(call.args), info.pieces if info.parallel else 0, *weight]
         words += [int(info.checks), length]
         words += [word for arg in call.args for word in arg]
         length += len(call.sizes)
@@ -79,6 +79,7 @@ class SizedCalls:
     Attributes:
         work: for each call how much it does, where that decides whether several threads pay.
         least_work: from so much on they do.
+        pieces: into how many parts a large call divides each thread's share.
         following: for each call where the next weight begins, if that is no number.
         scratch: bytes of a thread's scratch memory, in one call or another.
         extents: of loops, each at least 1.
@@ -86,6 +87,7 @@ class SizedCalls:
 
     work: tuple[Dim | None, ...]
     least_work: tuple[int, ...]
+    pieces: tuple[int, ...]
     following: tuple[Dim | None, ...]
     scratch: tuple[Dim, ...]
     extents: tuple[Dim, ...]
@@ -107,6 +109,7 @@ def sized_calls(infos: Sequence[KernelInfo], calls: Sequence[KernelCall]) -> Siz
     return SizedCalls(
         tuple(_in_call(i.work, names) if i.parallel and i.sizes else None for i, names in pairs),
         tuple(info.least_work for info in used),
+        tuple(info.pieces for info in used),
         tuple(offset if isinstance(offset, Size) else None for offset in following),
         tuple(dict.fromkeys(_in_call(i.scratch_bytes, names) for i, names in pairs)),
         tuple(dict.fromkeys(_in_call(e, names) for i, names in pairs for e in i.extents)),

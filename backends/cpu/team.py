@@ -2,15 +2,17 @@
 
 The work of a kernel is divided into as many shares as the program has threads. The caller opens
 each other share in its thread's *box* (a counter of requests), does share 0, then itself does those
-that nobody has begun, and waits for the others. So a thread that is late, or was never started,
-costs time and nothing else; and where another caller has the team, the shares are done one after
-the other: the numbers are the same in any case.
+that nobody has begun, and waits for the others; shares in parts are done as
+:mod:`irc.backends.cpu.turns` says. So a thread that is late, or was never started, costs time and
+nothing else; and where another caller has the team, the shares are done one after the other: the
+numbers are the same in any case.
 
 A thread looks at its box for a while, then sleeps in a futex (Linux). Memory of the pool:
 
     0     owner: 1 while a caller has the team
     128*w the box of thread w = 1, 2, ...: requests, asleep?, and what is to be done (function,
-          arguments, scratch, stride, shares), in one line; in the next one begun and ended
+          arguments, scratch, stride, threads, parts), in one line; in the next one begun and
+          ended, and how many parts of its share are taken, as that of the caller at 64 + 8
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ WAIT, WAKE = 128, 129
 PATIENCE = 4096
 """How often a caller looks at a share that is being done before it offers its core."""
 
+TAKEN = 72
+"""Bytes from a box to the counter of the parts that are taken of its thread's share."""
+
 CALL = """  call void @irc_team(ptr %pool, ptr %function, ptr %args, ptr %scratch, i64 %stride,
-                        i64 %threads)
+                      i64 %pieces, i64 %threads)
 """
 
 _SHARE = """  %{0}.skip = mul i64 %{0}, %stride
   %{0}.own = getelementptr i8, ptr %scratch, i64 %{0}.skip
-  call void %function(ptr %args, i64 %{0}, i64 %threads, ptr %{0}.own)
+  call void @irc_turns(ptr %taken, ptr %function, ptr %args, ptr %{0}.own, i64 %pieces, i64 %{0},
+                       i64 %threads)
 """
 
 _BOX = """  %{0}.bytes = shl i64 %{0}, 7
@@ -39,26 +45,31 @@ _BOX = """  %{0}.bytes = shl i64 %{0}, 7
 """
 
 _JOB = "".join(
-    f"  %job{place} = getelementptr i8, ptr %{{0}}, i64 {8 + 8 * place}\n" for place in range(5)
+    f"  %job{place} = getelementptr i8, ptr %{{0}}, i64 {8 + 8 * place}\n" for place in range(6)
 )
 
 _TEAM = f"""
 declare i64 @syscall(i64, ...)
 declare void @llvm.x86.sse2.pause()
 define internal void @irc_team(ptr %pool, ptr %function, ptr %args, ptr %scratch, i64 %stride,
-                               i64 %threads) {{
+                               i64 %pieces, i64 %threads) {{
 entry:
-  %taken = cmpxchg ptr %pool, i32 0, i32 1 acquire monotonic
-  %ours = extractvalue {{ i32, i1 }} %taken, 1
+  %taken = getelementptr i8, ptr %pool, i64 {TAKEN}
+  %asked = cmpxchg ptr %pool, i32 0, i32 1 acquire monotonic
+  %ours = extractvalue {{ i32, i1 }} %asked, 1
   br i1 %ours, label %post, label %alone
 alone:
   %a = phi i64 [ 0, %entry ], [ %a1, %alone ]
-{_SHARE.format("a")}  %a1 = add i64 %a, 1
+  %a.skip = mul i64 %a, %stride
+  %a.own = getelementptr i8, ptr %scratch, i64 %a.skip
+  call void %function(ptr %args, i64 %a, i64 %threads, ptr %a.own)
+  %a1 = add i64 %a, 1
   %a.more = icmp slt i64 %a1, %threads
   br i1 %a.more, label %alone, label %left
 left:
   ret void
 post:
+  call void @irc_clear(ptr %taken, i64 %threads)
   br label %open
 open:
   %w = phi i64 [ 1, %post ], [ %w1, %opened ]
@@ -67,6 +78,7 @@ open:
   store ptr %scratch, ptr %job2
   store i64 %stride, ptr %job3
   store i64 %threads, ptr %job4
+  store i64 %pieces, ptr %job5
   %w.last = load i32, ptr %w.requests
   %w.next = add i32 %w.last, 1
   store atomic i32 %w.next, ptr %w.requests seq_cst, align 4
@@ -82,7 +94,8 @@ opened:
   %w.more = icmp slt i64 %w1, %threads
   br i1 %w.more, label %open, label %own
 own:
-  call void %function(ptr %args, i64 0, i64 %threads, ptr %scratch)
+  call void @irc_turns(ptr %taken, ptr %function, ptr %args, ptr %scratch, i64 %pieces, i64 0,
+                       i64 %threads)
   br label %collect
 collect:
   %c = phi i64 [ 1, %own ], [ %c1, %collected ]
@@ -127,6 +140,7 @@ release:
 _WORKER = f"""
 define void @irc_worker(ptr %pool, i64 %t, i64 %spins) {{
 entry:
+  %taken = getelementptr i8, ptr %pool, i64 {TAKEN}
 {_BOX.format("t")}  br label %rest
 rest:
   %seen = phi i32 [ 0, %entry ], [ %seen, %risen ], [ %now, %after ]
@@ -166,6 +180,7 @@ work:
   %scratch = load ptr, ptr %job2
   %stride = load i64, ptr %job3
   %threads = load i64, ptr %job4
+  %pieces = load i64, ptr %job5
 {_SHARE.format("t")}  store atomic i32 %now, ptr %t.ended release, align 4
   br label %after
 after:

@@ -83,6 +83,7 @@ def sizes_of(sized: SizedPlan, program: Program, kinds: Sequence[Kind]) -> Nativ
             Division(
                 tuple(map(listed.number_or_none, part.work)),
                 part.least_work,
+                part.pieces,
                 tuple(map(listed.number_or_none, part.following)),
                 tuple(map(listed.number, part.scratch)),
             )

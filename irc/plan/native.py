@@ -23,7 +23,7 @@ from irc.plan import json_text
 from irc.plan.json_text import corrupt
 from irc.plan.version import check_format
 
-NATIVE_FORMAT = 1
+NATIVE_FORMAT = 2
 """The version of these files; a reader takes this one only."""
 FOLDER = "native"
 MANIFEST = "manifest.json"
@@ -33,6 +33,9 @@ WEIGHTS = "weights.bin"
 NAME = re.compile(r"(?:program|sizes|host)\.json|weights\.bin|[a-z0-9][a-z0-9_-]{0,63}\.so")
 HEADER = 8
 """Words of a call before its arguments."""
+LARGE = 128
+"""From so many times the work for which several threads pay, their shares are divided: a part of
+two threads' shares is then some microseconds, and taking it some fifty nanoseconds."""
 PAGE = 4096
 APART = 128
 """Bytes between the scratch memory of threads, which must not fall on the same cache sets."""
@@ -131,9 +134,9 @@ NativeStep: TypeAlias = Segment | Copy | Library
 class Table:
     """The calls of a segment, as words that the native driver walks over.
 
-    A call is (kernel, number of arguments, parallel?, the next weight: base, offset and bytes,
-    checks?, where among the words the values of its sizes are), then base and offset of each
-    argument. The values of sizes stand behind the calls.
+    A call is (kernel, number of arguments, parts of each thread's share or 0 where one thread does
+    all, the next weight: base, offset and bytes, checks?, where among the words the values of its
+    sizes are), then base and offset of each argument. The values of sizes stand behind the calls.
 
     Attributes:
         words: as above, with numbers of kernels where the driver reads addresses.
@@ -158,6 +161,22 @@ class Table:
             words[at] = addresses[words[at]]
             at += HEADER + 2 * words[at + 1]
         return words
+
+
+def parts_of(work: int, least_work: int, pieces: int) -> int:
+    """Return into how many parts each thread's share is divided; 0 where one thread does all.
+
+    Args:
+        work: of a call.
+        least_work: from so much on several threads pay.
+        pieces: the parts of a large call.
+
+    >>> [parts_of(work, 100, 16) for work in (99, 100, 12_800)]
+    [0, 1, 16]
+    """
+    if work < least_work:
+        return 0
+    return pieces if work >= LARGE * least_work else 1
 
 
 def thread_bytes(scratch: int, *, checked: bool) -> int:

@@ -63,12 +63,14 @@ class Division:
     Attributes:
         work: for each call the polynomial of its work, or :data:`NONE`.
         least_work: from so much on several threads pay.
+        pieces: into how many parts a large call divides each thread's share.
         following: for each call the polynomial of where the next weight begins, or :data:`NONE`.
         scratch: polynomials of the scratch memory of a thread; the largest counts.
     """
 
     work: tuple[int, ...]
     least_work: tuple[int, ...]
+    pieces: tuple[int, ...]
     following: tuple[int, ...]
     scratch: tuple[int, ...]
 

@@ -27,7 +27,7 @@ from irc.backends.cpu.convolution.windows import (
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import analyse
 from irc.backends.cpu.loops.sizes import is_named
-from irc.backends.cpu.loops.units import decode, next_share, thread_range
+from irc.backends.cpu.loops.units import Turn, decode, next_share, pieces_of, thread_range
 from irc.backends.cpu.matmul.epilogue import EpilogueWriter
 from irc.backends.cpu.matmul.product import Product, Tiling
 from irc.backends.cpu.matmul.tile import LINE
@@ -89,6 +89,11 @@ class ConvolutionWriter:
         return is_named(products) or 2.0 * products > SMALL
 
     @property
+    def pieces(self) -> int:
+        """Into how many parts each thread's share is divided."""
+        return pieces_of(prod(self.windows.nest.extents))
+
+    @property
     def parts(self) -> list[tuple[int, int]]:
         """The first tap and the number of taps of each part of the sum."""
         taps, chunk = self.windows.num_taps, self.blocking.chunk
@@ -122,7 +127,8 @@ class ConvolutionWriter:
         blocks = b.i64(plan.blocks) if plan.blocks else b.parts(self.all_tiles, plan.tiles)
         units = b.scale(blocks, prod(groups) * self.panels)
         low, high = thread_range(b, units, units)
-        self.later = next_share(b)
+        turn = Turn.of(b, self.pieces)
+        self.later, last_turn = next_share(b, turn), turn.is_last(b)
 
         def block(index: Operand, _: list[Operand]) -> list[Operand]:
             made = self._block(decode(b, index, [*groups, blocks]))
@@ -132,7 +138,8 @@ class ConvolutionWriter:
 
             def panel(number: Operand, _: list[Operand]) -> list[Operand]:
                 after = b.add(b.add(origin, number), b.i64(1))
-                self._panel(made, number, b.compare("icmp eq", after, high))
+                final = b.binary("and", b.compare("icmp eq", after, high), last_turn)
+                self._panel(made, number, final)
                 return []
 
             return b.loop(first, last, 1, [], panel)

@@ -8,10 +8,13 @@ does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import PTR, Builder, Count, Operand, Type, constant
 from irc.dialects.mapping import spatial
 from irc.kernels.mapping.unfold import starts
+from irc.plan.native import parts_of
 
 MAX_ARGS = 4096
 """Buffers of a kernel; one that does many tensors at once (template foreach) has so many."""
@@ -19,6 +22,55 @@ NEXT_WEIGHT, NEXT_BYTES = MAX_ARGS, MAX_ARGS + 1
 """Behind its arguments a kernel finds the weight that a later kernel reads first, and its size."""
 SIZE_VALUES = MAX_ARGS + 2
 """And there, where it takes sizes, the address of their values."""
+
+PIECES = 16
+"""Parts of a thread's share of a large kernel: what another thread can take over."""
+LEAST_PRODUCTS = 100_000
+"""Multiplications from which on threads pay."""
+
+
+def pieces_of(work: Count, least_work: int = LEAST_PRODUCTS) -> int:
+    """Return into how many parts a kernel divides each thread's share, if it is large.
+
+    Args:
+        work: multiplications, or points.
+        least_work: from so many on threads pay.
+    """
+    return PIECES if is_named(work) else max(parts_of(work, least_work, PIECES), 1)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which part of which thread's share a call does, in a kernel whose shares are divided.
+
+    A kernel is called with the number of a part and that of all parts. Any number of them is right;
+    where there are more than :data:`PIECES`, they are those of several threads.
+
+    Attributes:
+        member: the thread whose share it is of, if no other has taken it over.
+        team: how many threads there are.
+        turn: which part of that share, of :attr:`turns`.
+    """
+
+    member: Operand
+    team: Operand
+    turn: Operand
+    turns: Operand
+
+    @classmethod
+    def of(cls, b: Builder, pieces: int) -> Turn:
+        """Read it from a call of a kernel whose shares have so many parts."""
+        share, shares = Operand(Type("i64"), "%thread"), Operand(Type("i64"), "%threads")
+        one = b.i64(1)
+        if pieces == 1:
+            return cls(share, shares, b.i64(0), one)
+        team = b.intrinsic("umax", b.binary("udiv", shares, b.i64(pieces)), one)
+        turns = b.binary("udiv", shares, team)
+        return cls(b.binary("udiv", share, turns), team, b.binary("urem", share, turns), turns)
+
+    def is_last(self, b: Builder) -> Operand:
+        """Return whether what follows is the next kernel."""
+        return b.compare("icmp eq", b.add(self.turn, b.i64(1)), self.turns)
 
 
 class Integers:
@@ -113,16 +165,15 @@ def each_unit(
     b.loop(low, high, 1, [first[d] for d in moving] if len(moving) > 1 else [], unit)
 
 
-def next_share(b: Builder) -> Operand:
-    """Return where this thread's share begins of the weight that a later kernel reads.
+def next_share(b: Builder, at: Turn) -> Operand:
+    """Return where a thread's share begins of the weight that a later kernel reads.
 
     A kernel's last tiles ask for it, so that the next kernel's first ones need not wait for memory.
     """
     slots, kind = Operand(PTR, "%args"), Type("i64")
-    thread, threads = Operand(kind, "%thread"), Operand(kind, "%threads")
     weight = b.load(PTR, b.address(slots, "ptr", b.i64(NEXT_WEIGHT)), 8)
     size = b.load(kind, b.address(slots, "ptr", b.i64(NEXT_BYTES)), 8)
-    begin = b.binary("udiv", b.binary("mul", size, thread), threads)
+    begin = b.binary("udiv", b.binary("mul", size, at.member), at.team)
     return b.address(weight, "i8", b.binary("and", begin, b.i64(-64)))
 
 

@@ -20,12 +20,16 @@ from irc.backends.cpu.matmul.writer import MatmulWriter
 from irc.backends.cpu.vector.builder import Operand, Type, constant
 from irc.dialects.types import ITEM_BYTES
 
+LEAST_TILES = 8
+"""Tiles for which a panel is worth its way to the first cache again."""
 AHEAD = 2048
 """Elements: eight to thirty rows of a panel, where one tile reads it once."""
 
 
 class PanelWriter(MatmulWriter):
     """Writes the form panels. Scratch: one tile, or those of a panel where the sum is cut."""
+
+    divides = True
 
     @property
     def is_blocked(self) -> bool:
@@ -39,28 +43,47 @@ class PanelWriter(MatmulWriter):
 
     def write(self) -> None:
         """Write the loops over this thread's columns, or rows where columns divide badly."""
-        b, plan = self.b, self.tiling
-        self.later = next_share(b)
+        b, plan, at = self.b, self.tiling, self.turn
+        self.later = next_share(b, at)
         self.define_functions()
         units, tiles = b.times(b.i64(self.batch), self.panels), b.parts(self.m, plan.rows)
         by_columns = self.split_columns(units, tiles)
         low, high = self.share(units, by_columns)
         first, last = self.share(tiles, b.binary("xor", by_columns, constant(Type("i1"), 1)))
+        width, height = b.binary("sub nsw", high, low), b.binary("sub nsw", last, first)
+        self.alone = b.compare("icmp eq", width, b.i64(1))
+        divisor = b.intrinsic("umax", width, b.i64(1))
+        cuts = self.cuts(divisor, height)
+        items = b.binary("mul", cuts, width)
 
-        def chunk(start: Operand, _: list[Operand]) -> list[Operand]:
-            stop = b.intrinsic("smin", b.add(start, b.i64(plan.chunk)), last)
+        def edge(cut: Operand) -> Operand:
+            return b.add(first, b.binary("udiv", b.binary("mul", height, cut), cuts))
 
-            def unit(index: Operand, _: list[Operand]) -> list[Operand]:
-                which, panel = decode(b, index, [self.batch, self.panels])
-                one = b.add(panel, b.i64(1))
-                final = b.compare("icmp eq", b.add(index, b.i64(1)), high)
-                self.panel(Share(self.batch_indices(which), panel, one, start, stop), final)
-                return []
-
-            b.loop(low, high, 1, [], unit)
+        def item(index: Operand, _: list[Operand]) -> list[Operand]:
+            cut, inside = b.binary("udiv", index, divisor), b.binary("urem", index, divisor)
+            which, panel = decode(b, b.add(low, inside), [self.batch, self.panels])
+            one, following = b.add(panel, b.i64(1)), b.add(index, b.i64(1))
+            rows = edge(cut), edge(b.add(cut, b.i64(1)))
+            final = b.compare("icmp eq", following, items)
+            self.panel(Share(self.batch_indices(which), panel, one, *rows), final)
             return []
 
-        b.loop(first, last, plan.chunk, [], chunk)
+        start, stop = (
+            b.binary("udiv", b.binary("mul", items, turn), at.turns)
+            for turn in (at.turn, b.add(at.turn, b.i64(1)))
+        )
+        b.loop(start, stop, 1, [], item)
+
+    def cuts(self, panels: Operand, tiles: Operand) -> Operand:
+        """Return into how many parts rows are cut: those that fit a cache, or enough to take turns.
+
+        There are enough of them without cuts where a thread has as many panels as turns.
+        """
+        b, chunk = self.b, self.tiling.chunk
+        fitting = b.binary("udiv", b.add(tiles, b.i64(chunk - 1)), b.i64(chunk))
+        wanted = b.binary("udiv", self.turn.turns, panels)
+        most = b.binary("udiv", tiles, b.i64(LEAST_TILES))
+        return b.intrinsic("umax", fitting, b.intrinsic("umin", wanted, most))
 
     def panel(self, share: Share, final: Operand) -> None:
         """Multiply some rows by one panel; ``final`` says that it is the thread's last one."""
@@ -125,8 +148,10 @@ class PanelWriter(MatmulWriter):
             return []
         b = self.b
         if final is not None:
-            # So that what lies behind `panel` by one block is where the next share begins.
+            # So that what lies behind `panel` by one block is where the next share begins, or this
+            # panel again, where it is the thread's only one.
             before = b.scale(depth, -self.row_bytes)
+            panel = b.select(self.alone, b.address(panel, "i8", before), panel)
             panel = b.select(final, b.address(self.later, "i8", before), panel)
         own = b.scale(b.binary("lshr", depth, b.i64(1)), self.lines * LINE)
         start = b.scale(depth, self.row_bytes)

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import Access, Facts
 from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.loops.steps import Place, StepWriter
-from irc.backends.cpu.loops.units import decode
+from irc.backends.cpu.loops.units import Turn, decode, pieces_of
 from irc.backends.cpu.matmul.epilogue import EpilogueWriter
 from irc.backends.cpu.matmul.product import Product, Tiling
 from irc.backends.cpu.matmul.tile import LONG, Factor
-from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type
+from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type
 from irc.backends.cpu.vector.storage import MEMORY, unpack
 
 ACCUMULATED = {"float": "f32", "double": "f64"}
 
 
 class MatmulWriter:
-    """Writes the body of a matmul kernel into a builder; each form is a subclass."""
+    """Writes the body of a matmul kernel into a builder; each form is a subclass.
+
+    Attributes:
+        divides: whether parts of a thread's share cost no more than the whole.
+        pieces: into how many parts it is divided.
+    """
+
+    divides = False
 
     def __init__(
         self,
@@ -41,7 +49,8 @@ class MatmulWriter:
         self.item = self.kind.bits // 8
         self.batch, self.m, self.n, self.k = product.sizes
         self.panels = b.parts(self.n, tiling.columns)
-        self.thread, self.threads = Operand(I64, "%thread"), Operand(I64, "%threads")
+        self.pieces = pieces_of(prod(product.sizes)) if self.divides else 1
+        self.turn = Turn.of(b, self.pieces)
         self.scratch = Operand(PTR, "%scratch")
 
     @property
@@ -62,19 +71,17 @@ class MatmulWriter:
 
     def share(self, count: Operand, divided: Operand) -> tuple[Operand, Operand]:
         """Return this thread's range of count, or all where it is not divided."""
-        b = self.b
-        one = b.add(self.thread, b.i64(1))
-        low, high = (
-            b.binary("udiv", b.binary("mul", t, count), self.threads) for t in (self.thread, one)
-        )
+        b, at = self.b, self.turn
+        one = b.add(at.member, b.i64(1))
+        low, high = (b.binary("udiv", b.binary("mul", t, count), at.team) for t in (at.member, one))
         return b.select(divided, low, b.i64(0)), b.select(divided, high, count)
 
     def split_columns(self, units: Operand, tiles: Operand) -> Operand:
         """Return whether threads share out panels; else they share out rows."""
-        b = self.b
-        even = b.compare("icmp eq", b.binary("urem", units, self.threads), b.i64(0))
-        many = b.compare("icmp uge", units, b.binary("mul", self.threads, b.i64(16)))
-        flat = b.compare("icmp ult", tiles, b.binary("mul", self.threads, b.i64(2)))
+        b, team = self.b, self.turn.team
+        even = b.compare("icmp eq", b.binary("urem", units, team), b.i64(0))
+        many = b.compare("icmp uge", units, b.binary("mul", team, b.i64(16)))
+        flat = b.compare("icmp ult", tiles, b.binary("mul", team, b.i64(2)))
         return b.binary("or", even, b.binary("or", many, flat))
 
     def batch_indices(self, which: Operand) -> dict[int, Operand]:

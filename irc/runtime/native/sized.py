@@ -17,6 +17,7 @@ from irc.plan.native import (
     Table,
     View,
     check_program,
+    parts_of,
     thread_bytes,
 )
 from irc.plan.native_sizes import NONE, Division, NativeSizes, TableSizes
@@ -27,8 +28,9 @@ from irc.plan.template.unify import evaluate, sizes_in
 from irc.runtime.native.memory import row_major
 
 SIZES = "native/sizes.json"
-PARALLEL, FOLLOWING, CHECKS, VALUES = 2, 4, 6, 7
-"""Words of a call: several threads?, where the next weight begins, indices checked?, its values."""
+PIECES, FOLLOWING, CHECKS, VALUES = 2, 4, 6, 7
+"""Words of a call: parts of each thread's share, where the next weight begins, indices checked?,
+its values."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +151,13 @@ def _table(
     if len(words) != layout.values + len(sizes.values):
         raise ValueError("a table with other values than its calls take")
     words[layout.values :] = [numbers[n] for n in sizes.values]
-    own = zip(layout.calls, division.work, division.least_work, division.following, strict=True)
-    for at, work, least, following in own:
+    own = zip(
+        layout.calls, division.work, division.least_work, division.pieces, division.following,
+        strict=True,
+    )  # fmt: skip
+    for at, work, least, pieces, following in own:
         if work != NONE:
-            words[at + PARALLEL] = int(numbers[work] >= least)
+            words[at + PIECES] = parts_of(numbers[work], least, pieces)
         if following != NONE:
             words[at + FOLLOWING] = numbers[following]
     scratch = max((numbers[n] for n in division.scratch), default=0)
@@ -160,7 +165,7 @@ def _table(
         table,
         words=tuple(words),
         stride=thread_bytes(scratch, checked=bool(table.checked)),
-        parallel=any(words[at + PARALLEL] for at in layout.calls),
+        parallel=any(words[at + PIECES] for at in layout.calls),
     )
 
 
