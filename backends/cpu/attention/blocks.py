@@ -18,6 +18,7 @@ from irc.backends.cpu.loops.units import decode
 from irc.backends.cpu.vector.builder import I64, Builder, Operand, Type
 from irc.backends.cpu.vector.storage import MEMORY
 from irc.dialects.attention import PER_KEY, AttentionForm, Place
+from irc.dialects.size import Dim
 
 FEW = 8
 """Rows up to which lanes along the features cost less than lanes of which most are idle."""
@@ -58,6 +59,11 @@ class AttentionPlan:
     def batch(self) -> tuple[int, ...]:
         """The other parallel dims."""
         return tuple(d for d in range(len(self.form.space) - 1) if d != self.row)
+
+    @property
+    def products(self) -> Dim:
+        """Multiplications of the whole kernel, whatever is masked."""
+        return prod(self.form.space, start=1) * (self.form.depth + self.form.width)
 
     @property
     def crosses(self) -> bool:

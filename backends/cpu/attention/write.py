@@ -8,6 +8,7 @@ from irc.backends.cpu.attention.blocks import plan_attention
 from irc.backends.cpu.attention.few import FewWriter, suits_few
 from irc.backends.cpu.attention.lanes import LanesWriter
 from irc.backends.cpu.features import Features
+from irc.backends.cpu.loops.units import pieces_of
 from irc.backends.cpu.vector.builder import Builder, Operand
 from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.task import KernelOp
@@ -19,8 +20,8 @@ OPEN_WORKERS = 32
 
 def write_attention(
     b: Builder, kernel: KernelOp, features: Features, buffers: dict[int, Operand]
-) -> tuple[int, bool, str]:
-    """Write an attention kernel; returns scratch bytes, parallel, the name of its form."""
+) -> tuple[int, bool, str, int]:
+    """Write an attention kernel; returns scratch bytes, parallel, its form's name, and pieces."""
     op = kernel.body.block.first_op
     if not isinstance(op, KernelAttentionOp):
         raise InternalError(f"kernel @{kernel.sym_name.data} has no task.attention")
@@ -33,4 +34,7 @@ def write_attention(
     else:
         name, writer = "lanes", LanesWriter(b, plan, buffers)
     writer.write()
-    return writer.size, plan.parallel, f"attention {name}"
+    # Where a head's keys and values are packed first, each part of it would do that again.
+    packs = isinstance(writer, LanesWriter) and writer.pairs
+    pieces = 1 if packs else pieces_of(plan.products)
+    return writer.size, plan.parallel, f"attention {name}", pieces

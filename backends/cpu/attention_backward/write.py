@@ -5,6 +5,7 @@ from __future__ import annotations
 from irc.backends.cpu.attention_backward.plan import plan_gradients
 from irc.backends.cpu.attention_backward.writer import GradientWriter
 from irc.backends.cpu.features import Features
+from irc.backends.cpu.loops.units import pieces_of
 from irc.backends.cpu.vector.builder import Builder, Operand
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.task import KernelOp
@@ -13,8 +14,8 @@ from irc.errors import InternalError
 
 def write_attention_backward(
     b: Builder, kernel: KernelOp, features: Features, buffers: dict[int, Operand]
-) -> tuple[int, bool, str]:
-    """Write a gradient kernel; returns scratch bytes, parallel, the name of its form."""
+) -> tuple[int, bool, str, int]:
+    """Write a gradient kernel; returns scratch bytes, parallel, its form's name, and pieces."""
     op = kernel.body.block.first_op
     if not isinstance(op, KernelAttentionBackwardOp):
         raise InternalError(f"kernel @{kernel.sym_name.data} has no task.attention_backward")
@@ -22,4 +23,5 @@ def write_attention_backward(
     writer = GradientWriter(b, plan, buffers)
     writer.write()
     form = "pairs" if plan.pairs else "lanes"
-    return writer.size, plan.blocks.parallel, f"attention backward {form}"
+    pieces = pieces_of(plan.blocks.products)
+    return writer.size, plan.blocks.parallel, f"attention backward {form}", pieces

@@ -38,11 +38,20 @@ class AmxWriter(PanelWriter):
         used = {"full": self.m >= self.tiling.rows, "one": 0 < last <= ROWS, "two": last > ROWS}
         return {name: blocks for name, blocks in known.items() if used[name]}
 
+    def first_row(self, t: Operand) -> Operand:
+        """Return the first row of a tile: all but the last are whole."""
+        return self.b.scale(t, self.tiling.rows)
+
+    def num_rows(self, t: Operand) -> Operand:
+        """Return how many rows a tile has."""
+        left = self.b.binary("sub nsw", self.b.i64(self.m), self.first_row(t))
+        return self.b.intrinsic("smin", left, self.b.i64(self.tiling.rows))
+
     def call_tile(self, t: Operand, role: str, operands: Sequence[Operand]) -> None:
         """Call the tile function of a role; the last tile may be short."""
         b, rows = self.b, self.tiling.rows
         first, rest = operands[:4], operands[4:]
-        left = b.binary("sub nsw", b.i64(self.m), b.scale(t, rows))
+        left = b.binary("sub nsw", b.i64(self.m), self.first_row(t))
 
         def call(name: str) -> None:
             more = () if name == "full" else (left,)

@@ -144,17 +144,18 @@ class PackedWriter(MatmulWriter):
             stop = b.intrinsic("smin", b.add(start, b.i64(plan.chunk)), share.last)
             copy = None
             if plan.copy:
-                end = b.intrinsic("smin", b.scale(stop, plan.rows), b.i64(self.m))
-                copy = self.copy_rows(share.batch, (b.scale(start, plan.rows), end), (k, depth))
+                end = b.intrinsic("smin", self.first_row(stop), b.i64(self.m))
+                copy = self.copy_rows(share.batch, (self.first_row(start), end), (k, depth))
 
             def panel(number: Operand, _: list[Operand]) -> list[Operand]:
                 def tile(t: Operand, _: list[Operand]) -> list[Operand]:
                     if copy is None:
                         indices = {**share.batch, self.product.k: k}
-                        row = b.scale(t, plan.rows)
+                        row = self.first_row(t)
                         a = self.start_of(self.product.a, self.with_row(indices, row))
                     else:
-                        skip = b.scale(b.binary("sub nsw", t, start), plan.rows * plan.pitch)
+                        skip = b.binary("sub nsw", self.first_row(t), self.first_row(start))
+                        skip = b.scale(skip, plan.pitch)
                         a = b.address(copy, self.kind.element, skip)
                     self.tile(share, t, number, a, depth)
                     if not self.is_blocked:
@@ -193,8 +194,7 @@ class PackedWriter(MatmulWriter):
     def finish(self, share: Share, t: Operand, panel: Operand) -> None:
         """Compute what follows the product for one tile."""
         b, plan = self.b, self.tiling
-        row = b.scale(t, plan.rows)
-        rows = b.intrinsic("smin", b.binary("sub nsw", b.i64(self.m), row), b.i64(plan.rows))
+        row, rows = self.first_row(t), self.num_rows(t)
         column = b.scale(panel, plan.columns)
         self.epilogue.finish(share.batch, row, rows, column, self.result(share, t, panel))
 

@@ -111,7 +111,7 @@ class PanelWriter(MatmulWriter):
 
         def tile(t: Operand, _: list[Operand]) -> list[Operand]:
             inside = b.binary("sub nsw", t, share.first)
-            row = b.scale(t, plan.rows)
+            row = self.first_row(t)
             a = self.start_of(p.a, self.with_row({**share.batch, p.k: k}, row))
             place = self.scratch
             if self.is_blocked:
@@ -162,8 +162,7 @@ class PanelWriter(MatmulWriter):
     def finish(self, share: Share, t: Operand, place: Operand) -> None:
         """Compute what follows the product for one tile."""
         b, plan = self.b, self.tiling
-        row = b.scale(t, plan.rows)
-        rows = b.intrinsic("smin", b.binary("sub nsw", b.i64(self.m), row), b.i64(plan.rows))
+        row, rows = self.first_row(t), self.num_rows(t)
         column = b.scale(share.begin, plan.columns)
         self.epilogue.finish(share.batch, row, rows, column, place)
 

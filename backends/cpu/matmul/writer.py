@@ -100,9 +100,36 @@ class MatmulWriter:
         """Return indices with that of m, where m is a dim."""
         return batch if self.product.m is None else {**batch, self.product.m: row}
 
+    @property
+    def even_rows(self) -> tuple[int, int]:
+        """The rows of most tiles, and how many of the first ones have one more.
+
+        A short last tile would read its panel for few rows: all are within one row of each other.
+        """
+        return divmod(self.m, -(-self.m // self.tiling.rows))
+
+    def first_row(self, t: Operand) -> Operand:
+        """Return the first row of a tile; of the one behind the last, how many rows there are."""
+        b = self.b
+        if is_named(self.m):
+            return b.scale(t, self.tiling.rows)
+        rows, longer = self.even_rows
+        start = b.scale(t, rows)
+        return b.add(start, b.intrinsic("smin", t, b.i64(longer))) if longer else start
+
+    def num_rows(self, t: Operand) -> Operand:
+        """Return how many rows a tile has."""
+        b, most = self.b, self.tiling.rows
+        if is_named(self.m):
+            left = b.binary("sub nsw", b.i64(self.m), b.scale(t, most))
+            return b.intrinsic("smin", left, b.i64(most))
+        rows, longer = self.even_rows
+        more = b.compare("icmp slt", t, b.i64(longer))
+        return b.select(more, b.i64(rows + 1), b.i64(rows)) if longer else b.i64(rows)
+
     def call_tile(self, t: Operand, role: str, operands: Sequence[Operand]) -> None:
-        """Call the register tile of a role; the last one has fewer rows."""
-        b, plan = self.b, self.tiling
+        """Call the register tile of a role and as many rows as a tile has."""
+        b = self.b
         full, *rests = sorted(self.tile_rows(), reverse=True)
 
         def call(rows: int) -> Callable[[], None]:
@@ -118,13 +145,15 @@ class MatmulWriter:
         if not rests:
             call(full)()
             return
-        left = b.binary("sub nsw", b.i64(self.m), b.scale(t, plan.rows))
+        left = self.num_rows(t)
         b.either(b.compare("icmp sge", left, b.i64(full)), call(full), lambda: shorter(rests))
 
     def tile_rows(self) -> set[int]:
-        """Return how many rows tiles have: all, and the last one what is left."""
-        rows = self.tiling.rows
-        return set(range(1, rows + 1)) if is_named(self.m) else {rows, self.m % rows or rows}
+        """Return how many rows tiles may have."""
+        if is_named(self.m):
+            return set(range(1, self.tiling.rows + 1))
+        rows, longer = self.even_rows
+        return {rows, rows + 1} if longer else {rows}
 
     def call(self, symbol: str, *operands: Operand) -> None:
         """Call a helper function."""
