@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, cast
 
-from irc.dialects.size import lowest
+from irc.dialects.size import UnboundSizeError, lowest
 from irc.dialects.task import KernelOp
+from irc.dialects.task_sizes import unproven
 from irc.plan.load import LoadedPlan
 from irc.plan.template.template import PlanTemplate
 from irc.plugin import find_backend
 
 Values: TypeAlias = Mapping[str, int]
 """A number for each symbol."""
+
+MAX_DOUBLED = 16
+"""How often the greatest size of a template is doubled for a proof, at most."""
 
 
 class OpenBackend(Protocol):
@@ -70,14 +74,16 @@ class OpenTemplate:
         self.emit()
 
     def emit(self) -> None:
-        """Write the kernels that serve all sizes of the span: loops are proven for its least."""
+        """Write the kernels that serve all sizes of the span: they are proven for those."""
         self.texts: dict[str, bytes] = {}
         self.reasons: dict[int, str] = {}
         self._low = dict(self.template.span.low)
+        self._high: dict[str, int] = {}
         with lowest(self._low):
             for index, kernel in enumerate(self.template.kernels):
                 if kernel.symbols:
-                    reason = self._backend.run_time_sizes(kernel.kernel, self._most)
+                    most = self._proven(kernel.kernel)
+                    reason = self._backend.run_time_sizes(kernel.kernel, most)
                     if reason is not None:
                         self.reasons[index] = reason
                         continue
@@ -89,9 +95,34 @@ class OpenTemplate:
             self._work.note(f"{name} is compiled for each size: {reason}")
         self._work.shared += len(self.texts)
 
+    def _proven(self, kernel: KernelOp) -> Mapping[str, int]:
+        """Return up to which sizes a kernel stays inside its buffers, as far as it can be shown.
+
+        A trace that sets no bound (a table of positions is as long as it is) leaves the span's:
+        no call goes beyond it. It is doubled while that is proven, so that few calls widen it.
+        """
+        try:
+            if unproven(kernel, self._most) is None:
+                return self._most
+        except UnboundSizeError:
+            return self._most
+        proven = None
+        for doubled in range(MAX_DOUBLED):
+            high = {name: n << doubled for name, n in self.template.span.high.items()}
+            most = high | {name: min(n, high.get(name, n)) for name, n in self._most.items()}
+            if unproven(kernel, most) is not None:
+                break
+            proven = most
+        if proven is None:
+            return self._most
+        for name in kernel.symbols:
+            self._high[name] = min(proven[name], self._high.get(name, proven[name]))
+        return proven
+
     def at(self, full: Values) -> LoadedPlan:
         """Return the plan for some sizes, extended."""
-        if any(full[name] < low for name, low in self._low.items()):
+        beyond = any(full[name] > high for name, high in self._high.items())
+        if beyond or any(full[name] < low for name, low in self._low.items()):
             self.emit()
         self._work.bound += 1
         texts = dict(self.texts)

@@ -78,6 +78,19 @@ def test_one_capture_and_one_template_for_a_grid(monkeypatch: pytest.MonkeyPatch
     assert (work.emitted, work.reasons) == (emitted, []), work.reasons
 
 
+def test_a_table_of_positions_bounds_a_size() -> None:
+    """No condition of the trace says that 256 rows are all: kernels are proven for what is met."""
+    model = Block().eval()
+    fast = irc.compile(model, dynamic=True)
+    for rows in (20, 100, 256, 129):
+        same(fast, model, torch.randn(2, rows, 32))
+    (work,) = statistics(fast).open_sizes
+    assert (statistics(fast).compilations, work.emitted, work.reasons) == (1, 0, [])
+    with pytest.raises(IrcError, match="index lies outside") as caught:
+        fast(torch.randn(2, 257, 32))
+    assert caught.value.code == "index-out-of-range"
+
+
 def test_rows() -> None:
     model = mlp()
     fast = irc.compile(model, dynamic={"input": {0: "batch"}})

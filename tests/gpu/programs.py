@@ -30,6 +30,9 @@ DTYPES: Mapping[str, torch.dtype] = {
 TARGETS = ("sm_80", "sm_90", "sm_100")
 MODES: tuple[Mode, ...] = ("forward", "training")
 
+READ_VALUES = {("zoo/bart", "f16")}
+"""No program: in float16 its layers look for infinities, and torch.export refuses such code too."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -58,6 +61,7 @@ def cases(
         Case(name, mode, dtype)
         for dtype in dtypes
         for name in chosen
+        if (name, dtype) not in READ_VALUES
         for mode in _modes(name)
         if not modes or mode in modes
     ]

@@ -359,15 +359,18 @@ def backward(case: Case) -> Iterator[tuple[FlowOp, list[torch.Tensor]]]:
         made = made.next_op
 
 
+SLOW = (pytest.mark.slow, pytest.mark.timeout(1800))
+
+
 @pytest.mark.parametrize(
     ("mesh", "uneven"),
     [
         ("data=2", False),
         ("data=3", True),
-        pytest.param("data=2,tensor=2", False, marks=pytest.mark.slow),
-        pytest.param("pod=2,data=2,tensor=2", False, marks=pytest.mark.slow),
-        pytest.param("data=2,tensor=2", True, marks=pytest.mark.slow),
-        pytest.param("pod=2,data=2,tensor=2", True, marks=pytest.mark.slow),
+        pytest.param("data=2,tensor=2", False, marks=SLOW),
+        pytest.param("pod=2,data=2,tensor=2", False, marks=SLOW),
+        pytest.param("data=2,tensor=2", True, marks=SLOW),
+        pytest.param("pod=2,data=2,tensor=2", True, marks=SLOW),
     ],
 )
 def test_backward_ops_compute_under_every_signature(mesh: str, uneven: bool) -> None:

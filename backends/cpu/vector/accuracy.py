@@ -62,7 +62,7 @@ ACCURACY: Mapping[str, Accuracy] = {
     "erf":        Accuracy(1.2, 1.0, -6.0, 6.0),
     "sigmoid":    Accuracy(2.2, 3.0, -87.0, 90.0),
     "silu":       Accuracy(3.0, 4.0, -80.0, 90.0),
-    "gelu":       Accuracy(9.0, 120.0, -10.0, 20.0, 4.0),
+    "gelu":       Accuracy(9.0, 120.0, -10.0, 20.0, 4.5),
     "gelu_tanh":  Accuracy(6.0, 20.0, -2.0, 20.0),
 }
 # fmt: on

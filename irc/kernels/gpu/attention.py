@@ -51,8 +51,8 @@ def candidates(rows: int, keys: int, features: int, dtype: str) -> list[Attentio
     wide = power_of_two(max(features, LEAST_TILE))
     if dtype == "f32":
         # On the plain units threads hold features of queries and keys: few results each.
-        shapes = [(32, 32, 8, 2), (64, 32, 8, 2), (16, 32, 8, 2), (16, 16, 4, 2)]
-        shapes = [s for s in shapes if s[0] * wide <= 64 * 64] or [(16, 16, 4, 2)]
+        shapes = [(32, 32, 8, 2), (64, 32, 8, 2)] if wide <= 64 else []
+        shapes += [(16, 32, 8, 2), (16, 16, 4, 2)]
     elif wide <= 64:
         shapes = [(128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (128, 32, 4, 3)]
     elif wide <= 128:
@@ -77,17 +77,21 @@ def backward_candidates(rows: int, keys: int, features: int, dtype: str) -> list
         dtype: of the operands.
 
     >>> backward_candidates(1024, 1024, 64, "f16")[0].options()
-    {'block_m': 32, 'block_n': 64, 'num_warps': 4, 'num_stages': 2}
+    {'block_m': 32, 'block_n': 64, 'num_warps': 8, 'num_stages': 2}
     """
     wide = power_of_two(max(features, LEAST_TILE))
     if dtype == "f32":
-        shapes = [(16, 32, 8, 1), (32, 32, 8, 1)] if wide <= 64 else [(16, 32, 8, 2)]
-        shapes = [s for s in (*shapes, (16, 16, 8, 1)) if s[0] * wide <= 32 * 64]
-        shapes = shapes or [(16, 16, 8, 1)]
+        # The first of each width is one for which ptxas spills nothing on any target.
+        if wide <= 32:
+            shapes = [(16, 32, 8, 1), (32, 32, 8, 1), (16, 16, 8, 1)]
+        elif wide <= 128:
+            shapes = [(16, 32, 4, 2), (16, 16, 8, 1)]
+        else:
+            shapes = [(16, 16, 8, 1)]
     elif wide <= 32:  # with 4 warps, ptxas spills two registers for sm_80
         shapes = [(32, 64, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2)]
     elif wide <= 64:
-        shapes = [(32, 64, 4, 2), (32, 64, 8, 2), (64, 64, 8, 2), (64, 128, 8, 2)]
+        shapes = [(32, 64, 8, 2), (32, 64, 4, 2), (64, 64, 8, 2), (64, 128, 8, 2)]
     elif wide <= 128:
         shapes = [(32, 64, 8, 2), (64, 64, 8, 2), (32, 32, 8, 2)]
     else:
