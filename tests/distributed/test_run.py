@@ -152,7 +152,9 @@ def test_a_killed_rank_ends_the_run_and_is_reported(folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_no_process_is_left_after_an_interrupt(folder: Path, number: int) -> None:
     code = (
-        "import sys; from irc.runtime.launch import run_plan\n"
+        "import signal, sys; from irc.runtime.launch import run_plan\n"
+        # A shell's background job is born with it ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "try: run_plan(sys.argv[1], worker='tests.distributed.sleeping_worker')\n"
         "except KeyboardInterrupt: sys.exit(130)"
     )

@@ -55,18 +55,55 @@ alone:
 """  # noqa: E501
 
 
+# Part 0 is not done before all others are: they must be taken over from whoever does it.
+HELD = """; irc-kernel {"name": "held", "num_args": 1, "scratch_bytes": 0, "parallel": true, "template": "rows"}
+define void @"held"(ptr %args, i64 %part, i64 %parts, ptr %scratch) {
+entry:
+  %cells = load ptr, ptr %args
+  %there = getelementptr i64, ptr %cells, i64 1
+  %others = sub i64 %parts, 1
+  %first = icmp eq i64 %part, 0
+  br i1 %first, label %wait, label %come
+come:
+  %before = atomicrmw add ptr %there, i64 1 release
+  ret void
+wait:
+  %i = phi i64 [ 0, %entry ], [ %i1, %next ]
+  %seen = load atomic i64, ptr %there acquire, align 8
+  %all = icmp eq i64 %seen, %others
+  br i1 %all, label %together, label %next
+next:
+  %i1 = add i64 %i, 1
+  %patient = icmp slt i64 %i1, 20000000000
+  br i1 %patient, label %wait, label %alone
+together:
+  store i64 1, ptr %cells
+  ret void
+alone:
+  ret void
+}
+"""  # noqa: E501
+
+PIECES = 16
+
+
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = tmp_path_factory.mktemp("code") / "count.so"
-    path.write_bytes(shared_codes([([COUNT, MEET], AVX2)])[0])
+    path.write_bytes(shared_codes([([COUNT, MEET, HELD], AVX2)])[0])
     return ctypes.CDLL(str(path))
 
 
 def segment(
-    code: ctypes.CDLL, pool: Pool, threads: int, launches: int = 1, kernel: int = 0
+    code: ctypes.CDLL,
+    pool: Pool,
+    threads: int,
+    launches: int = 1,
+    kernel: int = 0,
+    pieces: int = 1,
 ) -> Segment:
-    kernels = [each or 0 for each in (ctypes.c_void_p * 2).in_dll(code, "irc_kernels")]
-    words = (kernel, 1, 1, 0, 0, 0, 0, launches * (HEADER + 2), 1, 0) * launches
+    kernels = [each or 0 for each in (ctypes.c_void_p * 3).in_dll(code, "irc_kernels")]
+    words = (kernel, 1, pieces, 0, 0, 0, 0, launches * (HEADER + 2), 1, 0) * launches
     table = Table(words, launches, 4096 + 128, parallel=True)
     return Segment(table, kernels, DRIVER(("irc_driver", code)), pool, threads)
 
@@ -82,6 +119,31 @@ def test_each_share_is_done_once(code: ctypes.CDLL, threads: int, started: bool)
     for _ in range(400):
         run.run_pointers([0, ctypes.addressof(cells)])
     assert list(cells) == [2000 * threads] * threads
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("started", [False, True])
+def test_each_part_is_done_once(code: ctypes.CDLL, threads: int, started: bool) -> None:
+    pool = Pool()
+    if started:
+        pool.want(threads, WORKER(("irc_worker", code)))
+    # One thread alone does all at once.
+    shares = 1 if threads == 1 else threads * PIECES
+    cells = (ctypes.c_int64 * (threads * PIECES))()
+    run = segment(code, pool, threads, launches=5, pieces=PIECES)
+    for _ in range(100):
+        run.run_pointers([0, ctypes.addressof(cells)])
+    assert list(cells) == [500 * shares] * shares + [0] * (len(cells) - shares)
+
+
+def test_parts_of_a_thread_that_is_held_up_are_taken_over(code: ctypes.CDLL) -> None:
+    pool = Pool()
+    pool.want(3, WORKER(("irc_worker", code)))
+    run = segment(code, pool, 3, kernel=2, pieces=PIECES)
+    for _ in range(20):
+        cells = (ctypes.c_int64 * 2)()
+        run.run_pointers([0, ctypes.addressof(cells)])
+        assert list(cells) == [1, 3 * PIECES - 1]
 
 
 def test_callers_share_one_pool(code: ctypes.CDLL) -> None:

@@ -43,8 +43,8 @@ def pieces_of(work: Count, least_work: int = LEAST_PRODUCTS) -> int:
 class Turn:
     """Which part of which thread's share a call does, in a kernel whose shares are divided.
 
-    A kernel is called with the number of a part and that of all parts. Any number of them is right;
-    where there are more than :data:`PIECES`, they are those of several threads.
+    A kernel is called with the number of a part and that of all parts. Any number of them is right:
+    a multiple of a share's parts is of so many threads, another one is of whole shares.
 
     Attributes:
         member: the thread whose share it is of, if no other has taken it over.
@@ -64,8 +64,9 @@ class Turn:
         one = b.i64(1)
         if pieces == 1:
             return cls(share, shares, b.i64(0), one)
-        team = b.intrinsic("umax", b.binary("udiv", shares, b.i64(pieces)), one)
-        turns = b.binary("udiv", shares, team)
+        divided = b.compare("icmp eq", b.binary("urem", shares, b.i64(pieces)), b.i64(0))
+        team = b.select(divided, b.binary("udiv", shares, b.i64(pieces)), shares)
+        turns = b.select(divided, b.i64(pieces), one)
         return cls(b.binary("udiv", share, turns), team, b.binary("urem", share, turns), turns)
 
     def is_last(self, b: Builder) -> Operand:
