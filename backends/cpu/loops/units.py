@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.builder import PTR, Builder, Count, Operand, Type, constant
 from irc.dialects.mapping import spatial
 from irc.kernels.mapping.unfold import starts
@@ -36,7 +35,9 @@ def pieces_of(work: Count, least_work: int = LEAST_PRODUCTS) -> int:
         work: multiplications, or points.
         least_work: from so many on threads pay.
     """
-    return PIECES if is_named(work) else max(parts_of(work, least_work, PIECES), 1)
+    if not isinstance(work, int):
+        return PIECES
+    return max(parts_of(work, least_work, PIECES), 1)
 
 
 @dataclass(frozen=True)
