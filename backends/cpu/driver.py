@@ -12,7 +12,7 @@ import functools
 from irc.backends.cpu import openmp, team, turns
 from irc.backends.cpu.jit import compile_module
 from irc.backends.cpu.loops.steps import FAULT
-from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT, SIZE_VALUES
+from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT, SIZE_VALUES, TURNS
 from irc.runtime.native.segment import DRIVER, Driver
 
 
@@ -22,7 +22,8 @@ def driver(*, pool: bool) -> Driver:
     parallel, number, size = openmp.functions() if pool else (0, 0, 0)
     with_openmp = _OPENMP.format(number=number, size=size)
     region = _REGION.format(parallel=parallel)
-    return DRIVER(compile_module(_text(region) + turns.TEXT + with_openmp, _NAME))
+    text = _text(region, _COUNTERS.format(apart=turns.APART))
+    return DRIVER(compile_module(text + turns.TEXT + with_openmp, _NAME))
 
 
 def standalone_text() -> str:
@@ -30,14 +31,15 @@ def standalone_text() -> str:
     return _text(team.CALL) + turns.TEXT + team.TEXT
 
 
-def _text(region: str) -> str:
+def _text(region: str, counters: str = "") -> str:
     return _DRIVER.format(
-        most=MAX_ARGS + 3,
+        most=MAX_ARGS + 4,
         next=NEXT_WEIGHT,
         bytes=NEXT_BYTES,
         sizes=SIZE_VALUES,
         fault=FAULT,
-        apart=turns.APART,
+        turns=TURNS,
+        counters=counters,
         region=region,
     )
 
@@ -55,9 +57,7 @@ define void @irc_driver(ptr %words, i64 %count, ptr %table, i64 %threads,
 entry:
   %args = alloca [{most} x ptr], align 64
   %work = alloca [6 x i64], align 16
-  %bytes = mul i64 %threads, {apart}
-  %taken = alloca i8, i64 %bytes, align {apart}
-  br label %calls
+{counters}  br label %calls
 calls:
   %i = phi i64 [ 0, %entry ], [ %i1, %onward ]
   %at = phi ptr [ %words, %entry ], [ %at1, %onward ]
@@ -89,6 +89,7 @@ one:
   %values = getelementptr i64, ptr %words, i64 %nsizes
   %slot2 = getelementptr ptr, ptr %args, i64 {sizes}
   store ptr %values, ptr %slot2
+  %slot3 = getelementptr ptr, ptr %args, i64 {turns}
   %first = getelementptr i64, ptr %at, i64 8
   br label %fill
 fill:
@@ -114,9 +115,11 @@ ready:
   %region = and i1 %several, %wanted
   br i1 %region, label %team, label %alone
 alone:
+  store i64 1, ptr %slot3
   call void %function(ptr %args, i64 0, i64 1, ptr %scratch)
   br label %called
 team:
+  store i64 %pieces, ptr %slot3
 {region}  br label %called
 called:
   %checked = icmp ne i64 %checks, 0
@@ -141,6 +144,10 @@ onward:
 done:
   ret void
 }}
+"""
+
+_COUNTERS = """  %bytes = mul i64 %threads, {apart}
+  %taken = alloca i8, i64 %bytes, align {apart}
 """
 
 _REGION = """  call void @irc_clear(ptr %taken, i64 %threads)

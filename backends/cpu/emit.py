@@ -48,7 +48,7 @@ from irc.backends.cpu.quantized.depthwise import TapsWriter
 from irc.backends.cpu.quantized.product import read_packed
 from irc.backends.cpu.quantized.writer import PackedWeightsWriter
 from irc.backends.cpu.vector.builder import Builder, Operand
-from irc.dialects.size import Size, UnboundSizeError
+from irc.dialects.size import Dim, Size, UnboundSizeError
 from irc.dialects.task import BufferType, KernelOp, LoadOp
 from irc.dialects.task_sizes import unproven
 from irc.dialects.types import ITEM_BYTES
@@ -71,7 +71,8 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
     b.entry += size_pointer() if b.symbols else []
     count = len(kernel.args)
     buffers = buffer_pointers(b, count)
-    scratch, parallel, template, pieces = _write(b, kernel, features, buffers)
+    written = _write(b, kernel, features, buffers)
+    template = written.template
     b.do("ret void")
     name = _name_of(kernel)
     streams = template in ("matmul panels", "matmul tiles", "convolution", "convolution tiles")
@@ -79,9 +80,10 @@ def emit(kernel: KernelOp, features: Features | None = None) -> str:
     checks = template == "scatter"
     looks_up = any(isinstance(op, LoadOp) and op.index_strides for op in kernel.body.ops)
     checks |= looks_up and template != "grouped"  # whose indices are cut to what there is
-    info = KernelInfo(name, count, scratch, parallel, template, *weight, checks, pieces)
+    of_body = (written.scratch_bytes, written.parallel, template)
+    info = KernelInfo(name, count, *of_body, *weight, checks, written.pieces)
     if b.symbols:
-        info = _with_sizes(info, kernel, features)
+        info = _with_sizes(info, kernel, features, written.work)
     body = b.function(f'define void @"{name}"(ptr %args, i64 %thread, i64 %threads, ptr %scratch)')
     return "\n".join([_PREFIX + to_text(info), body, *b.functions.values(), ""])
 
@@ -140,9 +142,11 @@ def run_time_sizes(
     return reason
 
 
-def _with_sizes(info: KernelInfo, kernel: KernelOp, features: Features) -> KernelInfo:
+def _with_sizes(
+    info: KernelInfo, kernel: KernelOp, features: Features, work: Dim | None
+) -> KernelInfo:
     """Add which sizes a kernel takes, and from how much work on threads pay."""
-    work, least_work = prod(kernel.extents, start=1), LEAST_PRODUCTS
+    work, least_work = prod(kernel.extents, start=1) if work is None else work, LEAST_PRODUCTS
     if info.template in ("rows", "crossed", "pack"):
         nest = simplify(read(kernel))
         schedule = make_schedule(nest, analyse(nest), OPEN_CHUNKS, features)
@@ -162,12 +166,16 @@ def streamed_weight(kernel: KernelOp) -> tuple[int, int]:
 
 
 class Written(NamedTuple):
-    """What is said of a kernel by who wrote its body; see :class:`KernelInfo`."""
+    """What is said of a kernel by who wrote its body; see :class:`KernelInfo`.
+
+    ``work``: multiplications, where they are not one for each point of its loops.
+    """
 
     scratch_bytes: int
     parallel: bool
     template: str
     pieces: int = 1
+    work: Dim | None = None
 
 
 def _write(

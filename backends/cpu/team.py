@@ -2,10 +2,10 @@
 
 The work of a kernel is divided into as many shares as the program has threads. The caller opens
 each other share in its thread's *box* (a counter of requests), does share 0, then itself does those
-that nobody has begun, and waits for the others; shares in parts are done as
-:mod:`irc.backends.cpu.turns` says. So a thread that is late, or was never started, costs time and
-nothing else; and where another caller has the team, the shares are done one after the other: the
-numbers are the same in any case.
+that nobody has begun, and waits for the others; of shares in parts, which are done as
+:mod:`irc.backends.cpu.turns` says, nothing is left then. So a thread that is late, or was never
+started, costs time and nothing else; and where another caller has the team, the shares are done one
+after the other: the numbers are the same in any case.
 
 A thread looks at its box for a while, then sleeps in a futex (Linux). Memory of the pool:
 
@@ -16,6 +16,9 @@ A thread looks at its box for a while, then sleeps in a futex (Linux). Memory of
 """
 
 from __future__ import annotations
+
+from irc.backends.cpu.loops.units import TURNS
+from irc.runtime.native.pool import LINE
 
 FUTEX, YIELD = 202, 24
 """Linux system calls of x86-64."""
@@ -37,11 +40,11 @@ _SHARE = """  %{0}.skip = mul i64 %{0}, %stride
                        i64 %threads)
 """
 
-_BOX = """  %{0}.bytes = shl i64 %{0}, 7
-  %{0}.requests = getelementptr i8, ptr %pool, i64 %{0}.bytes
-  %{0}.asleep = getelementptr i8, ptr %{0}.requests, i64 4
-  %{0}.begun = getelementptr i8, ptr %{0}.requests, i64 64
-  %{0}.ended = getelementptr i8, ptr %{0}.requests, i64 68
+_BOX = f"""  %{{0}}.bytes = mul i64 %{{0}}, {LINE}
+  %{{0}}.requests = getelementptr i8, ptr %pool, i64 %{{0}}.bytes
+  %{{0}}.asleep = getelementptr i8, ptr %{{0}}.requests, i64 4
+  %{{0}}.begun = getelementptr i8, ptr %{{0}}.requests, i64 64
+  %{{0}}.ended = getelementptr i8, ptr %{{0}}.requests, i64 68
 """
 
 _JOB = "".join(
@@ -57,9 +60,13 @@ entry:
   %taken = getelementptr i8, ptr %pool, i64 {TAKEN}
   %asked = cmpxchg ptr %pool, i32 0, i32 1 acquire monotonic
   %ours = extractvalue {{ i32, i1 }} %asked, 1
-  br i1 %ours, label %post, label %alone
+  br i1 %ours, label %post, label %whole
+whole:
+  %turns = getelementptr ptr, ptr %args, i64 {TURNS}
+  store i64 1, ptr %turns
+  br label %alone
 alone:
-  %a = phi i64 [ 0, %entry ], [ %a1, %alone ]
+  %a = phi i64 [ 0, %whole ], [ %a1, %alone ]
   %a.skip = mul i64 %a, %stride
   %a.own = getelementptr i8, ptr %scratch, i64 %a.skip
   call void %function(ptr %args, i64 %a, i64 %threads, ptr %a.own)
@@ -107,7 +114,10 @@ collect:
 try:
   %c.tried = cmpxchg ptr %c.begun, i32 %c.last, i32 %c.now acq_rel monotonic
   %c.ours = extractvalue {{ i32, i1 }} %c.tried, 1
-  br i1 %c.ours, label %help, label %look
+  br i1 %c.ours, label %late, label %look
+late:
+  %c.divided = icmp sgt i64 %pieces, 1
+  br i1 %c.divided, label %collected, label %help
 help:
 {_SHARE.format("c")}  br label %collected
 look:

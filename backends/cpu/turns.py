@@ -3,17 +3,19 @@
 A thread's share of a large kernel is divided into parts. Each thread does those of its own share in
 order, then takes what the others have not begun: one that is held up, by another program on its
 core or because the core is slower, keeps nobody waiting for more than a part. Where all go on at
-one pace parts stay with their thread, and so does what its caches hold (E. Markatos, T. LeBlanc,
-Using processor affinity in loop scheduling on shared-memory multiprocessors, IEEE TPDS 5(4), 1994).
-Which thread does a part changes no number.
+one pace parts stay with their thread, and so does what its caches hold: affinity scheduling with
+work stealing (E. Markatos, T. LeBlanc, Using processor affinity in loop scheduling on shared-memory
+multiprocessors, IEEE TPDS 5(4), 1994). Which thread does a part changes no number.
 """
 
 from __future__ import annotations
 
-APART = 128
+from irc.runtime.native.pool import LINE
+
+APART = LINE
 """Bytes between the counters of threads: how many parts of a share are taken, as an i64."""
 
-CLEAR = f"""define internal void @irc_clear(ptr %taken, i64 %threads) {{
+_CLEAR = f"""define internal void @irc_clear(ptr %taken, i64 %threads) {{
 entry:
   br label %clear
 clear:
@@ -29,7 +31,8 @@ done:
 }}
 """
 
-TURNS = f"""define internal void @irc_turns(ptr %taken, ptr %function, ptr %args, ptr %own,
+# A counter is looked at before it is raised: at the end of a kernel all threads look at all.
+_TURNS = f"""define internal void @irc_turns(ptr %taken, ptr %function, ptr %args, ptr %own,
                                 i64 %pieces, i64 %thread, i64 %threads) {{
 entry:
   %undivided = icmp sle i64 %pieces, 1
@@ -51,6 +54,10 @@ owner:
   %first = mul i64 %whose, %pieces
   br label %take
 take:
+  %seen = load atomic i64, ptr %count monotonic, align 8
+  %perhaps = icmp slt i64 %seen, %pieces
+  br i1 %perhaps, label %ask, label %empty
+ask:
   %i = atomicrmw add ptr %count, i64 1 monotonic
   %left = icmp slt i64 %i, %pieces
   br i1 %left, label %one, label %empty
@@ -67,5 +74,5 @@ done:
 }}
 """
 
-TEXT = CLEAR + TURNS
+TEXT = _CLEAR + _TURNS
 """``irc_clear`` makes the counters of a call zero, before any thread begins ``irc_turns``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, cast
@@ -16,8 +17,8 @@ from irc.plugin import find_backend
 Values: TypeAlias = Mapping[str, int]
 """A number for each symbol."""
 
-MAX_DOUBLED = 16
-"""How often the greatest size of a template is doubled for a proof, at most."""
+ONCE, MAX_DOUBLED = 64, 16
+"""The greatest sizes of a template are widened in such parts, doubled so often at most."""
 
 
 class OpenBackend(Protocol):
@@ -71,18 +72,24 @@ class OpenTemplate:
         self._most = most
         self._work = work
         self._backend = cast("OpenBackend", find_backend(template.backend))
+        self.texts: dict[str, bytes] = {}
         self.emit()
 
-    def emit(self) -> None:
-        """Write the kernels that serve all sizes of the span: they are proven for those."""
-        self.texts: dict[str, bytes] = {}
+    def emit(self, full: Values | None = None) -> None:
+        """Write the kernels that serve all sizes of the span: they are proven for those.
+
+        Args:
+            full: the sizes of a call, extended; quotients of them may lie beyond the span.
+        """
+        before = len(self.texts)
+        self.texts = {}
         self.reasons: dict[int, str] = {}
         self._low = dict(self.template.span.low)
         self._high: dict[str, int] = {}
         with lowest(self._low):
             for index, kernel in enumerate(self.template.kernels):
                 if kernel.symbols:
-                    most = self._proven(kernel.kernel)
+                    most = self._proven(kernel.kernel, full or {})
                     reason = self._backend.run_time_sizes(kernel.kernel, most)
                     if reason is not None:
                         self.reasons[index] = reason
@@ -93,28 +100,29 @@ class OpenTemplate:
         for index, reason in self.reasons.items():
             name = self.template.kernels[index].like.sym_name.data
             self._work.note(f"{name} is compiled for each size: {reason}")
-        self._work.shared += len(self.texts)
+        self._work.shared += len(self.texts) - before
 
-    def _proven(self, kernel: KernelOp) -> Mapping[str, int]:
+    def _proven(self, kernel: KernelOp, full: Values) -> Mapping[str, int]:
         """Return up to which sizes a kernel stays inside its buffers, as far as it can be shown.
 
-        A trace that sets no bound (a table of positions is as long as it is) leaves the span's:
-        no call goes beyond it. It is doubled while that is proven, so that few calls widen it.
+        A trace that sets no bound (a table of positions is as long as it is) leaves the span's and
+        those of a call: none goes beyond them. They are widened as far as that is proven, so that
+        few calls have kernels written again.
         """
+        high = {name: max(n, full.get(name, n)) for name, n in self.template.span.high.items()}
+
+        def most(scale: int) -> dict[str, int]:
+            wider = {name: n * scale // ONCE for name, n in high.items()}
+            return wider | {name: min(n, wider.get(name, n)) for name, n in self._most.items()}
+
         try:
-            if unproven(kernel, self._most) is None:
+            if unproven(kernel, self._most) is None or unproven(kernel, most(ONCE)) is not None:
                 return self._most
+            scales = range(ONCE, ONCE << MAX_DOUBLED)
+            failing = bisect_left(scales, 1, key=lambda s: unproven(kernel, most(s)) is not None)
         except UnboundSizeError:
             return self._most
-        proven = None
-        for doubled in range(MAX_DOUBLED):
-            high = {name: n << doubled for name, n in self.template.span.high.items()}
-            most = high | {name: min(n, high.get(name, n)) for name, n in self._most.items()}
-            if unproven(kernel, most) is not None:
-                break
-            proven = most
-        if proven is None:
-            return self._most
+        proven = most(scales[failing - 1])
         for name in kernel.symbols:
             self._high[name] = min(proven[name], self._high.get(name, proven[name]))
         return proven
@@ -123,7 +131,7 @@ class OpenTemplate:
         """Return the plan for some sizes, extended."""
         beyond = any(full[name] > high for name, high in self._high.items())
         if beyond or any(full[name] < low for name, low in self._low.items()):
-            self.emit()
+            self.emit(full)
         self._work.bound += 1
         texts = dict(self.texts)
         for index in self.reasons:

@@ -22,6 +22,9 @@ from irc.plan.numbers import Number
 from irc.plan.open_sizes import Polynomial
 from irc.plan.version import check_format
 
+MOST_PIECES = 4096
+"""Parts of a thread's share, at most: machine code multiplies by it."""
+
 NONE = -1
 """In a list of positions: this one does not follow from sizes."""
 
@@ -145,6 +148,8 @@ def _problem(sizes: NativeSizes, program: Program) -> str | None:
     perhaps = [n for each in divisions for n in (*each.work, *each.following) if n != NONE]
     if any(not 0 <= n < len(sizes.polynomials) for each in (*stated, perhaps) for n in each):
         return f"names a polynomial beyond the {len(sizes.polynomials)} that there are"
+    if any(not 1 <= n <= MOST_PIECES for each in divisions for n in each.pieces):
+        return f"divides a share into fewer than 1 or more than {MOST_PIECES} parts"
     spans = [n for table in sizes.tables for n in table.spans if n != NONE]
     if any(not 0 <= n < len(sizes.spans) for n in spans):
         return f"names a span beyond the {len(sizes.spans)} that there are"

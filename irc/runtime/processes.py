@@ -87,12 +87,14 @@ def leave_at_exit() -> None:
 
     Gloo's threads let go of the last collective's tensors when they come to it, and for that need
     the interpreter: one that is ending then aborts the process (pytorch issue 190489, two of 80
-    processes here). Leaving waits for them. After an error it does not: a collective that is
-    still under way would be waited for until it times out.
+    processes here). Leaving waits for them. A program that ends with an error does not leave, nor
+    does a child made by fork: a collective that is under way would be waited for.
     """
+    joined_by = os.getpid()
 
     def leave() -> None:
-        if dist.is_initialized() and not hasattr(sys, "last_value"):
+        own = os.getpid() == joined_by and dist.is_initialized()
+        if own and not hasattr(sys, "last_value"):
             dist.destroy_process_group()
 
     atexit.register(leave)

@@ -11,6 +11,7 @@ from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.units import pieces_of
 from irc.backends.cpu.vector.builder import Builder, Operand
 from irc.dialects.attention import KernelAttentionOp
+from irc.dialects.size import Dim
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError
 
@@ -20,8 +21,8 @@ OPEN_WORKERS = 32
 
 def write_attention(
     b: Builder, kernel: KernelOp, features: Features, buffers: dict[int, Operand]
-) -> tuple[int, bool, str, int]:
-    """Write an attention kernel; returns scratch bytes, parallel, its form's name, and pieces."""
+) -> tuple[int, bool, str, int, Dim]:
+    """Write an attention kernel; returns what :class:`irc.backends.cpu.emit.Written` has."""
     op = kernel.body.block.first_op
     if not isinstance(op, KernelAttentionOp):
         raise InternalError(f"kernel @{kernel.sym_name.data} has no task.attention")
@@ -37,4 +38,4 @@ def write_attention(
     # Where a head's keys and values are packed first, each part of it would do that again.
     packs = isinstance(writer, LanesWriter) and writer.pairs
     pieces = 1 if packs else pieces_of(plan.products)
-    return writer.size, plan.parallel, f"attention {name}", pieces
+    return writer.size, plan.parallel, f"attention {name}", pieces, plan.products

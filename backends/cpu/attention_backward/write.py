@@ -15,7 +15,7 @@ from irc.errors import InternalError
 def write_attention_backward(
     b: Builder, kernel: KernelOp, features: Features, buffers: dict[int, Operand]
 ) -> tuple[int, bool, str, int]:
-    """Write a gradient kernel; returns scratch bytes, parallel, its form's name, and pieces."""
+    """Write a gradient kernel; returns what :class:`irc.backends.cpu.emit.Written` has."""
     op = kernel.body.block.first_op
     if not isinstance(op, KernelAttentionBackwardOp):
         raise InternalError(f"kernel @{kernel.sym_name.data} has no task.attention_backward")

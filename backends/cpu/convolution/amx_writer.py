@@ -50,6 +50,14 @@ class TilesWriter(ConvolutionWriter):
         return self.padded + (rows.steps * rows.step_bytes if rows.padded else 0)
 
     @property
+    def pieces(self) -> int:
+        """Into how many parts each thread's share is divided.
+
+        The rows of a block are gathered for all its panels: parts of a block would do it again.
+        """
+        return super().pieces if self.rows.alone else 1
+
+    @property
     def _lines(self) -> int:
         """How many lines of the next panel a tile asks for in two of the sum."""
         rows = self.rows
@@ -103,7 +111,7 @@ class TilesWriter(ConvolutionWriter):
         return self.b.address(self._at(self.places.size), "i8", self.b.scale(t, self.sums))
 
     def _panel(self, block: Block, number: Operand, final: Operand) -> None:
-        """Compute a block's results in one panel of channels, ``final``: the thread's last one."""
+        """Compute a block's results in one panel of channels, ``final``: the thread's very last."""
         b, rows = self.b, self.rows
         weight = self._weight(block.batch, number)
         column = b.scale(number, rows.columns)

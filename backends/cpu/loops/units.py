@@ -21,6 +21,8 @@ NEXT_WEIGHT, NEXT_BYTES = MAX_ARGS, MAX_ARGS + 1
 """Behind its arguments a kernel finds the weight that a later kernel reads first, and its size."""
 SIZE_VALUES = MAX_ARGS + 2
 """And there, where it takes sizes, the address of their values."""
+TURNS = MAX_ARGS + 3
+"""And there, into how many parts the shares of threads are divided in this call."""
 
 PIECES = 16
 """Parts of a thread's share of a large kernel: what another thread can take over."""
@@ -44,8 +46,8 @@ def pieces_of(work: Count, least_work: int = LEAST_PRODUCTS) -> int:
 class Turn:
     """Which part of which thread's share a call does, in a kernel whose shares are divided.
 
-    A kernel is called with the number of a part and that of all parts. Any number of them is right:
-    a multiple of a share's parts is of so many threads, another one is of whole shares.
+    A kernel is called with the number of a part and that of all parts, and finds behind its
+    arguments how many of them are a thread's share (:data:`TURNS`): a call may leave it whole.
 
     Attributes:
         member: the thread whose share it is of, if no other has taken it over.
@@ -65,10 +67,10 @@ class Turn:
         one = b.i64(1)
         if pieces == 1:
             return cls(share, shares, b.i64(0), one)
-        divided = b.compare("icmp eq", b.binary("urem", shares, b.i64(pieces)), b.i64(0))
-        team = b.select(divided, b.binary("udiv", shares, b.i64(pieces)), shares)
-        turns = b.select(divided, b.i64(pieces), one)
-        return cls(b.binary("udiv", share, turns), team, b.binary("urem", share, turns), turns)
+        place = b.address(Operand(PTR, "%args"), "ptr", b.i64(TURNS))
+        turns = b.load(Type("i64"), place, 8)
+        team, member = b.binary("udiv", shares, turns), b.binary("udiv", share, turns)
+        return cls(member, team, b.binary("urem", share, turns), turns)
 
     def is_last(self, b: Builder) -> Operand:
         """Return whether what follows is the next kernel."""

@@ -52,7 +52,8 @@ def candidates(rows: int, keys: int, features: int, dtype: str) -> list[Attentio
     if dtype == "f32":
         # On the plain units threads hold features of queries and keys: few results each.
         shapes = [(32, 32, 8, 2), (64, 32, 8, 2)] if wide <= 64 else []
-        shapes += [(16, 32, 8, 2), (16, 16, 4, 2)]
+        shapes += [(16, 32, 8, 2)] if wide <= 256 else []
+        shapes += [(16, 16, 4, 2)]
     elif wide <= 64:
         shapes = [(128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (128, 32, 4, 3)]
     elif wide <= 128:

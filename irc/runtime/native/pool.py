@@ -18,6 +18,7 @@ from irc.runtime.native.entry import refresh_entries
 MOST = 256
 """Threads that there is room for."""
 LINE = 128
+"""Bytes between what two threads write: two lines of a cache, which are fetched together."""
 SPINS = 20_000
 """How often an idle thread looks for work before it sleeps: about half a millisecond."""
 
@@ -75,7 +76,7 @@ class Pool:
                 self.num_threads += 1
 
     def ready(self, threads: int) -> tuple[int, int]:
-        """Return the shares of a kernel, and the address of the pool."""
+        """Return how many threads a program's kernels are divided among, and the pool's address."""
         return threads, self.address
 
     def after_fork(self) -> None:

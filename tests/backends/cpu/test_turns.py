@@ -14,14 +14,20 @@ from torch import nn
 from torch.nn import functional as F
 
 import irc
-from irc.backends.cpu import emit, info_of
+from irc.backends.cpu import KernelCall, emit, info_of
 from irc.backends.cpu.features import AVX2, BASELINE, Features
 from irc.backends.cpu.jit import compile_texts
-from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_WEIGHT
+from irc.backends.cpu.loops.units import NEXT_WEIGHT, PIECES, TURNS
+from irc.backends.cpu.segment import load_segment
+from irc.backends.cpu.table import call_table
 from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task_sizes import bind_kernel
 from irc.pipeline import Options, default_pipeline, run_passes
 from irc.plan.native import parts_of
+from tests.backends.cpu import gradient_cases
 from tests.backends.cpu.conftest import TORCH
+from tests.backends.cpu.test_open_modules import Scores, opened, operands, rows
+from tests.native.test_threads import HELD
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 # Of one thread and of several: whole shares, parts, and numbers that no team of ours asks for.
@@ -36,6 +42,7 @@ class Case:
     shapes: Sequence[tuple[int, ...]]
     template: str
     dtype: torch.dtype = torch.float32
+    is_divided: bool = True
 
     def kernel(self) -> KernelOp:
         module = self.function if isinstance(self.function, nn.Module) else _Module(self.function)
@@ -66,7 +73,7 @@ CASES = {
     "wide weight": Case(nn.Linear(512, 2000), [(13, 512)], "matmul"),
     "convolution": Case(nn.Conv2d(40, 72, 3, padding=1), [(1, 40, 37, 29)], "convolution"),
     "convolution, bf16": Case(
-        nn.Conv2d(64, 72, 3, padding=1), [(2, 64, 37, 29)], "convolution", torch.bfloat16
+        nn.Conv2d(64, 72, 3, padding=1), [(2, 64, 37, 29)], "convolution", torch.bfloat16, False
     ),
     "points": Case(lambda x, y: x * y + 1, [(1999, 1777)] * 2, "rows"),
     "rows": Case(lambda x: x.softmax(-1), [(3001, 1003)], "rows"),
@@ -97,10 +104,11 @@ def run_in_parts(kernel: KernelOp, features: Features | None, shares: Sequence[i
         for kind in kinds[num_inputs:]:
             assert isinstance(kind, BufferType)
             outputs.append(torch.full((kind.num_elements + 64,), 7).to(TORCH[kind.dtype]))
-        args = (ctypes.c_void_p * (MAX_ARGS + 3))()
+        args = (ctypes.c_void_p * (TURNS + 1))()
         for i, tensor in enumerate((*inputs, *outputs)):
             args[i] = tensor.data_ptr()
         args[NEXT_WEIGHT] = scratch
+        args[TURNS] = PIECES if count % PIECES == 0 and count > PIECES else 1
         for share in random.sample(range(count), count):
             function(ctypes.addressof(args), share, count, scratch)
         assert all(bool((t[-64:] == 7).all()) for t in outputs), "written past the end"
@@ -111,7 +119,7 @@ def run_in_parts(kernel: KernelOp, features: Features | None, shares: Sequence[i
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_parts_give_the_bits_of_the_whole(case: Case) -> None:
     kernel = case.kernel()
-    assert info_of(emit(kernel)).pieces > 1, "a kernel too small to be divided shows nothing"
+    assert info_of(emit(kernel)).pieces > 1 or not case.is_divided, "too small to show anything"
     whole, *others = run_in_parts(kernel, None, SHARES)
     for shares, parts in zip(SHARES, others, strict=True):
         assert all(map(torch.equal, whole, parts)), f"in {shares} parts"
@@ -124,6 +132,45 @@ def test_parts_on_older_machines(case: Case, features: Features) -> None:
     whole, *others = run_in_parts(case.kernel(), features, SHARES)
     for shares, parts in zip(SHARES, others, strict=True):
         assert all(map(torch.equal, whole, parts)), f"in {shares} parts"
+
+
+def test_parts_of_gradients_of_attention() -> None:
+    case = gradient_cases.Case(heads=6, groups=3, rows=260, keys=260, depth=64, width=64)
+    kernels = gradient_cases.kernels_of(case.program())
+    for kernel in (k for k in kernels if k.template.data == "attention_backward"):
+        assert info_of(emit(kernel)).pieces > 1
+        whole, *others = run_in_parts(kernel, None, SHARES)
+        assert all(torch.equal(x, y) for parts in others for x, y in zip(whole, parts, strict=True))
+
+
+def test_open_kernels_are_divided_where_a_call_is_large() -> None:
+    divided = 0
+    for kernel in opened(Scores(), rows):
+        text, values = emit(kernel), {"B": 3, "S": 700}
+        info = info_of(text)
+        sizes = tuple(values[name] for name in info.sizes)
+        bound = bind_kernel(kernel, values)
+        inputs = operands(bound)
+        call = KernelCall(0, tuple((i, 0) for i in range(len(inputs))), sizes)
+        words = call_table([info], [call]).words
+        divided += words[2] > 1
+        found = []
+        for threads in (1, 2, 3, 16):
+            buffers = [t.clone() for t in inputs]
+            load_segment([text], [call], threads).run_pointers([t.data_ptr() for t in buffers])
+            found.append(buffers)
+        assert all(all(map(torch.equal, found[0], other)) for other in found)
+    assert divided, "too small to show anything"
+
+
+def test_the_pool_of_torch_takes_parts_over() -> None:
+    """Part 0 waits until all others are done, so whoever does it is held up."""
+    text = HELD.replace('"template": "rows"', f'"template": "rows", "pieces": {PIECES}')
+    segment = load_segment([text], [KernelCall(0, ((0, 0),))], 2)
+    for _ in range(20):
+        cells = (ctypes.c_int64 * 2)()
+        segment.run_pointers([ctypes.addressof(cells)])
+        assert list(cells) == [1, 2 * PIECES - 1]
 
 
 def test_small_kernels_stay_whole() -> None:
