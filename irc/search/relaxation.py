@@ -261,6 +261,18 @@ def _is_fractional(values: Numbers) -> bool:
     return bool((np.abs(values - np.round(values)) > FRACTION).any())
 
 
+def _silent_solver() -> Any:
+    """Return HiGHS, which prints its version from 1.16 on where its callbacks are set up."""
+    import highspy
+
+    class SilentHighs(highspy.Highs):
+        def enableCallbacks(self) -> None:
+            self.setOptionValue("output_flag", False)
+            super().enableCallbacks()
+
+    return SilentHighs()
+
+
 def _solver(matrix: Matrix, allowed: NDArray[np.bool_] | None = None, node_limit: int = 0) -> Any:
     """Return HiGHS with the relaxation, or with the integer program over the options allowed."""
     import highspy
@@ -287,7 +299,7 @@ def _solver(matrix: Matrix, allowed: NDArray[np.bool_] | None = None, node_limit
             "mip_abs_gap": GAP,
         }  # fmt: skip
     lp.col_upper_ = upper
-    solver: Any = highspy.Highs()
+    solver = _silent_solver()
     for option, value in options.items():
         solver.setOptionValue(option, value)
     solver.passModel(lp)

@@ -164,6 +164,12 @@ def test_the_same_problem_has_the_same_solution() -> None:
     assert once() == once()
 
 
+def test_the_solver_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    cost = ClusterCost(PRESETS["8xH100"], Mesh.parse("a=2,b=2"))
+    solve(Graph(random_module(5), cost, Wishes()).problem, cost.boxing)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_budget_that_nothing_fits_is_infeasible() -> None:
     cost = ClusterCost(PRESETS["demo-gpus"], Mesh.parse("a=2"))
     problem = Graph(random_module(0), cost, Wishes(memory_bytes=1)).problem
