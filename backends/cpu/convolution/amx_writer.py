@@ -18,7 +18,7 @@ from irc.backends.cpu.convolution.amx_rows import gather_function, pad_function
 from irc.backends.cpu.convolution.windows import Blocking, Windows
 from irc.backends.cpu.convolution.writer import ADD, TILE, Block, ConvolutionWriter
 from irc.backends.cpu.features import Features
-from irc.backends.cpu.matmul.amx_tile import Panel, amx_function, whole_tiles
+from irc.backends.cpu.matmul.amx_tile import Panel, amx_function, lines_of, whole_tiles
 from irc.backends.cpu.matmul.tile import LINE
 from irc.backends.cpu.vector.builder import Builder, Operand
 
@@ -59,9 +59,9 @@ class TilesWriter(ConvolutionWriter):
 
     @property
     def _lines(self) -> int:
-        """How many lines of the next panel a tile asks for in two of the sum."""
+        """How many lines of the next panel a tile asks for in a step of the sum."""
         rows = self.rows
-        return 0 if rows.padded else -(-4 * rows.columns // LINE // self.blocking.tiles)
+        return 0 if rows.padded else lines_of(rows.columns, self.blocking.tiles)
 
     def write(self) -> None:
         """Write the loops between a configuration of the tiles and their release."""
@@ -150,6 +150,6 @@ class TilesWriter(ConvolutionWriter):
     def _asked(self, t: Operand, steps: int, start: Operand, later: Operand) -> Operand:
         """Where the lines begin that a tile asks for; near ones where others have asked for all."""
         b = self.b
-        skip = b.scale(t, self._lines * LINE * steps * DEPTH // 2)
+        skip = b.scale(t, self._lines * LINE * steps)
         beyond = b.compare("icmp sge", skip, b.i64(steps * self.rows.step_bytes))
         return b.select(beyond, start, b.address(later, "i8", skip))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from irc.backends.cpu.amx import tiles
 from irc.backends.cpu.amx.tiles import ROWS
 from irc.backends.cpu.loops.sizes import is_named
-from irc.backends.cpu.matmul.amx_tile import DEPTH, WHOLE, Panel, amx_function
+from irc.backends.cpu.matmul.amx_tile import DEPTH, WHOLE, Panel, amx_function, lines_of
 from irc.backends.cpu.matmul.panel_product import PanelWriter
 from irc.backends.cpu.vector.builder import Operand
 
@@ -21,6 +21,8 @@ AHEAD = 4096
 
 class AmxWriter(PanelWriter):
     """Writes the form tiles. Scratch is that of the form panels."""
+
+    asking = DEPTH
 
     def write(self) -> None:
         """Write the loops between a configuration of the tiles and their release."""
@@ -37,6 +39,10 @@ class AmxWriter(PanelWriter):
         last = self.m % self.tiling.rows
         used = {"full": self.m >= self.tiling.rows, "one": 0 < last <= ROWS, "two": last > ROWS}
         return {name: blocks for name, blocks in known.items() if used[name]}
+
+    def lines_of(self, tiles: int) -> int:
+        """How many lines of the next panel a tile asks for where so many tiles ask."""
+        return lines_of(self.tiling.columns, tiles)
 
     def first_row(self, t: Operand) -> Operand:
         """Return the first row of a tile: all but the last are whole."""

@@ -54,8 +54,8 @@ class Panel:
         rows: of the two blocks that make a whole tile.
         rest: what k leaves beyond a multiple of 32, an even number.
         ahead: bytes ahead of their use at which lines of the panel are asked for; 0: they are near.
-        lines: how many lines of the next panel are asked for in two steps of k; the function then
-            takes the address of the first (``next``).
+        lines: how many lines of the next panel are asked for in 32 of k, as many with each 32
+            columns; the function then takes the address of the first (``next``).
     """
 
     columns: int
@@ -65,6 +65,16 @@ class Panel:
     lines: int = 0
     step: int = ROW_BYTES
     rows: tuple[int, int] = (ROWS, ROWS)
+
+
+def lines_of(columns: int, tiles: int) -> int:
+    """Return ``Panel.lines`` with which so many tiles ask for a whole panel.
+
+    >>> lines_of(64, 4), lines_of(64, 100)
+    (16, 2)
+    """
+    groups = columns // WIDTH
+    return -(-DEPTH * columns * 2 // (LINE * tiles * groups)) * groups
 
 
 def amx_function(b: Builder, symbol: str, panel: Panel, blocks: int, *, accumulate: bool) -> None:
@@ -195,8 +205,9 @@ class _Code:
                 for j in range(2):
                     skip = f.add(start, f.i64(row * 4 * panel.columns + j * LINE))
                     prefetch(f, f.address(self.b, "i8", skip), locality=2)
-        count = DEPTH // 2 * panel.lines * WIDTH // panel.columns
-        later = f.add(f.scale(k, panel.lines * LINE // 2), f.i64(column // WIDTH * count * LINE))
+        count = panel.lines * WIDTH // panel.columns
+        later = f.scale(k, panel.lines * LINE // DEPTH)
+        later = f.add(later, f.i64(column // WIDTH * count * LINE))
         for line in range(count):
             at = f.address(Operand(PTR, "%next"), "i8", f.add(later, f.i64(line * LINE)))
             prefetch(f, at, locality=2)

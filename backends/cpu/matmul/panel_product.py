@@ -30,6 +30,8 @@ class PanelWriter(MatmulWriter):
     """Writes the form panels. Scratch: one tile, or those of a panel where the sum is cut."""
 
     divides = True
+    asking = 2
+    """After so much of k a tile asks for some lines of the next panel."""
 
     @property
     def is_blocked(self) -> bool:
@@ -126,14 +128,18 @@ class PanelWriter(MatmulWriter):
 
     @property
     def lines(self) -> int:
-        """How many lines of what is multiplied next a tile asks for in two steps of k.
+        """How many lines of what is multiplied next a tile asks for in ``asking`` steps of k.
 
         The first tile would wait for memory: all tiles together fetch the next panel, or its next
         block, which lies behind this one.
         """
         whole = self.product.b.blocks[0][1] == self.tiling.columns
         tiles = min(self.tiling.chunk, -(-typical(self.m) // self.tiling.rows))
-        return -(-2 * self.row_bytes // LINE // tiles) if whole and tiles > 1 else 0
+        return self.lines_of(tiles) if whole and tiles > 1 else 0
+
+    def lines_of(self, tiles: int) -> int:
+        """How many they are where so many tiles ask."""
+        return -(-self.asking * self.row_bytes // LINE // tiles)
 
     @property
     def row_bytes(self) -> int:
@@ -153,7 +159,7 @@ class PanelWriter(MatmulWriter):
             before = b.scale(depth, -self.row_bytes)
             panel = b.select(self.alone, b.address(panel, "i8", before), panel)
             panel = b.select(final, b.address(self.later, "i8", before), panel)
-        own = b.scale(b.binary("lshr", depth, b.i64(1)), self.lines * LINE)
+        own = b.scale(b.binary("udiv", depth, b.i64(self.asking)), self.lines * LINE)
         start = b.scale(depth, self.row_bytes)
         skip = b.add(start, b.binary("mul nsw", own, inside))
         beyond = b.compare("icmp sge", skip, b.scale(start, 2))

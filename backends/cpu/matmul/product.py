@@ -16,6 +16,8 @@ SKINNY = 8
 MAX_DEPTH = 2048
 PANEL_BYTES = 400 << 10
 """Of a panel, as much as is used again and again: less than half of a second cache of 1 MiB."""
+FIRST_PANEL_BYTES = 24 << 10
+"""The same of a panel for tile registers: half of a first cache of 48 KiB."""
 OPEN_GROUP, OPEN_CHUNK = 8, 8
 """Panels packed at once, and tiles of rows between panels, where the length of the sum is open."""
 ROWS_BYTES = 8 << 20
@@ -232,14 +234,17 @@ def _by_tiles(product: Product, features: Features) -> bool:
 def _on_tiles(product: Product, *, parallel: bool) -> Tiling:
     """Decide for a weight in panels and tile registers.
 
-    Panels that stay in the first cache were no faster: their sums go through memory more often.
+    A product of tiles waits for its loads: from the second cache they take longer than it does. So
+    a block of a panel is short enough to stay in the first one while all tiles of rows pass, beside
+    the rows that go with it; that their sums go through memory costs less.
     """
     _, m, _, k = product.sizes
     columns = product.b.blocks[0][1]
-    blocks = -(-k * columns * 2 // PANEL_BYTES)
+    some_rows = is_named(m) or m > 32
+    blocks = -(-k * columns * 2 // (FIRST_PANEL_BYTES if some_rows else PANEL_BYTES))
     depth = k if blocks == 1 else -(-k // (32 * blocks)) * 32
     # Processors with tile registers have a second cache of 2 MiB.
-    chunk = ROOMY_ROWS_BYTES // (32 * depth * 2)
+    chunk = ROOMY_ROWS_BYTES // (32 * k * 2)
     if not is_named(m):
         chunk = min(chunk, -(-m // 32))
     return Tiling("tiles", 16, 32, columns, chunk=max(1, chunk), depth=depth, parallel=parallel)

@@ -26,7 +26,7 @@ AMX, DOTS = (VARIANTS[f"x86-64-v4-{name}"].features for name in ("amx", "dots"))
 has_tiles = pytest.mark.skipif(not host().tiles, reason="this machine has no tile registers")
 SIZES = [
     (5, 64, 32), (16, 33, 64), (17, 100, 34), (31, 64, 96), (32, 64, 62), (33, 130, 66),
-    (45, 96, 2), (64, 70, 4000), (100, 520, 130), (128, 64, 3200),
+    (45, 96, 2), (64, 70, 4000), (70, 96, 450), (100, 520, 130), (128, 64, 3200),
 ]  # fmt: skip
 
 
