@@ -1,7 +1,7 @@
 """Matmul of bfloat16 on a weight that lies in panels of pairs, by tile registers (AMX).
 
 The loops are those of the panels form. A tile has 32 rows; a block of the sum is short enough for
-its panel to stay in the second cache while all tiles pass.
+its panel to stay in the first cache while all tiles pass.
 """
 
 from __future__ import annotations
