@@ -243,8 +243,9 @@ def _on_tiles(product: Product, *, parallel: bool) -> Tiling:
     some_rows = is_named(m) or m > 32
     blocks = -(-k * columns * 2 // (FIRST_PANEL_BYTES if some_rows else PANEL_BYTES))
     depth = k if blocks == 1 else -(-k // (32 * blocks)) * 32
-    # Processors with tile registers have a second cache of 2 MiB.
-    chunk = ROOMY_ROWS_BYTES // (32 * k * 2)
+    # Processors with tile registers have a second cache of 2 MiB. Rows of a long sum do not stay
+    # there; a panel would be read again for each of them.
+    chunk = ROOMY_ROWS_BYTES // (32 * min(k, PANEL_BYTES // (columns * 2)) * 2)
     if not is_named(m):
         chunk = min(chunk, -(-m // 32))
     return Tiling("tiles", 16, 32, columns, chunk=max(1, chunk), depth=depth, parallel=parallel)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -16,6 +17,7 @@ from irc.backends.cpu.amx import tiles
 from irc.backends.cpu.features import AVX512, host
 from irc.backends.cpu.jit import compile_texts
 from irc.backends.cpu.matmul import amx_tile
+from irc.backends.cpu.matmul.product import FIRST_PANEL_BYTES, _on_tiles
 from irc.backends.cpu.native import machine
 from irc.backends.cpu.variants import VARIANTS
 from irc.backends.cpu.vector.builder import Builder
@@ -105,6 +107,14 @@ def test_other_products_use_vectors(make: Any) -> None:
     ]:
         text = emit(product(make, sizes, dtype=dtype).kernel, features)
         assert info_of(text).template == "matmul panels" and "tile" + "loadd" not in text
+
+
+@pytest.mark.parametrize("k", [768, 4096, 11008, 100_000])
+def test_a_panel_serves_several_tiles_of_a_long_sum(k: int) -> None:
+    # With one tile at a time a weight of 11,008 rows is read once for each 32 rows of A.
+    sizes, weight = (1, 512, 64, k), SimpleNamespace(blocks=((1, 64, 2),))
+    tiling = _on_tiles(SimpleNamespace(sizes=sizes, b=weight), parallel=True)  # type: ignore[arg-type]
+    assert tiling.chunk >= 5 and tiling.depth * 64 * 2 <= FIRST_PANEL_BYTES
 
 
 def test_configurations_name_tiles_that_exist() -> None:
