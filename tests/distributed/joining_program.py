@@ -32,6 +32,10 @@ def main() -> None:
     # A process that leaves early closes connections that others may still wait on.
     torch.distributed.barrier()
     print(json.dumps({"close": close}))
+    if sys.argv[1] == "late":
+        if os.environ["RANK"] == "2":
+            raise ValueError("an error of the program's own")
+        torch.distributed.barrier()
 
 
 if __name__ == "__main__":

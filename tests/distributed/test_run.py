@@ -203,25 +203,38 @@ def until(condition, seconds: float = 40) -> None:
         time.sleep(0.1)
 
 
+def joining(tmp_path: Path, fails: str) -> list[tuple[int, str, str]]:
+    """Return exit status, output and errors of four processes that join as they go."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.distributed.joining_program", fails],
+            env=rank_environment(rank, 4, str(tmp_path / "store")),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    said = [process.communicate(timeout=60) for process in ranks]
+    return [(rank.returncode, *texts) for rank, texts in zip(ranks, said, strict=True)]
+
+
 def test_a_program_that_compiles_as_it_goes(tmp_path: Path) -> None:
-    """irc.compile under torchrun: rank 0 compiles, all run, a failure there fails everywhere."""
-    for fails in ("no", "yes"):
-        store = tmp_path / f"store-{fails}"
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.distributed.joining_program", fails],
-                env=rank_environment(rank, 4, str(store)),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(4)
-        ]
-        said = [process.communicate(timeout=60) for process in ranks]
-        if fails == "no":
-            assert [out.split("\n") for out, _ in said] == [
-                ['{"close": true}', '{"left": true}', ""]
-            ] * 4, said
-        else:
-            assert "no plan today" in said[0][1]
-            assert all("rank 0 could not compile" in err for _, err in said[1:])
+    """irc.compile under torchrun: rank 0 compiles, all run."""
+    for status, out, errors in joining(tmp_path, "no"):
+        assert out.splitlines() == ['{"close": true}', '{"left": true}'], errors
+        assert status == 0
+
+
+def test_a_plan_that_rank_0_cannot_make_fails_everywhere(tmp_path: Path) -> None:
+    first, *others = joining(tmp_path, "yes")
+    assert "no plan today" in first[2]
+    assert all("rank 0 could not compile" in errors for _, _, errors in others)
+
+
+def test_an_error_of_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> None:
+    """It does not wait for collectives that will not come, nor do they for it."""
+    found = joining(tmp_path, "late")
+    assert [status for status, _, _ in found] == [1] * 4, found
+    assert "ValueError: an error of the program's own" in found[2][2]
+    assert found[2][1].splitlines() == ['{"close": true}', '{"left": false}']

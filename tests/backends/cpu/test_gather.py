@@ -5,7 +5,10 @@ import torch
 from torch import Tensor, nn
 
 import irc
+from irc.backends.cpu import emit, info_of
+from irc.dialects.task import KernelOp
 from irc.errors import IrcError
+from irc.pipeline import Options, default_pipeline, run_passes
 
 
 class Look(nn.Module):
@@ -46,6 +49,21 @@ def test_an_index_outside_is_refused_and_later_calls_are_right(
                 fast(bad)
             assert caught.value.code == "index-out-of-range"
         assert torch.allclose(fast(ids), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [0, 2_000, 31_999, 32_000, 63_999])
+def test_an_index_outside_is_refused_in_any_part_of_a_divided_kernel(place: int) -> None:
+    module, ids = Look().eval(), torch.randint(0, 300, (64, 1000))
+    program = irc.capture(module, (ids,)).program
+    run_passes(program.module, default_pipeline(Options()))
+    infos = [info_of(emit(k)) for k in program.module.body.block.ops if isinstance(k, KernelOp)]
+    assert any(info.checks and info.pieces > 1 for info in infos), "too small to show anything"
+    fast = irc.compile(module)
+    with torch.no_grad():
+        fast(ids)
+        ids.view(-1)[place] = 300
+        with pytest.raises(IrcError, match="lies outside"):
+            fast(ids)
 
 
 def test_the_first_and_last_element_are_inside() -> None:
