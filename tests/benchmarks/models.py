@@ -168,7 +168,7 @@ MODELS: Mapping[str, Callable[[], Built]] = {
 
 
 def lacks(model: str) -> str | None:
-    """Return the package of the index that a model's weights come with, where it is missing."""
+    """Return the package that holds a model's weights (tests/models.txt), where it is missing."""
     return MINILM if model == "minilm" and find_spec(MINILM.replace("-", "_")) is None else None
 
 

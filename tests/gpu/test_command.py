@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.backends.triton.interpreting import run_interpreted
+from tests.benchmarks.models import lacks
 from tests.gpu import __main__ as command
 from tests.gpu import isolated, launching, slices
 from tests.gpu.__main__ import main
@@ -195,6 +196,7 @@ def test_a_part_of_the_zoo_compiles() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
+@pytest.mark.skipif(lacks("minilm") is not None, reason="needs the models of tests/models.txt")
 def test_every_kernel_of_the_zoo_compiles() -> None:
     rows = list(compile_all(Work(cases(), ["sm_80", "sm_90", "sm_100"], jobs=2)))
     line, ok = summary(rows)

@@ -11,6 +11,7 @@ from irc.backends.cuda.report import by_function
 from irc.backends.cuda.report import main as report
 from tests.backends import gpu_kernels as g
 from tests.backends.cuda.zoo import compile_all, summary
+from tests.benchmarks.models import lacks
 from tests.gpu.programs import Case, cases
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -42,6 +43,7 @@ def test_a_share_of_the_kernels_of_a_model_compiles() -> None:
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
+@pytest.mark.skipif(lacks("minilm") is not None, reason="needs the models of tests/models.txt")
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("arch", [80, 90])
 def test_every_kernel_of_the_zoo_compiles(dtype: str, arch: int) -> None:

@@ -132,8 +132,9 @@ def compile_all(
                         row.compiled[op.sym_name.data] = kept.reports[key]
                         row.known += 1
                 yield row
-        except IrcError as error:
-            yield from (Row(str(case), arch, error=str(error).splitlines()[0]) for arch in archs)
+        except (IrcError, ImportError) as error:
+            line = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            yield from (Row(str(case), arch, error=line) for arch in archs)
 
 
 def compile_batch(batch: Sequence[KernelOp], arch: int, row: Row) -> None:
