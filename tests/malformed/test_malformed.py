@@ -57,11 +57,9 @@ def test_types_are_checked_against_the_schema(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(LARGE))
-def test_what_is_large_at_small_sizes_takes_little(name: str, tmp_path: Path) -> None:
+def test_what_is_large_at_small_sizes_takes_little() -> None:
     """Sizes are open, and plans are tried at numbers: their tensors might take all memory."""
-    outcome = try_file(name, LARGE[name]().SerializeToString(), tmp_path)
-    assert (outcome.status, outcome.faults) == (0, ()), outcome.message
+    assert f"0 malformed files of {len(LARGE)} made, 0 with faults" in command("--large")
 
 
 def test_faults_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

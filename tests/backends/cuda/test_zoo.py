@@ -19,6 +19,11 @@ SPILLS = {
     "zoo/segformer training f32 sm_90 k82_matmul_add": 8,
     "gpt2 forward f32 sm_90 k2_attention": 8,
     "gpt training f32 sm_90 k2_attention": 24,
+    **{
+        f"zoo/{model} training {dtype} sm_80 {kernel}_matmul_mul_gelu_tanh_add": 32
+        for model, kernel in (("gemma", "k17"), ("gemma3", "k23"))
+        for dtype in ("f16", "bf16")
+    },
 }
 """Bytes of registers that kernels of the zoo keep in memory: all that do (nvcc 13.0)."""
 
