@@ -4,6 +4,7 @@ Started by torchrun: ``exported.py SOURCE NETS NET``, NET being a function of th
 """
 
 import importlib.util
+import os
 import sys
 from types import ModuleType
 
@@ -61,3 +62,7 @@ def output_and_gradients(
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    sys.stdout.flush()
+    # The mesh still holds groups whose threads may want the interpreter when it has ended, which
+    # aborts the process now and then (pytorch issue 190489).
+    os._exit(0)
