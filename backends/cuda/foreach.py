@@ -25,7 +25,9 @@ class Foreach(Pointwise):
         self.first = first_chunks(form.lengths, self.chunk)
         self.blocks, self.threads = self.first[-1], THREADS
         moving = [s.place.buffer for s in form.steps if s.access and any(s.place.strides)]
-        self.vector = 16 // max(BYTES[form.buffers[buffer].dtype] for buffer in moving)
+        widths = [BYTES[form.buffers[buffer].dtype] for buffer in moving]
+        # Parts of one number each move nowhere: they have no neighbours to take along.
+        self.vector = 16 // max(widths, default=16)
 
     @property
     def bounds(self) -> str:

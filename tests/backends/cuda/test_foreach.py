@@ -12,6 +12,7 @@ import torch
 from irc.backends.cuda import compile_for, emit, machine
 from irc.backends.cuda.launch_table import read_table
 from irc.backends.cuda.segment import CudaSegment, load_kernels
+from irc.dialects.task import LoadOp
 from irc.runtime.dtypes import dtypes
 from irc.runtime.segments import SegmentCall
 from tests.backends.cuda.host import HostError, run_on_host
@@ -24,6 +25,14 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
 def test_every_part_is_stepped(dtype: str) -> None:
     kernel, parts = steps(dtype=dtype, target="sm_90")
+    inputs = inputs_of(parts)
+    assert_right(run_on_host(kernel, inputs), wanted(parts, inputs), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_parts_of_one_number_each(dtype: str) -> None:
+    kernel, parts = steps((1, 1, 1), dtype, "sm_90")
+    assert not any(any(op.strides.get_values()) for op in kernel.body.ops if isinstance(op, LoadOp))
     inputs = inputs_of(parts)
     assert_right(run_on_host(kernel, inputs), wanted(parts, inputs), dtype)
 
