@@ -1,7 +1,6 @@
 """What pass fuse puts together, and what it must not."""
 
 import math
-import time
 from collections.abc import Callable
 
 import pytest
@@ -30,6 +29,7 @@ from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.fuse import FusePass
 from irc.passes.map_tasks import MapTasksPass
 from irc.pipeline import run_passes
+from tests.growth import calls
 
 T = TensorType.of
 Body = Callable[..., list[SSAValue]]
@@ -300,15 +300,13 @@ def test_a_transformer_block_is_six_kernels_and_attention() -> None:
 
 
 def test_fusion_is_near_linear_in_layers() -> None:
-    def seconds(layers: int) -> float:
+    def work(layers: int) -> int:
         module = transformer(layers)
-        start = time.process_time()
-        FusePass().apply(context(), module)
-        return time.process_time() - start
+        return calls(lambda: FusePass().apply(context(), module))
 
-    seconds(1)
-    few, many = seconds(4), seconds(32)
-    assert many < 8 * few * 2.5
+    work(1)
+    few, many = work(2), work(16)
+    assert many < 8 * few * 1.05
 
 
 def test_rows_and_columns_of_one_iota_are_two_axes() -> None:
