@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -64,27 +65,30 @@ def _nothing() -> None: ...
 class TorchCommunicator:
     """Collectives over process groups, one per mesh axis, made in the same order on all ranks.
 
-    Build it with :meth:`of` after ``init_process_group``, on every rank.
+    Build it with :meth:`of` after ``init_process_group``, on every rank. The groups are torch's,
+    which lets go of them when the processes part: a reference of a compiled function's own would
+    keep a group's threads, and one that wants the interpreter when it has ended aborts the process
+    (pytorch issue 190489).
     """
 
-    groups: Mapping[str, tuple[Any, int]]
+    groups: Mapping[str, tuple[Callable[[], Any], int]]
     counts: dict[str, int] = field(default_factory=dict[str, int])
 
     @staticmethod
     def of(mesh: Mesh, rank: int) -> TorchCommunicator:
         """Make the groups of a mesh that covers all processes."""
-        groups: dict[str, tuple[Any, int]] = {}
+        groups: dict[str, tuple[Callable[[], Any], int]] = {}
         for axis, size in mesh.axes:
-            if size == mesh.num_ranks:
-                groups[axis] = (dist.group.WORLD, size)
-                continue
             if size == 1:
-                groups[axis] = (None, 1)
+                groups[axis] = (_nothing, 1)
+                continue
+            if size == mesh.num_ranks:
+                groups[axis] = (ref(dist.group.WORLD), size)
                 continue
             for ranks in mesh.groups(axis):
                 made = dist.new_group(ranks)
                 if rank in ranks:
-                    groups[axis] = (made, size)
+                    groups[axis] = (ref(made), size)
         return TorchCommunicator(groups)
 
     def start(self, action: Start, operands: Operands) -> Finish:
@@ -92,7 +96,7 @@ class TorchCommunicator:
         group, size = self.groups[action.attrs["axis"]]
         if size == 1:
             return NoPeers().start(action, operands)
-        return STARTS[action.op](group, size, action.attrs, operands)
+        return STARTS[action.op](group(), size, action.attrs, operands)
 
 
 def _all_reduce(group: Any, _size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:

@@ -7,6 +7,7 @@ Nothing is pickled: what ranks tell each other are tensors of bytes and numbers.
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 import threading
@@ -74,6 +75,9 @@ def place_of(environment: Mapping[str, str]) -> tuple[int, int]:
 
 def start_processes(rank: int, world: int, timeout_s: float = JOIN_TIMEOUT_S) -> None:
     """Join the processes of a run; all call it, and wait so long for each other."""
+    # Its functions have the group of that moment as a default: imported later, they would keep it,
+    # and its threads, after the processes have parted.
+    importlib.import_module("torch.distributed.nn.functional")
     timeout = timedelta(seconds=timeout_s)
     path = os.environ.get(STORE_VARIABLE)
     # torch documents FileStore but does not list it among its exports.
