@@ -12,11 +12,12 @@ from irc.dialects.builder import FlowBuilder, argument_attrs
 from irc.dialects.flow import ConcatOp
 from irc.dialects.size import Dim, is_traced, symbol, terms_of
 from irc.dialects.types import TensorType
-from irc.errors import printable
+from irc.errors import IrcError, printable
 from irc.frontends.onnx.evaluate import evaluate
 from irc.frontends.onnx.external import Array, to_torch
 from irc.frontends.onnx.node import OPAQUE, Value, size_names
 from irc.frontends.onnx.opaque import stored_opaque
+from irc.frontends.onnx.result_types import FAILURES
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +123,14 @@ class FunctionValues:
         """Compute a value that no input reaches, or return None."""
         if value.ssa is None:
             return None
-        found = evaluate(value.ssa, self._content)
+        try:
+            found = evaluate(value.ssa, self._content)
+        except FAILURES as error:
+            said = printable(str(error)).partition("\n")[0][:200]
+            raise IrcError(
+                "onnx-invalid", "an operand follows from constants, and cannot be computed",
+                because=f"{type(error).__name__}: {said}",
+            ) from error  # fmt: skip
         return None if found is None else found.numpy()
 
     def content(self, value: SSAValue) -> tuple[Array, str] | None:

@@ -93,7 +93,8 @@ def convert_pow(node: Node) -> SSAValue:
 
 def convert_shift(node: Node) -> SSAValue:
     """BitShift by its direction."""
-    fn = {"LEFT": "shift_left", "RIGHT": "shift_right"}[node.attr("direction")]
+    fns = {"LEFT": "shift_left", "RIGHT": "shift_right"}
+    fn = fns[node.choice("direction", "", fns)]
     return node.b.pointwise(fn, node[0], node[1])
 
 

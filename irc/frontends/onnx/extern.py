@@ -102,6 +102,8 @@ def recurrent(node: Node, kind: str, activations: Sequence[str]) -> list[SSAValu
         raise Unsupported(f"an input of {node.ndim()} dims, where 3 are taken")
     layout, direction = node.attr("layout", 0), node.attr("direction", "forward")
     steps, batch = node.shape()[:2] if not layout else (node.shape()[1], node.shape()[0])
+    if not node.ndim(1) == node.ndim(2) == 3:
+        raise ShapeError(f"weights of {node.ndim(1)} and {node.ndim(2)} dims, where 3 are taken")
     directions = node.shape(1)[0]
     width = node.shape(2)[2 if kind == node.kind else 1]
     hidden = node.attr("hidden_size") or static([width])[0]

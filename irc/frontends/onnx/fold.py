@@ -43,7 +43,7 @@ def fold(node: Node) -> list[Value] | None:
         given.append(value.known)
     try:
         found, dtype = rule(node, given), result_dtype(node)
-    except (Declined, ArithmeticError, LookupError, TypeError, ValueError):
+    except (Declined, ArithmeticError, LookupError, MemoryError, TypeError, ValueError):
         # Whatever is wrong with the numbers, the converter says it better.
         return None
     results = [plain(array, dtype) for array in (found if isinstance(found, list) else [found])]
@@ -127,6 +127,8 @@ def _whole_quotient(a: Dim, b: Dim) -> Dim:
 def _quotients(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return a / b
+    if not np.all(b):
+        raise Declined
     # ONNX divides integers towards zero.
     return (np.sign(a) * np.sign(b) * (abs(a) // abs(b))).astype(a.dtype)
 
@@ -250,7 +252,7 @@ def _range(node: Node, given: list[Array]) -> Array:
     start, stop, step = (array.reshape(-1)[0] for array in given)
     if any(isinstance(x, Size) for x in (start, stop, step)):
         raise Declined
-    if abs((stop - start) / step) > MAX_INTEGERS:
+    if step == 0 or abs((stop - start) / step) > MAX_INTEGERS:
         raise Declined
     return np.arange(start, stop, step, dtype=given[0].dtype)
 

@@ -29,6 +29,7 @@ from irc.frontends.onnx.elementwise import Converter
 from irc.frontends.onnx.external import DTYPES, Array, to_array
 from irc.frontends.onnx.fold import fold
 from irc.frontends.onnx.functions import Functions
+from irc.frontends.onnx.misuse import misused
 from irc.frontends.onnx.node import (
     OPAQUE,
     Blocked,
@@ -42,6 +43,7 @@ from irc.frontends.onnx.opaque import opaque_value
 from irc.frontends.onnx.operand_types import check_operand_types
 from irc.frontends.onnx.prepare import nodes
 from irc.frontends.onnx.read import DOMAINS, Source
+from irc.frontends.onnx.result_types import FAILURES
 from irc.frontends.onnx.sizes import SizeTable
 from irc.frontends.onnx.sparse import dense
 from irc.ops.infer import ShapeError
@@ -50,6 +52,7 @@ from irc.runtime.onnx_ops.run import key_of
 
 MAX_ELEMENTS = 1 << 40
 MAX_OPS = 500_000
+MAX_TABLE = 1 << 24
 
 ANY_OPERANDS = frozenset({"If", "Loop", "Scan"})
 """Ops whose converters take operands that are no tensors of flow."""
@@ -130,7 +133,12 @@ class Importer(FunctionValues):
             tensors |= body.tensors
         module = ModuleOp([func, *(body.func for body in bodies)])
         program = Program(module, tensors, printable(self.source.name))
-        program.module.verify()
+        try:
+            program.module.verify()
+        except VerifyException as error:
+            said = printable(str(error.__cause__ or error)).strip().rpartition("\n")[2][:300]
+            reason = f"a node does not fit its operands: {said}"
+            raise IrcError("onnx-invalid", reason, self.source.name) from error
         return program
 
     def convert(self, graph: onnx.GraphProto, scope: Scope, place: str) -> None:
@@ -190,9 +198,18 @@ class Importer(FunctionValues):
         self, proto: onnx.NodeProto, operands: list[Value | None], scope: Scope, version: int
     ) -> Sequence[Value]:
         """Convert one node, read in the meaning of an opset, on these operands."""
+        given = Node(self, proto, operands, version, _attributes(proto), scope)
+        try:
+            return self._convert_given(given)
+        except REFUSALS:
+            raise
+        except FAILURES as error:
+            raise misused(given, error) from error
+
+    def _convert_given(self, given: Node) -> Sequence[Value]:
         from irc.frontends.onnx.table import CONVERTERS
 
-        given = Node(self, proto, operands, version, _attributes(proto), scope)
+        proto = given.proto
         check_operand_types(given)
         node = modernise(given)
         if proto.domain in DOMAINS and (values := fold(node)) is not None:
@@ -263,6 +280,15 @@ class Importer(FunctionValues):
         count = prod(dim for dim in shape if isinstance(dim, int))
         if count > MAX_ELEMENTS:
             raise Unsupported(f"a tensor of {count} elements")
+
+    def check_table(self, count: int) -> None:
+        """Refuse tables of indices or weights, computed here, that take more than a model does.
+
+        Raises:
+            Unsupported: with the number of elements.
+        """
+        if count > MAX_TABLE:
+            raise Unsupported(f"a table of {count} elements; {MAX_TABLE} are computed at most")
 
     def check_growth(self, count: int) -> None:
         """Count nodes of unrolled bodies, and refuse programs that grow without end.

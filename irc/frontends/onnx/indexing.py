@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -75,7 +76,7 @@ def convert_gather_elements(node: Node) -> SSAValue:
 def convert_scatter_elements(node: Node) -> SSAValue:
     """An index for each element of the updates; Scatter is its old name."""
     dim = node.axis(0)
-    fn = SCATTERS[node.attr("reduction", "none")]
+    fn = SCATTERS[node.choice("reduction", "none", SCATTERS)]
     index = from_front(node, 1, node.shape()[dim])
     return node.b.op(ScatterOp, [node[0], index, node[2]], dim=dim, fn=fn)
 
@@ -124,7 +125,7 @@ def convert_scatter_nd(node: Node) -> SSAValue:
     index = b.reshape(linear_index(node, dims, 0), [rows, 1])
     flat = b.reshape(node[0], [product(dims[:count]), width])
     updates = b.reshape(node[2], [rows, width])
-    fn = SCATTERS[node.attr("reduction", "none")]
+    fn = SCATTERS[node.choice("reduction", "none", SCATTERS)]
     found = b.op(ScatterOp, [flat, b.broadcast(index, [rows, width]), updates], dim=0, fn=fn)
     return b.reshape(found, dims)
 
@@ -180,8 +181,10 @@ def convert_range(node: Node) -> SSAValue:
     start, stop, step = (node.dims(i)[0] if node.dtype()[0] == "i" else None for i in range(3))
     if start is None or stop is None or step is None:
         first, last, delta = (float(node.number(i)) for i in range(3))
+        if not (delta and isfinite(first) and isfinite(last)):
+            raise IrcError("onnx-invalid", f"a range from {first} to {last} by {delta}")
         count = max(0, int(np.ceil((last - first) / delta)))
-        node.owner.check_volume([count])
+        node.owner.check_table(count)
         return node.owner.constant((first + delta * np.arange(count)).astype(NUMPY[node.dtype()]))
     if step == 0:
         raise IrcError("onnx-invalid", "a range of step 0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +13,7 @@ from xdsl.ir import SSAValue
 from irc.dialects.flow import tensor
 from irc.dialects.size import Dim, Size
 from irc.dialects.types import OpaqueType, Shape
+from irc.errors import IrcError, printable
 from irc.frontends.onnx.external import NUMPY_NAMES, Array
 
 if TYPE_CHECKING:
@@ -121,6 +122,18 @@ class Node:
     def attr(self, name: str, default: Any = None) -> Any:
         """Return an attribute, or the default."""
         return self.attributes.get(name, default)
+
+    def choice(self, name: str, default: str, known: Collection[str]) -> str:
+        """Return an attribute that is one of these words.
+
+        Raises:
+            IrcError: ``onnx-invalid`` for another word.
+        """
+        word = str(self.attr(name, default))
+        if word not in known:
+            said = f"{self.kind} has {name} {printable(word[:40])!r}"
+            raise IrcError("onnx-invalid", said, because=f"it is one of {', '.join(known)}")
+        return word
 
     def has(self, index: int) -> bool:
         """True where an optional operand is given."""
@@ -240,8 +253,8 @@ def check_axis(axis: int, ndim: int) -> int:
     """Count an axis from the front.
 
     Raises:
-        Unsupported: where the tensor has no such dim.
+        IrcError: ``onnx-invalid`` where the tensor has no such dim.
     """
     if not -ndim <= axis < max(ndim, 1):
-        raise Unsupported(f"axis {axis} does not exist in a tensor with {ndim} dims")
+        raise IrcError("onnx-invalid", f"axis {axis} does not exist in a tensor with {ndim} dims")
     return axis + ndim if axis < 0 else axis

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 from irc.errors import IrcError, printable
 from irc.frontends.onnx.order import sort_nodes
 from irc.frontends.onnx.read import DOMAINS, Source
+from irc.frontends.onnx.schema import check_nodes
 from irc.frontends.onnx.table import CONVERTERS
 
 LARGE_BYTES = 1024
@@ -40,6 +41,7 @@ def prepare(source: Source) -> Source:
             given.CopyFrom(typed.get(given.name, given))
     sort_nodes(skeleton.graph)
     check(skeleton, source)
+    check_nodes(source)
     expanded = expand(skeleton, source)
     model = onnx.ModelProto()
     model.CopyFrom(expanded)
@@ -114,7 +116,7 @@ def check(skeleton: onnx.ModelProto, source: Source) -> None:
             where=source.name,
             because=[line[:200] for line in rest[:3]],
         ) from None
-    except (UnicodeDecodeError, ValueError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ValueError) as error:
         raise IrcError(
             "onnx-invalid", f"the checker of onnx fails: {printable(str(error))[:300]}", source.name
         ) from None
@@ -126,7 +128,7 @@ def expand(skeleton: onnx.ModelProto, source: Source) -> onnx.ModelProto:
     if model.functions:
         try:
             model = onnx.inliner.inline_local_functions(model)
-        except (RuntimeError, ValueError) as error:
+        except (MemoryError, RuntimeError, ValueError) as error:
             raise IrcError(
                 "onnx-invalid",
                 f"functions of the model cannot be expanded: {printable(str(error))[:300]}",
@@ -148,7 +150,7 @@ def expand(skeleton: onnx.ModelProto, source: Source) -> onnx.ModelProto:
             model = onnx.inliner.inline_selected_functions(
                 typed, [("", kind) for kind in wanted], inline_schema_functions=True
             )
-        except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        except (onnx.shape_inference.InferenceError, MemoryError, RuntimeError, ValueError):
             break
     return model
 

@@ -137,6 +137,16 @@ def check_versions(source: Source) -> None:
                 where=source.name,
                 help="convert it with onnx.version_converter.convert_version(model, 17)",
             )
+    versions: dict[str, int] = {}
+    for opset in model.opset_import:
+        domain = "" if opset.domain in DOMAINS else opset.domain
+        if versions.setdefault(domain, opset.version) != opset.version:
+            raise IrcError(
+                "onnx-version",
+                f"the model uses opsets {versions[domain]} and {opset.version} of one domain",
+                where=source.name,
+                help="opset_import must name each domain once",
+            )
     needed = any(node.domain in DOMAINS for node in model.graph.node) or model.functions
     if needed and not any(opset.domain in DOMAINS for opset in model.opset_import):
         raise IrcError(

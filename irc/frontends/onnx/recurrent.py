@@ -41,8 +41,11 @@ class Direction:
 def is_plain(node: Node, activations: Sequence[str]) -> bool:
     """True for few steps of known number, all samples of one length, nothing clipped."""
     steps = node.shape()[0] if node.ndim() else 0
+    count = len(activations) // len(DEFAULTS[node.kind])
     return (
         isinstance(steps, int)
+        and node.ndim(1) == node.ndim(2) == 3
+        and node.shape(1)[0] == count
         and 0 < steps <= MOST_STEPS
         and node.ndim() == 3
         and not node.attr("layout", 0)

@@ -12,6 +12,7 @@ from irc.dialects.types import TensorType, is_float
 from irc.frontends.onnx.elementwise import Converter, scalar, widen
 from irc.frontends.onnx.external import dtype_of
 from irc.frontends.onnx.node import Node, Unsupported, Value, check_axis
+from irc.ops.infer import ShapeError
 
 
 def mean(node: Node, x: SSAValue, dims: Sequence[int], *, keep_dims: bool) -> SSAValue:
@@ -182,6 +183,9 @@ def moments(
 
 def channels(node: Node, vector: SSAValue, ndim: int) -> SSAValue:
     """Reshape ``[C]`` to ``[C, 1, ..]``, so that it broadcasts against ``[N, C, ..]``."""
+    if tensor(vector).ndim != 1 or ndim < 2:
+        shape = [*map(str, tensor(vector).shape)]
+        raise ShapeError(f"{shape} is no vector for the channels of {ndim} dims")
     return node.b.reshape(vector, [tensor(vector).shape[0], *[1] * (ndim - 2)])
 
 

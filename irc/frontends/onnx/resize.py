@@ -7,7 +7,8 @@ tensor shards like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import inf
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -15,9 +16,10 @@ from xdsl.ir import SSAValue
 from irc.dialects.flow import ContractOp, TakeOp, tensor
 from irc.dialects.size import Dim, Size, decided, divide
 from irc.dialects.types import is_float
+from irc.errors import IrcError
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.external import NUMPY, Array
-from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, static
+from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, check_axis, static
 from irc.runtime.onnx_ops.resize import (
     MODES,
     ROUNDINGS,
@@ -106,8 +108,9 @@ def resized_axes(node: Node) -> Mapping[int, Axis | int]:
         By dim what is computed; for a dim whose size has a name, how often each element comes.
     """
     ndim = node.ndim()
-    axes = [a + ndim if a < 0 else a for a in node.attr("axes") or range(ndim)]
+    axes = [check_axis(a, ndim) for a in node.attr("axes") or range(ndim)]
     sizes, scales = _targets(node)
+    _check_targets(node, len(axes), sizes, scales)
     found: dict[int, Axis | int] = {}
     policy = node.attr("keep_aspect_ratio_policy", "stretch")
     if sizes is not None and policy != "stretch":
@@ -139,9 +142,25 @@ def resized_axes(node: Node) -> Mapping[int, Axis | int]:
             # In single precision, as onnxruntime does: 0.7 of 10 elements are 7.
             part = np.float32(size * (region[1] - region[0]))
             result = int(np.floor(part * np.float32(scale)))
-        node.owner.check_volume([result])
+        if size == 0 and result:
+            raise IrcError("onnx-invalid", f"dim {dim} is empty, and would be resized to {result}")
+        node.owner.check_table(result * (size if node.attr("antialias", 0) else 1))
         found[dim] = Axis(size, result, scale, *region)
     return found
+
+
+def _check_targets(
+    node: Node, count: int, sizes: Sequence[Dim] | None, scales: Sequence[float] | None
+) -> None:
+    targets = sizes if sizes is not None else scales or ()
+    if len(targets) != count:
+        raise IrcError("onnx-invalid", f"{len(targets)} sizes or scales for {count} dims")
+    if any(isinstance(size, int) and size < 0 for size in sizes or ()):
+        raise IrcError("onnx-invalid", f"a size of {sizes} is negative")
+    if not all(0 < scale < inf for scale in scales or ()):
+        raise IrcError("onnx-invalid", f"scales {scales} are not positive")
+    if _has_region(node) and node.numbers(1).size != 2 * count:
+        raise IrcError("onnx-invalid", f"a region of {node.numbers(1).size} numbers")
 
 
 def _has_region(node: Node) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import onnx
+import onnx.checker
 import onnx.defs
 import onnx.shape_inference
 from onnx import TypeProto, helper, numpy_helper
@@ -19,14 +21,36 @@ from irc.frontends.onnx.node import Node, Value, size_names
 ELEMENTS = {name: number for number, name in DTYPES.items()}
 MAX_KNOWN = 1 << 14
 
+FAILURES = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError,
+    TypeError, ValueError, onnx.shape_inference.InferenceError, onnx.checker.ValidationError,
+)  # fmt: skip
+"""What Python, numpy, torch and onnx raise for values that they cannot work with."""
+
 
 def inferred(node: Node) -> list[TypeProto | None]:
     """Return the type of each result; None where onnx cannot say."""
-    proto = node.proto
-    none: list[TypeProto | None] = [None] * len(proto.output)
-    version = node.version
+    found: dict[str, TypeProto] = {}
+    # Where onnx cannot say, the run does.
+    with suppress(*FAILURES):
+        found = _infer(node)
+    return [found.get(name) for name in node.proto.output]
+
+
+def refusal(node: Node) -> str:
+    """Return why type inference refuses a node; empty where it does not."""
+    try:
+        _infer(node)
+    except FAILURES as error:
+        text = str(error).strip()
+        return text.partition("\n")[0] or type(error).__name__
+    return ""
+
+
+def _infer(node: Node) -> dict[str, TypeProto]:
+    proto, version = node.proto, node.version
     if not onnx.defs.has(proto.op_type, version, domain=proto.domain):
-        return none
+        return {}
     schema = onnx.defs.get_schema(proto.op_type, version, domain=proto.domain)
     types: dict[str, TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
@@ -35,13 +59,9 @@ def inferred(node: Node) -> list[TypeProto | None]:
             types[name] = kind
             if value.known is not None and value.known.dtype != object and small(value.known):
                 data[name] = numpy_helper.from_array(np.ascontiguousarray(value.known), name)
-    try:
-        found = onnx.shape_inference.infer_node_outputs(
-            schema, _with_defaults(proto, schema), types, data, opset_imports=opsets(node)
-        )
-    except Exception:
-        return none
-    return [found.get(name) for name in proto.output]
+    return onnx.shape_inference.infer_node_outputs(
+        schema, _with_defaults(proto, schema), types, data, opset_imports=opsets(node)
+    )
 
 
 def _with_defaults(proto: onnx.NodeProto, schema: onnx.defs.OpSchema) -> onnx.NodeProto:

@@ -12,7 +12,15 @@ from irc.dialects.size import Dim, Size, decided, divide, product, terms_of
 from irc.dialects.types import Shape, TensorType
 from irc.errors import IrcError
 from irc.frontends.onnx.elementwise import Converter, scalar
-from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, Value, size_names, static
+from irc.frontends.onnx.node import (
+    NeedsSize,
+    Node,
+    Unsupported,
+    Value,
+    check_axis,
+    size_names,
+    static,
+)
 from irc.ops.infer import ShapeError, broadcast_shapes, equal_sizes
 
 FAR = 1 << 31
@@ -89,7 +97,7 @@ def fill_rest(node: Node, target: list[Dim], total: Dim) -> list[Dim]:
 def convert_flatten(node: Node) -> SSAValue:
     """The dims before the axis are one, and so are those from it on."""
     axis, shape = int(node.attr("axis", 1)), node.shape()
-    axis = axis + len(shape) if axis < 0 else axis
+    axis = axis if axis == len(shape) else check_axis(axis, len(shape))
     return node.b.reshape(node[0], [product(shape[:axis]), product(shape[axis:])])
 
 
@@ -168,12 +176,16 @@ def convert_slice(node: Node) -> SSAValue:
         steps = [1] * len(starts)
     else:
         starts, stops = node.dims(1), node.dims(2)
-        axes = [a if a >= 0 else a + node.ndim() for a in node.ints(3)] if node.has(3) else None
+        axes = [check_axis(a, node.ndim()) for a in node.ints(3)] if node.has(3) else None
         steps = node.ints(4) if node.has(4) else [1] * len(starts)
+    axes = range(min(len(starts), node.ndim())) if axes is None else axes
+    if not len(starts) == len(stops) == len(axes) == len(steps):
+        counts = ", ".join(f"{len(each)}" for each in (starts, stops, axes, steps))
+        raise IrcError("onnx-invalid", f"{counts} starts, ends, axes and steps of a Slice")
+    if 0 in steps:
+        raise IrcError("onnx-invalid", "a slice of step 0")
     x = node[0]
-    for dim, start, stop, step in zip(
-        range(len(starts)) if axes is None else axes, starts, stops, steps, strict=True
-    ):
+    for dim, start, stop, step in zip(axes, starts, stops, steps, strict=True):
         x = slice_dim(node, x, dim, start, stop, step)
     return x
 
@@ -233,7 +245,9 @@ def convert_pad(node: Node) -> SSAValue:
     pads = list(node.attr("pads") or []) or node.ints(1)
     axes = list(range(ndim))
     if node.has(3):
-        axes = [a if a >= 0 else a + ndim for a in node.ints(3)]
+        axes = [check_axis(a, ndim) for a in node.ints(3)]
+    if len(pads) != 2 * len(axes):
+        raise IrcError("onnx-invalid", f"{len(pads)} pads for {len(axes)} dims")
     low, high = [0] * ndim, [0] * ndim
     for i, axis in enumerate(axes):
         low[axis], high[axis] = int(pads[i]), int(pads[i + len(axes)])
@@ -244,6 +258,7 @@ def convert_pad(node: Node) -> SSAValue:
     for dim in range(ndim):
         if low[dim] or high[dim]:
             (size,) = static([node.shape()[dim]])
+            node.owner.check_table(low[dim] + size + high[dim])
             places = np.arange(-low[dim], size + high[dim])
             x = node.b.op(TakeOp, [x, node.owner.constant(mirror(places, size, mode))], dim=dim)
     return x
