@@ -145,7 +145,9 @@ def _with_out(target: str) -> tuple[Callable[..., Any], list[str]] | None:
         return None
     own = [(a.name, str(a.type)) for a in plain._schema.arguments]
     packet = plain.overloadpacket
-    for each in map(packet.__getattr__, packet.overloads()):
+    # Not ``packet.__getattr__``: that makes another object of an overload and frees the one of
+    # before, which torch's dispatcher goes on using without a reference to it.
+    for each in (getattr(packet, name) for name in packet.overloads()):
         rest = [(a.name, str(a.type)) for a in each._schema.arguments if not a.is_out]
         out = [a.name for a in each._schema.arguments if a.is_out]
         if rest == own and len(out) == len(plain._schema.returns):
