@@ -142,7 +142,7 @@ def _flash(
     if not _suits_flash(q, k, v, mask, causal, shift):
         return None
     run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return run(q, k, v, 0.0, causal, attn_mask=None, scale=scale)
+    return run(*map(_with_dense_rows, (q, k, v)), 0.0, causal, attn_mask=None, scale=scale)
 
 
 def _flash_backward(
@@ -162,7 +162,17 @@ def _flash_backward(
     if not _suits_flash(q, k, v, mask, causal, shift):
         return None
     run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    return run(g, q, k, v, y, sums, 0.0, causal, attn_mask=None, scale=scale)
+    rows = map(_with_dense_rows, (g, q, k, v, y))
+    return run(*rows, sums, 0.0, causal, attn_mask=None, scale=scale)
+
+
+def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose last dim has stride 1: torch's kernel reads no other one right.
+
+    Its own front (``scaled_dot_product_attention``) looks at that stride; the kernel does not, and
+    reads beyond the tensor. A convolution's result lies channels last in an arena.
+    """
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @dataclass

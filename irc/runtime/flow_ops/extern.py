@@ -31,12 +31,23 @@ def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
         return vjp.run(arguments, inputs)
     import torch
 
-    positional, keywords = called_with(arguments, inputs)
+    positional, keywords = called_with(arguments, _as_written_for(target, inputs))
     if target == effects.TARGET:
         return effects.run(_operator, positional, keywords)
     found = _operator(target)(*positional, **keywords)
     flat = list(found) if isinstance(found, tuple | list) else [found]
     return [value for value in flat if isinstance(value, torch.Tensor)]
+
+
+def _as_written_for(target: str, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return operands as an op may read them: torch's public ops read any strides.
+
+    Its private ones and a package's own may count on the strides that their callers take care of,
+    and read beyond a tensor that a plan laid otherwise (a convolution's result, channels last).
+    """
+    if target.startswith("aten::") and not target.startswith("aten::_"):
+        return inputs
+    return [x.contiguous() for x in inputs]
 
 
 def _operator(target: str) -> Callable[..., Any]:
