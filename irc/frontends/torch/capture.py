@@ -25,6 +25,7 @@ from irc.frontends.torch.examples import bound, positional
 from irc.frontends.torch.export import as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
+from irc.frontends.torch.memory_views import looks_at_memory
 from irc.frontends.torch.open_sizes import (
     NumberedSizes,
     OpenSizes,
@@ -185,6 +186,8 @@ def capture(
         else:
             spec, leaf_specs = shape_specs(module.forward, args, kwargs, dynamic_shapes)
         exported = export(module, args, kwargs, spec)
+    if looks_at_memory(exported.graph_module):
+        guards = guards.lying(args, kwargs)
     leaf_names = argument_names(module.forward, args, kwargs)
     leaves = pytree.tree_leaves((args, kwargs))
     tensor_leaves = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))

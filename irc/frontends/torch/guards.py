@@ -20,7 +20,10 @@ from irc.frontends.torch.structure import argument_names
 
 @dataclass(frozen=True)
 class Leaf:
-    """What is expected of a leaf of the arguments; ``shape`` has names where sizes are dynamic."""
+    """What is expected of a leaf of the arguments; ``shape`` has names where sizes are dynamic.
+
+    ``lies`` is what :func:`lies` says of it, where the program looks at memory and not at numbers.
+    """
 
     name: str
     shape: tuple[int | str, ...] = ()
@@ -28,6 +31,7 @@ class Leaf:
     device: torch.device | None = None
     requires_grad: bool = False
     value: Any = None
+    lies: tuple[Any, ...] | None = None
 
     def reason(self, given: Any, sizes: dict[str, int]) -> str | None:
         """Say how a leaf differs, or None; ``sizes`` collects the named ones."""
@@ -48,6 +52,8 @@ class Leaf:
             return f"'{self.name}' has requires_grad={grad}, compiled for {self.requires_grad}"
         shape = tuple(given.shape)
         if shape == self.shape or self._fits(shape, sizes):
+            if self.lies not in (None, lies(given)):
+                return f"'{self.name}' lies in memory otherwise, and the module reads that"
             return None
         expected = ", ".join(map(str, self.shape))
         return f"'{self.name}' has shape {list(shape)}, compiled for [{expected}]"
@@ -125,6 +131,15 @@ class Guards:
             leaves[index] = replace(leaf, shape=tuple(sizes))
         return replace(self, leaves=tuple(leaves))
 
+    def lying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Guards:
+        """Return guards for a program that reads the memory in which its arguments lie."""
+        given = pytree.tree_leaves((tuple(args), self.ordered(kwargs)))
+        leaves = [
+            replace(leaf, lies=lies(value)) if isinstance(value, torch.Tensor) else leaf
+            for leaf, value in zip(self.leaves, given, strict=True)
+        ]
+        return replace(self, leaves=tuple(leaves))
+
     def closed(self, shapes: Mapping[int, Sequence[int]]) -> Guards:
         """Return guards that accept one size only.
 
@@ -172,7 +187,7 @@ class Guards:
         fixed = all(isinstance(size, int) for leaf in self.leaves for size in leaf.shape)
         if not self.flat or not fixed or (self.grad and self.tensors) or self.autocast[0]:
             return None
-        if any(leaf.device != torch.device("cpu") for leaf in self.leaves):
+        if any(leaf.device != torch.device("cpu") or leaf.lies for leaf in self.leaves):
             return None
         slots = (self.slots, self.values, self.held_slots, self.held, self.tensors, self.pointers)
         sizes = [torch.Size([n for n in x.shape if isinstance(n, int)]) for x in self.leaves]
@@ -234,6 +249,11 @@ class Guards:
                 what = "layer" if isinstance(old, nn.Module) else "tensor"
                 return f"'{name}' is another {what} than at compile time"
         return "a parameter, buffer or layer is another than at compile time"
+
+
+def lies(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what of the memory around it a tensor's numbers are."""
+    return tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
 
 
 def _leaf(name: str, value: Any, spec: Any) -> Leaf:

@@ -17,7 +17,7 @@ from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import ExternOp, tensor
 from irc.dialects.types import TensorType
 from irc.errors import ErrorCollector, InternalError, IrcError
-from irc.frontends.torch import extern
+from irc.frontends.torch import extern, memory_views
 from irc.frontends.torch.locations import location
 from irc.frontends.torch.lowering import Declined, Lowering
 from irc.frontends.torch.sizes import SizeError, SizeNames
@@ -136,6 +136,12 @@ class Scope:
         fakes: list[Any],
     ) -> list[Any]:
         read = _read(node, len(fakes))
+        if (at := memory_views.row_at(node, target)) is not None:
+            kind = self.shared.kind(fakes[0])
+            if 0 in kind.shape:
+                return [self.b.constant([0], kind.shape, kind.dtype)]
+            lowering = Lowering(self.b, [kind], read, self.shared.random)
+            return [self._checked(target, at(lowering, node, self.resolve), kind)]
         row = row_of(target)
         if any(isinstance(arg, complex) for arg in (*args, *kwargs.values())):
             row = None  # literals are real
@@ -167,10 +173,7 @@ class Scope:
                     None if fake is None else self._checked(target, value, kind)
                     for value, kind, fake in zip(results, types, fakes, strict=False)
                 ]
-        if (
-            target._schema.name == "aten::as_strided"
-            and not node.args[0].meta["val"].is_contiguous()
-        ):  # type: ignore[union-attr]  # a node
+        if not memory_views.is_alone(node, target):
             raise IrcError("op-unsupported", "it depends on how its operand lies in memory")
         return self._extern(target, args, kwargs, fakes)
 

@@ -27,6 +27,8 @@ def slice_scatter(
     first, last = bound(start, size, 0), bound(end, size, size)
     if isinstance(first, Size):
         t.decline()
+    if isinstance(last, int):
+        last = max(first, last)  # an empty slice may end before it starts
     if step != 1:
         return _with_steps(t, self, t.b.cast(src, t.dtype), dim, (first, number(last), step))
     if first == 0 and last == size:

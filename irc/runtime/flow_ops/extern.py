@@ -44,8 +44,9 @@ def _as_written_for(target: str, inputs: Sequence[torch.Tensor]) -> Sequence[tor
 
     Its private ones and a package's own may count on the strides that their callers take care of,
     and read beyond a tensor that a plan laid otherwise (a convolution's result, channels last).
+    What looks at memory itself means that of a contiguous operand.
     """
-    if target.startswith("aten::") and not target.startswith("aten::_"):
+    if target.startswith("aten::") and not target.startswith(("aten::_", *MEMORY)):
         return inputs
     return [x.contiguous() for x in inputs]
 
@@ -108,6 +109,9 @@ def _fill(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
         case _:
             return value
 
+
+MEMORY = ("aten::as_strided", "aten::resize", "aten::view.dtype")
+"""How the names of ops begin that look at memory, not at numbers."""
 
 KERNELS: Mapping[str, Kernel] = {
     "flow.extern": _extern,
