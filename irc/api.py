@@ -274,25 +274,45 @@ def compile_entries(
     return compile_all(entries, options, runs)
 
 
-def load(folder: str | Path) -> Executor | OpenExecutor | HostExecutor:
+def load(
+    folder: str | Path,
+    *,
+    trust: bool = False,
+    verify: bool = False,
+    imports: Sequence[str] = (),
+) -> Executor | OpenExecutor | HostExecutor:
     """Load a plan for one device; call what comes back with the inputs in order.
 
     A plan with open sizes takes inputs of all sizes that it was checked for. What comes back of a
     plan that holds loops and branches also takes and gives arrays of strings, and sequences.
 
+    The code of a plan is run as it is only where it is known whose: your irc wrote it on this
+    machine, a key that you trust has signed it, or you say ``trust``. Of another plan kernels are
+    written again from its IR, which takes some milliseconds for each (``irc explain trust``).
+
+    Args:
+        folder: of the plan.
+        trust: you trust who made the plan as you trust the programs that you run.
+        verify: compare weights with their digests also where that was done here before.
+        imports: files and modules to import before, which declare ops that the plan runs.
+
     Raises:
-        IrcError: ``plan-missing``, ``plan-corrupt``; ``world-size`` for a plan of several ranks.
+        IrcError: ``plan-missing``, ``plan-corrupt``, ``plan-untrusted``; ``world-size`` for a plan
+            of several ranks; ``model-missing``, ``model-invalid`` for ``imports``.
     """
+    from irc.frontends.torch.named import import_all
     from irc.runtime.executors import executor_of
     from irc.runtime.open_executor import OpenExecutor
     from irc.runtime.weights import load_weights
 
+    import_all(names_option("imports", imports))
     if is_host(folder):
         from irc.runtime.host import HostExecutor, load_host_weights
 
-        host = load_host(folder)
-        return HostExecutor(host, load_host_weights(host))
-    loaded: LoadedPlan = load_plan(folder)
+        host = load_host(folder, trust=trust)
+        return HostExecutor(host, load_host_weights(host, verify=verify))
+    loaded: LoadedPlan = load_plan(folder, trust=trust)
+    weights = load_weights(loaded, 0, verify=verify)
     if loaded.sized is not None:
-        return OpenExecutor(loaded, load_weights(loaded, 0))
-    return executor_of(loaded, load_weights(loaded, 0), owns=True)
+        return OpenExecutor(loaded, weights)
+    return executor_of(loaded, weights, owns=True)

@@ -23,6 +23,8 @@ from irc.commands import (
     list,
     opt,
     run,
+    sign,
+    trust,
     tune,
 )
 from irc.errors import ExitCode, IrcError, did_you_mean
@@ -50,6 +52,8 @@ COMMANDS: dict[str, Command] = {
     "export": export,
     "demo": demo,
     "launch": launch,
+    "trust": trust,
+    "sign": sign,
     "tune": tune,
     "cluster": cluster,
 }

@@ -271,6 +271,15 @@ PAGES = (
         fix="irc compile model.onnx -o plan   (writes the kernels again)",
     ),
     ErrorPage(
+        code="key-invalid",
+        title="a key, or the list of trusted keys, cannot be used",
+        exit_code=2,
+        what="A file is no Ed25519 private key, or the list holds more than keys or is public.",
+        why="Who can change the list of keys can have you run any code.",
+        example="chmod 666 ~/.config/irc/trusted-keys",
+        fix="chmod 600 ~/.config/irc/trusted-keys   (a line: ed25519: and 64 hexadecimal digits)",
+    ),
+    ErrorPage(
         code="loss-unknown",
         title="it is not clear which result is the loss",
         exit_code=2,
@@ -559,6 +568,15 @@ PAGES = (
         fix="irc compile model.onnx -o plan && irc run plan",
     ),
     ErrorPage(
+        code="plan-untrusted",
+        title="nothing says whose the code of a plan is",
+        exit_code=2,
+        what="Your irc did not write it on this machine, and no key that you trust signed it.",
+        why="Its machine code, or an op of others that it names, could do whatever you can do.",
+        example='irc.runtime.load("plan")   (a plan that was downloaded)',
+        fix='irc.load("plan")   (writes kernels again); or trust=True (irc explain trust)',
+    ),
+    ErrorPage(
         code="plan-version",
         title="the plan has another format than this irc reads",
         exit_code=2,
@@ -665,6 +683,15 @@ PAGES = (
         why="The message names the constraints in conflict and, if there is one, a larger budget.",
         example="a memory budget below one shard of the weights",
         fix="raise the budget, enlarge the mesh, or drop a pin that the message names",
+    ),
+    ErrorPage(
+        code="signature-invalid",
+        title="a signature is not of this plan",
+        exit_code=2,
+        what="A key that you trust did not sign these files, or they were changed since.",
+        why="A plan that somebody changed on the way is what signatures are there to show.",
+        example="irc run plan   (after plan/manifest.json was edited)",
+        fix="irc sign plan --key FILE   (by who made it), or fetch the plan again",
     ),
     ErrorPage(
         code="size-outside",

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from irc.backends.cpu.emit import emit, info_of, run_time_sizes
-from irc.backends.cpu.jit import compile_texts
-from irc.backends.cpu.segment import KernelCall, Segment
-from irc.plan.load import LoadedPlan
-from irc.runtime.segments import SegmentCall
+from irc.backends.cpu.emit import emit, run_time_sizes
 
 if TYPE_CHECKING:
     from irc.dialects.task import KernelOp
@@ -38,17 +34,3 @@ class CpuBackend:
     def emit_plan_sources(self, kernels: Sequence[KernelOp]) -> dict[str, str]:
         """Return one file per kernel."""
         return {f"{kernel.sym_name.data}.ll": emit(kernel) for kernel in kernels}
-
-
-def load_segments(
-    loaded: LoadedPlan, segments: Sequence[Sequence[SegmentCall]], num_threads: int
-) -> list[Segment]:
-    """Compile a plan's kernels, all in one module, and bind the calls of each segment."""
-    texts = [loaded.texts[f"kernels/{k.name}.ll"].decode() for k in loaded.plan.kernels]
-    infos, addresses = [info_of(text) for text in texts], compile_texts(texts)
-    return [
-        Segment(
-            infos, addresses, [KernelCall(c.kernel, c.args, c.sizes) for c in calls], num_threads
-        )
-        for calls in segments
-    ]

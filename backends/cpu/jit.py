@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import llvmlite.binding as llvm
 
 from irc.backends.cpu import object_cache
+from irc.backends.cpu.allowed import refusal
 from irc.backends.cpu.codegen import Job, emit_objects
 from irc.backends.cpu.emit import info_of
 from irc.backends.cpu.features import Features, host
@@ -52,20 +53,31 @@ def _check_processor(texts: Iterable[str], features: Features) -> None:
                 )
 
 
-def compile_texts(texts: Sequence[str], features: Features | None = None) -> list[int]:
-    """Return the address of each kernel's function; those not known yet are compiled together."""
+def compile_texts(
+    texts: Sequence[str], features: Features | None = None, *, guarded: bool = False
+) -> list[int]:
+    """Return the address of each kernel's function; those not known yet are compiled together.
+
+    Args:
+        texts: of the kernels.
+        features: of the processor; by default of the one at hand.
+        guarded: the texts were read from a file: what no kernel of irc has is refused.
+
+    Raises:
+        IrcError: ``kernel-invalid``, ``processor-unsupported``.
+    """
     features = features or host()
     keys = [(hashlib.sha256(text.encode()).hexdigest()[:32], features) for text in texts]
     with _lock:
         fresh = {key: text for key, text in zip(keys, texts, strict=True) if key not in _addresses}
         if fresh:
             _check_processor(fresh.values(), features)
-            _addresses.update(_compile(fresh, features))
+            _addresses.update(_compile(fresh, features, guarded=guarded))
         return [_addresses[key] for key in keys]
 
 
 def _compile(
-    texts: dict[tuple[str, Features], str], features: Features
+    texts: dict[tuple[str, Features], str], features: Features, *, guarded: bool
 ) -> dict[tuple[str, Features], int]:
     machine, found, missing = _target_machine(features), dict[tuple[str, Features], int](), []
     for group in parted(texts):
@@ -79,7 +91,7 @@ def _compile(
             object_cache.discard(key)
         missing.append((key, group))
     for (key, group), data in zip(
-        missing, _objects_of([g for _, g in missing], features), strict=True
+        missing, _objects_of([g for _, g in missing], features, guarded=guarded), strict=True
     ):
         object_cache.write(key, data)
         found |= _linked(data, group, machine)
@@ -102,7 +114,7 @@ def parted(texts: dict[tuple[str, Features], str]) -> list[dict[tuple[str, Featu
 
 
 def _objects_of(
-    groups: Sequence[dict[tuple[str, Features], str]], features: Features
+    groups: Sequence[dict[tuple[str, Features], str]], features: Features, *, guarded: bool
 ) -> list[bytes]:
     """Return the object code of each group of kernels, of which each is a module."""
     jobs: list[Job] = []
@@ -110,7 +122,7 @@ def _objects_of(
         machine, around = _target_machine(features), llvm.create_context()
         module = llvm.parse_assembly("", around)
         for (digest, _), text in group.items():
-            module.link_in(parse_kernel(text, f"irc_{digest}", around))
+            module.link_in(parse_kernel(text, f"irc_{digest}", around, guarded=guarded))
         module.triple, module.data_layout = machine.triple, str(machine.target_data)
         optimise(module, machine)
         jobs.append((module, machine))
@@ -144,17 +156,26 @@ def _finish(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> llvm.Executi
     return engine
 
 
-def parse_kernel(text: str, symbol: str, around: llvm.ContextRef | None = None) -> llvm.ModuleRef:
+def parse_kernel(
+    text: str, symbol: str, around: llvm.ContextRef | None = None, *, guarded: bool = False
+) -> llvm.ModuleRef:
     """Parse one kernel, in a context, and give its function a name of its own in the process."""
     info = info_of(text)
     try:
         module = llvm.parse_assembly(text, around)
         module.verify()
+        why = refusal(str(module), info.name) if guarded else None
         module.get_function(info.name).name = symbol
     except (RuntimeError, NameError) as error:
         raise IrcError(
             "kernel-invalid", f"the code of kernel '{info.name}' is not valid LLVM IR: {error}"
         ) from None
+    if why is not None:
+        raise IrcError(
+            "kernel-invalid",
+            f"kernel '{info.name}' holds what no kernel of irc does: {why}",
+            help="compile the model again; irc explain trust says what a plan may hold",
+        )
     return module
 
 

@@ -19,7 +19,7 @@ from irc.dialects.task import KernelOp
 from irc.runtime.native.entry import Entry
 from irc.runtime.native.segment import Segment as NativeSegment
 
-__all__ = ["KernelCall", "Segment", "compile_segment", "load_segment"]
+__all__ = ["KernelCall", "Segment", "compile_read", "compile_segment", "load_segment"]
 
 
 class OpenMp:
@@ -66,6 +66,15 @@ def compile_segment(
     return load_segment(
         [emit(kernel, features) for kernel in kernels], calls, num_threads, features
     )
+
+
+def compile_read(texts: Sequence[str]) -> None:
+    """Compile kernel texts that were read from a file, where :func:`load_segment` finds them.
+
+    Raises:
+        IrcError: ``kernel-invalid`` for what no kernel of irc holds.
+    """
+    compile_texts(texts, guarded=True)
 
 
 def load_segment(

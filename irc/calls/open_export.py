@@ -23,6 +23,7 @@ from irc.plan.sizes import (
     CAPTURE,
     KERNELS,
     LIKE,
+    SHARED,
     SIZES,
     FixedSize,
     PlanSizes,
@@ -116,6 +117,8 @@ def _bundled(
     extra = {n: t for n, t in kept.items() if not n.startswith(("ir/", "kernels/", "plan.json"))}
     extra[SIZES] = sizes_to_json(sizes)
     made = [opened.template.kernels[index] for index in opened.reasons]
+    shared = [k for i, k in enumerate(opened.template.kernels) if i not in opened.reasons]
+    extra[SHARED] = dump(ModuleOp([kernel.kernel.clone() for kernel in shared]))
     if made:
         extra[KERNELS] = dump(ModuleOp([kernel.kernel.clone() for kernel in made]))
         extra[LIKE] = dump(ModuleOp([kernel.like.clone() for kernel in made]))

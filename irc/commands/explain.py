@@ -5,7 +5,7 @@ import inspect
 
 from irc.errors import IrcError, did_you_mean
 
-HELP = "explain a pass, an error or a plan"
+HELP = "explain a pass, an error, a plan, or whose code is run"
 
 OF_PLANS = {
     "op": "--op", "why_not": "--why-not", "fusion": "--fusion", "rewrites": "--rewrites",
@@ -15,8 +15,10 @@ OF_PLANS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc explain`."""
-    parser.add_argument("kind", choices=[*KINDS, "plan"], help="what to explain")
-    parser.add_argument("name", metavar="NAME", help="a pass, an error code, or a plan folder")
+    parser.add_argument("kind", choices=[*KINDS, "plan", "trust"], help="what to explain")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="a pass, an error code, or a plan folder"
+    )
     parser.add_argument(
         "--op", metavar="ID", default="", help="of a plan: these ops only; an id or a glob of ids"
     )
@@ -47,6 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation."""
+    if (args.kind == "trust") != (args.name is None):
+        raise IrcError(
+            "option-value",
+            f"irc explain {args.kind} takes {'no name' if args.name else 'a name'}",
+            help="irc explain trust; irc explain pass NAME, error CODE or plan PLAN",
+        )
+    if args.kind == "trust":
+        from irc.plan import trust
+
+        print(inspect.cleandoc(trust.__doc__ or ""))
+        return 0
     if args.kind == "plan":
         text = _plan(args).rstrip()
         if not args.json:

@@ -2,6 +2,8 @@
 
 import argparse
 
+from irc.commands.code_options import add_code_options
+
 HELP = "run a plan on this machine"
 
 
@@ -37,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-compare", action="store_true", help="do not compare with the model run eagerly"
     )
+    parser.add_argument(
+        "--verify", action="store_true", help="compare weights with their digests, again if need be"
+    )
+    add_code_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,6 +63,9 @@ def run(args: argparse.Namespace) -> int:
         outputs=args.outputs,
         steps=args.steps,
         sizes=parse_sizes(args.size),
+        trust=args.trust,
+        verify=args.verify,
+        imports=args.imports,
     )
     print(report)
     return report.exit_code

@@ -2,6 +2,7 @@
 
 import argparse
 
+from irc.commands.code_options import add_code_options
 from irc.errors import IrcError
 
 HELP = "time a plan's kernels on this machine, for better predictions"
@@ -13,14 +14,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", metavar="N", type=int, default=9, help="how often to run it (default: 9)"
     )
+    add_code_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Time the plan, print a table, and keep the times for later predictions."""
+    from irc.frontends.torch.named import import_all
     from irc.plan.load import load_plan
     from irc.tune.plan import tune_plan
 
     if args.rounds < 1:
         raise IrcError("option-value", f"--rounds is {args.rounds}; it must be positive")
-    print(tune_plan(load_plan(args.plan), rounds=args.rounds))
+    import_all(args.imports)
+    print(tune_plan(load_plan(args.plan, trust=args.trust), rounds=args.rounds))
     return 0

@@ -83,12 +83,13 @@ AGAIN = "#"
 """Between a pass and a number, in the name of the stage of its second run or a later one."""
 
 
-def check_plan(folder: str, inputs: str | None = None) -> str:
+def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -> str:
     """Check a plan folder.
 
     Args:
         folder: what ``irc compile`` wrote.
         inputs: an ``.npz`` file with the inputs by name; random ones by default.
+        trust: run ops of others, whoever made the plan.
 
     Returns:
         A table: one line per stage with the number of values compared, the largest error, and what
@@ -99,7 +100,7 @@ def check_plan(folder: str, inputs: str | None = None) -> str:
     """
     from irc.interpret.stages import plan_stages
 
-    eager, reference, stages = plan_stages(Path(folder), inputs)
+    eager, reference, stages = plan_stages(Path(folder), inputs, trust=trust)
     own = {key: eager[key].error(value) for key, value in reference.items()}
     allowed = {key: max(FLOOR, SLACK * error) for key, error in own.items()}
     judged = {key: most for key, most in allowed.items() if most < UNJUDGED}

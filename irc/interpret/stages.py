@@ -15,7 +15,6 @@ from irc.dialects.builder import arguments, entry
 from irc.dialects.flow import id_of, loc_of
 from irc.dialects.placement import Broadcast, Mesh, Placement, Split
 from irc.dialects.task import KernelOp
-from irc.dialects.text import load
 from irc.errors import IrcError
 from irc.interpret.check import AGAIN, Key, Stages, Value
 from irc.interpret.flow import run_function
@@ -28,6 +27,7 @@ from irc.interpret.task import result_key
 from irc.kernels.orders import stored_order
 from irc.plan.load import LoadedPlan, load_plan
 from irc.runtime.arguments import whole_shape
+from irc.runtime.code import asked, load_program
 from irc.runtime.inputs import inputs_for
 from irc.runtime.weights import load_weights
 from irc.sharding.mesh import mesh_of
@@ -36,14 +36,16 @@ from irc.sharding.shards import combine
 Values = dict[Key, Value]
 
 
-def plan_stages(folder: Path, inputs: str | None) -> tuple[Values, Values, Stages]:
+def plan_stages(
+    folder: Path, inputs: str | None, *, trust: bool = False
+) -> tuple[Values, Values, Stages]:
     """Load a plan and prepare its stages.
 
     Returns:
         Captured flow in float32 (which is eager), the same in float64 (the reference), and for
         each pass, in order, what runs the program after it; last, ``plan-memory`` on the plan.
     """
-    loaded = load_plan(folder)
+    loaded = asked(load_plan(folder, trust=trust))
     texts: dict[str, str] = {}
     for file in sorted(name for name in loaded.texts if name.startswith("ir/")):
         stage = Path(file).stem.split("-", 1)[1]
@@ -51,7 +53,7 @@ def plan_stages(folder: Path, inputs: str | None) -> tuple[Values, Values, Stage
         texts[stage if runs == 1 else f"{stage}{AGAIN}{runs}"] = loaded.texts[file].decode()
     if "capture" not in texts:
         raise IrcError("plan-missing", f"'{folder}' holds no IR: it was saved without")
-    modules = {name: load(text, f"{name}.mlir") for name, text in texts.items()}
+    modules = {name: load_program(loaded, text, f"{name}.mlir") for name, text in texts.items()}
     captured = modules["capture"]
     weights = load_weights(loaded, None)
     names = [loaded.plan.buffers[i].name for i in loaded.plan.inputs]

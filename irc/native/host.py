@@ -11,7 +11,7 @@ import numpy as np
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError
 from irc.native.write import Native
-from irc.plan import native
+from irc.plan import built, native
 from irc.plan.files import plan_hash
 from irc.plan.host import HostPlan
 from irc.plan.host_code import HostCode, Library, Node
@@ -117,6 +117,7 @@ class NativeHostProgram:
         text = native.native_text(native.NativeManifest(entries))
         (place / MANIFEST).write_text(text, encoding="utf-8")
         self._hash = plan_hash(text)
+        built.note(self._hash)
         self._weight_bytes = len(content) + sum(r.weight_bytes for r in self._regions.values())
 
     def summary(self) -> str:

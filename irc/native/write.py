@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from irc.dialects.task import KernelOp
 from irc.native.program import NativePlan, native_plan, reason_against
-from irc.plan import native
+from irc.plan import built, native
 from irc.plan.files import plan_hash
 from irc.plan.load import LoadedPlan
 from irc.plan.native import MANIFEST, PROGRAM, SIZES, WEIGHTS
@@ -134,7 +134,9 @@ def _write(
     manifest = native.NativeManifest({name: entries[name] for name in sorted(entries)})
     text = native.native_text(manifest)
     (place / MANIFEST).write_text(text, encoding="utf-8")
-    return plan_hash(text)
+    digest = plan_hash(text)
+    built.note(digest)
+    return digest
 
 
 def _write_weights(

@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from irc.errors import IrcError
-from irc.plan import json_text
+from irc.plan import built, json_text
+from irc.plan.digests import note_weights, write_digests
 from irc.plan.files import MANIFEST, WEIGHTS, read_file
 from irc.plan.json_text import corrupt
-from irc.plan.load import LoadedPlan, load_plan
+from irc.plan.load import Code, LoadedPlan, load_plan
 from irc.plan.open_sizes import HostSize, QuotientSize, SizeCondition
 from irc.plan.save import check_target, published, save_plan
+from irc.plan.trust import is_trusted
 from irc.plan.version import FORMAT, check_format
 from irc.plan.weights import Reference, write_safetensors
 
@@ -85,6 +87,8 @@ class HostPlan:
         text: the host program.
         regions: plans by name; regions without one are left out.
         folder: where it lies.
+        weights: by name, of one that is not read from a folder.
+        code: whose it is, as of :class:`irc.plan.load.LoadedPlan`.
     """
 
     facts: HostFacts
@@ -92,6 +96,7 @@ class HostPlan:
     regions: Mapping[str, LoadedPlan]
     folder: Path | None = None
     weights: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    code: Code = "own"
 
     @cached_property
     def hash(self) -> str:
@@ -144,12 +149,15 @@ def save_host(
                 }
                 save_plan(place / REGIONS / name, region, references=references)
             write_safetensors(place / WEIGHTS, plan.weights)
+            write_digests(place)
             if also is not None:
                 also(place)
     except OSError as error:
         raise IrcError(
             "option-value", f"cannot write the plan to '{folder}': {error.strerror}"
         ) from error
+    built.note(plan.hash)
+    note_weights(target)
 
 
 def is_host(folder: str | Path) -> bool:
@@ -158,16 +166,22 @@ def is_host(folder: str | Path) -> bool:
     return (place / HOST).is_file() and not (place / MANIFEST).is_file()
 
 
-def load_host(folder: str | Path) -> HostPlan:
+def load_host(folder: str | Path, *, trust: bool = False) -> HostPlan:
     """Read and verify a folder.
 
+    Args:
+        folder: of the host program.
+        trust: run its code as it is, whoever wrote it.
+
     Raises:
-        IrcError: ``plan-missing``, ``plan-version`` or ``plan-corrupt``.
+        IrcError: ``plan-missing``, ``plan-version`` or ``plan-corrupt``; ``signature-invalid``.
     """
     place = Path(folder)
     if not (place / HOST).is_file():
         raise IrcError("plan-missing", f"no plan in '{folder}': it has no {HOST}")
-    data = json_text.parse_object(read_file(place, HOST, json_text.MAX_BYTES), str(place / HOST))
+    content = read_file(place, HOST, json_text.MAX_BYTES)
+    trust = trust or is_trusted(place, HOST, hashlib.sha256(content).hexdigest())
+    data = json_text.parse_object(content, str(place / HOST))
     check_format(data.get("format"), str(place / HOST))
     facts: HostFacts = json_text.decode(HostFacts, data, str(place / HOST))
     text = read_file(place, PROGRAM)
@@ -179,12 +193,18 @@ def load_host(folder: str | Path) -> HostPlan:
             raise corrupt(f"{name[:80]!r} is not the name of a region", str(place / HOST))
         if not region.hash:
             continue
-        regions[name] = load_plan(place / REGIONS / name)
+        regions[name] = load_plan(place / REGIONS / name, trust=trust)
         if regions[name].hash != region.hash:
             raise corrupt(f"region {name} is not the one that {HOST} says", str(place))
     if any(each.input >= len(facts.inputs) for each in facts.symbols):
         raise corrupt("a size stands in an input that there is not", str(place / HOST))
-    return HostPlan(facts, text.decode("utf-8", "replace"), regions, place)
+    return HostPlan(
+        facts,
+        text.decode("utf-8", "replace"),
+        regions,
+        place,
+        code="trusted" if trust else "unknown",
+    )
 
 
 def _facts_text(facts: HostFacts) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from irc.errors import IrcError
 from irc.plan import files, json_text
@@ -18,6 +18,7 @@ from irc.plan.verify import verify_plan
 if TYPE_CHECKING:
     from irc.plan.sizes import SizedPlan
 
+Code: TypeAlias = Literal["own", "trusted", "unknown", "rewritten"]
 MAX_HEADER_BYTES = 16 << 20
 
 
@@ -30,12 +31,21 @@ class LoadedPlan:
         texts: content of each file of the manifest, by name.
         manifest: the manifest as it was read.
         folder: where the plan lies, None for one that was received.
+        code: whose the kernels are: ``own`` were written by this run, ``trusted`` were read and may
+            be run as they are, ``unknown`` have to be asked about, and were perhaps ``rewritten``
+            from the plan's IR (:mod:`irc.plan.trust`).
     """
 
     plan: Plan
     texts: Mapping[str, bytes]
     manifest: bytes
     folder: Path | None = None
+    code: Code = "own"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this user wrote the plan, or trusts who did."""
+        return self.code in ("own", "trusted")
 
     @cached_property
     def hash(self) -> str:
@@ -75,8 +85,12 @@ class LoadedPlan:
         }
 
 
-def load_plan(folder: str | Path) -> LoadedPlan:
+def load_plan(folder: str | Path, *, trust: bool = False) -> LoadedPlan:
     """Read and verify a plan folder.
+
+    Args:
+        folder: of the plan.
+        trust: run its code as it is, whoever wrote it.
 
     Raises:
         IrcError: ``plan-missing``, ``plan-version`` or ``plan-corrupt``.
@@ -98,7 +112,7 @@ def load_plan(folder: str | Path) -> LoadedPlan:
     manifest = files.read_file(place, MANIFEST, json_text.MAX_BYTES)
     listed = files.parse_manifest(manifest, str(place / MANIFEST))
     texts = {name: files.read_file(place, name) for name in listed.files}
-    return from_files(manifest, texts, place)
+    return replace(from_files(manifest, texts, place), code="trusted" if trust else "unknown")
 
 
 def from_files(

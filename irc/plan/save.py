@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from irc.errors import IrcError
-from irc.plan import files
+from irc.plan import built, files
+from irc.plan.digests import note_weights, write_digests
 from irc.plan.files import MANIFEST, PLAN, REFERENCES, WEIGHTS
 from irc.plan.load import LoadedPlan, from_files
 from irc.plan.schema import Plan, to_json
@@ -80,6 +81,7 @@ def save_plan(
                 (place / name).write_bytes(content)
             if tensors:
                 write_safetensors(place / WEIGHTS, tensors)
+                write_digests(place)
             if references:
                 (place / REFERENCES).write_text(references_text(references), encoding="utf-8")
             if also is not None:
@@ -88,6 +90,9 @@ def save_plan(
         raise IrcError(
             "option-value", f"cannot write the plan to '{folder}': {error.strerror}"
         ) from error
+    built.note(plan.hash)
+    if tensors:
+        note_weights(target)
     return plan.hash
 
 

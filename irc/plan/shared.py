@@ -16,6 +16,7 @@ from typing import Any
 
 from irc.errors import IrcError
 from irc.plan import json_text
+from irc.plan.digests import note_weights, write_digests
 from irc.plan.files import WEIGHTS
 from irc.plan.load import LoadedPlan
 from irc.plan.save import check_target, published, save_plan
@@ -58,7 +59,9 @@ def save_plans(
             }
             save_plan(place / name, plan, references=references)
         write_safetensors(place / WEIGHTS, tensors)
+        write_digests(place)
         (place / ENTRIES).write_text(json_text.dump({"entries": list(plans)}), encoding="utf-8")
+    note_weights(target)
 
 
 def check_name(name: str) -> None:

@@ -27,6 +27,8 @@ SIZES = "sizes.json"
 CAPTURE = "sizes/capture.mlir"
 KERNELS = "sizes/kernels.mlir"
 LIKE = "sizes/like.mlir"
+SHARED = "sizes/shared.mlir"
+"""The kernels that take sizes when they run, or need none."""
 FORMAT = 1
 """The version of the file; a reader takes this one only."""
 

@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--code", metavar="NAME", default="", help="the kind of processor")
     parser.add_argument("--hash", metavar="DIGITS", default="", help="what the program must be")
     parser.add_argument("--mapped", action="store_true", help="leave weights in their file")
+    parser.add_argument("--trust", action="store_true", help="run it, whoever made it")
     parser.add_argument("--repeat", metavar="N", type=int, default=10, help="timed calls")
     parser.add_argument("--size", metavar="NAME=N", action="append", default=[],
                         help="of random inputs: a number for an open size")  # fmt: skip
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         run = Run(args.plan, args.inputs, args.outputs, args.threads, args.code, args.hash,
-                  args.mapped, args.repeat, parse_sizes(args.size))  # fmt: skip
+                  args.mapped, args.trust, args.repeat, parse_sizes(args.size))  # fmt: skip
         figures = measure(run, import_s=IMPORTED - STARTED)
     except IrcError as error:
         print(error.render(), file=sys.stderr)

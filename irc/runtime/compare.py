@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from irc.dialects.builder import arguments, entry, results
-from irc.dialects.text import load
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference
 from irc.plan.load import LoadedPlan
+from irc.runtime.code import load_program
 
 TOLERANCE = 1e-4
 """Relative to the largest magnitude of an output."""
@@ -60,7 +60,7 @@ def compare(
     if not texts:
         return None
     name, text = next(iter(texts.items()))
-    module = load(text, name)
+    module = load_program(loaded, text, name)
     plan = loaded.plan
     given = dict(weights)
     given |= {plan.buffers[i].name: x for i, x in zip(plan.inputs, inputs, strict=True)}

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from irc.dialects.builder import arguments, entry, results
-from irc.dialects.text import load
 from irc.interpret.flow import run_function
 from irc.plan.load import LoadedPlan
 from irc.plan.training import FORWARD, forward_text, recipe_of_plan
+from irc.runtime.code import load_program
 from irc.runtime.compare import HALF_SLACK, TOLERANCE, Comparison
 from irc.runtime.torch_optimizer import STEP, state_name, torch_optimizer
 from irc.training.entry import loss_index
@@ -70,7 +70,7 @@ def _step(
     batch: Mapping[str, torch.Tensor],
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    func = entry(load(forward_text(loaded), FORWARD))
+    func = entry(load_program(loaded, forward_text(loaded), FORWARD))
     named = results(func)
     place = loss_index(func, recipe.loss)
     optimizer.zero_grad()
@@ -81,7 +81,8 @@ def _step(
             given["seed"] = held["seed"] * recipe.accumulate + number
         ordered = [given[name] for _, name, _ in arguments(func)]
         with torch.enable_grad():
-            values = run_function(load(forward_text(loaded), FORWARD), ordered, dtype=dtype)
+            module = load_program(loaded, forward_text(loaded), FORWARD)
+            values = run_function(module, ordered, dtype=dtype)
             (values[place] / recipe.accumulate).backward()  # type: ignore[no-untyped-call]  # torch's
         losses.append(values[place].detach())
         for (role, name), value in zip(named, values, strict=True):

@@ -20,6 +20,7 @@ from irc.plan.load import LoadedPlan
 from irc.plan.schema import Action, Copy, Kernels, Library, Start, Wait, touched
 from irc.runtime import library
 from irc.runtime.arguments import Input, Outputs
+from irc.runtime.code import runnable
 from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
 from irc.runtime.frame import Frame, new_frame
 from irc.runtime.index_bounds import bounded
@@ -85,6 +86,7 @@ class Executor:
         owns: bool = False,
         prepared: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
+        loaded = runnable(loaded)
         plan = loaded.plan
         if communicator is None and plan.device_mesh.num_ranks > 1:
             raise IrcError(

@@ -23,6 +23,7 @@ from irc.dialects.text import load
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.interpret.dynamic import WEIGHTS, HostProgram
+from irc.plan.digests import check_weights
 from irc.plan.files import WEIGHTS as WEIGHTS_FILE
 from irc.plan.host import PROGRAM, HostPlan
 from irc.plan.host_code import Library
@@ -30,6 +31,7 @@ from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
 from irc.runtime import library
 from irc.runtime.array_call import Call, array_call
+from irc.runtime.code import check_module
 from irc.runtime.dtypes import dtypes
 from irc.runtime.executors import executor_of
 from irc.runtime.host_driver import HostDriver
@@ -77,6 +79,8 @@ class HostExecutor:
     ) -> None:
         self.plan = plan
         module = host_module(plan)
+        if plan.code == "unknown":
+            check_module(module, str(plan.folder))
         self._entry = entry(module)
         stored = {
             name: tensor.double() if wide and tensor.is_floating_point() else tensor
@@ -233,8 +237,12 @@ class _Region:
             return self._executors[key]
 
 
-def load_host_weights(plan: HostPlan) -> dict[str, torch.Tensor]:
+def load_host_weights(plan: HostPlan, *, verify: bool = False) -> dict[str, torch.Tensor]:
     """Read the weights beside a host program.
+
+    Args:
+        plan: the host program.
+        verify: compare them with their digests also where that was done here before.
 
     Raises:
         IrcError: ``plan-corrupt``.
@@ -242,6 +250,7 @@ def load_host_weights(plan: HostPlan) -> dict[str, torch.Tensor]:
     if plan.folder is None:
         return dict(plan.weights)
     path = Path(plan.folder) / WEIGHTS_FILE
+    check_weights(path, known=plan.code != "unknown", always=verify)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -46,14 +46,16 @@ def run_host(
     seed: int = 0,
     outputs: str | None = None,
     sizes: Mapping[str, int] | None = None,
+    trust: bool = False,
+    verify: bool = False,
 ) -> RunReport:
     """Run a host program on this machine and report; see :func:`irc.runtime.launch.run_plan`.
 
     Raises:
         IrcError: ``input-mismatch``, ``size-outside``, ``size-unknown``, ``plan-corrupt``.
     """
-    plan = load_host(folder)
-    weights = load_host_weights(plan)
+    plan = load_host(folder, trust=trust)
+    weights = load_host_weights(plan, verify=verify)
     given = host_inputs(plan, inputs, seed, sizes or {})
     run = HostExecutor(plan, weights)
     found = run(*given)
@@ -168,7 +170,7 @@ def _shape(kind: TensorType, numbers: Mapping[str, int]) -> list[int]:
     return [dim for dim in (bind(dim, numbers) for dim in kind.shape) if isinstance(dim, int)]
 
 
-def check_host(folder: str, inputs: str | None = None) -> str:
+def check_host(folder: str, inputs: str | None = None, *, trust: bool = False) -> str:
     """Check every region by its passes, and the host program as a whole; see ``irc check``.
 
     Raises:
@@ -176,9 +178,10 @@ def check_host(folder: str, inputs: str | None = None) -> str:
     """
     from irc.interpret.check import check_plan
 
-    plan, lines = load_host(folder), list[str]()
+    plan, lines = load_host(folder, trust=trust), list[str]()
+    trust = plan.code == "trusted"
     for name in plan.regions:
-        lines += [name, check_plan(f"{folder}/regions/{name}"), ""]
+        lines += [name, check_plan(f"{folder}/regions/{name}", trust=trust), ""]
     for name, region in plan.facts.regions.items():
         if region.reason:
             lines += [name, f"has no plan: {region.reason}", ""]

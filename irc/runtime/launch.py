@@ -43,6 +43,9 @@ def run_plan(
     steps: int | None = None,
     sizes: Mapping[str, int] | None = None,
     worker: str = WORKER,
+    trust: bool = False,
+    verify: bool = False,
+    imports: Sequence[str] = (),
 ) -> RunReport:
     """Run a plan on this machine and report.
 
@@ -57,6 +60,9 @@ def run_plan(
         steps: how many a plan of training makes.
         sizes: numbers for open sizes of the plan, by name; of random inputs.
         worker: the module that each process runs.
+        trust: run the plan's code as it is, whoever made it.
+        verify: compare weights with their digests, again if need be.
+        imports: files and modules that each process imports before.
 
     Raises:
         IrcError: what a rank reported, or ``run-failed`` where one ended without a word.
@@ -70,13 +76,22 @@ def run_plan(
     if outputs is not None:
         check_writable(Path(outputs))
     if is_host(plan):
+        from irc.frontends.torch.named import import_all
         from irc.runtime.host_run import run_host
 
         if steps is not None:
             raise _no_training()
         check_world(Mesh.parse(""), 1 if nproc is None else nproc)
+        import_all(imports)
         return run_host(
-            plan, inputs=inputs, compare=compare, seed=seed, outputs=outputs, sizes=sizes
+            plan,
+            inputs=inputs,
+            compare=compare,
+            seed=seed,
+            outputs=outputs,
+            sizes=sizes,
+            trust=trust,
+            verify=verify,
         )
     loaded = load_plan(plan)
     if steps is not None and recipe_of_plan(loaded) is None:
@@ -87,6 +102,9 @@ def run_plan(
     check_world(loaded.plan.device_mesh, ranks if nproc is None else nproc)
     words = [str(Path(plan).absolute()), f"--seed={seed}"]
     words += ["--compare"] if compare else []
+    words += ["--trust"] if trust else []
+    words += ["--verify"] if verify else []
+    words += [f"--import={Path(n).absolute() if n.endswith('.py') else n}" for n in imports]
     words += [f"--size={name}={number}" for name, number in (sizes or {}).items()]
     words += [f"--steps={steps}"] if steps is not None else []
     words += [f"--inputs={Path(inputs).absolute()}"] if inputs is not None else []

@@ -21,6 +21,7 @@ from irc.plan.open_sizes import QuotientSize, SizeCondition, dim_of, example_or
 from irc.plan.schema import Plan
 from irc.plan.sizes import CAPTURE, KERNELS, LIKE, SIZES, PlanSizes, SizedPlan
 from irc.plan.template.forms import KernelTemplate
+from irc.runtime.code import check_calls, read_kernels, runnable
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
@@ -90,11 +91,15 @@ class BoundPlans:
 
     def __init__(self, loaded: LoadedPlan) -> None:
         assert loaded.sized is not None
+        loaded = runnable(loaded)
+        assert loaded.sized is not None
+        # Kernels that are written again have to be given what they were written for, at all sizes.
+        self._read = read_kernels(loaded) if loaded.code == "rewritten" else None
         self._loaded = loaded
         self._sized: SizedPlan = loaded.sized
         self.sizes = self._sized.sizes
         self.names = [loaded.plan.buffers[index].name for index in loaded.plan.inputs]
-        self._kernels = _kernel_templates(loaded, self.sizes)
+        self._kernels = kernel_templates(loaded, self.sizes)
 
     def for_shapes(self, shapes: Sequence[Sequence[int]]) -> LoadedPlan:
         """Return the plan for shapes of inputs.
@@ -128,10 +133,14 @@ class BoundPlans:
         plan, texts = self._sized.at(full), dict(self._loaded.texts)
         del texts[SIZES]
         emit = import_module(f"irc.backends.{plan.backend}").emit
-        for kernel in self._kernels:
-            name = kernel.like.sym_name.data
+        made = {kernel.like.sym_name.data: kernel.at(full) for kernel in self._kernels}
+        for name, kernel in made.items():
             (path,) = (p for p in texts if p.startswith(f"kernels/{name}."))
-            texts[path] = emit(kernel.at(full)).encode()
+            texts[path] = emit(kernel).encode()
+        if self._read is not None:
+            for kernel in made.values():
+                kernel.verify()
+            check_calls(plan, {**self._read, **made}, str(self._loaded.folder))
         return replace(self._loaded, plan=plan, texts=texts)
 
     def with_program(self, full: Mapping[str, int]) -> LoadedPlan:
@@ -147,7 +156,7 @@ class BoundPlans:
         return replace(found, texts=texts)
 
 
-def _kernel_templates(loaded: LoadedPlan, sizes: PlanSizes) -> list[KernelTemplate]:
+def kernel_templates(loaded: LoadedPlan, sizes: PlanSizes) -> list[KernelTemplate]:
     """Return the kernels that are made for each size, from their text."""
     if not sizes.kernels:
         return []

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, TypeAlias
 
-from irc.errors import IrcError, did_you_mean
+from irc.errors import InternalError, IrcError, did_you_mean
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels, Plan
 
@@ -70,15 +70,27 @@ def load_segments(
     """
     if not segments:
         return []
-    name = loaded.plan.backend
+    if loaded.code == "unknown":
+        raise InternalError("kernels are run of which nobody has asked whose they are")
+    check_backend(loaded.plan.backend)
+    # Backends stand above the runtime: it knows their names, as the register of backends does.
+    backend = import_module(f"irc.backends.{loaded.plan.backend}")
+    texts = list(loaded.kernel_sources().values())
+    if loaded.code == "trusted" and loaded.plan.backend == "cpu":
+        backend.compile_read(texts)
+    # The first compiles all kernels in one module; the others find them compiled.
+    return [backend.load_segment(texts, calls, num_threads) for calls in segments]
+
+
+def check_backend(name: str) -> None:
+    """Refuse a backend whose kernels do not run in this process.
+
+    Raises:
+        IrcError: ``backend-unknown``.
+    """
     if name not in NATIVE_BACKENDS:
         raise IrcError(
             "backend-unknown",
             f"kernels of backend '{name}' do not run in this process",
             help=did_you_mean(name, NATIVE_BACKENDS),
         )
-    # Backends stand above the runtime: it knows their names, as the register of backends does.
-    backend = import_module(f"irc.backends.{name}")
-    texts = list(loaded.kernel_sources().values())
-    # The first compiles all kernels in one module; the others find them compiled.
-    return [backend.load_segment(texts, calls, num_threads) for calls in segments]

@@ -48,7 +48,7 @@ def train(
         load: compiles the kernels.
     """
     plan = loaded.plan
-    own = load_weights(loaded, rank)
+    own = load_weights(loaded, rank, verify=args.verify)
     run = executor_of(loaded, own, rank=rank, communicator=communicator, load=load)
     parts = Parts(plan.device_mesh, rank)
     parts.hold(plan, own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from safetensors import SafetensorError, safe_open
 
 from irc.errors import IrcError
 from irc.plan import files, json_text
-from irc.plan.files import REFERENCES, WEIGHTS
+from irc.plan.digests import check_weights
+from irc.plan.files import MANIFEST, REFERENCES, WEIGHTS
 from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Buffer, Plan, placement_of
+from irc.plan.trust import is_trusted
 from irc.plan.weights import Reference, local_slices, parse_references
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
@@ -35,7 +37,9 @@ def slice_weights(
     return found
 
 
-def load_weights(loaded: LoadedPlan, rank: int | None) -> dict[str, torch.Tensor]:
+def load_weights(
+    loaded: LoadedPlan, rank: int | None, *, verify: bool = False
+) -> dict[str, torch.Tensor]:
     """Read a rank's slices of the weights that the plan's folder holds or refers to.
 
     A state that it has no value for starts at zero.
@@ -43,9 +47,11 @@ def load_weights(loaded: LoadedPlan, rank: int | None) -> dict[str, torch.Tensor
     Args:
         loaded: a plan with a folder.
         rank: whose slices; None reads them whole.
+        verify: compare them with their digests also where that was done here before.
 
     Raises:
-        IrcError: ``plan-corrupt``: a weight is missing, or is not what the plan takes.
+        IrcError: ``plan-corrupt``: a weight is missing, or is not what the plan takes, or a file is
+            not what its digests say; ``signature-invalid``.
     """
     plan, folder = loaded.plan, loaded.folder
     if folder is None:
@@ -54,6 +60,7 @@ def load_weights(loaded: LoadedPlan, rank: int | None) -> dict[str, torch.Tensor
     if (folder / REFERENCES).exists():
         text = files.read_file(folder, REFERENCES, json_text.MAX_BYTES)
         references = parse_references(text, str(folder / REFERENCES))
+    _check_files(loaded, references, rank, verify=verify)
     opened: dict[Path, Any] = {}
     found: dict[str, torch.Tensor] = {}
     for index in plan.weights:
@@ -68,6 +75,49 @@ def load_weights(loaded: LoadedPlan, rank: int | None) -> dict[str, torch.Tensor
             found[buffer.name] = _read(plan, buffer, reference, path, rank, opened)
         except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
             raise corrupt(f"weight '{buffer.name}' cannot be read: {error}", str(path)) from None
+    return found
+
+
+def _check_files(
+    loaded: LoadedPlan, references: Mapping[str, Reference], rank: int | None, *, verify: bool
+) -> None:
+    """Compare the files of a rank's weights with their digests: what of them it reads."""
+    plan, folder = loaded.plan, loaded.folder
+    assert folder is not None
+    wanted: dict[Path, list[Buffer]] = {}
+    for index in plan.weights:
+        buffer = plan.buffers[index]
+        reference = references.get(buffer.name, Reference(WEIGHTS, buffer.name))
+        wanted.setdefault(folder / reference.file, []).append(buffer)
+    several = rank is not None and plan.device_mesh.num_ranks > 1
+    known = loaded.is_known or is_trusted(folder, MANIFEST, loaded.hash)
+    for path, buffers in wanted.items():
+        if path.is_file():
+            ranges = _ranges(plan, buffers, rank, path) if several else None
+            check_weights(path, ranges, known=known, always=verify)
+
+
+def _ranges(
+    plan: Plan, buffers: Sequence[Buffer], rank: int | None, path: Path
+) -> list[tuple[int, int]] | None:
+    """Return which bytes of a safetensors file a rank reads; None where that is not seen."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json_text.parse_object(file.read(min(size, json_text.MAX_BYTES)), str(path))
+        found: list[tuple[int, int]] = []
+        for buffer in buffers:
+            if (entry := header.get(buffer.name)) is None:
+                continue  # a state that starts at zero
+            low, high = (8 + size + int(each) for each in entry["data_offsets"])
+            shape = tuple(map(int, entry["shape"]))
+            first, *others = _slices(plan, buffer, rank, shape) or (slice(0, 1),)
+            if all(s == slice(0, n) for s, n in zip(others, shape[1:], strict=True)) and shape:
+                row = (high - low) // max(shape[0], 1)
+                low, high = low + first.start * row, low + first.stop * row
+            found.append((low, high))
+    except (IrcError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # what is wrong with it is said by who reads it
     return found
 
 

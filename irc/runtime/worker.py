@@ -19,9 +19,11 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from irc.errors import IrcError
+from irc.frontends.torch.named import import_all
 from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.training import recipe_of_plan
 from irc.runtime.arguments import held_parts
+from irc.runtime.code import asked
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.compare import compare
 from irc.runtime.executors import executor_of
@@ -57,6 +59,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--compare", action="store_true", help="compare with the model run eagerly")
     made.add_argument("--save", metavar="F.safetensors", help="write the outputs (rank 0)")
     made.add_argument("--size", metavar="NAME=N", action="append", default=[])
+    made.add_argument("--trust", action="store_true", help="run its code, whoever made it")
+    made.add_argument("--verify", action="store_true", help="compare weights with their digests")
+    made.add_argument("--import", metavar="FILE.py|MODULE", dest="imports", action="append",
+                      default=[], help="import it before")  # fmt: skip
     made.add_argument("--steps", type=int, default=STEPS, help="of a plan of training")
     return made
 
@@ -70,13 +76,14 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
     rank, world = place_of(os.environ)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     torch.set_num_threads(threads_per_process(local))
+    import_all(args.imports)
     if world == 1:
-        loaded = _sized(load_plan(args.plan), args)
+        loaded = _sized(asked(load_plan(args.plan, trust=args.trust)), args)
         check_world(loaded.plan.device_mesh, world)
         if recipe_of_plan(loaded) is not None:
             return train(args, loaded, rank, None, load)
         return _report(args, loaded, *_timed(args, loaded, rank, None, load))
-    loaded, problem = _try_load(args.plan)
+    loaded, problem = _try_load(args.plan, trust=args.trust)
     # Before joining: with another number of processes, some would wait for ever.
     if loaded is not None:
         check_world(loaded.plan.device_mesh, world)
@@ -119,9 +126,9 @@ def _sized(loaded: LoadedPlan, args: argparse.Namespace) -> LoadedPlan:
     return bound.with_program(bound.values(shapes))
 
 
-def _try_load(folder: str) -> tuple[LoadedPlan | None, IrcError | None]:
+def _try_load(folder: str, *, trust: bool) -> tuple[LoadedPlan | None, IrcError | None]:
     try:
-        return load_plan(folder), None
+        return asked(load_plan(folder, trust=trust)), None
     except IrcError as error:
         return None, error
 
@@ -136,7 +143,11 @@ def _timed(
     """Return inputs, the outputs of the first call, and the seconds of a later one."""
     inputs = inputs_for(loaded, args.inputs, args.seed)
     run = executor_of(
-        loaded, load_weights(loaded, rank), rank=rank, communicator=communicator, load=load
+        loaded,
+        load_weights(loaded, rank, verify=args.verify),
+        rank=rank,
+        communicator=communicator,
+        load=load,
     )
     outputs = run(*held_parts(loaded.plan, inputs, rank))
     best = math.inf

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +84,26 @@ def named_object(text: str) -> Any:
             "model-missing", f"'{name}' has no '{attribute}'", help=did_you_mean(attribute, known)
         )
     return getattr(module, attribute)
+
+
+def import_all(names: Sequence[str]) -> None:
+    """Import files and modules, for what they declare: ops of the user's.
+
+    Args:
+        names: a module as an import names it, or a file that ends in ``.py``; one that is imported
+            already is not imported again.
+
+    Raises:
+        IrcError: ``model-missing``; ``model-invalid`` where importing it fails.
+    """
+    for name in names:
+        if not name.endswith(".py"):
+            _module(name)
+            continue
+        path = Path(name)
+        known = getattr(sys.modules.get(path.stem), "__file__", None)
+        if known is None or Path(known) != path.resolve():
+            _file(path)
 
 
 def _file(path: Path) -> ModuleType:

@@ -33,6 +33,7 @@ from irc.plan.native import (
 )
 from irc.plan.native_host import HOST
 from irc.plan.open_sizes import MadeKernel, made_again
+from irc.plan.trust import NAMES, is_trusted, untrusted
 from irc.runtime.native.memory import Array, zero_bytes
 from irc.runtime.native.processor import flags, system
 
@@ -119,6 +120,29 @@ def check_expected(folder: Path, found: str, expected: str) -> None:
             f"the program in '{folder}' is {found[:16]}, not {expected[:64]}",
             help="load the program that you compiled, or ask for the hash of this one",
         )
+
+
+def check_trusted(place: Path, digest: str, expected: str, *, trust: bool) -> None:
+    """Refuse machine code of which it is not known whose it is.
+
+    Args:
+        place: the native folder.
+        digest: of its manifest, which names all of it.
+        expected: the hash that was asked for; a long one names nothing else.
+        trust: the caller trusts who made it.
+
+    Raises:
+        IrcError: ``plan-untrusted``; ``signature-invalid``.
+    """
+    if trust or len(expected) >= NAMES or is_trusted(place, MANIFEST, digest):
+        return
+    raise untrusted(
+        f"the program in '{place}' is machine code, and nothing says whose",
+        str(place),
+        f"program {digest[:16]} was not written by your irc on this machine, nor signed by a key "
+        "that you trust",
+        also=f'; or hash="{digest}", if that is what you were told; or compile the model here',
+    )
 
 
 def native_place(given: str | os.PathLike[str]) -> Path:

@@ -98,7 +98,7 @@ def open_native_host(place: Path, expected: str = "") -> NativeHostFolder:
     return NativeHostFolder(place, host, manifest, regions, found)
 
 
-def _stored(found: NativeHostFolder) -> list[Array]:
+def stored_arrays(found: NativeHostFolder) -> list[Array]:
     """Return the arrays of the host, read-only."""
     content = verified(found.folder, WEIGHTS, found.manifest)
     arrays: list[Array] = []
@@ -187,7 +187,7 @@ class NativeHostProgram:
         self._stated = host.code.functions[ENTRY].inputs
         self.inputs = tuple(map(self._argument, self._names, self._stated))
         self.outputs = tuple(HostArgument(name, None, None) for name in host.code.outputs)
-        self._driver = HostDriver(host.code, _stored(found), regions)
+        self._driver = HostDriver(host.code, stored_arrays(found), regions)
 
     def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Item]:
         """Run once; any thread may call it at any time.

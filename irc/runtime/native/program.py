@@ -15,7 +15,7 @@ from irc.plan.native_host import HOST
 from irc.plan.open_sizes import example_or
 from irc.runtime.native.arguments import in_order
 from irc.runtime.native.bound import Bound, Machine
-from irc.runtime.native.folder import Native, choose, native_place, open_at
+from irc.runtime.native.folder import Native, check_trusted, choose, native_place, open_at
 from irc.runtime.native.library import check_torch
 from irc.runtime.native.memory import Array
 from irc.runtime.native.processor import default_threads
@@ -32,18 +32,21 @@ def load(
     code: str = "",
     hash: str = "",  # noqa: A002 - the word that the user reads
     mapped: bool = False,
+    trust: bool = False,
 ) -> Program | OpenProgram | NativeHostProgram:
     """Load the native program of a plan.
 
-    It is machine code: load only what you compiled, or what comes from somebody whom you trust as
-    you trust the programs that you run. ``hash`` says which program it has to be.
+    It is machine code, which is run only where it is known whose: your irc wrote it on this
+    machine, a key that you trust has signed it, or you say so (``irc explain trust``).
 
     Args:
         folder: of a plan, or its native folder alone.
         threads: that a call uses; by default the cores that this process may use.
         code: the kind of processor whose code is taken; by default the best for the one at hand.
-        hash: what ``irc compile`` printed, or its beginning; covers the weights too.
+        hash: what ``irc trust`` printed, or its beginning; covers the weights too. Of 32 digits or
+            more, it says that you trust this program and no other.
         mapped: leave weights in the file, from which all processes of a machine share them.
+        trust: you trust who made the program as you trust the programs that you run.
 
     Returns:
         What :meth:`Program.run` runs. A plan with open sizes gives an
@@ -53,15 +56,19 @@ def load(
 
     Raises:
         IrcError: ``plan-missing``, ``native-missing``, ``plan-corrupt``, ``plan-version``,
-            ``plan-hash-mismatch``, ``processor-unsupported``, ``package-missing``.
+            ``plan-hash-mismatch``, ``plan-untrusted``, ``processor-unsupported``,
+            ``package-missing``.
     """
     place = native_place(folder)
     threads = default_threads() if threads is None else threads
     if not (place / HOST).is_file():
-        return _program(open_at(place, hash), threads, code, mapped=mapped)
+        found = open_at(place, hash)
+        check_trusted(place, found.hash, hash, trust=trust)
+        return _program(found, threads, code, mapped=mapped)
     from irc.runtime.native.host import NativeHostProgram, open_native_host
 
     host = open_native_host(place, hash)
+    check_trusted(place, host.hash, hash, trust=trust)
     programs = {
         name: _program(each, threads, code, mapped=mapped) for name, each in host.regions.items()
     }

@@ -34,6 +34,7 @@ class Run:
     code: str = ""
     hash: str = ""
     mapped: bool = False
+    trust: bool = False
     repeat: int = 10
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
 
@@ -46,7 +47,14 @@ def measure(run: Run, import_s: float) -> dict[str, Any]:
             ``size-unknown``, ``size-outside``.
     """
     started = time.perf_counter()
-    program = load(run.plan, threads=run.threads, code=run.code, hash=run.hash, mapped=run.mapped)
+    program = load(
+        run.plan,
+        threads=run.threads,
+        code=run.code,
+        hash=run.hash,
+        mapped=run.mapped,
+        trust=run.trust,
+    )
     loaded = time.perf_counter()
     found = _opened(run.plan)
     given = _inputs(run.inputs, program.ports(run.sizes))

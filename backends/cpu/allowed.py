@@ -1,0 +1,88 @@
+"""What the text of a kernel may hold: arithmetic on the memory that it is given, and no calls out.
+
+The text of a kernel comes from a file. Before it is compiled, LLVM's own print of it, in which
+nothing is spelled two ways, is held against a list of what kernels of irc have: everything else is
+refused, so what this list does not know of is, too. It is no proof that a kernel stays inside its
+buffers (:mod:`irc.plan.trust`).
+"""
+
+from __future__ import annotations
+
+import re
+
+INTRINSICS = re.compile(
+    r"llvm\.(?:"
+    r"(?:abs|bitreverse|bswap|ceil|copysign|ctlz|ctpop|cttz|exp|exp2|exp10|fabs|floor|fma|fmuladd"
+    r"|fptosi\.sat|fptoui\.sat|fshl|fshr|ldexp|log|log10|log2|maximum|maxnum|minimum|minnum"
+    r"|nearbyint|pow|powi|rint|round|roundeven|sadd\.sat|sin|cos|smax|smin|sqrt|ssub\.sat|tanh"
+    r"|trunc|uadd\.sat|umax|umin|usub\.sat|is\.fpclass)\.[a-z0-9.]+"
+    r"|(?:mem(?:cpy|move|set)|masked|prefetch)\.[a-z0-9.]+"
+    r"|vector\.(?:reduce|interleave2|deinterleave2|extract|insert)\.[a-z0-9.]+"
+    r"|x86\.(?:avx|avx2|avx512|avx512bf16|avx512fp16|fma|sse|sse2|sse41|ssse3|vcvtps2ph|vcvtph2ps"
+    r"|tdp|tile|tilecfg|ldtilecfg)[a-z0-9.]*"
+    r"|x86\.(?:tileloadd64|tilestored64|tilezero|tilerelease)"
+    r")"
+)
+"""What a kernel may call beside its own functions."""
+
+NAME = r"@([A-Za-z0-9_.$-]+)"
+DEFINED = re.compile(rf"define (?P<internal>(?:internal|private) )?[^@]*?{NAME}\(")
+DECLARED = re.compile(rf"declare [^@]*?{NAME}\(")
+DIRECT = re.compile(rf" +(?:%\S+ = )?(?:tail |notail )?call [^@%(]*{NAME}\(")
+HEADS = re.compile(
+    r"(?:; ModuleID = .*|source_filename = \".*\"|target (?:datalayout|triple) = \".*\")\n"
+)
+"""What LLVM prints before anything else, and the only strings."""
+OUTER = re.compile(
+    r"attributes #\d+ = \{[a-z_ ():,0-9]*\}"
+    r"|!\d+ = (?:distinct )?!\{[^@]*\}"
+    r"|[A-Za-z0-9_.$-]+:(?: +; preds = .*)?"
+    r"|; Function Attrs: .*|\}|"
+)
+"""Lines that begin at the left and are no head of a function: labels, ends, attributes."""
+
+FOREIGN = (
+    "asm", "inttoptr", "blockaddress", "addrspacecast", "indirectbr", "resume", "landingpad",
+    "catchswitch", "va_arg", "personality", "prologue", "prefix", "section", "comdat", "gc",
+    "ifunc", "alias", "module", "invoke", "callbr", "musttail",
+)  # fmt: skip
+"""Words of LLVM IR that no kernel has: assembler, addresses from numbers, code as data."""
+FOREIGN_WORD = re.compile(rf"(?<![%\w.$-])(?:{'|'.join(FOREIGN)})(?![\w.$-])")
+CALL = re.compile(r"(?<![%\w.$-])call ")
+
+
+def refusal(text: str, name: str) -> str | None:
+    """Return why a kernel is not to be compiled; None for one that may be.
+
+    Args:
+        text: as LLVM prints its module.
+        name: of its function, the only one that others see.
+    """
+    text = HEADS.sub("", text)
+    if any(word in text for word in FOREIGN) and (word := FOREIGN_WORD.search(text)):
+        return f"it holds '{word[0]}'"
+    if '"' in text:
+        return "it holds a string"
+    visible: list[str] = []
+    defined: set[str] = set()
+    called: set[str] = set()
+    for line in text.split("\n"):
+        if line[:1] != " ":
+            if found := DEFINED.match(line):
+                defined.add(found[2])
+                visible += [] if found["internal"] else [found[2]]
+            elif found := DECLARED.match(line):
+                called.add(found[1])
+            elif not OUTER.fullmatch(line):
+                return f"it holds what is no function: {line[:120]}"
+        elif "@" in line:
+            direct = DIRECT.match(line)
+            if direct is None or "@" in line[direct.end() :]:
+                return f"it takes the address of a function or global: {line[:120].strip()}"
+            called.add(direct[1])
+        elif "call " in line and CALL.search(line):
+            return f"it calls what is no function by name: {line[:120].strip()}"
+    if visible != [name]:
+        return f"others see {', '.join(visible)}, not {name} alone"
+    strange = sorted(each for each in called - defined if not INTRINSICS.fullmatch(each))
+    return f"it calls {', '.join(strange)[:120]}" if strange else None

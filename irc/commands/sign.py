@@ -1,0 +1,37 @@
+"""`irc sign`: sign a plan, or make a key to sign with."""
+
+import argparse
+from pathlib import Path
+
+HELP = "sign a plan with a key, so that others can trust it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `irc sign`."""
+    parser.epilog = (
+        "Who is to trust the key puts its public part, which is printed, into"
+        " ~/.config/irc/trusted-keys, or into the file that IRC_TRUSTED_KEYS names."
+    )
+    parser.add_argument("plan", metavar="PLAN", nargs="?", help="the folder of a plan")
+    keys = parser.add_mutually_exclusive_group(required=True)
+    keys.add_argument("--key", metavar="FILE", help="an Ed25519 private key, PEM")
+    keys.add_argument("--new-key", metavar="FILE", help="write a new private key there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sign, and print the public key."""
+    from irc.errors import IrcError
+    from irc.plan.signature import new_key, sign
+
+    if (args.plan is None) != (args.key is None):
+        raise IrcError(
+            "option-value",
+            "--key signs a plan, and --new-key needs none",
+            help="irc sign --new-key FILE, then irc sign PLAN --key FILE",
+        )
+    if args.key is None:
+        print(new_key(Path(args.new_key)))
+        return 0
+    key, signed = sign(Path(args.plan), Path(args.key))
+    print(f"signed {signed} folder{'s' * (signed != 1)} with {key}")
+    return 0
