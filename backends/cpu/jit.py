@@ -90,8 +90,10 @@ def _compile(
         if data is not None:
             object_cache.discard(key)
         missing.append((key, group))
+    for text in (text for _, group in missing for text in group.values() if guarded):
+        check_text(text)
     for (key, group), data in zip(
-        missing, _objects_of([g for _, g in missing], features, guarded=guarded), strict=True
+        missing, _objects_of([g for _, g in missing], features), strict=True
     ):
         object_cache.write(key, data)
         found |= _linked(data, group, machine)
@@ -114,15 +116,20 @@ def parted(texts: dict[tuple[str, Features], str]) -> list[dict[tuple[str, Featu
 
 
 def _objects_of(
-    groups: Sequence[dict[tuple[str, Features], str]], features: Features, *, guarded: bool
+    groups: Sequence[dict[tuple[str, Features], str]], features: Features
 ) -> list[bytes]:
     """Return the object code of each group of kernels, of which each is a module."""
     jobs: list[Job] = []
     for group in groups:
         machine, around = _target_machine(features), llvm.create_context()
         module = llvm.parse_assembly("", around)
-        for (digest, _), text in group.items():
-            module.link_in(parse_kernel(text, f"irc_{digest}", around, guarded=guarded))
+        try:
+            for (digest, _), text in group.items():
+                module.link_in(parse_kernel(text, f"irc_{digest}", around))
+        except IrcError:
+            for each in (module, *(other for other, _ in jobs)):
+                each.close()
+            raise
         module.triple, module.data_layout = machine.triple, str(machine.target_data)
         optimise(module, machine)
         jobs.append((module, machine))
@@ -156,26 +163,50 @@ def _finish(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> llvm.Executi
     return engine
 
 
-def parse_kernel(
-    text: str, symbol: str, around: llvm.ContextRef | None = None, *, guarded: bool = False
-) -> llvm.ModuleRef:
-    """Parse one kernel, in a context, and give its function a name of its own in the process."""
-    info = info_of(text)
+def check_text(text: str) -> None:
+    """Refuse the text of a kernel that is no LLVM IR, or holds what no kernel of irc does.
+
+    Raises:
+        IrcError: ``kernel-invalid``.
+    """
+    name = info_of(text).name
     try:
-        module = llvm.parse_assembly(text, around)
-        module.verify()
-        why = refusal(str(module), info.name) if guarded else None
-        module.get_function(info.name).name = symbol
-    except (RuntimeError, NameError) as error:
-        raise IrcError(
-            "kernel-invalid", f"the code of kernel '{info.name}' is not valid LLVM IR: {error}"
-        ) from None
+        with llvm.parse_assembly(text) as module:
+            module.verify()
+            why = refusal(str(module), name)
+    except RuntimeError as error:
+        raise _invalid(name, str(error)) from None
     if why is not None:
         raise IrcError(
             "kernel-invalid",
-            f"kernel '{info.name}' holds what no kernel of irc does: {why}",
+            f"kernel '{name}' holds what no kernel of irc does: {why}",
             help="compile the model again; irc explain trust says what a plan may hold",
         )
+
+
+def _invalid(name: str, why: str) -> IrcError:
+    return IrcError("kernel-invalid", f"the code of kernel '{name}' is not valid LLVM IR: {why}")
+
+
+def parse_kernel(text: str, symbol: str, around: llvm.ContextRef) -> llvm.ModuleRef:
+    """Parse one kernel, in a context, and give its function a name of its own in the process.
+
+    Raises:
+        IrcError: ``kernel-invalid``.
+    """
+    info = info_of(text)
+    try:
+        module = llvm.parse_assembly(text, around)
+    except RuntimeError as error:
+        raise _invalid(info.name, str(error)) from None
+    try:
+        module.verify()
+        module.get_function(info.name).name = symbol
+    except (RuntimeError, NameError) as error:
+        # Who keeps the error keeps this frame, and the collector frees in any order: a module must
+        # not outlive its context.
+        module.close()
+        raise _invalid(info.name, str(error)) from None
     return module
 
 

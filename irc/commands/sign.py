@@ -13,9 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " ~/.config/irc/trusted-keys, or into the file that IRC_TRUSTED_KEYS names."
     )
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="the folder of a plan")
-    keys = parser.add_mutually_exclusive_group(required=True)
-    keys.add_argument("--key", metavar="FILE", help="an Ed25519 private key, PEM")
-    keys.add_argument("--new-key", metavar="FILE", help="write a new private key there")
+    parser.add_argument("--key", metavar="FILE", help="an Ed25519 private key, PEM")
+    parser.add_argument("--new-key", metavar="FILE", help="write a new private key there")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -23,13 +22,13 @@ def run(args: argparse.Namespace) -> int:
     from irc.errors import IrcError
     from irc.plan.signature import new_key, sign
 
-    if (args.plan is None) != (args.key is None):
+    if (args.plan is None) != (args.key is None) or (args.key is None) == (args.new_key is None):
         raise IrcError(
             "option-value",
             "--key signs a plan, and --new-key needs none",
             help="irc sign --new-key FILE, then irc sign PLAN --key FILE",
         )
-    if args.key is None:
+    if args.new_key is not None:
         print(new_key(Path(args.new_key)))
         return 0
     key, signed = sign(Path(args.plan), Path(args.key))

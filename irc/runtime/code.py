@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from irc.plan import built, json_text
 from irc.plan.files import MANIFEST
@@ -124,8 +124,11 @@ def _names_in(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value] if "::" in value else []
     if isinstance(value, dict):
-        value = [*value, *value.values()]
-    return [name for item in value for name in _names_in(item)] if isinstance(value, list) else []
+        known = cast("dict[str, Any]", value)
+        return _names_in([*known, *known.values()])
+    if isinstance(value, list):
+        return [name for item in cast("list[Any]", value) for name in _names_in(item)]
+    return []
 
 
 def read_kernels(loaded: LoadedPlan) -> dict[str, KernelOp]:

@@ -237,7 +237,7 @@ def test_a_file_that_cannot_be_is_refused(
     loop: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], words: str
 ) -> None:
     with pytest.raises(IrcError, match=words) as caught:
-        irc.runtime.load(edited(loop, tmp_path / "edited", change))
+        irc.runtime.load(edited(loop, tmp_path / "edited", change), trust=True)
     assert caught.value.codes == ("plan-corrupt",)
 
 
