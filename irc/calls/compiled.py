@@ -2,8 +2,8 @@
 
 A compiled module is an instance of a subclass of the user's class and shares the original's
 ``__dict__``: parameters, their names, hooks, ``train()`` and ``state_dict()`` are the original's
-own. Each kind of call (shapes, dtypes, flags: see :mod:`irc.frontends.torch.guards`) is compiled
-once.
+own. Hooks on the module run around its compiled ``forward``, where torch calls them. Each kind of
+call (shapes, dtypes, flags: see :mod:`irc.frontends.torch.guards`) is compiled once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
+from torch._dynamo import config as dynamo_config
 from torch.utils import _pytree as pytree
 
 from irc.calls.direct import MISS
@@ -27,6 +28,8 @@ from irc.constraints.pins import pin
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
 from irc.frontends.torch.export import as_module, shape_specs
+from irc.frontends.torch.faces import face, subclass
+from irc.frontends.torch.hooks import layer_hooks, on_all_modules
 from irc.frontends.torch.in_place import in_place
 from irc.pipeline import Options, make_plan
 from irc.runtime.executors import executor_of
@@ -84,18 +87,21 @@ class Dispatcher:
     """The compiled versions of one module or function.
 
     Args:
-        original: what runs uncompiled; captured from.
+        original: a module, of which ``forward`` is what is compiled (whoever calls the compiled
+            module runs its hooks), or a function.
         options: of the pipeline.
     """
 
     def __init__(self, original: Callable[..., Any], options: Options) -> None:
         self.original = original
+        self._run = original.forward if isinstance(original, nn.Module) else original
         self.options = options
         self.versions: list[Version | OpenVersion] = []
         self._recompiles = Recompiles()
         self._ranks: Ranks | None = None
         self._store = Store()
-        self._training: Callable[..., Any] | None = None
+        self._by_torch: Callable[..., Any] | None = None
+        self._hooks: tuple[dict[int, Any], ...] = ()
         self.is_frozen = False
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -109,19 +115,25 @@ class Dispatcher:
         if self.is_frozen:
             return self._frozen(args, kwargs)
         if torch.is_grad_enabled() and self._wants_gradients(args, kwargs):
-            return self._with_gradients(args, kwargs)
+            self._check_gradients()
+            return self._through_torch(args, kwargs)
+        if any(self._hooks):
+            return self._through_torch(args, kwargs)
         version, _ = self._find(args, kwargs)
         if version is None:
             with TRACING:
                 # Another thread may have compiled it; and while one traces, guards fail.
                 version, reason = self._find(args, kwargs)
-                if version is None and len(self.versions) < MAX_VERSIONS:
+                is_hooked = version is None and self._is_hooked()
+                if version is None and not is_hooked and len(self.versions) < MAX_VERSIONS:
                     version = self._add(args, kwargs, reason)
+            if is_hooked:
+                return self._through_torch(args, kwargs)
             if version is None:
                 return self._eager(args, kwargs, reason)
         if (shared := version.shared(args, kwargs)) is not None:
             self._recompiles.add_shared(shared)
-            return self.original(*args, **kwargs)
+            return self._run(*args, **kwargs)
         return version(args, kwargs)
 
     def _frozen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -177,7 +189,7 @@ class Dispatcher:
         call = apart((tuple(args), dict(kwargs)))
         if self.options.dynamic and (opened := self._opened(*call)) is not None:
             return opened
-        captured = in_place(capture(self.original, *call))
+        captured = in_place(capture(self.original, *call, hooks=False))
         plan = make_plan(captured.program, self.options, keep_ir=False)
         return Version(captured, executor_of(plan, captured.program.tensors, store=self._store))
 
@@ -189,7 +201,9 @@ class Dispatcher:
         """
         chosen: Any = self.options.dynamic
         try:
-            captured = capture(self.original, args, kwargs, dynamic_shapes=chosen, keep_open=True)
+            captured = capture(
+                self.original, args, kwargs, dynamic_shapes=chosen, keep_open=True, hooks=False
+            )
         except IrcError as error:
             if chosen is not True:
                 raise
@@ -212,7 +226,7 @@ class Dispatcher:
             self._ranks = Ranks.of(self.options.mesh)
         ranks = self._ranks
         blank = pytree.tree_map(held.blank, (tuple(args), dict(kwargs)))
-        captured = in_place(capture(self.original, *blank))
+        captured = in_place(capture(self.original, *blank, hooks=False))
         given = captured.flatten(args, dict(kwargs))
         pin(captured.program.module, placements_for(captured, given, ranks.mesh, ranks.placements))
         executor = ranks.executor(
@@ -225,7 +239,7 @@ class Dispatcher:
         self._recompiles.add_eager(reason)
         if self.options.mesh.num_ranks > 1:
             args, kwargs = gathered(args, kwargs)
-        return self.original(*args, **kwargs)
+        return self._run(*args, **kwargs)
 
     def _wants_gradients(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         given = (*args, *kwargs.values())
@@ -235,8 +249,19 @@ class Dispatcher:
             p.requires_grad for p in self.original.parameters()
         )
 
-    def _with_gradients(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run where autograd records: AOTAutograd splits forward and backward for irc."""
+    def _is_hooked(self) -> bool:
+        """True where layers have hooks now and Dynamo can do what they do, which no version does.
+
+        What the layers are is read anew: it may be that calls fit no version because of that.
+        """
+        if self.options.mesh.num_ranks > 1 or self.options.backend != "cpu":
+            return False
+        if isinstance(self.original, nn.Module):
+            self._hooks = layer_hooks(self.original)
+        return any(self._hooks)
+
+    def _check_gradients(self) -> None:
+        """Refuse to record gradients where no backward pass is planned."""
         if self.options.mesh.num_ranks > 1:
             raise IrcError(
                 "op-unsupported",
@@ -249,27 +274,37 @@ class Dispatcher:
                 f"a module compiled by backend '{self.options.backend}' runs without gradients",
                 help="call it under torch.no_grad(), or compile it with the backend cpu",
             )
-        if self._training is None:
+
+    def _through_torch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run through Dynamo; where autograd records, AOTAutograd splits forward and backward."""
+        if on_all_modules():
+            self._recompiles.add_hooks_on_all()
+            return self._run(*args, **kwargs)
+        if self._by_torch is None:
             with TRACING:  # torch looks its backends up without a lock of its own
-                if self._training is None:
-                    self._training = self._with_backward(args, kwargs)
+                if self._by_torch is None:
+                    self._by_torch = self._compiled_by_torch(args, kwargs)
         try:
-            return self._training(*args, **kwargs)
+            return self._by_torch(*args, **kwargs)
         except Exception as error:
             # Dynamo wraps what a backend raises; a user of irc.compile has named no backend.
             if isinstance(inner := getattr(error, "inner_exception", None), IrcError):
                 raise inner from None
             raise
 
-    def _with_backward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    def _compiled_by_torch(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Callable[..., Any]:
         """Return the original through torch.compile, its graphs planned as the user chose."""
         dynamic = self.options.dynamic
         if dynamic is not None and dynamic is not True:
             # Dynamo finds out by itself which sizes vary; what names none is a mistake here too.
             shape_specs(as_module(self.original).forward, tuple(args), {**kwargs}, dynamic)
+        # By default Dynamo does not look whether layers have got hooks since it traced them.
+        dynamo_config.skip_nnmodule_hook_guards = False
         chosen = {name: getattr(self.options, name) for name in FOR_TORCH}
         return cast("Any", torch).compile(
-            self.original, backend="irc", options=chosen, dynamic=True if dynamic else None
+            self._run, backend="irc", options=chosen, dynamic=True if dynamic else None
         )
 
 
@@ -292,18 +327,16 @@ def compiled_class(cls: C, options: Options) -> C:
             return known[1](args, kwargs)
         dispatcher = _DISPATCHERS.get(self)
         if dispatcher is None:
-            dispatcher = _DISPATCHERS[self] = Dispatcher(_as(cls, self), options)
+            dispatcher = _DISPATCHERS[self] = Dispatcher(face(cls, self), options)
         recent = (ref(self), dispatcher)
         return dispatcher(args, kwargs)
 
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    # type() does not say that what it makes is a class of modules, as cls is.
-    return type(cls.__name__, (cls,), {**names, "forward": forward, "_irc_original": cls})  # type: ignore[return-value]
+    return subclass(cls, forward=forward, _irc_original=cls)
 
 
 def compiled_instance(module: nn.Module, options: Options) -> nn.Module:
     """Return a module that shares everything with the given one but its forward."""
-    return _as(compiled_class(type(module), options), module)
+    return face(compiled_class(type(module), options), module)
 
 
 def compiled_function(function: Callable[..., Any], options: Options) -> Callable[..., Any]:
@@ -330,7 +363,7 @@ def original(compiled: Any) -> Any:
     found = getattr(compiled, "_irc_original", None)
     if found is None:
         raise IrcError("input-mismatch", f"{type(compiled).__name__} was not made by irc.compile")
-    return _as(found, compiled) if isinstance(compiled, nn.Module) else found
+    return face(found, compiled) if isinstance(compiled, nn.Module) else found
 
 
 def dispatcher_of(module: nn.Module) -> Dispatcher | None:
@@ -370,10 +403,3 @@ def refresh(compiled: Any) -> None:
         found = dispatcher_of(compiled)
     for version in [] if found is None else found.versions:
         version.refresh()
-
-
-def _as(cls: type[nn.Module], module: nn.Module) -> nn.Module:
-    """Return a second face of a module: another class, the same state."""
-    face = object.__new__(cls)
-    object.__setattr__(face, "__dict__", module.__dict__)
-    return face

@@ -32,8 +32,8 @@ class Statistics:
     Attributes:
         compilations: versions compiled.
         reasons: why each but the first was.
-        eager_calls: calls that ran uncompiled: there were too many versions, or what the call
-            writes to shares memory with another argument.
+        eager_calls: calls that ran uncompiled: there were too many versions, what the call writes
+            to shares memory with another argument, or there were hooks on all modules.
         open_sizes: of the versions that leave sizes open, what was done for them.
     """
 
@@ -55,6 +55,7 @@ class Recompiles:
     reasons: list[str] = field(default_factory=list[str])
     eager_calls: int = 0
     _has_shared: bool = False
+    _has_hooks_on_all: bool = False
     _latest: tuple[str, int] = ("x", 0)
     _sizes: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
 
@@ -95,6 +96,17 @@ class Recompiles:
             reason,
             "name those that vary: dynamic={'x': {0: 'batch'}}",
         )
+
+    def add_hooks_on_all(self) -> None:
+        """Note a call that runs uncompiled for hooks on all modules; warn of the first."""
+        self.eager_calls += 1
+        if not self._has_hooks_on_all:
+            self._has_hooks_on_all = True
+            _warn(
+                "a call runs eagerly while there are hooks on all modules, now and whenever so",
+                "torch.nn.modules.module.register_module_..._hook wants to see each module's call",
+                "put hooks on the layers that matter: layer.register_forward_hook",
+            )
 
     def add_shared(self, reason: str) -> None:
         """Note a call that runs uncompiled because arguments share memory; warn of the first."""

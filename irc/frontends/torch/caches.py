@@ -8,13 +8,14 @@ traced.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torch import nn
 from torch.utils import _pytree as pytree
+
+from irc.frontends.torch.faces import face, subclass
 
 CLASSES: set[type] = set()
 """The classes of caches that torch's trees have been taught."""
@@ -32,7 +33,7 @@ def caches_in(tree: Any) -> list[Any]:
 
 @dataclass
 class Watch:
-    """What the last trace of a module did with the caches that it was given.
+    """What the last call of a module did with the caches that it was given.
 
     Attributes:
         kept: for each cache among the results, which of the given ones it is; None for a new one.
@@ -40,22 +41,28 @@ class Watch:
 
     kept: list[int | None] = field(default_factory=list[int | None])
 
-    @contextmanager
-    def on(self, module: nn.Module) -> Generator[None]:
-        """Watch calls of a module."""
+    def over(self, module: nn.Module, *, hooks: bool = True) -> nn.Module:
+        """Return a face of a module whose calls are watched.
 
-        def see(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        Args:
+            module: what is to be called.
+            hooks: run its own hooks, too; without, a call is its ``forward`` and nothing else.
+        """
+
+        def call(own: Any, *args: Any, **kwargs: Any) -> Any:
+            output = (
+                type(module).__call__(own, *args, **kwargs)
+                if hooks
+                else own.forward(*args, **kwargs)
+            )
             given = [id(cache) for cache in caches_in((args, kwargs))]
             self.kept = [
                 given.index(id(cache)) if id(cache) in given else None
                 for cache in caches_in(output)
             ]
+            return output
 
-        hook = module.register_forward_hook(see, with_kwargs=True)
-        try:
-            yield
-        finally:
-            hook.remove()
+        return face(subclass(type(module), __call__=call), module)
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,7 @@ def capture(
     device: str = "cpu",
     outline: bool = True,
     keep_open: bool = False,
+    hooks: bool = True,
 ) -> Captured:
     """Trace a module or function and return it as a program.
 
@@ -169,6 +170,7 @@ def capture(
         device: where the program's constants are put.
         outline: make functions of repeated layers.
         keep_open: return the program for the example's sizes, and the way to those for others.
+        hooks: of the module itself are part of the program; those of its layers always are.
 
     Raises:
         IrcError: ``capture-failed`` or ``op-unsupported``, all causes at once; ``input-mismatch``
@@ -180,12 +182,12 @@ def capture(
     args, kwargs = _placed(module, args, kwargs)
     guards = Guards.of(module, args, kwargs, None if keep_open else dynamic_shapes)
     watch = Watch()
-    with explained(module_or_function), watch.on(module):
+    with explained(module_or_function):
         if keep_open:
             spec, leaf_specs = open_dims(module, args, kwargs, dynamic_shapes), []
         else:
             spec, leaf_specs = shape_specs(module.forward, args, kwargs, dynamic_shapes)
-        exported = export(module, args, kwargs, spec)
+        exported = export(watch.over(module, hooks=hooks), args, kwargs, spec)
     if looks_at_memory(exported.graph_module):
         guards = guards.lying(args, kwargs)
     leaf_names = argument_names(module.forward, args, kwargs)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.export import shape_specs
+from irc.frontends.torch.hooks import layer_hooks
 from irc.frontends.torch.quick import Quick, accepting, holding
 from irc.frontends.torch.sizes import dims_of
 from irc.frontends.torch.structure import argument_names
@@ -83,6 +84,8 @@ class Guards:
     tensors: tuple[torch.Tensor, ...]
     pointers: list[int]
     flat: bool
+    hooks: tuple[dict[int, Any], ...]
+    hooked: list[dict[int, Any]]
 
     @staticmethod
     def of(
@@ -96,6 +99,7 @@ class Guards:
         _, specs = shape_specs(module.forward, tuple(args), kwargs, dynamic_shapes)
         held = tuple(slots[key] for _, slots, key in tensors)
         memory = tuple(each for each in held if type(each) in (torch.Tensor, nn.Parameter))
+        hooks = layer_hooks(module)
         return Guards(
             spec=spec,
             keywords=tuple(kwargs),
@@ -111,6 +115,8 @@ class Guards:
             tensors=memory,
             pointers=[each.data_ptr() for each in memory],
             flat=not kwargs and all(isinstance(arg, torch.Tensor) for arg in args),
+            hooks=hooks,
+            hooked=[dict(each) for each in hooks] if any(hooks) else [],
         )
 
     def opened(self, shapes: Mapping[int, Sequence[Any]]) -> Guards:
@@ -176,6 +182,8 @@ class Guards:
         # `parameter.data = other` keeps the object and changes its memory.
         if [each.data_ptr() for each in self.tensors] != self.pointers:
             return self._memory()
+        if (any(self.hooks) or self.hooked) and [*self.hooks] != self.hooked:
+            return "layers have other hooks than at compile time"
         return self._arguments(args, kwargs or {})
 
     def quick(self) -> Quick | None:
@@ -187,9 +195,12 @@ class Guards:
         fixed = all(isinstance(size, int) for leaf in self.leaves for size in leaf.shape)
         if not self.flat or not fixed or (self.grad and self.tensors) or self.autocast[0]:
             return None
+        if self.hooked:
+            return None
         if any(leaf.device != torch.device("cpu") or leaf.lies for leaf in self.leaves):
             return None
-        slots = (self.slots, self.values, self.held_slots, self.held, self.tensors, self.pointers)
+        slots = (self.slots, self.values, self.held_slots, self.held, self.tensors, self.pointers,
+                 self.hooks)  # fmt: skip
         sizes = [torch.Size([n for n in x.shape if isinstance(n, int)]) for x in self.leaves]
         wanted = [(n, x.dtype, x.requires_grad) for n, x in zip(sizes, self.leaves, strict=True)]
         holds = holding(*slots) if self.held or self.slots else None

@@ -92,6 +92,7 @@ def holding(
     held: tuple[Any, ...],
     tensors: Sequence[torch.Tensor],
     pointers: list[int],
+    hooks: tuple[dict[int, Any], ...] = (),
 ) -> Callable[[], bool]:
     """Return a check of what a module holds.
 
@@ -102,6 +103,7 @@ def holding(
         held: what they were; they have to be the same objects.
         tensors: those among them whose memory has to be the same, too.
         pointers: the addresses of that.
+        hooks: what has to be empty.
     """
     get, address = dict.get, torch.Tensor.data_ptr
 
@@ -109,6 +111,8 @@ def holding(
         if held and not all(map(is_, starmap(get, held_slots), held)):
             return False
         if tensors and [*map(address, tensors)] != pointers:
+            return False
+        if any(hooks):
             return False
         return not slots or tuple(starmap(get, slots)) == values
 
