@@ -191,7 +191,8 @@ class Dispatcher:
             return opened
         captured = in_place(capture(self.original, *call, hooks=False))
         plan = make_plan(captured.program, self.options, keep_ir=False)
-        return Version(captured, executor_of(plan, captured.program.tensors, store=self._store))
+        tensors = captured.program.tensors
+        return Version(captured, executor_of(plan, tensors, store=self._store, draws=True))
 
     def _opened(self, args: Sequence[Any], kwargs: dict[str, Any]) -> OpenVersion | None:
         """Return a version that leaves sizes open; None where the module fixes all of them.

@@ -132,7 +132,7 @@ class OpenVersion:
 
     def _make(self, shapes: Shapes) -> Version:
         loaded = self._plans.at(self._open.read(shapes))
-        executor = executor_of(loaded, self._tensors, store=self._store)
+        executor = executor_of(loaded, self._tensors, store=self._store, draws=True)
         leaves = dict(zip(self._captured.tensor_leaves, shapes, strict=True))
         guards = self._captured.guards.closed(leaves)
         return Version(replace(self._captured, guards=guards), executor)

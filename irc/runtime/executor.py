@@ -70,6 +70,8 @@ class Executor:
         owns: nobody else holds the weights or writes to them: those that calls read only what is
             prepared of are let go as soon as that is made.
         prepared: where what is prepared is to lie, zeros, by buffer; by default new memory.
+        draws: each call draws its seed from torch's generator, so that ``torch.manual_seed``
+            repeats it as it repeats eager's; by default the seed counts calls.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Executor:
         store: Store | None = None,
         owns: bool = False,
         prepared: Mapping[int, torch.Tensor] | None = None,
+        draws: bool = False,
     ) -> None:
         loaded = runnable(loaded)
         plan = loaded.plan
@@ -126,6 +129,7 @@ class Executor:
         )
         self._turn = threading.Lock() if distributed else None
         self._owns = owns
+        self._draws = draws
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once and return the outputs, whole.
@@ -176,9 +180,11 @@ class Executor:
         else:
             with torch.no_grad():
                 frame.bind(self._owners(given, fresh))
+                for seed in self._seeds if self._draws else ():
+                    seed.random_()
                 for step in steps:
                     step()
-                for seed in self._seeds:
+                for seed in () if self._draws else self._seeds:
                     seed.add_(1)
         if self._copies is not None:
             self._copies.write_back()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -54,7 +54,6 @@ class CompiledGraph:
             program.results
         ) and [value for _, value in program.results] == list(range(len(program.results)))
         self._tensors = program.assembly.program.tensors
-        self._seed = self._tensors.get("seed")
         self._executors: OrderedDict[tuple[int, ...], Launch] = OrderedDict()
         self._lock = threading.Lock()
         bound = tuple(self._tensors[name].data_ptr() for name, _ in self._held)
@@ -62,7 +61,7 @@ class CompiledGraph:
             self._plan = plan or make_plan(program.assembly.program, options, keep_ir=False)
             for name, times in fall_backs(self._plan.plan).items():
                 counters[f"library {name}"] += times
-            executor: Launch = launch(executor_of(self._plan, self._tensors, store=store))
+            executor = self._launch(self._tensors)
         else:
             executor = _nothing
         self._executors[bound] = executor
@@ -72,12 +71,13 @@ class CompiledGraph:
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Run on the graph's arguments."""
         executor = self._bound_to(args) if self._held else self._latest[1]
-        if self._seed is not None:
-            self._seed.random_()
         found = executor([args[i] for i in self._inputs])
         if self._direct:
             return found
         return tuple(_shown(kind, value, found, args) for kind, value in self._flat.results)
+
+    def _launch(self, tensors: Mapping[str, torch.Tensor]) -> Launch:
+        return launch(executor_of(self._plan, tensors, store=self._store, draws=True))
 
     def _bound_to(self, args: Sequence[Any]) -> Launch:
         """Use the parameters of this call: Dynamo runs one graph for all modules of one form."""
@@ -89,8 +89,7 @@ class CompiledGraph:
             if here not in self._executors:
                 counters["rebound"] += 1
                 tensors = {**self._tensors, **{name: args[i].detach() for name, i in self._held}}
-                executor = executor_of(self._plan, tensors, store=self._store)
-                self._executors[here] = launch(executor)
+                self._executors[here] = self._launch(tensors)
                 if len(self._executors) > MAX_MODULES:
                     self._executors.popitem(last=False)
             self._latest = here, self._executors[here]
