@@ -23,6 +23,7 @@ from irc.commands import (
     list,
     opt,
     run,
+    schedule,
     sign,
     trust,
     tune,
@@ -55,6 +56,7 @@ COMMANDS: dict[str, Command] = {
     "trust": trust,
     "sign": sign,
     "tune": tune,
+    "schedule": schedule,
     "cluster": cluster,
 }
 

@@ -1,0 +1,279 @@
+"""`irc schedule`: pipeline schedules, shown, drawn, converted and searched."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from irc.schedule.actions import Schedule
+    from irc.schedule.timeline import Timeline, Times
+
+HELP = "show, draw, convert or search pipeline schedules"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `irc schedule`."""
+    add = parser.add_argument
+    add("action", choices=[*ACTIONS], help="list: the schedules that have a name; show: check one, "
+        "and print its time, bubble and memory; draw: an SVG picture; convert: as text or as "
+        "torch's table; search: the best one by times and memory")  # fmt: skip
+    add("name", metavar="NAME|FILE", nargs="?", help="a name, as 1f1b or interleaved:2 (two stages "
+        "a rank), or a file: torch's table where it ends in .csv, else irc's text")  # fmt: skip
+    add("--ranks", type=int, metavar="N", help="of the pipeline")
+    add("--micro-batches", type=int, metavar="N", help="of a step")
+    add("--vocabulary", type=int, choices=(1, 2), metavar="1|2", help="show, draw, convert: weave "
+        "in a vocabulary that all ranks share, by this algorithm (arXiv:2411.05288)")  # fmt: skip
+    add("--times", metavar="F,I,W[,S,T]", help="show, draw, search: what forward, input and weight "
+        "gradient of a rank take, in any unit (default 1,1,1); by stage as "
+        "F0/F1/..,I0/I1/..,W0/W1/..; and what S and T of a vocabulary take")  # fmt: skip
+    add("--transfer", type=float, metavar="T", help="show, draw, search: what a message between "
+        "two ranks takes (default 0)")  # fmt: skip
+    add("--width", type=int, metavar="N", help="show: columns of the picture (default 100)")
+    add("-o", "--output", metavar="FILE", help="draw, convert, search: write there")
+    add("--to", choices=("text", "csv"), help="convert, search: irc's text, or torch's table; by "
+        "default what the name of FILE says")  # fmt: skip
+    add("--chunks", type=int, metavar="N", help="search: stages of a rank (default 1)")
+    add("--memory", type=float, metavar="N", help="search: micro-batches whose activations a rank "
+        "can hold (default: all)")  # fmt: skip
+    add("--weight-share", type=float, metavar="X", help="search: of what F saves, the part that W "
+        "reads, 0 to 1; the rest is released at I (default 0)")  # fmt: skip
+    add("--span", action="store_true", help="search: shorten each rank's time from its first to "
+        "its last action, not the whole")  # fmt: skip
+
+
+TAKEN_BY = {
+    "name": ("show", "draw", "convert"),
+    "ranks": ("show", "draw", "convert", "search"),
+    "micro_batches": ("show", "draw", "convert", "search"),
+    "vocabulary": ("show", "draw", "convert"),
+    "times": ("show", "draw", "search"),
+    "transfer": ("show", "draw", "search"),
+    "width": ("show",),
+    "output": ("draw", "convert", "search"),
+    "to": ("convert", "search"),
+    "chunks": ("search",),
+    "memory": ("search",),
+    "weight_share": ("search",),
+    "span": ("search",),
+}
+"""The actions that take each argument."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the first word says."""
+    from irc.errors import IrcError
+
+    for name, actions in TAKEN_BY.items():
+        if args.action not in actions and getattr(args, name) not in (None, False):
+            option = "a name" if name == "name" else f"--{name.replace('_', '-')}"
+            raise IrcError(
+                "option-value",
+                f"{option} is for irc schedule {', '.join(actions)}, not for {args.action}",
+            )
+    if args.name is None and args.action in TAKEN_BY["name"]:
+        raise IrcError(
+            "option-value", f"irc schedule {args.action} needs the name of a schedule, or a file",
+            help=f"irc schedule {args.action} 1f1b --ranks 4 --micro-batches 8; "
+            "irc schedule list names them",
+        )  # fmt: skip
+    return ACTIONS[args.action](args)
+
+
+def _list(_: argparse.Namespace) -> int:
+    from irc.schedule.named import BUILTIN, generator, schedule_names
+
+    for name in schedule_names():
+        if name in BUILTIN:
+            words = (generator(name).__doc__ or "").strip().partition("\n")[0]
+        else:
+            words = "[plug-in]"
+        print(f"{name:14}  {words}")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from irc.schedule.draw import as_text
+    from irc.schedule.timeline import peaks
+
+    timeline = _played(args)
+    schedule = timeline.schedule
+    held = peaks(schedule)
+    print(as_text(timeline, width=max(args.width or 100, 24)))
+    print(f"stages          {schedule.num_stages} on {len(schedule.ranks)} ranks")
+    print(f"micro-batches   {schedule.num_micro_batches}")
+    print(f"makespan        {timeline.makespan:g}")
+    print(f"longest rank    {timeline.span:g} from its first to its last action")
+    print(f"busiest rank    {timeline.work:g} of work")
+    print(f"bubble          {timeline.makespan_bubble:.2%} ({timeline.bubble:.2%} of the rank's)")
+    print(f"activations     {' '.join(f'{each:g}' for each in held)} of a rank's stages, at most")
+    return 0
+
+
+def _draw(args: argparse.Namespace) -> int:
+    from irc.schedule.draw import as_svg
+
+    return _write(as_svg(_played(args)), args.output)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    return _write(_text(_schedule(args), args), args.output)
+
+
+def _text(schedule: Schedule, args: argparse.Namespace) -> str:
+    from irc.schedule.csv_table import write_csv
+    from irc.schedule.notation import print_schedule
+
+    named_so = str(args.output or "").lower().endswith(".csv")
+    as_table = args.to == "csv" or (args.to is None and named_so)
+    return write_csv(schedule) if as_table else print_schedule(schedule)
+
+
+def _search(args: argparse.Namespace) -> int:
+    from irc.schedule.search import search
+    from irc.schedule.timeline import peaks
+
+    ranks, micro_batches = _sizes(args)
+    chunks = 1 if args.chunks is None else args.chunks
+    share = args.weight_share or 0.0
+    if not 1 <= chunks <= MAX_CHUNKS:
+        raise _bad("--chunks", str(chunks), f"a rank has 1 to {MAX_CHUNKS} stages")
+    if not 0.0 <= share <= 1.0:
+        raise _bad("--weight-share", str(share), "it is a part: 0 to 1")
+    choice = search(
+        _times(args, ranks * chunks, chunks),
+        ranks=ranks,
+        micro_batches=micro_batches,
+        chunks=chunks,
+        memory=args.memory,
+        weight_share=share,
+        objective="span" if args.span else "makespan",
+    )
+    if args.to and not args.output:
+        return _write(_text(choice.schedule, args), None)
+    if args.output:
+        _write(_text(choice.schedule, args), args.output)
+    timeline = choice.timeline
+    held = max(peaks(choice.schedule, weight_share=share, chunks=chunks))
+    print(f"chosen          {choice.origin}, of {choice.tried} schedules")
+    print(f"makespan        {timeline.makespan:g}")
+    print(f"longest rank    {timeline.span:g}")
+    print(f"bubble          {timeline.makespan_bubble:.2%} ({timeline.bubble:.2%} of the rank's)")
+    print(f"activations     {held:g} at most")
+    if choice.named is not None:
+        best = choice.named
+        print(
+            f"best by name    {best.schedule.name}: {best.makespan:g}, longest rank {best.span:g}"
+        )
+    return 0
+
+
+def _played(args: argparse.Namespace) -> Timeline:
+    from irc.schedule.check import check
+    from irc.schedule.timeline import play
+
+    schedule = _schedule(args)
+    check(schedule)
+    chunks = max(1, schedule.num_stages // max(len(schedule.ranks), 1))
+    return play(schedule, _times(args, schedule.num_stages, chunks))
+
+
+def _schedule(args: argparse.Namespace) -> Schedule:
+    from pathlib import Path
+
+    from irc.schedule.check import check
+    from irc.schedule.named import generate
+    from irc.schedule.notation import load_schedule
+
+    name = str(args.name)
+    if Path(name).suffix or "/" in name:
+        schedule = load_schedule(name)
+    else:
+        ranks, micro_batches = _sizes(args)
+        schedule = generate(name, ranks=ranks, micro_batches=micro_batches)
+    if args.vocabulary:
+        from irc.schedule.vocabulary import with_vocabulary
+
+        check(schedule)
+        schedule = with_vocabulary(schedule, args.vocabulary)
+    return schedule
+
+
+def _sizes(args: argparse.Namespace) -> tuple[int, int]:
+    from irc.errors import IrcError
+
+    for option, size in (("--ranks", args.ranks), ("--micro-batches", args.micro_batches)):
+        if size is None:
+            raise IrcError(
+                "option-value", f"irc schedule {args.action} needs {option}",
+                help="as in: irc schedule show 1f1b --ranks 4 --micro-batches 8",
+            )  # fmt: skip
+        if not 1 <= size <= MAX_SIZE:
+            raise _bad(option, str(size), f"it is 1 to {MAX_SIZE}")
+    return args.ranks, args.micro_batches
+
+
+MAX_SIZE = 16384
+MAX_CHUNKS = 64
+
+
+def _times(args: argparse.Namespace, num_stages: int, chunks: int) -> Times:
+    from irc.schedule.timeline import Times
+
+    text, transfer = args.times or "1,1,1", args.transfer or 0.0
+    kinds = text.split(",")
+    if len(kinds) not in (3, 5):
+        raise _bad("--times", text, "it has three parts: forward, input and weight gradient, and "
+                   "two more where there is a vocabulary")  # fmt: skip
+    if not 0.0 <= transfer < float("inf"):
+        raise _bad("--transfer", str(transfer), "it is a time")
+    forward, inputs, weights = (_numbers(part, num_stages, chunks, text) for part in kinds[:3])
+    both = [_numbers(part, 1, 1, text)[0] for part in kinds[3:]] or [0.0, 0.0]
+    return Times(forward, inputs, weights, None, transfer, *both)
+
+
+def _numbers(text: str, num_stages: int, chunks: int, whole: str) -> list[float]:
+    try:
+        numbers = [float(word) for word in text.split("/")]
+    except ValueError:
+        raise _bad("--times", whole, f"'{text}' is no number") from None
+    if not all(0.0 <= number < float("inf") for number in numbers):
+        raise _bad("--times", whole, "a time is zero or more")
+    if len(numbers) == 1:
+        # One number is what a rank takes; its stages share it.
+        return [numbers[0] / chunks] * num_stages
+    if len(numbers) != num_stages:
+        raise _bad("--times", whole, f"there are {num_stages} stages, and {len(numbers)} numbers")
+    return numbers
+
+
+def _bad(option: str, value: str, because: str) -> Exception:
+    from irc.errors import IrcError
+
+    return IrcError("option-value", f"{option} {value} cannot be", because=because)
+
+
+def _write(text: str, path: str | None) -> int:
+    from pathlib import Path
+
+    from irc.errors import IrcError
+
+    if path is None:
+        print(text, end="")
+        return 0
+    try:
+        Path(path).write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        raise IrcError(
+            "output-write", f"cannot write '{path}'", because=error.strerror or str(error)
+        ) from None
+    return 0
+
+
+ACTIONS = {
+    "list": _list,
+    "show": _show,
+    "draw": _draw,
+    "convert": _convert,
+    "search": _search,
+}

@@ -1,0 +1,84 @@
+"""The schedules that have a name: one file each, with the paper and its closed forms.
+
+``interleaved:2`` is the schedule ``interleaved`` with two stages a rank. Another package registers
+one of its own, a function of ``(ranks, micro_batches, chunks)`` that returns a
+:class:`~irc.schedule.actions.Schedule`, under the entry point ``irc.schedules``::
+
+    [project.entry-points."irc.schedules"]
+    mine = "my_package.mine:mine"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeAlias
+
+from irc.errors import IrcError, did_you_mean
+from irc.schedule.actions import Schedule
+
+Generator: TypeAlias = Callable[[int, int, int], Schedule]
+
+GROUP = "irc.schedules"
+
+BUILTIN: Mapping[str, str] = {
+    "gpipe": "irc.schedule.named.gpipe:gpipe",
+    "1f1b": "irc.schedule.named.one_f_one_b:one_f_one_b",
+    "interleaved": "irc.schedule.named.interleaved:interleaved",
+    "gis": "irc.schedule.named.interleaved:generalised",
+    "breadth-first": "irc.schedule.named.breadth_first:breadth_first",
+    "zb-h1": "irc.schedule.named.zero_bubble:zb_h1",
+    "zb-h2": "irc.schedule.named.zero_bubble:zb_h2",
+    "zb-v": "irc.schedule.named.zero_bubble_v:zb_v",
+    "v-half": "irc.schedule.named.v_shape:v_half",
+    "v-min": "irc.schedule.named.v_shape:v_min",
+    "dualpipe": "irc.schedule.named.dualpipe:dualpipe",
+    "dualpipe-v": "irc.schedule.named.dualpipe:dualpipe_v",
+    "skip": "irc.schedule.named.skip:skip",
+}
+
+
+def schedule_names() -> list[str]:
+    """Return the names of all schedules, those of other packages too."""
+    return sorted({*BUILTIN, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def generator(name: str) -> Generator:
+    """Import the generator of a schedule.
+
+    Raises:
+        IrcError: ``schedule-unknown``.
+    """
+    if name in BUILTIN:
+        return EntryPoint(name, BUILTIN[name], GROUP).load()
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            return entry.load()
+    raise IrcError(
+        "schedule-unknown", f"no schedule '{name}'", help=did_you_mean(name, schedule_names())
+    )
+
+
+def generate(text: str, *, ranks: int, micro_batches: int) -> Schedule:
+    """Return a schedule by its name.
+
+    Args:
+        text: the name, and after a colon how many stages a rank has: ``interleaved:4``.
+        ranks: of the pipeline.
+        micro_batches: of a step.
+
+    Raises:
+        IrcError: ``schedule-unknown``; ``schedule-size`` where it cannot have such sizes.
+
+    >>> print(generate("1f1b", ranks=2, micro_batches=2).ranks[0][2])
+    0B0
+    """
+    name, _, number = text.partition(":")
+    if number and not (number.isascii() and number.isdigit() and len(number) < 7):
+        raise IrcError(
+            "schedule-unknown", f"'{number}' after '{name}:' is not a number of stages a rank",
+            help=f"write it as {name}:2",
+        )  # fmt: skip
+    make = generator(name)
+    return replace(make(ranks, micro_batches, int(number or 0)), name=text)
