@@ -374,6 +374,17 @@ PAGES = (
         fix="box to [data = B] or [data = S(0)]; only ops make partial values",
     ),
     ErrorPage(
+        code="no-memory",
+        title="a tensor has a shape, and no memory that holds its elements",
+        exit_code=2,
+        what="A weight or an input is on the meta device or a fake tensor, or its storage was "
+        "resized to less than its shape takes.",
+        why="A kernel is given addresses; one that is none ends the process.",
+        example="step(x, y); irc.compile(model)(x)   (the ranks of a step on a mesh hold the "
+        "parameters in parts)",
+        fix="model.load_state_dict(step.state_dict()['model'], assign=True); irc.compile(model)(x)",
+    ),
+    ErrorPage(
         code="no-signature",
         title="the placements around an operation fit none of its signatures",
         exit_code=2,

@@ -14,10 +14,10 @@ NUMBERS = ("count", "threads", "stride", "slots")
 
 @functools.cache
 def entry_function() -> int:
-    """Compile the function, once per process; its address."""
+    """Compile the function, once per process; its address. It refuses addresses that are 0."""
     known = zip(API, api_addresses(), strict=True)
     loads = (f"  %{name} = inttoptr i64 {address} to ptr\n" for name, address in known)
-    return compile_module(_text("".join(loads)), NAME)
+    return compile_module(_text("".join(loads), null="refused"), NAME)
 
 
 def standalone_text() -> str:
@@ -28,16 +28,17 @@ def standalone_text() -> str:
         f"  %{name} = load ptr, ptr %p.{name}\n"
         for place, name in enumerate(API)
     )
-    return f"@irc_api = global {kind} zeroinitializer\n" + _text("".join(loads))
+    # Arrays of other libraries may have no address where they are empty.
+    return f"@irc_api = global {kind} zeroinitializer\n" + _text("".join(loads), null="stored")
 
 
-def _text(api: str) -> str:
+def _text(api: str, *, null: str) -> str:
     words = (
         f"  %c.{name} = getelementptr i64, ptr %context, i64 {place}\n"
         f"  %{name} = load {'i64' if name in NUMBERS else 'ptr'}, ptr %c.{name}\n"
         for place, name in enumerate(CONTEXT)
     )
-    return _ENTRY.format(api=api, words="".join(words), first=len(CONTEXT))
+    return _ENTRY.format(api=api, null=null, words="".join(words), first=len(CONTEXT))
 
 
 _ENTRY = """
@@ -59,7 +60,7 @@ one:
 suspect:
   %error = call ptr %PyErr_Occurred()
   %failed = icmp ne ptr %error, null
-  br i1 %failed, label %refused, label %stored
+  br i1 %failed, label %refused, label %{null}
 stored:
   %nslot = add i64 %i, {first}
   %pslot = getelementptr i64, ptr %context, i64 %nslot

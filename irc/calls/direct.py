@@ -15,12 +15,16 @@ memory, kernels, results) is one generated function without loops or further Pyt
         except IndexError:
             lease = new_lease()
         y0 = empty(shape0, strides0, dtype0)
-        lease.entry.run(x0.data_ptr(), y0.data_ptr())
+        try:
+            lease.entry.run(x0.data_ptr(), y0.data_ptr())
+        except SystemError:
+            raise no_memory((x0,)) from None
         leases.append(lease)
         return y0
 
 ``matches`` is one native check that the arguments are as those of an earlier call, ``accepts`` the
-full one. Nothing of the user's is part of the text: names stand for objects.
+full one. An entry refuses an argument without an address (a storage that was resized to nothing),
+which no check looks at. Nothing of the user's is part of the text: names stand for objects.
 """
 
 # pyright: basic
@@ -63,6 +67,7 @@ def direct(quick: Quick, executor: Executor, *, is_single: bool) -> Direct | Non
         "is_stale": executor.is_stale,
         "matches": lambda *_: False,
         "new_lease": executor.new_lease,
+        "no_memory": executor.no_memory,
     }
     names["accepts"] = _Learning(quick, names)
     for i, (shape, strides, dtype) in enumerate(executor.made):
@@ -77,6 +82,7 @@ def direct(quick: Quick, executor: Executor, *, is_single: bool) -> Direct | Non
         stale=" or is_stale()" if executor.is_stale else "",
         inputs=f"    {_tuple('x', takes)} = args\n" if takes else "",
         given=", ".join(_names("x", takes)),
+        tensors=_tuple("x", takes),
         made=made,
         pointers=pointers,
         results="y0" if is_single else results,
@@ -157,7 +163,10 @@ def run(args):
         lease = leases.pop()
     except IndexError:
         lease = new_lease()
-{made}    lease.entry.run({pointers})
+{made}    try:
+        lease.entry.run({pointers})
+    except SystemError:
+        raise no_memory({tensors}) from None
     leases.append(lease)
     return {results}
 """

@@ -181,7 +181,8 @@ class TrainingStep:
     def _capture(
         self, batch: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[Captured, tuple[str, ...]]:
-        if not self._versions:
+        # On a mesh the parameters are in parts after the first call, and the module's on meta.
+        if not self._versions or self.options.mesh.num_ranks == 1:
             check_device(self.module)
         with TRACING, shaped(self.module):
             return captured_step(self.module, self._loss, self.recipe, batch, named)

@@ -10,6 +10,7 @@ import torch
 from irc.errors import IrcError
 from irc.plan.schema import Plan, placement_of
 from irc.plan.weights import local_slices
+from irc.runtime.addresses import check_elements
 from irc.runtime.dtypes import dtypes
 from irc.runtime.frame import view_of
 
@@ -53,6 +54,7 @@ class Input:
         self.dtype = dtypes()[buffer.dtype]
         self.base = plan.bases.index(index) + 1
         self.name = buffer.name
+        self.title = f"input '{buffer.name}'"
         split = buffer.placement and not self.is_held
         self._part = partial(input_part, plan, index, rank) if split else None
 
@@ -61,16 +63,17 @@ class Input:
         if tensor.shape != self.shape or tensor.dtype is not self.dtype or not here:
             raise IrcError(
                 "input-mismatch",
-                f"input '{self.name}' is {list(tensor.shape)} {tensor.dtype} on {tensor.device}; "
+                f"{self.title} is {list(tensor.shape)} {tensor.dtype} on {tensor.device}; "
                 f"the plan takes {list(self.shape)} {self.dtype} on {self.device}",
                 help="compile again for this shape and dtype",
             )
+        check_elements(tensor, self.title)
         if self._part is not None:
             tensor = self._part(tensor)
         if self.is_held and not _is_plain(tensor):
             raise IrcError(
                 "input-mismatch",
-                f"input '{self.name}' is written in place and its memory has gaps, or another sign",
+                f"{self.title} is written in place and its memory has gaps, or another sign",
                 help="give a contiguous tensor",
             )
         # What is lazily negated or conjugated, and its memory is not what it says.

@@ -16,6 +16,7 @@ import torch
 
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
+from irc.runtime.addresses import check_elements
 from irc.runtime.executor import Executor, Lease
 from irc.runtime.local_weights import WeightCopy, version_of
 from irc.runtime.prepared import Store
@@ -53,6 +54,7 @@ class DeviceExecutor(Executor):
             for name, tensor in tensors.items():
                 if tensor.device == self.device:
                     continue
+                check_elements(tensor, f"weight '{name}'")
                 key, weight = (name, str(self.device)), tensor.detach()
                 known = store.moved.get(key)
                 if known is None or not known.shows(weight):

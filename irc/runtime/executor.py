@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from irc.errors import IrcError
+from irc.errors import InternalError, IrcError
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Action, Copy, Kernels, Library, Start, Wait, touched
 from irc.runtime import library
+from irc.runtime.addresses import address_of, no_memory
 from irc.runtime.arguments import Input, Outputs
 from irc.runtime.code import runnable
 from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
@@ -118,6 +119,7 @@ class Executor:
         self.leases: deque[Lease] = deque()
         # Ranks must start collectives in one order, so calls of several threads take turns.
         distributed = plan.device_mesh.num_ranks > 1
+        made_shapes = [shape for _, shape, _ in self._outputs.fresh]
         only_kernels = all(isinstance(action, Kernels) for action in plan.actions)
         self._only_kernels = only_kernels
         self._is_one_segment = (
@@ -126,6 +128,8 @@ class Executor:
             and only_kernels
             and self._outputs.are_plain
             and not (self._copies or updated or distributed)
+            # Only what is empty may have no address: an entry refuses that of any other.
+            and all(0 not in shape for shape in (*(s.shape for s in self._inputs), *made_shapes))
         )
         self._turn = threading.Lock() if distributed else None
         self._owns = owns
@@ -167,8 +171,8 @@ class Executor:
         if self._updated_memory:
             given = [self._apart(tensor) for tensor in given]
         table = frame.table
-        for base, tensor in zip(self._bases, given, strict=True):
-            table[base] = tensor.data_ptr()
+        for spec, tensor in zip(self._inputs, given, strict=True):
+            table[spec.base] = address_of(tensor, spec.title)
         fresh: list[torch.Tensor] = []
         for base, shape, dtype in self._outputs.fresh:
             made = torch.empty(shape, dtype=dtype)
@@ -231,6 +235,14 @@ class Executor:
     def is_stale(self) -> Callable[[], bool] | None:
         """What says that :meth:`run` has to prepare weights; None where there are none."""
         return None if self._prepared is None else self._prepared.is_stale
+
+    def no_memory(self, given: Sequence[torch.Tensor]) -> IrcError:
+        """Return the error for inputs of which one has no address."""
+        pairs = zip(self._inputs, given, strict=True)
+        for spec, tensor in pairs:
+            if not tensor.data_ptr():
+                return no_memory(tensor, spec.title)
+        raise InternalError("an entry refused arguments that have addresses")
 
     @property
     def takes(self) -> list[tuple[torch.Size, torch.dtype]]:

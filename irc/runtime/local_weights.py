@@ -9,6 +9,7 @@ import torch
 
 from irc.errors import IrcError
 from irc.plan.schema import Plan
+from irc.runtime.addresses import check_elements
 from irc.runtime.dtypes import dtypes
 
 
@@ -67,6 +68,7 @@ class LocalWeights:
                     f"weight '{buffer.name}' is {list(tensor.shape)} {tensor.dtype} on this rank; "
                     f"the plan takes {list(buffer.shape)} {dtypes()[buffer.dtype]}",
                 )
+            check_elements(tensor, f"weight '{buffer.name}'")
             if not tensor.is_contiguous():
                 held = known.get(buffer.name)
                 if held is None or not held.shows(tensor):
