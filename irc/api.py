@@ -178,7 +178,10 @@ def compile_step(
     The first batch of a kind compiles forward, backward and optimiser as one program. On one device
     the module's own parameters move. With a mesh the program runs under torchrun with as many
     processes; each calls the step with the same, whole batch, and keeps only its parts of
-    parameters and optimiser states, while the module's parameters go to the meta device.
+    parameters and optimiser states, while the module's parameters go to the meta device. Each call
+    compares a checksum of the batch between the ranks, as calls of a module compiled for a mesh do;
+    weights are compared when parts are taken of them. ``IRC_CHECK_RANKS=off`` in the environment of
+    all ranks leaves the comparison to the first call of a kind.
     ``step.state_dict()`` puts everything together, ``step.load_state_dict`` goes on from there, on
     any mesh.
 

@@ -120,6 +120,9 @@ class Dispatcher:
         if any(self._hooks):
             return self._through_torch(args, kwargs)
         version, _ = self._find(args, kwargs)
+        if self.options.mesh.num_ranks > 1:
+            ready = -1 if version is None else self.versions.index(version)
+            self._joined().agree(args, kwargs, ready)
         if version is None:
             with TRACING:
                 # Another thread may have compiled it; and while one traces, guards fail.
@@ -221,11 +224,8 @@ class Dispatcher:
         :func:`irc.calls.entries.compile_entries`.
         """
         from irc.runtime import held
-        from irc.runtime.ranks import Ranks
 
-        if self._ranks is None:
-            self._ranks = Ranks.of(self.options.mesh)
-        ranks = self._ranks
+        ranks = self._joined()
         blank = pytree.tree_map(held.blank, (tuple(args), dict(kwargs)))
         captured = in_place(capture(self.original, *blank, hooks=False))
         given = captured.flatten(args, dict(kwargs))
@@ -234,6 +234,20 @@ class Dispatcher:
             lambda: make_plan(captured.program, self.options), captured.program.tensors
         )
         return Version(captured, executor)
+
+    def _joined(self) -> Ranks:
+        from irc.runtime.ranks import Ranks
+
+        if self._ranks is None:
+            self._ranks = Ranks.of(self.options.mesh)
+        return self._ranks
+
+    def refresh(self) -> None:
+        """See writes to weights that torch does not count; on a mesh all ranks call it."""
+        if self._ranks is not None:
+            self._ranks.compare()
+        for version in self.versions:
+            version.refresh()
 
     def _eager(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str | None) -> Any:
         """Run a call that no version fits and that is not worth one; caches come whole for it."""
@@ -402,5 +416,5 @@ def refresh(compiled: Any) -> None:
     found = getattr(compiled, "_irc_dispatcher", None)
     if isinstance(compiled, nn.Module):
         found = dispatcher_of(compiled)
-    for version in [] if found is None else found.versions:
-        version.refresh()
+    if found is not None:
+        found.refresh()

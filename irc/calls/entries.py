@@ -152,8 +152,8 @@ class Entries:
     and of which ranks hold parts have to be given so: :meth:`hold` splits them.
     """
 
-    def __init__(self, versions: Mapping[str, Version]) -> None:
-        self._versions = dict(versions)
+    def __init__(self, versions: Mapping[str, Version], ranks: Ranks | None = None) -> None:
+        self._versions, self._ranks = dict(versions), ranks
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """Return what runs an entry on calls like its example.
@@ -168,6 +168,8 @@ class Entries:
         def run(*args: Any, **kwargs: Any) -> Any:
             with torch.no_grad():
                 reason = version.mismatch(args, kwargs)
+                if self._ranks is not None:
+                    self._ranks.agree(args, kwargs, 0 if reason is None else -1)
                 if reason is not None:
                     raise IrcError(
                         "input-mismatch",
@@ -216,8 +218,8 @@ def compile_entries(
     See :func:`irc.compile_entries`.
     """
     captures = Captures.make(entries, options, runs or {})
-    if options.mesh.num_ranks > 1:
-        ranks = Ranks.of(options.mesh)
+    ranks = Ranks.of(options.mesh) if options.mesh.num_ranks > 1 else None
+    if ranks is not None:
         executors = {
             name: ranks.executor(lambda name=name: captures.plan(name), captured.program.tensors)
             for name, captured in captures.of.items()
@@ -228,7 +230,9 @@ def compile_entries(
             name: executor_of(captures.plan(name), captured.program.tensors, **shared)
             for name, captured in captures.of.items()
         }
-    return Entries({name: Version(captures.of[name], run) for name, run in executors.items()})
+    return Entries(
+        {name: Version(captures.of[name], run) for name, run in executors.items()}, ranks
+    )
 
 
 def _unknown(name: str, entries: Mapping[str, Any]) -> IrcError:

@@ -23,10 +23,11 @@ from irc.frontends.torch.guards import Guards
 from irc.frontends.torch.loss import with_loss
 from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
+from irc.runtime.agreement import agree_on_call, is_checked
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
-from irc.runtime.join import agree_on_inputs, join_processes, shared_plan
+from irc.runtime.join import join_processes, shared_plan
 from irc.runtime.training_state import TrainingState, shaped
 from irc.training.recipe import Recipe
 
@@ -78,24 +79,27 @@ class TrainingStep:
     def __call__(self, *batch: Any, lr: float | None = None, **named: Any) -> torch.Tensor:
         """Train on a batch, the same on every rank, and return its loss.
 
+        On a mesh each call compares what the ranks are given; ``IRC_CHECK_RANKS=off`` on all of
+        them leaves that to the first call of a kind.
+
         Args:
             batch: the module's arguments, then the targets of a loss function.
             lr: the learning rate of this step; by default the optimiser's.
             named: the module's keyword arguments.
 
         Raises:
-            IrcError: on the first batch of a kind, what capture and planning raise.
+            IrcError: ``input-mismatch`` where a rank is given another batch; on the first batch of
+                a kind, what capture and planning raise.
         """
         rate = self.recipe.lr if lr is None else float(lr)
         with torch.no_grad():
             version = self._find(batch, named)
-            if version is not None:
-                return version(version.captured.flatten(batch, named), rate)
-            version = self._add(batch, named)
-            inputs = version.captured.flatten(batch, named)
             if self.options.mesh.num_ranks > 1:
-                agree_on_inputs(inputs)
-            return version(inputs, rate)
+                self._agree(version, batch, named, rate)
+            self._check_wanted()
+            if version is None:
+                version = self._add(batch, named)
+            return version(version.captured.flatten(batch, named), rate)
 
     @property
     def plan(self) -> LoadedPlan | None:
@@ -136,13 +140,29 @@ class TrainingStep:
         """
         self._state.load_state_dict(state)
 
-    def _find(self, batch: Sequence[Any], named: Mapping[str, Any]) -> StepVersion | None:
+    def _check_wanted(self) -> None:
         if _wanted(self.module) != self._wanted:
             raise IrcError(
                 "state-mismatch",
                 "the requires_grad of a parameter changed after the step was made",
                 help="make another step and load this one's state_dict()",
             )
+
+    def _agree(
+        self,
+        version: StepVersion | None,
+        batch: Sequence[Any],
+        named: Mapping[str, Any],
+        rate: float,
+    ) -> None:
+        """Compare a call between the ranks, before any of them moves a parameter."""
+        join_processes(self.options.mesh)
+        if version is not None and not is_checked():
+            return
+        ready = -1 if version is None else self._versions.index(version)
+        agree_on_call(batch, named, rate, _wanted(self.module), ready=ready)
+
+    def _find(self, batch: Sequence[Any], named: Mapping[str, Any]) -> StepVersion | None:
         for version in self._versions:
             if version.captured.guards.check(batch, named) is None:
                 return version

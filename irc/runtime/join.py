@@ -3,9 +3,8 @@
 # pyright: basic
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -72,33 +71,6 @@ def join_processes(mesh: Mesh) -> int:
         leave_at_exit()
         torch.set_num_threads(threads_per_process(int(os.environ.get("LOCAL_WORLD_SIZE", world))))
     return rank
-
-
-def agree_on_inputs(inputs: Sequence[torch.Tensor]) -> None:
-    """Compare inputs between ranks; all call it.
-
-    Each rank takes its part of the whole batch, so one that is given another batch would be wrong
-    without a word.
-
-    Raises:
-        IrcError: ``input-mismatch``.
-    """
-    digest = hashlib.sha256()
-    for tensor in inputs:
-        flat = tensor.detach().contiguous().reshape(-1)
-        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
-    own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, own)
-    others = [rank for rank, row in enumerate(rows) if not torch.equal(row, rows[0])]
-    if others:
-        raise IrcError(
-            "input-mismatch",
-            f"rank {others[0]} was given another batch than rank 0",
-            because="each rank is given the whole batch, and takes its part of it",
-            help="give every rank the same tensors: no DistributedSampler, one seed",
-        )
 
 
 def _place() -> tuple[int, int]:

@@ -59,6 +59,11 @@ class Parts:
             else:
                 raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
 
+    def missing(self, plan: Plan, wholes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the values of what a plan loads and is not here yet."""
+        names = (plan.buffers[index].name for index in plan.weights)
+        return {n: wholes[n] for n in names if n not in self.local and n in wholes}
+
     def hold(self, plan: Plan, local: Mapping[str, torch.Tensor]) -> None:
         """Take tensors that are this rank's parts already."""
         for index in plan.weights:

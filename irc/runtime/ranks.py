@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from irc.dialects.placement import Mesh, Placement
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Plan, placement_of
+from irc.runtime.agreement import agree_on_call, agree_on_weights, is_checked
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.join import join_processes, shared_plan
-from irc.runtime.local_weights import WeightCopy
+from irc.runtime.local_weights import WeightCopy, version_of
 from irc.runtime.prepared import Store
 from irc.runtime.segments import LoadSegments, load_segments
 from irc.runtime.weights import slice_weights
@@ -37,6 +39,8 @@ class Ranks:
         placements: of the parameters and buffers that a plan has loaded, by name.
         copies: contiguous copies of this rank's parts, where the parts themselves are not so.
         store: what is prepared of this rank's parts.
+        wholes: the weights that parts were taken of, and torch's count of writes to each when the
+            ranks compared them last.
     """
 
     mesh: Mesh
@@ -45,6 +49,9 @@ class Ranks:
     placements: dict[str, Placement] = field(default_factory=dict[str, Placement])
     copies: dict[str, WeightCopy] = field(default_factory=dict[str, WeightCopy])
     store: Store = field(default_factory=Store)
+    wholes: dict[str, tuple[torch.Tensor, int | None]] = field(
+        default_factory=dict[str, "tuple[torch.Tensor, int | None]"]
+    )
 
     @staticmethod
     def of(mesh: Mesh) -> Ranks:
@@ -55,6 +62,36 @@ class Ranks:
         """
         rank = join_processes(mesh)
         return Ranks(mesh, rank, TorchCommunicator.of(mesh, rank))
+
+    def are_written(self) -> bool:
+        """True where a parameter was written to since the ranks compared it."""
+        return any(version_of(whole) != seen for whole, seen in self.wholes.values())
+
+    def compare(self) -> None:
+        """Compare the parameters between ranks again; all call it.
+
+        Raises:
+            IrcError: ``state-mismatch``.
+        """
+        agree_on_weights({name: whole for name, (whole, _) in self.wholes.items()})
+        for name, (whole, _) in self.wholes.items():
+            self.wholes[name] = whole, version_of(whole)
+
+    def agree(self, args: Sequence[Any], kwargs: Mapping[str, Any], ready: int) -> None:
+        """Compare a call between ranks, and parameters that were written to; all call it.
+
+        Args:
+            args: of the call.
+            kwargs: of the call.
+            ready: which compiled version this rank has for the call, -1 for none.
+
+        Raises:
+            IrcError: ``input-mismatch``, ``state-mismatch``.
+        """
+        if ready >= 0 and not is_checked():
+            return
+        if agree_on_call(args, kwargs, ready=ready, due=self.are_written()):
+            self.compare()
 
     def executor(
         self,
@@ -72,10 +109,13 @@ class Ranks:
         """
         loaded = shared_plan(make, self.rank)
         plan = loaded.plan
-        for index in plan.weights:
-            buffer = plan.buffers[index]
-            if buffer.role in WEIGHTS:
-                self.placements[buffer.name] = argument_placement(plan, index)
+        named = {plan.buffers[i].name: i for i in plan.weights if plan.buffers[i].name in tensors}
+        agree_on_weights({name: tensors[name] for name in named})
+        for name, index in named.items():
+            if plan.buffers[index].role in WEIGHTS:
+                self.placements[name] = argument_placement(plan, index)
+            if plan.buffers[index].role == "parameter":
+                self.wholes[name] = tensors[name], version_of(tensors[name])
         return executor_of(
             loaded,
             slice_weights(plan, tensors, self.rank),

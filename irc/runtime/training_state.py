@@ -17,6 +17,7 @@ from torch import nn
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError, did_you_mean
 from irc.plan.schema import Plan
+from irc.runtime.agreement import agree_on_weights
 from irc.runtime.parts import Parts
 from irc.runtime.torch_optimizer import STEP, from_torch, state_name, to_torch
 from irc.training.entry import globs, matches
@@ -67,7 +68,10 @@ class TrainingState:
             # A parameter that was replaced in the module is a new tensor.
             moved = [n for n in self.parts.local if self.parts.roles[n] in ("parameter", "buffer")]
             self.parts.local.update({n: tensors[n].detach() for n in moved if n in tensors})
-        self.parts.adopt(plan, {**tensors, **self._pending})
+        wholes = {**tensors, **self._pending}
+        if self._mesh.num_ranks > 1:
+            agree_on_weights(self.parts.missing(plan, wholes))
+        self.parts.adopt(plan, wholes)
         self._pending = {n: t for n, t in self._pending.items() if n not in self.parts.local}
         self.trained = [
             plan.buffers[i].name for i in plan.states() if plan.buffers[i].role == "parameter"
@@ -96,7 +100,7 @@ class TrainingState:
         """Write a whole state over what is held; nothing is written where something does not fit.
 
         Raises:
-            IrcError: ``state-mismatch``.
+            IrcError: ``state-mismatch``, also where ranks are given different ones.
         """
         for key in state:
             if key not in KEYS:
@@ -108,6 +112,9 @@ class TrainingState:
         self._check_states(states)
         if SEED in state:
             states[SEED] = torch.tensor(int(state[SEED]), dtype=torch.int64)
+        if self._mesh.num_ranks > 1 and self.parts.local:
+            given = {n: v for n, v in model.items() if isinstance(v, torch.Tensor)}
+            agree_on_weights({**given, **states})
         with torch.no_grad():
             self._write_model(model)
             for name, value in states.items():

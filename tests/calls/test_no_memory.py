@@ -1,5 +1,6 @@
 """Tensors with a shape and no elements are refused, whichever way in: a kernel would crash."""
 
+# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable
