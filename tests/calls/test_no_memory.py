@@ -34,6 +34,8 @@ def fake() -> Tensor:
 class Offset(nn.Module):
     """Adds a buffer that has no values."""
 
+    offset: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("offset", torch.empty(4, device="meta"))
