@@ -1,0 +1,13 @@
+"""Tests of Inductor's file that are known to differ on irc, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+KNOWN: Mapping[str, str] = {}
+"""By the name of the test without its suffix (``_cpu``, ``_dynamic_shapes_cpu``)."""
+
+
+def reason(name: str) -> str | None:
+    """Return why a test is known to differ, None where it is not."""
+    return KNOWN.get(name.removesuffix("_cpu").removesuffix("_dynamic_shapes"))
