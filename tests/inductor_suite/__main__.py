@@ -7,7 +7,7 @@ the captured graph run as it is (the control). A test that the control fails on 
 about Inductor itself (it reads generated code, counts Inductor's kernels, wants its random stream)
 or about another version of PyTorch; every other failure is irc's.
 
-Exits with 1 where a test is irc's failure and :mod:`tests.inductor_suite.expected` does not know it.
+Exits with 1 where a test is irc's failure and ``expected.py`` does not know it.
 """
 
 from __future__ import annotations

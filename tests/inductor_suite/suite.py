@@ -124,26 +124,32 @@ def run_test(suite: type[unittest.TestCase], name: str) -> Iterator[dict[str, st
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch logs each error that a test provokes
     verdict, reason, line = _attempt(suite, name, through_irc)
     if verdict == "failing":
-        yield {"verdict": verdict, "reason": f"{reason} (and the control does not end)", "line": line}
+        yield {
+            "verdict": verdict,
+            "reason": f"{reason} (and the control does not end)",
+            "line": line,
+        }
         wrong, control_reason, control_line = _attempt(suite, name, as_it_is)
         if wrong == "failing" and control_line == line:
             verdict, reason = "control", control_reason
     yield {"verdict": verdict, "reason": reason, "line": line}
 
 
-def _attempt(
-    suite: type[unittest.TestCase], name: str, compiler: Compiler
-) -> tuple[str, str, str]:
+def _attempt(suite: type[unittest.TestCase], name: str, compiler: Compiler) -> tuple[str, str, str]:
     IN_PLACE.compiler = compiler
     torch._dynamo.reset()
-    outcome = unittest.TextTestRunner(stream=io.StringIO()).run(unittest.TestSuite([_Kept(suite, name).test]))
+    outcome = unittest.TextTestRunner(stream=io.StringIO()).run(
+        unittest.TestSuite([_Kept(suite, name).test])
+    )
     if outcome.skipped:
         return "skipped", outcome.skipped[0][1], ""
     if outcome.unexpectedSuccesses or (not outcome.failures and not outcome.errors):
         return "ok", "", ""
     error = _Kept.last
     assert error is not None
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "test_torchinductor" in f.filename]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if "test_torchinductor" in f.filename
+    ]
     line = f"{frames[-1].name}:{frames[-1].lineno}" if frames else ""
     inner = getattr(error, "inner_exception", None) or error
     text = " ".join(str(inner).split())[:200]

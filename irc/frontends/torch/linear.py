@@ -24,8 +24,10 @@ def contract(t: Lowering, spec: str, *operands: SSAValue) -> SSAValue:
 
 
 def plus(t: Lowering, x: SSAValue, bias: SSAValue, alpha: Any = 1, beta: Any = 1) -> SSAValue:
-    """Return ``alpha * x + beta * bias``."""
+    """Return ``alpha * x + beta * bias``; a beta of 0 leaves out a bias that is nan."""
     x = x if alpha == 1 else t.pointwise("mul", x, alpha)
+    if isinstance(beta, int | float) and beta == 0:
+        return x
     bias = bias if beta == 1 else t.pointwise("mul", bias, beta)
     return t.pointwise("add", x, bias)
 
