@@ -137,6 +137,9 @@ class ErrorCollector:
             other.add(error)
         self._errors.clear()
 
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
     def has(self, code: str) -> bool:
         """True where an error of this code was collected."""
         return any(error.code == code for error in self._errors.values())

@@ -26,7 +26,7 @@ from irc.dialects.flow import (
     carry,
     tensor,
 )
-from irc.dialects.types import TensorType, is_float
+from irc.dialects.types import TensorType, is_complex, is_float, number_in
 from irc.kernels.holds import LIBRARY_DTYPES, is_unread
 from irc.ops.fold import fold_pointwise, fold_shape
 from irc.ops.infer import broadcast_shapes
@@ -314,13 +314,16 @@ def view_of_literal(op: FlowOp) -> Rewrite:
 def reduction_of_nothing(op: FlowOp) -> Rewrite:
     """A reduction over dims of size 1 is a reshape (``any`` and ``all`` only of booleans).
 
-    A sum of floats is not: it starts at 0, and 0 + -0 is 0.
+    A sum of floats is not: it starts at 0, and 0 + -0 is 0. A product of complex numbers starts at
+    1, and 1 times an infinity has a part that is NaN.
     """
     source, result = tensor(op.inputs[0]), tensor(op.outputs[0])
     dims: tuple[int, ...] = op.plain["dims"]
     if source.dtype != result.dtype or any(source.shape[d] != 1 for d in dims):
         return None
-    if _placed(op) or (op.plain["fn"] == "sum" and is_float(source.dtype)):
+    if _placed(op) or is_complex(source.dtype):
+        return None
+    if op.plain["fn"] == "sum" and is_float(source.dtype):
         return None
     return op.inputs[0] if source == result else ReshapeOp.make(op.inputs, [result])
 
@@ -406,8 +409,8 @@ def _literal(value: SSAValue) -> float | int | None:
 
 
 def _is_neutral(fn: str, literal: float | None, dtype: str) -> bool:
-    if literal is None:
-        return False
+    if literal is None or is_complex(dtype):
+        return False  # 1 times an infinity has a part that is NaN, and 0 loses signs
     if fn == "mul" or (fn == "div" and is_float(dtype)):
         return literal == 1 and dtype != "i1"
     zero = literal == 0 and dtype != "i1"
@@ -427,5 +430,5 @@ def _constant(op: FlowOp, values: tuple[float | int, ...] | None) -> Rewrite:
         return None
     kind: Attribute = op.outputs[0].type
     assert isinstance(kind, TensorType)
-    numbers = tuple(float(v) if is_float(kind.dtype) else int(v) for v in values)
+    numbers = tuple(number_in(v, kind.dtype) for v in values)
     return ConstantOp.make([], [kind], value=numbers)

@@ -26,8 +26,8 @@ from irc.dialects.flow import (
     tensor,
 )
 from irc.dialects.size import Dim
-from irc.dialects.types import TensorType, is_float
-from irc.ops.infer import STATED, infer
+from irc.dialects.types import TensorType, number_in
+from irc.ops.infer import STATED, check_cast, infer
 
 
 class FlowBuilder:
@@ -87,19 +87,32 @@ class FlowBuilder:
         return self.op(PointwiseOp, inputs, fn=fn)
 
     def cast(self, value: SSAValue, dtype: str) -> SSAValue:
-        """Convert to a dtype; the value itself where it has it."""
+        """Convert to a dtype; the value itself where it has it.
+
+        Raises:
+            ShapeError: where the cast would drop the imaginary part.
+        """
         kind = tensor(value)
         if kind.dtype == dtype:
             return value
+        check_cast(kind.dtype, dtype)
         return self.op(PointwiseOp, [value], result=TensorType.of(kind.shape, dtype), fn="cast")
 
     def scalar(self, value: float, dtype: str) -> SSAValue:
-        """Append a rank-0 constant."""
+        """Append a rank-0 constant.
+
+        Raises:
+            NumberError: where the dtype does not hold the number.
+        """
         return self.constant([value], (), dtype)
 
     def constant(self, values: Sequence[float], shape: Sequence[Dim], dtype: str) -> SSAValue:
-        """Append a literal: one value for all elements, or all of them row-major."""
-        numbers = tuple(float(v) if is_float(dtype) else int(v) for v in values)
+        """Append a literal: one value for all elements, or all of them row-major.
+
+        Raises:
+            NumberError: where the dtype does not hold a number.
+        """
+        numbers = tuple(number_in(v, dtype) for v in values)
         return self.op(ConstantOp, [], result=TensorType.of(shape, dtype), value=numbers)
 
     def reduce(self, fn: str, value: SSAValue, dims: Sequence[int], *, keep_dims: bool) -> SSAValue:

@@ -42,7 +42,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.size import Size
 from irc.dialects.types import OpaqueType, PlacementAttr, ShapeAttr, SizeAttr, TensorType
-from irc.ops.infer import STATED, ShapeError, check_stated, infer
+from irc.ops.infer import STATED, ShapeError, check_cast, check_stated, infer
 
 Ints = DenseArrayBase
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
@@ -158,10 +158,11 @@ class FlowOp(IRDLOperation):
                 check_stated(self.name, operands, results)
                 return
             expected = infer(self.name, self.plain, operands)
+            if self.plain.get("fn") == "cast":
+                check_cast(operands[0][1], results[0][1])
+                expected = [(expected[0][0], results[0][1])]
         except ShapeError as error:
             raise VerifyException(str(error)) from None
-        if self.plain.get("fn") == "cast":
-            expected = [(expected[0][0], results[0][1])]
         if expected != results:
             raise VerifyException(f"{self.name} gives {_show(expected)}, not {_show(results)}")
 

@@ -14,6 +14,11 @@ from typing import cast
 from xdsl.dialects.builtin import (
     BFloat16Type,
     ComplexType,
+    Float8E4M3FNType,
+    Float8E4M3FNUZType,
+    Float8E5M2FNUZType,
+    Float8E5M2Type,
+    Float8E8M0FNUType,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -30,7 +35,10 @@ from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.items import ITEM_BYTES as ITEM_BYTES
 from irc.dialects.items import Shape as Shape
+from irc.dialects.items import is_complex as is_complex
 from irc.dialects.items import is_float as is_float
+from irc.dialects.items import is_smooth as is_smooth
+from irc.dialects.items import number_in as number_in
 from irc.dialects.placement import AxisPlacement, B, Partial, Placement, Split
 from irc.dialects.size import Dim, Size, symbol
 
@@ -51,6 +59,11 @@ DTYPES: Mapping[str, Attribute] = {
     "c32": ComplexType(Float16Type()),
     "c64": ComplexType(Float32Type()),
     "c128": ComplexType(Float64Type()),
+    "f8e4m3fn": Float8E4M3FNType(),
+    "f8e4m3fnuz": Float8E4M3FNUZType(),
+    "f8e5m2": Float8E5M2Type(),
+    "f8e5m2fnuz": Float8E5M2FNUZType(),
+    "f8e8m0fnu": Float8E8M0FNUType(),
 }
 """Element types by the short name that irc uses outside the IR; ``i1`` is bool."""
 

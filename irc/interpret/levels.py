@@ -15,7 +15,7 @@ from xdsl.ir import BlockArgument, SSAValue
 from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import tensor
 from irc.dialects.placement import Split
-from irc.dialects.types import PlacementAttr, TensorType, is_float
+from irc.dialects.types import PlacementAttr, TensorType, is_complex, is_smooth
 from irc.errors import IrcError
 from irc.plan.ranges import smallest_table
 from irc.sharding.mesh import mesh_of
@@ -90,10 +90,10 @@ def random_inputs(
         kind = logical_type(module, value)
         if given is not None and name in given:
             drawn.append(given[name])
-        elif is_float(kind.dtype):
-            drawn.append(
-                torch.randn(kind.static_shape(), generator=generator).to(dtypes()[kind.dtype])
-            )
+        elif is_smooth(kind.dtype):
+            wide = torch.complex64 if is_complex(kind.dtype) else torch.float32
+            found = torch.randn(kind.static_shape(), generator=generator, dtype=wide)
+            drawn.append(found.to(dtypes()[kind.dtype]))
         elif kind.dtype == "i1":
             drawn.append(torch.rand(kind.static_shape(), generator=generator) < 0.5)
         else:

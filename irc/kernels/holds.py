@@ -25,7 +25,10 @@ COMPUTE_OPS = CPU_OPS | {
     "flow.gather", "flow.grouped_contract", "flow.grouped_outer", "flow.arg_reduce",
 }  # fmt: skip
 FREE_OPS = frozenset({"flow.constant", "flow.iota"})
-LIBRARY_DTYPES = frozenset({"c32", "c64", "c128", "u16", "u32", "u64"})
+LIBRARY_DTYPES = frozenset({
+    "c32", "c64", "c128", "u16", "u32", "u64", "f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz",
+    "f8e8m0fnu",
+})  # fmt: skip
 """Element types that kernels do not know."""
 
 KERNEL_OPS = SHAPE_OPS | COMPUTE_OPS | FREE_OPS

@@ -22,7 +22,7 @@ from irc.dialects.task import (
     StoreOp,
     ValueType,
 )
-from irc.dialects.types import is_float
+from irc.dialects.types import number_in
 from irc.kernels.holds import shape_of
 from irc.kernels.loops import Loops, contract_operands, loops_of
 from irc.kernels.nest import Nest
@@ -183,8 +183,7 @@ class _Body:
         return {"bounds": flat, "fill": (node.attrs["fill"],)}
 
     def _constant(self, node: Node, value: float, dtype: str) -> SSAValue:
-        literal = float(value) if is_float(dtype) else int(value)
-        return self.add(KernelConstantOp, [], dtype, node, value=(literal,))
+        return self.add(KernelConstantOp, [], dtype, node, value=(number_in(value, dtype),))
 
     def _index(self, node: Node) -> SSAValue:
         """The sum of stride times position over the loops that the index follows."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import FlowOp, tensor
-from irc.dialects.types import is_float
+from irc.dialects.types import is_float, number_in
 from irc.kernels.axes import Axes, Axis, axes_of, leaves
 from irc.kernels.holds import shape_of
 from irc.kernels.trace import Dims, GroupError, Node, Term, Trace, leaf_set
@@ -47,7 +47,7 @@ def pad(walk: Trace, op: FlowOp) -> Term:
     """Read the value within its bounds, and the literal around them."""
     attrs, shape = op.plain, shape_of(op.outputs[0])
     piece, dtype = _piece(walk, op.inputs[0]), tensor(op.outputs[0]).dtype
-    value = attrs["value"] if is_float(dtype) else int(attrs["value"])
+    value = number_in(attrs["value"], dtype)
     node, dims = _filled(walk, piece.node, value), list(piece.dims)
     for d, (low, high) in enumerate(zip(attrs["low"], attrs["high"], strict=True)):
         if not (low or high):

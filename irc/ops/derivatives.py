@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from xdsl.ir import SSAValue
 
+from irc.dialects import items
 from irc.dialects.flow import FlowOp
-from irc.dialects.types import TensorType, is_float
+from irc.dialects.types import TensorType
 from irc.ops import (
     derivatives_attention,
     derivatives_extern,
@@ -55,9 +56,7 @@ def is_flat(op: FlowOp) -> bool:
 
 def is_smooth(value: SSAValue) -> bool:
     """True for values that have gradients: real and complex tensors."""
-    return isinstance(value.type, TensorType) and (
-        is_float(value.type.dtype) or value.type.dtype.startswith("c")
-    )
+    return isinstance(value.type, TensorType) and items.is_smooth(value.type.dtype)
 
 
 def gradient(at: Adjoint, operand: int) -> SSAValue | None:
@@ -66,7 +65,7 @@ def gradient(at: Adjoint, operand: int) -> SSAValue | None:
     Raises:
         NotDifferentiable: with the reason.
     """
-    if at.op.name == "flow.extern" or not _is_complex(at.op):
+    if at.op.name == "flow.extern" or not _is_of_library(at.op):
         if at.op.name not in DERIVATIVES:
             raise NotDifferentiable(f"{at.op.name} has no derivative")
         return DERIVATIVES[at.op.name](at, operand)
@@ -74,6 +73,8 @@ def gradient(at: Adjoint, operand: int) -> SSAValue | None:
     return derivatives_extern.library(at, operand)
 
 
-def _is_complex(op: FlowOp) -> bool:
-    kinds = [v.type for v in (*op.inputs, *op.outputs)]
-    return any(isinstance(kind, TensorType) and kind.dtype.startswith("c") for kind in kinds)
+def _is_of_library(op: FlowOp) -> bool:
+    """True for an op on complex numbers, or on those of eight bits."""
+    smooth = [v.type.dtype for v in (*op.inputs, *op.outputs)
+              if isinstance(v.type, TensorType) and is_smooth(v)]  # fmt: skip
+    return not all(map(items.is_float, smooth))

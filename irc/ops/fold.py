@@ -6,8 +6,11 @@ since torch's and a kernel's may differ in the last bit from any value that we w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from irc.dialects.items import LARGEST, integer_range, is_float
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +25,9 @@ NUMPY: Mapping[str, str] = {
     "i8": "int8", "u8": "uint8", "i1": "bool_",
 }  # fmt: skip
 """Element types in which folding is exact; half types are left to the program."""
+
+CAST = frozenset({*NUMPY, "f16", "bf16"})
+"""Element types to and from which a cast is folded."""
 
 INTEGER: Mapping[str, str] = {
     "bit_and": "bitwise_and", "bit_or": "bitwise_or", "bit_xor": "bitwise_xor",
@@ -113,19 +119,18 @@ def _function(fn: str, dtype: str) -> Callable[..., Any] | None:
 
 def _cast(operand: tuple[Values, Sequence[int], str], dtype: str) -> Values | None:
     values, _, source = operand
-    if dtype.startswith("c") or source.startswith("c"):
-        return None
-    if (rounded := _rounded(values, source)) is None:
+    if dtype not in CAST or source not in CAST or (rounded := _rounded(values, source)) is None:
         return None
     if dtype == "i1":
         return tuple(int(v != 0) for v in rounded)
-    if dtype in ("f64", "f32", "f16", "bf16"):
+    if is_float(dtype):
         # A literal of a float type is rounded to it wherever it is read.
-        return tuple(map(float, rounded))
-    bound = {"i8": 128, "u8": 256, "i16": 1 << 15}.get(dtype, 1 << 31)
-    lowest = 0 if dtype == "u8" else -bound
+        held = all(math.isnan(v) or math.isinf(v) or abs(v) <= LARGEST[dtype] for v in rounded)
+        return tuple(map(float, rounded)) if held else None
+    numbers = integer_range(dtype if dtype in ("i8", "u8", "i16") else "i32")
     # NaN fails both comparisons; what a machine makes of it and of overflow is its own affair.
-    return tuple(map(int, rounded)) if all(lowest <= v < bound for v in rounded) else None
+    held = all(numbers.start <= v < numbers.stop for v in rounded)
+    return tuple(map(int, rounded)) if held else None
 
 
 def _rounded(values: Values, dtype: str) -> Values | None:

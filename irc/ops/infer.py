@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from irc.dialects.items import Shape
+from irc.dialects.items import Shape, is_complex
 from irc.dialects.size import Dim, Size, UnboundSizeError, decided, is_traced, product
 from irc.errors import did_you_mean
 from irc.ops.pointwise import POINTWISE
@@ -134,8 +134,20 @@ def _pointwise(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     values = operands[1:] if attrs["fn"] == "where" else operands
     if len({dtype for _, dtype in values}) > 1:
         raise ShapeError(f"{attrs['fn']} mixes dtypes {[dtype for _, dtype in values]}; cast first")
+    if is_complex(values[0][1]) and not row.complex:
+        raise ShapeError(f"{attrs['fn']} has no meaning for {values[0][1]} here: use flow.extern")
     shape = broadcast_shapes([shape for shape, _ in operands])
     return [(shape, "i1" if row.result == "bool" else values[0][1])]
+
+
+def check_cast(source: str, dtype: str) -> None:
+    """Refuse a cast that drops a part of a complex number: no program means one.
+
+    Raises:
+        ShapeError: with both dtypes.
+    """
+    if is_complex(source) and not is_complex(dtype):
+        raise ShapeError(f"a cast of {source} to {dtype} would drop the imaginary part")
 
 
 def _contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:

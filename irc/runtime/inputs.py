@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from irc.cluster.host import memory_bytes
-from irc.dialects.items import ITEM_BYTES, is_float
+from irc.dialects.items import ITEM_BYTES, is_complex, is_smooth
 from irc.errors import IrcError, did_you_mean
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Plan
@@ -72,8 +72,9 @@ def random_inputs(plan: Plan, seed: int) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for index, bounds in zip(plan.inputs, ranges, strict=True):
         dtype, shape = plan.buffers[index].dtype, whole_shape(plan, index)
-        if is_float(dtype):
-            drawn = torch.randn(shape, generator=generator)
+        if is_smooth(dtype):
+            wide = torch.complex64 if is_complex(dtype) else torch.float32
+            drawn = torch.randn(shape, generator=generator, dtype=wide)
         else:
             low, high = bounds or (0, 1)
             drawn = torch.randint(low, high + 1, shape, generator=generator)

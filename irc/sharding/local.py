@@ -30,7 +30,7 @@ from irc.dialects.flow import (
     to_attribute,
 )
 from irc.dialects.placement import Mesh, Placement
-from irc.dialects.types import PlacementAttr, TensorType, is_float
+from irc.dialects.types import PlacementAttr, TensorType, number_in
 from irc.ops.infer import Attrs, broadcast_shapes
 from irc.ops.rules_naming import dim_of
 from irc.sharding.local_attention import ATTENTION_PROGRAMS
@@ -151,7 +151,7 @@ class Local:
 
     def scalar(self, value: int, dtype: str) -> SSAValue:
         """Emit a rank-0 constant."""
-        number = float(value) if is_float(dtype) else value
+        number = number_in(value, dtype)
         return self.before(ConstantOp, [], TensorType.of((), dtype), value=(number,))
 
     def offset(self, logical: TensorType, placement: Placement, dim: int, dtype: str) -> SSAValue:

@@ -24,7 +24,8 @@ from irc.dialects.flow import (
     TopKOp,
     tensor,
 )
-from irc.dialects.types import TensorType, is_float
+from irc.dialects.items import integer_range
+from irc.dialects.types import TensorType, is_float, number_in
 from irc.ops.rules_naming import dim_of
 from irc.sharding.local import Local
 from irc.sharding.local_experts import EXPERTS_PROGRAMS
@@ -147,13 +148,11 @@ def neutral(fn: str, dtype: str) -> float | int:
     (-2147483648, 1.0)
     """
     if fn in ("sum", "prod"):
-        number = int(fn == "prod")
-        return float(number) if is_float(dtype) else number
+        return number_in(int(fn == "prod"), dtype)
     if is_float(dtype):
         return float("-inf") if fn == "max" else float("inf")
-    bits, unsigned = int(dtype[1:]), dtype[0] == "u"
-    low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    return low if fn == "max" else high
+    numbers = integer_range(dtype)
+    return numbers.start if fn == "max" else numbers.stop - 1
 
 
 EXCHANGES: Mapping[str, Callable[[Local], list[SSAValue]]] = {

@@ -26,13 +26,16 @@ _told: set[str] = set()
 def tell_autograd(graph: GraphModule) -> None:
     """Give torch a formula for each declared op of a graph that it has none for."""
     for node in graph.graph.nodes:
-        op = node.target
-        if node.op != "call_function":
-            continue
-        if isinstance(op, torch._ops.OpOverloadPacket):
-            op = op.default
-        if isinstance(op, torch._ops.OpOverload) and op.namespace not in LIBRARIES:
-            _tell(op)
+        for op in _overloads(node.target) if node.op == "call_function" else ():
+            if op.namespace not in LIBRARIES:
+                _tell(op)
+
+
+def _overloads(target: Any) -> list[torch._ops.OpOverload]:
+    """Return what a call may mean: of a packet, which overload is chosen by its arguments."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return [getattr(target, name) for name in target.overloads()]
+    return [target] if isinstance(target, torch._ops.OpOverload) else []
 
 
 def _tell(op: torch._ops.OpOverload) -> None:
@@ -91,7 +94,8 @@ def _gradients(
         inner = list(leaves)
         for place in ctx.places:
             inner[place] = leaves[place].detach()
-            inner[place].requires_grad_(inner[place].is_floating_point())
+            smooth = inner[place].is_floating_point() or inner[place].is_complex()
+            inner[place].requires_grad_(smooth)
         args, kwargs = pytree.tree_unflatten(inner, ctx.spec)
         results = pytree.tree_leaves(reference(*args, **kwargs))
     live = [(r, g) for r, g in zip(results, given, strict=True) if g is not None]

@@ -8,7 +8,7 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import tensor
-from irc.frontends.torch.lowering import TABLE, Lowering, number
+from irc.frontends.torch.lowering import Lowering, enter, number
 from irc.frontends.torch.reductions import mean_of
 from irc.frontends.torch.shapes import joined, sliced
 from irc.frontends.torch.windows import pooled
@@ -72,5 +72,5 @@ def _largest(ndim: int) -> Any:
 
 
 for _n in (1, 2, 3):
-    TABLE[f"adaptive_avg_pool{_n}d"] = TABLE[f"_adaptive_avg_pool{_n}d"] = _average(_n)
-    TABLE[f"adaptive_max_pool{_n}d"] = _largest(_n)
+    enter(dict.fromkeys((f"adaptive_avg_pool{_n}d", f"_adaptive_avg_pool{_n}d"), _average(_n)))
+    enter({f"adaptive_max_pool{_n}d": _largest(_n)})

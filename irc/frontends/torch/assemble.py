@@ -14,7 +14,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
-from irc.dialects.types import TensorType, is_float
+from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.frontends.torch.locations import location
 from irc.frontends.torch.lowering import Lowering
@@ -23,7 +23,7 @@ from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.frontends.torch.translate import Scope, Translation
 from irc.kernels.holds import LIBRARY_DTYPES
 from irc.program import Program
-from irc.runtime.dtypes import dtype_names
+from irc.runtime.dtypes import dtype_name
 
 LITERAL = 64
 """Constants of more elements are arguments."""
@@ -158,12 +158,10 @@ class _Assembler:
 
     def constant(self, name: str, value: torch.Tensor) -> SSAValue:
         """Return a tensor as a literal, or as an argument where it is large."""
-        dtype, kind = dtype_names()[value.dtype], self.shared.kind(value)
+        dtype, kind = dtype_name(value.dtype), self.shared.kind(value)
         if value.numel() <= LITERAL and value.device.type != "meta" and dtype not in LIBRARY_DTYPES:
             values = value.detach().flatten().tolist() or [0]
-            return self.scope.b.constant(
-                [float(v) if is_float(dtype) else int(v) for v in values], kind.shape, dtype
-            )
+            return self.scope.b.constant(values, kind.shape, dtype)
         self.arguments[name] = (
             Argument("constant", name, value),
             self.block.insert_arg(kind, len(self.block.args)),

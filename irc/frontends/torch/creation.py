@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import RandomOp, tensor
 from irc.dialects.types import TensorType, is_float
-from irc.frontends.torch.lowering import TABLE, Lowering, Operand, lowers
+from irc.frontends.torch.lowering import Lowering, Operand, enter, lowers
 from irc.frontends.torch.shapes import iota
 
 ZEROS = ("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided",
@@ -25,17 +25,17 @@ def _ones(t: Lowering, *shape: Any, **options: Any) -> SSAValue:
     return t.full(1)
 
 
-TABLE.update(dict.fromkeys(ZEROS, _zeros))
-TABLE.update(dict.fromkeys(ONES, _ones))
+enter(dict.fromkeys(ZEROS, _zeros), numbers="complex")
+enter(dict.fromkeys(ONES, _ones), numbers="complex")
 
 
-@lowers("full", "full_like")
+@lowers("full", "full_like", numbers="complex")
 def full(t: Lowering, size: Any, fill_value: Operand, **options: Any) -> SSAValue:
     """Fill with one number."""
     return t.full(fill_value)
 
 
-@lowers("new_full")
+@lowers("new_full", numbers="complex")
 def new_full(
     t: Lowering, self: SSAValue, size: Any, fill_value: Operand, **options: Any
 ) -> SSAValue:
@@ -43,7 +43,7 @@ def new_full(
     return t.full(fill_value)
 
 
-@lowers("scalar_tensor")
+@lowers("scalar_tensor", numbers="complex")
 def scalar_tensor(t: Lowering, s: Operand, **options: Any) -> SSAValue:
     """Make a tensor of a number."""
     return t.full(s)
@@ -63,7 +63,7 @@ def arange(t: Lowering, *bounds: Any, **options: Any) -> SSAValue:
     return t.b.cast(index, t.dtype)
 
 
-@lowers("eye")
+@lowers("eye", numbers="complex")
 def eye(t: Lowering, n: Any, m: Any = None, **options: Any) -> SSAValue:
     """Return where row and column are equal."""
     rows, columns = t.shape
@@ -86,8 +86,8 @@ def _normal(t: Lowering, *shape: Any, **options: Any) -> SSAValue:
     return random(t, "normal")
 
 
-TABLE.update(dict.fromkeys(("rand", "rand_like"), _uniform))
-TABLE.update(dict.fromkeys(("randn", "randn_like"), _normal))
+enter(dict.fromkeys(("rand", "rand_like"), _uniform))
+enter(dict.fromkeys(("randn", "randn_like"), _normal))
 
 
 @lowers("bernoulli.default")

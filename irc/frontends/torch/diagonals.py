@@ -38,7 +38,7 @@ def to_end(ndim: int, dim1: int, dim2: int) -> tuple[list[int], list[int]]:
     return rest, [*rest, *ends]
 
 
-@lowers("diagonal", "diagonal_copy")
+@lowers("diagonal", "diagonal_copy", numbers="any")
 def diagonal(
     t: Lowering, self: SSAValue, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> SSAValue:

@@ -16,7 +16,7 @@ from irc.frontends.torch.lowering import Lowering, lowers
 DOTS = "..."
 
 
-@lowers("einsum")
+@lowers("einsum", numbers="complex")
 def einsum(
     t: Lowering, equation: str, tensors: Sequence[SSAValue], *, path: Any = None
 ) -> SSAValue:

@@ -11,17 +11,17 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.size import Size
 from irc.errors import IrcError
-from irc.runtime.dtypes import dtype_names
+from irc.runtime.dtypes import dtype_name
 
-PLACE = ("device", "layout", "pin_memory", "memory_format")
-"""Keyword arguments that say where a tensor lies: a plan decides that."""
+PLACE = ("layout", "pin_memory", "memory_format")
+"""Keyword arguments that say how a tensor lies: a plan decides that, as it decides the device."""
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[SSAValue]) -> str:
     """Return the call as JSON, and append its tensors to ``operands``.
 
-    >>> arguments((2, [1.5, float("inf")]), {"device": "cpu", "dim": 0}, [])
-    '[[2, [1.5, {"float": "inf"}]], {"dim": 0}]'
+    >>> arguments((2, [1.5, float("inf")]), {"device": torch.device("cpu"), "dim": 0}, [])
+    '[[2, [1.5, {"float": "inf"}]], {"device": {"device": "here"}, "dim": 0}]'
     """
     positional = [_encoded(value, operands) for value in args]
     keywords = {
@@ -38,8 +38,10 @@ def _encoded(value: Any, operands: list[SSAValue]) -> Any:
         case list() | tuple():
             return [_encoded(item, operands) for item in value]
         case torch.dtype():
-            return {"dtype": dtype_names()[value]}
-        case torch.device() | torch.memory_format() | torch.layout():
+            return {"dtype": dtype_name(value)}
+        case torch.device():
+            return {"device": "here"}
+        case torch.memory_format() | torch.layout():
             return None
         case float() if not math.isfinite(value):
             return {"float": str(value)}

@@ -22,7 +22,7 @@ REDUCTIONS = {
 }
 
 
-@lowers("embedding")
+@lowers("embedding", numbers="complex")
 def embedding(
     t: Lowering,
     weight: SSAValue,
@@ -38,7 +38,7 @@ def embedding(
     return value
 
 
-@lowers("index_select")
+@lowers("index_select", numbers="complex")
 def index_select(t: Lowering, self: SSAValue, dim: int, index: SSAValue) -> SSAValue:
     """Take elements of a dim."""
     if not tensor(self).ndim or tensor(index).ndim != 1:
@@ -54,7 +54,7 @@ def from_front(t: Lowering, index: SSAValue, size: Dim) -> SSAValue:
     return t.b.pointwise("where", negative, wrapped, index)
 
 
-@lowers("narrow.Tensor")
+@lowers("narrow.Tensor", numbers="complex")
 def narrow_from(t: Lowering, self: SSAValue, dim: int, start: SSAValue, length: Dim) -> SSAValue:
     """Take so many elements of a dim, from a place that a tensor says."""
     dim = dim_of(dim, tensor(self).ndim)
@@ -62,7 +62,7 @@ def narrow_from(t: Lowering, self: SSAValue, dim: int, start: SSAValue, length: 
     return t.b.op(TakeOp, [self, t.b.pointwise("add", iota(t, length), first)], dim=dim)
 
 
-@lowers("index.Tensor", "_unsafe_index.Tensor")
+@lowers("index.Tensor", "_unsafe_index.Tensor", numbers="complex")
 def index(t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None]) -> SSAValue:
     """Look up by several index tensors: one index into the dims that they cover, merged."""
     dims = [dim for dim, i in enumerate(indices) if i is not None]
@@ -87,7 +87,7 @@ def index(t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None]) -> SS
     return t.b.op(TakeOp, [merged, flat], dim=first)
 
 
-@lowers("gather")
+@lowers("gather", numbers="complex")
 def gather(
     t: Lowering, self: SSAValue, dim: int, index: SSAValue, *, sparse_grad: bool = False
 ) -> SSAValue:
@@ -110,7 +110,7 @@ def scattered(
     return t.b.op(ScatterOp, inputs, dim=dim_of(dim, tensor(x).ndim), fn=fn)
 
 
-@lowers("scatter")
+@lowers("scatter", numbers="complex")
 def scatter(
     t: Lowering,
     self: SSAValue,
@@ -127,7 +127,7 @@ def scatter(
     return scattered(t, self, dim, index, source, "set" if reduce is None else REDUCTIONS[reduce])
 
 
-@lowers("scatter_add")
+@lowers("scatter_add", numbers="complex")
 def scatter_add(t: Lowering, self: SSAValue, dim: int, index: SSAValue, src: SSAValue) -> SSAValue:
     """Add along a dim."""
     return scattered(t, self, dim, index, src, "sum")
@@ -161,7 +161,7 @@ def _along(
     return scattered(t, x, dim, t.b.broadcast(index, wide), t.b.broadcast(source, wide), fn)
 
 
-@lowers("index_copy")
+@lowers("index_copy", numbers="complex")
 def index_copy(
     t: Lowering, self: SSAValue, dim: int, index: SSAValue, source: SSAValue
 ) -> SSAValue:
@@ -169,7 +169,7 @@ def index_copy(
     return _along(t, self, dim_of(dim, tensor(self).ndim), index, source, "set")
 
 
-@lowers("index_add")
+@lowers("index_add", numbers="complex")
 def index_add(
     t: Lowering, self: SSAValue, dim: int, index: SSAValue, source: SSAValue, *, alpha: Any = 1
 ) -> SSAValue:
@@ -179,7 +179,7 @@ def index_add(
     return _along(t, self, dim_of(dim, tensor(self).ndim), index, source, "sum")
 
 
-@lowers("index_put", "_unsafe_index_put")
+@lowers("index_put", "_unsafe_index_put", numbers="complex")
 def index_put(
     t: Lowering,
     self: SSAValue,
@@ -240,7 +240,7 @@ def one_hot(t: Lowering, self: SSAValue, num_classes: int = -1) -> SSAValue:
     return t.b.cast(found, t.dtype)
 
 
-@lowers("take_along_dim")
+@lowers("take_along_dim", numbers="complex")
 def take_along_dim(
     t: Lowering, self: SSAValue, indices: SSAValue, dim: int | None = None
 ) -> SSAValue:

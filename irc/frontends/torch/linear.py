@@ -10,6 +10,7 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import AttentionOp, ContractOp, ExternOp, tensor
+from irc.dialects.items import holds
 from irc.dialects.size import Dim, Size
 from irc.frontends.torch.dropping import dropped_attention
 from irc.frontends.torch.lowering import Lowering, broadcast_shapes, lowers, number
@@ -17,14 +18,19 @@ from irc.ops.attention_ops import Form
 
 
 def contract(t: Lowering, spec: str, *operands: SSAValue) -> SSAValue:
-    """Sum products in the stated dtype, which under autocast is not that of the operands."""
-    if t.dtype == "i1":
+    """Sum products in the stated dtype, which under autocast is not that of the operands.
+
+    Operands of several dtypes, which torch refuses where nothing casts them, are for it to refuse.
+    """
+    if t.dtype == "i1" or (not t.autocast and len({tensor(x).dtype for x in operands}) > 1):
         t.decline()
     return t.b.op(ContractOp, [t.b.cast(x, t.dtype) for x in operands], spec=spec)
 
 
 def plus(t: Lowering, x: SSAValue, bias: SSAValue, alpha: Any = 1, beta: Any = 1) -> SSAValue:
     """Return ``alpha * x + beta * bias``; a beta of 0 leaves out a bias that is nan."""
+    if not (holds(alpha, t.dtype) and holds(beta, t.dtype)):
+        t.decline()
     x = x if alpha == 1 else t.pointwise("mul", x, alpha)
     if isinstance(beta, int | float) and beta == 0:
         return x
@@ -32,7 +38,7 @@ def plus(t: Lowering, x: SSAValue, bias: SSAValue, alpha: Any = 1, beta: Any = 1
     return t.pointwise("add", x, bias)
 
 
-@lowers("linear")
+@lowers("linear", numbers="complex")
 def linear(
     t: Lowering, input: SSAValue, weight: SSAValue, bias: SSAValue | None = None
 ) -> SSAValue:
@@ -43,19 +49,19 @@ def linear(
     return y if bias is None else t.pointwise("add", y, bias)
 
 
-@lowers("mm")
+@lowers("mm", numbers="complex")
 def mm(t: Lowering, self: SSAValue, mat2: SSAValue) -> SSAValue:
     """Multiply matrices."""
     return contract(t, "mk,kn->mn", self, mat2)
 
 
-@lowers("bmm")
+@lowers("bmm", numbers="complex")
 def bmm(t: Lowering, self: SSAValue, mat2: SSAValue) -> SSAValue:
     """Multiply batches of matrices."""
     return contract(t, "bmk,bkn->bmn", self, mat2)
 
 
-@lowers("addmm")
+@lowers("addmm", numbers="complex")
 def addmm(
     t: Lowering, self: SSAValue, mat1: SSAValue, mat2: SSAValue, *, beta: Any = 1, alpha: Any = 1
 ) -> SSAValue:
@@ -63,7 +69,7 @@ def addmm(
     return plus(t, contract(t, "mk,kn->mn", mat1, mat2), self, alpha, beta)
 
 
-@lowers("baddbmm")
+@lowers("baddbmm", numbers="complex")
 def baddbmm(
     t: Lowering,
     self: SSAValue,
@@ -77,13 +83,13 @@ def baddbmm(
     return plus(t, contract(t, "bmk,bkn->bmn", batch1, batch2), self, alpha, beta)
 
 
-@lowers("mv")
+@lowers("mv", numbers="complex")
 def mv(t: Lowering, self: SSAValue, vec: SSAValue) -> SSAValue:
     """Multiply a matrix and a vector."""
     return contract(t, "mk,k->m", self, vec)
 
 
-@lowers("dot", "vdot", "inner")
+@lowers("dot", "inner", numbers="complex")
 def dot(t: Lowering, self: SSAValue, other: SSAValue) -> SSAValue:
     """Multiply vectors."""
     return (
@@ -93,13 +99,19 @@ def dot(t: Lowering, self: SSAValue, other: SSAValue) -> SSAValue:
     )
 
 
-@lowers("outer", "ger")
+@lowers("vdot")
+def vdot(t: Lowering, self: SSAValue, other: SSAValue) -> SSAValue:
+    """Multiply vectors, the first of them conjugated: of real numbers, :func:`dot`."""
+    return dot(t, self, other)
+
+
+@lowers("outer", "ger", numbers="complex")
 def outer(t: Lowering, self: SSAValue, vec2: SSAValue) -> SSAValue:
     """Multiply each element by each."""
     return t.pointwise("mul", t.b.reshape(self, (*tensor(self).shape, 1)), vec2)
 
 
-@lowers("matmul", "__matmul__")
+@lowers("matmul", "__matmul__", numbers="complex")
 def matmul(t: Lowering, self: SSAValue, other: SSAValue) -> SSAValue:
     """Multiply the last two dims; dims before them broadcast."""
     left, right = tensor(self).shape, tensor(other).shape

@@ -8,16 +8,18 @@ them (None for one that nothing reads). A row that cannot express its arguments 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Never, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Never, TypeAlias
 
 import torch
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import tensor
+from irc.dialects.items import holds
 from irc.dialects.size import Dim, Size, product, symbol, terms_of
 from irc.dialects.types import TensorType, is_float
+from irc.kernels.holds import LIBRARY_DTYPES
 from irc.ops.infer import broadcast_shapes
 from irc.runtime.dtypes import dtype_names, dtypes
 
@@ -29,21 +31,45 @@ TABLE: dict[str, Row] = {}
 """Rows by ATen name without namespace: ``add``, or ``add.Tensor`` for one overload; of irc's own
 ops by their whole names."""
 
+Numbers: TypeAlias = Literal["real", "complex", "any"]
+"""Of which elements a row says what its op means: the real numbers that kernels know, complex ones
+too, or any, where it tells places apart and no values."""
+
+NUMBERS: dict[Row, Numbers] = {}
+"""By row; one that is not here is for real numbers. All else is the library's, as a whole op."""
+
+COMPLEX = frozenset({"c64", "c128"})
+
+ARITHMETIC = frozenset({"add", "sub", "mul", "div"})
+"""Functions in which torch takes a number beside half types in float32."""
+
 
 class Declined(Exception):  # noqa: N818 - an answer, not an error
     """The row cannot express these arguments."""
 
 
-def lowers(*names: str) -> Callable[[Row], Row]:
+def lowers(*names: str, numbers: Numbers = "real") -> Callable[[Row], Row]:
     """Enter a function in the table under ATen names."""
 
-    def enter(row: Row) -> Row:
-        for name in names:
-            assert name not in TABLE, f"two rows for aten::{name}"
-            TABLE[name] = row
+    def enter_row(row: Row) -> Row:
+        enter(dict.fromkeys(names, row), numbers)
         return row
 
-    return enter
+    return enter_row
+
+
+def enter(rows: Mapping[str, Row], numbers: Numbers = "real") -> None:
+    """Enter rows in the table by ATen name."""
+    for name, row in rows.items():
+        assert name not in TABLE, f"two rows for aten::{name}"
+        TABLE[name] = row
+        NUMBERS[row] = numbers
+
+
+def is_for(row: Row, dtypes: Iterable[str]) -> bool:
+    """True where a row says what its op means on elements of these types."""
+    numbers, beyond = NUMBERS[row], LIBRARY_DTYPES & {*dtypes}
+    return not beyond or numbers == "any" or (numbers == "complex" and beyond <= COMPLEX)
 
 
 class Lowering:
@@ -54,6 +80,7 @@ class Lowering:
         results: the stated types; ``shape`` and ``dtype`` are those of the first.
         read: per result, whether anything reads it.
         random: gives the seed of this call, and a number that no other random op has.
+        autocast: true where torch casts operands to the dtype of the result by itself.
     """
 
     def __init__(
@@ -62,11 +89,14 @@ class Lowering:
         results: Sequence[TensorType],
         read: Sequence[bool],
         random: Callable[[], tuple[SSAValue, int]],
+        *,
+        autocast: bool = False,
     ) -> None:
         self.b = b
         self.results = results
         self.read = read
         self.random = random
+        self.autocast = autocast
 
     @property
     def shape(self) -> tuple[Dim, ...]:
@@ -83,7 +113,11 @@ class Lowering:
         raise Declined
 
     def value(self, operand: Operand, dtype: str) -> SSAValue:
-        """Return an operand as a value of a dtype; Python numbers become rank-0 constants."""
+        """Return an operand as a value of a dtype; Python numbers become rank-0 constants.
+
+        Raises:
+            NumberError: where the dtype does not hold the number: an answer as is `Declined`.
+        """
         if isinstance(operand, SSAValue):
             return self.b.cast(operand, dtype)
         if isinstance(operand, Size):
@@ -105,18 +139,23 @@ class Lowering:
     def pointwise(self, fn: str, *operands: Operand, dtype: str | None = None) -> SSAValue:
         """Apply a scalar function in ``dtype`` (the result's, where it is not given)."""
         dtype = dtype or self.dtype
-        wide = self.widened(dtype, operands)
+        wide = self.widened(fn, dtype, operands)
         result = self.b.pointwise(fn, *[self.value(operand, wide) for operand in operands])
         return (
             self.b.cast(result, dtype) if wide != dtype and tensor(result).dtype == wide else result
         )
 
-    def widened(self, dtype: str, operands: Sequence[Operand]) -> str:
-        """Return float32 for half types with a number that they would round, as torch does."""
+    def widened(self, fn: str, dtype: str, operands: Sequence[Operand]) -> str:
+        """Return float32 for half types with a number that they would round, as torch does.
+
+        One that they do not hold is infinite in torch's other functions: its own affair.
+        """
         if dtype not in ("f16", "bf16"):
             return dtype
         half = dtypes()[dtype]
         numbers = [float(n) for n in operands if isinstance(n, int | float)]
+        if fn not in ARITHMETIC and not all(holds(n, dtype) for n in numbers):
+            self.decline()
         rounds = any(n == n and float(torch.tensor(n, dtype=half)) != n for n in numbers)
         return "f32" if rounds else dtype
 

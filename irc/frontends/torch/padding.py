@@ -8,11 +8,12 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import PadOp, TakeOp, tensor
 from irc.dialects.size import Dim, Size
+from irc.dialects.types import number_in
 from irc.frontends.torch.lowering import Lowering, lowers, number
 from irc.frontends.torch.shapes import iota, sliced
 
 
-@lowers("constant_pad_nd")
+@lowers("constant_pad_nd", numbers="complex")
 def constant_pad(t: Lowering, self: SSAValue, pad: Sequence[Dim], value: float = 0) -> SSAValue:
     """Pad dims from the last to the first with a number."""
     ndim = tensor(self).ndim
@@ -21,10 +22,13 @@ def constant_pad(t: Lowering, self: SSAValue, pad: Sequence[Dim], value: float =
         low[ndim - 1 - i], high[ndim - 1 - i] = number(pad[2 * i]), number(pad[2 * i + 1])
     if not any((*low, *high)):
         return self
-    return t.b.op(PadOp, [self], low=tuple(low), high=tuple(high), value=float(value))
+    fill = number_in(value, t.dtype)
+    if float(fill) != fill == fill:
+        t.decline()  # the op keeps it in double precision
+    return t.b.op(PadOp, [self], low=tuple(low), high=tuple(high), value=float(fill))
 
 
-@lowers("pad")
+@lowers("pad", numbers="complex")
 def pad_(
     t: Lowering,
     self: SSAValue,

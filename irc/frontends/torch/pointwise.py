@@ -9,8 +9,9 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import tensor
-from irc.frontends.torch.lowering import TABLE, Lowering, Operand, is_float, lowers
-from irc.kernels.holds import LIBRARY_DTYPES
+from irc.dialects.types import is_smooth
+from irc.frontends.torch.lowering import Lowering, Numbers, Operand, enter, is_float, lowers
+from irc.ops.pointwise import POINTWISE
 
 # fmt: off
 UNARY = {
@@ -74,10 +75,14 @@ def _logical(fn: str) -> Any:
     return row
 
 
-TABLE.update({name: _unary(fn) for name, fn in UNARY.items()})
-TABLE.update({name: _binary(fn) for name, fn in BINARY.items()})
-TABLE.update({name: _compare(fn) for name, fn in COMPARE.items()})
-TABLE.update({name: _logical(name) for name in LOGICAL})
+def _numbers(fn: str) -> Numbers:
+    return "complex" if POINTWISE[fn].complex else "real"
+
+
+for _rows, _row in ((UNARY, _unary), (BINARY, _binary), (COMPARE, _compare)):
+    for _name, _fn in _rows.items():
+        enter({_name: _row(_fn)}, _numbers(_fn))
+enter({name: _logical(name) for name in LOGICAL})
 
 
 def scaled(t: Lowering, value: Operand, alpha: Any) -> Operand:
@@ -85,7 +90,7 @@ def scaled(t: Lowering, value: Operand, alpha: Any) -> Operand:
     return value if alpha == 1 else t.pointwise("mul", value, alpha)
 
 
-@lowers("add")
+@lowers("add", numbers="complex")
 def add(t: Lowering, self: Operand, other: Operand, *, alpha: Any = 1) -> SSAValue:
     """Return ``self + alpha * other``."""
     if t.dtype == "i1":
@@ -93,19 +98,19 @@ def add(t: Lowering, self: Operand, other: Operand, *, alpha: Any = 1) -> SSAVal
     return t.pointwise("add", self, scaled(t, other, alpha))
 
 
-@lowers("sub", "subtract")
+@lowers("sub", "subtract", numbers="complex")
 def sub(t: Lowering, self: Operand, other: Operand, *, alpha: Any = 1) -> SSAValue:
     """Return ``self - alpha * other``."""
     return t.pointwise("sub", self, scaled(t, other, alpha))
 
 
-@lowers("rsub")
+@lowers("rsub", numbers="complex")
 def rsub(t: Lowering, self: Operand, other: Operand, alpha: Any = 1) -> SSAValue:
     """Return ``other - alpha * self``."""
     return t.pointwise("sub", other, scaled(t, self, alpha))
 
 
-@lowers("div", "divide", "true_divide")
+@lowers("div", "divide", "true_divide", numbers="complex")
 def div(
     t: Lowering, self: Operand, other: Operand, *, rounding_mode: str | None = None
 ) -> SSAValue:
@@ -120,15 +125,17 @@ def logical_not(t: Lowering, self: SSAValue) -> SSAValue:
     return t.b.pointwise("logical_not", t.value(self, "i1"))
 
 
-@lowers("square")
+@lowers("square", numbers="complex")
 def square(t: Lowering, self: SSAValue) -> SSAValue:
     """Return ``self * self``."""
     return t.pointwise("mul", self, self)
 
 
-@lowers("pow.Tensor_Scalar")
+@lowers("pow.Tensor_Scalar", numbers="complex")
 def power(t: Lowering, self: SSAValue, exponent: float) -> SSAValue:
     """Raise to a number; squares, cubes and roots are cheaper than pow."""
+    if not is_smooth(t.dtype) and exponent < 0:
+        t.decline()  # torch refuses it
     match exponent:
         case 1:
             return t.value(self, t.dtype)
@@ -146,7 +153,7 @@ def power(t: Lowering, self: SSAValue, exponent: float) -> SSAValue:
             return t.pointwise("pow", self, exponent)
 
 
-@lowers("pow.Tensor_Tensor", "pow.Scalar")
+@lowers("pow.Tensor_Tensor", "pow.Scalar", numbers="complex")
 def power_of(t: Lowering, self: Operand, exponent: Operand) -> SSAValue:
     """Raise to the power of a tensor."""
     return t.pointwise("pow", self, exponent)
@@ -158,14 +165,14 @@ def gelu(t: Lowering, self: SSAValue, *, approximate: str = "none") -> SSAValue:
     return t.pointwise("gelu_tanh" if approximate == "tanh" else "gelu", self)
 
 
-@lowers("where")
+@lowers("where", numbers="complex")
 def where(t: Lowering, condition: SSAValue, self: Operand = 0, other: Operand = 0) -> SSAValue:
     """Choose between two operands."""
     chosen = [t.value(operand, t.dtype) for operand in (self, other)]
     return t.b.pointwise("where", t.value(condition, "i1"), *chosen)
 
 
-@lowers("masked_fill")
+@lowers("masked_fill", numbers="complex")
 def masked_fill(t: Lowering, self: SSAValue, mask: SSAValue, value: Operand) -> SSAValue:
     """Put ``value`` where the mask is true."""
     return t.b.pointwise("where", mask, t.value(value, t.dtype), self)
@@ -271,13 +278,13 @@ def mish(t: Lowering, self: SSAValue) -> SSAValue:
     return t.pointwise("mul", self, t.pointwise("tanh", softplus(t, self)))
 
 
-@lowers("lerp")
+@lowers("lerp", numbers="complex")
 def lerp(t: Lowering, self: SSAValue, end: SSAValue, weight: Operand) -> SSAValue:
     """Return ``self + weight * (end - self)``."""
     return t.pointwise("add", self, t.pointwise("mul", t.pointwise("sub", end, self), weight))
 
 
-@lowers("addcmul")
+@lowers("addcmul", numbers="complex")
 def addcmul(
     t: Lowering, self: SSAValue, tensor1: SSAValue, tensor2: SSAValue, *, value: Any = 1
 ) -> SSAValue:
@@ -285,7 +292,7 @@ def addcmul(
     return t.pointwise("add", self, scaled(t, t.pointwise("mul", tensor1, tensor2), value))
 
 
-@lowers("addcdiv")
+@lowers("addcdiv", numbers="complex")
 def addcdiv(
     t: Lowering, self: SSAValue, tensor1: SSAValue, tensor2: SSAValue, *, value: Any = 1
 ) -> SSAValue:
@@ -344,4 +351,4 @@ def isfinite(t: Lowering, self: SSAValue) -> SSAValue:
 @lowers("sgn")
 def sgn(t: Lowering, self: SSAValue) -> SSAValue:
     """Return the sign; that of a complex number, its direction, is the library's."""
-    return t.decline() if t.dtype in LIBRARY_DTYPES else t.pointwise("sign", self)
+    return t.pointwise("sign", self)

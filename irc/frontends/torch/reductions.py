@@ -13,11 +13,11 @@ from irc.dialects.flow import ArgReduceOp, CumulativeOp, SortOp, TopKOp, tensor
 from irc.dialects.size import Dim
 from irc.dialects.types import is_float
 from irc.frontends.torch.lowering import (
-    TABLE,
     Lowering,
     count,
     dim_of,
     dims_of,
+    enter,
     lowers,
     number,
     ranked,
@@ -49,7 +49,7 @@ def centred(t: Lowering, x: SSAValue, dims: Sequence[int]) -> tuple[SSAValue, SS
     return mean, off, total(t, t.b.pointwise("mul", off, off), dims, True)
 
 
-@lowers("sum")
+@lowers("sum", numbers="complex")
 def sum_(
     t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> SSAValue:
@@ -57,7 +57,7 @@ def sum_(
     return total(t, t.b.cast(self, t.dtype), dims_of(dim, tensor(self).ndim), keepdim)
 
 
-@lowers("mean")
+@lowers("mean", numbers="complex")
 def mean(
     t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> SSAValue:
@@ -117,7 +117,7 @@ def _logical_reduction(fn: str) -> Any:
     return row
 
 
-TABLE.update({
+enter({
     "amax": _extreme("max"), "amin": _extreme("min"), "max.default": _extreme("max"),
     "min.default": _extreme("min"),
     "max.dim": _extreme_along("max"), "min.dim": _extreme_along("min"),
@@ -126,7 +126,7 @@ TABLE.update({
 })  # fmt: skip
 
 
-@lowers("prod")
+@lowers("prod", numbers="complex")
 def prod(
     t: Lowering, self: SSAValue, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> SSAValue:
@@ -252,7 +252,7 @@ def _running(fn: str) -> Any:
     return row
 
 
-TABLE.update(cumsum=_running("sum"), cumprod=_running("prod"))
+enter({"cumsum": _running("sum"), "cumprod": _running("prod")}, numbers="complex")
 
 
 def _sorted(t: Lowering, self: SSAValue, dim: int, descending: bool) -> list[SSAValue]:

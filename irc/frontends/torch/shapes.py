@@ -9,8 +9,8 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import ConcatOp, IotaOp, SliceOp, TakeOp, TransposeOp, tensor
 from irc.dialects.size import Dim, Size, product
-from irc.dialects.types import TensorType
-from irc.frontends.torch.lowering import TABLE, Lowering, Operand, dim_of, lowers, number
+from irc.dialects.types import TensorType, is_complex
+from irc.frontends.torch.lowering import Lowering, Operand, dim_of, enter, lowers, number
 
 # fmt: off
 RESHAPES = (
@@ -39,13 +39,15 @@ def _copy(t: Lowering, self: SSAValue, **options: Any) -> SSAValue:
 
 
 def _cast(t: Lowering, self: SSAValue, *options: Any, **more: Any) -> SSAValue:
+    if is_complex(tensor(self).dtype) and not is_complex(t.dtype):
+        t.decline()  # torch warns of the part that is dropped
     return t.b.cast(self, t.dtype)
 
 
-TABLE.update(dict.fromkeys(RESHAPES, _reshape))
-TABLE.update(dict.fromkeys(EXPANDS, _expand))
-TABLE.update(dict.fromkeys(COPIES, _copy))
-TABLE.update(dict.fromkeys(CASTS, _cast))
+enter(dict.fromkeys(RESHAPES, _reshape), numbers="any")
+enter(dict.fromkeys(EXPANDS, _expand), numbers="any")
+enter(dict.fromkeys(COPIES, _copy), numbers="any")
+enter(dict.fromkeys(CASTS, _cast), numbers="any")
 
 
 def permuted(t: Lowering, x: SSAValue, perm: Sequence[int]) -> SSAValue:
@@ -81,13 +83,13 @@ def iota(t: Lowering, size: Dim, dtype: str = "i64") -> SSAValue:
     return t.b.op(IotaOp, [], result=TensorType.of((size,), dtype), dim=0)
 
 
-@lowers("permute", "permute_copy")
+@lowers("permute", "permute_copy", numbers="any")
 def permute(t: Lowering, self: SSAValue, dims: Sequence[int]) -> SSAValue:
     """Reorder dims."""
     return permuted(t, self, [dim_of(dim, len(dims)) for dim in dims])
 
 
-@lowers("transpose", "swapaxes", "swapdims", "transpose_copy")
+@lowers("transpose", "swapaxes", "swapdims", "transpose_copy", numbers="any")
 def transpose(t: Lowering, self: SSAValue, dim0: int, dim1: int) -> SSAValue:
     """Swap two dims."""
     perm = list(range(tensor(self).ndim))
@@ -97,13 +99,13 @@ def transpose(t: Lowering, self: SSAValue, dim0: int, dim1: int) -> SSAValue:
     return permuted(t, self, perm)
 
 
-@lowers("t", "t_copy", "numpy_T", "mT")
+@lowers("t", "t_copy", "numpy_T", "mT", numbers="any")
 def matrix_transpose(t: Lowering, self: SSAValue) -> SSAValue:
     """Swap the last two dims; a vector stays."""
     return self if tensor(self).ndim < 2 else transpose(t, self, -2, -1)
 
 
-@lowers("movedim", "moveaxis")
+@lowers("movedim", "moveaxis", numbers="any")
 def movedim(t: Lowering, self: SSAValue, source: Any, destination: Any) -> SSAValue:
     """Move dims, the others keep their order."""
     ndim = tensor(self).ndim
@@ -114,7 +116,7 @@ def movedim(t: Lowering, self: SSAValue, source: Any, destination: Any) -> SSAVa
     return permuted(t, self, [moved[i] if i in moved else next(rest) for i in range(ndim)])
 
 
-@lowers("slice", "slice_copy")
+@lowers("slice", "slice_copy", numbers="any")
 def slice_(
     t: Lowering,
     self: SSAValue,
@@ -143,7 +145,7 @@ def bound(index: Dim | None, size: Dim, default: Dim) -> Dim:
     return max(0, min(size, index + size if index < 0 else index))
 
 
-@lowers("select", "select_copy")
+@lowers("select", "select_copy", numbers="any")
 def select(t: Lowering, self: SSAValue, dim: int, index: Dim) -> SSAValue:
     """Take one element of a dim, and drop the dim."""
     dim = dim_of(dim, tensor(self).ndim)
@@ -157,7 +159,7 @@ def select(t: Lowering, self: SSAValue, dim: int, index: Dim) -> SSAValue:
     return t.b.reshape(sliced(t, self, dim, start, start + 1), t.shape)
 
 
-@lowers("narrow")
+@lowers("narrow", numbers="any")
 def narrow(t: Lowering, self: SSAValue, dim: int, start: Dim, length: Dim) -> SSAValue:
     """Slice by start and length."""
     dim = dim_of(dim, tensor(self).ndim)
@@ -174,6 +176,7 @@ def narrow(t: Lowering, self: SSAValue, dim: int, start: Dim, length: Dim) -> SS
     "unsafe_split",
     "split_copy",
     "split_with_sizes_copy",
+    numbers="any",
 )
 def split(
     t: Lowering, self: SSAValue, sizes: Any = None, dim: int = 0, **more: Any
@@ -189,7 +192,7 @@ def split(
     return parts
 
 
-@lowers("unbind", "unbind_copy")
+@lowers("unbind", "unbind_copy", numbers="any")
 def unbind(t: Lowering, self: SSAValue, dim: int = 0) -> list[SSAValue | None]:
     """Cut a dim into its elements."""
     dim = dim_of(dim, tensor(self).ndim)
@@ -199,7 +202,7 @@ def unbind(t: Lowering, self: SSAValue, dim: int = 0) -> list[SSAValue | None]:
     ]
 
 
-@lowers("cat", "concat", "concatenate")
+@lowers("cat", "concat", "concatenate", numbers="complex")
 def cat(t: Lowering, tensors: Sequence[SSAValue], dim: int = 0) -> SSAValue:
     """Join along a dim; empty vectors of one dim are left out, as torch does."""
     ndim = len(t.shape)
@@ -207,7 +210,7 @@ def cat(t: Lowering, tensors: Sequence[SSAValue], dim: int = 0) -> SSAValue:
     return joined(t, parts, dim_of(dim, ndim))
 
 
-@lowers("stack")
+@lowers("stack", numbers="complex")
 def stack(t: Lowering, tensors: Sequence[SSAValue], dim: int = 0) -> SSAValue:
     """Join along a new dim."""
     dim = dim_of(dim, len(t.shape))
@@ -215,7 +218,7 @@ def stack(t: Lowering, tensors: Sequence[SSAValue], dim: int = 0) -> SSAValue:
     return joined(t, [t.b.reshape(t.b.cast(x, t.dtype), one) for x in tensors], dim)
 
 
-@lowers("repeat", "tile")
+@lowers("repeat", "tile", numbers="complex")
 def repeat(t: Lowering, self: SSAValue, repeats: Sequence[Dim]) -> SSAValue:
     """Lay copies side by side: broadcast over new dims, then merge them."""
     shape, repeats = tensor(self).shape, list(repeats)
@@ -228,7 +231,7 @@ def repeat(t: Lowering, self: SSAValue, repeats: Sequence[Dim]) -> SSAValue:
     return t.b.reshape(wide, t.shape)
 
 
-@lowers("repeat_interleave.self_int")
+@lowers("repeat_interleave.self_int", numbers="complex")
 def repeat_interleave(
     t: Lowering, self: SSAValue, repeats: Dim, dim: int | None = None, **more: Any
 ) -> SSAValue:
@@ -244,7 +247,7 @@ def repeat_interleave(
     )
 
 
-@lowers("flip")
+@lowers("flip", numbers="complex")
 def flip(t: Lowering, self: SSAValue, dims: Sequence[int]) -> SSAValue:
     """Reverse dims: take element ``size - 1 - i``."""
     for dim in sorted({dim_of(d, len(t.shape)) for d in dims}):
@@ -254,7 +257,7 @@ def flip(t: Lowering, self: SSAValue, dims: Sequence[int]) -> SSAValue:
     return self
 
 
-@lowers("roll")
+@lowers("roll", numbers="complex")
 def roll(t: Lowering, self: SSAValue, shifts: Sequence[int], dims: Sequence[int] = ()) -> SSAValue:
     """Rotate dims: the tail comes first."""
     if not dims:
@@ -284,10 +287,10 @@ def _triangle(fn: str) -> Any:
     return row
 
 
-TABLE.update(tril=_triangle("le"), triu=_triangle("ge"))
+enter({"tril": _triangle("le"), "triu": _triangle("ge")}, numbers="complex")
 
 
-@lowers("copy")
+@lowers("copy", numbers="complex")
 def copy(t: Lowering, self: SSAValue, src: Operand, non_blocking: bool = False) -> SSAValue:
     """Give the source the shape and dtype of the target."""
     return (
@@ -297,13 +300,13 @@ def copy(t: Lowering, self: SSAValue, src: Operand, non_blocking: bool = False) 
     )
 
 
-@lowers("fill")
+@lowers("fill", numbers="complex")
 def fill(t: Lowering, self: SSAValue, value: Operand) -> SSAValue:
     """Replace all elements."""
     return t.full(value)
 
 
-@lowers("diff")
+@lowers("diff", numbers="complex")
 def diff(
     t: Lowering,
     self: SSAValue,

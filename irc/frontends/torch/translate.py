@@ -11,21 +11,23 @@ from typing import Any
 import torch
 from torch._higher_order_ops.effects import with_effects
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import ExternOp, tensor
+from irc.dialects.items import NumberError
 from irc.dialects.types import TensorType
 from irc.errors import ErrorCollector, InternalError, IrcError
 from irc.frontends.torch import extern, memory_views
 from irc.frontends.torch.locations import location
-from irc.frontends.torch.lowering import Declined, Lowering
+from irc.frontends.torch.lowering import Declined, Lowering, is_for
 from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.frontends.torch.table import row_of
 from irc.ops.custom import declaration
 from irc.ops.infer import ShapeError
 from irc.runtime import effects
-from irc.runtime.dtypes import dtype_names
+from irc.runtime.dtypes import dtype_name, dtype_names
 
 WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 """Higher-order ops that run a graph as it is, and how many arguments stand before the graph."""
@@ -58,20 +60,25 @@ class Translation:
 
     def kind(self, value: torch.Tensor) -> TensorType:
         """Return the type of a fake tensor."""
-        if value.dtype not in dtype_names():
-            raise IrcError("op-unsupported", f"irc has no element type for {value.dtype}")
-        return TensorType.of(
-            [self.names.dim(size) for size in value.shape], dtype_names()[value.dtype]
-        )
+        dtype = dtype_name(value.dtype)
+        return TensorType.of([self.names.dim(size) for size in value.shape], dtype)
 
 
 class Scope:
     """The nodes of one function, and the values that they have become."""
 
-    def __init__(self, shared: Translation, b: FlowBuilder, module: GraphModule) -> None:
+    def __init__(
+        self,
+        shared: Translation,
+        b: FlowBuilder,
+        module: GraphModule,
+        *,
+        autocast: bool = False,
+    ) -> None:
         self.shared = shared
         self.b = b
         self.module = module
+        self.autocast = autocast
         self.values: dict[Node, Any] = {}
 
     def run(self, nodes: Iterable[Node]) -> None:
@@ -84,6 +91,11 @@ class Scope:
                 self.values[node] = self._call(node)
             except (IrcError, SizeError) as error:
                 self.shared.errors.add(_located(error, node, self.b.loc))
+                self.values[node] = self._stand_ins(node)
+            except InternalError:
+                # It reads what stands in for the result of an op that is reported.
+                if not self.shared.errors:
+                    raise
                 self.values[node] = self._stand_ins(node)
 
     def resolve(self, value: Any) -> Any:
@@ -143,6 +155,8 @@ class Scope:
             lowering = Lowering(self.b, [kind], read, self.shared.random)
             return [self._checked(target, at(lowering, node, self.resolve), kind)]
         row = row_of(target)
+        if row is not None and not is_for(row, self._dtypes(args, kwargs, fakes)):
+            row = None
         if any(isinstance(arg, complex) for arg in (*args, *kwargs.values())):
             row = None  # literals are real
         if row is not None and all(
@@ -160,8 +174,9 @@ class Scope:
                 # Rows need not think of tensors without elements.
                 return [self.b.constant([0], kind.shape, kind.dtype) for kind in types]
             try:
-                found = row(Lowering(self.b, types, read, self.shared.random), *args, **kwargs)
-            except Declined:
+                lowering = Lowering(self.b, types, read, self.shared.random, autocast=self.autocast)
+                found = row(lowering, *args, **kwargs)
+            except (Declined, NumberError):
                 pass
             except (ShapeError, TypeError, KeyError, AssertionError) as error:
                 raise InternalError(
@@ -176,6 +191,13 @@ class Scope:
         if not memory_views.is_alone(node, target):
             raise IrcError("op-unsupported", "it depends on how its operand lies in memory")
         return self._extern(target, args, kwargs, fakes)
+
+    def _dtypes(self, args: Any, kwargs: Any, fakes: list[Any]) -> set[str]:
+        """Return the element types of a call's operands and results that irc has names of."""
+        operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, SSAValue)]
+        results = [x.dtype for x in fakes if isinstance(x, torch.Tensor)]
+        own = {tensor(x).dtype for x in operands}
+        return own | {dtype_names()[dtype] for dtype in results if dtype in dtype_names()}
 
     def _checked(
         self, target: object, value: SSAValue | None, stated: TensorType
@@ -249,7 +271,8 @@ class Scope:
         body, *operands = node.args[WRAPPERS[name] :]
         assert isinstance(body, Node)
         graph_module = getattr(self.module, str(body.target))
-        inner = Scope(self.shared, self.b, graph_module)
+        enabled = bool(node.args[2]) if name == "wrap_with_autocast" else self.autocast
+        inner = Scope(self.shared, self.b, graph_module, autocast=enabled)
         placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         for placeholder, operand in zip(placeholders, operands, strict=True):
             inner.values[placeholder] = self.resolve(operand)
@@ -263,11 +286,15 @@ class Scope:
         fakes = stated if isinstance(stated, list | tuple) else [stated]
         found: list[Any] = []
         for fake in fakes:
+            if not isinstance(fake, torch.Tensor):
+                found.append(None)
+                continue
             try:
-                kind = self.shared.kind(fake) if isinstance(fake, torch.Tensor) else None
+                shape = [self.shared.names.dim(size) for size in fake.shape]
             except (SizeError, IrcError):
-                kind = TensorType.of([1] * fake.ndim)
-            found.append(None if kind is None else self.b.constant([0], kind.shape, kind.dtype))
+                shape = [1] * fake.ndim
+            dtype = dtype_names().get(fake.dtype, "f32")
+            found.append(self.b.constant([0], shape, dtype))
         return found if isinstance(stated, list | tuple) else found[0]
 
 

@@ -11,7 +11,7 @@ from irc.frontends.torch.lowering import Lowering, dim_of, lowers, number
 from irc.frontends.torch.shapes import bound, iota, joined, permuted, sliced
 
 
-@lowers("slice_scatter")
+@lowers("slice_scatter", numbers="complex")
 def slice_scatter(
     t: Lowering,
     self: SSAValue,
@@ -74,7 +74,7 @@ def _padded(t: Lowering, x: SSAValue, dim: int, low: int, high: int) -> SSAValue
     return t.b.op(PadOp, [x], low=tuple(lows), high=tuple(highs), value=0.0)
 
 
-@lowers("select_scatter")
+@lowers("select_scatter", numbers="complex")
 def select_scatter(t: Lowering, self: SSAValue, src: SSAValue, dim: int, index: int) -> SSAValue:
     """Replace one element of a dim."""
     dim = dim_of(dim, len(t.shape))
@@ -83,7 +83,7 @@ def select_scatter(t: Lowering, self: SSAValue, src: SSAValue, dim: int, index: 
     return slice_scatter(t, self, one, dim, first, first + 1)
 
 
-@lowers("diagonal_scatter")
+@lowers("diagonal_scatter", numbers="complex")
 def diagonal_scatter(
     t: Lowering, self: SSAValue, src: SSAValue, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> SSAValue:

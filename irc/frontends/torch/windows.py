@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 from irc.dialects.flow import ConvolutionOp, PoolOp, tensor
 from irc.dialects.size import Size
 from irc.dialects.types import TensorType
-from irc.frontends.torch.lowering import TABLE, Lowering, lowers, number
+from irc.frontends.torch.lowering import Lowering, enter, lowers, number
 
 Ints = int | Sequence[int]
 
@@ -97,7 +97,7 @@ def _conv(
     )
 
 
-TABLE.update(conv1d=_conv, conv2d=_conv, conv3d=_conv)
+enter(dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv))
 
 
 def pooled(
@@ -182,6 +182,5 @@ def _avg_pool(ndim: int) -> Any:
 
 
 for _n in (1, 2, 3):
-    TABLE[f"max_pool{_n}d"] = _max_pool(_n)
-    TABLE[f"max_pool{_n}d_with_indices"] = _max_pool_with_indices(_n)
-    TABLE[f"avg_pool{_n}d"] = _avg_pool(_n)
+    enter({f"max_pool{_n}d": _max_pool(_n), f"avg_pool{_n}d": _avg_pool(_n)})
+    enter({f"max_pool{_n}d_with_indices": _max_pool_with_indices(_n)})

@@ -92,12 +92,14 @@ def called_with(
 
 
 def _fill(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
-    """Put operands, dtypes and special floats in place of their JSON forms."""
+    """Put operands, dtypes, the device and special floats in place of their JSON forms."""
     match value:
         case {"operand": index}:
             return inputs[index]
         case {"dtype": name}:
             return dtypes()[name]
+        case {"device": "here"}:
+            return inputs[0].device if inputs else "cpu"
         case {"float": text}:
             return float(text)
         case {"complex": [real, imaginary]}:
@@ -110,7 +112,7 @@ def _fill(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
             return value
 
 
-MEMORY = ("aten::as_strided", "aten::resize", "aten::view.dtype")
+MEMORY = ("aten::as_strided", "aten::resize", "aten::view.dtype", "aten::view_as_complex")
 """How the names of ops begin that look at memory, not at numbers."""
 
 KERNELS: Mapping[str, Kernel] = {

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from irc.dialects.items import number_in
+from irc.runtime.dtypes import dtype_names
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def padded_with(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> A
         ::-1
     ]
     x = inputs[0]
-    value = attrs["value"] if x.dtype.is_floating_point else int(attrs["value"])
+    value = number_in(attrs["value"], dtype_names()[x.dtype])
     if x.dtype == torch.bool:
         return torch.nn.functional.pad(x.to(torch.uint8), amounts, value=value).to(torch.bool)
     return torch.nn.functional.pad(x, amounts, value=value)

@@ -1,0 +1,134 @@
+"""Dtypes that kernels do not know, mixtures that eager refuses, ops that are called by packet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import irc
+from irc.errors import IrcError
+from irc.frontends.torch.capture import capture
+
+EIGHT = (
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+)
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+X = torch.tensor([[1.3, -0.7, 3.9], [100.0, -2.25, 0.01]])
+
+
+def _bits(value: Any) -> Any:
+    return value.view(torch.uint8) if value.dtype in EIGHT else value
+
+
+def _same(function: Callable[..., Any], *operands: torch.Tensor) -> None:
+    with torch.no_grad():
+        found = irc.compile(function)(*operands)
+        for got, want in zip(found, function(*operands), strict=True):
+            assert got.dtype is want.dtype
+            torch.testing.assert_close(_bits(got), _bits(want))
+
+
+@pytest.mark.parametrize("dtype", EIGHT, ids=str)
+def test_numbers_of_eight_bits_are_cast_by_torch(dtype: torch.dtype) -> None:
+    def casts(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        small = (x * 2).to(dtype)
+        there = small.t().reshape(2, 3)[:, 1:].to(torch.float32) * 3
+        return small, there, x.double().to(dtype), y.to(torch.bfloat16) + 1, small.view(torch.uint8)
+
+    _same(casts, X, X.to(dtype))
+
+
+def test_gradients_go_through_a_cast_to_eight_bits() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.float8_e4m3fn).to(torch.float32) * x).sum()
+
+    torch._dynamo.reset()
+    gradients: list[torch.Tensor] = []
+    for function in (torch.compile(loss, backend="irc"), loss):
+        x = X.clone().requires_grad_()
+        gradients += torch.autograd.grad(function(x), x)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("dtype", UNSIGNED, ids=str)
+def test_wide_unsigned_integers(dtype: torch.dtype) -> None:
+    def casts(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        literal = torch.tensor([-1, 5, 70000]).to(dtype)
+        return x.abs().to(dtype).to(torch.float32) * 2, y.long() + 1, literal.to(torch.int64) + 1
+
+    _same(casts, X, torch.arange(6).to(dtype))
+
+
+def test_a_dtype_without_a_name_is_refused_by_name() -> None:
+    def viewed(x: torch.Tensor) -> torch.Tensor:
+        return x.view(torch.bits16).view(torch.int32).reshape(1, -1) + 1
+
+    with pytest.raises(IrcError, match=r"no element type for torch\.bits16") as refused:
+        capture(viewed, (torch.arange(8, dtype=torch.int16),))
+    assert refused.value.codes == ("op-unsupported",)
+    with pytest.raises(IrcError, match=r"no element type for torch\.qint8"):
+        capture(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), (X,))
+
+
+A, W = torch.randn(4, 6), torch.randn(6, 4, dtype=torch.bfloat16)
+# fmt: off
+MIXED: dict[str, Callable[[], Any]] = {
+    "mm": lambda: (lambda a, w: a @ w, A, W),
+    "linear": lambda: (F.linear, A, W.t().contiguous()),
+    "addmm": lambda: (lambda a, w: torch.addmm(a[:, :4], a, w), A, W),
+    "mv": lambda: (lambda a, w: a @ w[:, 0], A, W),
+    "a module": lambda: (torch.nn.Linear(6, 2), A.double()),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_products_of_two_dtypes_are_refused_as_in_eager(name: str) -> None:
+    function, *operands = MIXED[name]()
+    with torch.no_grad():
+        with pytest.raises(RuntimeError) as eager:
+            function(*operands)
+        torch._dynamo.reset()
+        for compiled in (irc.compile(function), torch.compile(function, backend="irc")):
+            with pytest.raises(RuntimeError) as refused:
+                compiled(*operands)
+            assert str(eager.value) in str(refused.value)
+
+
+def test_autocast_makes_products_of_two_dtypes() -> None:
+    layer = torch.nn.Linear(6, 4)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x) @ x
+
+    with torch.no_grad():
+        got, want = irc.compile(forward)(A), forward(A)
+    assert got.dtype is want.dtype is torch.bfloat16
+    torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_ops_called_by_packet_and_ops_of_prims(gradients: bool) -> None:
+    aten, prims = torch.ops.aten, torch.ops.prims
+
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        places = {"dtype": torch.int64, "device": torch.device("cpu"), "requires_grad": False}
+        count = prims.iota(3, start=2, step=3, **places)
+        wide = aten.to(x, torch.float64)
+        return wide, aten.add(x, 2), aten.max(x, 0)[0], count + x, torch.xlogy(x.abs(), 0.5)
+
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(gradients):
+        x = X.clone().requires_grad_(gradients)
+        for compiled in (irc.compile(call), torch.compile(call, backend="irc")):
+            for got, want in zip(compiled(x), call(x), strict=True):
+                torch.testing.assert_close(got, want)
