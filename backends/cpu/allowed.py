@@ -23,7 +23,12 @@ INTRINSICS = re.compile(
     r"|x86\.(?:tileloadd64|tilestored64|tilezero|tilerelease)"
     r")"
 )
-"""What a kernel may call beside its own functions."""
+MATHEMATICS = re.compile(
+    r"(?:acos|acosh|asin|asinh|atan|atan2|atanh|cbrt|ceil|copysign|cos|cosh|erf|erfc|exp|exp2|expm1"
+    r"|fabs|floor|fma|fmax|fmin|fmod|lgamma|log|log10|log1p|log2|nearbyint|pow|rint|round|sin|sinh"
+    r"|sqrt|tan|tanh|tgamma|trunc)f?"
+)
+"""Functions of the C library that take numbers and give one: float64 calls them."""
 
 NAME = r"@([A-Za-z0-9_.$-]+)"
 DEFINED = re.compile(rf"define (?P<internal>(?:internal|private) )?[^@]*?{NAME}\(")
@@ -40,6 +45,14 @@ OUTER = re.compile(
     r"|; Function Attrs: .*|\}|"
 )
 """Lines that begin at the left and are no head of a function: labels, ends, attributes."""
+
+TABLE = re.compile(
+    rf"^{NAME} = private (?:unnamed_addr )?constant \[\d+ x (i\d+)\] "
+    r"(?:\[(?:\2 -?\d+(?:, )?)*\]|c\"[^\"]*\"|zeroinitializer)(?:, align \d+)?$",
+    re.MULTILINE,
+)
+"""Numbers that a kernel looks up: a constant, whose address may be taken."""
+NAMES = re.compile(NAME)
 
 FOREIGN = (
     "asm", "inttoptr", "blockaddress", "addrspacecast", "indirectbr", "resume", "landingpad",
@@ -59,6 +72,8 @@ def refusal(text: str, name: str) -> str | None:
         name: of its function, the only one that others see.
     """
     text = HEADS.sub("", text)
+    tables = {found[1] for found in TABLE.finditer(text)}
+    text = TABLE.sub("", text)
     if any(word in text for word in FOREIGN) and (word := FOREIGN_WORD.search(text)):
         return f"it holds '{word[0]}'"
     if '"' in text:
@@ -77,12 +92,20 @@ def refusal(text: str, name: str) -> str | None:
                 return f"it holds what is no function: {line[:120]}"
         elif "@" in line:
             direct = DIRECT.match(line)
-            if direct is None or "@" in line[direct.end() :]:
+            if direct is None and CALL.search(line):
+                return f"it calls what is no function by name: {line[:120].strip()}"
+            called |= {direct[1]} if direct else set()
+            rest = line[direct.end() :] if direct else line
+            taken = NAMES.findall(rest)
+            if rest.count("@") != len(taken) or not tables.issuperset(taken):
                 return f"it takes the address of a function or global: {line[:120].strip()}"
-            called.add(direct[1])
         elif "call " in line and CALL.search(line):
             return f"it calls what is no function by name: {line[:120].strip()}"
     if visible != [name]:
         return f"others see {', '.join(visible)}, not {name} alone"
-    strange = sorted(each for each in called - defined if not INTRINSICS.fullmatch(each))
+    strange = sorted(
+        each
+        for each in called - defined
+        if not (INTRINSICS.fullmatch(each) or MATHEMATICS.fullmatch(each))
+    )
     return f"it calls {', '.join(strange)[:120]}" if strange else None

@@ -224,14 +224,18 @@ class Dispatcher:
         :func:`irc.calls.entries.compile_entries`.
         """
         from irc.runtime import held
+        from irc.runtime.same_program import marks_of
 
         ranks = self._joined()
         blank = pytree.tree_map(held.blank, (tuple(args), dict(kwargs)))
         captured = in_place(capture(self.original, *blank, hooks=False))
         given = captured.flatten(args, dict(kwargs))
         pin(captured.program.module, placements_for(captured, given, ranks.mesh, ranks.placements))
+        program = captured.program
         executor = ranks.executor(
-            lambda: make_plan(captured.program, self.options), captured.program.tensors
+            lambda: make_plan(program, self.options),
+            program.tensors,
+            marks_of(program.module, self.options),
         )
         return Version(captured, executor)
 

@@ -35,6 +35,7 @@ from irc.runtime import held
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
 from irc.runtime.ranks import Ranks
+from irc.runtime.same_program import marks_of
 from irc.search.joint import HELD, place_together
 from irc.search.on_mesh import TooSmall
 
@@ -220,8 +221,14 @@ def compile_entries(
     captures = Captures.make(entries, options, runs or {})
     ranks = Ranks.of(options.mesh) if options.mesh.num_ranks > 1 else None
     if ranks is not None:
+        own = {
+            name: marks_of(captured.program.module, name, options, runs)
+            for name, captured in captures.of.items()
+        }
         executors = {
-            name: ranks.executor(lambda name=name: captures.plan(name), captured.program.tensors)
+            name: ranks.executor(
+                lambda name=name: captures.plan(name), captured.program.tensors, own[name]
+            )
             for name, captured in captures.of.items()
         }
     else:

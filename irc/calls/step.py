@@ -28,6 +28,7 @@ from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.join import join_processes, shared_plan
+from irc.runtime.same_program import marks_of
 from irc.runtime.training_state import TrainingState, shaped
 from irc.training.recipe import Recipe
 
@@ -184,7 +185,11 @@ class TrainingStep:
         def make() -> LoadedPlan:
             return training_plan(captured.program, recipe, self._options(), self.module)
 
-        plan = make() if self.options.mesh.num_ranks == 1 else shared_plan(make, rank)
+        if self.options.mesh.num_ranks == 1:
+            plan = make()
+        else:
+            own = marks_of(captured.program.module, recipe, self._options())
+            plan = shared_plan(make, rank, own)
         self._state.adopt(plan.plan, tensors, rank)
         # Its parameters may have gone to the meta device, which is no other kind of batch.
         captured.guards = Guards.of(self._face(batch, named), batch, dict(named))

@@ -25,9 +25,9 @@ used. Its kernels are written again from its ``ir/``, whose loops are checked to
 buffers, and compiled here. Ops that are neither torch's nor ONNX's are run only where this process
 has declared them. ``irc.runtime`` cannot write kernels, and refuses it (``plan-untrusted``).
 
-**What is checked of trusted code too.** The text of a kernel of the CPU may call nothing but LLVM's
-arithmetic, and holds no assembler and no addresses as numbers. That is a second lock, no proof:
-such a text can still write where it should not.
+**What is checked of trusted code too.** The text of a kernel of the CPU may call nothing but
+arithmetic and mathematical functions, and holds no assembler and no addresses as numbers. That is a
+second lock, no proof: such a text can still write where it should not.
 
 **Weights** have digests (``weights.digests.json``), which are compared where a file is not the one
 that was written or compared here before, by place, size and time of the last change; and always

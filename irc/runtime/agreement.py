@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from irc.errors import IrcError
 from irc.frontends.torch.caches import is_cache
 from irc.runtime.held import is_held
+from irc.runtime.watch import naming_lost_ranks
 
 VARIABLE = "IRC_CHECK_RANKS"
 """``off`` on every rank: only the first call of a kind, and weights when they are taken."""
@@ -69,10 +70,15 @@ def _add(found: Any, tensor: torch.Tensor) -> None:
 
 
 def gathered(own: bytes) -> list[bytes]:
-    """Return the bytes of every rank, as many of each; all ranks call it."""
+    """Return the bytes of every rank, as many of each; all ranks call it.
+
+    Raises:
+        IrcError: ``rank-lost``.
+    """
     sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     rows = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, sent)
+    with naming_lost_ranks():
+        dist.all_gather(rows, sent)
     return [row.numpy().tobytes() for row in rows]
 
 

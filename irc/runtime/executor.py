@@ -34,6 +34,7 @@ from irc.runtime.segments import (
     load_segments,
     segment_calls,
 )
+from irc.runtime.watch import naming_lost_ranks
 
 Run: TypeAlias = Callable[[], object]
 
@@ -148,7 +149,7 @@ class Executor:
         given = [spec(tensor) for spec, tensor in zip(self._inputs, inputs, strict=True)]
         if self._turn is None:
             return self.run(given)
-        with self._turn:
+        with self._turn, naming_lost_ranks():
             return self.run(given)
 
     def run(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

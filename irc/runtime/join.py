@@ -24,7 +24,9 @@ from irc.runtime.processes import (
     start_processes,
     threads_per_process,
 )
+from irc.runtime.same_program import Marks, agree_on_program
 from irc.runtime.segments import LoadSegments, load_segments
+from irc.runtime.watch import naming_lost_ranks, watch_ranks
 from irc.runtime.weights import slice_weights
 
 COMPILE_TIMEOUT_S = 1800
@@ -36,6 +38,7 @@ def join(
     tensors: Mapping[str, torch.Tensor],
     mesh: Mesh,
     *,
+    own: Marks,
     load: LoadSegments = load_segments,
 ) -> Executor:
     """Compile on rank 0, send the plan to all, and return this rank's executor.
@@ -46,16 +49,17 @@ def join(
         make: compiles; runs on rank 0 only. Where it fails there, the other ranks fail too.
         tensors: whole weights by name, of which this rank takes its slices.
         mesh: over all processes.
+        own: of what this rank would compile; those of all ranks are compared.
         load: compiles the kernels.
 
     Raises:
-        IrcError: ``world-size``; what ``make`` raises.
+        IrcError: ``world-size``, ``ranks-differ``; what ``make`` raises.
     """
     rank = join_processes(mesh)
-    plan = shared_plan(make, rank)
-    own = slice_weights(plan.plan, tensors, rank)
+    plan = shared_plan(make, rank, own)
+    parts = slice_weights(plan.plan, tensors, rank)
     communicator = TorchCommunicator.of(mesh, rank)
-    return executor_of(plan, own, rank=rank, communicator=communicator, load=load)
+    return executor_of(plan, parts, rank=rank, communicator=communicator, load=load)
 
 
 def join_processes(mesh: Mesh) -> int:
@@ -70,6 +74,7 @@ def join_processes(mesh: Mesh) -> int:
         start_processes(rank, world, timeout_s=COMPILE_TIMEOUT_S)
         leave_at_exit()
         torch.set_num_threads(threads_per_process(int(os.environ.get("LOCAL_WORLD_SIZE", world))))
+    watch_ranks()
     return rank
 
 
@@ -79,14 +84,22 @@ def _place() -> tuple[int, int]:
     return place_of(os.environ)
 
 
-def shared_plan(make: Callable[[], LoadedPlan], rank: int) -> LoadedPlan:
+def shared_plan(make: Callable[[], LoadedPlan], rank: int, own: Marks) -> LoadedPlan:
     """Return the plan that rank 0 makes, on every rank; each calls it.
 
+    Args:
+        make: compiles; runs on rank 0 only.
+        rank: of this process.
+        own: of what this rank would compile.
+
     Raises:
-        IrcError: what ``make`` raises; on the other ranks ``run-failed``.
+        IrcError: ``ranks-differ``; what ``make`` raises; on the other ranks ``run-failed``;
+            ``rank-lost``.
     """
-    plan = _shared(make, rank)
-    agree(plan.hash)
+    with naming_lost_ranks():
+        agree_on_program(own)
+        plan = _shared(make, rank)
+        agree(plan.hash)
     return plan
 
 

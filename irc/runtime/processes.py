@@ -22,6 +22,7 @@ import torch.distributed as dist
 from irc.cluster.host import num_cores
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.runtime.watch import naming_lost_ranks, stop_watching, watch_ranks
 
 STORE_VARIABLE = "IRC_STORE"
 """A file by which processes of one machine meet; without it, MASTER_ADDR and MASTER_PORT do."""
@@ -84,6 +85,7 @@ def start_processes(rank: int, world: int, timeout_s: float = JOIN_TIMEOUT_S) ->
     made = dist.FileStore  # pyright: ignore[reportPrivateImportUsage]
     store = made(path, world) if path else None
     dist.init_process_group("gloo", rank=rank, world_size=world, store=store, timeout=timeout)
+    watch_ranks()
 
 
 def leave_at_exit() -> None:
@@ -99,7 +101,7 @@ def leave_at_exit() -> None:
     def leave() -> None:
         own = os.getpid() == joined_by and dist.is_initialized()
         if own and not hasattr(sys, "last_value"):
-            dist.destroy_process_group()
+            part()
 
     atexit.register(leave)
 
@@ -109,9 +111,16 @@ def joined(rank: int, world: int) -> Generator[None]:
     """Join the processes of a run, and leave them at the end."""
     start_processes(rank, world)
     try:
-        yield
+        with naming_lost_ranks():
+            yield
     finally:
-        dist.destroy_process_group()
+        part()
+
+
+def part() -> None:
+    """Leave the processes of a run."""
+    stop_watching()
+    dist.destroy_process_group()
 
 
 def agree(digest: str | None) -> None:

@@ -18,6 +18,7 @@ from irc.runtime.executors import executor_of
 from irc.runtime.join import join_processes, shared_plan
 from irc.runtime.local_weights import WeightCopy, version_of
 from irc.runtime.prepared import Store
+from irc.runtime.same_program import Marks
 from irc.runtime.segments import LoadSegments, load_segments
 from irc.runtime.weights import slice_weights
 
@@ -97,6 +98,7 @@ class Ranks:
         self,
         make: Callable[[], LoadedPlan],
         tensors: Mapping[str, torch.Tensor],
+        own: Marks,
         *,
         load: LoadSegments = load_segments,
     ) -> Executor:
@@ -105,9 +107,10 @@ class Ranks:
         Args:
             make: compiles; runs on rank 0 only. Where it fails there, the other ranks fail too.
             tensors: whole weights by name, of which this rank takes its parts.
+            own: of what this rank would compile (:func:`irc.runtime.same_program.marks_of`).
             load: compiles the kernels.
         """
-        loaded = shared_plan(make, self.rank)
+        loaded = shared_plan(make, self.rank, own)
         plan = loaded.plan
         named = {plan.buffers[i].name: i for i in plan.weights if plan.buffers[i].name in tensors}
         agree_on_weights({name: tensors[name] for name in named})

@@ -40,6 +40,7 @@ from irc.runtime.processes import (
 from irc.runtime.report import RunReport
 from irc.runtime.segments import LoadSegments, load_segments
 from irc.runtime.train_plan import train
+from irc.runtime.watch import tell_by
 from irc.runtime.weights import load_weights
 
 REPORT_VARIABLE = "IRC_REPORT"
@@ -184,6 +185,7 @@ def main(argv: Sequence[str] | None = None, load: LoadSegments = load_segments) 
     args = parser().parse_args(argv)
     end_with_parent()
     folder = os.environ.get(REPORT_VARIABLE)
+    tell_by(lambda error: _tell(error, folder))
     try:
         report = record(run_rank)(args, load)
     except IrcError as error:

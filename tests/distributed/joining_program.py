@@ -38,7 +38,8 @@ def main() -> None:
     torch.manual_seed(0)
     x, w1, w2 = torch.randn(8, 6), torch.randn(6, 10), torch.randn(10, 6)
     mesh = Mesh.parse("data=2,tensor=2")
-    run = join(make, {"w1": w1, "w2": w2}, mesh, load=reference_segments)
+    own = {"the program": bytes(32)}
+    run = join(make, {"w1": w1, "w2": w2}, mesh, own=own, load=reference_segments)
     KEPT.append(run)
     # As torch.export does: what it defines has the group of now as a default.
     importlib.import_module("torch.distributed.nn.functional")

@@ -335,7 +335,7 @@ define internal float @twice(float %x) {
 declare float @llvm.sqrt.f32(float)
 """
 UNSOUND = {
-    "a library": ("@llvm.sqrt.f32(", "@sqrtf("),
+    "a library": ("@llvm.sqrt.f32(", "@sqrt_of("),
     "a foreign intrinsic": ("@llvm.sqrt.f32(float", "@llvm.experimental.deoptimize.f32(float"),
     "assembler": ("%z = call float @twice(float %y)",
                   '%z = call float asm "nop", "=x,x"(float %y)'),

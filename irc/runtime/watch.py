@@ -1,0 +1,317 @@
+"""Watching the ranks of a run: one that is stopped or gone ends the others soon, by its name.
+
+A collective waits for a rank that does not come: for half an hour, since ranks also wait so for
+the one that compiles. So each rank has a thread that looks, once a second, at the processes of the
+other ranks on its machine (Linux says which are stopped), and the first rank of each machine leaves
+a sign of life in the run's store, where those of other machines look for it. What one sees, it
+writes into the store, and all ranks end with ``rank-lost``. A rank that computes for long is no
+lost one.
+
+``IRC_RANK_TIMEOUT`` says how many seconds a rank may be stopped (15; 0: for ever); another machine
+may be silent for eight times as long.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from irc.errors import IrcError
+
+TIMEOUT_VARIABLE = "IRC_RANK_TIMEOUT"
+TIMEOUT_S = 15.0
+SILENT = 8
+"""How many times as long another machine may be silent."""
+INTERVAL_S = 1.0
+BEAT_S = 5.0
+PREFIX = "irc/watch"
+LOST = f"{PREFIX}/lost"
+STOPPED, GONE = "T", ""
+
+Tell = Callable[[IrcError], None]
+
+
+def tell_on_stderr(error: IrcError) -> None:
+    """Print an error as a rank does that ends with it."""
+    print(f"[rank {os.environ.get('RANK', '0')}] {error.render()}", file=sys.stderr, flush=True)
+
+
+_tell: Tell = tell_on_stderr
+_watch: Watch | None = None
+
+
+def tell_by(tell: Tell) -> None:
+    """Say how a lost rank is reported before this process ends."""
+    global _tell
+    _tell = tell
+
+
+def watch_ranks() -> None:
+    """Watch the other ranks from now on; every rank of the run calls it, once its processes joined.
+
+    Does nothing where it is watching already, and where the user switched it off.
+    """
+    global _watch
+    limit = timeout_s()
+    if limit <= 0 or dist.get_world_size() == 1:
+        return
+    if _watch is not None and _watch.is_alive:
+        return
+    try:
+        store = dist.distributed_c10d._get_default_store().clone()
+    except RuntimeError:
+        return  # a store of the user's own, which has one connection
+    _watch = Watch(store, dist.get_rank(), dist.get_world_size(), limit)
+    _watch.start()
+    atexit.register(stop_watching)
+
+
+def stop_watching() -> None:
+    """Watch no more: the processes part, in order."""
+    global _watch
+    if _watch is not None:
+        _watch.stop()
+        _watch = None
+    atexit.unregister(stop_watching)
+
+
+def timeout_s() -> float:
+    """Return how long a rank may be stopped.
+
+    Raises:
+        IrcError: ``option-value`` for a variable that is no number.
+    """
+    text = os.environ.get(TIMEOUT_VARIABLE, "")
+    try:
+        return float(text) if text else TIMEOUT_S
+    except ValueError:
+        raise IrcError(
+            "option-value", f"{TIMEOUT_VARIABLE}={text} is no number of seconds"
+        ) from None
+
+
+class Watch:
+    """The thread that watches.
+
+    Args:
+        store: of the run, on a connection of its own: others wait in theirs.
+        rank: of this process.
+        world: how many ranks there are.
+        limit_s: how long one may be stopped.
+    """
+
+    def __init__(self, store: Any, rank: int, world: int, limit_s: float) -> None:
+        self._store, self._rank, self._world, self._limit_s = store, rank, world, limit_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="irc-rank-watch")
+        self._stopped_since: dict[int, float] = {}
+        self._heard: dict[int, tuple[bytes, float]] = {}
+        self._places: list[dict[str, Any]] = []
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it watches."""
+        return self._thread.is_alive() and not self._ended.is_set()
+
+    def start(self) -> None:
+        """Begin."""
+        self._store.set(f"{PREFIX}/place/{self._rank}", json.dumps(own_place()))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and leave word that this rank ends in order."""
+        self._ended.set()
+        # A thread inside the store when the interpreter ends would abort the process.
+        self._thread.join(2 * INTERVAL_S)
+        if not self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"{PREFIX}/done/{self._rank}", "1")
+
+    def gone(self) -> list[str]:
+        """Say which ranks on this machine are gone, or stopped."""
+        found: list[str] = []
+        for rank in self._neighbours():
+            state = state_of(self._places[rank])
+            if state in (STOPPED, GONE, "Z", "X"):
+                found.append(described(rank, self._places[rank], state))
+        return found
+
+    def _run(self) -> None:
+        beat = 0.0
+        # The store ends with the rank that keeps it, whose end the others see in their collectives.
+        with contextlib.suppress(RuntimeError, ValueError):
+            while not self._ended.wait(INTERVAL_S):
+                if self._store.check([LOST]):
+                    self._end(self._store.get(LOST).decode("utf-8", "replace"))
+                if not self._places and not self._meet():
+                    continue
+                self._look_here()
+                now = time.monotonic()
+                if now >= beat and self._rank in self._leaders():
+                    beat = now + BEAT_S
+                    self._look_elsewhere()
+
+    def _meet(self) -> bool:
+        keys = [f"{PREFIX}/place/{rank}" for rank in range(self._world)]
+        if not self._store.check(keys):
+            return False
+        self._places = [json.loads(text) for text in self._store.multi_get(keys)]
+        return True
+
+    def _neighbours(self) -> list[int]:
+        if not self._places:
+            return []
+        own = self._places[self._rank]["machine"]
+        return [r for r, p in enumerate(self._places) if p["machine"] == own and r != self._rank]
+
+    def _leaders(self) -> list[int]:
+        first: dict[str, int] = {}
+        for rank, place in enumerate(self._places):
+            first.setdefault(place["machine"], rank)
+        return list(first.values())
+
+    def _look_here(self) -> None:
+        """Look at the ranks on this machine."""
+        for rank in self._neighbours():
+            if state_of(self._places[rank]) != STOPPED:
+                self._stopped_since.pop(rank, None)
+                continue
+            since = self._stopped_since.setdefault(rank, time.monotonic())
+            if time.monotonic() - since > self._limit_s:
+                self._lose(described(rank, self._places[rank], STOPPED), self._places[rank])
+
+    def _look_elsewhere(self) -> None:
+        """Leave a sign of life, and look for those of other machines."""
+        self._store.set(f"{PREFIX}/beat/{self._rank}", str(time.monotonic()))
+        now = time.monotonic()
+        for rank in self._leaders():
+            key = f"{PREFIX}/beat/{rank}"
+            if rank == self._rank or not self._store.check([key]):
+                continue
+            beat = self._store.get(key)
+            known = self._heard.get(rank)
+            if known is None or known[0] != beat:
+                self._heard[rank] = (beat, now)
+            elif now - known[1] > SILENT * self._limit_s and not self._is_done(rank):
+                host = self._places[rank]["host"]
+                self._lose(
+                    f"rank {rank} on {host} has been silent for {now - known[1]:.0f} s", None
+                )
+
+    def _is_done(self, rank: int) -> bool:
+        return bool(self._store.check([f"{PREFIX}/done/{rank}"]))
+
+    def _lose(self, what: str, place: Mapping[str, Any] | None) -> NoReturn:
+        self._store.set(LOST, what)
+        if place is not None:
+            # A stopped process would keep its launcher waiting: it takes no other signal.
+            with contextlib.suppress(OSError):
+                os.kill(place["pid"], signal.SIGKILL)
+        self._end(what)
+
+    def _end(self, what: str) -> NoReturn:
+        if self._ended.is_set():
+            sys.exit()
+        error = lost(what)
+        # The main thread is inside a collective, where no exception reaches it.
+        try:
+            _tell(error)
+            sys.stdout.flush()
+        finally:
+            os._exit(error.exit_code)
+
+
+def lost(what: str) -> IrcError:
+    """Return the error for a rank that does not answer."""
+    return IrcError(
+        "rank-lost",
+        what,
+        because="the other ranks wait for it, and would for ever",
+        help=f"see what became of it; {TIMEOUT_VARIABLE}=N waits N seconds for a stopped one",
+    )
+
+
+def own_place() -> dict[str, Any]:
+    """Return where this process is: its machine, and how it is known there."""
+    machine = socket.gethostname()
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        # Containers of one machine number their processes each for itself.
+        with contextlib.suppress(OSError):
+            link = "ns" in path
+            machine += " " + (
+                str(Path(path).readlink()) if link else Path(path).read_text().strip()
+            )
+    return {
+        "machine": machine,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "start": _stat(os.getpid())[1],
+    }
+
+
+def state_of(place: Mapping[str, Any]) -> str:
+    """Return the state of a process on this machine, as Linux has it; empty where it is gone."""
+    state, start = _stat(int(place["pid"]))
+    return state if start == place["start"] else GONE
+
+
+def described(rank: int, place: Mapping[str, Any], state: str) -> str:
+    """Say what became of a rank."""
+    what = "is stopped" if state == STOPPED else "is gone"
+    return f"rank {rank} {what} (process {place['pid']} on {place['host']})"
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """Return the state of a process and when it started; a process is known by both."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return GONE, ""
+    fields = text.rpartition(")")[2].split()
+    return fields[0], fields[19]
+
+
+@contextlib.contextmanager
+def naming_lost_ranks() -> Generator[None]:
+    """Turn what torch says of a connection that broke into an error that names the rank.
+
+    Raises:
+        IrcError: ``rank-lost``.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_of_connection(error):
+            raise
+        time.sleep(0.2)  # the end of a process is seen later than that of its connections
+        gone = [] if _watch is None else _watch.gone()
+        raise IrcError(
+            "rank-lost",
+            "; ".join(gone) or "a rank of the run is gone, or does not answer",
+            because=str(error).partition("\n")[0][:300],
+            help="its own output says why it ended; killed without a word, it lacked memory",
+        ) from error
+
+
+def is_of_connection(error: RuntimeError) -> bool:
+    """True for what torch.distributed raises where a rank is not reached."""
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    text = str(error)
+    return "gloo" in text and any(
+        word in text for word in ("onnection", "imed out", "imeout", "socket", "ead error")
+    )
