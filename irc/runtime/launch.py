@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from irc.runtime.processes import STORE_VARIABLE, check_world, threads_per_proce
 from irc.runtime.report import RunReport
 
 WORKER = "irc.runtime.worker"
+KILLED = re.compile(r"rank +: (\d+).*?exitcode +: -(\d+) \(pid: (\d+)\)", re.DOTALL)
 GRACE_S = 10.0
 """How long processes that are told to end have, before they are killed."""
 
@@ -248,7 +250,17 @@ def _reported_error(folder: Path, log: Path, status: int) -> IrcError:
         code, message, where, because, advice = json.loads(path.read_text(encoding="utf-8"))
         if code in REGISTRY:
             return IrcError(code, message, where, because, advice)
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = log.read_text(encoding="utf-8", errors="replace")
+    # torchrun's own report: which process ended first, and how.
+    _, _, cause = text.partition("Root Cause (first observed failure)")
+    if (killed := KILLED.search(cause)) is not None:
+        return IrcError(
+            "rank-lost",
+            f"rank {killed[1]} was killed by signal {killed[2]} (process {killed[3]})",
+            because="the other ranks cannot go on without it, and were ended",
+            help="signal 9 that nobody sent is most often want of memory; 11 is a fault of irc",
+        )
+    lines = text.splitlines()
     return IrcError(
         "run-failed",
         f"a process of the run ended early (status {status})",
