@@ -208,7 +208,8 @@ def compile_step(
         rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
         frozen: globs of further parameters that stay as they are.
         accumulate: micro-batches that a batch is cut into along its first dim; gradients are added
-            up where they are and reduced once. The loss is the mean of theirs.
+            up where they are and reduced once. The loss is the mean of theirs; what it divides by a
+            sum over targets (of tokens that are not ignored) is divided by that of the batch.
         recompute: what the backward pass computes again instead of having it saved: ``none``,
             ``cheap``, ``selective``, ``full``, or globs.
         memory_bytes: the most that a device may hold at any moment.

@@ -9,7 +9,7 @@ from typing import ClassVar
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Attribute, Block, SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import arguments, entry, finish_function, functions, results
@@ -18,6 +18,7 @@ from irc.dialects.types import TensorType, is_float
 from irc.errors import IrcError
 from irc.ops.derivative import PhaseBuilder
 from irc.training.entry import globs, matches
+from irc.training.normalisers import normalisers, shares_of, sum_function, take_shares
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,10 @@ class AccumulateGradientsPass(ModulePass):
 
     Options: ``count`` of micro-batches; ``split`` has globs of the inputs that hold one after the
     other along their first dim, which is then ``count`` times as long; the other inputs, and those
-    without dims, are given to each. The loss and the gradients are means over the micro-batches.
-    Buffers that a micro-batch moves (batch-norm statistics) are read by the next; random numbers
-    are others in each.
+    without dims, are given to each. The loss and the gradients are means over the micro-batches; a
+    loss that is divided by a sum over targets (tokens that are not ignored, class weights) is
+    divided by that of the batch (`irc.training.normalisers`). Buffers that a micro-batch moves
+    (batch-norm statistics) are read by the next; random numbers are others in each.
 
     Run: accumulate-gradients{count=2}
 
@@ -128,14 +130,13 @@ class _Accumulation:
         """Write the new entry, before which the old one stands as a function."""
         attrs = None if self.body.arg_attrs is None else list(self.body.arg_attrs)
         named = None if self.body.res_attrs is None else list(self.body.res_attrs)
+        shares = self._shares()
         name, kinds = self._outline(), list(self.body.function_type.outputs.data)
         moved: dict[str, SSAValue] = {}
         calls: list[Sequence[SSAValue]] = []
         for number in range(self.count):
-            values = self.b.call(name, self._operands(number, moved), kinds)
-            owner = values[0].owner
-            assert isinstance(owner, CallOp)
-            owner.attributes["phase"] = StringAttr("backward")
+            operands = [*self._operands(number, moved), *shares]
+            values = self._call(name, operands, kinds, "backward")
             calls.append(values)
             pairs = zip(self.made, values, strict=True)
             moved.update({n: value for (role, n), value in pairs if role == "state"})
@@ -146,22 +147,72 @@ class _Accumulation:
         func = finish_function("forward", self.block, found, arg_attrs=attrs, res_attrs=named)
         self.module.body.block.add_op(func)
 
+    def _shares(self) -> list[SSAValue]:
+        """Return what micro-batches are given of sums over the batch; the body takes it."""
+        block = self.body.body.block
+        written = {name for role, name in self.made if role == "state"}
+        same = [
+            value
+            for role, name, value in self.given
+            if role in ("input", "constant", "buffer") and name not in written
+        ]
+        cut = [value for _, name, value in self.given if name in self.cut]
+        found = normalisers(block, same, cut)
+        if not found.shares:
+            return []
+        function, func = sum_function(found, block, self._free("sums"))
+        self.module.body.block.insert_op_before(func, self.body)
+        self.b.phase = "forward"
+        kinds = [value.type for value in found.sums]
+        called: list[Sequence[SSAValue]] = []
+        for number in range(self.count):
+            operands = self._operands(number, {}, function.reads)
+            self.b.phase = "forward"
+            called.append(self._call(function.name, operands, kinds, "forward"))
+        whole = {
+            value: argument
+            for (_, name, value), argument in zip(self.given, self.block.args, strict=True)
+            if name not in self.cut
+        }
+        shares = shares_of(found, called, whole, self.b, self.block)
+        self.b.phase = "backward"
+        take_shares(found, block)
+        self.body.update_function_type()
+        return shares
+
+    def _call(
+        self, name: str, operands: Sequence[SSAValue], kinds: Sequence[Attribute], phase: str
+    ) -> list[SSAValue]:
+        values = self.b.call(name, operands, kinds)
+        owner = values[0].owner
+        assert isinstance(owner, CallOp)
+        owner.attributes["phase"] = StringAttr(phase)
+        return values
+
+    def _free(self, name: str) -> str:
+        known, number = functions(self.module), 0
+        while (free := f"{name}_{number}" if number else name) in known:
+            number += 1
+        return free
+
     def _outline(self) -> str:
         """Make a function of the entry and return its name."""
-        known, number, name = functions(self.module), 0, "micro_batch"
-        while name in known:
-            number += 1
-            name = f"micro_batch_{number}"
+        name = self._free("micro_batch")
         self.body.properties["sym_name"] = StringAttr(name)
         self.body.arg_attrs = None
         self.body.res_attrs = None
         return name
 
-    def _operands(self, number: int, moved: dict[str, SSAValue]) -> list[SSAValue]:
-        """Return the arguments of one micro-batch."""
+    def _operands(
+        self, number: int, moved: dict[str, SSAValue], reads: Sequence[int] | None = None
+    ) -> list[SSAValue]:
+        """Return the arguments of one micro-batch, or those of them that a function reads."""
         b, found = self.b, list[SSAValue]()
         b.phase = "forward"
-        for (role, name, value), whole in zip(self.given, self.block.args, strict=True):
+        for index, (role, name, value) in enumerate(self.given):
+            whole = self.block.args[index]
+            if reads is not None and index not in reads:
+                continue
             if role == "seed":
                 scaled = b.pointwise("mul", whole, b.scalar(self.count, "i64"))
                 found.append(b.pointwise("add", scaled, b.scalar(number, "i64")))
