@@ -1,0 +1,195 @@
+"""What a caller can see of a call: numbers, dtypes, strides, shared memory, writes, hooks, seeds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.fuzz.scenes import Module, Scene, hooked
+
+Way = Callable[[Any], Any]
+"""Makes of a module or function what is called instead."""
+
+
+@dataclass
+class Observed:
+    """One call of a scene.
+
+    Attributes:
+        results: what it returned.
+        arguments: as the call left them.
+        gradients: of the arguments that want one, None for others.
+        calls: notes of hooks.
+        again: results of a second call after the same seed, and of a third without one.
+    """
+
+    results: list[Tensor]
+    arguments: list[Tensor]
+    gradients: list[Tensor | None]
+    calls: list[str] = field(default_factory=list[str])
+    again: list[list[Tensor]] = field(default_factory=list[list[Tensor]])
+
+
+def observe(scene: Scene, way: Way, *, gradients: bool) -> Observed:
+    """Call a scene as a user does, some times.
+
+    Args:
+        scene: the scene.
+        way: how it is compiled.
+        gradients: arguments record them, and backward runs.
+
+    Raises:
+        Exception: whatever the call raises.
+    """
+    calls: list[str] = []
+    call: Any
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if scene.hook:
+            call = way(Module(scene))
+            hooked(call, scene.hook, calls)
+        else:
+            function = scene.function()
+            gate = nn.Tanh()
+            call = way(lambda *given: function(gate, *given))
+        seen = _once(scene, call, gradients=gradients, seed=5)
+        seen.calls = list(calls)
+        if scene.random:
+            seen.again = [
+                _once(scene, call, gradients=gradients, seed=seed).results for seed in (5, None)
+            ]
+    return seen
+
+
+def _once(scene: Scene, call: Any, *, gradients: bool, seed: int | None) -> Observed:
+    given = scene.draw(gradients=gradients)
+    if seed is not None:
+        torch.manual_seed(seed)
+    with torch.set_grad_enabled(gradients):
+        made = call(*given)
+    results = list(made)
+    found: list[Tensor | None] = [None] * len(given)
+    if gradients:
+        outputs = [y for y in results if y.requires_grad]
+        leaves = [i for i, x in enumerate(given) if x.requires_grad and x.is_leaf]
+        if outputs and leaves:
+            weights = [_weight(y, i) for i, y in enumerate(outputs)]
+            torch.autograd.backward(outputs, weights)
+            for i in leaves:
+                found[i] = given[i].grad
+    return Observed(results, given, found)
+
+
+def _weight(y: Tensor, number: int) -> Tensor:
+    generator = torch.Generator().manual_seed(number)
+    wide = torch.complex128 if y.is_complex() else torch.float64
+    return torch.randn(y.shape, generator=generator, dtype=wide).to(y.dtype)
+
+
+def sharing(seen: Observed) -> list[tuple[int, int]]:
+    """Return which results lie in the memory of which arguments, or of other results."""
+    tensors = [*seen.arguments, *seen.results]
+    places = [x.untyped_storage().data_ptr() if x.numel() else -i for i, x in enumerate(tensors, 1)]
+    return [
+        (i, j)
+        for j in range(len(seen.arguments), len(tensors))
+        for i in range(j)
+        if places[i] == places[j]
+    ]
+
+
+def differences(scene: Scene, seen: Observed, wanted: Observed, wide: Observed) -> list[str]:
+    """Say what a caller sees otherwise.
+
+    Args:
+        scene: the scene.
+        seen: through irc.
+        wanted: in eager.
+        wide: in eager, in float64: where that has other whole numbers, rounding decides.
+    """
+    found: list[str] = []
+    for i, (name, one, two, three) in enumerate(
+        zip(scene.results, seen.results, wanted.results, wide.results, strict=True)
+    ):
+        what = f"result {i} ({name})"
+        if (one.dtype, one.shape) != (two.dtype, two.shape):
+            found.append(f"{what} is {one.dtype} {list(one.shape)}, "
+                         f"not {two.dtype} {list(two.shape)}")  # fmt: skip
+        elif one.numel() and _strides(one) != _strides(two):
+            found.append(f"{what} has strides {one.stride()}, not {two.stride()}")
+        elif name not in scene.random:
+            found += _apart(scene, what, one, two, three)
+        if two.requires_grad and not one.requires_grad:
+            found.append(f"{what} records no gradient")
+    if (one := sharing(seen)) != (two := sharing(wanted)):
+        found.append(f"memory is shared by {one}, not by {two} (arguments, then results)")
+    kinds = (("argument", "arguments"), ("gradient of", "gradients"))
+    for kind, part in kinds:
+        for x, one, two, three in zip(
+            scene.arguments,
+            *(getattr(each, part) for each in (seen, wanted, wide)),
+            strict=True,
+        ):
+            if two is None:
+                found += [f"{kind} {x.name} is not None"] if one is not None else []
+            elif one is None:
+                found.append(f"{kind} {x.name} is None")
+            elif not scene.random:
+                found += _apart(scene, f"{kind} {x.name}", one, two, three)
+    if seen.calls != wanted.calls:
+        found.append(f"hooks ran: {seen.calls}, not {wanted.calls}")
+    return found + _repeats(scene, seen, wanted)
+
+
+def _strides(x: Tensor) -> list[int]:
+    """Strides of dims that have more than one element: others mean nothing."""
+    return [s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1]
+
+
+def _repeats(scene: Scene, seen: Observed, wanted: Observed) -> list[str]:
+    """Say where a seed does not repeat what it repeats in eager, or repeats what it does not."""
+    found: list[str] = []
+    for number, words in ((0, "after the same seed"), (1, "without a seed")):
+        if not scene.random:
+            break
+        for i, name in enumerate(scene.results):
+            if name not in scene.random:
+                continue
+            here = torch.equal(_plain(seen.results[i]), _plain(seen.again[number][i]))
+            eager = torch.equal(_plain(wanted.results[i]), _plain(wanted.again[number][i]))
+            # Few draws may be equal by chance, in eager as here.
+            if here != eager and (eager or wanted.results[i].numel() >= 20):
+                says = "repeats" if here else "does not repeat"
+                found.append(f"result {i} ({name}) {says} {words}")
+    return found
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x.detach().resolve_conj().resolve_neg()
+
+
+def _apart(scene: Scene, what: str, one: Tensor, two: Tensor, three: Tensor) -> Sequence[str]:
+    """Compare numbers: eager's own error, ten times, and some rounding units of the largest."""
+    one, two, three = (_plain(x) for x in (one, two, three))
+    if one.shape != two.shape or one.dtype != two.dtype or not one.numel():
+        same = one.shape == two.shape and one.dtype == two.dtype
+        return [] if same else [f"{what} is {one.dtype} {list(one.shape)}"]
+    if not (one.is_floating_point() or one.is_complex()):
+        wrong = (one != two) & (two == three.to(two.dtype))
+    else:
+        kind = torch.complex128 if one.is_complex() else torch.float64
+        a, b, c = (x.to(kind) for x in (one, two, three))
+        own = (b - c).abs().nan_to_num(posinf=0.0)
+        scale = float(c.abs().nan_to_num(posinf=0.0).max())
+        allowed = 10 * float(own.max()) + 200 * scene.unit * (1 + scale)
+        wrong = ~((a - b).abs() <= allowed) & ~(a == b) & ~(a.isnan() & b.isnan())
+    if not bool(wrong.any()):
+        return []
+    at = tuple(wrong.nonzero()[0].tolist())
+    return [f"{what}: {int(wrong.sum())} of {wrong.numel()} elements, first at {list(at)}: "
+            f"{one[at].item()!r}, not {two[at].item()!r}"]  # fmt: skip

@@ -1,0 +1,125 @@
+"""How a scene is compiled, and what is wrong with it then; ``python -m tests.fuzz --targets ways``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import irc
+from irc.backends.cpu.features import AVX2, AVX512, BASELINE, host
+from irc.errors import IrcError
+from tests.fuzz.check import Failure
+from tests.fuzz.observed import Way, differences, observe
+from tests.fuzz.scenes import Scene
+
+SETS = (None, AVX512, AVX2, BASELINE)
+"""Instruction sets, in turn by seed: each way meets all of them."""
+
+
+def _compiled(target: Any) -> Any:
+    return irc.compile(target)
+
+
+def _dynamo(target: Any) -> Any:
+    return torch.compile(target, backend="irc", dynamic=False)
+
+
+@dataclass(frozen=True)
+class Manner:
+    """A way to call, and whether gradients are recorded."""
+
+    way: Way
+    gradients: bool
+
+
+WAYS: Mapping[str, Manner] = {
+    "way-compile": Manner(_compiled, gradients=False),
+    "way-train": Manner(_compiled, gradients=True),
+    "way-dynamo": Manner(_dynamo, gradients=False),
+    "way-dynamo-train": Manner(_dynamo, gradients=True),
+}
+
+
+@contextmanager
+def instructions(features: Any) -> Iterator[None]:
+    """Compile kernels for an instruction set; None: this machine's."""
+    chosen = features or host()
+    names = ("irc.backends.cpu.emit.host", "irc.backends.cpu.jit.host")
+    modules = [__import__("sys").modules[name.rpartition(".")[0]] for name in names]
+    with patch.object(modules[0], "host", lambda: chosen):
+        yield
+
+
+def check(scene: Scene, name: str, features: Any = None) -> Failure | None:
+    """Run a scene in eager and in a way; return what is wrong, or None."""
+    manner = WAYS[name]
+    try:
+        wanted = observe(scene, lambda target: target, gradients=manner.gradients)
+        wide = observe(scene.widened(), lambda target: target, gradients=manner.gradients)
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        return None  # eager does not run it this way
+    torch._dynamo.reset()
+    try:
+        with instructions(features):
+            seen = observe(scene, manner.way, gradients=manner.gradients)
+    except Exception as error:
+        cause = getattr(error, "inner_exception", error)
+        kind = "refused" if isinstance(cause, IrcError) else "crash"
+        return Failure(kind, f"{type(cause).__name__}: {cause}"[:600])
+    found = differences(scene, seen, wanted, wide)
+    kind = "type" if found and re.search(r"strides|shared|hooks|is torch|repeat", found[0]) else ""
+    return Failure(kind or "wrong", "; ".join(found)) if found else None
+
+
+def shrunk(scene: Scene, name: str, failure: Failure, features: Any) -> Scene:
+    """Return a smaller scene that fails in the same way."""
+
+    def fails(smaller: Scene) -> bool:
+        try:
+            smaller.function()
+            found = check(smaller, name, features)
+        except (SyntaxError, NameError):
+            return False
+        return found is not None and found.kind == failure.kind
+
+    again = True
+    while again:
+        again = False
+        for candidate in _smaller(scene):
+            if fails(candidate):
+                scene, again = candidate, True
+                break
+    return scene
+
+
+def _smaller(scene: Scene) -> Iterator[Scene]:
+    if scene.hook:
+        yield replace(scene, hook="")
+    if len(scene.results) > 1:
+        for i in range(len(scene.results)):
+            yield replace(scene, results=scene.results[:i] + scene.results[i + 1 :])
+    for i, (defined, line) in enumerate(scene.lines):
+        rest = scene.lines[:i] + scene.lines[i + 1 :]
+        if not line.startswith(f"{defined} = ") or (
+            defined not in scene.results and not _reads(rest, defined)
+        ):
+            yield replace(scene, lines=rest)
+    for i, x in enumerate(scene.arguments):
+        alone = scene.arguments[:i] + scene.arguments[i + 1 :]
+        others = any(re.search(rf"\b{x.name}\b", a.of) for a in alone)
+        if len(alone) and not others and x.name not in scene.results:
+            if not _reads(scene.lines, x.name):
+                yield replace(scene, arguments=alone)
+        if x.layout != "plain":
+            plain = replace(x, layout="plain")
+            yield replace(scene, arguments=(*scene.arguments[:i], plain, *scene.arguments[i + 1 :]))
+
+
+def _reads(lines: Any, name: str) -> bool:
+    return any(re.search(rf"\b{name}\b", line) for _, line in lines)
