@@ -1,9 +1,11 @@
 """``python -m tests.fuzz --seed S --count N --targets cpu,triton,cuda``: one table, one last line.
 
 ``cpu`` is the kernels of this machine, AVX-512, AVX2 and a generic instruction set; ``torch`` is
-``irc.compile`` and ``torch.compile(backend="irc")``; each can be named alone; ``eager`` is
-torch itself, a control. Every failure is printed as the smallest program that still fails, with its
-seed.
+``irc.compile`` and ``torch.compile(backend="irc")``. ``ways`` is scenes through both, with and
+without gradients: what callers see (dtypes, strides, shared memory, writes, hooks, seeds,
+gradients), each way with another of the four instruction sets; ``way`` takes the ways in turn, one
+for each scene. Each can be named alone; ``eager`` is torch itself, a control. Every failure is
+printed as the smallest program that still fails, with its seed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from pathlib import Path
 GROUPS = {
     "cpu": ("cpu", "avx512", "avx2", "generic"),
     "torch": ("compile", "dynamo"),
+    "way": ("way",),
+    "ways": ("way-compile", "way-train", "way-dynamo", "way-dynamo-train"),
     "triton": ("triton",),
     "cuda": ("cuda",),
 }
@@ -74,9 +78,9 @@ def _names(text: str) -> list[str]:
 
 
 def _report(names: list[str], counts: Counter[tuple[str, str]], seconds: float) -> None:
-    print(f"{'target':10}" + "".join(f"{kind:>9}" for kind in KINDS))
+    print(f"{'target':16}" + "".join(f"{kind:>9}" for kind in KINDS))
     for name in names:
-        print(f"{name:10}" + "".join(f"{counts[name, kind]:9}" for kind in KINDS))
+        print(f"{name:16}" + "".join(f"{counts[name, kind]:9}" for kind in KINDS))
     print(f"CPU seconds {seconds:.1f}")
 
 

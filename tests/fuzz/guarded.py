@@ -47,7 +47,7 @@ class Guards:
         return region[first : first + size].view(dtype).view(tuple(shape))
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor's numbers row by row, if it is plain; others are copied by the runtime."""
+        """Return a tensor's numbers between guards, if it is plain; the runtime copies others."""
         if not tensor.is_contiguous():
             return tensor
         return self.empty(tensor.shape, tensor.dtype).copy_(tensor)

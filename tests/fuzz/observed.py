@@ -1,4 +1,4 @@
-"""What a caller can see of a call: numbers, dtypes, strides, shared memory, writes, hooks, seeds."""
+"""What a caller sees of a call: numbers, dtypes, strides, shared memory, writes, hooks, seeds."""
 
 from __future__ import annotations
 

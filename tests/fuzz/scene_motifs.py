@@ -47,8 +47,8 @@ def function(w: SceneWriter) -> None:
         return
     names = ["sin", "tanh", "neg", "abs", "square", "sigmoid", "cos"]
     if w.values[x].is_complex():
-        names = ["sin", "tanh", "neg", "abs", "angle", "conj", "real", "imag", "exp", "conj_physical",
-                 "resolve_conj", "view_as_real", "sgn"]  # fmt: skip
+        names = ["sin", "tanh", "neg", "abs", "angle", "conj", "real", "imag", "exp",
+                 "conj_physical", "resolve_conj", "view_as_real", "sgn"]  # fmt: skip
     else:
         names += ["relu", "erf", "nn.functional.silu", "nn.functional.gelu", "positive"]
     w.define(f"torch.{w.rng.choice(names)}({x})", x)
@@ -152,10 +152,8 @@ def reduce(w: SceneWriter) -> None:
     if _inexact(w.values[x]):
         names += ["mean", "var", "softmax" if _real(w.values[x]) else "mean", "std"]
     if _real(w.values[x]):
-        names += ["amax", "logsumexp", "norm"]
-    w.define(
-        f"torch.{w.rng.choice(names)}({x}, dim={dim})".replace("norm(", "linalg.vector_norm("), x
-    )
+        names += ["amax", "logsumexp", "linalg.vector_norm"]
+    w.define(f"torch.{w.rng.choice(names)}({x}, dim={dim})", x)
 
 
 def multiply(w: SceneWriter) -> None:

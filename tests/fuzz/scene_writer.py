@@ -1,10 +1,11 @@
-"""Writes scenes: each statement is run in eager as it is written, and kept if its values are tame."""
+"""Writes scenes: each statement is run in eager when it is written, and kept if it is tame."""
 
 from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -158,18 +159,12 @@ class SceneWriter:
         return NAMES[str(self.values[name].dtype)]
 
 
-class _quiet:  # noqa: N801 - read as a statement
+@contextmanager
+def _quiet() -> Generator[None]:
     """No gradients, no warnings."""
-
-    def __enter__(self) -> None:
-        self._grad, self._warnings = torch.no_grad(), warnings.catch_warnings()
-        self._grad.__enter__()
-        self._warnings.__enter__()
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-
-    def __exit__(self, *error: object) -> None:
-        self._warnings.__exit__(*error)
-        self._grad.__exit__(*error)
+        yield
 
 
 def _is_tame(value: Tensor) -> bool:

@@ -137,9 +137,8 @@ class Scene:
         words = self.text
         dtypes = {x.dtype for x in self.arguments}
         found = [torch.float64]
-        for name in ("f32", "c64", *HALVES):
-            if name in dtypes or str(KINDS[name]) in words:
-                found.append(KINDS[name])
+        narrow = ("f32", "c64", *HALVES)
+        found += [KINDS[n] for n in narrow if n in dtypes or str(KINDS[n]) in words]
         if "torch." in words and not {"f64", "c128"} & dtypes:
             found.append(torch.float32)  # what is made of integers and bools
         return max(torch.finfo(dtype).eps for dtype in found)

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from tests.fuzz import ways
 from tests.fuzz.check import Failure, check_with
 from tests.fuzz.generator import generate
 from tests.fuzz.program import Program
+from tests.fuzz.scene_motifs import scene as scene_of
 from tests.fuzz.shrink import shrunk
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.targets import TARGETS, Target, plans_shared
 
 SIMPLE = ("triton", "cuda")
 """Targets that interpret kernels: small sizes, none of them empty."""
@@ -42,7 +44,8 @@ class Session:
         self.elements = 0
         self._bounded = 0
         self._shrink = shrink
-        self._targets = {name: target_of(name) for name in self.names}
+        self.ways = [name for name in self.names if name == "way" or name in ways.WAYS]
+        self._targets = {n: target_of(n) for n in self.names if n not in self.ways}
 
     @property
     def claimed(self) -> float:
@@ -53,7 +56,7 @@ class Session:
         """Run programs; yield what fails."""
         seeds = list(seeds)
         for simple in (False, True):
-            names = [name for name in self.names if (name in SIMPLE) == simple]
+            names = [name for name in self._targets if (name in SIMPLE) == simple]
             if not names:
                 continue
             programs = [generate(seed, simple=simple) for seed in seeds]
@@ -63,12 +66,29 @@ class Session:
                     target.prepare(programs)  # type: ignore[attr-defined]
             for program in programs:
                 self._count(program)
-                for name in names:
-                    failure = check_with(program, self._targets[name])
+                with plans_shared():
+                    failures = {n: check_with(program, self._targets[n]) for n in names}
+                for name, failure in failures.items():
                     self.counts[name, failure.kind if failure else "ok"] += 1
                     if failure is not None:
                         self.found.append(self._shown(program, name, failure))
                         yield self.found[-1]
+        for seed in seeds if self.ways else ():
+            yield from self._scene(seed)
+
+    def _scene(self, seed: int) -> Iterator[Found]:
+        scene = scene_of(seed)
+        for name in self.ways:
+            number, way = ways.at(name, seed)
+            features = ways.SETS[number]
+            failure = ways.check(scene, way, features)
+            self.counts[name, failure.kind if failure else "ok"] += 1
+            if failure is not None:
+                small = ways.shrunk(scene, way, failure, features) if self._shrink else scene
+                last = ways.check(small, way, features) or failure
+                text = f"--- seed {seed} on {way}: {last.kind}: {last.text}\n{small.text}"
+                self.found.append(Found(seed, way, last.kind, text))
+                yield self.found[-1]
 
     def _count(self, program: Program) -> None:
         for value in program.reference(program.draw()):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import torch
 
@@ -32,9 +33,7 @@ def on_features(features: Features | None, change: Callable[[str], str] = str) -
     """
 
     def run(program: Program, inputs: Sequence[torch.Tensor]) -> Results:
-        found = flow_program(program)
-        plan = make_plan(found, Options(), keep_ir=False)
-        kernels = [op for op in found.module.body.block.ops if isinstance(op, KernelOp)]
+        plan, kernels = planned(program)
 
         def load(
             loaded: LoadedPlan, segments: Sequence[Sequence[SegmentCall]], threads: int
@@ -56,6 +55,32 @@ def on_features(features: Features | None, change: Callable[[str], str] = str) -
         return first
 
     return run
+
+
+def planned(program: Program) -> tuple[LoadedPlan, list[KernelOp]]:
+    """Return the plan of a program, which is one for all instruction sets, and its kernels."""
+    if _SHARED and _SHARED[-1][0] is program:
+        return _SHARED[-1][1:]
+    found = flow_program(program)
+    plan = make_plan(found, Options(), keep_ir=False)
+    kernels = [op for op in found.module.body.block.ops if isinstance(op, KernelOp)]
+    if _SHARED:
+        _SHARED[-1] = program, plan, kernels
+    return plan, kernels
+
+
+_SHARED: list[tuple[Any, Any, Any]] = []
+"""The last program with its plan, inside :func:`plans_shared`."""
+
+
+@contextmanager
+def plans_shared() -> Generator[None]:
+    """Plan a program once for the targets that follow each other in it."""
+    _SHARED.append((None, None, None))
+    try:
+        yield
+    finally:
+        _SHARED.pop()
 
 
 def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
