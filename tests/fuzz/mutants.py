@@ -1,5 +1,7 @@
 """Planted miscompiles: each must make the suite go red. ``python -m tests.fuzz.mutants``.
 
+Those of :mod:`tests.fuzz.scene_mutants` are about what callers see beside numbers.
+
 A mutant is a change of an emitter, of a plan, or of emitted text. It is *killed* when a program,
 one written by hand or one of the first seeds, gives a wrong result, an error or a crash. A mutant
 that changes nothing is an error: the code that it was written for is gone. Each runs in a forked
@@ -23,6 +25,7 @@ from tests.fuzz.check import check_with
 from tests.fuzz.directed import DIRECTED
 from tests.fuzz.generator import generate
 from tests.fuzz.program import Program
+from tests.fuzz.scene_mutants import SCENE_MUTANTS, SceneMutant
 from tests.fuzz.targets import Target, on_features
 
 SEEDS = 40
@@ -189,6 +192,15 @@ def _epilogue_twice(right: Any) -> Any:
     return wrong
 
 
+def _never_fresh(right: Any) -> Any:
+    """The first block of k is added to what nobody wrote; a fresh arena is zeros."""
+
+    def wrong(f: Any, *args: Any, **kwargs: Any) -> Any:
+        return right(f, *args, **{**kwargs, "accumulate": True})
+
+    return wrong
+
+
 def _in_place_too_early(applied: Applied) -> AbstractContextManager[Target]:
     """A scatter writes over its operand though another kernel still has to read it."""
 
@@ -314,6 +326,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("cpu: a long sum keeps its last block only", _in_code(
         "irc.backends.cpu.matmul.packed", "tile_function", _epilogue_twice)),
     # memory
+    Mutant("cpu: a sum starts from what memory holds", _in_code(
+        "irc.backends.cpu.matmul.packed", "tile_function", _never_fresh)),
     Mutant("plan: live ranges end too early", _in_code(
         "irc.plan.build", "assign_offsets", _shorter_lives)),
     Mutant("plan: a scatter in place before the last reader", _in_place_too_early),
@@ -359,13 +373,14 @@ def killed_by(mutant: Mutant) -> str:
     return "survives" if applied.times else "not planted"
 
 
-def trial(mutant: Mutant) -> str:
+def trial(mutant: Mutant | SceneMutant) -> str:
     """Run :func:`killed_by` in a forked process; a signal that ends it kills the mutant."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(write, killed_by(mutant).encode())
+            found = killed_by(mutant) if isinstance(mutant, Mutant) else mutant.killed_by()
+            os.write(write, found.encode())
         except BaseException:
             os.write(write, f"broken: {traceback.format_exc(limit=-3)}".encode()[:2000])
         finally:
@@ -391,7 +406,7 @@ def main() -> int:
         # Triton reads it once, when it is imported.
         os.environ["TRITON_INTERPRET"] = "1"
         os.execv(sys.executable, [sys.executable, "-m", "tests.fuzz.mutants", *sys.argv[1:]])
-    chosen = [m for m in MUTANTS if options.only in m.name]
+    chosen = [m for m in (*MUTANTS, *SCENE_MUTANTS) if options.only in m.name]
     killed = 0
     for mutant in chosen:
         text = trial(mutant)

@@ -10,6 +10,7 @@ import pytest
 from tests.fuzz.check import check_with
 from tests.fuzz.directed import DIRECTED
 from tests.fuzz.mutants import MUTANTS, in_threads, is_killed, killed_by
+from tests.fuzz.scene_mutants import SCENE_MUTANTS, SceneMutant
 
 HARMLESS = (
     "cpu: lanes of a reduction dropped",
@@ -17,6 +18,7 @@ HARMLESS = (
     "cpu: operands of a subtraction swapped",
     "cpu: bfloat16 cut off",
     "cpu: a long sum keeps its last block only",
+    "cpu: a sum starts from what memory holds",
     "plan: live ranges end too early",
     "plan: a scatter in place before the last reader",
 )
@@ -29,6 +31,11 @@ def test_is_caught(name: str) -> None:
     assert is_killed(text := killed_by(mutant)), text
 
 
+@pytest.mark.parametrize("mutant", SCENE_MUTANTS, ids=lambda m: m.name)
+def test_is_seen_by_callers(mutant: SceneMutant) -> None:
+    assert is_killed(text := mutant.killed_by()), text
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_all_are_caught() -> None:
@@ -38,7 +45,8 @@ def test_all_are_caught() -> None:
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert f"{len(MUTANTS)} of {len(MUTANTS)} planted miscompiles caught" in done.stdout
+    count = len(MUTANTS) + len(SCENE_MUTANTS)
+    assert f"{count} of {count} planted miscompiles caught" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["crossed", "sums", "attention"])

@@ -162,7 +162,7 @@ def _as_in_eager(
         the results, and the nodes that the program is to compute for them.
     """
     places = Counter(_storage(node) for node in computed)
-    sources: dict[Node, Node] = {}
+    turned: dict[Node, Node] = {}
     made: list[tuple[str, Any]] = []
     for index, (kind, position) in enumerate(results):
         if kind != "result":
@@ -170,10 +170,9 @@ def _as_in_eager(
             continue
         node = computed[position]
         if visible is None or index < visible:
-            source = _base(node) if places[_storage(node)] > 1 else _turned(node, sources)
+            source = _turned(_base(node) if places[_storage(node)] > 1 else node, turned)
         else:
             source = node
-        sources.setdefault(node, source)
         value = node.meta["val"]
         view = (tuple(value.shape), value.stride(), value.storage_offset())
         made.append(("result", source) if source is node else ("view", (source, *view)))
@@ -201,7 +200,7 @@ def _base(node: Node) -> Node:
             isinstance(whole, torch.Tensor)
             and _storage(other) == storage
             and whole.dtype == value.dtype
-            and whole.is_contiguous()
+            and whole.permute(_order(whole)).is_contiguous()
             and whole.untyped_storage().nbytes() == whole.numel() * whole.itemsize
         ):
             return other
@@ -213,14 +212,20 @@ def _turned(node: Node, known: dict[Node, Node]) -> Node:
     if node in known:
         return known[node]
     value = node.meta["val"]
-    order = sorted(range(value.ndim), key=lambda dim: -value.stride(dim))
+    order = _order(value)
     stored = value.permute(order)
     if value.is_contiguous() or not stored.is_contiguous() or value.storage_offset():
         return node
     with node.graph.inserting_before(_output(node.graph)):
         turned = node.graph.call_function(torch.ops.aten.permute.default, (node, order))
     turned.meta.update(node.meta, val=stored)
+    known[node] = turned
     return turned
+
+
+def _order(value: torch.Tensor) -> list[int]:
+    """Return the dims of a tensor as they lie, the one with the largest stride first."""
+    return sorted(range(value.ndim), key=lambda dim: -value.stride(dim))
 
 
 def _share_memory(graph: Graph) -> bool:

@@ -1,0 +1,146 @@
+"""Planted faults of what scenes are about: a complex cast, a lost alias, a hook, a stride, a seed.
+
+As :mod:`tests.fuzz.mutants`, which runs these too; here a fault is caught when a scene differs from
+eager with it, and does not without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from tests.fuzz import ways
+from tests.fuzz.scene_motifs import scene
+from tests.fuzz.scenes import KINDS, Argument, Scene
+
+SEEDS = 30
+
+
+@dataclass(frozen=True)
+class SceneMutant:
+    """A planted fault.
+
+    Attributes:
+        name: what is wrong.
+        owner: the module, or ``module:class``, of a function.
+        function: its name.
+        wrong: makes another function of it.
+        way: in which it is looked for.
+    """
+
+    name: str
+    owner: str
+    function: str
+    wrong: Callable[[Any], Any] = field(repr=False)
+    way: str = "way-dynamo-train"
+
+    @contextmanager
+    def planted(self) -> Generator[list[int]]:
+        """Have the fault inside; the list has an item for each time that its place was reached."""
+        module, _, cls = self.owner.partition(":")
+        place = __import__(module, fromlist=["_"])
+        place = getattr(place, cls) if cls else place
+        changed = self.wrong(getattr(place, self.function))
+        times: list[int] = []
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            times.append(1)
+            return changed(*args, **kwargs)
+
+        with patch.object(place, self.function, counted):
+            yield times
+
+    def killed_by(self) -> str:
+        """Return the scene that kills it; ``survives`` or ``not planted`` where none does."""
+        reached = False
+        for name, one in scenes():
+            with self.planted() as times:
+                failure = ways.check(one, self.way)
+            reached = reached or bool(times)
+            if failure is not None and times and ways.check(one, self.way) is None:
+                return f"{name}: {failure.kind}: {failure.text[:90]}"
+        return "survives" if reached else "not planted"
+
+
+def _without_imaginary(right: Any) -> Any:
+    """A result's imaginary part is lost on its way into the arena."""
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        found = right(*args, **kwargs)
+        return [x.real + 0j if x.is_complex() else x for x in found]
+
+    return wrong
+
+
+def _apart(right: Any) -> Any:
+    """Results that are views of one tensor get memory of their own."""
+    return lambda node: node
+
+
+def _always_hooks(right: Any) -> Any:
+    """The program has the module's own hooks in it, and the module runs them too."""
+    return lambda *args, **kwargs: right(*args, **{**kwargs, "hooks": True})
+
+
+def _unturned(right: Any) -> Any:
+    """Results are row by row, in whatever order eager's lie."""
+    return lambda node, known: node
+
+
+def _counts_calls(right: Any) -> Any:
+    """Seeds count calls, and nobody asks torch's generator."""
+    return lambda *args, **kwargs: right(*args, **{**kwargs, "draws": False})
+
+
+SCENE_MUTANTS = (
+    SceneMutant("complex: imaginary parts dropped", "irc.runtime.library", "run",
+                _without_imaginary),
+    SceneMutant("alias: a view of a result is a copy", "irc.frontends.torch.graphs", "_base",
+                _apart, "way-dynamo"),
+    SceneMutant("hooks: a module's own run twice", "irc.calls.compiled", "capture",
+                _always_hooks, "way-compile"),
+    SceneMutant("strides: results lie row by row", "irc.frontends.torch.graphs", "_turned",
+                _unturned),
+    SceneMutant("seeds: manual_seed is not asked", "irc.runtime.executor:Executor", "__init__",
+                _counts_calls, "way-compile"),
+)  # fmt: skip
+
+
+def _scene(results: str, *lines: str, hook: str = "", random: str = "", **given: Argument) -> Scene:
+    named = tuple((line.split(" = ")[0], line) for line in lines)
+    return Scene(
+        1, tuple(given.values()), named, tuple(results.split()), frozenset(random.split()), hook
+    )
+
+
+def _argument(name: str, *shape: int, dtype: str = "f32", layout: str = "plain") -> Argument:
+    wants = torch.empty(0, dtype=KINDS[dtype]).is_floating_point()
+    return Argument(name, shape, dtype, layout, wants=wants)
+
+
+DIRECTED: Mapping[str, Scene] = {
+    "complex product": _scene(
+        "v0", "v0 = torch.sin(x0) * (1 + 2j)", x0=_argument("x0", 5, 3, dtype="c64")
+    ),
+    "views of one": _scene(
+        "v0 v1", "v0 = x0 * 2", "v1 = v0.transpose(0, 1)", x0=_argument("x0", 5, 3)
+    ),
+    "hooked": _scene("v0", "v0 = torch.tanh(x0)", hook="forward", x0=_argument("x0", 5, 3)),
+    "transposed": _scene(
+        "v0", "v0 = torch.tanh(x0)", x0=_argument("x0", 5, 3, layout="transposed")
+    ),
+    "random": _scene("v0", "v0 = torch.rand_like(x0)", random="v0", x0=_argument("x0", 5, 7)),
+}
+"""A scene for each fault; seeds come after."""
+
+
+def scenes() -> Iterator[tuple[str, Scene]]:
+    """Yield what faults are tried on."""
+    yield from DIRECTED.items()
+    for seed in range(SEEDS):
+        yield f"seed {seed}", scene(seed)

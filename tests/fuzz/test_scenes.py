@@ -1,0 +1,83 @@
+"""Scenes through every way in: a seeded part here, more with ``-m slow``; and the checks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fuzz import guarded, ways
+from tests.fuzz.observed import differences, observe
+from tests.fuzz.scene_motifs import scene
+from tests.fuzz.session import Session
+
+
+def run(names: list[str], seeds: range) -> None:
+    session = Session(names)
+    found = [failure.text for failure in session.run(seeds)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_scenes(way: str) -> None:
+    run([way], range(600, 615))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_five_hundred(way: str) -> None:
+    run([way], range(500))
+
+
+# the fuzzer itself
+
+
+def test_a_seed_is_a_scene() -> None:
+    assert [scene(s).text for s in range(40)] == [scene(s).text for s in range(40)]
+
+
+def test_scenes_have_what_is_promised() -> None:
+    """Dtypes, layouts, writes, shared memory, hooks and random numbers among a few hundred."""
+    scenes = [scene(seed) for seed in range(400)]
+    text = "\n".join(each.text for each in scenes)
+    assert {x.dtype for each in scenes for x in each.arguments} >= {
+        "c64", "c128", "f64", "f32", "f16", "bf16", "i64", "i32", "i16", "u8", "i1",
+    }  # fmt: skip
+    assert any(x.layout == "channels_last" for each in scenes for x in each.arguments)
+    assert any(0 in x.shape for each in scenes for x in each.arguments)
+    assert sum(bool(x.of) for each in scenes for x in each.arguments) > 20
+    assert {each.hook for each in scenes} == {"", "pre", "forward", "layer", "backward"}
+    assert sum(bool(each.random) for each in scenes) > 20
+    assert sum(len(set(each.results)) < len(each.results) for each in scenes) > 5
+    assert sum(any(r.startswith("x") for r in each.results) for each in scenes) > 20
+    for words in (
+        ".add_(", "[...] = ", ".copy_(", "as_strided", "diagonal", ".real", "conv2d", "dropout",
+        "scaled_dot_product_attention", "channels_last)", "torch.where", " / 3", "(1 + 2j)",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_eager_agrees_with_itself() -> None:
+    """What a caller sees of eager is what a caller sees of eager: hooks, seeds and all."""
+    for seed in range(60):
+        one = scene(seed)
+        for gradients in (False, True):
+            try:
+                seen, wanted = (
+                    observe(one, lambda target: target, gradients=gradients) for _ in range(2)
+                )
+                wide = observe(one.widened(), lambda target: target, gradients=gradients)
+            except RuntimeError:
+                continue
+            assert differences(one, seen, wanted, wide) == [], one.text
+
+
+def test_guards_see_what_is_written_beyond() -> None:
+    guards = guarded.Guards(0x40)
+    tensor = guards.empty((3, 5), torch.float32)
+    assert tensor.flatten().tolist() == [tensor[0, 0].item()] * 15
+    tensor.zero_()
+    guards.check()
+    tensor.as_strided((1,), (1,), tensor.storage_offset() + 15).zero_()
+    with pytest.raises(AssertionError, match="beyond a tensor"):
+        guards.check()
