@@ -77,6 +77,15 @@ def _without_imaginary(right: Any) -> Any:
     return wrong
 
 
+def _whole(right: Any) -> Any:
+    """A number beside a complex tensor is cut to a whole one."""
+
+    def wrong(value: Any, dtype: str) -> Any:
+        return right(int(value) if dtype in ("c64", "c128") else value, dtype)
+
+    return wrong
+
+
 def _apart(right: Any) -> Any:
     """Results that are views of one tensor get memory of their own."""
     return lambda node: node
@@ -100,6 +109,7 @@ def _counts_calls(right: Any) -> Any:
 SCENE_MUTANTS = (
     SceneMutant("complex: imaginary parts dropped", "irc.runtime.library", "run",
                 _without_imaginary),
+    SceneMutant("complex: numbers cut to whole ones", "irc.dialects.builder", "number_in", _whole),
     SceneMutant("alias: a view of a result is a copy", "irc.frontends.torch.graphs", "_base",
                 _apart, "way-dynamo"),
     SceneMutant("hooks: a module's own run twice", "irc.calls.compiled", "capture",
@@ -127,6 +137,7 @@ DIRECTED: Mapping[str, Scene] = {
     "complex product": _scene(
         "v0", "v0 = torch.sin(x0) * (1 + 2j)", x0=_argument("x0", 5, 3, dtype="c64")
     ),
+    "complex and a number": _scene("v0", "v0 = x0 * 0.5", x0=_argument("x0", 5, dtype="c64")),
     "views of one": _scene(
         "v0 v1", "v0 = x0 * 2", "v1 = v0.transpose(0, 1)", x0=_argument("x0", 5, 3)
     ),
