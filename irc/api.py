@@ -20,6 +20,7 @@ from irc.sharding.mesh import parse_mesh
 from irc.training.recipe import OptimizerOption
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from irc.calls.entries import Entries
@@ -159,7 +160,7 @@ def compile_step(
     model: nn.Module,
     *,
     loss: str | Callable[..., Any] | None = None,
-    optimizer: OptimizerOption = "adamw",
+    optimizer: OptimizerOption | torch.optim.Optimizer = "adamw",
     mesh: str = "",
     cluster: str = "this-host",
     pins: Pins = "",
@@ -200,7 +201,9 @@ def compile_step(
         loss: nothing, where the module gives one real number; the name of one of its results; or a
             function ``loss(output, *targets)``, whose targets are the last arguments of a batch.
         optimizer: adamw, adam, sgd or momentum, or ``{"kind": "adamw", "lr": 3e-4, "betas": (0.9,
-            0.95), "weight_decay": 0.1, "no_decay": "*.bias", "clip_norm": 1.0}``.
+            0.95), "weight_decay": 0.1, "no_decay": "*.bias", "clip_norm": 1.0}``. A new AdamW, Adam
+            or SGD of ``torch.optim`` says the same: its numbers are read once (a scheduler's rate
+            is given to each call), and what it does not have stays as it is.
         mesh: axes of a mesh, ``data=2,tensor=2``.
         cluster: a preset or TOML file that prices the plan and says how much memory a device has.
         pins: constraints, as :func:`compile` takes them.

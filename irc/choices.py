@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from irc.errors import IrcError
 from irc.pipeline import Options, default_pipeline
 from irc.training.recipe import OptimizerOption, Recipe, recipe_of
+
+if TYPE_CHECKING:
+    import torch
 
 Dynamic: TypeAlias = bool | Mapping[str, Any] | Sequence[Any] | None
 """Which sizes are left open."""
@@ -105,7 +108,7 @@ def checked(options: Options) -> Options:
 def recipe_option(
     model: object,
     loss: object,
-    optimizer: OptimizerOption,
+    optimizer: OptimizerOption | torch.optim.Optimizer,
     frozen: str,
     accumulate: int,
     recompute: str,
@@ -126,6 +129,11 @@ def recipe_option(
             "input-mismatch", f"a loss is a name or a function, not {type(loss).__name__}"
         )
     name = loss if isinstance(loss, str) else ""
+    if not isinstance(optimizer, str | Mapping):
+        from irc.runtime.given_optimizer import options_of
+
+        optimizer, still = options_of(optimizer, model)
+        frozen = ",".join([*filter(None, [frozen]), *still])
     return recipe_of(
         optimizer, loss=name, frozen=frozen, accumulate=accumulate, recompute=recompute
     )

@@ -59,6 +59,16 @@ def check_argument(statement: Statement, name: str, kind: TensorType, mesh: Mesh
         _check_even(statement, pattern, name, kind, mesh)
 
 
+def has_dims(statement: Statement, kind: TensorType) -> bool:
+    """Return whether a tensor has every dim that a statement splits."""
+    pattern = statement.pattern
+    if not isinstance(pattern, Pattern):
+        return True
+    every = (*dict(pattern.named).values(), *(pattern.listed or ()))
+    splits = [one.placed for one in every if isinstance(one.placed, Split)]
+    return all(-kind.ndim <= split.dim < kind.ndim for split in splits)
+
+
 def _check_dims(
     statement: Statement, pattern: Pattern, name: str, kind: TensorType, mesh: Mesh
 ) -> None:

@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
-from irc.constraints.checks import check_argument, check_mesh, check_op, result_index
+from irc.constraints.checks import check_argument, check_mesh, check_op, has_dims, result_index
 from irc.constraints.patterns import Pattern, SignaturePattern, all_match
 from irc.constraints.pins import Statement
 from irc.dialects.builder import arguments, entry, functions, results
@@ -171,7 +171,9 @@ def resolve(module: ModuleOp, mesh: Mesh, statements: Iterable[Statement]) -> Co
             continue
         check_mesh(statement, mesh)
         if statement.kind == "argument":
-            for name in _named_arguments(statement, entry_values):
+            for name in _with_dims(
+                _named_arguments(statement, entry_values), statement, entry_values
+            ):
                 check_argument(statement, name, tensor(entry_values[name]), mesh)
                 on_arguments.setdefault(name, []).append(statement)
         else:
@@ -213,6 +215,15 @@ def _named_arguments(statement: Statement, values: Mapping[str, SSAValue]) -> li
             help=did_you_mean(statement.glob, placeable),
         )
     return found
+
+
+def _with_dims(
+    names: Sequence[str], statement: Statement, values: Mapping[str, SSAValue]
+) -> list[str]:
+    """Return what a glob is about: tensors that have the dims which it splits; all if none has."""
+    if not any(sign in statement.glob for sign in "*?["):
+        return list(names)
+    return [n for n in names if has_dims(statement, tensor(values[n]))] or list(names)
 
 
 def _named_ops(statement: Statement, ops: Mapping[str, FlowOp]) -> list[str]:

@@ -193,6 +193,21 @@ def test_what_is_forbidden_is_avoided() -> None:
     assert "S(1)" not in kept["layers.0.up.weight"]
 
 
+def test_a_glob_is_about_tensors_that_have_the_dims_it_splits() -> None:
+    """A scalar, such as a step's learning rate, has nothing to split; by its name it is refused."""
+
+    def build(b: FlowBuilder, x: SSAValue, lr: SSAValue) -> list[SSAValue]:
+        return [b.pointwise("mul", x, lr)]
+
+    args = [("input", "x", T((4, 8))), ("input", "lr", T(()))]
+    module = shard("* = [data = S(0)]", module=_module(args, build))
+    assert held(module)["x"].startswith("[data = S(0)")
+    for pins in ("lr = [data = S(0)]", "l* = [data = S(0)]"):
+        with pytest.raises(IrcError, match="'lr' has 0 dims") as raised:
+            shard(pins, module=_module(args, build))
+        assert raised.value.code == "placement-syntax"
+
+
 def test_an_op_is_pinned_by_id_or_by_line_or_by_its_signature() -> None:
     assert made(shard(""), "n0") != "[data = B, tensor = S(0)]"
     assert made(shard("pin op n0 = (B, S(0))"), "n0") == "[data = B, tensor = S(0)]"

@@ -1,0 +1,87 @@
+"""An optimiser object of torch for a step: the same numbers, or an error that says why not."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import irc
+from irc.errors import IrcError
+from tests.calls.test_step import X, Y, assert_equal_modules, eager_steps, net
+
+
+def decayed(module: nn.Module) -> list[dict[str, Any]]:
+    """Return two groups, as transformers are trained: biases without weight decay."""
+    named = dict(module.named_parameters())
+    biases = [p for n, p in named.items() if n.endswith("bias")]
+    others = [p for n, p in named.items() if not n.endswith("bias")]
+    return [{"params": others, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
+
+
+MAKERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "adamw": lambda m: torch.optim.AdamW(m.parameters()),
+    "adamw, numbers": lambda m: torch.optim.AdamW(
+        m.parameters(), lr=torch.tensor(3e-3), betas=(0.8, 0.95), eps=1e-6, weight_decay=0.2
+    ),
+    "groups": lambda m: torch.optim.AdamW(decayed(m), lr=1e-2),
+    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=1e-2, weight_decay=0.1),
+    "adam, decoupled": lambda m: torch.optim.Adam(
+        m.parameters(), lr=1e-2, weight_decay=0.1, decoupled_weight_decay=True
+    ),
+    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.1),
+    "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "no decay": lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.0),
+    "of a part": lambda m: torch.optim.SGD(m[2].parameters(), lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_module_moves_as_torch_moves_it(name: str) -> None:
+    mine, theirs = net(), net()
+    step = irc.compile_step(mine, loss=F.cross_entropy, optimizer=MAKERS[name](mine))
+    losses = [float(step(X, Y)) for _ in range(3)]
+    assert losses == pytest.approx(eager_steps(theirs, MAKERS[name](theirs)), rel=1e-5)
+    assert_equal_modules(mine, theirs)
+
+
+def stepped(module: nn.Module) -> torch.optim.Optimizer:
+    made = torch.optim.AdamW(module.parameters())
+    eager_steps(module, made, 1)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda m: torch.optim.RMSprop(m.parameters()), "RMSprop"),
+        (lambda m: object(), "object"),
+        (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), "amsgrad=True"),
+        (lambda m: torch.optim.SGD(m.parameters(), 0.1, 0.9, nesterov=True), "nesterov=True"),
+        (lambda m: torch.optim.SGD(m.parameters(), 0.1, 0.9, dampening=0.5), "dampening=0.5"),
+        (lambda m: torch.optim.Adam(m.parameters(), maximize=True), "maximize=True"),
+        (
+            lambda m: torch.optim.SGD([{"params": [p], "lr": 0.1 * i} for i, p in
+                                       enumerate(m.parameters(), 1)], lr=1.0),
+            "different lr: 0.1, 0.2",
+        ),
+        (
+            lambda m: torch.optim.AdamW([{"params": [p], "weight_decay": 0.1 * i} for i, p in
+                                         enumerate(m.parameters(), 1)]),
+            "different weight_decay",
+        ),
+        (lambda m: torch.optim.AdamW(net().parameters()), "no parameter of the module"),
+        (stepped, "has taken steps"),
+    ],
+)  # fmt: skip
+def test_what_a_step_does_not_compute_is_refused(make: Any, says: str) -> None:
+    module = net()
+    with pytest.raises(IrcError, match=says) as raised:
+        irc.compile_step(module, loss=F.cross_entropy, optimizer=make(module))
+    assert raised.value.code == "option-value"
+    assert "AdamW, Adam and SGD" in str(raised.value)
