@@ -31,7 +31,7 @@ MATHEMATICS = re.compile(
 """Functions of the C library that take numbers and give one: float64 calls them."""
 
 NAME = r"@([A-Za-z0-9_.$-]+)"
-DEFINED = re.compile(rf"define (?P<internal>(?:internal|private) )?[^@]*?{NAME}\(")
+DEFINED = re.compile(rf"define (?P<internal>(?:internal|private|linkonce_odr) )?[^@]*?{NAME}\(")
 DECLARED = re.compile(rf"declare [^@]*?{NAME}\(")
 DIRECT = re.compile(rf" +(?:%\S+ = )?(?:tail |notail )?call [^@%(]*{NAME}\(")
 HEADS = re.compile(
