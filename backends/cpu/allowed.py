@@ -38,9 +38,10 @@ HEADS = re.compile(
     r"(?:; ModuleID = .*|source_filename = \".*\"|target (?:datalayout|triple) = \".*\")\n"
 )
 """What LLVM prints before anything else, and the only strings."""
+HINTS = re.compile(r"^!\d+ = (?:distinct )?!\{(?:!\"[a-z_.]+\"|i\d+ \d+|!\d+|, )*\}$", re.MULTILINE)
+"""What LLVM is told of branches and loops."""
 OUTER = re.compile(
     r"attributes #\d+ = \{[a-z_ ():,0-9]*\}"
-    r"|!\d+ = (?:distinct )?!\{[^@]*\}"
     r"|[A-Za-z0-9_.$-]+:(?: +; preds = .*)?"
     r"|; Function Attrs: .*|\}|"
 )
@@ -73,7 +74,7 @@ def refusal(text: str, name: str) -> str | None:
     """
     text = HEADS.sub("", text)
     tables = {found[1] for found in TABLE.finditer(text)}
-    text = TABLE.sub("", text)
+    text = HINTS.sub("", TABLE.sub("", text))
     if any(word in text for word in FOREIGN) and (word := FOREIGN_WORD.search(text)):
         return f"it holds '{word[0]}'"
     if '"' in text:
