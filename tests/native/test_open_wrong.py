@@ -14,11 +14,12 @@ import torch
 import irc
 from irc.errors import InternalError, IrcError
 from irc.native import sizes as native_sizes
-from irc.plan.native import MANIFEST, SIZES, digests
+from irc.plan.native import SIZES
 from irc.plan.native_sizes import NativeSizes
 from irc.runtime import load
 from irc.runtime.native import processor
 from tests.native.open_models import Pictures
+from tests.native.tied import tie
 
 pytestmark = pytest.mark.skipif(
     processor.system() != "linux-x86_64", reason="programs are for Linux on x86-64"
