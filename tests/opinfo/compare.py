@@ -10,8 +10,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-RTOL, ATOL = 1.3e-6, 1e-5
-"""What torch.testing allows in float32."""
+RTOL = {
+    torch.float16: 1e-3,
+    torch.bfloat16: 1.6e-2,
+    torch.float32: 1.3e-6,
+    torch.complex64: 1.3e-6,
+}
+ATOL = 1e-5
+"""What torch.testing allows. In double precision it allows what rounding to single costs, so:"""
+WIDE_TOLERANCE = 1e-9
 
 ROUNDING = 8.0
 """Beyond that, the error against float64 may be so many times eager's own."""
@@ -32,7 +39,7 @@ def difference(got: Any, want: Any, exact: Callable[[], Any]) -> str:
     Args:
         got: compiled.
         want: eager.
-        exact: gives eager's in double precision; called where float32 is too coarse to judge.
+        exact: gives eager's in double precision; called where the dtype is too coarse to judge.
     """
     if message := unlike(got, want):
         return message
@@ -132,7 +139,9 @@ def _dense(value: torch.Tensor) -> torch.Tensor:
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not (a.dtype.is_floating_point or a.dtype.is_complex):
         return torch.equal(a, b)
-    return torch.allclose(a, b, rtol=RTOL, atol=ATOL, equal_nan=True)
+    rtol = RTOL.get(a.dtype, WIDE_TOLERANCE)
+    atol = ATOL if a.dtype in RTOL else WIDE_TOLERANCE
+    return torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def _within_rounding(a: torch.Tensor, b: torch.Tensor, true: torch.Tensor) -> bool:

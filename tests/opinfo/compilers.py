@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-import types
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ def through_dynamo(backend: Callable[..., Any], call: Call) -> Compiled:
     counters.clear()
     spent: list[float] = []
     refused: Counter[str] = Counter()
-    function = torch.compile(fresh(call.op), backend=_timed(backend, spent, refused))
+    function = torch.compile(call.compilable(), backend=_timed(backend, spent, refused))
     return Compiled(
         function,
         spent,
@@ -83,7 +82,7 @@ def through_irc(call: Call) -> Compiled:
         return loaded
 
     make_plan = compiled.make_plan
-    function = irc.compile(fresh(call.op))
+    function = irc.compile(call.compilable())
 
     def run(*args: Any, **kwargs: Any) -> Any:
         compiled.make_plan = counted
@@ -102,7 +101,7 @@ def through_export(call: Call) -> Compiled:
     """Run what torch.export makes of it: the control of :func:`through_irc`."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        exported = torch.export.export(as_module(fresh(call.op)), args, kwargs, strict=False)
+        exported = torch.export.export(as_module(call.compilable()), args, kwargs, strict=False)
         return exported.module()(*args, **kwargs)
 
     return Compiled(run, [0.0], Counter, Counter)
@@ -137,16 +136,3 @@ def _timed(
         return found
 
     return compile_graph
-
-
-def fresh(op: Callable[..., Any], _number: list[int] = [0]) -> Callable[..., Any]:  # noqa: B006
-    """Return a function of its own that calls an operator: Dynamo keeps its code by code object."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return op(*args, **kwargs)
-
-    _number[0] += 1
-    name = f"called_{_number[0]}"
-    return types.FunctionType(
-        called.__code__.replace(co_name=name), globals(), name, None, called.__closure__
-    )

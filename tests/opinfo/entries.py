@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from torch.testing._internal import common_methods_invocations as methods
 from torch.utils import _pytree as pytree
 
 from tests.opinfo.expected import NOT_ON_CPU
+from tests.opinfo.ways import Way
 
 SEED = 0
 
@@ -54,9 +56,9 @@ class Call:
         args, kwargs = pytree.tree_map(_wide, (self.args, self.kwargs))
         return Call(self.op, args, kwargs, self.chosen)
 
-    def __call__(self) -> Any:
-        """Run it eagerly."""
-        return self.op(*self.args, **self.kwargs)
+    def compilable(self) -> Callable[..., Any]:
+        """Return what is given to a compiler."""
+        return fresh(self.op)
 
 
 def _detached(value: torch.Tensor) -> torch.Tensor:
@@ -67,7 +69,13 @@ def _is_sparse(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is not torch.strided
 
 
-WIDE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
 
 
 def _wide(value: Any) -> Any:
@@ -77,13 +85,13 @@ def _wide(value: Any) -> Any:
 
 
 @cache
-def entries() -> dict[str, Any]:
-    """Return the entries that take float32 on the CPU, by name; a variant's follows a dot."""
+def entries(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Return the entries that take a dtype on the CPU, by name; a variant's follows a dot."""
     found: dict[str, Any] = {}
     # The samples' own wrapper of random operators is one that Dynamo cannot trace; seeds are ours.
     methods.wrapper_set_seed = _called
     for info in methods.op_db:
-        takes = torch.float32 in info.supported_dtypes("cpu")
+        takes = dtype in info.supported_dtypes("cpu")
         if takes and info.full_name not in NOT_ON_CPU:
             assert info.full_name not in found, info.full_name
             found[info.full_name] = info
@@ -94,43 +102,67 @@ def _called(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
 
 
-def tenth() -> list[str]:
-    """Return one entry of ten, the same ones in every run."""
-    names = sorted(entries())
-    return sorted(random.Random(SEED).sample(names, len(names) // 10))
+def names_of(way: Way) -> list[str]:
+    """Return the names of the entries that can be tried in a way."""
+    dtype = way.torch_dtype
+    return sorted(
+        name
+        for name, info in entries(dtype).items()
+        if not way.differentiates
+        or (info.supports_autograd and dtype in info.supported_backward_dtypes("cpu"))
+    )
 
 
-def calls(name: str, *, backward: bool, most: int | None = None) -> Iterator[Call]:
+def part(names: Sequence[str], of: int, seed: int = SEED) -> list[str]:
+    """Return one name of so many, the same ones in every run."""
+    return sorted(random.Random(seed).sample(sorted(names), len(names) // of))
+
+
+def calls(name: str, way: Way, most: int | None = None) -> Iterator[Call]:
     """Yield an entry's samples.
 
     Args:
         name: the entry.
-        backward: whether inputs require gradients.
+        way: says their dtype, and whether inputs require gradients.
         most: where there are more, so many are chosen, spread and the same ones in every run.
     """
-    wanted = _wanted(name, backward, most)
-    for index, sample in enumerate(_samples(name, backward)):
+    info = entries(way.torch_dtype)[name]
+    wanted = _wanted(info, way, most)
+    for index, sample in enumerate(_samples(info, way)):
         if wanted is None or index in wanted:
             yield Call(
-                entries()[name].op,
+                info.op,
                 (sample.input, *sample.args),
                 dict(sample.kwargs),
                 sample.output_process_fn_grad,
             )
 
 
-def _samples(name: str, backward: bool) -> Iterator[Any]:
+def _samples(info: Any, way: Way) -> Iterator[Any]:
     torch.manual_seed(SEED)
-    return iter(entries()[name].sample_inputs("cpu", torch.float32, requires_grad=backward))
+    return iter(info.sample_inputs("cpu", way.torch_dtype, requires_grad=way.differentiates))
 
 
-def _wanted(name: str, backward: bool, most: int | None) -> set[int] | None:
+def _wanted(info: Any, way: Way, most: int | None) -> set[int] | None:
     if most is None:
         return None
-    count = sum(1 for _ in _samples(name, backward))
+    count = sum(1 for _ in _samples(info, way))
     return set(random.Random(SEED).sample(range(count), min(most, count)))
 
 
 def shard(names: Sequence[str], index: int, of: int) -> list[str]:
     """Return every ``of``-th name, from ``index``."""
     return list(names[index::of])
+
+
+def fresh(op: Callable[..., Any], _number: list[int] = [0]) -> Callable[..., Any]:  # noqa: B006
+    """Return a function of its own that calls an operator: Dynamo keeps its code by code object."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    _number[0] += 1
+    name = f"called_{_number[0]}"
+    return types.FunctionType(
+        called.__code__.replace(co_name=name), globals(), name, None, called.__closure__
+    )

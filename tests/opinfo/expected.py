@@ -27,6 +27,10 @@ UNINITIALISED = frozenset(
 )
 """Their results hold whatever was in memory: shape and dtype are compared."""
 
+TIES: Mapping[str, int] = {"topk": 1}
+"""Their second result says where an element of the first was taken from, any of those that are
+equal; by position of the dim behind the input, the last where it is not given."""
+
 VALUES = "a size of its result depends on the values of a tensor"
 NUMBER = "it takes a number out of a tensor"
 SPARSE = "Dynamo takes no sparse tensor"

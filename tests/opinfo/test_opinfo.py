@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,17 @@ import torch
 from tests.opinfo import report
 from tests.opinfo.compare import difference, stray
 from tests.opinfo.compilers import eager_backend, through_dynamo
-from tests.opinfo.entries import Call, calls, entries, tenth
+from tests.opinfo.entries import Call, calls, entries, names_of, part
 from tests.opinfo.expected import LEFT, NOT_ON_CPU, UNINITIALISED
+from tests.opinfo.modules import names_of as modules_of
 from tests.opinfo.trial import Trial
+from tests.opinfo.ways import DTYPES, Way, ways
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(tmp_path: Path, *options: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the table of a run, which has to end well; its last line is printed."""
+def run(tmp_path: Path, *options: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return the tables of a run, which has to end well; the one of counts is printed."""
     out = tmp_path / "opinfo.json"
     done = subprocess.run(
         [sys.executable, "-m", "tests.opinfo", "--json", str(out), "--bad", *options],
@@ -37,30 +40,58 @@ def run(tmp_path: Path, *options: str) -> dict[str, list[dict[str, Any]]]:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    print(done.stdout.splitlines()[-1])
+    print(done.stdout[done.stdout.index("| way") :])
     return json.loads(out.read_text(encoding="utf-8"))
 
 
 def test_the_register_is_as_large_as_ever() -> None:
-    assert len(entries()) >= 670 and len(tenth()) == len(entries()) // 10
+    assert len(entries()) >= 670 and len(modules_of(Way())) >= 110
+    counts = [len(names_of(Way(dtype))) for dtype in DTYPES]
+    assert counts == [672, 389, 671, 546, 541, 463, 344]
     known = {*LEFT, *UNINITIALISED}
     assert not known - entries().keys() and not NOT_ON_CPU & entries().keys()
 
 
 @pytest.mark.timeout(900)
 def test_a_tenth_of_the_operators(tmp_path: Path) -> None:
-    table = run(tmp_path, "--tenth", "--samples", "2")
-    assert table.keys() == set(tenth())
+    tables = run(tmp_path, "--part", "10", "--samples", "2")
+    assert tables[str(Way())].keys() == set(part(names_of(Way()), 10))
+
+
+OTHERS = ",".join(DTYPES[1:])
+
+
+@pytest.mark.timeout(900)
+def test_some_operators_in_each_other_dtype_in_four_ways(tmp_path: Path) -> None:
+    options = ("--through", "all", "--forward", "--backward", "--samples", "1", "--part", "60")
+    tables = run(tmp_path, "--dtype", OTHERS, *options)
+    assert len(tables) == 24 and all(tables.values())
+
+
+@pytest.mark.timeout(900)
+def test_some_modules(tmp_path: Path) -> None:
+    options = ("--modules", "--dtype", "all", "--forward", "--backward", "--samples", "1")
+    tables = run(tmp_path, *options, "--part", "10")
+    assert len(tables) == 6 and all(tables.values())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize(
-    "options", [(), ("--backward",), ("--through", "irc.compile", "--tenth")], ids=" ".join
+    "options",
+    [
+        (),
+        ("--backward",),
+        ("--dtype", OTHERS, "--through", "all", "--forward", "--backward", "--samples", "2"),
+        ("--through", "irc.compile", "--forward", "--backward", "--samples", "2"),
+        ("--modules", "--dtype", "all", "--through", "all", "--forward", "--backward"),
+    ],
+    ids=" ".join,
 )
 def test_all_operators(tmp_path: Path, options: tuple[str, ...]) -> None:
-    table = run(tmp_path, *options)
-    assert sum(map(len, table.values())) > (1000 if "--tenth" in options else 10000)
+    tables = run(tmp_path, *options)
+    count = sum(len(outcomes) for table in tables.values() for outcomes in table.values())
+    assert count > (1000 if "--samples" in options or "--modules" in options else 10000)
 
 
 def off_by(amount: float) -> Any:
@@ -71,7 +102,7 @@ def off_by(amount: float) -> Any:
 
 
 def trial(name: str, backend: Any) -> Any:
-    call = next(iter(calls(name, backward=False)))
+    call = next(iter(calls(name, Way())))
 
     def compiler(given: Call) -> Any:
         return through_dynamo(backend, given)
@@ -114,9 +145,13 @@ def test_random_results_are_compared_by_their_means() -> None:
 
 CHILDREN = """
 import json, os, time
-from tests.opinfo.workers import results
+from tests.opinfo.ways import Way
+from tests.opinfo.workers import Task, results
 
-def work(name):
+def work(task):
+    name = task.name
+    if name == "quick":
+        return
     if name == "crash":
         os.abort()
     for step in range(4):
@@ -128,7 +163,9 @@ def work(name):
             raise ValueError("no")
 
 names = ["fine", "crash", "hang", "raise"]
-print(json.dumps({n: (v, e) for n, v, e in results(names, work, seconds=2.5, workers=4)}))
+batches = [[Task(n, Way()), Task("quick", Way())] for n in names]
+every = results(batches, work, seconds=2.5, workers=4)
+print(json.dumps([(task.name, values, error) for task, values, error in every]))
 """
 
 
@@ -136,7 +173,9 @@ def test_a_child_that_crashes_or_hangs_ends_alone() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CHILDREN], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    found = json.loads(done.stdout)
+    every = json.loads(done.stdout)
+    assert [each for each in every if each[0] == "quick"] == [["quick", [], ""]] * 4
+    found = {name: said for name, *said in every}
     assert found["fine"] == [[["fine", step] for step in range(4)], ""]
     assert found["crash"][0] == [] and "SIGABRT" in found["crash"][1]
     assert found["hang"] == [[["hang", 0]], "not done after 2 s"]
@@ -148,6 +187,44 @@ def test_the_summary_counts() -> None:
     bad = {"verdict": "failing", "reason": "wrong", "compile_ms": 0.0}
     left = {"verdict": "left", "reason": "no graph", "compile_ms": 0.0}
     table = {"add": [good], "sub": [good, bad], "sin": [left], "nonzero": [left, good]}
-    line = report.summary(table, "torch.compile forward")
+    line = report.summary(table, Way())
     assert "4 entries: 1 native, 0 fall-back, 2 left" in line and "1 failing; 6 samples" in line
-    assert [each.split()[0] for each in report.unexpected(table, "torch.compile")] == ["sub", "sin"]
+    wrong = report.unexpected(table, Way())
+    assert [each.split()[3] for each in wrong] == ["sub", "sin"]
+    assert "|       4 |      1 |         0 |    2 |       1 |" in report.counts({Way(): table})
+
+
+def test_ways_are_all_that_is_spanned() -> None:
+    four = ways(["bool"], ["torch.compile", "irc.compile"], [False, True])
+    assert [str(way) for way in four] == [
+        "torch.compile forward bool", "torch.compile backward bool",
+        "irc.compile forward bool", "irc.compile backward bool",
+    ]  # fmt: skip
+    assert Way("float16", backward=True).differentiates and not four[1].differentiates
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])
+def test_tolerances_are_those_of_the_dtype(dtype: torch.dtype) -> None:
+    want = torch.full((4,), 3.0, dtype=dtype)
+    step = torch.finfo(dtype).eps
+    exact = want.to(torch.complex128 if dtype.is_complex else torch.float64)
+    assert not difference(want * (1 + 2 * step), want, lambda: exact)
+    wrong = 1e-8 if dtype is torch.float64 else 40 * step
+    assert difference(want * (1 + wrong), want, lambda: exact)
+    if dtype.is_complex:
+        assert difference(want.real.to(dtype), want + 1j, lambda: exact + 1j)
+
+
+def test_any_of_equal_elements_may_be_chosen() -> None:
+    x = torch.tensor([3, 1, 3, 2])
+    topk = Call(torch.topk, (x, 1), {}, lambda result: result)
+    for index, verdict in ((0, "native"), (2, "native"), (1, "failing")):
+
+        def backend(gm: Any, inputs: Any, index: int = index, **_: Any) -> Any:
+            return lambda *args: (gm.forward(*args)[0], torch.tensor([index]))
+
+        outcome = Trial(
+            "topk", topk, False, partial(through_dynamo, backend),
+            partial(through_dynamo, eager_backend),
+        ).outcome()  # fmt: skip
+        assert outcome.verdict == verdict, outcome

@@ -6,7 +6,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from tests.opinfo.compare import DRAWS, difference, same, stray, unlike
 from tests.opinfo.compilers import COMPILERS, Compiled, Compiler
 from tests.opinfo.entries import SEED, Call, calls
-from tests.opinfo.expected import UNINITIALISED
+from tests.opinfo.expected import TIES, UNINITIALISED
+from tests.opinfo.ways import Way
 
 NATIVE, FALL_BACK, LEFT, FAILING = "native", "fall-back", "left", "failing"
 
@@ -46,19 +47,12 @@ class Outcome:
     as_dict = asdict
 
 
-def try_entry(name: str, *, backward: bool, most: int | None, through: str) -> Iterator[Outcome]:
-    """Try an entry's samples one by one.
-
-    Args:
-        name: the entry.
-        backward: compare gradients too.
-        most: samples that are tried.
-        through: ``torch.compile``, or ``irc.compile``.
-    """
-    for call in calls(name, backward=backward, most=most):
+def try_entry(name: str, way: Way, most: int | None = None) -> Iterator[Outcome]:
+    """Try an entry's samples one by one, all of them or so many."""
+    for call in calls(name, way, most):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            outcome = Trial(name, call, backward, *COMPILERS[through]).outcome()
+            outcome = Trial(name, call, way.backward, *COMPILERS[way.through]).outcome()
         yield outcome
 
 
@@ -127,24 +121,47 @@ class Trial:
         call = (self.call.widened() if wide else self.call).copied()
         if not self.backward:
             with torch.no_grad():
-                return function(*call.args, **call.kwargs)
+                return self._told(call, function(*call.args, **call.kwargs))
         found = function(*call.args, **call.kwargs)
-        return found, gradients(call, found)
+        return self._told(call, found), gradients(call, found)
+
+    def _told(self, call: Call, found: Any) -> Any:
+        """Return a result with what indices of equal elements point to in their place."""
+        if self.name not in TIES:
+            return found
+        values, indices = found
+        where = call.args[1 + TIES[self.name] :]
+        dim = call.kwargs.get("dim", where[0] if where else -1)
+        given = call.args[0].detach()
+        return values, given.gather(dim, indices) if given.ndim else given
 
 
 def _is_whole(compiled: Compiled) -> bool:
     return len(compiled.compile_ms) == 1 and not compiled.breaks()
 
 
-def gradients(call: Call, found: Any) -> list[torch.Tensor | None]:
-    """Return the gradients of a call's inputs, for fixed gradients of its results."""
+def gradients(
+    call: Call, found: Any, parameters: Sequence[torch.Tensor] = ()
+) -> list[torch.Tensor | None]:
+    """Return gradients of a call's inputs and parameters, for fixed gradients of its results."""
     results = [x for x in _tensors(call.chosen(found)) if x.requires_grad]
-    inputs = [x for x in _tensors((call.args, call.kwargs)) if x.requires_grad]
+    inputs = [x for x in (*_tensors((call.args, call.kwargs)), *parameters) if x.requires_grad]
     if not results or not inputs:
         return []
     generator = torch.Generator().manual_seed(SEED)
-    given = [torch.randn(r.shape, dtype=r.dtype, generator=generator) for r in results]
-    return list(torch.autograd.grad(results, inputs, given, allow_unused=True))
+    cotangents = [_drawn(result, generator) for result in results]
+    return list(torch.autograd.grad(results, inputs, cotangents, allow_unused=True))
+
+
+def _drawn(result: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return numbers like a result's, the same ones in each precision."""
+    wide = torch.complex128 if result.is_complex() else torch.float64
+    numbers = torch.randn(result.shape, dtype=wide, generator=generator)
+    # Few bits, so that no precision rounds them: the reference differentiates for the same ones.
+    numbers = torch.view_as_real(numbers) if result.is_complex() else numbers
+    numbers = numbers.mul_(16).round_().div_(16)
+    numbers = torch.view_as_complex(numbers) if result.is_complex() else numbers
+    return numbers.to(result.dtype)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
