@@ -52,7 +52,9 @@ def compile_through_aot(
         counters["forward"] += 1
         # AOTAutograd calls this inside its fake tensor mode.
         context = TracingContext.try_get()
-        visible = context.fw_metadata.num_forward if context and context.fw_metadata else None
+        seen = context.fw_metadata if context else None
+        # Tokens of ops with effects come before what the caller sees.
+        visible = len(seen.tokens) + seen.num_forward if seen else None
         with _disable_current_modes():
             images = turn_saved(graph, None if keep_open else visible)
             turned.extend(images.values())

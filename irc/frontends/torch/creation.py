@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import RandomOp, tensor
 from irc.dialects.types import TensorType, is_float
-from irc.frontends.torch.lowering import Lowering, Operand, enter, lowers
+from irc.frontends.torch.lowering import Lowering, Operand, enter, lowers, number
 from irc.frontends.torch.shapes import iota
 
 ZEROS = ("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided",
@@ -61,6 +61,32 @@ def arange(t: Lowering, *bounds: Any, **options: Any) -> SSAValue:
     if start != 0:
         index = t.b.pointwise("add", index, t.value(start, dtype))
     return t.b.cast(index, t.dtype)
+
+
+@lowers("linspace")
+def linspace(t: Lowering, start: Operand, end: Operand, steps: Any, **options: Any) -> SSAValue:
+    """Return evenly spaced numbers, counted from the end that is nearer.
+
+    Between integers the step is a float64, and the bounds are integers first: torch's own
+    decomposition rounds them at the end.
+    """
+    count = number(t.shape[0])
+    first, last = t.value(start, t.dtype), t.value(end, t.dtype)
+    if count == 1:
+        return t.b.broadcast(first, t.shape)
+    dtype = t.dtype if is_float(t.dtype) else "f64"
+    first, last = t.b.cast(first, dtype), t.b.cast(last, dtype)
+    step = t.b.pointwise("div", t.b.pointwise("sub", last, first), t.value(count - 1, dtype))
+    index = iota(t, count)
+    back = t.b.pointwise("sub", t.value(count - 1, "i64"), index)
+    left, right = (t.b.pointwise("mul", step, t.b.cast(i, dtype)) for i in (index, back))
+    numbers = t.b.pointwise(
+        "where",
+        t.b.pointwise("lt", index, t.value(count // 2, "i64")),
+        t.b.pointwise("add", first, left),
+        t.b.pointwise("sub", last, right),
+    )
+    return t.b.cast(numbers, t.dtype)
 
 
 @lowers("eye", numbers="complex")

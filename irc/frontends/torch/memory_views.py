@@ -152,27 +152,32 @@ Row: TypeAlias = Callable[[Lowering, Node, Read], SSAValue]
 
 
 def _as_strided(t: Lowering, node: Node, read: Read) -> SSAValue:
-    """Look at memory in another way."""
-    place = _place(node.meta["val"])
+    """Look at memory in another way; what a copy's own strides are says nothing of it."""
+    place = _asked(node, ("size", "stride", "storage_offset"), read)
     memory = memory_of(_operand(node), place)
     return place.within(memory).read(t, memory.vector(t, read(memory.node)))
 
 
 def _as_strided_scatter(t: Lowering, node: Node, read: Read) -> SSAValue:
     """Copy memory, and write into the copy."""
-    options = dict(zip(("src", "size", "stride", "storage_offset"), node.args[1:], strict=False))
-    options |= node.kwargs
     own = _place(_operand(node).meta["val"])
-    offset = options.get("storage_offset")
-    place = Place(
-        tuple(read(options["size"])),
-        tuple(read(options["stride"])),
-        own.offset if offset is None else read(offset),
-    )
+    place = _asked(node, ("src", "size", "stride", "storage_offset"), read)
     memory = memory_of(_operand(node), place)
     before = memory.vector(t, read(memory.node))
-    source = t.b.cast(read(options["src"]), t.dtype)
-    return own.within(memory).read(t, place.within(memory).write(t, before, source))
+    source = node.args[1] if len(node.args) > 1 else node.kwargs["src"]
+    written = place.within(memory).write(t, before, t.b.cast(read(source), t.dtype))
+    return own.within(memory).read(t, written)
+
+
+def _asked(node: Node, names: Sequence[str], read: Read) -> Place:
+    """Return the place that a node names: by itself it starts where its operand does."""
+    options = dict(zip(names, node.args[1:], strict=False)) | node.kwargs
+    offset = options.get("storage_offset")
+    return Place(
+        tuple(read(options["size"])),
+        tuple(read(options["stride"])),
+        _place(_operand(node).meta["val"]).offset if offset is None else read(offset),
+    )
 
 
 def _operand(node: Node) -> Node:

@@ -94,7 +94,7 @@ def scaled(t: Lowering, value: Operand, alpha: Any) -> Operand:
 def add(t: Lowering, self: Operand, other: Operand, *, alpha: Any = 1) -> SSAValue:
     """Return ``self + alpha * other``."""
     if t.dtype == "i1":
-        return t.pointwise("logical_or", self, other)
+        return t.pointwise("logical_or", self, other if alpha else False)
     return t.pointwise("add", self, scaled(t, other, alpha))
 
 

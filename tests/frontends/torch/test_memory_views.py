@@ -42,6 +42,10 @@ CASES: dict[str, tuple[Function, Shapes]] = {
         [(2, 3, 5, 5)],
     ),
     "empty": (lambda x: (x * 2).as_strided((0, 3), (3, 1), 12).sum() + x.sum(), [(4, 3)]),
+    "copied": (
+        lambda x: torch.as_strided_copy(x.t() * 2, (2, 2), (1, 2), 1) * 2,
+        [(4, 3)],
+    ),
     "written": (
         lambda x, y: (x * 2).as_strided_scatter(y, (2, 2), (1, 4)).sin(),
         [(4, 3), (2, 2)],

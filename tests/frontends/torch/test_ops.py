@@ -38,6 +38,7 @@ CASES: dict[str, Any] = {
     "lerp": lambda: (lambda x, y: (torch.lerp(x, y.expand_as(x), 0.3), torch.addcmul(x, x, y, value=2), torch.addcdiv(x, x, y.abs() + 1)), X, Y),
     "integers": lambda: (lambda i: (i << 2, i >> 1, i & 3, i | 4, i ^ 5, i.bitwise_not(), i.abs(), i.clamp(-2, 3), i.float().round()), I),
     "dtypes": lambda: (lambda x, i: (x.double() + i[..., None], x.to(torch.int32), i.bool(), x.half().float(), i.type_as(x)), X, I),
+    "bools": lambda: (lambda x, y: (torch.add(x > 0, y > 0, alpha=False), torch.add(x > 0, y > 0, alpha=True), (x > 0) + 1), X, Y),
     # shapes
     "views": lambda: (lambda x: (x.view(15, 7), x.reshape(3, -1), x.flatten(1), x.unsqueeze(1), x[:, None].squeeze(1), x.unflatten(1, (5, 1))), X),
     "transposes": lambda: (lambda x: (x.permute(2, 0, 1), x.transpose(0, -1), x.mT, x.movedim(0, 2), x[0].t()), X),
@@ -58,6 +59,8 @@ CASES: dict[str, Any] = {
     "triangles": lambda: (lambda x: (x.tril(), x.triu(1), x.tril(-2)), X),
     "written slices": lambda: (writes, X, Y),
     # creation
+    "evenly spaced": lambda: (lambda x: [torch.linspace(a, b, n, dtype=d) for n in (1, 2, 5, 50) for d in (torch.int64, torch.uint8, torch.float32, torch.float64)
+                                         for a, b in ((x[0], 20.7), (0.0, x[1]), (4.3, 9))], torch.tensor([4.3, 17.0])),
     "creation": lambda: (lambda x: (x + torch.arange(7), torch.zeros(3, 1, 1) + x, torch.ones_like(x), torch.full((2,), 7), torch.arange(1, 9, 3),
                                     torch.arange(0.0, 2.0, 0.25), torch.eye(3, 4), x.new_zeros(2), torch.tensor([1, 2, 3]) + 1), X),
     "large constant": lambda: (lambda x: x + LARGE, X),

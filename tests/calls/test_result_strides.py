@@ -1,0 +1,60 @@
+"""Results lie in memory as eager's: channels last, transposed, in the columns of LAPACK."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+
+def backend(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile by way of Dynamo."""
+    torch._dynamo.reset()
+    return torch.compile(function, backend="irc")
+
+
+IMAGE = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+BATCH = torch.randn(3, 4, 4)
+POSITIVE = BATCH @ BATCH.mT + torch.eye(4)
+TURNED = torch.randn(3, 4).t()
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "cholesky": (torch.linalg.cholesky, (POSITIVE,)),
+    "cholesky_inverse": (torch.cholesky_inverse, (POSITIVE[0],)),
+    "eigh": (lambda a: torch.linalg.eigh(a)[0], (POSITIVE[0],)),
+    "inv": (torch.linalg.inv, (POSITIVE,)),
+    "lu_factor": (torch.linalg.lu_factor, (BATCH,)),
+    "qr": (torch.linalg.qr, (BATCH,)),
+    "solve": (torch.linalg.solve, (POSITIVE, BATCH)),
+    "solve one": (torch.linalg.solve, (POSITIVE[0], BATCH[0])),
+    "svdvals": (torch.linalg.svdvals, (BATCH,)),
+    "relu": (torch.relu, (IMAGE,)),
+    "conv2d": (F.conv2d, (IMAGE, torch.randn(5, 3, 3, 3))),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), (IMAGE,)),
+    "interpolate": (lambda x: F.interpolate(x, scale_factor=2), (IMAGE,)),
+    "to channels last": (
+        lambda x: (x + 1).to(memory_format=torch.channels_last),
+        (IMAGE.contiguous(),),
+    ),
+    "two of one": (lambda x: ((y := x.exp()), y.sum((2, 3)), y.mT + 1), (IMAGE,)),
+    "exp": (torch.exp, (TURNED,)),
+    "clone": (torch.clone, (TURNED,)),
+    "plus row-major": (torch.add, (TURNED, torch.randn(4, 3))),
+    "sort": (lambda x: x.sort(0), (TURNED,)),
+    "product": (lambda x: (x @ x).mT.exp(), (BATCH,)),
+    "permuted": (lambda x: x.permute(2, 0, 1) + 1, (BATCH,)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_strides_are_those_of_eager(name: str) -> None:
+    function, args = CASES[name]
+    compiled = backend(function)
+    with torch.no_grad():
+        want = function(*args)
+        for _ in range(2):
+            got = compiled(*args)
+            torch.testing.assert_close(got, want, check_stride=True)
