@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +10,7 @@ from typing import ClassVar
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.ir import Attribute, Block, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import arguments, entry, finish_function, functions, results
@@ -116,6 +117,11 @@ class _Accumulation:
             if role == "input" and tensor(value).ndim and matches(name, split)
         }
         _check(self.body, self.cut)
+        end = self.body.body.block.last_op
+        assert isinstance(end, ReturnOp)
+        self._origins = [_origin(value) for value in end.operands]
+        self._alike = Counter(self._origins)
+        self._means: dict[object, str] = {}
         self.block = Block(arg_types=[self._whole(name, value) for _, name, value in self.given])
         self.b = PhaseBuilder(self.block, "backward", prefix="micro", loc="micro-batches")
 
@@ -141,7 +147,9 @@ class _Accumulation:
             pairs = zip(self.made, values, strict=True)
             moved.update({n: value for (role, n), value in pairs if role == "state"})
         found = [
-            calls[-1][i] if role == "state" else self._mean(role, [values[i] for values in calls])
+            calls[-1][i]
+            if role == "state"
+            else self._mean(i, role, [values[i] for values in calls])
             for i, (role, _) in enumerate(self.made)
         ]
         func = finish_function("forward", self.block, found, arg_attrs=attrs, res_attrs=named)
@@ -233,15 +241,35 @@ class _Accumulation:
             steps=(1,) * len(shape),
         )
 
-    def _mean(self, role: str, values: Sequence[SSAValue]) -> SSAValue:
-        b, is_gradient = self.b, role == "gradient"
-        b.part, b.phase = ("weight", "backward") if is_gradient else (None, "forward")
+    def _mean(self, index: int, role: str, values: Sequence[SSAValue]) -> SSAValue:
+        """Return the mean of a result: by a function, where that of other layers is made alike."""
+        origin = self._origins[index]
+        if role != "gradient" or self._alike[origin] == 1:
+            return self._added_up(self.b, role, values)
+        if origin not in self._means:
+            name = self._free(f"mean_{len(self._means)}")
+            block = Block(arg_types=[value.type for value in values])
+            b = PhaseBuilder(block, "backward", prefix=f"{name}.", loc="micro-batches")
+            func = finish_function(name, block, [self._added_up(b, role, list(block.args))])
+            self.module.body.block.add_op(func)
+            self._means[origin] = name
+        return self._call(self._means[origin], values, [values[0].type], "backward")[0]
+
+    def _added_up(self, b: PhaseBuilder, role: str, values: Sequence[SSAValue]) -> SSAValue:
+        b.part, b.phase = ("weight", "backward") if role == "gradient" else (None, "forward")
         total = values[0]
         for value in values[1:]:
             total = b.pointwise("add", total, value)
         found = b.pointwise("mul", total, b.scalar(1 / self.count, tensor(total).dtype))
         b.part, b.phase = None, "backward"
         return found
+
+
+def _origin(value: SSAValue) -> object:
+    """Return what is equal for gradients that layers of one block get in one way."""
+    if isinstance(value, OpResult) and isinstance(value.op, CallOp):
+        return value.op.callee.string_value(), value.index
+    return value
 
 
 def _check(func: FuncOp, cut: set[str]) -> None:

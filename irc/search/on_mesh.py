@@ -7,6 +7,7 @@ outlives an op may lie otherwise than its readers want, and the search goes agai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,16 @@ from irc.search.facts import Facts
 from irc.search.graph import Graph, Wishes
 from irc.search.options import Options, Ways
 from irc.search.problem import Problem
-from irc.search.program import Solution, solve
+from irc.search.program import Solution, TooLarge, solve
 from irc.search.relaxation import Infeasible
 from irc.sharding.trees import Trees
 
 if TYPE_CHECKING:
     from irc.search.liveness import Moment
+
+MOST_COLUMNS = 150_000
+"""A larger program is taken apart by axes (:mod:`irc.search.by_axes`): of one with 392,000 columns
+(T5 with two layers each way, on two axes) HiGHS had no relaxation after 400 s."""
 
 MARGIN = 1.08
 """Of a device's memory this part is left to the allocator and the libraries: Mist reports 8 to 9 %
@@ -106,6 +111,8 @@ def search(
     options, trees = Options(cost, facts.key, facts.traffic, ways), Trees(cost.boxing)
     shortage = shortage or Shortage()
 
+    most = MOST_COLUMNS if ways is None and len(cost.mesh.axes) > 1 else float("inf")
+
     def best(problem: Problem) -> Solution:
         return solve(
             problem,
@@ -115,8 +122,30 @@ def search(
             trees=trees,
             branching=ways is None,
             moments=shortage.moments,
+            most_columns=most,
         )
 
+    try:
+        return _search(module, cost, wishes, facts, options, shortage, budget, trees, best)
+    except TooLarge as error:
+        from irc.search.by_axes import search_by_axes
+
+        return search_by_axes(
+            module, cost, wishes, facts, error.num_columns, node_limit=node_limit, beat_s=beat_s
+        )
+
+
+def _search(
+    module: ModuleOp,
+    cost: ClusterCost,
+    wishes: Wishes,
+    facts: Facts,
+    options: Options,
+    shortage: Shortage,
+    budget: int,
+    trees: Trees,
+    best: Callable[[Problem], Solution],
+) -> Plan:
     if not shortage.is_known:
         unbounded = replace(wishes, memory_bytes=None, stored_bytes=None)
         graph = Graph(module, cost, unbounded, facts, options)

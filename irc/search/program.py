@@ -48,6 +48,18 @@ programs so many choices."""
 ROUNDING = 1e-9
 
 
+class TooLarge(Exception):  # noqa: N818 - an answer, not a fault
+    """The program has more columns than are solved at once.
+
+    Attributes:
+        num_columns: of the program.
+    """
+
+    def __init__(self, num_columns: int) -> None:
+        super().__init__(f"{num_columns} columns")
+        self.num_columns = num_columns
+
+
 @dataclass(frozen=True)
 class Solution:
     """A choice and how good it is.
@@ -87,6 +99,7 @@ def solve(
     trees: Trees | None = None,
     branching: bool = True,
     moments: Iterable[Moment] = (),
+    most_columns: float = float("inf"),
 ) -> Solution:
     """Find the cheapest choice.
 
@@ -99,12 +112,16 @@ def solve(
         branching: Look at all trees; otherwise only at those that branch where readers are, which
             is faster, and the bound is one on such choices.
         moments: When memory was short in a problem like this one: bounded from the start.
+        most_columns: A larger program is not solved.
 
     Raises:
+        TooLarge: where the program has more columns.
         Infeasible: where constraints contradict each other.
         Worse: where no choice is cheaper than ``beat_s``.
     """
     matrix = matrix_of(problem, spaces_of(problem, boxing), branching=branching)
+    if len(matrix.cost) > most_columns:
+        raise TooLarge(len(matrix.cost))
     search = Relaxation(matrix, node_limit, beat_s * matrix.scale)
     trees = trees or Trees(boxing)
     rows = _memory_rows(problem, search, trees, moments)

@@ -37,7 +37,7 @@ MAKERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.1),
     "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
     "no decay": lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.0),
-    "of a part": lambda m: torch.optim.SGD(m[2].parameters(), lr=0.1),
+    "of a part": lambda m: torch.optim.SGD(list(m.children())[2].parameters(), lr=0.1),
 }
 
 
