@@ -125,8 +125,20 @@ def pass_names() -> list[str]:
     return sorted({registered.name for registered in (*builtin_passes(), *plugin_passes())})
 
 
+def builtin_pass(name: str) -> "type[ModulePass]":
+    """Import a pass of irc itself, whatever other packages call theirs.
+
+    Raises:
+        InternalError: irc has no such pass.
+    """
+    for registered in builtin_passes():
+        if registered.name == name:
+            return _load(registered)
+    raise InternalError(f"irc has no pass '{name}'")
+
+
 def find_pass(name: str) -> "type[ModulePass]":
-    """Import a pass by its name.
+    """Import a pass by its name, as a user gives it.
 
     Raises:
         IrcError: No package provides it (``pass-unknown``), two do (``plugin-clash``), or the one

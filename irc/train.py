@@ -12,7 +12,7 @@ from irc.dialects.builder import arguments, entry
 from irc.dialects.flow import ExternOp, tensor
 from irc.ops.derivatives_extern import VJP
 from irc.pipeline import run_passes
-from irc.plugin import find_pass
+from irc.plugin import builtin_pass
 from irc.program import Program
 
 if TYPE_CHECKING:
@@ -104,18 +104,18 @@ def add_training(
         frozen = ",".join([*filter(None, [frozen]), *(n for n in still if n in program.tensors)])
         trainable = "*"
     options = {"loss": loss, "trainable": trainable, "frozen": frozen}
-    passes = [find_pass("canonicalize")()]
+    passes = [builtin_pass("canonicalize")()]
     if stream:
-        passes.append(find_pass("stream-cross-entropy")())
-    passes.append(find_pass("differentiate")(**options))
+        passes.append(builtin_pass("stream-cross-entropy")())
+    passes.append(builtin_pass("differentiate")(**options))
     again: dict[str, object] = {"policy": recompute}
-    passes.append(find_pass("recompute")(**again))
+    passes.append(builtin_pass("recompute")(**again))
     cut: dict[str, object] = {"count": accumulate, "split": split}
     if accumulate > 1:
-        passes.append(find_pass("accumulate-gradients")(**cut))
+        passes.append(builtin_pass("accumulate-gradients")(**cut))
     if optimizer is not None:
         given = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
-        passes.append(find_pass("add-optimizer")(**given))
+        passes.append(builtin_pass("add-optimizer")(**given))
     run_passes(program.module, passes)
     vjp.check([_call(op) for op in program.module.walk() if _is_vjp(op)])
 

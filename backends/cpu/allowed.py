@@ -31,16 +31,17 @@ MATHEMATICS = re.compile(
 """Functions of the C library that take numbers and give one: float64 calls them."""
 
 NAME = r"@([A-Za-z0-9_.$-]+)"
-DEFINED = re.compile(rf"define (?P<internal>(?:internal|private) )?[^@]*?{NAME}\(")
+DEFINED = re.compile(rf"define (?P<internal>(?:internal|private|linkonce_odr) )?[^@]*?{NAME}\(")
 DECLARED = re.compile(rf"declare [^@]*?{NAME}\(")
 DIRECT = re.compile(rf" +(?:%\S+ = )?(?:tail |notail )?call [^@%(]*{NAME}\(")
 HEADS = re.compile(
     r"(?:; ModuleID = .*|source_filename = \".*\"|target (?:datalayout|triple) = \".*\")\n"
 )
 """What LLVM prints before anything else, and the only strings."""
+HINTS = re.compile(r"^!\d+ = (?:distinct )?!\{(?:!\"[a-z_.]+\"|i\d+ \d+|!\d+|, )*\}$", re.MULTILINE)
+"""What LLVM is told of branches and loops."""
 OUTER = re.compile(
     r"attributes #\d+ = \{[a-z_ ():,0-9]*\}"
-    r"|!\d+ = (?:distinct )?!\{[^@]*\}"
     r"|[A-Za-z0-9_.$-]+:(?: +; preds = .*)?"
     r"|; Function Attrs: .*|\}|"
 )
@@ -73,7 +74,7 @@ def refusal(text: str, name: str) -> str | None:
     """
     text = HEADS.sub("", text)
     tables = {found[1] for found in TABLE.finditer(text)}
-    text = TABLE.sub("", text)
+    text = HINTS.sub("", TABLE.sub("", text))
     if any(word in text for word in FOREIGN) and (word := FOREIGN_WORD.search(text)):
         return f"it holds '{word[0]}'"
     if '"' in text:

@@ -29,7 +29,7 @@ from irc.frontends.torch.in_place import in_place
 from irc.frontends.torch.structure import paths
 from irc.pipeline import Options, make_plan, run_passes
 from irc.plan.load import LoadedPlan
-from irc.plugin import find_pass
+from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.runtime import held
 from irc.runtime.executors import executor_of
@@ -100,7 +100,7 @@ class Captures:
         """Pin what all entries have in common."""
         modules = {name: captured.program.module for name, captured in self.of.items()}
         for module in modules.values():
-            run_passes(module, [find_pass("canonicalize")()])
+            run_passes(module, [builtin_pass("canonicalize")()])
         cost = ClusterCost(find_cluster(self.options.cluster), self.options.mesh)
         pins = self._pins()
         try:

@@ -56,6 +56,7 @@ Every figure is positive and finite; every price of a plan comes from them, so n
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,6 +74,12 @@ from irc.cluster.topology import Cluster
 from irc.errors import IrcError, did_you_mean
 
 MAX_BYTES = 1 << 20
+MAX_DOTS = 16
+"""Parts of a key: tomllib keeps each prefix of a key that dots divide."""
+TEXTS = re.compile(
+    r'"""[\s\S]*?"""|' r"'''[\s\S]*?'''|" r'"(?:[^"\\\n]|\\.)*"|' r"'[^'\n]*'|#[^\n]*"
+)
+"""Strings and comments, in which a dot divides nothing."""
 MAX_DEVICES = 1 << 24
 MAX_WIRED = 4096
 """Devices of a graph, where every path is looked up."""
@@ -136,6 +143,8 @@ def parse_cluster(text: str, where: str = "<text>") -> Cluster:
     Raises:
         IrcError: ``cluster-invalid`` with the key that is missing or wrong.
     """
+    if any(part.count(".") >= MAX_DOTS for part in re.split(r"[=,{}\[\]\n]", TEXTS.sub("", text))):
+        raise invalid(where, f"a key of over {MAX_DOTS} parts")
     try:
         return _cluster(Fields(tomllib.loads(text), ""), Path(where).stem)
     except RecursionError:

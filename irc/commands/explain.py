@@ -202,7 +202,7 @@ def _why_not(args: argparse.Namespace) -> str:
     from xdsl.dialects.builtin import ModuleOp
 
     from irc.dialects.text import context
-    from irc.plugin import find_pass
+    from irc.plugin import builtin_pass
     from irc.report.evidence import Evidence
     from irc.report.why_not import why_not, write
 
@@ -222,7 +222,7 @@ def _why_not(args: argparse.Namespace) -> str:
     (placement,) = args.why_not
 
     def plan_again(module: ModuleOp, options: Mapping[str, Any]) -> None:
-        find_pass("auto-shard")(**options).apply(context(), module)
+        builtin_pass("auto-shard")(**options).apply(context(), module)
 
     found = why_not(Evidence.of(args.name), args.op, placement, plan_again)
     return json.dumps(asdict(found), indent=1) if args.json else write(found)

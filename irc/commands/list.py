@@ -22,16 +22,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _passes() -> Iterable[tuple[str, str]]:
     from irc.errors import IrcError
-    from irc.plugin import builtin_passes, find_pass, plugin_passes
+    from irc.plugin import builtin_pass, builtin_passes, plugin_passes
 
     for name, package, _ in builtin_passes():
         try:
-            words = _first_line(find_pass(name))
+            words = _first_line(builtin_pass(name))
         except IrcError as error:
             words = f"({error.message})"
         yield name, f"{words}  [{package}]"
     # What a plug-in says of itself would cost its import, which waits until it is named.
-    yield from ((name, f"[plug-in: {package}]") for name, package, _ in plugin_passes())
+    own = {name for name, _, _ in builtin_passes()}
+    for name, package, _ in plugin_passes():
+        clash = ", which cannot be named: irc has a pass of this name" if name in own else ""
+        yield name, f"[plug-in: {package}{clash}]"
 
 
 def _errors() -> Iterable[tuple[str, str]]:

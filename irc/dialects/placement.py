@@ -145,6 +145,11 @@ class Placement:
         return all(isinstance(placed, Broadcast) for placed in self)
 
 
+MAX_AXES = 8
+"""Each choice of placements has a part for each axis: their number grows with a power of it."""
+MAX_RANKS = 1 << 20
+
+
 @dataclass(frozen=True)
 class Mesh:
     """Named axes over ranks numbered row-major: the last axis varies fastest.
@@ -157,6 +162,8 @@ class Mesh:
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
+        if len(names) > MAX_AXES:
+            raise ValueError(f"a mesh of {len(names)} axes; it has at most {MAX_AXES}")
         if len(set(names)) != len(names):
             raise ValueError(f"mesh axis names repeat: {', '.join(names)}")
         for name, size in self.axes:
@@ -164,6 +171,8 @@ class Mesh:
                 raise ValueError(f"mesh axis name {name!r} is not an ASCII identifier")
             if size < 1:
                 raise ValueError(f"mesh axis '{name}' has size {size}; sizes start at 1")
+        if self.num_ranks > MAX_RANKS:
+            raise ValueError(f"a mesh of {self.num_ranks} ranks; it has at most {MAX_RANKS}")
 
     @staticmethod
     def of(axes: Mapping[str, int]) -> Mesh:

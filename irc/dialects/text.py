@@ -29,6 +29,10 @@ from irc.errors import IrcError
 MAX_DEPTH = 200
 MAX_DIGITS = 40
 MAX_BYTES = 256 << 20
+MAX_ALIASED = 100_000
+"""Attributes that aliases stand for, counted each time that one is named: an alias of aliases of
+aliases is short as text, and grows with a power of its length."""
+ALIAS = re.compile(r"([#!][A-Za-z_][\w$.-]*)(\s*=(?!=))?")
 SKIPPED = re.compile(
     r"//[^\n]*|->"
     r'|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*(?P<end>"?)'
@@ -115,8 +119,27 @@ def check_limits(text: str, name: str) -> None:
             raise IrcError(
                 "ir-syntax", f"{name} does not parse: a string is not closed", where=f"line {line}"
             )
+    bare = SKIPPED.sub("", text)
+    _check_aliases(bare, name)
     depth = 0
-    for bracket in re.findall(r"[(\[{<>}\])]", SKIPPED.sub("", text)):
+    for bracket in re.findall(r"[(\[{<>}\])]", bare):
         depth += 1 if bracket in "([{<" else -1
         if depth > MAX_DEPTH:
             raise IrcError("ir-too-large", f"{name} nests brackets over {MAX_DEPTH} deep")
+
+
+def _check_aliases(text: str, name: str) -> None:
+    """Refuse aliases that stand for more than is read without them."""
+    sizes: dict[str, int] = {}
+    current, total = "", 0
+    for found in ALIAS.finditer(text):
+        if found[2]:
+            current = found[1]
+            sizes[current] = 1
+            continue
+        size = sizes.get(found[1], 1)
+        total += size
+        if current:
+            sizes[current] += size
+        if total > MAX_ALIASED:
+            raise IrcError("ir-too-large", f"{name} has aliases for over {MAX_ALIASED} attributes")

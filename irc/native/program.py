@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from irc.dialects.task import KernelOp
@@ -11,7 +11,7 @@ from irc.errors import IrcError
 from irc.plan import native
 from irc.plan.load import LoadedPlan
 from irc.plan.native import View
-from irc.plan.native_sizes import NativeSizes
+from irc.plan.native_sizes import NativeSizes, native_sizes_text
 from irc.plan.open_sizes import made_again
 from irc.plan.schema import ALIGNMENT, Copy, Kernels, Library, Plan, touched
 from irc.runtime.segments import SegmentCall, segment_calls
@@ -88,8 +88,20 @@ def native_plan(
 
         sizes = sizes_of(loaded.sized, program, kinds)
         verify_sizes(sizes, program, loaded.sized, kinds)
-    codes = {kind.file: kind.content for kind in kinds}
-    return NativePlan(program, codes, layout, total, sizes)
+    return NativePlan(*_tied(program, sizes, kinds), layout, total, sizes)
+
+
+def _tied(
+    program: native.Program, sizes: NativeSizes | None, kinds: Sequence[Kind]
+) -> tuple[native.Program, dict[str, bytes]]:
+    """Put the digest of the program behind the code of each kind, and name the files anew."""
+    bare = replace(program, codes=tuple(replace(code, file="") for code in program.codes))
+    texts = [native.native_text(bare), *([] if sizes is None else [native_sizes_text(sizes)])]
+    digest = native.owner_digest([text.encode() for text in texts], ())
+    whole = [replace(kind, content=kind.content + digest) for kind in kinds]
+    codes = zip(program.codes, whole, strict=True)
+    named = replace(program, codes=tuple(replace(code, file=kind.file) for code, kind in codes))
+    return named, {kind.file: kind.content for kind in whole}
 
 
 def program_of(

@@ -10,7 +10,7 @@ from irc.errors import IrcError
 from irc.kernels.gpu.limits import GPUS
 from irc.pipeline.options import Options
 from irc.pipeline.places import insert_all
-from irc.plugin import find_backend, find_pass, parse_passes
+from irc.plugin import builtin_pass, find_backend, parse_passes
 from irc.runtime.segments import DEVICE_BACKENDS, NATIVE_BACKENDS
 
 
@@ -65,7 +65,7 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         pipeline.append(("merge-launches", {"target": target}))
     if distributed:
         pipeline.append(("order", {}))
-    passes = [find_pass(name)(**given) for name, given in pipeline]
+    passes = [builtin_pass(name)(**given) for name, given in pipeline]
     insert_all(passes, [each for text in options.passes for each in parse_passes(text)])
     return passes
 

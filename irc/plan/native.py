@@ -1,7 +1,8 @@
 """The native folder of a plan: machine code, weights as kernels read them, and what ties them.
 
     PLAN/native/program.json     memory, steps, kernel calls; :class:`Program`, field by field
-    PLAN/native/x86-64-v4.so     kernels and driver for one kind of processor; others beside it
+    PLAN/native/x86-64-v4.so     kernels and driver for one kind of processor; others beside it.
+                                 It ends with the digest of the program that it is for
     PLAN/native/sizes.json       where sizes are open: :mod:`irc.plan.native_sizes`
     PLAN/native/weights.bin      what calls read of the weights: packed, folded, aligned
     PLAN/native/manifest.json    size and SHA-256 of each; its own digest names the program
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -23,7 +24,7 @@ from irc.plan import json_text
 from irc.plan.json_text import corrupt
 from irc.plan.version import check_format
 
-NATIVE_FORMAT = 2
+NATIVE_FORMAT = 3
 """The version of these files; a reader takes this one only."""
 FOLDER = "native"
 MANIFEST = "manifest.json"
@@ -262,6 +263,24 @@ def digests(content: bytes | memoryview) -> tuple[str, ...]:
     """Return the digest of each piece; the empty file has one."""
     starts = range(0, max(len(content), 1), PIECE_BYTES)
     return tuple(hashlib.sha256(content[s : s + PIECE_BYTES]).hexdigest() for s in starts)
+
+
+def owner_digest(texts: Iterable[bytes], codes: Iterable[Code]) -> bytes:
+    """Return what the machine code of a program ends with: the digest of what it was compiled for.
+
+    Machine code follows numbers into memory and checks nothing; with other ones it must not run.
+
+    Args:
+        texts: of program.json, and of sizes.json where there is one.
+        codes: of the program. Their files' names hold digests of the code, and are left out.
+    """
+    digest = hashlib.sha256()
+    names = [f'"file": "{code.file}"'.encode() for code in codes]
+    for text in texts:
+        for name in names:
+            text = text.replace(name, b'"file": ""')
+        digest.update(text)
+    return digest.digest()
 
 
 def native_text(value: Program | NativeManifest) -> str:

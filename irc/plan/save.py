@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from irc.cluster.process import ENDED, machine, started, state_of
 from irc.errors import IrcError
 from irc.plan import built, files
 from irc.plan.digests import note_weights, write_digests
@@ -18,6 +22,9 @@ from irc.plan.load import LoadedPlan, from_files
 from irc.plan.schema import Plan, to_json
 from irc.plan.weights import Reference, references_text, write_safetensors
 
+OLD = ".old"
+LEFT = re.compile(r"irc-[0-9a-f]{8}-(\d+)-(\d*)\.[^.]+(?:\.old)?")
+"""Names of folders that are being written: the machine, the process, and when it started."""
 OTHER_MARKERS = ("host.json",)
 """Files by which folders of plans are known that are no plan themselves."""
 
@@ -107,6 +114,7 @@ def check_target(target: Path, *, force: bool = False, marker: str = MANIFEST) -
     Raises:
         IrcError: ``output-exists``.
     """
+    sweep(target)
     if not target.exists() and not target.is_symlink():
         return
     if target.is_dir() and not any(target.iterdir()):
@@ -129,8 +137,8 @@ def check_target(target: Path, *, force: bool = False, marker: str = MANIFEST) -
 def published(target: Path) -> Generator[Path]:
     """Give a folder to fill; on success it becomes the target, on failure nothing is left."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    old = place.with_name(place.name + ".old")
+    place = Path(tempfile.mkdtemp(prefix=f".{target.name}.{_own_mark()}.", dir=target.parent))
+    old = place.with_name(place.name + OLD)
     try:
         yield place
         # mkdtemp's folder is for its owner only; a plan is as public as other new files.
@@ -149,3 +157,29 @@ def published(target: Path) -> Generator[Path]:
         shutil.rmtree(place, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def sweep(target: Path) -> None:
+    """Remove what processes of this machine that are gone were writing to a place.
+
+    A plan that such a one was about to replace, and had put aside, goes back to its place.
+    """
+    here = _machine_mark()
+    with suppress(OSError):
+        for path in sorted(target.parent.glob(f".{glob.escape(target.name)}.irc-{here}-*")):
+            mark = LEFT.fullmatch(path.name[len(target.name) + 2 :])
+            if mark is None or state_of(int(mark[1]), mark[2]) not in ENDED:
+                continue
+            if path.name.endswith(OLD) and not target.exists():
+                path.rename(target)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _own_mark() -> str:
+    pid = os.getpid()
+    return f"irc-{_machine_mark()}-{pid}-{started(pid)}"
+
+
+def _machine_mark() -> str:
+    return hashlib.sha256(machine().encode()).hexdigest()[:8]

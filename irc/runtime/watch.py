@@ -24,12 +24,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
+from irc.cluster import process
+from irc.cluster.process import ENDED, STOPPED
 from irc.errors import IrcError
 
 TIMEOUT_VARIABLE = "IRC_RANK_TIMEOUT"
@@ -40,7 +41,6 @@ INTERVAL_S = 1.0
 BEAT_S = 5.0
 PREFIX = "irc/watch"
 LOST = f"{PREFIX}/lost"
-STOPPED, GONE = "T", ""
 
 Tell = Callable[[IrcError], None]
 
@@ -72,7 +72,8 @@ def watch_ranks() -> None:
     if _watch is not None and _watch.is_alive:
         return
     try:
-        store = dist.distributed_c10d._get_default_store().clone()
+        found: Any = dist.distributed_c10d._get_default_store()
+        store = found.clone()
     except RuntimeError:
         return  # a store of the user's own, which has one connection
     _watch = Watch(store, dist.get_rank(), dist.get_world_size(), limit)
@@ -146,7 +147,7 @@ class Watch:
         found: list[str] = []
         for rank in self._neighbours():
             state = state_of(self._places[rank])
-            if state in (STOPPED, GONE, "Z", "X"):
+            if state in (STOPPED, *ENDED):
                 found.append(described(rank, self._places[rank], state))
         return found
 
@@ -247,42 +248,20 @@ def lost(what: str) -> IrcError:
 
 def own_place() -> dict[str, Any]:
     """Return where this process is: its machine, and how it is known there."""
-    machine = socket.gethostname()
-    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
-        # Containers of one machine number their processes each for itself.
-        with contextlib.suppress(OSError):
-            link = "ns" in path
-            machine += " " + (
-                str(Path(path).readlink()) if link else Path(path).read_text().strip()
-            )
-    return {
-        "machine": machine,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "start": _stat(os.getpid())[1],
-    }
+    pid = os.getpid()
+    host = socket.gethostname()
+    return {"machine": process.machine(), "host": host, "pid": pid, "start": process.started(pid)}
 
 
 def state_of(place: Mapping[str, Any]) -> str:
-    """Return the state of a process on this machine, as Linux has it; empty where it is gone."""
-    state, start = _stat(int(place["pid"]))
-    return state if start == place["start"] else GONE
+    """Return the state of a rank's process, which is on this machine."""
+    return process.state_of(int(place["pid"]), str(place["start"]))
 
 
 def described(rank: int, place: Mapping[str, Any], state: str) -> str:
     """Say what became of a rank."""
     what = "is stopped" if state == STOPPED else "is gone"
     return f"rank {rank} {what} (process {place['pid']} on {place['host']})"
-
-
-def _stat(pid: int) -> tuple[str, str]:
-    """Return the state of a process and when it started; a process is known by both."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return GONE, ""
-    fields = text.rpartition(")")[2].split()
-    return fields[0], fields[19]
 
 
 @contextlib.contextmanager

@@ -14,11 +14,12 @@ import torch
 import irc
 from irc.errors import InternalError, IrcError
 from irc.native import sizes as native_sizes
-from irc.plan.native import MANIFEST, SIZES, digests
+from irc.plan.native import SIZES
 from irc.plan.native_sizes import NativeSizes
 from irc.runtime import load
 from irc.runtime.native import processor
 from tests.native.open_models import Pictures
+from tests.native.tied import tie
 
 pytestmark = pytest.mark.skipif(
     processor.system() != "linux-x86_64", reason="programs are for Linux on x86-64"
@@ -101,14 +102,11 @@ def test_a_changed_byte_is_refused(plan: Path, tmp_path: Path) -> None:
 def rewritten(plan: Path, tmp_path: Path, change: Callable[[Any], object]) -> Path:
     """Return a copy whose sizes were changed by somebody who can write manifests."""
     copy = Path(shutil.copytree(plan, tmp_path / "copy"))
-    place, manifest = copy / "native" / SIZES, copy / "native" / MANIFEST
+    place = copy / "native" / SIZES
     data = json.loads(place.read_bytes())
     change(data)
     place.write_text(json.dumps(data))
-    listed = json.loads(manifest.read_bytes())
-    content = place.read_bytes()
-    listed["files"][SIZES] = {"bytes": len(content), "sha256": [*digests(content)]}
-    manifest.write_text(json.dumps(listed))
+    tie(copy / "native")
     return copy
 
 

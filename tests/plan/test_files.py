@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from irc.errors import IrcError
 from irc.plan import json_text
 from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan, load_plan, pack, unpack
-from irc.plan.save import check_target, make_plan, save_plan
+from irc.plan.save import check_target, make_plan, published, save_plan, sweep
 from irc.plan.schema import from_json, to_json
 from irc.plan.verify import verify_plan
 from tests.plan.programs import mlp, sharded
@@ -267,3 +270,39 @@ def test_a_stale_buffer_is_found() -> None:
                 refused += 1
                 assert "which holds no value now" in str(error) or "in use" in str(error)  # noqa: PT017
     assert 0 < refused < len(arena) ** 2
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_what_a_killed_process_has_left_is_swept(
+    made: LoadedPlan, tmp_path: Path, replaces: bool
+) -> None:
+    target = tmp_path / "plan"
+    if replaces:
+        save_plan(target, made)
+    code = (
+        "import os, signal, sys; from pathlib import Path; from irc.plan.save import published\n"
+        "with published(Path(sys.argv[1])) as place:\n"
+        "    (place / 'half').write_text('written')\n"
+        "    if sys.argv[2] == 'True':\n"
+        "        Path.rename = lambda own, to, old=Path.rename: (\n"
+        "            old(own, to), os.kill(os.getpid(), signal.SIGKILL))\n"
+        "    else: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(target), str(replaces)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert len(left) == (2 if replaces else 1)
+    assert not target.exists()  # put aside, where it was to be replaced
+    sweep(target)
+    assert [path.name for path in tmp_path.iterdir()] == (["plan"] if replaces else [])
+    if replaces:
+        assert load_plan(target).hash == made.hash
+    save_plan(target, made, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"]
+
+
+def test_what_a_process_writes_now_is_not_swept(tmp_path: Path) -> None:
+    target = tmp_path / "plan"
+    with published(target) as place:
+        sweep(target)
+        assert place.is_dir()

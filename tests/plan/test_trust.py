@@ -408,3 +408,48 @@ def test_ops_of_others_are_declared_or_refused(
     assert code_of(caught) == "plan-untrusted"
     assert main(["check", str(out)]) == 2
     torch.testing.assert_close(irc.load(out, trust=True)(X)[0], X * 2 + 1)
+
+
+class Functions(nn.Module):
+    """What float64 has of the C library, and a table of the lengths of parts."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.tan() + x.abs() ** y + torch.erfc(y) + torch.fmod(x, y) + y.cumsum(0)
+
+
+def halves(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.bfloat16)
+
+
+def attended(q: torch.Tensor) -> torch.Tensor:
+    return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "args"),
+    [
+        (Functions(), (X.double() + 1, X.double() + 2)),
+        (nn.Sequential(nn.Conv2d(3, 32, 3), nn.GELU(), nn.Conv2d(32, 32, 3)).bfloat16().eval(),
+         (halves(2, 3, 16, 16),)),
+        (attended, (halves(1, 4, 128, 64),)),
+    ],
+)  # fmt: skip
+def test_what_irc_writes_is_sound(
+    module: Any, args: tuple[torch.Tensor, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For all kinds of processors, so that no trusted plan of irc's own is refused."""
+    from irc.backends.cpu import jit
+    from irc.backends.cpu import native as linked
+
+    checked: list[str] = []
+    parse = linked.parse_kernel
+
+    def guarded(text: str, symbol: str, around: Any) -> Any:
+        jit.check_text(text)
+        checked.append(symbol)
+        return parse(text, symbol, around)
+
+    monkeypatch.setenv("IRC_CACHE", "off")
+    monkeypatch.setattr(linked, "parse_kernel", guarded)
+    irc.export_plan(module, args, out=tmp_path / "plan")
+    assert checked

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from irc.cli import main
+from irc.cluster import process
 from irc.errors import IrcError
 from irc.runtime import watch
 from irc.runtime.launch import run_plan
@@ -97,19 +98,19 @@ def test_irc_run_names_the_rank(
 def test_a_process_is_known_by_its_number_and_start() -> None:
     place = watch.own_place()
     assert watch.state_of(place) in ("R", "S")
-    assert watch.state_of({**place, "start": "1"}) == watch.GONE
+    assert watch.state_of({**place, "start": "1"}) == process.GONE
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        start = watch._stat(child.pid)[1]
+        start = process.started(child.pid)
         os.kill(child.pid, 19)
         until = time.monotonic() + 10
-        while watch.state_of({"pid": child.pid, "start": start}) != watch.STOPPED:
+        while watch.state_of({"pid": child.pid, "start": start}) != process.STOPPED:
             assert time.monotonic() < until
             time.sleep(0.05)
     finally:
         child.kill()
         child.wait()
-    assert watch.state_of({"pid": child.pid, "start": start}) == watch.GONE
+    assert watch.state_of({"pid": child.pid, "start": start}) == process.GONE
 
 
 @pytest.mark.parametrize("text", ["soon", "1 s"])

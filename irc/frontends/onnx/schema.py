@@ -16,6 +16,8 @@ from onnx import AttributeProto
 from irc.errors import IrcError, printable
 from irc.frontends.onnx.read import DOMAINS, Source
 
+MAX_OPERANDS = 4096
+"""Of one node: passes look at every pair of operands now and then."""
 MAX_NDIM = 64
 """No tensor has more dims: an axis beyond is refused before anything counts with it."""
 
@@ -50,7 +52,7 @@ def _check(nodes: Iterable[onnx.NodeProto], versions: Versions, file: str, place
                 "onnx-invalid",
                 f"{printable(node.op_type)} {problem}",
                 where=printable(f"{file}:{place} {index}"),
-                because="the schema of the op, in onnx, says otherwise",
+                because=f"the schema of the op says otherwise; at most {MAX_OPERANDS} are compiled",
             )
         for attribute in node.attribute:
             for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
@@ -61,6 +63,8 @@ def _problem(node: onnx.NodeProto, versions: Versions) -> str:
     names = [attribute.name for attribute in node.attribute]
     if twice := next((name for name in names if names.count(name) > 1), None):
         return f"has attribute '{twice}' twice"
+    if max(len(node.input), len(node.output)) > MAX_OPERANDS:
+        return f"has {max(len(node.input), len(node.output))} operands or results"
     domain = "" if node.domain in DOMAINS else node.domain
     # A file may be of a newer opset than a schema says; numbers beyond int32 are no version.
     version = versions.get(domain, 1)

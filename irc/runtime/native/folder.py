@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import mmap
 import os
@@ -28,6 +29,7 @@ from irc.plan.native import (
     NativeManifest,
     Program,
     digests,
+    owner_digest,
     parse_native_manifest,
     parse_program,
 )
@@ -51,6 +53,7 @@ class Native:
         manifest: what the folder holds.
         hash: digest of the manifest, which names the program and its weights.
         sizes: the content of sizes.json, where sizes are open.
+        owner: the digest of both, which the code ends with.
     """
 
     folder: Path
@@ -58,6 +61,7 @@ class Native:
     manifest: NativeManifest
     hash: str
     sizes: NativeSizes | None = None
+    owner: builtins.bytes = b""
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -99,13 +103,15 @@ def open_at(place: Path, expected: str = "") -> Native:
     program = parse_program(content, str(place / PROGRAM))
     _check_origin(place, program)
     sizes: NativeSizes | None = None
+    texts = [content]
     if SIZES in manifest.files:
         # What fixed sizes do not need is not imported for them.
         from irc.plan.native_sizes import parse_native_sizes
 
-        content = verified(place, SIZES, manifest)
-        sizes = parse_native_sizes(content, program, str(place / SIZES))
-    return Native(place, program, manifest, found, sizes)
+        texts.append(verified(place, SIZES, manifest))
+        sizes = parse_native_sizes(texts[-1], program, str(place / SIZES))
+    owner = owner_digest(texts, program.codes)
+    return Native(place, program, manifest, found, sizes, owner)
 
 
 def check_expected(folder: Path, found: str, expected: str) -> None:
@@ -276,7 +282,9 @@ def load_code(native: Native, code: Code) -> ctypes.CDLL:
     Raises:
         IrcError: ``plan-corrupt``.
     """
-    verified(native.folder, code.file, native.manifest)
+    content = verified(native.folder, code.file, native.manifest)
+    if not content.endswith(native.owner):
+        raise corrupt("the code was compiled for another program", str(native.folder / code.file))
     path = native.folder.absolute() / code.file
     try:
         return ctypes.CDLL(str(path))

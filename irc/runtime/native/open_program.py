@@ -78,8 +78,9 @@ class OpenProgram:
         if found.sizes is None:
             raise InternalError("the sizes of the program are fixed")
         self.hash, self.code, self.threads = found.hash, code.name, threads
-        self._sized = SizedProgram(found.program, found.sizes, code)
+        # First what says that the code is this program's: its numbers are worked with after that.
         self._machine = Machine(found, code, threads, mapped=mapped)
+        self._sized = SizedProgram(found.program, found.sizes, code)
         self._names = self._sized.names
         self.sizes: tuple[Symbol, ...] = found.sizes.given.symbols
         form = self._sized.form

@@ -1,0 +1,68 @@
+"""Processes of this machine: whether one that was known earlier is still there, and in what state.
+
+Linux numbers processes anew when numbers run out, and each container its own: a process is known by
+its number, the moment it started, and the machine or container that it runs in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from functools import cache
+from pathlib import Path
+
+STOPPED, GONE = "T", ""
+ENDED = (GONE, "Z", "X")
+"""States of a process that does nothing any more."""
+
+
+@cache
+def machine() -> str:
+    """Return what names this machine, and the container in which processes have their numbers."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
+    with contextlib.suppress(OSError):
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join(parts)
+
+
+def started(pid: int) -> str:
+    """Return when a process started, in a unit of the system's; empty where that is not known."""
+    return _stat(pid)[1]
+
+
+def state_of(pid: int, start: str) -> str:
+    """Return the state of a process of this machine, as Linux has it; empty where it is gone.
+
+    Args:
+        pid: its number.
+        start: what :func:`started` said of it.
+    """
+    state, found = _stat(pid)
+    if not found:
+        return _alive(pid)
+    return state if found == start else GONE
+
+
+def _alive(pid: int) -> str:
+    """Return whether there is a process, where no /proc says more."""
+    if Path("/proc/self/stat").exists():
+        return GONE
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return "R"
+    except OSError:
+        return GONE
+    return "R"
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return GONE, ""
+    fields = text.rpartition(")")[2].split()
+    return fields[0], fields[19]
