@@ -119,7 +119,8 @@ class Version:
         if found is None:
             return None
         one, other = (self.layout.names[i] for i in found)
-        return f"'{one}' is written to and shares memory with '{other}'"
+        where = f"with '{other}'" if one != other else "among its own elements: it was expanded"
+        return f"'{one}' is written to and shares memory {where}"
 
     def resized(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

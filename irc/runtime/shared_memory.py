@@ -21,11 +21,16 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
 def clash(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> tuple[int, int] | None:
     """Return a tensor that is written to, and another whose memory meets it; None if none does.
 
-    Two that interleave count as meeting: whether their elements do is not worth finding out.
+    Two that interleave count as meeting: whether their elements do is not worth finding out. One
+    that was expanded meets itself: a number is written in many of its places at once.
     """
     spans = [span(tensor) for tensor in tensors]
     for i in written:
         low, high = spans[i]
+        if any(
+            n > 1 and s == 0 for n, s in zip(tensors[i].shape, tensors[i].stride(), strict=True)
+        ):
+            return i, i
         for j, (first, last) in enumerate(spans):
             if j != i and low < last and first < high:
                 return i, j

@@ -153,6 +153,22 @@ def test_the_first_call_may_be_on_shared_memory() -> None:
     assert irc.calls.compiled.statistics(fast).compilations == 1
 
 
+def test_a_written_argument_may_be_expanded() -> None:
+    """One number is written in many of its places; eager does what of that it can."""
+
+    def cleared(x: torch.Tensor) -> torch.Tensor:
+        x.transpose(0, 1).zero_()
+        return x + 2
+
+    fast = irc.compile(cleared)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecompileWarning)
+        for base in (torch.randn(1, 5, 3), torch.randn(4, 5, 3), torch.randn(1, 5, 3)):
+            found = fast(base.expand(4, 5, 3))
+            assert torch.equal(found, torch.full((4, 5, 3), 2.0))
+            assert not base.any()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_results_keep_what_later_calls_change(way: str) -> None:
     torch._dynamo.reset()
