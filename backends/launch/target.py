@@ -89,11 +89,11 @@ def launch_files(plan: Plan) -> dict[str, str]:
 def torchrun(job: Job) -> str:
     """Return a shell script; on several nodes it is run on each, with HEAD naming the first."""
     if job.nodes == 1:
-        meeting = "--standalone"
-        # Nothing of a run on one machine listens on its network.
-        note = (
-            'case $(uname) in Darwin) lo=lo0 ;; *) lo=lo ;; esac\nexport GLOO_SOCKET_IFNAME="$lo"\n'
+        meeting = (
+            '--nnodes 1 --rdzv-backend c10d --rdzv-endpoint "$meet/rendezvous" '
+            '--rdzv-conf store_type=file --rdzv-id "irc-$$" --local-addr 127.0.0.1'
         )
+        note = _ONE_MACHINE
     else:
         meeting = (
             f'--nnodes {job.nodes} --rdzv-backend c10d --rdzv-id "${{RDZV_ID:-irc}}" '
@@ -108,6 +108,16 @@ def torchrun(job: Job) -> str:
         f"exec torchrun {meeting} --nproc-per-node {job.ranks_per_node} \\\n"
         f'    -m {WORKER} "$plan" "$@"\n'
     )
+
+
+_ONE_MACHINE = """\
+# Nothing of a run on one machine listens on its network: the ranks meet in files, which go when
+# this process (torchrun's by then) has ended.
+case $(uname) in Darwin) lo=lo0 ;; *) lo=lo ;; esac
+meet=$(mktemp -d)
+export GLOO_SOCKET_IFNAME="$lo" IRC_STORE="$meet/store" TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+(while kill -0 $$ 2>/dev/null; do sleep 1; done; rm -rf "$meet") </dev/null >/dev/null 2>&1 &
+"""
 
 
 def _find_plan(job: Job) -> str:

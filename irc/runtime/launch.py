@@ -186,6 +186,8 @@ def worker_environment(folder: Path, ranks: int) -> dict[str, str]:
         **os.environ,
         "OMP_NUM_THREADS": str(threads_per_process(ranks)),
         "GLOO_SOCKET_IFNAME": loopback,
+        # Else the launcher keeps a store of its own for its processes, on all interfaces.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         # torchrun logs each process's end as an error of its own; `irc run` says it once.
         "LOGLEVEL": "CRITICAL",
         STORE_VARIABLE: str(folder / "store"),

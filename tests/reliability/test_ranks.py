@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ from irc.cli import main
 from irc.cluster import process
 from irc.errors import IrcError
 from irc.runtime import watch
-from irc.runtime.launch import run_plan
+from irc.runtime.launch import run_plan, torchrun_command
 from irc.runtime.processes import place_of
 
 ROOT = Path(__file__).parents[2]
@@ -125,3 +126,20 @@ def test_a_rank_count_that_makes_no_sense(environment: dict[str, str]) -> None:
     """A rank beyond the world, or that is no number, is refused before anything waits."""
     with pytest.raises(IrcError, match="make no sense"):
         place_of(environment)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
+def test_s18_irc_run_listens_on_loopback_alone(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launcher and ranks listen on 127.0.0.1 alone, and meet under a random id."""
+    monkeypatch.setenv("IRC_TEST_LISTENING", str(tmp_path / "listening.json"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    run_plan(plan, worker="tests.reliability.listening_worker", compare=False)
+    found = json.loads((tmp_path / "listening.json").read_text())
+    assert found
+    assert set(found) <= {"0100007F", "0" * 24 + "01000000"}  # 127.0.0.1, ::1
+    commands = [torchrun_command(2, tmp_path, "worker", []) for _ in range(2)]
+    ids = {command[command.index("--rdzv-id") + 1] for command in commands}
+    assert len(ids) == 2
+    assert all(command[command.index("--local-addr") + 1] == "127.0.0.1" for command in commands)
