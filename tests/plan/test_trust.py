@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -453,3 +455,54 @@ def test_what_irc_writes_is_sound(
     monkeypatch.setattr(linked, "parse_kernel", guarded)
     irc.export_plan(module, args, out=tmp_path / "plan")
     assert checked
+
+
+OPS = """
+import torch
+@torch.library.custom_op("irc_import_test::shifted", mutates_args=())
+def shifted(x: torch.Tensor) -> torch.Tensor: return x + 3
+@shifted.register_fake
+def _(x: torch.Tensor) -> torch.Tensor: return torch.empty_like(x)
+"""
+NET = """
+import torch, ops
+class Net(torch.nn.Module):
+    def forward(self, x): return torch.ops.irc_import_test.shifted(x) * 2
+def build(): return Net(), (torch.ones(3, 4),)
+"""
+
+
+@pytest.mark.slow
+def test_a_file_that_defines_ops_is_imported_where_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ops.py").write_text(OPS)
+    (tmp_path / "net.py").write_text(NET)
+
+    def said(*words: str) -> str:
+        root = str(Path(__file__).parents[2])
+        done = subprocess.run(
+            [sys.executable, "-m", "irc.cli", *words], cwd=tmp_path, capture_output=True,
+            text=True, check=False, env={**os.environ, "PYTHONPATH": root},
+        )  # fmt: skip
+        return f"{done.returncode} {done.stdout}{done.stderr}"
+
+    assert said("compile", "net.py:build", "-o", "plan").startswith("0")
+    missing = said("run", "plan")
+    assert "error[op-undeclared]" in missing
+    assert "--import" in missing
+    assert said("run", "plan", "--import", "ops.py").rstrip().endswith("OK")
+    assert said("check", "plan", "--import", "ops.py").rstrip().endswith("agrees with eager")
+    assert "error[model-missing]" in said("run", "plan", "--import", "opps.py")
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_sources_of_gpu_kernels_are_written_again_too(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "plan"
+    irc.export_plan(Net().eval(), (X,), out=out, backend=backend, cluster="8xH100")
+    before = {path.name: path.read_text() for path in (out / "kernels").iterdir()}
+    edit_kernels(out, lambda text: f'import os; os.system("touch {tmp_path}/canary")\n{text}')
+    monkeypatch.setattr(built, "_here", set())
+    found = runnable(load_plan(out))
+    assert found.code == "rewritten"
+    assert found.kernel_sources() == {Path(name).stem: text for name, text in before.items()}

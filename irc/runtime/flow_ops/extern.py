@@ -65,7 +65,8 @@ def _operator(target: str) -> Callable[..., Any]:
             "op-undeclared",
             f"this process has no op {target}",
             because="no package registers it with torch or under the entry point 'irc.ops'",
-            help=f"import the module that defines {target} before, or declare an entry point",
+            help=f"import the file that defines {target} before (irc run --import FILE.py), or "
+            "declare an entry point",
         )
     return found
 
