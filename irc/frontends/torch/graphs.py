@@ -23,6 +23,9 @@ from irc.frontends.torch.fresh_writes import renew
 from irc.frontends.torch.open_sizes import NumberedSizes, OpenSizes, open_sizes
 from irc.frontends.torch.sizes import SizeNames
 
+AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
+"""Calls between which torch casts operands by itself: AOTAutograd writes the casts out."""
+
 
 @dataclass(frozen=True)
 class FlatProgram:
@@ -303,6 +306,6 @@ def pre_dispatch(module: GraphModule, fakes: Sequence[torch.Tensor]) -> GraphMod
     for node in calls:
         if node.target is torch._C._set_grad_enabled:
             traced.graph.erase_node(node)
-        elif not is_plain(node.target, node.args):
+        elif node.target in AUTOCAST or not is_plain(node.target, node.args):
             return None
     return traced

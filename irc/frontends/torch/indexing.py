@@ -104,7 +104,9 @@ def scattered(
     kind = tensor(index)
     if not tensor(x).ndim or kind.ndim != tensor(x).ndim:
         t.decline()
-    if not isinstance(source, SSAValue):
+    if isinstance(source, SSAValue):
+        t.require_one_dtype(x, source)
+    else:
         source = t.b.broadcast(t.value(source, t.dtype), kind.shape)
     inputs = [x, t.b.cast(index, "i64"), t.b.cast(source, t.dtype)]
     return t.b.op(ScatterOp, inputs, dim=dim_of(dim, tensor(x).ndim), fn=fn)
@@ -192,6 +194,7 @@ def index_put(
     Several index tensors are kept as they come: their op says which dims can be split, and pass
     ``lower-externs`` writes it as a scatter.
     """
+    t.require_one_dtype(self, values)
     given = [(dim, i) for dim, i in enumerate(indices) if i is not None]
     if len(given) == 1 and tensor(given[0][1]).dtype == "i1" and tensor(given[0][1]).ndim:
         return _masked(t, self, *given[0], values, accumulate=accumulate)

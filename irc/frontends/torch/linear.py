@@ -18,12 +18,10 @@ from irc.ops.attention_ops import Form
 
 
 def contract(t: Lowering, spec: str, *operands: SSAValue) -> SSAValue:
-    """Sum products in the stated dtype, which under autocast is not that of the operands.
-
-    Operands of several dtypes, which torch refuses where nothing casts them, are for it to refuse.
-    """
-    if t.dtype == "i1" or (not t.autocast and len({tensor(x).dtype for x in operands}) > 1):
+    """Sum products in the stated dtype, which under autocast is not that of the operands."""
+    if t.dtype == "i1":
         t.decline()
+    t.require_one_dtype(*operands)
     return t.b.op(ContractOp, [t.b.cast(x, t.dtype) for x in operands], spec=spec)
 
 

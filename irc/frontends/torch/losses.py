@@ -101,6 +101,8 @@ def _targets(
     t: Lowering, log: SSAValue, target: SSAValue, weight: SSAValue | None, ignore_index: int
 ) -> Targets:
     dtype, kind = tensor(log).dtype, tensor(target).dtype
+    if kind not in ("i64", "u8"):
+        t.decline()  # torch refuses it
     counted = t.b.pointwise("ne", target, t.value(ignore_index, kind))
     # The ignored index may lie outside the classes, and look-ups must not go there.
     index = t.b.pointwise("where", counted, target, t.value(0, kind))

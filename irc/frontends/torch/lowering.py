@@ -112,6 +112,11 @@ class Lowering:
         """Leave the op to its library."""
         raise Declined
 
+    def require_one_dtype(self, *operands: SSAValue) -> None:
+        """Leave operands of several dtypes to torch, which refuses them unless autocast casts."""
+        if not self.autocast and len({tensor(x).dtype for x in operands}) > 1:
+            self.decline()
+
     def value(self, operand: Operand, dtype: str) -> SSAValue:
         """Return an operand as a value of a dtype; Python numbers become rank-0 constants.
 

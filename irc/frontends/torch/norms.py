@@ -20,9 +20,17 @@ Maybe = SSAValue | None
 def scale_and_shift(t: Lowering, x: SSAValue, weight: Maybe, bias: Maybe) -> SSAValue:
     """Return ``x * weight + bias``, each if given, in the dtype of ``x``."""
     dtype = tensor(x).dtype
+    _require_one_width(t, x, weight, bias)
     if weight is not None:
         x = t.b.pointwise("mul", x, t.b.cast(weight, dtype))
     return x if bias is None else t.b.pointwise("add", x, t.b.cast(bias, dtype))
+
+
+def _require_one_width(t: Lowering, *operands: Maybe) -> None:
+    """Leave float64 among others to torch, which refuses it; half types take float32's weights."""
+    dtypes = {tensor(x).dtype for x in operands if x is not None}
+    if "f64" in dtypes and len(dtypes) > 1:
+        t.decline()
 
 
 def normalised(
@@ -174,6 +182,7 @@ def _batch_norm(
     dtype, ndim = t.accumulating(t.dtype), tensor(x).ndim
     if mean is None or var is None:
         t.decline()
+    _require_one_width(t, x, weight, bias, mean, var)
     rstd = inverse_root(t, t.b.cast(var, dtype), eps)
     # One scale and one shift per channel: two operations per element instead of four.
     scale = rstd if weight is None else t.b.pointwise("mul", t.b.cast(weight, dtype), rstd)

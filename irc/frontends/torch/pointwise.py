@@ -34,6 +34,8 @@ BINARY = {
 }
 ON_BOOLS = {"mul": "logical_and", "bit_and": "logical_and", "bit_or": "logical_or",
             "bit_xor": "logical_xor", "maximum": "logical_or", "minimum": "logical_and"}
+BITS = frozenset({"bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"})
+DIVISIONS = frozenset({"floor_div", "remainder", "fmod"})
 COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
 LOGICAL = ("logical_and", "logical_or", "logical_xor")
 ROUNDING = ("floor", "ceil", "round", "trunc")
@@ -46,6 +48,8 @@ def _unary(fn: str) -> Any:
             t.decline()
         if t.dtype == "i1" and fn == "bit_not":
             return t.b.pointwise("logical_not", self)
+        if t.dtype == "i1" and fn == "relu":
+            t.decline()  # torch refuses it
         if fn in ROUNDING and not is_float(tensor(self).dtype):
             return self
         return t.pointwise(fn, self)
@@ -55,6 +59,10 @@ def _unary(fn: str) -> Any:
 
 def _binary(fn: str) -> Any:
     def row(t: Lowering, self: Operand, other: Operand) -> SSAValue:
+        if is_float(t.dtype) and fn in BITS:
+            t.decline()  # torch refuses it
+        if fn in DIVISIONS:
+            _refuse_zero(t, other)
         return t.pointwise(ON_BOOLS.get(fn, fn) if t.dtype == "i1" else fn, self, other)
 
     return row
@@ -83,6 +91,12 @@ for _rows, _row in ((UNARY, _unary), (BINARY, _binary), (COMPARE, _compare)):
     for _name, _fn in _rows.items():
         enter({_name: _row(_fn)}, _numbers(_fn))
 enter({name: _logical(name) for name in LOGICAL})
+
+
+def _refuse_zero(t: Lowering, divisor: Operand) -> None:
+    """Leave a division of integers by the number 0 to torch, which refuses it."""
+    if not is_smooth(t.dtype) and isinstance(divisor, int | float) and divisor == 0:
+        t.decline()
 
 
 def scaled(t: Lowering, value: Operand, alpha: Any) -> Operand:
@@ -116,6 +130,7 @@ def div(
 ) -> SSAValue:
     """Divide; the stated dtype is a float where no rounding is asked for."""
     fn = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode]
+    _refuse_zero(t, other)
     return t.pointwise(fn, self, other)
 
 

@@ -97,6 +97,8 @@ def _extreme_along(fn: str) -> Any:
 def _arg_extreme(fn: str) -> Any:
     def row(t: Lowering, self: SSAValue, dim: int | None = None, keepdim: bool = False) -> SSAValue:
         kind = tensor(self)
+        if kind.dtype == "i1":
+            t.decline()  # torch refuses it
         if not kind.ndim:
             return t.full(0)
         if dim is None:
@@ -195,6 +197,8 @@ def shifted(t: Lowering, x: SSAValue, dim: int) -> tuple[SSAValue, SSAValue]:
 @lowers("softmax", "_softmax")
 def softmax(t: Lowering, self: SSAValue, dim: int, dtype: Any = None, **options: Any) -> SSAValue:
     """Return ``exp(x - max) / sum``, in float32 for half types."""
+    if not is_float(t.dtype):
+        t.decline()  # torch refuses it
     x = t.b.cast(ranked(t, self), t.accumulating(t.dtype))
     dim = dim_of(dim, tensor(x).ndim)
     _, powers = shifted(t, x, dim)
@@ -222,6 +226,8 @@ def log_softmax(
     t: Lowering, self: SSAValue, dim: int, dtype: Any = None, **options: Any
 ) -> SSAValue:
     """Return the logarithm of softmax."""
+    if not is_float(t.dtype):
+        t.decline()  # torch refuses it
     x = t.b.cast(ranked(t, self), t.accumulating(t.dtype))
     found = log_softmax_of(t, x, dim_of(dim, tensor(x).ndim))
     return t.b.cast(t.b.reshape(found, t.shape), t.dtype)

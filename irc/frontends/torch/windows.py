@@ -61,6 +61,7 @@ def _convolved(
         t.decline()
     batched = x if len(shape) == ndim + 2 else t.b.reshape(x, (1, *shape))
     inputs = [batched, weight] if bias is None else [batched, weight, bias]
+    t.require_one_dtype(*inputs)
     y = t.b.op(
         ConvolutionOp,
         inputs,

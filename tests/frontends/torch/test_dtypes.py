@@ -79,6 +79,7 @@ def test_a_dtype_without_a_name_is_refused_by_name() -> None:
 
 
 A, W = torch.randn(4, 6), torch.randn(6, 4, dtype=torch.bfloat16)
+ROW = torch.tensor([0])
 # fmt: off
 MIXED: dict[str, Callable[[], Any]] = {
     "mm": lambda: (lambda a, w: a @ w, A, W),
@@ -86,13 +87,39 @@ MIXED: dict[str, Callable[[], Any]] = {
     "addmm": lambda: (lambda a, w: torch.addmm(a[:, :4], a, w), A, W),
     "mv": lambda: (lambda a, w: a @ w[:, 0], A, W),
     "a module": lambda: (torch.nn.Linear(6, 2), A.double()),
+    "a norm": lambda: (torch.nn.LayerNorm(6), A.double()),
+    "statistics": lambda: (torch.nn.BatchNorm1d(6), A.double()),
+    "index_add": lambda: (lambda a: a.index_add(0, ROW, a[:1].double()), A),
+    "index_copy": lambda: (lambda a: a.index_copy(0, ROW, a[:1].double()), A),
+    "index_put": lambda: (lambda a: a.index_put((ROW,), a[:1].double()), A),
 }
 # fmt: on
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_products_of_two_dtypes_are_refused_as_in_eager(name: str) -> None:
+def test_mixtures_are_refused_as_in_eager(name: str) -> None:
     function, *operands = MIXED[name]()
+    _refused(function, *operands)
+
+
+# fmt: off
+DOMAINS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "softmax of integers": lambda a: torch.softmax(a.long(), 0),
+    "log_softmax of integers": lambda a: torch.log_softmax(a.long(), 0),
+    "bits of floats": lambda a: a & a, "relu of booleans": lambda a: torch.relu(a > 0),
+    "largest of booleans": lambda a: (a > 0).argmax(0),
+    "targets of int32": lambda a: F.cross_entropy(a, torch.zeros(4, dtype=torch.int32)),
+    "integers by zero": lambda a: a.long() // 0, "rests by zero": lambda a: a.long() % 0,
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_what_an_op_is_not_for_is_refused_as_in_eager(name: str) -> None:
+    _refused(DOMAINS[name], A)
+
+
+def _refused(function: Callable[..., Any], *operands: torch.Tensor) -> None:
     with torch.no_grad():
         with pytest.raises(RuntimeError) as eager:
             function(*operands)
@@ -103,15 +130,19 @@ def test_products_of_two_dtypes_are_refused_as_in_eager(name: str) -> None:
             assert str(eager.value) in str(refused.value)
 
 
-def test_autocast_makes_products_of_two_dtypes() -> None:
+@pytest.mark.parametrize("way", ["irc.compile", "torch.compile"])
+def test_autocast_makes_products_of_two_dtypes(way: str) -> None:
     layer = torch.nn.Linear(6, 4)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             return layer(x) @ x
 
+    torch._dynamo.reset()
     with torch.no_grad():
-        got, want = irc.compile(forward)(A), forward(A)
+        own = way == "irc.compile"
+        compiled = irc.compile(forward) if own else torch.compile(forward, backend="irc")
+        got, want = compiled(A), forward(A)
     assert got.dtype is want.dtype is torch.bfloat16
     torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
 
