@@ -20,6 +20,7 @@ from torch._dynamo import config as dynamo_config
 from torch.utils import _pytree as pytree
 
 from irc.calls.direct import MISS
+from irc.calls.handed_on import HandedOn
 from irc.calls.open_version import OpenVersion
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.calls.version import Version, gathered, placements_for
@@ -96,7 +97,7 @@ class Dispatcher:
         self.original = original
         self._run = original.forward if isinstance(original, nn.Module) else original
         self.options = options
-        self.versions: list[Version | OpenVersion] = []
+        self.versions: list[Version | OpenVersion | HandedOn] = []
         self._recompiles = Recompiles()
         self._ranks: Ranks | None = None
         self._store = Store()
@@ -167,7 +168,7 @@ class Dispatcher:
 
     def _find(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Version | OpenVersion | None, str | None]:
+    ) -> tuple[Version | OpenVersion | HandedOn | None, str | None]:
         """Return the version for a call, or None and why the last one is not for it."""
         reason = None
         for version in self.versions:
@@ -178,7 +179,7 @@ class Dispatcher:
 
     def _add(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str | None
-    ) -> Version | OpenVersion:
+    ) -> Version | OpenVersion | HandedOn:
         if reason is not None:
             self._recompiles.add(reason, self.versions[-1].resized(args, kwargs))
         version = self._compile(args, kwargs)
@@ -186,13 +187,18 @@ class Dispatcher:
         return version
 
     @collection_held()
-    def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version | OpenVersion:
+    def _compile(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Version | OpenVersion | HandedOn:
         if self.options.mesh.num_ranks > 1:
             return self._compile_for_ranks(args, kwargs)
         call = apart((tuple(args), dict(kwargs)))
         if self.options.dynamic and (opened := self._opened(*call)) is not None:
             return opened
-        captured = in_place(capture(self.original, *call, hooks=False))
+        captured = capture(self.original, *call, hooks=False, memory=True)
+        if captured.is_entangled and self.options.backend == "cpu":
+            return HandedOn(captured.guards, self._through_torch)
+        captured = in_place(captured)
         plan = make_plan(captured.program, self.options, keep_ir=False)
         tensors = captured.program.tensors
         return Version(captured, executor_of(plan, tensors, store=self._store, draws=True))
@@ -206,12 +212,15 @@ class Dispatcher:
         chosen: Any = self.options.dynamic
         try:
             captured = capture(
-                self.original, args, kwargs, dynamic_shapes=chosen, keep_open=True, hooks=False
-            )
+                self.original, args, kwargs, dynamic_shapes=chosen, keep_open=True, hooks=False,
+                memory=True,
+            )  # fmt: skip
         except IrcError as error:
             if chosen is not True:
                 raise
             self._recompiles.add_fixed(str(error))
+            return None
+        if captured.is_entangled:
             return None
         opened = captured.open is not None and bool(captured.open.places)
         return OpenVersion(captured, self.options, self._store) if opened else None

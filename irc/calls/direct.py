@@ -39,6 +39,7 @@ from torch._C._dynamo.guards import (  # torch's stub leaves it out
 )
 
 from irc.frontends.torch.quick import Quick, alike
+from irc.frontends.torch.result_memory import View
 from irc.runtime.executor import Executor
 
 Direct: TypeAlias = Callable[[Sequence[Any]], Any]
@@ -47,13 +48,20 @@ MISS: Any = object()
 """What :data:`Direct` returns for a call that it is not for."""
 
 
-def direct(quick: Quick, executor: Executor, *, is_single: bool) -> Direct | None:
+def direct(
+    quick: Quick,
+    executor: Executor,
+    *,
+    is_single: bool,
+    views: Sequence[View | None] = (),
+) -> Direct | None:
     """Return the function, None where a call takes more than kernels.
 
     Args:
         quick: the guards.
         executor: of a plan whose inputs are the arguments and whose outputs the results.
         is_single: the module returns one tensor, not a tuple.
+        views: of the results, those whose dims lie in another order: all of the memory.
     """
     if not executor.is_kernels_alone():
         return None
@@ -71,6 +79,8 @@ def direct(quick: Quick, executor: Executor, *, is_single: bool) -> Direct | Non
     }
     names["accepts"] = _Learning(quick, names)
     for i, (shape, strides, dtype) in enumerate(executor.made):
+        if views and (view := views[i]) is not None:
+            shape, strides = view.shape, view.strides
         names |= {f"shape{i}": shape, f"strides{i}": strides, f"dtype{i}": dtype}
     made = "".join(f"    y{i} = empty(shape{i}, strides{i}, dtype{i})\n" for i in makes)
     pointers = ", ".join(f"{v}.data_ptr()" for v in _names("x", takes) + _names("y", makes))

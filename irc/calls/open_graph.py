@@ -14,6 +14,7 @@ import torch
 from irc.calls.open_plans import OpenPlans, Work
 from irc.frontends.torch.graphs import FlatProgram
 from irc.frontends.torch.open_sizes import NumberedSizes
+from irc.frontends.torch.result_memory import View
 from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
 from irc.runtime.prepared import Store
@@ -83,6 +84,8 @@ class OpenGraph:
 
 
 def _number(value: Any, numbers: NumberedSizes) -> Any:
+    if isinstance(value, View):
+        return value.numbered(lambda size: _number(size, numbers))
     if isinstance(value, tuple):
         return tuple(_number(part, numbers) for part in value)
     symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)

@@ -131,8 +131,10 @@ class OpenVersion:
         return found
 
     def _make(self, shapes: Shapes) -> Version:
-        loaded = self._plans.at(self._open.read(shapes))
+        values = self._open.read(shapes)
+        loaded = self._plans.at(values)
         executor = executor_of(loaded, self._tensors, store=self._store, draws=True)
         leaves = dict(zip(self._captured.tensor_leaves, shapes, strict=True))
         guards = self._captured.guards.closed(leaves)
-        return Version(replace(self._captured, guards=guards), executor)
+        captured = replace(self._captured.numbered(values), guards=guards)
+        return Version(captured, executor)

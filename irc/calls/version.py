@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.frontends.torch.caches import adopt, caches_in, is_cache
 from irc.frontends.torch.capture import Captured
-from irc.plan.schema import Copy, Kernels, Library, Plan, placement_of
+from irc.frontends.torch.result_memory import View
+from irc.plan.schema import Buffer, Copy, Kernels, Library, Plan, placement_of
 from irc.runtime import held
 from irc.runtime.executor import Executor
 from irc.runtime.shared_memory import clash
@@ -49,6 +51,7 @@ class Version:
         self.layout = Layout(plan, captured.cached_inputs)
         self._has_caches = bool(captured.cached_inputs) or any(p.spec for p in captured.parts)
         self._is_single = captured.out_spec.is_leaf()
+        self._views = [each.view for each in captured.outputs]
         self._set_guards(captured)
 
     def _set_guards(self, captured: Captured) -> None:
@@ -57,7 +60,7 @@ class Version:
         self.accepts = quick = captured.guards.quick() if direct else None
         self.direct: Direct | None = None
         if quick is not None:
-            made = make_direct(quick, self._executor, is_single=self._is_single)
+            made = make_direct(quick, self._executor, is_single=self._is_single, views=self._views)
             self.direct = self._accepted if made is None else made
 
     @property
@@ -68,6 +71,9 @@ class Version:
     def run(self, args: Sequence[torch.Tensor]) -> Any:
         """Run on arguments that were accepted: they are the plan's inputs."""
         results = self._executor.run(args)
+        if any(self._views):
+            pairs = zip(self._views, results, strict=True)
+            results = tuple(x if view is None else view.of(x) for view, x in pairs)
         return results[0] if self._is_single else results
 
     def _accepted(self, args: Sequence[Any]) -> Any:
@@ -162,14 +168,21 @@ def _is_direct(captured: Captured, plan: Plan) -> bool:
     """
     inputs = captured.guards.flat and captured.tensor_leaves == tuple(range(len(plan.inputs)))
     places = [each.position for each in captured.outputs]
-    plain = not any(each.number or each.given is not None for each in captured.outputs)
-    results = plain and places == list(range(len(plan.outputs)))
+    results = places == list(range(len(plan.outputs))) and all(
+        not each.number and (each.view is None or _is_all(each.view, plan.buffers[index]))
+        for each, index in zip(captured.outputs, plan.outputs, strict=True)
+    )
     structure = captured.out_spec.is_leaf() or (
         captured.out_spec.type is tuple
         and all(map(pytree.TreeSpec.is_leaf, captured.out_spec.children()))
     )
     alone = plan.device_mesh.num_ranks == 1 and not captured.cached_inputs
     return inputs and results and structure and alone and not any(p.spec for p in captured.parts)
+
+
+def _is_all(view: View, result: Buffer) -> bool:
+    """True where a view has all of a result's memory, and its own dims apart from each other."""
+    return prod(view.shape) == prod(result.shape) and 0 not in view.strides and not view.offset
 
 
 class Layout:

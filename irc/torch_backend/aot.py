@@ -15,6 +15,7 @@ from irc.calls.open_graph import OpenGraph, RefusedError
 from irc.errors import IrcError
 from irc.frontends.torch.export import every_decomposition
 from irc.frontends.torch.graphs import FlatProgram, flat_program
+from irc.frontends.torch.result_memory import View
 from irc.frontends.torch.saved_images import Turned, turn_given, turn_saved
 from irc.frontends.torch.table import row_of
 from irc.pipeline import Options
@@ -100,7 +101,8 @@ def _shown_turned(program: FlatProgram, images: Mapping[int, Turned]) -> FlatPro
     for position, image in images.items():
         kind, value = results[position]
         assert kind == "result"
-        results[position] = ("view", (value, image.shape, image.strides, 0))
+        view = View(image.shape, image.strides, 0, image.dtype)
+        results[position] = ("view", (value, view))
     return replace(program, results=tuple(results))
 
 

@@ -101,9 +101,11 @@ def _shown(kind: str, value: Any, found: Sequence[torch.Tensor], args: Sequence[
         case "result":
             return found[value]
         case "view":
-            return found[value[0]].as_strided(*value[1:])
+            return value[1].of(found[value[0]])
         case "argument":
             return args[value]
+        case "argument view":
+            return value[1].of(args[value[0]])
         case _:
             return value
 

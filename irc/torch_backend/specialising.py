@@ -38,6 +38,8 @@ class SpecialisingGraph:
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._names = [source_name(getattr(n, "_dynamo_source", n.name)) for n in placeholders]
         self._numbers = [i for i, node in enumerate(placeholders) if _items(node)]
+        values = [node.meta.get("example_value") for node in placeholders]
+        self._has_open_strides = any(map(_has_open_strides, values))
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Run the plan for these sizes."""
@@ -61,7 +63,7 @@ class SpecialisingGraph:
         """Trace with the symbols of Dynamo; None where that cannot be."""
         placeholders = [node for node in self._gm.graph.nodes if node.op == "placeholder"]
         given = [node.meta.get("example_value") for node in placeholders]
-        if any(value is None for value in given):
+        if self._has_open_strides or any(value is None for value in given):
             return None
         graph = _with_numbers(self._gm, args, sizes=False) if self._numbers else self._gm
         try:
@@ -76,6 +78,8 @@ class SpecialisingGraph:
         grad = torch.is_grad_enabled()
         sizes = (tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args)
         key = (grad, *sizes, *(args[i].item() for i in self._numbers))
+        if self._has_open_strides:
+            key += tuple(arg.stride() for arg in _tensors(args))
         with self._lock:
             found = self._known.get(key)
             if found is None:
@@ -117,9 +121,20 @@ def has_open_sizes(gm: GraphModule, inputs: Sequence[Any]) -> bool:
     return any(
         not isinstance(value, torch.Tensor)
         or any(isinstance(size, torch.SymInt) for size in value.shape)
+        or _has_open_strides(value)
         for value in (*values, *inputs)
         if value is not None
     )
+
+
+def _has_open_strides(value: Any) -> bool:
+    """True for a tensor whose strides Dynamo has left open by themselves, not with its sizes."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    sizes = [size.node.expr for size in value.shape if isinstance(size, torch.SymInt)]
+    known = set().union(*(size.free_symbols for size in sizes))
+    strides = [each.node.expr for each in value.stride() if isinstance(each, torch.SymInt)]
+    return any(not each.free_symbols <= known for each in strides)
 
 
 def _with_numbers(gm: GraphModule, args: Sequence[Any], *, sizes: bool = True) -> GraphModule:

@@ -31,6 +31,18 @@ def caches_in(tree: Any) -> list[Any]:
     return [each for each in pytree.tree_leaves(tree, is_leaf=is_cache) if is_cache(each)]
 
 
+def leaves_in_caches(tree: Any) -> set[int]:
+    """Return which leaves of a tree are tensors of caches."""
+    found: set[int] = set()
+    start = 0
+    for item in pytree.tree_leaves(tree, is_leaf=is_cache):
+        count = pytree.tree_structure(item).num_leaves
+        if is_cache(item):
+            found.update(range(start, start + count))
+        start += count
+    return found
+
+
 @dataclass
 class Watch:
     """What the last call of a module did with the caches that it was given.

@@ -20,7 +20,14 @@ from irc.dialects.builder import arguments as named_arguments
 from irc.dialects.builder import entry
 from irc.frontends.torch.annotations import ANNOTATION
 from irc.frontends.torch.assemble import Argument, Assembly, Result, assemble
-from irc.frontends.torch.caches import Part, Watch, parts_of, put_together, spans_of
+from irc.frontends.torch.caches import (
+    Part,
+    Watch,
+    leaves_in_caches,
+    parts_of,
+    put_together,
+    spans_of,
+)
 from irc.frontends.torch.examples import bound, positional
 from irc.frontends.torch.export import as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
@@ -33,6 +40,7 @@ from irc.frontends.torch.open_sizes import (
     open_dims,
     open_sizes,
 )
+from irc.frontends.torch.outputs import Output, ResultLayout, sharing_of, with_given
 from irc.frontends.torch.sizes import SizeNames, named_symbols
 from irc.frontends.torch.structure import argument_names, output_names, register_known
 from irc.program import Program
@@ -42,24 +50,6 @@ ROLES = {
     InputKind.BUFFER: "buffer",
     InputKind.CONSTANT_TENSOR: "constant",
 }
-
-
-@dataclass(frozen=True)
-class Output:
-    """One leaf of what the module returns: a result of the program, or a constant.
-
-    Attributes:
-        position: index among the results of role output; None for a constant.
-        constant: the value of a leaf that does not depend on tensors.
-        number: true where the module returns a Python number, not a tensor.
-        given: index of the input that the module gives back, written to or not: the caller's own
-            tensor, which :meth:`Captured.returned` returns.
-    """
-
-    position: int | None
-    constant: Any = None
-    number: bool = False
-    given: int | None = None
 
 
 @dataclass
@@ -82,6 +72,8 @@ class Captured:
         parts_spec: how they make it up.
         open: the sizes that the trace left open, where it was asked to; the program is then the one
             for the example's sizes, and others come from :meth:`at`.
+        is_entangled: results share memory with each other or with arguments, and writes to it are
+            part of the program, which does not say so: it gives numbers alone.
     """
 
     program: Program
@@ -98,6 +90,21 @@ class Captured:
     parts: tuple[Part, ...] = ()
     parts_spec: pytree.TreeSpec | None = None
     open: OpenSizes | None = None
+    is_entangled: bool = False
+
+    def numbered(self, values: Mapping[str, int]) -> Captured:
+        """Return the same capture with numbers for the sizes of views.
+
+        Args:
+            values: a number for each symbol of :attr:`open`.
+        """
+        assert self.open is not None
+        numbers = NumberedSizes(self.open.whole(values))
+        outputs = tuple(
+            each if each.view is None else replace(each, view=each.view.numbered(numbers.number))
+            for each in self.outputs
+        )
+        return replace(self, outputs=outputs)
 
     def at(self, values: Mapping[str, int]) -> Captured:
         """Return the same capture with the program for other sizes; nothing is traced.
@@ -117,7 +124,7 @@ class Captured:
 
     def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
         """Return what the module would return, given the program's results of role output."""
-        leaves = [_leaf(output, results) for output in self.outputs]
+        leaves = [output.leaf(results) for output in self.outputs]
         return pytree.tree_unflatten(leaves, self.out_spec)
 
     def returned(
@@ -133,18 +140,9 @@ class Captured:
             given: the inputs, in order.
             caches: those among the arguments; they are brought up to date.
         """
-        leaves = [
-            _leaf(each, results) if each.given is None else given[each.given]
-            for each in self.outputs
-        ]
+        leaves = [each.leaf(results, given) for each in self.outputs]
         assert self.parts_spec is not None
         return put_together(self.parts, self.parts_spec, leaves, caches)
-
-
-def _leaf(output: Output, results: Sequence[torch.Tensor]) -> Any:
-    if output.position is None:
-        return output.constant
-    return results[output.position].item() if output.number else results[output.position]
 
 
 def capture(
@@ -157,6 +155,7 @@ def capture(
     outline: bool = True,
     keep_open: bool = False,
     hooks: bool = True,
+    memory: bool = False,
 ) -> Captured:
     """Trace a module or function and return it as a program.
 
@@ -171,6 +170,8 @@ def capture(
         outline: make functions of repeated layers.
         keep_open: return the program for the example's sizes, and the way to those for others.
         hooks: of the module itself are part of the program; those of its layers always are.
+        memory: :meth:`Captured.returned` is to return tensors that lie in memory as eager's do:
+            with their strides, and views of arguments, of what the module holds, of each other.
 
     Raises:
         IrcError: ``capture-failed`` or ``op-unsupported``, all causes at once; ``input-mismatch``
@@ -187,7 +188,11 @@ def capture(
             spec, leaf_specs = open_dims(module, args, kwargs, dynamic_shapes), []
         else:
             spec, leaf_specs = shape_specs(module.forward, args, kwargs, dynamic_shapes)
-        exported = export(watch.over(module, hooks=hooks), args, kwargs, spec)
+        traced: list[Any] = []
+        watched = watch.over(module, hooks=hooks)
+        exported = export(
+            watched, args, kwargs, spec, lambda found: traced.append(sharing_of(found))
+        )
     if looks_at_memory(exported.graph_module):
         guards = guards.lying(args, kwargs)
     leaf_names = argument_names(module.forward, args, kwargs)
@@ -197,6 +202,18 @@ def capture(
     arguments = reader.arguments([leaf_names[i] for i in tensor_leaves])
     inputs = [node for node, argument in arguments.items() if argument.role == "input"]
     outputs, results = reader.results()
+    spans = spans_of((args, kwargs), tensor_leaves)
+    cached = tuple(i for own, _ in spans for i in own if i is not None)
+    is_entangled = False
+    if memory:
+        layout = ResultLayout(
+            arguments, outputs, results, reader.tensors, leaves_in_caches(reader.example())
+        )
+        is_entangled = layout.is_entangled(traced[-1])
+        outputs, results = layout.run()
+        viewed = {tensor_leaves[i] for i in layout.viewed}
+        guards = guards.laid(args, kwargs, viewed, {tensor_leaves[i] for i in cached})
+        is_entangled |= keep_open and guards.fixes_strides()
 
     def assembled(names: SizeNames) -> Assembly:
         source = _source(module_or_function)
@@ -222,11 +239,11 @@ def capture(
         assembly = assembled(SizeNames(sizes))
     _note_annotations(assembly.program.module, module, reader.first)
     named = [(node, arguments[node].name) for node in inputs]
-    outputs = _with_given(outputs, results, named)
-    spans = spans_of((args, kwargs), tensor_leaves)
-    parts = parts_of(reader.example(), watch.kept, spans, [output.given for output in outputs])
+    if not memory:
+        outputs = with_given(outputs, results, named)
+    own = [output.given if output.view is None else None for output in outputs]
+    parts = parts_of(reader.example(), watch.kept, spans, own)
     captured = _captured(assembly, guards, exported, tensor_leaves, outputs, results, arguments)
-    cached = tuple(i for own, _ in spans for i in own if i is not None)
     return replace(
         captured,
         input_names=tuple(captured.program.input_names),
@@ -234,6 +251,7 @@ def capture(
         parts=parts[0],
         parts_spec=parts[1],
         open=found,
+        is_entangled=is_entangled,
     )
 
 
@@ -262,20 +280,6 @@ def _captured(
         mutated,
         assembly.externs,
     )
-
-
-def _with_given(
-    outputs: list[Output], results: list[tuple[Any, Result]], inputs: list[tuple[Node, str]]
-) -> list[Output]:
-    """Mark the outputs that are inputs: as they came, or one node is output and new value."""
-    named = {result.name: value for value, result in results if result.role == "state"}
-    own = {named.get(name, node): i for i, (node, name) in enumerate(inputs)}
-    return [
-        output
-        if output.position is None or output.number
-        else replace(output, given=own.get(results[output.position][0]))
-        for output in outputs
-    ]
 
 
 def _note_annotations(program: ModuleOp, module: nn.Module, names: dict[int, str]) -> None:

@@ -55,9 +55,16 @@ def _spoken_for(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def export(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    look: Callable[[ExportedProgram], object] = lambda _: None,
 ) -> ExportedProgram:
     """Trace a module once, and make the graph functional where it is not.
+
+    ``look`` is called with the trace as it was, with its writes.
+
 
     The graph that torch.export gives keeps attention, linear, norms and the like whole, and the
     table has rows for them. Tracing it again, to make it functional or to decompose it, doubles the
@@ -73,6 +80,7 @@ def export(
         warnings.simplefilter("ignore")
         with stubbed(module) as repeated:
             program = _exported(module, args, kwargs, dynamic_shapes)
+        look(program)
         settle(program.graph_module)
         renew(program.graph)
         if repeated:
@@ -81,6 +89,7 @@ def export(
             return program
         if repeated:
             program = _exported(module, args, kwargs, dynamic_shapes)
+            look(program)
             settle(program.graph_module)
         return program.run_decompositions(decompositions())
 

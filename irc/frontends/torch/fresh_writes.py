@@ -19,6 +19,7 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.repeat import LAYERS
+from irc.frontends.torch.result_memory import RENEWED
 
 FRESH = frozenset(
     f"aten::{name}"
@@ -100,7 +101,7 @@ def _replace(graph: Graph, node: Node, functional: Any, memory: _Memory) -> None
     assert isinstance(operand, Node)
     with graph.inserting_before(node):
         new = graph.call_function(functional, node.args, node.kwargs)
-    new.meta = dict(node.meta)
+    new.meta = {**node.meta, RENEWED: True}
     memory.put(new, node)
     operand.replace_all_uses_with(new, delete_user_cb=lambda user: memory.is_after(user, new))
     node.replace_all_uses_with(new)

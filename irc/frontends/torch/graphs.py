@@ -21,6 +21,7 @@ from irc.frontends.torch.assemble import Argument, Assembly, Result, assemble
 from irc.frontends.torch.export import is_plain, settle
 from irc.frontends.torch.fresh_writes import renew
 from irc.frontends.torch.open_sizes import NumberedSizes, OpenSizes, open_sizes
+from irc.frontends.torch.result_memory import Lies, placed, return_too
 from irc.frontends.torch.sizes import SizeNames
 
 AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
@@ -39,8 +40,8 @@ class FlatProgram:
             one for the sizes that the graph was traced with.
         symbolic: positions of the arguments that :attr:`open` reads sizes from: its inputs.
         results: per output of the graph where it comes from: ``("result", i)`` of the program,
-            ``("view", (i, shape, strides, offset))`` of one's memory, ``("argument", i)`` of the
-            call itself, ``("constant", value)``.
+            ``("view", (i, view))`` of one's memory, ``("argument", i)`` of the call itself,
+            ``("argument view", (i, view))`` of its memory, ``("constant", value)``.
     """
 
     assembly: Assembly
@@ -156,79 +157,42 @@ def _results(
 def _as_in_eager(
     results: tuple[tuple[str, Any], ...], computed: list[Node], visible: int | None
 ) -> tuple[tuple[tuple[str, Any], ...], list[Node]]:
-    """Let results lie in memory as the graph's: dims in the same order, views of one tensor.
+    """Let results lie in memory as the graph's (:mod:`irc.frontends.torch.result_memory`).
 
-    Programs give contiguous tensors of their own. Callers read strides, of which Dynamo has told
-    them, and may write to an output of which another is a view.
+    Dynamo has told callers of strides, and they may write to an output of which another is a view.
 
     Returns:
         the results, and the nodes that the program is to compute for them.
     """
-    places = Counter(_storage(node) for node in computed)
-    turned: dict[Node, Node] = {}
+    seen = [value for kind, value in results[:visible] if kind == "result"]
+    shown = [computed[position] for position in dict.fromkeys(seen)]
+    places = dict(zip(shown, placed(shown), strict=True))
     made: list[tuple[str, Any]] = []
-    for index, (kind, position) in enumerate(results):
+    for kind, value in results:
         if kind != "result":
-            made.append((kind, position))
+            made.append((kind, value))
             continue
-        node = computed[position]
-        if visible is None or index < visible:
-            source = _turned(_base(node) if places[_storage(node)] > 1 else node, turned)
-        else:
-            source = node
-        value = node.meta["val"]
-        view = (tuple(value.shape), value.stride(), value.storage_offset())
-        made.append(("result", source) if source is node else ("view", (source, *view)))
+        node = computed[value]
+        place = places.get(node, Lies(node))
+        made.append(("result", place.source) if place.view is None
+                    else ("view", (place.source, place.view)))  # fmt: skip
     wanted = [v if kind == "result" else v[0] for kind, v in made if kind in ("result", "view")]
-    order = {node: i for i, node in enumerate(dict.fromkeys(wanted))}
-    if more := [node for node in order if node not in computed]:
-        # What nobody reads is not translated, nor given back by the block that it is in.
-        output = _output(more[0].graph)
-        output.args = ((output.args[0], *more),)
-    numbered = tuple(
-        (kind, order[value]) if kind == "result"
-        else (kind, (order[value[0]], *value[1:])) if kind == "view"
-        else (kind, value)
-        for kind, value in made
-    )  # fmt: skip
-    return numbered, list(order)
+    order = {node: i for i, node in enumerate(dict.fromkeys(wanted)) if node.op != "placeholder"}
+    order = {node: i for i, node in enumerate(order)}
+    return_too([*order], computed)
+    return tuple(_numbered(kind, value, order) for kind, value in made), list(order)
 
 
-def _base(node: Node) -> Node:
-    """Return the node whose tensor is all of the memory that a node's lies in; itself if none."""
-    storage, value = _storage(node), node.meta["val"]
-    for other in node.graph.nodes:
-        whole = other.meta.get("val") if other.op == "call_function" else None
-        if (
-            isinstance(whole, torch.Tensor)
-            and _storage(other) == storage
-            and whole.dtype == value.dtype
-            and whole.permute(_order(whole)).is_contiguous()
-            and whole.untyped_storage().nbytes() == whole.numel() * whole.itemsize
-        ):
-            return other
-    return node
-
-
-def _turned(node: Node, known: dict[Node, Node]) -> Node:
-    """Return a node with the dims in the order in which a node's lie in memory; itself if so."""
-    if node in known:
-        return known[node]
-    value = node.meta["val"]
-    order = _order(value)
-    stored = value.permute(order)
-    if value.is_contiguous() or not stored.is_contiguous() or value.storage_offset():
-        return node
-    with node.graph.inserting_before(_output(node.graph)):
-        turned = node.graph.call_function(torch.ops.aten.permute.default, (node, order))
-    turned.meta.update(node.meta, val=stored)
-    known[node] = turned
-    return turned
-
-
-def _order(value: torch.Tensor) -> list[int]:
-    """Return the dims of a tensor as they lie, the one with the largest stride first."""
-    return sorted(range(value.ndim), key=lambda dim: -value.stride(dim))
+def _numbered(kind: str, value: Any, order: Mapping[Node, int]) -> tuple[str, Any]:
+    if kind == "result":
+        return kind, order[value]
+    if kind != "view":
+        return kind, value
+    node, view = value
+    if node.op != "placeholder":
+        return kind, (order[node], view)
+    placeholders = [each for each in node.graph.nodes if each.op == "placeholder"]
+    return "argument view", (placeholders.index(node), view)
 
 
 def _share_memory(graph: Graph) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import starmap
+from itertools import pairwise, starmap
 from operator import is_
 from typing import Any
 
@@ -23,7 +23,8 @@ from irc.frontends.torch.structure import argument_names
 class Leaf:
     """What is expected of a leaf of the arguments; ``shape`` has names where sizes are dynamic.
 
-    ``lies`` is what :func:`lies` says of it, where the program looks at memory and not at numbers.
+    ``lies`` says how it has to lie in memory where that matters: a function of this module, and
+    what that says of it.
     """
 
     name: str
@@ -32,7 +33,7 @@ class Leaf:
     device: torch.device | None = None
     requires_grad: bool = False
     value: Any = None
-    lies: tuple[Any, ...] | None = None
+    lies: tuple[Callable[[torch.Tensor], tuple[Any, ...]], tuple[Any, ...]] | None = None
 
     def reason(self, given: Any, sizes: dict[str, int]) -> str | None:
         """Say how a leaf differs, or None; ``sizes`` collects the named ones."""
@@ -53,8 +54,8 @@ class Leaf:
             return f"'{self.name}' has requires_grad={grad}, compiled for {self.requires_grad}"
         shape = tuple(given.shape)
         if shape == self.shape or self._fits(shape, sizes):
-            if self.lies not in (None, lies(given)):
-                return f"'{self.name}' lies in memory otherwise, and the module reads that"
+            if self.lies is not None and self.lies[0](given) != self.lies[1]:
+                return f"'{self.name}' lies in memory otherwise than at compile time"
             return None
         expected = ", ".join(map(str, self.shape))
         return f"'{self.name}' has shape {list(shape)}, compiled for [{expected}]"
@@ -141,10 +142,41 @@ class Guards:
         """Return guards for a program that reads the memory in which its arguments lie."""
         given = pytree.tree_leaves((tuple(args), self.ordered(kwargs)))
         leaves = [
-            replace(leaf, lies=lies(value)) if isinstance(value, torch.Tensor) else leaf
+            replace(leaf, lies=(memory_of, memory_of(value)))
+            if isinstance(value, torch.Tensor)
+            else leaf
             for leaf, value in zip(self.leaves, given, strict=True)
         ]
         return replace(self, leaves=tuple(leaves))
+
+    def laid(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        viewed: Collection[int],
+        free: Collection[int],
+    ) -> Guards:
+        """Return guards for a program whose results lie in memory as eager's do.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+            viewed: leaves of which results are views: their strides are those of the results.
+            free: leaves that may lie as they like.
+        """
+        given = pytree.tree_leaves((tuple(args), self.ordered(kwargs)))
+        leaves = list(self.leaves)
+        for i, value in enumerate(given):
+            if isinstance(value, torch.Tensor) and i not in free and leaves[i].lies is None:
+                says = strides_of if i in viewed else order_of
+                leaves[i] = replace(leaves[i], lies=(says, says(value)))
+        return replace(self, leaves=tuple(leaves))
+
+    def fixes_strides(self) -> bool:
+        """True where numbers of strides are part of what is checked."""
+        return any(
+            leaf.lies and leaf.lies[1] and leaf.lies[0] is strides_of for leaf in self.leaves
+        )
 
     def closed(self, shapes: Mapping[int, Sequence[int]]) -> Guards:
         """Return guards that accept one size only.
@@ -197,7 +229,10 @@ class Guards:
             return None
         if self.hooked:
             return None
-        if any(leaf.device != torch.device("cpu") or leaf.lies for leaf in self.leaves):
+        if any(
+            leaf.device != torch.device("cpu") or (leaf.lies and leaf.lies[1])
+            for leaf in self.leaves
+        ):
             return None
         slots = (self.slots, self.values, self.held_slots, self.held, self.tensors, self.pointers,
                  self.hooks)  # fmt: skip
@@ -262,7 +297,30 @@ class Guards:
         return "a parameter, buffer or layer is another than at compile time"
 
 
-def lies(tensor: torch.Tensor) -> tuple[Any, ...]:
+def strides_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return a tensor's strides; nothing where it lies row by row."""
+    if tensor.layout is not torch.strided:
+        return (tensor.layout,)
+    return () if tensor.is_contiguous() else tensor.stride()
+
+
+def order_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what eager's ops see in strides; nothing where a tensor lies row by row.
+
+    It is the order of dims, which results have too; and which dims lie in one piece with the next
+    one, so that they can be viewed as one.
+    """
+    strides = strides_of(tensor)
+    if not strides or tensor.layout is not torch.strided:
+        return strides
+    shape = tensor.shape
+    dims = [dim for dim, size in enumerate(shape) if size != 1]
+    order = sorted(dims, key=lambda dim: (-strides[dim], dim))
+    joined = [strides[a] == shape[b] * strides[b] for a, b in pairwise(dims)]
+    return (*order, *joined, *(strides[dim] == 0 for dim in dims))
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return what of the memory around it a tensor's numbers are."""
     return tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
 

@@ -8,7 +8,8 @@ from xdsl.dialects.builtin import ArrayAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 
 from irc.dialects.builder import argument_attrs, arguments, entry, results
-from irc.frontends.torch.capture import Captured, Output
+from irc.frontends.torch.capture import Captured
+from irc.frontends.torch.outputs import Output
 from irc.training.entry import set_results
 
 CACHE = "cache"
@@ -29,7 +30,7 @@ def in_place(captured: Captured) -> Captured:
     position: dict[int, int] = {}
     for output in captured.outputs:
         if output.position is not None and output.given is None:
-            position[output.position] = len(position)
+            position.setdefault(output.position, len(position))
     back = {output.position for output in captured.outputs if output.given is not None}
     _drop_results(func, back - position.keys(), _in_caches(captured))
     outputs = tuple(_moved(output, position) for output in captured.outputs)

@@ -24,12 +24,13 @@ class Turned:
 
     Attributes:
         name: of the node, in both graphs.
-        shape, strides: as the other graph sees it.
+        shape, strides, dtype: as the other graph sees it.
     """
 
     name: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def turn_saved(module: GraphModule, visible: int | None) -> Mapping[int, Turned]:
@@ -85,7 +86,7 @@ def _turned(module: GraphModule, node: Node) -> tuple[Node, Turned]:
     with value.fake_mode:
         made.meta["val"] = value.permute(last).contiguous()
     strides = made.meta["val"].permute(first).stride()
-    return made, Turned(node.name, tuple(value.shape), tuple(strides))
+    return made, Turned(node.name, tuple(value.shape), tuple(strides), value.dtype)
 
 
 def _orders(ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,0 +1,234 @@
+"""Where the results of a graph lie in memory: as eager's do.
+
+A program gives tensors of its own, row by row. Callers see more than numbers: the order of dims in
+memory (channels last), dims without memory of their own (expand), and whose memory it is: a view of
+an argument, or of another result, changes with it. A graph's fake values say all of that.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import getitem
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+RENEWED = "irc_renewed"
+"""Marks nodes whose fake value lies in memory that they do not write to (in-place ops renewed)."""
+
+
+ITSELF = frozenset(
+    f"aten::{name}"
+    for name in ("to", "type_as", "contiguous", "positive", "resolve_conj", "resolve_neg")
+)
+"""Ops that give their operand itself where it is already as they are to make it."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor in the memory of another one, which is given row by row or as it was traced.
+
+    Attributes:
+        shape: its sizes, as symbols where a graph leaves them open; so the other numbers.
+        strides: in elements.
+        offset: of its first element from the first of the other tensor, in its own elements.
+        dtype: its own.
+    """
+
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    offset: Any
+    dtype: torch.dtype
+
+    def of(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return the view of a tensor."""
+        start = memory.storage_offset()
+        if memory.dtype is self.dtype:
+            return memory.as_strided(self.shape, self.strides, start + self.offset)
+        offset = start * memory.itemsize // self.dtype.itemsize + self.offset
+        made = torch.empty(0, dtype=self.dtype, device=memory.device)
+        return made.set_(memory.untyped_storage(), offset, self.shape, self.strides)
+
+    def numbered(self, number: Callable[[Any], Any]) -> View:
+        """Return the same view with numbers for symbols."""
+        shape, strides = (tuple(map(number, each)) for each in (self.shape, self.strides))
+        return replace(self, shape=shape, strides=strides, offset=number(self.offset))
+
+
+@dataclass(frozen=True)
+class Lies:
+    """Where a node's tensor lies.
+
+    Attributes:
+        source: a placeholder, or the node that the program is to compute row by row.
+        view: of the source's tensor; None where it is that itself.
+    """
+
+    source: Node
+    view: View | None = None
+
+
+def placed(nodes: Sequence[Node]) -> list[Lies]:
+    """Say where the tensors of a graph's results lie; the graph gets nodes for sources it lacks."""
+    turned: dict[Node, Node] = {}
+    bases = {node: owner(node) for node in nodes}
+    times = Counter(bases.values())
+    return [_place(node, bases[node], times[bases[node]] > 1, turned) for node in nodes]
+
+
+def _place(node: Node, base: Node, is_shared: bool, turned: dict[Node, Node]) -> Lies:
+    if base is node and node.op == "placeholder":
+        return Lies(node)
+    if base.op == "placeholder":
+        return Lies(base, view_of(node, base))
+    if base is not node and not is_shared and _order(node) is not None:
+        base = node
+    if (order := _order(base)) is None or (base is not node and base.op != "call_function"):
+        return Lies(node)
+    source = turned.get(base)
+    if source is None:
+        source = turned[base] = _turned(base, order)
+    return Lies(node) if source is node else Lies(source, view_of(node, source))
+
+
+def origin(node: Node) -> Node:
+    """Return the node whose very tensor a node's is, not another view of its memory."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in ITSELF:
+        if (base := _viewed(node)) is None:
+            break
+        node = base
+    return node
+
+
+def owner(node: Node) -> Node:
+    """Return the node in whose tensor's memory a node's lies: itself where it made that."""
+    while (base := _viewed(node)) is not None:
+        node = base
+    return node
+
+
+def _viewed(node: Node) -> Node | None:
+    """Return the operand that a node's tensor is a view of."""
+    call = node.args[0] if node.target is getitem else node
+    if not isinstance(call, Node) or not isinstance(call.target, torch._ops.OpOverload):
+        return None
+    if RENEWED in node.meta or (here := _storage(node)) is None:
+        return None
+    schema = call.target._schema
+    if schema.is_mutable:
+        return None
+    told = [each.alias_info is not None for each in schema.arguments]
+    operands = [x for x, is_told in zip(call.args, told, strict=False) if is_told]
+    if not any(told) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        call.target.name(), "CompositeImplicitAutograd"
+    ):
+        operands = call.all_input_nodes  # dropout that is off gives its operand, and says nothing
+    return next((x for x in operands if isinstance(x, Node) and _storage(x) == here), None)
+
+
+def _storage(node: Node) -> int | None:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return value.untyped_storage()._cdata
+
+
+def view_of(node: Node, source: Node) -> View:
+    """Return what part of a node's memory another node's tensor is."""
+    value, whole = node.meta["val"], source.meta["val"]
+    start = whole.storage_offset()
+    if whole.dtype is not value.dtype:
+        start = start * whole.dtype.itemsize // value.dtype.itemsize
+    offset = value.storage_offset() - start
+    return View(tuple(value.shape), tuple(value.stride()), offset, value.dtype)
+
+
+def _order(node: Node) -> tuple[int, ...] | None:
+    """Return a tensor's dims in the order in which they lie in memory; None if it has gaps.
+
+    Of sizes that are open, the numbers decide with which the graph was traced.
+    """
+    value = node.meta["val"]
+    shape, strides = (tuple(map(_hint, each)) for each in (value.shape, value.stride()))
+    if None in shape or None in strides or value.is_conj() or value.is_neg():
+        return None
+    order = sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))
+    step = 1
+    for dim in reversed(order):
+        if shape[dim] != 1 and strides[dim] != step:
+            return None
+        step *= shape[dim]
+    return tuple(dim for dim in order)
+
+
+def _hint(size: Any) -> int | None:
+    return size if isinstance(size, int) else size.node.hint
+
+
+def _turned(node: Node, order: tuple[int, ...]) -> Node:
+    """Return a node with the dims in the order in which a node's lie in memory; itself if so."""
+    kept = [dim for dim in order if _hint(node.meta["val"].shape[dim]) != 1]
+    if kept == sorted(kept):
+        return node
+    with node.graph.inserting_before(_output(node.graph)):
+        turned = node.graph.call_function(torch.ops.aten.permute.default, (node, list(order)))
+    turned.meta.update(node.meta, val=node.meta["val"].permute(order))
+    return turned
+
+
+def return_too(nodes: Sequence[Node], known: Sequence[Any]) -> None:
+    """Let a graph return nodes that it does not return yet.
+
+    What nobody reads is not translated, nor given back by the block that it is in.
+    """
+    if more := [node for node in nodes if node not in known]:
+        output = _output(more[0].graph)
+        output.args = ((output.args[0], *more),)
+
+
+def _output(graph: Graph) -> Node:
+    (found,) = (node for node in graph.nodes if node.op == "output")
+    return found
+
+
+def sharing(nodes: Sequence[Any], given: Mapping[Node, Node]) -> list[Any]:
+    """Say of each result whose memory it lies in, alike for a graph before and after changes.
+
+    Args:
+        nodes: the results; those that are no tensors say nothing.
+        given: by the node of a value, the placeholder in whose memory that will have been written.
+
+    Returns:
+        for each its argument's name, or the position of the first result in the same memory.
+    """
+    found: list[Any] = []
+    first: dict[Any, int] = {}
+    for i, node in enumerate(nodes):
+        if not isinstance(node, Node) or _storage(node) is None:
+            found.append(None)
+            continue
+        base = owner(node)
+        base = given.get(node, given.get(base, base))
+        if base.op == "placeholder":
+            found.append(base.name)
+        else:
+            found.append(first.setdefault(base, i))
+    return found
+
+
+def traced_sharing(nodes: Sequence[Any], graph: Graph) -> list[Any]:
+    """Return what :func:`sharing` does, for a graph as it was traced: nothing has been renewed."""
+    held = {_storage(node): node.name for node in graph.nodes if node.op == "placeholder"}
+    found: list[Any] = []
+    first: dict[Any, int] = {}
+    for i, node in enumerate(nodes):
+        here = _storage(node) if isinstance(node, Node) else None
+        if here is None:
+            found.append(None)
+        else:
+            found.append(held[here] if here in held else first.setdefault(here, i))
+    return found
