@@ -143,6 +143,15 @@ class Dispatcher:
     def _frozen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a version that there is: without its weights the module runs in no other way."""
         version, reason = self._find(args, kwargs)
+        if version is None:
+            # Compiled for arguments that lie row by row: numbers are the same, if not strides.
+            given = (tuple(args), dict(kwargs))
+            rows: Any = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, given)
+            version, _ = self._find(*rows)
+            if isinstance(version, Version) and not version.layout.written:
+                args, kwargs = rows
+            else:
+                version = None
         if version is not None:
             reason = version.shared(args, kwargs)
             if reason is None:

@@ -172,10 +172,11 @@ def test_what_takes_more_than_kernels_goes_the_whole_way() -> None:
         (lambda a: a.add_(1), x.clone(), False),
         (lambda a: {"y": a + 1}, x, False),
         (lambda a: torch.linalg.inv(a), torch.eye(5), False),
+        (lambda a: a.t(), x, False),
         # These have a short way, which is not always one function.
         (nn.Embedding(5, 4), tokens, True),
         (nn.BatchNorm1d(5), x, True),
-        (lambda a: a.t(), x, True),
+        (lambda a: (a + 1).t(), x, True),
     ]
     for target, given, is_direct in cases:
         run: Any = irc.compile(target)

@@ -101,7 +101,7 @@ class Captured:
         assert self.open is not None
         numbers = NumberedSizes(self.open.whole(values))
         outputs = tuple(
-            each if each.view is None else replace(each, view=each.view.numbered(numbers.number))
+            each if each.view is None else replace(each, view=each.view.numbered(numbers.dim))
             for each in self.outputs
         )
         return replace(self, outputs=outputs)

@@ -140,8 +140,11 @@ class ResultLayout:
         written = {value: node for value, node in self._written.items() if _lie_alike(value, node)}
         own = {node: self._written[node] for node in nodes if node in self._written}
         now = sharing(nodes, {**written, **own})
-        pairs = zip(now, traced, strict=True)
-        return any(a != b for i, (a, b) in enumerate(pairs) if i not in self._plain)
+        return any(
+            now[i] != (there if isinstance(there, str) else now[there])
+            for i, there in enumerate(traced)
+            if there is not None and i not in self._plain
+        )
 
     def run(self) -> tuple[list[Output], list[tuple[Any, Result]]]:
         """Return outputs and results; the graph gets nodes for results that it lacks."""

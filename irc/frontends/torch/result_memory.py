@@ -28,6 +28,10 @@ ITSELF = frozenset(
 """Ops that give their operand itself where it is already as they are to make it."""
 
 
+PERHAPS = ITSELF | {f"aten::{name}" for name in ("reshape", "flatten", "ravel", "reshape_as")}
+"""Ops that may copy, though their schema says that they give a view."""
+
+
 @dataclass(frozen=True)
 class View:
     """A tensor in the memory of another one, which is given row by row or as it was traced.
@@ -116,13 +120,13 @@ def _viewed(node: Node) -> Node | None:
     call = node.args[0] if node.target is getitem else node
     if not isinstance(call, Node) or not isinstance(call.target, torch._ops.OpOverload):
         return None
-    if RENEWED in node.meta or (here := _storage(node)) is None:
-        return None
     schema = call.target._schema
-    if schema.is_mutable:
+    if RENEWED in node.meta or (here := _storage(node)) is None or schema.is_mutable:
         return None
     told = [each.alias_info is not None for each in schema.arguments]
     operands = [x for x, is_told in zip(call.args, told, strict=False) if is_told]
+    if any(told) and schema.name not in PERHAPS:
+        return next((x for x in operands if isinstance(x, Node)), None)
     if not any(told) and torch._C._dispatch_has_kernel_for_dispatch_key(
         call.target.name(), "CompositeImplicitAutograd"
     ):

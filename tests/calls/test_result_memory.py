@@ -1,0 +1,116 @@
+"""Where results of compiled calls lie in memory: as eager's, so that writes to one show in others.
+
+Programs of views and in-place ops are drawn, and each is run by eager and compiled. Compared are
+numbers, strides and whose memory it is: after each result and the argument have been written to.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import irc
+
+# With open sizes torch cannot take some in-place ops apart: they are compiled per size.
+pytestmark = pytest.mark.filterwarnings("ignore::irc.calls.recompiles.RecompileWarning")
+
+CASES: dict[str, Callable[[Tensor], Any]] = {
+    "itself": lambda a: a,
+    "t": lambda a: a.t(),
+    "reshape": lambda a: a.reshape(2, -1),
+    "slice": lambda a: a[1:, ::2],
+    "select": lambda a: a[0],
+    "expand": lambda a: a[None].expand(3, -1, -1),
+    "detach": lambda a: a.detach(),
+    "chain": lambda a: a.t()[1:].unsqueeze(0).transpose(0, 2),
+    "bits": lambda a: a.view(torch.int32),
+    "two views": lambda a: (a.t(), a[1]),
+    "itself and a view": lambda a: (a, a.t()),
+    "a view beside": lambda a: (a * 2, a.t()),
+    "split": lambda a: a.split(2, 1),
+    "unbind": lambda a: a.unbind(0),
+    "diagonal": lambda a: a.diagonal(),
+    "unfold": lambda a: a.unfold(1, 2, 1),
+    "nested": lambda a: [a.t(), {"x": a[0]}],
+    "broadcast": lambda a: torch.broadcast_tensors(a, a[0])[1],
+    "meshgrid": lambda a: torch.meshgrid(a[0], a[1], indexing="ij"),
+    "einsum": lambda a: torch.einsum("ij->ji", a),
+    "no copy": lambda a: a.to(torch.float32).type_as(a),
+    "contiguous": lambda a: a.contiguous(),
+    "written": lambda a: a.add_(1),
+    "written, a view": lambda a: a.add_(1).t(),
+    "a view, written": lambda a: a.t().add_(1),
+    "a part written": lambda a: (a[0].zero_(), a[1:])[1],
+    "results in one": lambda a: (lambda y: (y, y.t()))(a * 2),
+    "parts of one": lambda a: (lambda y: (y[0], y[1:]))(a * 2),
+    "one twice": lambda a: (lambda y: (y, y))(a * 2),
+    "three of one": lambda a: (lambda y: (y.t(), y[0], y[1:]))(a + 1),
+    "a result, written": lambda a: (lambda y: (y, y[0].zero_()))(a + 1),
+    "a renewed one's part": lambda a: (a * 2).add_(1)[:, 1:],
+    "a result's part": lambda a: (a * 2)[:, 1:],
+    "a result, expanded": lambda a: (a * 2)[0].expand(4, 4),
+    "a turned sum": lambda a: (a.t() + 1, (a + 1).t()),
+}
+
+LAID: dict[str, Callable[[], Tensor]] = {
+    "rows": lambda: torch.randn(4, 4),
+    "columns": lambda: torch.randn(4, 4).t(),
+    "gaps": lambda: torch.randn(4, 6)[:, 1:5],
+}
+
+
+def outcome(run: Callable[[Tensor], Any], laid: str, grad: bool, write: int | None) -> Any:
+    """Return all that a caller sees: before, and after a write to a result or the argument (-1)."""
+    torch.manual_seed(0)
+    x = LAID[laid]()
+    if grad:
+        x = x.requires_grad_() * 1
+    results = [each for each in pytree.tree_leaves(run(x)) if isinstance(each, Tensor)]
+    told = [
+        (each.stride(), each.dtype, each.requires_grad and each.is_floating_point(), each.is_leaf)
+        for each in results
+    ]
+    targets = dict(enumerate(results)) | {-1: x}
+    refused = False
+    if write is not None and write in targets:
+        with torch.no_grad():
+            try:
+                targets[write].fill_(7)
+            except RuntimeError:  # more than one element lies at one place
+                refused = True
+    return told, refused, [each.detach().clone() for each in (x, *results)]
+
+
+def compare(run: Callable[[Tensor], Any], fast: Any, laid: str, grad: bool, what: str) -> None:
+    """Hold a compiled function against eager."""
+    for write in (None, -1, 0, 1, 2):
+        with torch.set_grad_enabled(grad):
+            wanted, found = (outcome(each, laid, grad, write) for each in (run, fast))
+        assert found[:2] == wanted[:2], (what, laid, write)
+        for one, other in zip(found[2], wanted[2], strict=True):
+            assert torch.allclose(one, other, equal_nan=True), (what, laid, write)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("kind", CASES)
+def test_memory_is_eagers(kind: str, grad: bool, dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    fast = irc.compile(CASES[kind], dynamic=dynamic)
+    for laid in LAID:
+        compare(CASES[kind], fast, laid, grad, kind)
+
+
+def test_a_view_of_what_dropout_leaves_alone() -> None:
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        y = irc.compile(lambda a: F.dropout(a, 0.5, False).t())(x)
+        x.zero_()
+    assert not y.any()
