@@ -98,7 +98,7 @@ def _always_hooks(right: Any) -> Any:
 
 def _unturned(right: Any) -> Any:
     """Results are row by row, in whatever order eager's lie."""
-    return lambda node, known: node
+    return lambda node, order: node
 
 
 def _counts_calls(right: Any) -> Any:
@@ -110,11 +110,11 @@ SCENE_MUTANTS = (
     SceneMutant("complex: imaginary parts dropped", "irc.runtime.library", "run",
                 _without_imaginary),
     SceneMutant("complex: numbers cut to whole ones", "irc.dialects.builder", "number_in", _whole),
-    SceneMutant("alias: a view of a result is a copy", "irc.frontends.torch.graphs", "_base",
-                _apart, "way-dynamo"),
+    SceneMutant("alias: a view of a result is a copy", "irc.frontends.torch.result_memory",
+                "owner", _apart, "way-dynamo"),
     SceneMutant("hooks: a module's own run twice", "irc.calls.compiled", "capture",
                 _always_hooks, "way-compile"),
-    SceneMutant("strides: results lie row by row", "irc.frontends.torch.graphs", "_turned",
+    SceneMutant("strides: results lie row by row", "irc.frontends.torch.result_memory", "_turned",
                 _unturned),
     SceneMutant("seeds: manual_seed is not asked", "irc.runtime.executor:Executor", "__init__",
                 _counts_calls, "way-compile"),
