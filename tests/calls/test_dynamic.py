@@ -116,7 +116,8 @@ def test_inputs_with_gaps() -> None:
     for rows in (4, 13):
         same(fast, model, torch.randn(24, rows).T)
         same(fast, model, torch.randn(2 * rows, 48)[::2, ::2])
-    assert statistics(fast).compilations == 1
+    # One for each order in which the dims lie: results may have it too.
+    assert statistics(fast).compilations == 2
 
 
 def test_a_range_that_the_module_sets_is_kept() -> None:

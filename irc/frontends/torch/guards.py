@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, starmap
+from itertools import starmap
 from operator import is_
 from typing import Any
 
@@ -305,19 +305,17 @@ def strides_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def order_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return what eager's ops see in strides; nothing where a tensor lies row by row.
+    """Return what of strides eager's results have too; nothing where dims lie in their own order.
 
-    It is the order of dims, which results have too; and which dims lie in one piece with the next
-    one, so that they can be viewed as one.
+    It is the order in which dims lie, and which have no memory of their own (expand).
     """
     strides = strides_of(tensor)
     if not strides or tensor.layout is not torch.strided:
         return strides
-    shape = tensor.shape
-    dims = [dim for dim, size in enumerate(shape) if size != 1]
+    dims = [dim for dim, size in enumerate(tensor.shape) if size != 1]
     order = sorted(dims, key=lambda dim: (-strides[dim], dim))
-    joined = [strides[a] == shape[b] * strides[b] for a, b in pairwise(dims)]
-    return (*order, *joined, *(strides[dim] == 0 for dim in dims))
+    empty = [dim for dim in dims if strides[dim] == 0]
+    return () if order == dims and not empty else (*order, None, *empty)
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
