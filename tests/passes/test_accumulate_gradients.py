@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from irc.dialects.builder import entry, results
+from irc.dialects.builder import entry, functions, results
 from irc.dialects.flow import tensor
 from irc.dialects.placement import Mesh
 from irc.dialects.text import dump, load
@@ -20,7 +20,7 @@ from irc.pipeline import run_passes
 from irc.plugin import parse_passes
 from irc.program import Program
 from irc.train import training_program
-from tests.training.models import program_of
+from tests.training.models import TARGETS, TOKENS, program_of, small_gpt
 
 SHARD = """canonicalize,auto-shard{mesh="data=4" cluster=demo-gpus report=false
     pins="* = [data = B]"},lower-boxing"""
@@ -136,6 +136,20 @@ def test_statistics_go_from_one_micro_batch_to_the_next() -> None:
         theirs(part)
     name = "net.0.running_mean"
     torch.testing.assert_close(found["state", name], dict(theirs.named_buffers())[name])
+
+
+def test_layers_share_what_adds_up_and_what_steps() -> None:
+    """A program grows by calls with its layers, not by formulas: planning sees each once."""
+    sizes: list[tuple[int, int]] = []
+    for layers in (2, 4):
+        program = program_of(small_gpt(layers), TOKENS[:1], TARGETS[:1])
+        module = training_program(program, accumulate=2).module
+        known = functions(module)
+        assert any(name.startswith("mean_") for name in known)
+        inside = sum(len(func.body.block.ops) for name, func in known.items() if name != "forward")
+        own = [op for op in known["forward"].body.block.ops if op.name == "flow.pointwise"]
+        sizes.append((inside - 2 * layers, len(own)))
+    assert sizes[0] == sizes[1]
 
 
 def test_the_program_reads_back() -> None:

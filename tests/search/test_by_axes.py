@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from irc.cluster.load import find_cluster
 from irc.constraints.pins import parse_constraints
@@ -12,11 +13,13 @@ from irc.cost.model import ClusterCost
 from irc.dialects.flow import FlowOp, id_of
 from irc.dialects.placement import Mesh
 from irc.dialects.text import context
+from irc.frontends.torch.capture import capture
 from irc.passes.canonicalize import CanonicalizePass
 from irc.search import on_mesh
 from irc.search.graph import Wishes
 from irc.search.on_mesh import Plan, search
 from irc.train import training_program
+from tests.models.hugging_face import t5
 from tests.training.models import TARGETS, TOKENS, program_of, small_gpt
 
 FAR = 1.25
@@ -51,6 +54,22 @@ def test_axis_by_axis_comes_near_the_plan_of_the_whole(
     assert by_axes.solution.num_columns < whole.solution.num_columns / 2
     assert whole.solution.bound_s <= by_axes.solution.seconds <= FAR * whole.solution.seconds
     assert by_axes.solution.bound_s <= whole.solution.seconds
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_t5_in_training_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two layers each way, none like another: 400,000 columns on two axes."""
+    model = t5().train()
+    tokens = torch.randint(0, 100, (4, 16))
+    program = training_program(capture(model, (), {"input_ids": tokens, "labels": tokens}).program,
+                               loss="loss")  # fmt: skip
+    CanonicalizePass().apply(context(), program.module)
+    cost = ClusterCost(find_cluster("demo-gpus"), Mesh.parse("data=2,tensor=2"))
+    plan = search(program.module, cost, Wishes())
+    assert "axis by axis" in capsys.readouterr().err
+    assert plan.solution.num_columns < on_mesh.MOST_COLUMNS
+    assert 0 < plan.solution.bound_s <= plan.solution.seconds
 
 
 def test_what_the_user_says_of_an_op_holds_axis_by_axis(monkeypatch: pytest.MonkeyPatch) -> None:
