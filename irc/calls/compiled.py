@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -373,7 +373,22 @@ def compiled_class(cls: C, options: Options) -> C:
 
 def compiled_instance(module: nn.Module, options: Options) -> nn.Module:
     """Return a module that shares everything with the given one but its forward."""
-    return face(compiled_class(type(module), options), module)
+    return face(_anonymous(type(module), options), module)
+
+
+def _anonymous(cls: type[nn.Module], options: Options) -> type[nn.Module]:
+    """Return a compiled class that no module holds: its objects are stored as what makes them."""
+
+    def reduce(self: nn.Module, protocol: SupportsIndex) -> Any:
+        kept = super(cls, self).__reduce_ex__(protocol)
+        return (_restored, (cls, options), *kept[2:])
+
+    return subclass(compiled_class(cls, options), __reduce_ex__=reduce, _irc_original=cls)
+
+
+def _restored(cls: type[nn.Module], options: Options) -> nn.Module:
+    made = _anonymous(cls, options)
+    return made.__new__(made)
 
 
 def compiled_function(function: Callable[..., Any], options: Options) -> Callable[..., Any]:
