@@ -72,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_training_arguments(parser)
     parser.add_argument(
+        "--sign-key", metavar="FILE", help="sign the plan with this key, as irc sign does"
+    )
+    parser.add_argument(
         "--force", action="store_true", help="replace a plan that is in the folder already"
     )
 
@@ -113,7 +116,15 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile, and print a summary of the plan."""
+    key = None
+    if args.sign_key is not None:
+        from irc.plan.signature import sign, signing_key
+
+        key = signing_key(Path(args.sign_key))  # before the long work
     print(_compile_module(args) if is_named_object(args.model) else _compile_file(args))
+    if key is not None:
+        signer, _ = sign(Path(args.output), key)
+        print(f"{'signed by':<12}{signer}")
     return 0
 
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Sign, and print the public key."""
     from irc.errors import IrcError
-    from irc.plan.signature import new_key, sign
+    from irc.plan.signature import new_key, sign, signing_key
 
     if (args.plan is None) != (args.key is None) or (args.key is None) == (args.new_key is None):
         raise IrcError(
@@ -31,6 +31,6 @@ def run(args: argparse.Namespace) -> int:
     if args.new_key is not None:
         print(new_key(Path(args.new_key)))
         return 0
-    key, signed = sign(Path(args.plan), Path(args.key))
+    key, signed = sign(Path(args.plan), signing_key(Path(args.key)))
     print(f"signed {signed} folder{'s' * (signed != 1)} with {key}")
     return 0

@@ -74,20 +74,19 @@ def new_key(path: Path) -> str:
     return PREFIX + _public(key)
 
 
-def sign(folder: Path, key_file: Path) -> tuple[str, int]:
+def sign(folder: Path, key: Any) -> tuple[str, int]:
     """Sign a folder and those within it; a signature that is there is replaced.
 
     Args:
         folder: of a plan, of a host program, or of several plans.
-        key_file: an Ed25519 private key, PEM.
+        key: what :func:`signing_key` gave.
 
     Returns:
         The public key, as a list has it, and how many folders were signed.
 
     Raises:
-        IrcError: ``package-missing``, ``key-invalid``; ``plan-missing`` where nothing is a plan.
+        IrcError: ``plan-missing`` where nothing is a plan.
     """
-    key = _private_key(key_file)
     places = sorted(path for path in (folder, *folder.rglob("*")) if path.is_dir())
     signed = 0
     for place in places:
@@ -204,7 +203,12 @@ def _digest(folder: Path, name: str) -> str:
     return hashlib.sha256(read_file(folder, name)).hexdigest()
 
 
-def _private_key(path: Path) -> Any:
+def signing_key(path: Path) -> Any:
+    """Read an Ed25519 private key, PEM.
+
+    Raises:
+        IrcError: ``package-missing``, ``key-invalid``.
+    """
     ed25519, serialization = _cryptography()
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)

@@ -18,12 +18,15 @@ within limits; digests in its manifest say that files are whole, not whose they 
   ``irc.runtime.load(PLAN, hash="...")``, at least 32 digits.
 * A key that you trust has signed it: ``irc sign PLAN --key FILE`` writes ``signature.json``, and
   the public key is a line of ``~/.config/irc/trusted-keys`` or of the file that
-  ``IRC_TRUSTED_KEYS`` names. ``irc sign --new-key FILE`` makes a pair of keys.
+  ``IRC_TRUSTED_KEYS`` names. ``irc sign --new-key FILE`` makes a pair of keys, and
+  ``irc compile --sign-key FILE`` signs what it writes.
 
 **A plan that is not trusted** still runs with ``irc.load`` and ``irc run``: none of its code is
-used. Its kernels are written again from its ``ir/``, whose loops are checked to stay inside their
-buffers, and compiled here. Ops that are neither torch's nor ONNX's are run only where this process
-has declared them. ``irc.runtime`` cannot write kernels, and refuses it (``plan-untrusted``).
+used. Its kernels are written again from its ``ir/``, in which every store is proven to stay inside
+its buffer, and compiled here. (A load of a border or by an index is not proven: made with intent,
+it could end the process or show its memory in a result, and can run nothing.) Ops that are neither
+torch's nor ONNX's are run only where this process has declared them. ``irc.runtime`` cannot write
+kernels, and refuses such a plan (``plan-untrusted``).
 
 **What is checked of trusted code too.** The text of a kernel of the CPU may call nothing but
 arithmetic and mathematical functions, and holds no assembler and no addresses as numbers. That is a

@@ -206,6 +206,23 @@ class TestSignatures:
         native.load(plan)
         native.load(plan / "native")
 
+    def test_by_who_compiles(
+        self, tmp_path: Path, key: tuple[Path, str], trusted: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "net.py").write_text(
+            "import torch\ndef build(): return torch.nn.Linear(8, 8), (torch.ones(3, 8),)\n"
+        )
+        out = tmp_path / "signed"
+        words = ["compile", f"{tmp_path / 'net.py'}:build", "-o", str(out), "--sign-key"]
+        assert main([*words, str(tmp_path / "absent.pem")]) == 2
+        assert not out.exists()
+        assert main([*words, str(key[0])]) == 0
+        monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path / "another"))
+        built._here.clear()
+        trusted.write_text(f"{key[1]}\n")
+        trusted.chmod(0o600)
+        assert runnable(load_plan(out)).code == "trusted"
+
     def test_of_another_plan(self, plan: Path, key: tuple[Path, str], trusted: Path) -> None:
         trusted.write_text(f"{key[1]}\n")
         trusted.chmod(0o600)
