@@ -119,7 +119,7 @@ def _order(w: SceneWriter, ndim: int) -> str:
 def write(w: SceneWriter) -> None:
     """A write in place: to a value, a view of one, or an argument."""
     own = w.rng.random() < 0.75
-    x = w.pick(lambda t: t.numel() > 0)
+    x = w.pick(lambda t: t.numel() > 0 and not w.is_expanded(t))
     if x is None or (own and not x.startswith("v")):
         base = w.pick(_inexact)
         x = base and w.define(w.rng.choice((f"{base}.clone()", f"{base} * 2")), base)

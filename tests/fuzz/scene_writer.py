@@ -126,6 +126,11 @@ class SceneWriter:
         """True for what depends on random numbers."""
         return name in self.random
 
+    def is_expanded(self, value: Tensor) -> bool:
+        """True in the memory of an expanded argument, which Dynamo cannot write back to."""
+        wide = (self.values[x.name] for x in self.arguments)
+        return any(0 in x.stride() and x.numel() > 1 and _shares(x, value) for x in wide)
+
     def _run(self, statement: str) -> dict[str, Any]:
         scope = {"torch": torch, "F": nn.functional, "gate": self.gate, **self.values}
         try:
