@@ -5,9 +5,29 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.fuzz import guarded
+from tests.fuzz import guarded, ways
 from tests.fuzz.observed import differences, observe
 from tests.fuzz.scene_motifs import scene
+from tests.fuzz.session import Session
+
+
+def run(names: list[str], seeds: range) -> None:
+    session = Session(names)
+    found = [failure.text for failure in session.run(seeds)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_scenes(way: str) -> None:
+    run([way], range(1100, 1115))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_two_thousand() -> None:
+    """Each in the way, and on the instruction set, whose turn it is."""
+    run(["way"], range(2000))
+
 
 # the fuzzer itself
 
