@@ -44,6 +44,7 @@ def compile(
     pins: Pins = "",
     dynamic: Dynamic = None,
     tune: bool = False,
+    fullgraph: bool = False,
     disable: bool = False,
 ) -> T: ...
 @overload
@@ -58,6 +59,7 @@ def compile(
     pins: Pins = "",
     dynamic: Dynamic = None,
     tune: bool = False,
+    fullgraph: bool = False,
     disable: bool = False,
 ) -> Callable[[T], T]: ...
 def compile(
@@ -71,16 +73,20 @@ def compile(
     pins: Pins = "",
     dynamic: Dynamic = None,
     tune: bool = False,
+    fullgraph: bool = False,
     disable: bool = False,
 ) -> Any:
-    """Compile a module class, a module or a function; also a decorator, with or without options.
+    """Compile a module, a class of modules or a function; also a decorator, with options or not.
 
     What comes back has the same parameters under the same names and takes the same arguments. It
     is compiled on its first call, and again for each other kind of call (shapes, dtypes, training
     flag). Where autograd records, forward and backward go through AOTAutograd.
 
+    What no graph can hold (a branch on the value of a tensor, ``.item()``) breaks it: the parts are
+    compiled, Python runs between them, and a warning names the first such line.
+
     Args:
-        target: what to compile.
+        target: what to compile; of a ``torch.export.ExportedProgram`` its module.
         mesh: axes of a mesh, ``data=2,tensor=2``; the program then runs under torchrun with as many
             processes, of which one compiles and the others receive the plan.
         backend: what computes: ``cpu``, or on a GPU, where module and arguments lie, ``triton`` or
@@ -95,6 +101,8 @@ def compile(
             ``{"tokens": {0: "batch", 1: "sequence"}}``. Sizes 0 and 1 are compiled by themselves.
         tune: on a GPU, time the tiles of each kernel on the first call; what is found is kept for
             later compilations on such a device, with or without ``tune``.
+        fullgraph: a call is one graph, or an error that says at which line it is not. On a mesh and
+            a GPU it always is.
         disable: give the target back unchanged.
 
     Raises:
@@ -110,6 +118,7 @@ def compile(
             pins=pins_option(pins),
             dynamic=dynamic_option(dynamic, mesh),
             tune=_tune(backend, tune=tune),
+            fullgraph=fullgraph,
         )
     )
     if target is None:
@@ -136,6 +145,7 @@ def _tune(backend: str, *, tune: bool) -> bool:
 
 def _compile(target: object, *, options: Options, disable: bool) -> Any:
     from torch import nn
+    from torch.export import ExportedProgram
 
     from irc.calls import compiled
 
@@ -146,13 +156,16 @@ def _compile(target: object, *, options: Options, disable: bool) -> Any:
             return compiled.compiled_class(target, options)
         case nn.Module():
             return compiled.compiled_instance(target, options)
+        case ExportedProgram():
+            return compiled.compiled_instance(target.module(), options)
         case Callable():
             return compiled.compiled_function(cast("Callable[..., Any]", target), options)
         case _:
             pass
     raise IrcError(
         "input-mismatch",
-        f"irc.compile takes a module class, a module or a function, not {type(target).__name__}",
+        "irc.compile takes a module class, a module, an exported program or a function, not"
+        f" {type(target).__name__}",
     )
 
 

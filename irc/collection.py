@@ -8,31 +8,20 @@ finds nothing: a fifth of the time of compiling a transformer.
 from __future__ import annotations
 
 import gc
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-_lock = threading.Lock()
-_holders = 0
-_was_enabled = False
+from irc.process_wide import ProcessWide
 
 
-@contextmanager
-def collection_held() -> Iterator[None]:
-    """Hold automatic collection back; it is as it was after the last of nested or parallel uses.
+def _hold() -> Callable[[], None]:
+    if not gc.isenabled():
+        return lambda: None
+    gc.disable()
+    return gc.enable
 
-    Cycles that are dropped in between are collected later, as soon as allocation asks for it.
-    """
-    global _holders, _was_enabled
-    with _lock:
-        if _holders == 0:
-            _was_enabled = gc.isenabled()
-            gc.disable()
-        _holders += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _holders -= 1
-            if _holders == 0 and _was_enabled:
-                gc.enable()
+
+collection_held = ProcessWide(_hold)
+"""Holds automatic collection back in a block, or around a function (``@collection_held()``).
+
+Cycles that are dropped in between are collected later, as soon as allocation asks for it.
+"""

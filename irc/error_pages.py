@@ -63,7 +63,9 @@ PAGES = (
         code="capture-failed",
         title="the module could not be captured as a graph",
         exit_code=3,
-        what="PyTorch could not export the module: its Python code depends on tensor values.",
+        what="PyTorch could not export the module: its Python code depends on tensor values, or"
+        " does what a graph cannot hold. irc.compile breaks the graph there, with a warning; plans,"
+        " meshes, GPUs and fullgraph=True need it whole.",
         why="A plan is made before the values are known, so control flow must not depend on them.",
         example="if x.sum() > 0: x = x + 1",
         fix="x = torch.where(x.sum() > 0, x + 1, x)",
@@ -207,6 +209,17 @@ PAGES = (
         fix='irc.compile(model, pins="fuse n3, n4")   (irc explain plan PLAN --fusion shows rules)',
     ),
     ErrorPage(
+        code="graph-break",
+        title="a function is compiled in parts, and Python runs between them",
+        exit_code=2,
+        what="A line of the module does what no graph can hold: its Python code depends on the"
+        " values of a tensor, or calls what torch cannot trace. This is a warning; the result is"
+        " that of the module.",
+        why="Kernels are not fused over a break, and Python decides there in every call.",
+        example="if x.sum() > 0: x = x + 1",
+        fix="x = torch.where(x.sum() > 0, x + 1, x)   (fullgraph=True makes a break an error)",
+    ),
+    ErrorPage(
         code="index-out-of-range",
         title="an index selects an element that does not exist",
         exit_code=2,
@@ -278,6 +291,16 @@ PAGES = (
         why="Who can change the list of keys can have you run any code.",
         example="chmod 666 ~/.config/irc/trusted-keys",
         fix="chmod 600 ~/.config/irc/trusted-keys   (a line: ed25519: and 64 hexadecimal digits)",
+    ),
+    ErrorPage(
+        code="left-to-torch",
+        title="torch runs what irc does not compile",
+        exit_code=3,
+        what="irc takes all but a part of a graph; torch runs that part, as in eager mode. This is"
+        " a warning; the result is that of the module.",
+        why="A call that eager mode runs is not refused for the sake of one op.",
+        example="irc.compile(lambda x: x.to_sparse().to_dense())(x)",
+        fix="irc.compile(module, fullgraph=True)   (makes it an error)",
     ),
     ErrorPage(
         code="loss-unknown",
@@ -793,6 +816,16 @@ PAGES = (
         why="A plan that somebody changed on the way is what signatures are there to show.",
         example="irc run plan   (after plan/manifest.json was edited)",
         fix="irc sign plan --key FILE   (by who made it), or fetch the plan again",
+    ),
+    ErrorPage(
+        code="size-fixed",
+        title="a size that was to stay open is one that the module fixes",
+        exit_code=2,
+        what="dynamic= or dynamic_shapes= names a size, and the module works for one number of it,"
+        " or relates it to another size.",
+        why="A plan of open sizes is right for every number that the name can stand for.",
+        example='irc.compile(nn.Linear(8, 8), dynamic={"input": {1: "width"}})',
+        fix='irc.compile(nn.Linear(8, 8), dynamic={"input": {0: "batch"}})',
     ),
     ErrorPage(
         code="size-outside",

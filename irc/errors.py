@@ -81,6 +81,10 @@ class IrcError(Exception):
         """The distinct codes to explain, in the order of the message."""
         return (self.code,)
 
+    def noted(self, note: str) -> "IrcError":
+        """The same error with one more reason."""
+        return IrcError(self.code, self.message, self.where, (*self.because, note), self.help)
+
     def render(self) -> str:
         """The whole message, several lines, without a final newline."""
         lines = [f"error[{self.code}]: {_indented(self.message)}"]
@@ -108,6 +112,10 @@ class IrcErrors(IrcError):  # noqa: N818 - several of them
     @property
     def codes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(code for error in self.errors for code in error.codes))
+
+    def noted(self, note: str) -> "IrcErrors":
+        """The same errors, each with one more reason."""
+        return IrcErrors(error.noted(note) for error in self.errors)
 
     def render(self) -> str:
         return "\n\n".join(error.render() for error in self.errors)

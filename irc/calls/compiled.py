@@ -11,16 +11,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
-from torch._dynamo import config as dynamo_config
 from torch.utils import _pytree as pytree
 
+from irc.calls.by_torch import ByTorch
 from irc.calls.direct import MISS
 from irc.calls.handed_on import HandedOn
+from irc.calls.left import can_be_left
 from irc.calls.open_version import OpenVersion
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.calls.version import Version, gathered, placements_for
@@ -28,6 +29,7 @@ from irc.collection import collection_held
 from irc.constraints.pins import pin
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
+from irc.frontends.torch.examples import check_devices
 from irc.frontends.torch.export import as_module, shape_specs
 from irc.frontends.torch.faces import face, subclass
 from irc.frontends.torch.hooks import layer_hooks, on_all_modules
@@ -80,10 +82,6 @@ def _is_traced() -> bool:
     return tracing and not TRACING.is_elsewhere()
 
 
-FOR_TORCH = ("passes", "rules", "pins", "cluster", "verify_each")
-"""What the backend ``irc`` of torch.compile is told of the options."""
-
-
 class Dispatcher:
     """The compiled versions of one module or function.
 
@@ -101,8 +99,9 @@ class Dispatcher:
         self._recompiles = Recompiles()
         self._ranks: Ranks | None = None
         self._store = Store()
-        self._by_torch: Callable[..., Any] | None = None
+        self._by_torch: ByTorch | None = None
         self._hooks: tuple[dict[int, Any], ...] = ()
+        self._is_broken = False
         self.is_frozen = False
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -125,14 +124,21 @@ class Dispatcher:
             ready = -1 if version is None else self.versions.index(version)
             self._joined().agree(args, kwargs, ready)
         if version is None:
+            if self._is_broken:
+                return self._through_torch(args, kwargs)
             with TRACING:
                 # Another thread may have compiled it; and while one traces, guards fail.
                 version, reason = self._find(args, kwargs)
+                failed = None
                 is_hooked = version is None and self._is_hooked()
                 if version is None and not is_hooked and len(self.versions) < MAX_VERSIONS:
-                    version = self._add(args, kwargs, reason)
+                    version, failed = self._add(args, kwargs, reason)
             if is_hooked:
                 return self._through_torch(args, kwargs)
+            if failed is not None:
+                found = self._through_torch(args, kwargs, failed)
+                self._is_broken = True
+                return found
             if version is None:
                 return self._eager(args, kwargs, reason)
         if (shared := version.shared(args, kwargs)) is not None:
@@ -188,12 +194,34 @@ class Dispatcher:
 
     def _add(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str | None
-    ) -> Version | OpenVersion | HandedOn:
+    ) -> tuple[Version | OpenVersion | HandedOn | None, Exception | None]:
+        """Return a new version, or why there is none for a call that torch can run all the same.
+
+        Raises:
+            IrcError: what is about the user's choices; on a mesh and a GPU, whatever it is.
+        """
+        try:
+            version = self._compile(args, kwargs)
+        except Exception as error:
+            if not can_be_left(error, self.options):
+                raise
+            if (alone := self._runs_whole()) and isinstance(error, IrcError):
+                raise error.noted(f"the graph may not break: {alone}") from None
+            if alone:
+                raise
+            return None, error
         if reason is not None:
             self._recompiles.add(reason, self.versions[-1].resized(args, kwargs))
-        version = self._compile(args, kwargs)
         self.versions.append(version)
-        return version
+        return version, None
+
+    def _runs_whole(self) -> str:
+        """Say why calls are one program or none; nothing where torch can run a part of them."""
+        if self.options.mesh.num_ranks > 1:
+            return "on a mesh a program is one graph"
+        if self.options.backend != "cpu":
+            return f"a program of the backend '{self.options.backend}' is one graph"
+        return ""
 
     @collection_held()
     def _compile(
@@ -201,10 +229,17 @@ class Dispatcher:
     ) -> Version | OpenVersion | HandedOn:
         if self.options.mesh.num_ranks > 1:
             return self._compile_for_ranks(args, kwargs)
+        if self.options.backend == "cpu":
+            check_devices(args, kwargs, "cpu")
         call = apart((tuple(args), dict(kwargs)))
-        if self.options.dynamic and (opened := self._opened(*call)) is not None:
-            return opened
+        fixed = ""
+        if self.options.dynamic:
+            opened, fixed = self._opened(*call)
+            if opened is not None:
+                return opened
         captured = capture(self.original, *call, hooks=False, memory=True)
+        if fixed:
+            self._recompiles.add_fixed(fixed)
         if captured.is_entangled and self.options.backend == "cpu":
             return HandedOn(captured.guards, self._through_torch)
         captured = in_place(captured)
@@ -212,11 +247,13 @@ class Dispatcher:
         tensors = captured.program.tensors
         return Version(captured, executor_of(plan, tensors, store=self._store, draws=True))
 
-    def _opened(self, args: Sequence[Any], kwargs: dict[str, Any]) -> OpenVersion | None:
-        """Return a version that leaves sizes open; None where the module fixes all of them.
+    def _opened(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[OpenVersion | None, str]:
+        """Return a version that leaves sizes open; None, and why, where that cannot be.
 
         Raises:
-            IrcError: ``capture-failed`` where sizes were named that the module fixes.
+            IrcError: ``size-fixed`` where sizes were named that the module fixes.
         """
         chosen: Any = self.options.dynamic
         try:
@@ -227,12 +264,11 @@ class Dispatcher:
         except IrcError as error:
             if chosen is not True:
                 raise
-            self._recompiles.add_fixed(str(error))
-            return None
+            return None, str(error)
         if captured.is_entangled:
-            return None
+            return None, ""
         opened = captured.open is not None and bool(captured.open.places)
-        return OpenVersion(captured, self.options, self._store) if opened else None
+        return (OpenVersion(captured, self.options, self._store) if opened else None), ""
 
     def _compile_for_ranks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
         """Compile, linked to the versions before: weights and caches lie as these have put them.
@@ -279,7 +315,7 @@ class Dispatcher:
         return self._run(*args, **kwargs)
 
     def _wants_gradients(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        given = (*args, *kwargs.values())
+        given = pytree.tree_leaves((args, kwargs))
         if any(isinstance(a, torch.Tensor) and a.requires_grad for a in given):
             return True
         return isinstance(self.original, nn.Module) and any(
@@ -312,37 +348,25 @@ class Dispatcher:
                 help="call it under torch.no_grad(), or compile it with the backend cpu",
             )
 
-    def _through_torch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run through Dynamo; where autograd records, AOTAutograd splits forward and backward."""
+    def _through_torch(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], failed: Exception | None = None
+    ) -> Any:
+        """Run where autograd records, layers have hooks, or a whole capture has failed."""
         if on_all_modules():
             self._recompiles.add_hooks_on_all()
             return self._run(*args, **kwargs)
         if self._by_torch is None:
             with TRACING:  # torch looks its backends up without a lock of its own
                 if self._by_torch is None:
-                    self._by_torch = self._compiled_by_torch(args, kwargs)
-        try:
-            return self._by_torch(*args, **kwargs)
-        except Exception as error:
-            # Dynamo wraps what a backend raises; a user of irc.compile has named no backend.
-            if isinstance(inner := getattr(error, "inner_exception", None), IrcError):
-                raise inner from None
-            raise
+                    self._check_dynamic(args, kwargs)
+                    self._by_torch = ByTorch(self._run, self.options)
+        return self._by_torch(args, kwargs, failed)
 
-    def _compiled_by_torch(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Callable[..., Any]:
-        """Return the original through torch.compile, its graphs planned as the user chose."""
+    def _check_dynamic(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Refuse names of sizes that there are not: Dynamo finds out by itself which vary."""
         dynamic = self.options.dynamic
         if dynamic is not None and dynamic is not True:
-            # Dynamo finds out by itself which sizes vary; what names none is a mistake here too.
             shape_specs(as_module(self.original).forward, tuple(args), {**kwargs}, dynamic)
-        # By default Dynamo does not look whether layers have got hooks since it traced them.
-        dynamo_config.skip_nnmodule_hook_guards = False
-        chosen = {name: getattr(self.options, name) for name in FOR_TORCH}
-        return cast("Any", torch).compile(
-            self._run, backend="irc", options=chosen, dynamic=True if dynamic else None
-        )
 
 
 _DISPATCHERS: WeakKeyDictionary[nn.Module, Dispatcher] = WeakKeyDictionary()

@@ -11,8 +11,8 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 
+from irc.calls.left import as_warning
 from irc.calls.open_plans import Work
-from irc.errors import IrcError
 
 MAX_VERSIONS = 8
 """Versions of one module; a call for which there is none runs eagerly then."""
@@ -128,5 +128,5 @@ AVOID = (
 
 
 def _warn(message: str, because: str, remedy: str) -> None:
-    text = str(IrcError("recompile-limit", message, because=because, help=remedy))
-    warnings.warn(text.replace("error[", "warning[", 1), RecompileWarning, stacklevel=2)
+    text = as_warning("recompile-limit", message, because=because, remedy=remedy)
+    warnings.warn(text, RecompileWarning, stacklevel=2)

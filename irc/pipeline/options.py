@@ -35,6 +35,7 @@ class Options:
             fix, or as torch.export takes them.
         any_rows: kernels are to be those of any number of rows, not the best for one.
         tune: time the tiles of GPU kernels that no table has yet.
+        fullgraph: nothing is left to torch or Python: where a graph would break is an error.
         verify_each: verify the IR after each pass, or run it before and after and compare.
     """
 
@@ -53,4 +54,5 @@ class Options:
     dynamic: Any = None
     any_rows: bool = False
     tune: bool = False
+    fullgraph: bool = False
     verify_each: VerifyEach = None

@@ -49,6 +49,8 @@ def apart(arguments: Any) -> Any:
     for i, leaf in enumerate(leaves):
         if type(leaf) is not torch.Tensor or leaf.layout != torch.strided or leaf.is_meta:
             continue
+        if leaf.is_nested:
+            continue
         low, high = span(leaf)
         if any(low < last and first < high for first, last in seen):
             leaves[i], changed = leaf.detach().clone().requires_grad_(leaf.requires_grad), True

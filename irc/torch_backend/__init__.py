@@ -28,9 +28,9 @@ from irc.pipeline import Options
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import counters
 from irc.torch_backend.specialising import SpecialisingGraph, has_open_sizes
-from irc.torch_backend.tracing import compile_graph
+from irc.torch_backend.tracing import compile_around, compile_graph
 
-KNOWN = ("target", "verify_each", "passes", "rules", "pins", "cluster")
+KNOWN = ("target", "verify_each", "passes", "rules", "pins", "cluster", "fullgraph")
 """Options, as :func:`irc.compile` or :class:`~irc.pipeline.Options` takes them."""
 
 
@@ -43,10 +43,16 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
         kwargs: what the user gave as ``options=`` and ``mode=``.
 
     Raises:
-        IrcError: an option is unknown, or the graph cannot be compiled.
+        IrcError: an option is unknown, or cannot be met; with ``fullgraph``, also where irc leaves
+            a graph to torch.
     """
     options = _options(kwargs)
     counters["graphs"] += 1
+    run = compile_around(gm, example_inputs, lambda part, given: _compiled(part, given, options))
+    return run or _compiled(gm, example_inputs, options)
+
+
+def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -> Flat:
     if has_open_sizes(gm, example_inputs):
         return SpecialisingGraph(gm, options)
     return compile_graph(gm, example_inputs, options)

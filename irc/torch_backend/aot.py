@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from irc.calls.left import leave
 from irc.calls.open_graph import OpenGraph, RefusedError
 from irc.errors import IrcError
 from irc.frontends.torch.export import every_decomposition
+from irc.frontends.torch.failures import of_error
 from irc.frontends.torch.graphs import FlatProgram, flat_program
 from irc.frontends.torch.result_memory import View
 from irc.frontends.torch.saved_images import Turned, turn_given, turn_saved
@@ -22,6 +24,7 @@ from irc.pipeline import Options
 from irc.torch_backend.compiled import Flat, runner_of
 from irc.torch_backend.counts import counters
 from irc.torch_backend.own_gradients import tell_autograd
+from irc.torch_backend.regions import by_parts, untouched_by_errors
 
 
 def compile_through_aot(
@@ -29,7 +32,8 @@ def compile_through_aot(
 ) -> Flat:
     """Let AOTAutograd make the graph functional and, where gradients are wanted, split it.
 
-    A backward pass that cannot be compiled is run by torch, with a warning.
+    What of them cannot be compiled is run by torch: nodes that irc does not take as regions
+    (:mod:`~irc.torch_backend.regions`), and a whole backward pass with a warning.
 
     Args:
         gm: a graph of Dynamo.
@@ -48,8 +52,11 @@ def compile_through_aot(
 
     tell_autograd(gm)
     turned: list[Turned] = []
+    is_traced = False
 
     def forward(graph: GraphModule, _: Sequence[Any]) -> Any:
+        nonlocal is_traced
+        is_traced = True
         counters["forward"] += 1
         # AOTAutograd calls this inside its fake tensor mode.
         context = TracingContext.try_get()
@@ -57,34 +64,50 @@ def compile_through_aot(
         # Tokens of ops with effects come before what the caller sees.
         visible = len(seen.tokens) + seen.num_forward if seen else None
         with _disable_current_modes():
-            images = turn_saved(graph, None if keep_open else visible)
+            refused: set[Node] = set()
+            try:
+                with untouched_by_errors(graph):
+                    images = turn_saved(graph, None if keep_open else visible)
+                    program = flat_program(
+                        graph, {}, "aot forward", visible=visible, keep_open=keep_open,
+                        outline=not images, refused=refused,
+                    )  # fmt: skip
+            except IrcError:
+                if keep_open or not refused:
+                    raise
+                return make_boxed_func(by_parts(graph, refused, options))
             turned.extend(images.values())
-            program = flat_program(
-                graph, {}, "aot forward", visible=visible, keep_open=keep_open, outline=not images
-            )
             return make_boxed_func(runner_of(_shown_turned(program, images), options))
 
     def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
         with _disable_current_modes():
             images = turn_given(graph, turned)
+        refused: set[Node] = set()
         try:
             with _disable_current_modes():
-                program = flat_program(
-                    graph, {}, "aot backward", visible=0, keep_open=keep_open, outline=not images
-                )
-                run: Flat = _or_torch(runner_of(program, options), graph.forward)
+                run = compiled_backward(graph, refused, outline=not images)
             counters["backward"] += 1
-        except IrcError as error:
+        except Exception as error:  # what it is, leave() decides
             counters["backward run by torch"] += 1
-            warnings.warn(
-                f"torch runs this backward pass, because irc cannot compile it: {error}",
-                stacklevel=2,
-            )
+            leave("a backward pass", error, options)
             run = graph.forward
         return make_boxed_func(_turning(run, images) if images else run)
 
+    def compiled_backward(graph: GraphModule, refused: set[Node], *, outline: bool) -> Flat:
+        try:
+            with untouched_by_errors(graph):
+                program = flat_program(
+                    graph, {}, "aot backward", visible=0, keep_open=keep_open, outline=outline,
+                    refused=refused,
+                )  # fmt: skip
+        except IrcError:
+            if keep_open or not refused:
+                raise
+            return by_parts(graph, refused, options)
+        return _or_torch(runner_of(program, options), graph.forward)
+
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(\.|$)")
         compiler = aot_autograd(
             fw_compiler=forward,
             bw_compiler=backward,
@@ -92,7 +115,17 @@ def compile_through_aot(
             decompositions=_aot_decompositions(),
             partition_fn=min_cut_rematerialization_partition,
         )
-        return compiler(gm, list(inputs))
+        try:
+            return compiler(gm, list(inputs))
+        except Exception as error:
+            if is_traced:
+                raise
+            first = str(error).strip().split("\n")[0]
+            raise IrcError(
+                "capture-failed",
+                f"AOTAutograd does not trace a graph: {type(error).__name__}: {first}",
+                of_error(error),
+            ) from error
 
 
 def _shown_turned(program: FlatProgram, images: Mapping[int, Turned]) -> FlatProgram:

@@ -13,7 +13,6 @@ from torch.fx import GraphModule, Node
 
 from irc.calls.open_graph import RefusedError
 from irc.calls.recompiles import Recompiles
-from irc.errors import IrcError
 from irc.frontends.torch.graphs import source_name
 from irc.pipeline import Options
 from irc.torch_backend.compiled import Flat
@@ -68,7 +67,7 @@ class SpecialisingGraph:
         graph = _with_numbers(self._gm, args, sizes=False) if self._numbers else self._gm
         try:
             found = compile_graph(graph, args, self._options, fakes=given)
-        except (IrcError, RuntimeError) as error:
+        except Exception as error:  # the sizes of each call are tried by themselves
             self._refused = str(error)
             return None
         counters["opened"] += 1

@@ -3,23 +3,37 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
+from irc.calls.left import leave
 from irc.collection import collection_held
+from irc.errors import IrcError
 from irc.frontends.torch.graphs import flat_program, pre_dispatch, returns_inputs, source_name
+from irc.frontends.torch.kinds import peculiar_argument
 from irc.frontends.torch.linear_loss import stream_losses
 from irc.pipeline import Options
+from irc.process_wide import deep_recursion
 from irc.torch_backend.aot import compile_through_aot
 from irc.torch_backend.compiled import Flat, runner_of
 from irc.torch_backend.counts import counters
+from irc.torch_backend.regions import Part, by_parts, divided, untouched_by_errors
+
+Compile: TypeAlias = Callable[[GraphModule, Sequence[Any]], Flat]
+"""Compiles a graph of Dynamo."""
+
+
+GLOBAL_STATE = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
+"""What nodes after it run under: a graph with such is not cut."""
 
 
 @collection_held()
+@deep_recursion()
 def compile_graph(
     gm: GraphModule,
     inputs: Sequence[Any],
@@ -29,6 +43,8 @@ def compile_graph(
 ) -> Flat:
     """Compile a graph for the sizes of its inputs, or with ``fakes`` for all that those admit.
 
+    What irc does not take of it, or fails on, torch runs.
+
     Args:
         gm: torch functions over placeholders.
         inputs: a value for each placeholder.
@@ -36,8 +52,69 @@ def compile_graph(
         fakes: what Dynamo knows of each placeholder, with its symbols for open sizes.
 
     Raises:
-        IrcError: the graph cannot be compiled.
+        IrcError: for what the user chose; with ``fakes`` for all that the graph is refused for.
     """
+    try:
+        return _compiled(gm, inputs, options, fakes)
+    except Exception as error:  # what it is, leave() decides
+        if fakes is not None:
+            raise
+        leave("a graph", error, options)
+        counters["graphs run by torch"] += 1
+        return gm.forward
+
+
+def compile_around(gm: GraphModule, inputs: Sequence[Any], compiled: Compile) -> Flat | None:
+    """Compile a graph that has tensors which no program has: around what takes or gives those.
+
+    Args:
+        gm: torch functions over placeholders.
+        inputs: a value for each placeholder.
+        compiled: compiles a graph without such tensors, for values of its placeholders.
+
+    Returns:
+        What runs it; None where all tensors are plain, and gradients are recorded everywhere or
+        nowhere.
+    """
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    known = dict(zip(placeholders, inputs, strict=True))
+    calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
+    left = {node for node in calls if _is_peculiar(node, known)}
+    if not torch.is_grad_enabled() and any(map(_records, calls)):
+        # Under enable_grad: what is compiled without gradients records none.
+        counters["graphs run by torch"] += 1
+        return gm.forward
+    if not left:
+        return None
+    if any(getattr(n.target, "__name__", "") in GLOBAL_STATE for n in gm.graph.nodes):
+        counters["graphs run by torch"] += 1
+        return gm.forward
+
+    def run_of(part: Part) -> Flat:
+        if part.is_left:
+            return part.module.forward
+        examples = [known.get(node, node.meta.get("example_value")) for node in part.inputs]
+        return compiled(part.module, examples)
+
+    return divided(gm, left, run_of)
+
+
+def _is_peculiar(node: Node, known: Mapping[Node, Any]) -> bool:
+    near = (node, *node.all_input_nodes)
+    values = [n.meta.get("example_value") for n in near] + [known.get(n) for n in near]
+    leaves = pytree.tree_leaves(values)
+    return any(peculiar_argument(value, "cpu") is not None for value in leaves)
+
+
+def _records(node: Node) -> bool:
+    """True for a node whose result autograd knows the making of."""
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
+
+
+def _compiled(
+    gm: GraphModule, inputs: Sequence[Any], options: Options, fakes: Sequence[Any] | None
+) -> Flat:
     keep_open = fakes is not None
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
@@ -55,7 +132,16 @@ def compile_graph(
         if isinstance(value, nn.Parameter) and value.is_contiguous()
     }
     counters["forward"] += 1
-    return runner_of(flat_program(traced, held, "dynamo", keep_open=keep_open), options)
+    refused: set[Node] = set()
+    try:
+        with untouched_by_errors(traced):
+            program = flat_program(traced, held, "dynamo", keep_open=keep_open, refused=refused)
+    except IrcError:
+        if keep_open or not refused:
+            raise
+        own = [node for node in traced.graph.nodes if node.op == "placeholder"]
+        return by_parts(traced, refused, options, {own[i]: held[i] for i in held})
+    return runner_of(program, options)
 
 
 def _fakes(gm: GraphModule, inputs: Sequence[Any]) -> list[torch.Tensor]:

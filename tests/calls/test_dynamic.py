@@ -192,7 +192,7 @@ def test_a_size_that_the_module_fixes_cannot_be_named() -> None:
     fast = irc.compile(mlp(), dynamic={"input": {1: "width"}})
     with pytest.raises(IrcError, match="size 1 of 'input'") as caught:
         fast(torch.randn(3, 24))
-    assert caught.value.code == "capture-failed"
+    assert caught.value.code == "size-fixed"
 
 
 def test_a_range_that_torch_cannot_prove() -> None:

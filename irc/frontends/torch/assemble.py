@@ -67,6 +67,7 @@ def assemble(
     *,
     source: str,
     outline: bool = True,
+    refused: set[Node] | None = None,
 ) -> Assembly:
     """Translate a functional graph.
 
@@ -77,11 +78,17 @@ def assemble(
         names: the user's names of dynamic sizes.
         source: what the program is made from, for reports.
         outline: make functions of repeated layers.
+        refused: takes the nodes that the errors are about, where there are any.
 
     Raises:
         IrcError: all causes at once.
     """
-    return _Assembler(module, names).run(arguments, results, source, outline)
+    assembler = _Assembler(module, names)
+    try:
+        return assembler.run(arguments, results, source, outline)
+    finally:
+        if refused is not None:
+            refused |= assembler.shared.refused
 
 
 class _Assembler:
@@ -127,6 +134,7 @@ class _Assembler:
                 kind = self.shared.kind(node.meta["val"])
             except (IrcError, SizeError) as error:
                 self.shared.errors.add(IrcError("capture-failed", f"'{argument.name}': {error}"))
+                self.shared.refused.update(node.users)
                 kind = TensorType.of([1] * node.meta["val"].ndim)
             value = self.block.insert_arg(kind, len(self.block.args))
             self.arguments[argument.name] = argument, value
@@ -207,7 +215,12 @@ class _Assembler:
         )
 
     def _result(self, value: Any) -> SSAValue:
-        found = self.scope.resolve(value)
+        try:
+            found = self.scope.resolve(value)
+        except SizeError as error:
+            where = location(value) if isinstance(value, Node) else ""
+            self.shared.errors.add(IrcError("capture-failed", f"a result: {error}", where))
+            found = 0
         if isinstance(found, SSAValue):
             return found
         if isinstance(found, bool | float):

@@ -28,7 +28,7 @@ from irc.frontends.torch.caches import (
     put_together,
     spans_of,
 )
-from irc.frontends.torch.examples import bound, positional
+from irc.frontends.torch.examples import bound, check_leaves, positional
 from irc.frontends.torch.export import as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
@@ -43,6 +43,7 @@ from irc.frontends.torch.open_sizes import (
 from irc.frontends.torch.outputs import Output, ResultLayout, sharing_of, with_given
 from irc.frontends.torch.sizes import SizeNames, named_symbols
 from irc.frontends.torch.structure import argument_names, output_names, register_known
+from irc.process_wide import deep_recursion
 from irc.program import Program
 
 ROLES = {
@@ -145,6 +146,7 @@ class Captured:
         return put_together(self.parts, self.parts_spec, leaves, caches)
 
 
+@deep_recursion()
 def capture(
     module_or_function: nn.Module | Callable[..., Any],
     args: Sequence[Any] = (),
@@ -180,6 +182,8 @@ def capture(
     register_known()
     module, args, kwargs = as_module(module_or_function), positional(args), dict(kwargs or {})
     bound(module.forward, args, kwargs)
+    leaf_names = argument_names(module.forward, args, kwargs)
+    check_leaves(leaf_names, args, kwargs)
     args, kwargs = _placed(module, args, kwargs)
     guards = Guards.of(module, args, kwargs, None if keep_open else dynamic_shapes)
     watch = Watch()
@@ -195,7 +199,6 @@ def capture(
         )
     if looks_at_memory(exported.graph_module):
         guards = guards.lying(args, kwargs)
-    leaf_names = argument_names(module.forward, args, kwargs)
     leaves = pytree.tree_leaves((args, kwargs))
     tensor_leaves = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
     reader = _Reader(exported, module, device)

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 
 from irc.errors import IrcError
+from irc.frontends.torch.kinds import peculiar_argument
 
 
 def positional(args: Any) -> tuple[Any, ...]:
@@ -51,3 +54,44 @@ def bound(
             help="give those; targets of a loss come after them, where the loss is named:"
             " loss=FUNCTION, or --loss NAME:FUNCTION",
         ) from None
+
+
+def check_leaves(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that torch.export cannot trace, or traces wrongly.
+
+    Args:
+        names: of the leaves.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Raises:
+        IrcError: ``capture-failed``.
+    """
+    for name, leaf in zip(names, pytree.tree_leaves((tuple(args), kwargs)), strict=True):
+        what = "a module" if isinstance(leaf, nn.Module) else peculiar_argument(leaf)
+        if what is not None:
+            raise IrcError(
+                "capture-failed",
+                f"the argument '{name}' is {what}",
+                help="take dense tensors, numbers, and lists, tuples, dicts or dataclasses of them",
+            )
+
+
+def check_devices(args: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> None:
+    """Refuse tensors on another device than a program is compiled for.
+
+    Args:
+        args: positional arguments.
+        kwargs: keyword arguments.
+        device: the kind of device.
+
+    Raises:
+        IrcError: ``capture-failed``.
+    """
+    for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != device:
+            raise IrcError(
+                "capture-failed",
+                f"an argument lies on {leaf.device}, and the program is for {device}",
+                help=f"move it: tensor.to('{device}')",
+            )

@@ -28,6 +28,10 @@ NEEDS_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
 """Ops that move their running statistics, though their schema does not say so."""
 
 
+FUNCTORCH = ("torch._functorch", "torch._C._functorch")
+"""Where what transforms functions is defined."""
+
+
 def as_module(target: nn.Module | Callable[..., Any]) -> nn.Module:
     """Return a module that calls ``target``."""
     if isinstance(target, nn.Module):
@@ -80,6 +84,13 @@ def export(
         warnings.simplefilter("ignore")
         with stubbed(module) as repeated:
             program = _exported(module, args, kwargs, dynamic_shapes)
+        if transforms(program.graph_module):
+            raise IrcError(
+                "capture-failed",
+                "torch.export keeps transforms of functions (vmap, grad, jvp) as they are",
+                help='compile it with irc.compile or torch.compile(backend="irc"), which take them'
+                " apart, or write them out",
+            )
         look(program)
         settle(program.graph_module)
         renew(program.graph)
@@ -98,6 +109,13 @@ def _exported(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
     return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+
+
+def transforms(module: GraphModule) -> bool:
+    """True for a graph that transforms functions (vmap, grad, jvp) and has not been taken apart."""
+    return any(
+        str(getattr(node.target, "__module__", "")).startswith(FUNCTORCH) for node in _calls(module)
+    )
 
 
 def _calls(module: GraphModule) -> Iterator[torch.fx.Node]:

@@ -20,10 +20,14 @@ HELP = {
     "other": "mend the line, or leave that part of the module out of the compiled function",
 }
 
+TELLING = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+TOLD = ("Unable to find user code", "failed while attempting to run meta for")
+"""Who logs what the error says."""
+
 
 @contextmanager
 def explained(target: Callable[..., Any]) -> Iterator[None]:
-    """Turn what torch raises while it traces into ``capture-failed``."""
+    """Turn what torch raises while it traces into ``capture-failed`` or ``size-fixed``."""
     try:
         with _without_graphs():
             yield
@@ -48,15 +52,17 @@ def _without_graphs() -> Iterator[None]:
     from torch.export import _trace
 
     def is_known(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("Unable to find user code")
+        return not str(record.msg).startswith(TOLD)
 
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    logger.addFilter(is_known)
+    loggers = [logging.getLogger(name) for name in TELLING]
+    for logger in loggers:
+        logger.addFilter(is_known)
     try:
         with mock.patch.object(_trace, "print", create=True):
             yield
     finally:
-        logger.removeFilter(is_known)
+        for logger in loggers:
+            logger.removeFilter(is_known)
 
 
 def causes(error: BaseException, target: Callable[..., Any]) -> list[IrcError]:
@@ -109,7 +115,8 @@ def _is_control(error: BaseException, text: str) -> bool:
 
 
 def _failed(message: str, where: str, kind: str, because: str = "") -> IrcError:
-    return IrcError("capture-failed", message, where, because or (), HELP[kind])
+    code = "size-fixed" if kind == "shape" else "capture-failed"
+    return IrcError(code, message, where, because or (), HELP[kind])
 
 
 def _first(text: str) -> str:

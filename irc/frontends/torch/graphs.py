@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from irc.frontends.torch.assemble import Argument, Assembly, Result, assemble
-from irc.frontends.torch.export import is_plain, settle
+from irc.frontends.torch.export import is_plain, settle, transforms
 from irc.frontends.torch.fresh_writes import renew
 from irc.frontends.torch.open_sizes import NumberedSizes, OpenSizes, open_sizes
 from irc.frontends.torch.result_memory import Lies, placed, return_too
@@ -60,6 +60,7 @@ def flat_program(
     visible: int | None = None,
     keep_open: bool = False,
     outline: bool = True,
+    refused: set[Node] | None = None,
 ) -> FlatProgram:
     """Translate a functional ATen graph of tensors; its output node may change.
 
@@ -70,6 +71,7 @@ def flat_program(
         visible: so many outputs, by default all, lie in memory as those of the graph.
         keep_open: give the program for the sizes of the trace, and the way to those for others.
         outline: make functions of repeated layers, whose arguments and results are contiguous.
+        refused: takes the nodes that cannot be translated, where an error is raised for them.
     """
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     arguments: dict[Node, Argument] = {}
@@ -89,7 +91,9 @@ def flat_program(
     named = [(node, Result("output", f"output{i}")) for i, node in enumerate(computed)]
 
     def assembled(names: SizeNames) -> Assembly:
-        return assemble(module, arguments, named, names, source=source, outline=outline)
+        return assemble(
+            module, arguments, named, names, source=source, outline=outline, refused=refused
+        )
 
     symbolic: tuple[int, ...] = ()
     found = None
@@ -240,10 +244,15 @@ def source_name(source: Any) -> str:
 
 
 def pre_dispatch(module: GraphModule, fakes: Sequence[torch.Tensor]) -> GraphModule | None:
-    """Trace a graph of torch functions to whole ATen ops; None where it writes to operands.
+    """Trace a graph of torch functions to whole ATen ops; None where AOTAutograd has to do it.
+
+    That is where it writes to operands, runs graphs of its own (control flow, checkpoints) or
+    transforms functions (vmap, grad).
 
     The result is what torch.export gives: attention, linear and norms stay whole.
     """
+    if transforms(module):
+        return None
 
     def run(*tensors: torch.Tensor) -> Any:
         with preserve_node_meta():
@@ -262,7 +271,10 @@ def pre_dispatch(module: GraphModule, fakes: Sequence[torch.Tensor]) -> GraphMod
         mock.patch.object(mode, "allow_non_fake_inputs", True),
     ):
         warnings.simplefilter("ignore")
-        traced = make_fx(run, pre_dispatch=True, _error_on_data_dependent_ops=True)(*fakes)
+        try:
+            traced = make_fx(run, pre_dispatch=True, _error_on_data_dependent_ops=True)(*fakes)
+        except Exception:
+            return None
     settle(traced)
     if renew(traced.graph) and _share_memory(traced.graph):
         return None
@@ -270,6 +282,12 @@ def pre_dispatch(module: GraphModule, fakes: Sequence[torch.Tensor]) -> GraphMod
     for node in calls:
         if node.target is torch._C._set_grad_enabled:
             traced.graph.erase_node(node)
-        elif node.target in AUTOCAST or not is_plain(node.target, node.args):
+        elif node.target in AUTOCAST or not is_plain(node.target, node.args) or _runs_graphs(node):
             return None
     return traced
+
+
+def _runs_graphs(node: Node) -> bool:
+    """True for control flow: what runs graphs, or writes to what they are given."""
+    target = node.target
+    return isinstance(target, torch._ops.HigherOrderOperator) and target is not with_effects

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.export import shape_specs
 from irc.frontends.torch.hooks import layer_hooks
+from irc.frontends.torch.kinds import peculiar_argument
 from irc.frontends.torch.quick import Quick, accepting, holding
 from irc.frontends.torch.sizes import dims_of
 from irc.frontends.torch.structure import argument_names
@@ -45,6 +46,8 @@ class Leaf:
             )
         if not isinstance(given, torch.Tensor):
             return f"'{self.name}' is {type(given).__name__}, compiled for a tensor"
+        if (what := peculiar_argument(given)) is not None:
+            return f"'{self.name}' is {what}, compiled for a dense one"
         if given.dtype is not self.dtype:
             return f"'{self.name}' has dtype {given.dtype}, compiled for {self.dtype}"
         if given.device != self.device:

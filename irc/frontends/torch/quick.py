@@ -63,7 +63,7 @@ def accepting(
     It says yes to more than one kind of :func:`alike`: to any strides of dims of size 1, to tensors
     made in inference mode and outside.
     """
-    is_autocast, plain = torch.is_autocast_enabled, torch.Tensor
+    is_autocast, plain, strided = torch.is_autocast_enabled, torch.Tensor, torch.strided
 
     def accepts(args: Sequence[Any]) -> bool:
         if is_autocast("cpu"):
@@ -72,6 +72,8 @@ def accepting(
             if (
                 type(given) is not plain
                 or given.dtype is not dtype
+                or given.layout is not strided
+                or given.is_nested
                 or given.shape != shape
                 or not given.is_cpu
                 or given.requires_grad is not requires_grad

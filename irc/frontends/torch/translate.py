@@ -20,6 +20,7 @@ from irc.dialects.items import NumberError
 from irc.dialects.types import TensorType
 from irc.errors import ErrorCollector, InternalError, IrcError
 from irc.frontends.torch import extern, memory_views
+from irc.frontends.torch.kinds import peculiar
 from irc.frontends.torch.locations import location
 from irc.frontends.torch.lowering import Declined, Lowering, is_for
 from irc.frontends.torch.sizes import SizeError, SizeNames
@@ -34,6 +35,9 @@ WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
 CHECKS = ("_assert", "sym_constrain_range")
 
+QUANTISING = ("quantize_per", "dequantize", "int_repr", "q_")
+"""Ops on torch's quantised tensors, which a trace takes for plain ones."""
+
 
 class Translation:
     """What all functions of one program share: size names, random streams, errors, externs."""
@@ -41,6 +45,7 @@ class Translation:
     def __init__(self, names: SizeNames, seed: Callable[[], SSAValue]) -> None:
         self.names = names
         self.errors = ErrorCollector()
+        self.refused: set[Node] = set()
         self.externs: Counter[str] = Counter()
         self._seed = seed
         self._streams = 0
@@ -60,6 +65,8 @@ class Translation:
 
     def kind(self, value: torch.Tensor) -> TensorType:
         """Return the type of a fake tensor."""
+        if (what := peculiar(value)) is not None:
+            raise IrcError("op-unsupported", f"irc has no type for {what}")
         dtype = dtype_name(value.dtype)
         return TensorType.of([self.names.dim(size) for size in value.shape], dtype)
 
@@ -91,11 +98,13 @@ class Scope:
                 self.values[node] = self._call(node)
             except (IrcError, SizeError) as error:
                 self.shared.errors.add(_located(error, node, self.b.loc))
+                self.shared.refused.add(node)
                 self.values[node] = self._stand_ins(node)
             except InternalError:
                 # It reads what stands in for the result of an op that is reported.
                 if not self.shared.errors:
                     raise
+                self.shared.refused.add(node)
                 self.values[node] = self._stand_ins(node)
 
     def resolve(self, value: Any) -> Any:
@@ -222,6 +231,8 @@ class Scope:
             raise IrcError(
                 "op-unsupported", "it writes to its operands and torch could not undo that"
             )
+        if target._schema.name.partition("::")[2].startswith(QUANTISING):
+            raise IrcError("op-unsupported", "irc has no type for quantised tensors")
         name = extern.target(target)
         self.shared.externs[name] += 1
         declared = declaration(name)

@@ -1,0 +1,122 @@
+"""Where Dynamo breaks a graph, and what it could not trace at all, watched while a call runs."""
+
+# pyright: basic
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from irc.frontends.torch.locations import of_frames
+from irc.process_wide import ProcessWide
+
+LOGGERS = (
+    "torch._dynamo.convert_frame",
+    "torch._dynamo.variables.tensor",
+    "torch._subclasses.fake_tensor",
+)
+"""What tells of breaks and failed traces by logging; irc's own warning tells the user."""
+
+
+class Break(NamedTuple):
+    """Why a graph ends before its function does, and the line, ``""`` where torch names none."""
+
+    reason: str
+    where: str
+
+
+@dataclass
+class Seen:
+    """What Dynamo did while a call ran.
+
+    Attributes:
+        breaks: where graphs were broken, or frames left to Python.
+        errors: what Dynamo could not trace a frame for; Python has run the frame.
+    """
+
+    breaks: list[Break] = field(default_factory=list[Break])
+    errors: list[BaseException] = field(default_factory=list[BaseException])
+
+
+def breaks_so_far() -> int:
+    """Return how many breaks Dynamo has noted: what grows while a call runs is that call's."""
+    from torch._dynamo.utils import graph_break_reasons
+
+    return len(graph_break_reasons)
+
+
+@contextmanager
+def watched() -> Generator[Seen]:
+    """Watch Dynamo; torch's own words about breaks and failed traces are held back."""
+    from torch._dynamo.utils import counters, graph_break_reasons
+
+    seen, told = Seen(), list[Break]()
+    thread = threading.get_ident()
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    usual = loggers[0].getEffectiveLevel()
+
+    def is_other(record: logging.LogRecord) -> bool:
+        if record.thread != thread:
+            return record.levelno >= usual
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and record.levelno >= logging.WARNING:
+            seen.errors.append(error)
+        if error is not None:
+            told.append(Break(_first(str(error)), _of_stack(getattr(error, "real_stack", ()))))
+        return False
+
+    noted, left = len(graph_break_reasons), _left(counters)
+    for logger in loggers:
+        logger.addFilter(is_other)
+    # A frame that is left for a reason that Dynamo knows is told of in a lower voice.
+    loggers[0].setLevel(logging.INFO)
+    try:
+        yield seen
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeFilter(is_other)
+            logger.setLevel(level)
+        for each in graph_break_reasons[noted:]:
+            seen.breaks.append(Break(_first(each.reason), _of_stack(each.user_stack)))
+        if not seen.breaks and _left(counters) > left:
+            # A frame that cannot go on after a break is left whole, and has no entry there.
+            seen.breaks += told or [Break("Dynamo leaves the function to Python", "")]
+
+
+def _left(counters: Any) -> int:
+    """Return how many frames Dynamo has left to Python."""
+    frames = cast("dict[str, int]", counters["frames"])
+    return frames.get("total", 0) - frames.get("ok", 0)
+
+
+def _of_stack(stack: Sequence[traceback.FrameSummary]) -> str:
+    frames = [(f.filename, str(f.lineno), f.name) for f in stack]
+    return of_frames(frames) if frames else ""
+
+
+def _first(text: str) -> str:
+    line = text.strip().split("\n")[0].strip()
+    return BRANCH if line.startswith("generic_jump") else line
+
+
+BRANCH = "a branch depends on the values of a tensor"
+
+
+def _let_python_run() -> Callable[[], None]:
+    import torch._dynamo.config as config
+
+    before, config.suppress_errors = config.suppress_errors, True
+
+    def undo() -> None:
+        config.suppress_errors = before
+
+    return undo
+
+
+lenient = ProcessWide(_let_python_run)
+"""Python runs a frame that Dynamo fails on, so that errors are those of eager mode."""

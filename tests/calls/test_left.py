@@ -1,0 +1,123 @@
+"""What eager mode runs, irc runs: as one graph, in parts, or through torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+import irc
+from tests.calls.left import containers, functions, targets, values
+from tests.calls.left.case import cases_of
+
+CASES = cases_of(values, containers, functions, targets)
+
+TOO_DEEP_FOR_DYNAMO = "nested_150_deep"
+"""torch.compile fails on it before any backend is asked; irc.compile lets it go deeper."""
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return what a result holds, objects taken apart."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return [type(value), *leaves([getattr(value, f.name) for f in fields(value)])]
+    if isinstance(value, containers.Holder):
+        return [type(value), *leaves(value.value)]
+    if isinstance(value, dict):
+        return [*value, *leaves(list(value.values()))]
+    if isinstance(value, list | tuple) or hasattr(value, "__next__"):
+        return [type(value).__name__, *(leaf for item in value for leaf in leaves(item))]
+    return [value]
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    mine, theirs = leaves(found), leaves(wanted)
+    assert len(mine) == len(theirs)
+    for a, b in zip(mine, theirs, strict=True):
+        if not isinstance(b, Tensor):
+            assert type(a) is type(b)
+            assert a == pytest.approx(b, rel=1e-5) if isinstance(b, float) else a == b
+            continue
+        assert type(a) is type(b) or {type(a), type(b)} <= {Tensor, torch.nn.Parameter}
+        assert a.requires_grad is b.requires_grad
+        if b.is_nested:
+            assert_same(list(a.unbind()), list(b.unbind()))
+        elif b.is_meta:
+            assert a.is_meta and a.shape == b.shape
+        else:
+            torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-4, atol=1e-5)
+
+
+def differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
+
+
+def run(name: str, way: str, gradients: bool) -> tuple[list[Any], list[Tensor | None]]:
+    """Return what two calls give, and the gradients of the arguments."""
+    target, args, kwargs = CASES[name]()
+    given = [x for x in pytree.tree_leaves((args, kwargs)) if differentiable(x)]
+    given = [x for x in given if not x.is_nested and not x.is_meta]
+    inner = list(target.parameters()) if isinstance(target, torch.nn.Module) else []
+    if gradients:
+        for x in given:
+            x.requires_grad_()
+    if way == "irc":
+        target = irc.compile(target)
+    else:
+        target = target.module() if isinstance(target, ExportedProgram) else target
+        target = torch.compile(target, backend="irc") if way == "torch" else target
+    found: list[Any] = []
+    with torch.set_grad_enabled(gradients):
+        for _ in range(2):
+            result = target(*args, **kwargs)
+            found.append(list(result) if hasattr(result, "__next__") else result)
+    results = [x for x in leaves(found) if isinstance(x, Tensor) and x.requires_grad]
+    results = [x for x in results if x.grad_fn is not None and not x.is_nested]
+    if results:
+        sum(x.to_dense().sum() for x in results).backward()
+    return found, [x.grad for x in (*given, *inner)]
+
+
+def same_as_eager(name: str, way: str, gradients: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            wanted = run(name, "eager", gradients)
+        except Exception as error:
+            with pytest.raises(type(error)):
+                run(name, way, gradients)
+            return
+        warnings.filterwarnings("error", message=r"warning\[internal\]")
+        found = run(name, way, gradients)
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_calls_without_gradients_are_those_of_eager(name: str) -> None:
+    same_as_eager(name, "irc", gradients=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", [name for name in CASES if name != TOO_DEEP_FOR_DYNAMO])
+def test_calls_through_torch_compile_are_those_of_eager(name: str, gradients: bool) -> None:
+    same_as_eager(name, "torch", gradients)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_calls_with_gradients_are_those_of_eager(name: str) -> None:
+    same_as_eager(name, "irc", gradients=True)
