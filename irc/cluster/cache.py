@@ -37,6 +37,25 @@ def cache_root() -> Path:
         ) from error
 
 
+def private_folder(name: str) -> Path:
+    """Return a folder of the cache, made where it is not there.
+
+    The root is looked at first: nothing is made inside a link to somebody else's folder. It is made
+    by itself, since parents that :meth:`Path.mkdir` makes are as open as the umask lets them be.
+
+    Raises:
+        IrcError: ``cache-unsafe``.
+        OSError: one cannot be made.
+    """
+    root = cache_root()
+    root.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (root, root / name):
+        if not folder.is_symlink():
+            folder.mkdir(mode=0o700, exist_ok=True)
+        check_private(folder)
+    return root / name
+
+
 def check_private(folder: Path) -> None:
     """Refuse a folder that others can change.
 

@@ -21,7 +21,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from irc.cluster.cache import cache_root, check_private
+from irc.cluster.cache import cache_root, check_private, private_folder
 from irc.errors import IrcError
 
 FOLDER = "kernels"
@@ -131,11 +131,11 @@ def _folder(*, make: bool = False) -> Path | None:
     if os.environ.get("IRC_CACHE", "").lower() in ("off", "0", "no", "false"):
         return None
     try:
+        if make:
+            return private_folder(FOLDER)
         root = cache_root()
         folder = root / FOLDER
-        if make:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        elif not folder.is_dir():
+        if not folder.is_dir():
             return None
         check_private(root)
         check_private(folder)

@@ -15,7 +15,7 @@ import stat
 import warnings
 from pathlib import Path
 
-from irc.cluster.cache import cache_root, check_private
+from irc.cluster.cache import cache_root, check_private, private_folder
 from irc.errors import IrcError
 
 FOLDER = "built"
@@ -30,11 +30,7 @@ def note(digest: str) -> None:
     """Put a digest on the list."""
     _here.add(digest)
     try:
-        root = cache_root()
-        folder = root / FOLDER
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_private(root)
-        check_private(folder)
+        folder = private_folder(FOLDER)
         os.close(os.open(folder / digest, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         if digest.startswith("00"):  # one time of 256: a look through the list takes a while
             _bound(folder)

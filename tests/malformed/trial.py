@@ -1,4 +1,4 @@
-"""One file that may be malformed, compiled in a process and a folder of its own, and judged."""
+"""One file that may be malformed, given to irc in a process and a folder of its own, and judged."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import shutil
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -35,7 +35,7 @@ class Outcome:
     Attributes:
         name: the model and what was done to it, with the seed that does it again.
         malformed: whether an independent judge (onnx's own checker) refuses the file, or irc does.
-        status: the exit status of ``irc compile``.
+        status: the exit status of ``irc``.
         message: what it printed on stderr.
         seconds: of processor time.
         peak_bytes: resident memory at most, libraries included.
@@ -68,24 +68,34 @@ def try_file(name: str, data: bytes, room: Path) -> Outcome:
         room: an empty folder; what lies there beside the model's folder must stay as it is.
     """
     folder = _furnish(room, data)
+    found = try_command(name, ["compile", "model.onnx", "-o", "out"], room)
+    refused = refusal(folder / "model.onnx")
+    faults = list(found.faults)
+    if found.status == 0 and refused:
+        faults.append(f"accepted, though onnx's checker says: {refused.splitlines()[0][:200]}")
+    return replace(found, malformed=bool(refused) or found.malformed, faults=tuple(faults))
+
+
+def try_command(name: str, words: Sequence[str], room: Path) -> Outcome:
+    """Give a command line to a child process that works in ``room/model``.
+
+    A child's memory is that of the parent too, as far as it inherits it.
+    """
+    folder = room / "model"
     before = _contents(room, folder)
     child = os.fork()
     if child == 0:
-        _compile(folder)
+        _run(folder, words)
     _, waited, used = os.wait4(child, 0)
     status = os.waitstatus_to_exitcode(waited)
     message = (folder / "err.txt").read_text(encoding="utf-8", errors="replace")
     seconds, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
-    refused = refusal(folder / "model.onnx")
-    faults = list(_faults(status, message, seconds, peak))
+    faults = _faults(status, message, seconds, peak)
     if _contents(room, folder) != before:
         faults.append("it wrote outside its output folder")
-    if status == 0 and refused:
-        faults.append(f"accepted, though onnx's checker says: {refused.splitlines()[0][:200]}")
     if status != 0 and (folder / "out").exists():
         faults.append("it left an output folder behind")
-    malformed = bool(refused) or status != 0
-    return Outcome(name, malformed, status, message, seconds, peak, tuple(faults))
+    return Outcome(name, status != 0, status, message, seconds, peak, tuple(faults))
 
 
 def refusal(path: Path) -> str:
@@ -123,7 +133,7 @@ def _contents(room: Path, folder: Path) -> dict[str, int]:
     return found
 
 
-def _compile(folder: Path) -> None:
+def _run(folder: Path, words: Sequence[str]) -> None:
     """Be the child: run the command line and leave with its status."""
     status = 99
     try:
@@ -136,7 +146,7 @@ def _compile(folder: Path) -> None:
         warnings.simplefilter("ignore")
         from irc.cli import main
 
-        status = main(["compile", "model.onnx", "-o", "out"])
+        status = main([*words])
         sys.stderr.flush()
     except BaseException:
         traceback.print_exc()

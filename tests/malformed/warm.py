@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,8 +14,11 @@ from irc.cli import main
 from tests.malformed.models import perceptron
 
 
-def warm() -> None:
+def warm(*more: Sequence[str]) -> None:
     """Compile a well-formed model, so that children inherit the imports.
+
+    Args:
+        more: other command lines that children will give.
 
     Raises:
         AssertionError: where it does not compile.
@@ -24,3 +28,5 @@ def warm() -> None:
         path = Path(name) / "model.onnx"
         path.write_bytes(perceptron().SerializeToString())
         assert main(["compile", str(path), "-o", str(Path(name) / "out")]) == 0
+        for words in more:
+            assert main([*words]) == 0, words

@@ -1,9 +1,10 @@
 """Hostile files from end to end, one test or more for each kind: S01 to S10.
 
-What a single part refuses is tested beside it: names and sizes in `test_names` (S06), external data
-in `test_external` (S08), bytes that are no model in `test_read` (S09, S10), launch files in
-tests/backends/launch (S04), command lines in tests/test_bad_input (S07); files with random damage
-are those of `tests.malformed`. Here whole commands run, in a folder where a canary would show.
+What a single part refuses is tested beside it, in tests/frontends/onnx: names and sizes in
+`test_names` (S06), external data in `test_external` (S08), bytes that are no model in `test_read`
+(S09, S10); launch files in tests/backends/launch (S04), command lines in tests/test_bad_input
+(S07); files with random damage are those of `tests.malformed`. Here whole commands run, in a folder
+where a canary would show.
 """
 
 # pyright: basic
