@@ -10,6 +10,7 @@ import torch
 from irc.dialects.builder import arguments, entry, results
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference
+from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
 from irc.runtime.code import load_program
 
@@ -82,7 +83,7 @@ def compare(
         eager = _outputs(run_function(module, ordered), shown)
         exact = _outputs(run_function(module, ordered, dtype=torch.float64), shown)
     return Comparison(
-        max((_max_abs(a, b) for a, b in zip(outputs, eager, strict=True)), default=0.0),
+        max((_max_abs(a, b) for a, b in _pairs(outputs, eager)), default=0.0),
         max((difference(a, b) for a, b in zip(outputs, exact, strict=True)), default=0.0),
         max((difference(a, b) for a, b in zip(eager, exact, strict=True)), default=0.0),
     )
@@ -90,6 +91,20 @@ def compare(
 
 def _outputs(found: Sequence[torch.Tensor], shown: Sequence[bool]) -> list[torch.Tensor]:
     return [value for value, is_output in zip(found, shown, strict=True) if is_output]
+
+
+def _pairs(
+    outputs: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return results and what they are held against.
+
+    Raises:
+        IrcError: ``plan-corrupt`` where the plan's actions and its ``ir/`` are two programs.
+    """
+    found, wanted = ([tuple(value.shape) for value in each] for each in (outputs, eager))
+    if found != wanted:
+        raise corrupt(f"the plan gives results of shapes {found}, the program in ir/ {wanted}")
+    return list(zip(outputs, eager, strict=True))
 
 
 def _max_abs(a: torch.Tensor, b: torch.Tensor) -> float:

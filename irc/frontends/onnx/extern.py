@@ -104,6 +104,13 @@ def recurrent(node: Node, kind: str, activations: Sequence[str]) -> list[SSAValu
     steps, batch = node.shape()[:2] if not layout else (node.shape()[1], node.shape()[0])
     if not node.ndim(1) == node.ndim(2) == 3:
         raise ShapeError(f"weights of {node.ndim(1)} and {node.ndim(2)} dims, where 3 are taken")
+    inputs, gates = node.shape(1)[2], {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
+    if kind == node.kind and not (
+        equal_sizes(inputs, node.shape()[2])
+        and equal_sizes(node.shape(1)[1], node.shape(2)[2] * gates)
+        and equal_sizes(node.shape(2)[1], node.shape(2)[2] * gates)
+    ):
+        raise ShapeError("weights of other sizes than the inputs and the hidden state")
     directions = node.shape(1)[0]
     width = node.shape(2)[2 if kind == node.kind else 1]
     hidden = node.attr("hidden_size") or static([width])[0]

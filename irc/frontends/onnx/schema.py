@@ -68,6 +68,8 @@ def _problem(node: onnx.NodeProto, versions: Versions) -> str:
     domain = "" if node.domain in DOMAINS else node.domain
     # A file may be of a newer opset than a schema says; numbers beyond int32 are no version.
     version = versions.get(domain, 1)
+    if not domain and onnx.defs.has(node.op_type) and not onnx.defs.has(node.op_type, version):
+        return f"is no op of opset {version}"
     if not 1 <= version < 2**31 or not onnx.defs.has(node.op_type, version, domain=domain):
         return _axis_problem(node)
     schema = onnx.defs.get_schema(node.op_type, version, domain=domain)

@@ -7,6 +7,7 @@ op too, where only irc looks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from irc.errors import IrcError
+from irc.exports import compile_file
 from irc.frontends.onnx.load import load_onnx
 
 NUMBERS: Mapping[str, Sequence[int] | int] = {
@@ -98,3 +100,25 @@ def test_a_converter_that_fails_is_no_internal_error(monkeypatch: pytest.MonkeyP
         load_onnx(model(node("Relu", "x")))
     assert refused.value.code == "op-unsupported"
     assert "model:node 0 (Relu)" in refused.value.where
+
+
+def test_a_model_that_a_late_step_fails_on_is_judged(tmp_path: Path) -> None:
+    """Labels of one dim too few go to torch, whose op no converter looks at."""
+    graph = helper.make_graph(
+        [helper.make_node("NegativeLogLikelihoodLoss", ["x", "t"], ["y"], reduction="sum")], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 5, 6, 6]),
+         helper.make_tensor_value_info("t", TensorProto.INT64, [3, 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])],
+    )  # fmt: skip
+    found = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    found.ir_version = 9
+    (tmp_path / "model.onnx").write_bytes(found.SerializeToString())
+    with pytest.raises(IrcError, match="onnx refuses the model") as refused:
+        compile_file(str(tmp_path / "model.onnx"), str(tmp_path / "out"))
+    assert refused.value.code == "onnx-invalid"
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_op_that_the_opset_lacks_is_named() -> None:
+    with pytest.raises(IrcError, match="Mod is no op of opset 9"):
+        load_onnx(model(node("Mod", "five", "one"), opset=9))
