@@ -164,7 +164,8 @@ def test_machine_code_of_others_is_refused(plan: Path) -> None:
     with pytest.raises(IrcError) as caught:
         native.load(plan, hash=digest[:16])
     assert code_of(caught) == "plan-untrusted"
-    for options in ({"trust": True}, {"hash": digest}):
+    accepted: tuple[dict[str, Any], ...] = ({"trust": True}, {"hash": digest})
+    for options in accepted:
         assert native.load(plan, **options).run([X.numpy()])[0].shape == (3, 16)
 
 

@@ -1,5 +1,7 @@
 """A user's program under torchrun, on two ranks: what goes wrong on rank 1 is its first word."""
 
+# pyright: basic
+
 import os
 import signal
 import sys
