@@ -30,8 +30,10 @@ C, MATH = "libc.so.6", "libm.so.6"
 IMPORTS: Mapping[str, str] = {
     **dict.fromkeys(("memcpy", "memmove", "memset", "syscall"), C),
     **dict.fromkeys(
-        (f"{name}{kind}" for name in ("fmod", "pow", "exp", "log", "sin", "cos", "tan", "round")
-         for kind in ("", "f")), MATH,
+        (f"{name}{kind}" for name in (
+            "fmod", "pow", "exp", "log", "sin", "cos", "tan", "round", "asin", "acos", "atan",
+            "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+        ) for kind in ("", "f")), MATH,
     ),
 }  # fmt: skip
 """Which library a function comes from; code that asks for another one is refused."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import onnx
 import onnx.shape_inference
 
-from irc.errors import IrcError, printable
+from irc.errors import InternalError, IrcError, printable
 from irc.frontends.onnx.node import Node
 from irc.frontends.onnx.prepare import strip
 from irc.frontends.onnx.read import Source
@@ -32,7 +32,7 @@ def judging(source: Source) -> Iterator[None]:
     """
     try:
         yield
-    except IrcError:
+    except (IrcError, InternalError):
         raise
     except Exception as error:
         if reason := _model_refusal(source):
