@@ -35,12 +35,14 @@ VALUES = "a size of its result depends on the values of a tensor"
 NUMBER = "it takes a number out of a tensor"
 SPARSE = "Dynamo takes no sparse tensor"
 WARNS = "it warns, which Dynamo does not trace"
+RECURS = "Dynamo takes recurrent layers where torch._dynamo.config.allow_rnn is set"
 RESIZES = "Dynamo does not trace resize_"
 
 LEFT: Mapping[str, str] = {
     "__getitem__": VALUES,
     "allclose": NUMBER,
     "argwhere": VALUES,
+    "bincount": VALUES,
     "combinations": VALUES,
     "corrcoef": NUMBER,
     "cov": NUMBER,
@@ -49,6 +51,10 @@ LEFT: Mapping[str, str] = {
     "linalg.lstsq": VALUES,
     "linalg.lstsq.grad_oriented": VALUES,
     "masked_select": VALUES,
+    "nn.CTCLoss": VALUES,
+    "nn.GRU": RECURS,
+    "nn.LSTM": RECURS,
+    "nn.RNN": RECURS,
     "nn.functional.ctc_loss": VALUES,
     "nn.functional.gaussian_nll_loss": NUMBER,
     "nn.functional.linear_cross_entropy": WARNS,
@@ -65,7 +71,7 @@ LEFT: Mapping[str, str] = {
     "unique": VALUES,
     "unique_consecutive": VALUES,
 }
-"""Entries that torch's capture leaves to Python, in part or in whole, with any backend; and why.
+"""Entries and modules that torch's capture leaves to Python, in part or in whole, with any backend; and why.
 
 The same run with ``backend="eager"`` decides; a run fails where it leaves one that is not here.
 """

@@ -22,14 +22,19 @@ DTYPES = ("float32", "float64", "bfloat16")
 
 
 @cache
-def modules(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Return the modules that take a dtype, by name."""
-    return {info.name: info for info in module_db if dtype in info.supported_dtypes("cpu")}
+def modules() -> dict[str, Any]:
+    """Return the modules by name."""
+    return {info.name: info for info in module_db}
 
 
 def names_of(way: Way) -> list[str]:
-    """Return the names of the modules that can be tried in a way."""
-    return sorted(modules(way.torch_dtype))
+    """Return the names of the modules that can be tried in a way.
+
+    The register names no half types: each module is tried in them that takes float32.
+    """
+    half = way.dtype in ("bfloat16", "float16")
+    dtype = torch.float32 if half else way.torch_dtype
+    return sorted(n for n, info in modules().items() if dtype in info.supported_dtypes("cpu"))
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def try_module(name: str, way: Way, most: int | None = None) -> Iterator[Outcome
 
 
 def _calls(name: str, way: Way, training: bool) -> Iterator[ModuleCall]:
-    info, dtype = modules(way.torch_dtype)[name], way.torch_dtype
+    info, dtype = modules()[name], way.torch_dtype
     torch.manual_seed(SEED)
     for sample in info.module_inputs_func(
         info, device="cpu", dtype=dtype, requires_grad=way.differentiates, training=training
@@ -98,7 +103,20 @@ def _calls(name: str, way: Way, training: bool) -> Iterator[ModuleCall]:
             continue
         made = sample.constructor_input
         module = info.module_cls(*made.args, **made.kwargs).to(dtype).train(training)
+        call = ModuleCall(module, tuple(given.args), dict(given.kwargs), lambda result: result)
         if info.is_lazy:
             with torch.no_grad():
                 module(*copy.deepcopy(given.args), **copy.deepcopy(given.kwargs))
-        yield ModuleCall(module, tuple(given.args), dict(given.kwargs), lambda result: result)
+        if dtype in info.supported_dtypes("cpu") or _runs(call):
+            yield call
+
+
+def _runs(call: ModuleCall) -> bool:
+    """True where torch has kernels for a call."""
+    call = call.copied()
+    try:
+        with torch.no_grad():
+            call.op(*call.args, **call.kwargs)
+    except RuntimeError:
+        return False
+    return True
