@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import irc
+
 
 def backend(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile by way of Dynamo."""
@@ -49,12 +51,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 }
 
 
+@pytest.mark.parametrize("compiler", [irc.compile, backend], ids=["irc.compile", "torch.compile"])
 @pytest.mark.parametrize("name", CASES)
-def test_strides_are_those_of_eager(name: str) -> None:
+def test_strides_are_those_of_eager(name: str, compiler: Callable[..., Any]) -> None:
     function, args = CASES[name]
-    compiled = backend(function)
+    compiled = compiler(function)
     with torch.no_grad():
         want = function(*args)
-        for _ in range(2):
+        for _ in range(2):  # the second call goes the short way
             got = compiled(*args)
             torch.testing.assert_close(got, want, check_stride=True)

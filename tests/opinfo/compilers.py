@@ -58,16 +58,18 @@ def through_dynamo(backend: Callable[..., Any], call: Call) -> Compiled:
         function,
         spent,
         lambda: Counter(dict(torch._dynamo.utils.counters["graph_break"])),
-        lambda: (
-            Counter(
-                {
-                    name.removeprefix("library "): times
-                    for name, times in counters.items()
-                    if name.startswith("library ") or name == "backward run by torch"
-                }
-            )
-            + refused
-        ),
+        lambda: _by_libraries() + refused,
+    )
+
+
+def _by_libraries() -> Counter[str]:
+    """Return what the backend of Dynamo has left to libraries, and backward passes to torch."""
+    return Counter(
+        {
+            name.removeprefix("library "): times
+            for name, times in counters.items()
+            if name.startswith("library ") or name == "backward run by torch"
+        }
     )
 
 
@@ -81,6 +83,7 @@ def through_irc(call: Call) -> Compiled:
         found.update(fall_backs(loaded.plan))
         return loaded
 
+    counters.clear()
     make_plan = compiled.make_plan
     function = irc.compile(call.compilable())
 
@@ -94,7 +97,8 @@ def through_irc(call: Call) -> Compiled:
             if not spent:
                 spent.append(1e3 * (time.process_time() - began))
 
-    return Compiled(run, spent, Counter, lambda: found)
+    # With gradients a call goes by Dynamo.
+    return Compiled(run, spent, Counter, lambda: found + _by_libraries())
 
 
 def through_export(call: Call) -> Compiled:

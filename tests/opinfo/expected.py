@@ -53,6 +53,7 @@ LEFT: Mapping[str, str] = {
     "masked_select": VALUES,
     "nn.CTCLoss": VALUES,
     "nn.GRU": RECURS,
+    "nn.GaussianNLLLoss": NUMBER,
     "nn.LSTM": RECURS,
     "nn.RNN": RECURS,
     "nn.functional.ctc_loss": VALUES,
@@ -71,7 +72,8 @@ LEFT: Mapping[str, str] = {
     "unique": VALUES,
     "unique_consecutive": VALUES,
 }
-"""Entries and modules that torch's capture leaves to Python, in part or in whole, with any backend; and why.
+"""Entries and modules that torch's capture leaves to Python, in part or in whole; and why.
 
-The same run with ``backend="eager"`` decides; a run fails where it leaves one that is not here.
+It does so with any backend: the same run with ``backend="eager"`` decides. A run fails where
+capture leaves one that is not here.
 """
