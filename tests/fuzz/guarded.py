@@ -8,7 +8,7 @@ buffers are apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any
@@ -59,12 +59,12 @@ class Guards:
 
 
 @contextmanager
-def guarded_arenas() -> Iterator[None]:
-    """Let executors that are used here for the first time have bytes after their arenas."""
+def guarded_arenas() -> Generator[None]:
+    """Let executors that are used here for the first time have garbage, and bytes after it."""
     whole = frame.new_arena
 
     def new_arena(num_bytes: int) -> torch.Tensor:
-        return whole(num_bytes + AROUND)[:num_bytes]
+        return whole(num_bytes + AROUND).fill_(GARBAGE[0])[:num_bytes]
 
     with patch.object(frame, "new_arena", new_arena):
         yield

@@ -15,6 +15,7 @@ import torch
 import irc
 from irc.backends.cpu.features import AVX2, AVX512, BASELINE, host
 from irc.errors import IrcError
+from tests.fuzz import guarded
 from tests.fuzz.check import Failure
 from tests.fuzz.observed import Way, differences, observe
 from tests.fuzz.scenes import Scene
@@ -95,7 +96,7 @@ def _check(scene: Scene, manner: Manner, features: Any) -> Failure | None:
         return None  # eager does not run it this way
     torch._dynamo.reset()
     try:
-        with instructions(features):
+        with instructions(features), guarded.guarded_arenas():
             seen = observe(scene, manner.way, gradients=manner.gradients)
     except Exception as error:
         cause = getattr(error, "inner_exception", error)
