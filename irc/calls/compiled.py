@@ -34,6 +34,7 @@ from irc.frontends.torch.export import as_module, shape_specs
 from irc.frontends.torch.faces import face, subclass
 from irc.frontends.torch.hooks import layer_hooks, on_all_modules
 from irc.frontends.torch.in_place import in_place
+from irc.frontends.torch.reach import reach
 from irc.pipeline import Options, make_plan
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
@@ -318,9 +319,9 @@ class Dispatcher:
         given = pytree.tree_leaves((args, kwargs))
         if any(isinstance(a, torch.Tensor) and a.requires_grad for a in given):
             return True
-        return isinstance(self.original, nn.Module) and any(
-            p.requires_grad for p in self.original.parameters()
-        )
+        if isinstance(self.original, nn.Module):
+            return any(p.requires_grad for p in self.original.parameters())
+        return reach(self.original).records()
 
     def _is_hooked(self) -> bool:
         """True where layers have hooks now and Dynamo can do what they do, which no version does.

@@ -226,3 +226,52 @@ def test_gradients_of_what_a_container_holds_are_recorded() -> None:
     irc.compile(lambda p: (p["a"][0] * 2).sum())({"a": [x]}).backward()
     ((y * 2).sum()).backward()
     torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_gradients_of_what_a_function_holds_are_recorded() -> None:
+    torch.manual_seed(0)
+    layer, weight = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+    fast = irc.compile(lambda x: (layer(x) * weight).sum())
+    for _ in range(2):
+        fast(X).backward()
+    found = [p.grad for p in (*layer.parameters(), weight)]
+    for p in (*layer.parameters(), weight):
+        p.grad = None
+    for _ in range(2):
+        (layer(X) * weight).sum().backward()
+    for got, p in zip(found, (*layer.parameters(), weight), strict=True):
+        torch.testing.assert_close(got, p.grad)
+
+
+FACTOR = 2.0
+WEIGHT = torch.ones(4)
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * WEIGHT * FACTOR
+
+
+def test_what_a_function_reads_from_outside_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    power, layer = 2, nn.Linear(4, 4)
+
+    def function(x: Tensor) -> Tensor:
+        return layer(scaled(x)) ** power
+
+    fast = irc.compile(function)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(X), function(X))
+        power = 3
+        torch.testing.assert_close(fast(X), function(X))
+        monkeypatch.setitem(globals(), "FACTOR", 5.0)
+        torch.testing.assert_close(fast(X), function(X))
+        monkeypatch.setitem(globals(), "WEIGHT", torch.full((4,), 3.0))
+        torch.testing.assert_close(fast(X), function(X))
+        WEIGHT.mul_(2)
+        torch.testing.assert_close(fast(X), function(X))
+        layer.weight.data = torch.ones(4, 4)
+        torch.testing.assert_close(fast(X), function(X))
+        layer = nn.Linear(4, 4)
+        torch.testing.assert_close(fast(X), function(X))
+        assert irc.calls.compiled.statistics(fast).compilations == 6
+        torch.testing.assert_close(fast(X), function(X))
+        assert irc.calls.compiled.statistics(fast).compilations == 6
