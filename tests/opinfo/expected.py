@@ -56,6 +56,7 @@ LEFT: Mapping[str, str] = {
     "nn.GaussianNLLLoss": NUMBER,
     "nn.LSTM": RECURS,
     "nn.RNN": RECURS,
+    "nn.Transformer": NUMBER,
     "nn.functional.ctc_loss": VALUES,
     "nn.functional.gaussian_nll_loss": NUMBER,
     "nn.functional.linear_cross_entropy": WARNS,
