@@ -71,6 +71,7 @@ def _shares(other: object, value: torch.Tensor) -> TypeGuard[torch.Tensor]:
     return (
         isinstance(other, torch.Tensor)
         and other.dtype == value.dtype
+        and (other.is_conj(), other.is_neg()) == (value.is_conj(), value.is_neg())
         and other.untyped_storage()._cdata == value.untyped_storage()._cdata
     )
 

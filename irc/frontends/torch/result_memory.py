@@ -41,15 +41,25 @@ class View:
         strides: in elements.
         offset: of its first element from the first of the other tensor, in its own elements.
         dtype: its own.
+        conjugates: the other tensor's numbers are read as their conjugates, which torch does when
+            somebody reads them.
+        negates: likewise as their negatives, the imaginary part of such a tensor for one.
     """
 
     shape: tuple[Any, ...]
     strides: tuple[Any, ...]
     offset: Any
     dtype: torch.dtype
+    conjugates: bool = False
+    negates: bool = False
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
         """Return the view of a tensor."""
+        made = self._plain(memory)
+        made = made.conj() if self.conjugates else made
+        return torch._neg_view(made) if self.negates else made
+
+    def _plain(self, memory: torch.Tensor) -> torch.Tensor:
         start = memory.storage_offset()
         if memory.dtype is self.dtype:
             return memory.as_strided(self.shape, self.strides, start + self.offset)
@@ -148,7 +158,12 @@ def view_of(node: Node, source: Node) -> View:
     if whole.dtype is not value.dtype:
         start = start * whole.dtype.itemsize // value.dtype.itemsize
     offset = value.storage_offset() - start
-    return View(tuple(value.shape), tuple(value.stride()), offset, value.dtype)
+    is_same = whole.dtype is value.dtype  # a view of other numbers loses what torch does lazily
+    return View(
+        tuple(value.shape), tuple(value.stride()), offset, value.dtype,
+        value.is_conj() != (is_same and whole.is_conj()),
+        value.is_neg() != (is_same and whole.is_neg()),
+    )  # fmt: skip
 
 
 def _order(node: Node) -> tuple[int, ...] | None:
