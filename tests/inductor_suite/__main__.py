@@ -15,14 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import unittest
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.inductor_suite import expected
 from tests.inductor_suite.suite import load, run_test, test_names
-from tests.opinfo.workers import results
+from tests.opinfo.ways import Way
+from tests.opinfo.workers import Task, results
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,10 +55,11 @@ def main() -> int:
     index, of = map(int, options.shard.split("/"))
     names = names[index::of]
     table: dict[str, dict[str, Any]] = {}
-    work = partial(run_test, suite)
-    for name, outcomes, error in results(
-        names, work, seconds=options.seconds, workers=options.workers
+    batches = [[Task(name, Way())] for name in names]
+    for task, outcomes, error in results(
+        batches, partial(_work, suite), seconds=options.seconds, workers=options.workers
     ):
+        name = task.name
         outcome = outcomes[-1] if outcomes else {"verdict": "failing", "reason": error}
         if error:
             outcome = {"verdict": "failing", "reason": error}
@@ -74,6 +78,10 @@ def main() -> int:
         f"{counts['expected']} expected to differ, {counts['failing']} failing"
     )
     return int(counts["failing"] > 0)
+
+
+def _work(suite: type[unittest.TestCase], task: Task) -> Iterator[dict[str, str]]:
+    return run_test(suite, task.name)
 
 
 def _fits(name: str, wanted: str) -> bool:
