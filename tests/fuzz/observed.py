@@ -50,6 +50,8 @@ def observe(scene: Scene, way: Way, *, gradients: bool) -> Observed:
     call: Any
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        # What irc fails on torch runs, with a warning: here it is a failure.
+        warnings.filterwarnings("error", message=r"warning\[internal\]")
         if scene.hook:
             call = way(Module(scene))
             hooked(call, scene.hook, calls)

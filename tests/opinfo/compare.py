@@ -147,7 +147,9 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _within_rounding(a: torch.Tensor, b: torch.Tensor, true: torch.Tensor) -> bool:
     if not (a.dtype.is_floating_point or a.dtype.is_complex):
         return False
-    if not torch.equal(a.isfinite(), b.isfinite()):
+    # What eager rounds to half between its steps may overflow there; a kernel's step does not.
+    kept = a.isfinite() & true.isfinite() & (a.dtype in (torch.float16, torch.bfloat16))
+    if not torch.equal(a.isfinite(), b.isfinite() | kept):
         return False
     allowed = ROUNDING * max(_distance(b, true), torch.finfo(a.dtype).eps * _size(true))
     return _distance(a, true) <= allowed

@@ -52,6 +52,8 @@ def try_entry(name: str, way: Way, most: int | None = None) -> Iterator[Outcome]
     for call in calls(name, way, most):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            # What irc fails on torch runs, with a warning: here it is a failure.
+            warnings.filterwarnings("error", message=r"warning\[internal\]")
             outcome = Trial(name, call, way.backward, *COMPILERS[way.through]).outcome()
         yield outcome
 
