@@ -45,6 +45,7 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
     "no copy": lambda a: a.to(torch.float32).type_as(a),
     "contiguous": lambda a: a.contiguous(),
     "written": lambda a: a.add_(1),
+    "contiguous, written": lambda a: (a.contiguous().add_(1).sum(), a * 2)[1],
     "written, a view": lambda a: a.add_(1).t(),
     "a view, written": lambda a: a.t().add_(1),
     "a part written": lambda a: (a[0].zero_(), a[1:])[1],
@@ -59,10 +60,21 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
     "a turned sum": lambda a: (a.t() + 1, (a + 1).t()),
 }
 
+COPIES: dict[str, Callable[[Tensor], Any]] = {
+    "contiguous": lambda a: a.contiguous(),
+    "reshape": lambda a: a.reshape(2, -1),
+    "no copy": lambda a: a.to(torch.float32).type_as(a),
+    "turned, contiguous": lambda a: a.t().contiguous(),
+    "turned, flat": lambda a: a.t().contiguous().reshape(-1)[2:],
+    "flat, turned": lambda a: (a[1:].ravel(), a.flatten(), a.t().reshape_as(a)),
+}
+"""What gives a view of its operand, or a copy, as that one lies."""
+
 LAID: dict[str, Callable[[], Tensor]] = {
     "rows": lambda: torch.randn(4, 4),
     "columns": lambda: torch.randn(4, 4).t(),
     "gaps": lambda: torch.randn(4, 6)[:, 1:5],
+    "columns with gaps": lambda: torch.randn(4, 6)[:, 1:5].t(),
 }
 
 
@@ -106,6 +118,17 @@ def test_memory_is_eagers(kind: str, grad: bool, dynamic: bool | None) -> None:
     fast = irc.compile(CASES[kind], dynamic=dynamic)
     for laid in LAID:
         compare(CASES[kind], fast, laid, grad, kind)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_copy_for_one_layout_is_a_view_for_another(kind: str, grad: bool) -> None:
+    run = COPIES[kind]
+    for first in LAID:
+        torch._dynamo.reset()
+        fast = irc.compile(run)
+        for laid in (first, *LAID):
+            compare(run, fast, laid, grad, kind)
 
 
 def test_a_view_of_what_dropout_leaves_alone() -> None:

@@ -15,6 +15,7 @@ from torch.fx import Node
 from irc.frontends.torch.assemble import Argument, Result
 from irc.frontends.torch.result_memory import (
     View,
+    may_own,
     origin,
     owner,
     placed,
@@ -100,6 +101,10 @@ class ResultLayout:
         results: of the program: outputs, then others.
         held: parameters and buffers by name.
         plain: leaves that stay results of their own, row by row: those of caches.
+
+    Attributes:
+        viewed: the inputs of whose strides it depends whether a result, or what is written to, is
+            in their memory; known after :meth:`run`.
     """
 
     def __init__(
@@ -120,7 +125,7 @@ class ResultLayout:
             by_name.setdefault(argument.name, node)
         states = [(value, result.name) for value, result in results if result.role == "state"]
         self._written = {value: by_name[name] for value, name in states if name in by_name}
-        self.viewed: set[int] = set()
+        self.viewed = {self._input[x] for x in self._written.values() if x in self._input}
 
     def _node(self, index: int) -> Node | None:
         """Return the node of a leaf that is a tensor of the program."""
@@ -159,6 +164,9 @@ class ResultLayout:
                 made.append(output)
                 continue
             value, result = self._results[output.position]
+            # Other strides of such an argument give a copy for a view, or the other way round.
+            if isinstance(value, Node) and (source := may_own(value)) in self._input:
+                self.viewed.add(self._input[source])
             if (found := known.get(i)) is not None:
                 made.append(found)
                 continue
@@ -183,8 +191,8 @@ class ResultLayout:
         is_same = node is base or node in self._written
         view = None if is_same else view_of(node, base)
         if source in self._input:
-            if view is not None:
-                self.viewed.add(self._input[source])
+            # Where it is that itself, it may be what `contiguous` gave, which leaves no trace then.
+            self.viewed.add(self._input[source])
             return Output(None, given=self._input[source], view=view)
         argument = self._arguments[source]
         if argument.role in ("parameter", "buffer") and argument.name in self._held:

@@ -125,6 +125,24 @@ def owner(node: Node) -> Node:
     return node
 
 
+def may_own(node: Node) -> Node | None:
+    """Return the argument in whose memory a node's tensor lies or not, as its strides decide."""
+    is_open = False
+    while True:
+        op = node.target
+        if isinstance(op, torch._ops.OpOverload) and op._schema.name in PERHAPS:
+            base = node.args[0]
+            # A tensor of another dtype is a copy, however its operand lies.
+            if not isinstance(base, Node) or base.meta["val"].dtype is not node.meta["val"].dtype:
+                return None
+            is_open = True
+        else:
+            base = _viewed(node)
+        if base is None:
+            return node if is_open and node.op == "placeholder" else None
+        node = base
+
+
 def _viewed(node: Node) -> Node | None:
     """Return the operand that a node's tensor is a view of."""
     call = node.args[0] if node.target is getitem else node
