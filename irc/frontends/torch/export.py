@@ -21,6 +21,7 @@ from irc.frontends.torch.experts import whole_experts
 from irc.frontends.torch.flex import plain_flex_attention
 from irc.frontends.torch.fresh_writes import renew
 from irc.frontends.torch.locations import user_frames
+from irc.frontends.torch.own_containers import own_containers
 from irc.frontends.torch.repeat import expand, stubbed
 from irc.frontends.torch.table import row_of
 
@@ -108,7 +109,10 @@ def export(
 def _exported(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
-    return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    with own_containers(module):
+        return torch.export.export(
+            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+        )
 
 
 def transforms(module: GraphModule) -> bool:

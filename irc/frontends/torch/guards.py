@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from operator import is_
-from types import CellType
 from typing import Any
 
 import torch
@@ -16,8 +15,9 @@ from torch.utils import _pytree as pytree
 from irc.frontends.torch.export import shape_specs
 from irc.frontends.torch.hooks import layer_hooks
 from irc.frontends.torch.kinds import peculiar_argument
-from irc.frontends.torch.quick import CONTENT, Quick, accepting, holding, same_contents
-from irc.frontends.torch.reach import Reach, reach
+from irc.frontends.torch.outside import Outside
+from irc.frontends.torch.quick import Quick, accepting, holding
+from irc.frontends.torch.reach import reach
 from irc.frontends.torch.sizes import dims_of
 from irc.frontends.torch.structure import argument_names
 
@@ -92,23 +92,22 @@ class Guards:
     flat: bool
     hooks: tuple[dict[int, Any], ...]
     hooked: list[dict[int, Any]]
-    cells: tuple[CellType, ...] = ()
-    contents: tuple[Any, ...] = ()
+    outside: Outside
 
     @staticmethod
     def of(
         module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], dynamic_shapes: Any = None
     ) -> Guards:
         """Note the state of a module, of the interpreter and of the arguments at capture."""
-        outside = reach(vars(module)["forward"]) if "forward" in vars(module) else Reach()
-        parts = (module, *outside.modules)
-        attributes = [*outside.plain, *(each for part in parts for each in _attributes(part))]
-        tensors = [*outside.held, *(each for part in parts for each in _held(part))]
+        read = reach(vars(module).get("forward", module))
+        parts = {id(part): part for part in (module, *read.modules)}.values()
+        attributes = [*read.plain, *(each for part in parts for each in _attributes(part))]
+        tensors = [*read.held, *(each for part in parts for each in _held(part))]
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         names = argument_names(module.forward, args, kwargs)
         _, specs = shape_specs(module.forward, tuple(args), kwargs, dynamic_shapes)
         held = tuple(slots[key] for _, slots, key in tensors)
-        every = {id(each): each for each in (*held, *outside.tensors)}.values()
+        every = {id(each): each for each in (*held, *read.tensors)}.values()
         memory = tuple(each for each in every if type(each) in (torch.Tensor, nn.Parameter))
         hooks = layer_hooks(module)
         return Guards(
@@ -128,8 +127,7 @@ class Guards:
             flat=not kwargs and all(isinstance(arg, torch.Tensor) for arg in args),
             hooks=hooks,
             hooked=[dict(each) for each in hooks] if any(hooks) else [],
-            cells=tuple(outside.cells),
-            contents=tuple(map(CONTENT, outside.cells)),
+            outside=read.outside(),
         )
 
     def opened(self, shapes: Mapping[int, Sequence[Any]]) -> Guards:
@@ -228,8 +226,8 @@ class Guards:
             return self._memory()
         if (any(self.hooks) or self.hooked) and [*self.hooks] != self.hooked:
             return "layers have other hooks than at compile time"
-        if self.cells and not same_contents(self.cells, self.contents):
-            return "a variable of an enclosing function is another than at compile time"
+        if self.outside and (reason := self.outside.change()) is not None:
+            return reason
         return self._arguments(args, kwargs or {})
 
     def quick(self) -> Quick | None:
@@ -248,11 +246,12 @@ class Guards:
             for leaf in self.leaves
         ):
             return None
+        outside = self.outside.holds if self.outside else None
         slots = (self.slots, self.values, self.held_slots, self.held, self.tensors, self.pointers,
-                 self.hooks, self.cells, self.contents)  # fmt: skip
+                 self.hooks, outside)  # fmt: skip
         sizes = [torch.Size([n for n in x.shape if isinstance(n, int)]) for x in self.leaves]
         wanted = [(n, x.dtype, x.requires_grad) for n, x in zip(sizes, self.leaves, strict=True)]
-        guarded = self.held or self.slots or self.cells or self.tensors
+        guarded = self.held or self.slots or outside or self.tensors
         holds = holding(*slots) if guarded else None
         return Quick(len(wanted), self.grad, accepting(wanted), holds)
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from operator import attrgetter, is_
-from types import CellType
+from operator import is_
 from typing import Any, TypeAlias
 
 import torch
@@ -96,8 +95,7 @@ def holding(
     tensors: Sequence[torch.Tensor],
     pointers: list[int],
     hooks: tuple[dict[int, Any], ...] = (),
-    cells: tuple[CellType, ...] = (),
-    contents: tuple[Any, ...] = (),
+    outside: Callable[[], bool] | None = None,
 ) -> Callable[[], bool]:
     """Return a check of what a module holds.
 
@@ -109,8 +107,7 @@ def holding(
         tensors: those among them whose memory has to be the same, too.
         pointers: the addresses of that.
         hooks: what has to be empty.
-        cells: of closures.
-        contents: what they held.
+        outside: checks what else is read.
     """
     get, address = dict.get, torch.Tensor.data_ptr
 
@@ -121,21 +118,8 @@ def holding(
             return False
         if any(hooks):
             return False
-        if cells and not same_contents(cells, contents):
+        if outside is not None and not outside():
             return False
         return not slots or tuple(starmap(get, slots)) == values
 
     return holds
-
-
-CONTENT = attrgetter("cell_contents")
-"""Reads a variable of an enclosing function."""
-
-
-def same_contents(cells: Sequence[CellType], contents: Sequence[Any]) -> bool:
-    """Return whether variables of enclosing functions are what they were, or equal numbers."""
-    now = [*map(CONTENT, cells)]
-    return all(map(is_, now, contents)) or all(
-        a is b or (isinstance(a, int | float | str) and type(a) is type(b) and a == b)
-        for a, b in zip(now, contents, strict=True)
-    )

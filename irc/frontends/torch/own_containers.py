@@ -1,0 +1,47 @@
+"""Lists and dictionaries of modules that a trace leaves to them.
+
+After a trace torch.export puts copies of them into the modules, so that what a forward did to them
+is undone. Whoever holds one would then write to what the module no longer reads.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+
+@contextmanager
+def own_containers(module: nn.Module) -> Generator[None]:
+    """Give modules their own containers back at the end, with the items that they had before."""
+    held = [
+        (vars(child), name, value)
+        for child in module.modules()
+        for name, value in vars(child).items()
+        if type(value) in (dict, list)
+    ]
+    try:
+        yield
+    finally:
+        for slots, name, value in held:
+            if (copy := slots.get(name)) is not value:
+                slots[name] = _filled(value, copy)
+
+
+def _filled(own: Any, copy: Any) -> Any:
+    """Return a container with the items of its copy; a leaf of the copy as it is."""
+    if type(own) is not type(copy):
+        return copy
+    if type(own) is dict:
+        items = {key: _filled(own.get(key), value) for key, value in copy.items()}
+        own.clear()
+        own.update(items)
+    elif type(own) is list:
+        before = own + [None] * (len(copy) - len(own))
+        own[:] = [_filled(a, b) for a, b in zip(before, copy, strict=False)]
+    else:
+        return copy
+    return own
