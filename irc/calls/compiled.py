@@ -28,7 +28,7 @@ from irc.calls.version import Version, gathered, placements_for
 from irc.collection import collection_held
 from irc.constraints.pins import pin
 from irc.errors import IrcError
-from irc.frontends.torch.capture import capture
+from irc.frontends.torch.capture import Captured, capture
 from irc.frontends.torch.examples import check_devices
 from irc.frontends.torch.export import as_module, shape_specs
 from irc.frontends.torch.faces import face, subclass
@@ -103,6 +103,7 @@ class Dispatcher:
         self._by_torch: ByTorch | None = None
         self._hooks: tuple[dict[int, Any], ...] = ()
         self._is_broken = False
+        self._effects = 0
         self.is_frozen = False
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -138,7 +139,8 @@ class Dispatcher:
                 return self._through_torch(args, kwargs)
             if failed is not None:
                 found = self._through_torch(args, kwargs, failed)
-                self._is_broken = True
+                # What a first call does once, such as to fill an attribute, later ones may not do.
+                self._is_broken = self._effects != 1
                 return found
             if version is None:
                 return self._eager(args, kwargs, reason)
@@ -239,6 +241,7 @@ class Dispatcher:
             if opened is not None:
                 return opened
         captured = capture(self.original, *call, hooks=False, memory=True)
+        self._check_effects(captured)
         if fixed:
             self._recompiles.add_fixed(fixed)
         if captured.is_entangled and self.options.backend == "cpu":
@@ -247,6 +250,17 @@ class Dispatcher:
         plan = make_plan(captured.program, self.options, keep_ir=False)
         tensors = captured.program.tensors
         return Version(captured, executor_of(plan, tensors, store=self._store, draws=True))
+
+    def _check_effects(self, captured: Captured) -> None:
+        """Leave calls to Dynamo that do more than a program can say."""
+        if captured.effect and self.options.backend == "cpu":
+            self._effects += 1
+            raise IrcError(
+                "capture-failed",
+                "a call changes more than its arguments and what the module holds",
+                because=captured.effect,
+                help="return what is to be kept, or call it where Python may run in between",
+            )
 
     def _opened(
         self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -266,6 +280,7 @@ class Dispatcher:
             if chosen is not True:
                 raise
             return None, str(error)
+        self._check_effects(captured)
         if captured.is_entangled:
             return None, ""
         opened = captured.open is not None and bool(captured.open.places)

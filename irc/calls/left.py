@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from torch._dynamo.exc import RestartAnalysis
+
 from irc.errors import IrcError
 from irc.pipeline import Options
 
@@ -30,11 +32,15 @@ def is_bug(error: Exception) -> bool:
 def can_be_left(error: Exception, options: Options) -> bool:
     """True for what torch can run in irc's place: what irc does not take, and what it fails on.
 
+    By some exceptions Dynamo asks itself for another trace: those are its own.
+
     With ``fullgraph`` or ``verify_each`` a bug is not passed over: whoever asks for them wants to
     see it.
     """
     if isinstance(error, IrcError):
         return CODES.issuperset(error.codes)
+    if isinstance(error, RestartAnalysis):
+        return False
     return not options.fullgraph and options.verify_each is None
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule, Node
 
 from irc.calls.left import leave
@@ -118,7 +119,8 @@ def compile_through_aot(
         try:
             return compiler(gm, list(inputs))
         except Exception as error:
-            if is_traced:
+            # Dynamo is to trace it again with more numbers fixed: no failure.
+            if is_traced or isinstance(error, RestartAnalysis):
                 raise
             first = str(error).strip().split("\n")[0]
             raise IrcError(

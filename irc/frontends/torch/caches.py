@@ -8,10 +8,11 @@ traced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -49,19 +50,25 @@ class Watch:
 
     Attributes:
         kept: for each cache among the results, which of the given ones it is; None for a new one.
+        effect: what the call did besides, in words; nothing for a call that gives results alone.
     """
 
     kept: list[int | None] = field(default_factory=list[int | None])
+    effect: str = ""
 
-    def over(self, module: nn.Module, *, hooks: bool = True) -> nn.Module:
+    def over(
+        self, module: nn.Module, *, hooks: bool = True, changed: Callable[[], str] = str
+    ) -> nn.Module:
         """Return a face of a module whose calls are watched.
 
         Args:
             module: what is to be called.
             hooks: run its own hooks, too; without, a call is its ``forward`` and nothing else.
+            changed: says what of the module's state is another than it was.
         """
 
         def call(own: Any, *args: Any, **kwargs: Any) -> Any:
+            before, records = changed(), torch.is_grad_enabled()
             output = (
                 type(module).__call__(own, *args, **kwargs)
                 if hooks
@@ -72,6 +79,13 @@ class Watch:
                 given.index(id(cache)) if id(cache) in given else None
                 for cache in caches_in(output)
             ]
+            after = changed()
+            self.effect = "" if after == before else after
+            leaves = pytree.tree_leaves(output)
+            if torch.is_grad_enabled() is not records:
+                self.effect = "whether autograd records is switched"
+            elif any(isinstance(leaf, torch.Tensor) and leaf.grad_fn for leaf in leaves):
+                self.effect = "autograd is switched on for a result"
             return output
 
         return face(subclass(type(module), __call__=call), module)

@@ -28,7 +28,7 @@ from irc.frontends.torch.caches import (
     put_together,
     spans_of,
 )
-from irc.frontends.torch.examples import bound, check_leaves, positional
+from irc.frontends.torch.examples import bound, check_held, check_leaves, positional
 from irc.frontends.torch.export import as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
@@ -75,6 +75,7 @@ class Captured:
             for the example's sizes, and others come from :meth:`at`.
         is_entangled: results share memory with each other or with arguments, and writes to it are
             part of the program, which does not say so: it gives numbers alone.
+        effect: what a call does besides, and the program does not: it changes an attribute, say.
     """
 
     program: Program
@@ -92,6 +93,7 @@ class Captured:
     parts_spec: pytree.TreeSpec | None = None
     open: OpenSizes | None = None
     is_entangled: bool = False
+    effect: str = ""
 
     def numbered(self, values: Mapping[str, int]) -> Captured:
         """Return the same capture with numbers for the sizes of views.
@@ -186,6 +188,7 @@ def capture(
     check_leaves(leaf_names, args, kwargs)
     args, kwargs = _placed(module, args, kwargs)
     guards = Guards.of(module, args, kwargs, None if keep_open else dynamic_shapes)
+    check_held(guards.held_names, guards.held)
     watch = Watch()
     with explained(module_or_function):
         if keep_open:
@@ -193,10 +196,13 @@ def capture(
         else:
             spec, leaf_specs = shape_specs(module.forward, args, kwargs, dynamic_shapes)
         traced: list[Any] = []
-        watched = watch.over(module, hooks=hooks)
-        exported = export(
-            watched, args, kwargs, spec, lambda found: traced.append(sharing_of(found))
-        )
+        watched = watch.over(module, hooks=hooks, changed=guards.changed)
+        try:
+            exported = export(
+                watched, args, kwargs, spec, lambda found: traced.append(sharing_of(found))
+            )
+        finally:
+            guards.restore()
     if looks_at_memory(exported.graph_module):
         guards = guards.lying(args, kwargs)
     leaves = pytree.tree_leaves((args, kwargs))
@@ -255,6 +261,7 @@ def capture(
         parts_spec=parts[1],
         open=found,
         is_entangled=is_entangled,
+        effect=watch.effect,
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from irc.errors import IrcError
-from irc.frontends.torch.kinds import peculiar_argument
+from irc.frontends.torch.kinds import acts_by_itself, peculiar_argument
 
 
 def positional(args: Any) -> tuple[Any, ...]:
@@ -74,6 +74,25 @@ def check_leaves(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str,
                 "capture-failed",
                 f"the argument '{name}' is {what}",
                 help="take dense tensors, numbers, and lists, tuples, dicts or dataclasses of them",
+            )
+
+
+def check_held(names: Sequence[str], values: Sequence[Any]) -> None:
+    """Refuse a module that holds tensors which do more than their numbers say.
+
+    Args:
+        names: of parameters and buffers.
+        values: what they are.
+
+    Raises:
+        IrcError: ``capture-failed``.
+    """
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, torch.Tensor) and acts_by_itself(type(value)):
+            raise IrcError(
+                "capture-failed",
+                f"'{name}' is a tensor of class {type(value).__name__}",
+                because="its class says what torch's functions do",
             )
 
 

@@ -13,9 +13,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.export import shape_specs
+from irc.frontends.torch.held import attributes, sized
+from irc.frontends.torch.held import held as held_by
 from irc.frontends.torch.hooks import layer_hooks
 from irc.frontends.torch.kinds import peculiar_argument
-from irc.frontends.torch.outside import Outside
+from irc.frontends.torch.outside import Outside, same
 from irc.frontends.torch.quick import Quick, accepting, holding
 from irc.frontends.torch.reach import reach
 from irc.frontends.torch.sizes import dims_of
@@ -93,6 +95,8 @@ class Guards:
     hooks: tuple[dict[int, Any], ...]
     hooked: list[dict[int, Any]]
     outside: Outside
+    sized: tuple[dict[str, Any], ...]
+    counts: tuple[int, ...]
 
     @staticmethod
     def of(
@@ -101,14 +105,19 @@ class Guards:
         """Note the state of a module, of the interpreter and of the arguments at capture."""
         read = reach(vars(module).get("forward", module))
         parts = {id(part): part for part in (module, *read.modules)}.values()
-        attributes = [*read.plain, *(each for part in parts for each in _attributes(part))]
-        tensors = [*read.held, *(each for part in parts for each in _held(part))]
+        options = [*read.plain, *(each for part in parts for each in attributes(part))]
+        tensors = [*read.held, *(each for part in parts for each in held_by(part))]
+        sizes = {id(each): each for part in parts for each in sized(part)}.values()
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         names = argument_names(module.forward, args, kwargs)
         _, specs = shape_specs(module.forward, tuple(args), kwargs, dynamic_shapes)
         held = tuple(slots[key] for _, slots, key in tensors)
         every = {id(each): each for each in (*held, *read.tensors)}.values()
-        memory = tuple(each for each in every if type(each) in (torch.Tensor, nn.Parameter))
+        memory = tuple(
+            each
+            for each in every
+            if type(each) in (torch.Tensor, nn.Parameter) and each.layout is torch.strided
+        )
         hooks = layer_hooks(module)
         return Guards(
             spec=spec,
@@ -116,9 +125,9 @@ class Guards:
             leaves=tuple(map(_leaf, names, leaves, specs)),
             grad=torch.is_grad_enabled(),
             autocast=_autocast(),
-            slots=tuple((slots, key) for _, slots, key in attributes),
-            slot_names=tuple(name for name, _, _ in attributes),
-            values=tuple(slots[key] for _, slots, key in attributes),
+            slots=tuple((slots, key) for _, slots, key in options),
+            slot_names=tuple(name for name, _, _ in options),
+            values=tuple(slots[key] for _, slots, key in options),
             held_slots=tuple((slots, key) for _, slots, key in tensors),
             held_names=tuple(name for name, _, _ in tensors),
             held=held,
@@ -128,6 +137,8 @@ class Guards:
             hooks=hooks,
             hooked=[dict(each) for each in hooks] if any(hooks) else [],
             outside=read.outside(),
+            sized=tuple(sizes),
+            counts=tuple(map(len, sizes)),
         )
 
     def opened(self, shapes: Mapping[int, Sequence[Any]]) -> Guards:
@@ -217,10 +228,12 @@ class Guards:
             return f"gradients are {_on(not self.grad)}, compiled with them {_on(self.grad)}"
         if _autocast() != self.autocast:
             return f"autocast is {_autocast()}, compiled with {self.autocast}"
-        if tuple(starmap(dict.get, self.slots)) != self.values:
+        if not same(self.values, tuple(starmap(dict.get, self.slots))):
             return self._attribute()
         if not all(map(is_, starmap(dict.get, self.held_slots), self.held)):
             return self._tensor()
+        if tuple(map(len, self.sized)) != self.counts:
+            return "a module has more attributes, tensors or layers than at compile time, or fewer"
         # `parameter.data = other` keeps the object and changes its memory.
         if [each.data_ptr() for each in self.tensors] != self.pointers:
             return self._memory()
@@ -229,6 +242,24 @@ class Guards:
         if self.outside and (reason := self.outside.change()) is not None:
             return reason
         return self._arguments(args, kwargs or {})
+
+    def changed(self) -> str:
+        """Say what of a module's state, of globals or collections is another now, if anything is.
+
+        While a module is traced, fake tensors stand for what it holds: those are not looked at.
+        """
+        if not same(self.values, tuple(starmap(dict.get, self.slots))):
+            return self._attribute()
+        if tuple(map(len, self.sized)) != self.counts:
+            return "an attribute was added or deleted"
+        return self.outside.change() or ""
+
+    def restore(self) -> None:
+        """Undo what a trace has done to attributes, globals and collections."""
+        for (slots, key), value in zip(self.slots, self.values, strict=True):
+            if slots.get(key) is not value:
+                slots[key] = value
+        self.outside.restore()
 
     def quick(self) -> Quick | None:
         """Return quick checks of positional arguments, None where they are not all plain tensors.
@@ -248,10 +279,10 @@ class Guards:
             return None
         outside = self.outside.holds if self.outside else None
         slots = (self.slots, self.values, self.held_slots, self.held, self.tensors, self.pointers,
-                 self.hooks, outside)  # fmt: skip
+                 self.hooks, outside, self.sized, self.counts)  # fmt: skip
         sizes = [torch.Size([n for n in x.shape if isinstance(n, int)]) for x in self.leaves]
         wanted = [(n, x.dtype, x.requires_grad) for n, x in zip(sizes, self.leaves, strict=True)]
-        guarded = self.held or self.slots or outside or self.tensors
+        guarded = self.held or self.slots or outside or self.tensors or self.sized
         holds = holding(*slots) if guarded else None
         return Quick(len(wanted), self.grad, accepting(wanted), holds)
 
@@ -291,7 +322,7 @@ class Guards:
 
     def _attribute(self) -> str:
         for name, (slots, key), old in zip(self.slot_names, self.slots, self.values, strict=True):
-            if slots.get(key) != old:
+            if not same((old,), (slots.get(key),)):
                 return f"'{name}' is {slots.get(key)!r}, compiled for {old!r}"
         return "an attribute of the module changed"
 
@@ -346,29 +377,6 @@ def _leaf(name: str, value: Any, spec: Any) -> Leaf:
             # A dim without a name varies by itself.
             shape[index] = getattr(dim, "__name__", None) or f"{name}.{index}"
     return Leaf(name, tuple(shape), value.dtype, value.device, value.requires_grad)
-
-
-def _attributes(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
-    """Return plain attributes that traced code can read; of torch's modules the training flag."""
-    found: list[tuple[str, dict[str, Any], str]] = []
-    for path, child in module.named_modules():
-        own = type(child).__module__.startswith("torch.")
-        for key, value in vars(child).items():
-            wanted = key == "training" or (not own and not key.startswith("_"))
-            if wanted and isinstance(value, bool | int | float | str | None):
-                found.append((f"{path}.{key}" if path else key, vars(child), key))
-    return found
-
-
-def _held(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
-    """Return the parameters, buffers and layers, which must stay the same objects."""
-    found: list[tuple[str, dict[str, Any], str]] = []
-    for path, child in module.named_modules():
-        for slots in (child._parameters, child._buffers, child._modules):
-            for key, value in slots.items():
-                if value is not None:
-                    found.append((f"{path}.{key}" if path else key, slots, key))
-    return found
 
 
 def _autocast() -> tuple[bool, Any]:

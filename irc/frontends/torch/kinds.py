@@ -28,6 +28,18 @@ def peculiar(value: torch.Tensor) -> str | None:
     return None
 
 
+def acts_by_itself(cls: type[torch.Tensor]) -> bool:
+    """True for a class of tensors that says what torch's functions do with them."""
+    if cls in PLAIN or hasattr(cls, "__tensor_flatten__"):
+        return False
+    own: Any = cls.__torch_function__
+    plain: Any = torch.Tensor.__torch_function__
+    return getattr(own, "__func__", own) not in (
+        plain.__func__,
+        torch._C._disabled_torch_function_impl,
+    )
+
+
 def peculiar_argument(value: Any, device: str = "") -> str | None:
     """Return what is no tensor that a compiled call takes, in words; None for all else.
 

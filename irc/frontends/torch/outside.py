@@ -43,16 +43,32 @@ class Outside:
 
     def holds(self) -> bool:
         """Return whether all is as it was."""
-        return _same(self.contents, [*starmap(_read, self.fields)]) and all(
-            map(_same, self.items, map(_items, self.containers))
+        return same(self.contents, [*starmap(_read, self.fields)]) and all(
+            map(same, self.items, map(_items, self.containers))
         )
+
+    def restore(self) -> None:
+        """Give lists, dictionaries and sets the items that they had."""
+        for container, items in zip(self.containers, self.items, strict=True):
+            if same(items, _items(container)):
+                continue
+            if isinstance(container, list):
+                container[:] = items
+                continue
+            container.clear()
+            half = len(items) // 2
+            container.update(
+                zip(items[:half], items[half:], strict=True)
+                if isinstance(container, dict)
+                else items
+            )
 
     def change(self) -> str | None:
         """Return what is another than at capture, None where nothing is."""
         for (_, name), then, now in zip(
             self.fields, self.contents, starmap(_read, self.fields), strict=True
         ):
-            if not _same((then,), (now,)):
+            if not same((then,), (now,)):
                 named = "a variable of an enclosing function" if name == CELL else f"'{name}'"
                 return f"{named} is another than at compile time"
         if not self.holds():
@@ -61,6 +77,9 @@ class Outside:
 
 
 CELL = "cell_contents"
+
+PLAIN = (int, float, complex, str, bytes)
+"""Values that are compared as such."""
 
 
 def _read(owner: Any, name: str) -> Any:
@@ -76,11 +95,16 @@ def _items(container: Container) -> list[Any]:
     return [*container]
 
 
-def _same(then: Sequence[Any], now: Sequence[Any]) -> bool:
+def same(then: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Return whether values are the same objects, or equal numbers, strings and tuples of them."""
     return len(then) == len(now) and (
         all(map(is_, then, now))
         or all(
-            a is b or (type(a) is type(b) and isinstance(a, int | float | str) and a == b)
+            a is b
+            or (
+                type(a) is type(b)
+                and (same(a, b) if isinstance(a, tuple) else isinstance(a, PLAIN) and a == b)
+            )
             for a, b in zip(then, now, strict=True)
         )
     )

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
+from irc.frontends.torch.outside import same
+
 Slots: TypeAlias = Sequence[tuple[dict[str, Any], str]]
 """Entries of dictionaries: where modules hold attributes, tensors and layers."""
 
@@ -96,6 +98,8 @@ def holding(
     pointers: list[int],
     hooks: tuple[dict[int, Any], ...] = (),
     outside: Callable[[], bool] | None = None,
+    sized: tuple[Any, ...] = (),
+    counts: tuple[int, ...] = (),
 ) -> Callable[[], bool]:
     """Return a check of what a module holds.
 
@@ -108,6 +112,8 @@ def holding(
         pointers: the addresses of that.
         hooks: what has to be empty.
         outside: checks what else is read.
+        sized: dictionaries of modules.
+        counts: of their entries.
     """
     get, address = dict.get, torch.Tensor.data_ptr
 
@@ -120,6 +126,12 @@ def holding(
             return False
         if outside is not None and not outside():
             return False
-        return not slots or tuple(starmap(get, slots)) == values
+        if sized and (*map(len, sized),) != counts:
+            return False
+        return (
+            not slots
+            or all(map(is_, starmap(get, slots), values))
+            or same(values, (*starmap(get, slots),))
+        )
 
     return holds
