@@ -104,7 +104,7 @@ def window_size(
     span = size + (low + high - reach)
     # Asked of a trace, too: a program for a window that fits is not for one that does not.
     asked = isinstance(span, Size) and is_traced() and low + high < reach
-    if asked and stride > 1 and decided("<", span):
+    if asked and decided("<", span):
         raise ShapeError(f"a window over {reach} elements does not fit in {size}")
     if isinstance(span, Size) and stride == 1:
         return span + 1
@@ -283,11 +283,36 @@ def _take(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
 
 
 def _gather(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    return [(operands[1][0], operands[0][1])]
+    (table, dtype), (indices, _) = operands
+    check_within(indices, table, attrs["dim"])
+    return [(indices, dtype)]
+
+
+def _scatter(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    (table, _), (indices, _), (updates, _) = operands
+    check_within(indices, table, attrs["dim"])
+    check_within(indices, updates, None)
+    return [operands[0]]
+
+
+def check_within(indices: Shape, other: Shape, dim: int | None) -> None:
+    """Check that indices are no more than the elements of a tensor, but along one dim.
+
+    Raises:
+        ShapeError: where they are, or have another number of dims.
+    """
+    pairs = [p for i, p in enumerate(zip(indices, other, strict=False)) if i != dim]
+    if len(indices) != len(other) or any(decided("<", size - own) for own, size in pairs):
+        raise ShapeError(f"indices of {[*map(str, indices)]} into {[*map(str, other)]}")
 
 
 def _convolution(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     (x, dtype), (w, _) = operands[0], operands[1]
+    if len(x) != len(w) or len(w) != len(attrs["strides"]) + 2:
+        raise ShapeError(f"convolution of {len(x)} dims by a kernel of {len(w)}")
+    for bias, _ in operands[2:]:
+        if not equal_shapes(bias, w[:1]):
+            raise ShapeError(f"a bias of {[*map(str, bias)]} for {w[0]} channels")
     if x[1] != w[1] * attrs["groups"]:
         raise ShapeError(
             f"convolution of {x[1]} channels in {attrs['groups']} groups by a kernel of {w[1]}"
@@ -334,7 +359,7 @@ INFER: Mapping[str, Callable[[Attrs, Sequence[Signature]], list[Signature]]] = {
     "flow.pad": _pad,
     "flow.take": _take,
     "flow.gather": _gather,
-    "flow.scatter": _same,
+    "flow.scatter": _scatter,
     "flow.convolution": _convolution,
     "flow.sort": _sort,
     "flow.top_k": _top_k,

@@ -112,10 +112,8 @@ class Importer(FunctionValues):
         """
         graph = self.source.model.graph
         scope: Scope = ChainMap()
-        stored = {tensor.name for tensor in (*graph.initializer, *self.source.stored)}
         for given in graph.input:
-            if given.name not in stored:
-                scope[given.name] = input_value(self, given)
+            scope[given.name] = input_value(self, given)
         for tensor in self.source.stored:
             scope[tensor.name] = self._stored(tensor)
         self.convert(graph, scope, "node")

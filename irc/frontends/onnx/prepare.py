@@ -45,7 +45,8 @@ def prepare(source: Source) -> Source:
     expanded = expand(skeleton, source)
     model = onnx.ModelProto()
     model.CopyFrom(expanded)
-    known = {tensor.name for tensor in source.constants}
+    # A value that the file holds is no input of a call, whether or not it is listed as one.
+    known = {tensor.name for tensor in (*source.constants, *model.graph.initializer)}
     inputs = [given for given in model.graph.input if given.name not in large | known]
     model.graph.initializer.extend(source.constants)
     del model.graph.input[:]

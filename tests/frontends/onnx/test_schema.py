@@ -102,21 +102,85 @@ def test_a_converter_that_fails_is_no_internal_error(monkeypatch: pytest.MonkeyP
     assert "model:node 0 (Relu)" in refused.value.where
 
 
-def test_a_model_that_a_late_step_fails_on_is_judged(tmp_path: Path) -> None:
-    """Labels of one dim too few go to torch, whose op no converter looks at."""
-    graph = helper.make_graph(
-        [helper.make_node("NegativeLogLikelihoodLoss", ["x", "t"], ["y"], reduction="sum")], "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 5, 6, 6]),
-         helper.make_tensor_value_info("t", TensorProto.INT64, [3, 6])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])],
-    )  # fmt: skip
-    found = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
-    found.ir_version = 9
-    (tmp_path / "model.onnx").write_bytes(found.SerializeToString())
-    with pytest.raises(IrcError, match="onnx refuses the model") as refused:
-        compile_file(str(tmp_path / "model.onnx"), str(tmp_path / "out"))
+MISFITS: Mapping[str, tuple[NodeProto, Mapping[str, Any]]] = {
+    "labels of one dim too few": (
+        node("NegativeLogLikelihoodLoss", "x", "t", reduction="sum"),
+        {"x": [3, 5, 6, 6], "t": (TensorProto.INT64, [3, 6])},
+    ),
+    "a bias of four dims": (
+        node("Conv", "x", "w", "x"), {"x": [1, 1, 5, 5], "w": [1, 1, 3, 3]},
+    ),
+    "a bias of another size": (
+        node("Conv", "x", "w", "c"), {"x": [1, 1, 5, 5], "w": [2, 1, 3, 3], "c": [3]},
+    ),
+    "indices of more columns than the data": (
+        node("ScatterElements", "x", "i", "u"),
+        {"x": [4, 2], "i": (TensorProto.INT64, [2, 3]), "u": [2, 3]},
+    ),
+    "indices of more rows than the updates": (
+        node("ScatterElements", "x", "i", "u"),
+        {"x": [4, 3], "i": (TensorProto.INT64, [2, 3]), "u": [1, 3]},
+    ),
+    "indices of more columns than the table": (
+        node("GatherElements", "x", "i"), {"x": [4, 2], "i": (TensorProto.INT64, [2, 3])},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_operands_that_do_not_fit_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(IrcError) as refused:
+        compiled(of(*MISFITS[name]), tmp_path)
     assert refused.value.code == "onnx-invalid"
-    assert not (tmp_path / "out").exists()
+    assert "does not fit its operands" in refused.value.message
+
+
+@pytest.mark.parametrize(("kind", "least"), [("AveragePool", 3), ("Conv", 5)])
+def test_sizes_in_which_no_window_fits_are_not_served(
+    kind: str, least: int, tmp_path: Path
+) -> None:
+    """The plan is tried at its least size, where a window of stride 1 has to fit too."""
+    shapes: Mapping[str, Any] = {"x": [1, 1, "L"]}
+    wanted = node("AveragePool", "x", kernel_shape=[2], dilations=[2])
+    if kind == "Conv":
+        shapes, wanted = {**shapes, "w": [1, 1, 3]}, node("Conv", "x", "w", dilations=[2])
+    assert f"open sizes  L {least}.." in compiled(of(wanted, shapes, opset=22), tmp_path)
+
+
+def test_a_scatter_of_open_rows_has_as_many_as_its_indices(tmp_path: Path) -> None:
+    scatter = node("ScatterElements", "x", "i", "u")
+    shapes = {"x": ["n", 3], "i": (TensorProto.INT64, [2, 3]), "u": ["n", 3]}
+    assert "open sizes  n 2.." in compiled(of(scatter, shapes), tmp_path)
+
+
+@pytest.mark.parametrize("version", [3, 9])
+def test_an_initializer_that_is_listed_as_an_input_has_no_open_sizes(
+    version: int, tmp_path: Path
+) -> None:
+    """Older files list all; the host of a program reads sizes from what calls give."""
+    found = of(node("NonZero", "z"), {"x": ["n", "m"], "w": ["k"]}, result=TensorProto.INT64)
+    found.graph.node.insert(0, helper.make_node("Add", ["x", "w"], ["z"]))
+    found.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "w"))
+    found.ir_version = version
+    assert "open sizes  n, m" in compiled(found, tmp_path)
+
+
+def of(
+    wanted: NodeProto, shapes: Mapping[str, Any], *, opset: int = 18, result: int = 1
+) -> onnx.ModelProto:
+    """Return a model of one node; inputs are float, or of the type beside their shape."""
+    typed = {n: s if isinstance(s, tuple) else (TensorProto.FLOAT, s) for n, s in shapes.items()}
+    inputs = [helper.make_tensor_value_info(n, kind, s) for n, (kind, s) in typed.items()]
+    outputs = [helper.make_tensor_value_info("y", result, None)]
+    graph = helper.make_graph([wanted], "g", inputs, outputs)
+    found = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    found.ir_version = 9
+    return found
+
+
+def compiled(found: onnx.ModelProto, folder: Path) -> str:
+    (folder / "model.onnx").write_bytes(found.SerializeToString())
+    return compile_file(str(folder / "model.onnx"), str(folder / "out"))
 
 
 def test_an_op_that_the_opset_lacks_is_named() -> None:
