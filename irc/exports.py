@@ -190,24 +190,38 @@ def compile_file(
         pins=pins_option(pins),
     )
     check_target(Path(out), force=force)
-    from irc.frontends.onnx import load_onnx
+    from irc.frontends.onnx.misuse import judging
     from irc.frontends.onnx.read import read_model
     from irc.onnx.given_values import with_numbers
 
     source = with_numbers(read_model(path), dict(values or {}))
-    if options.mesh.num_ranks > 1 or backend != "cpu":
-        program = load_onnx(source, sizes=dict(sizes or {}))
-        return _write(program, options, out, native, force=force)
+    with judging(source):
+        return _compile_source(source, dict(sizes or {}), options, out, native, force=force)
+
+
+def _compile_source(
+    source: Source,
+    sizes: Mapping[str, int],
+    options: Options,
+    out: str | Path,
+    native: str,
+    *,
+    force: bool,
+) -> str:
+    from irc.frontends.onnx import load_onnx
+
+    if options.mesh.num_ranks > 1 or options.backend != "cpu":
+        return _write(load_onnx(source, sizes=sizes), options, out, native, force=force)
     from irc.onnx.open_file import open_file
 
     try:
-        opened = open_file(source, dict(sizes or {}), options)
-        program = load_onnx(source, sizes=dict(sizes or {})) if opened is None else opened[1]
+        opened = open_file(source, sizes, options)
+        program = load_onnx(source, sizes=sizes) if opened is None else opened[1]
         made = make_plan(program, options) if opened is None else opened[0]
     except IrcError as error:
         if not {"op-unsupported", "size-unbound"} & set(error.codes):
             raise
-        found = _write_host(source, dict(sizes or {}), options, out, native, force=force)
+        found = _write_host(source, sizes, options, out, native, force=force)
         if found is None:
             raise
         return found

@@ -295,6 +295,11 @@ def _scatter(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     return [operands[0]]
 
 
+def is_multiple(size: Dim, groups: int) -> bool:
+    """True unless a number of channels does not come out even in groups."""
+    return groups > 0 and (isinstance(size, Size) or size % groups == 0)
+
+
 def check_within(indices: Shape, other: Shape, dim: int | None) -> None:
     """Check that indices are no more than the elements of a tensor, but along one dim.
 
@@ -310,6 +315,8 @@ def _convolution(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]
     (x, dtype), (w, _) = operands[0], operands[1]
     if len(x) != len(w) or len(w) != len(attrs["strides"]) + 2:
         raise ShapeError(f"convolution of {len(x)} dims by a kernel of {len(w)}")
+    if not is_multiple(w[0], attrs["groups"]):
+        raise ShapeError(f"{w[0]} channels of results in {attrs['groups']} groups")
     for bias, _ in operands[2:]:
         if not equal_shapes(bias, w[:1]):
             raise ShapeError(f"a bias of {[*map(str, bias)]} for {w[0]} channels")

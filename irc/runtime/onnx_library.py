@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from irc.errors import IrcError
 from irc.runtime import recurrent
 from irc.runtime.onnx_ops.run import PREFIX, run_extern
 from irc.runtime.onnx_ops.signal import transformed
@@ -52,7 +53,12 @@ def _checked(
         if len(value.shape) != len(shape) or any(
             stated not in (-1, size) for stated, size in zip(shape, value.shape, strict=True)
         ):
-            raise ValueError(f"{target} gives {list(value.shape)}, the program says {list(shape)}")
+            # Operands that onnx's inference does not hold against each other: an optimiser's.
+            raise IrcError(
+                "input-mismatch",
+                f"a result of {target.rpartition(':')[2]} is {list(value.shape)}, "
+                f"the program says {list(shape)}",
+            )
     return found
 
 

@@ -7,9 +7,56 @@ on the same operands: where it refuses the node too, the model is wrong.
 
 from __future__ import annotations
 
-from irc.errors import IrcError, printable
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import onnx
+import onnx.shape_inference
+
+from irc.errors import InternalError, IrcError, printable
 from irc.frontends.onnx.node import Node
-from irc.frontends.onnx.result_types import refusal
+from irc.frontends.onnx.prepare import strip
+from irc.frontends.onnx.read import Source
+from irc.frontends.onnx.result_types import FAILURES, refusal
+
+
+@contextmanager
+def judging(source: Source) -> Iterator[None]:
+    """Ask onnx, where compiling a model fails, whether the model is at fault.
+
+    What no kernel is written for runs in libraries, whose operands no converter looks at: that they
+    do not fit is seen late, and by whoever meets it first.
+
+    Raises:
+        IrcError: ``onnx-invalid`` where the type inference of onnx refuses the model too.
+    """
+    try:
+        yield
+    except (IrcError, InternalError, AssertionError):
+        raise
+    except Exception as error:
+        if reason := _model_refusal(source):
+            said = printable(f"{type(error).__name__}: {error}").partition("\n")[0][:200]
+            raise IrcError(
+                "onnx-invalid", f"onnx refuses the model: {printable(reason)[:300]}", source.name,
+                because=f"compiling it ended in {said}",
+            ) from error  # fmt: skip
+        raise
+
+
+def _model_refusal(source: Source) -> str:
+    skeleton, _ = strip(source.model)
+    # Only what nodes are given counts here, not the shapes that the file states of their results.
+    del skeleton.graph.value_info[:]
+    for output in skeleton.graph.output:
+        output.ClearField("type")
+    try:
+        onnx.shape_inference.infer_shapes(
+            skeleton, check_type=True, strict_mode=True, data_prop=True
+        )
+    except FAILURES as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    return ""
 
 
 def misused(node: Node, error: Exception) -> IrcError:

@@ -12,6 +12,7 @@ from irc.dialects.size import Dim, Size, decided, is_traced
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.extern import extern
 from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, static
+from irc.ops.infer import ShapeError, equal_sizes, is_multiple
 
 
 def matmul(node: Node, a: SSAValue, b: SSAValue) -> SSAValue:
@@ -205,6 +206,9 @@ def convert_conv_transpose(node: Node) -> SSAValue:
     """ConvTranspose, by the library."""
     spatial, kernel = static(node.shape()[2:]), static(node.shape(1)[2:])
     n, groups = len(kernel), node.attr("group", 1)
+    channels, own = node.shape()[1], node.shape(1)[0]
+    if not (equal_sizes(channels, own) and is_multiple(own, groups)):
+        raise ShapeError(f"{channels} channels in {groups} groups by a kernel of {own}")
     attrs = window(node, kernel, [1] * n)
     strides, dilations = attrs["strides"], attrs["dilations"]
     extra = tuple(node.attr("output_padding") or [0] * n)

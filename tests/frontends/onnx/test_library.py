@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from irc.errors import IrcError
 from irc.runtime import onnx_library
 
 
@@ -15,7 +16,7 @@ def test_a_result_that_is_not_as_stated_is_refused() -> None:
     arguments = json.loads('[[{"operand": 0}], {}]')
     (found,) = onnx_library.run("onnx::NonZero", arguments, [x], [((1, 2), "i64")])
     assert found.tolist() == [[1, 2]]
-    with pytest.raises(ValueError, match="the program says"):
+    with pytest.raises(IrcError, match="the program says"):
         onnx_library.run("onnx::NonZero", arguments, [x], [((1, 3), "i64")])
 
 

@@ -113,6 +113,12 @@ MISFITS: Mapping[str, tuple[NodeProto, Mapping[str, Any]]] = {
     "a bias of another size": (
         node("Conv", "x", "w", "c"), {"x": [1, 1, 5, 5], "w": [2, 1, 3, 3], "c": [3]},
     ),
+    "a transposed kernel of other channels": (
+        node("ConvTranspose", "x", "w", group=2), {"x": [1, 2, 3, 3], "w": [1, 1, 2, 2]},
+    ),
+    "results that are no multiple of the groups": (
+        node("Conv", "x", "w", group=2), {"x": [1, 2, 5, 5], "w": [3, 1, 3, 3]},
+    ),
     "indices of more columns than the data": (
         node("ScatterElements", "x", "i", "u"),
         {"x": [4, 2], "i": (TensorProto.INT64, [2, 3]), "u": [2, 3]},
@@ -163,6 +169,24 @@ def test_an_initializer_that_is_listed_as_an_input_has_no_open_sizes(
     found.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "w"))
     found.ir_version = version
     assert "open sizes  n, m" in compiled(found, tmp_path)
+
+
+@pytest.mark.parametrize(("fault", "code"), [(ValueError, "onnx-invalid"), (AssertionError, "")])
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_model_that_a_late_step_fails_on_is_judged(
+    fault: type[Exception], code: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What onnx refuses of the operands is the file's fault; shapes that a file states are none."""
+
+    def fails(*_: object, **__: object) -> object:
+        raise fault("planted")
+
+    monkeypatch.setattr("irc.exports._compile_source", fails)
+    found = of(node("MatMul", "x", "w"), {"x": [2, 3], "w": [3, 5] if fits else [4, 5]})
+    found.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 77
+    with pytest.raises((IrcError, fault)) as refused:
+        compiled(found, tmp_path)
+    assert getattr(refused.value, "code", "") == ("" if fits else code)
 
 
 def of(
