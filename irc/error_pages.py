@@ -332,6 +332,16 @@ PAGES = (
         fix="irc run plan --size batch=1   (or give inputs: --inputs F.npz)",
     ),
     ErrorPage(
+        code="mesh-axes",
+        title="a mesh has too many axes to search",
+        exit_code=2,
+        what="A tensor may lie in more ways on the axes of the mesh than are compared.",
+        why="Each axis may split each dimension, in any order: the ways grow faster than 4 to the "
+        "number of axes.",
+        example="--mesh a=2,b=2,c=2,d=2,e=2 for a matrix: 3552 ways",
+        fix="join axes: --mesh ab=4,c=2,d=2,e=2",
+    ),
+    ErrorPage(
         code="mesh-axis-indivisible",
         title="a dimension does not divide by the mesh axis that is to shard it",
         exit_code=2,

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import comb, perm
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.cost.model import ClusterCost
+from irc.dialects.placement import Mesh
+from irc.dialects.types import TensorType
+from irc.errors import IrcError
 from irc.search.facts import Facts
 from irc.search.graph import Graph, Wishes
 from irc.search.options import Options, Ways
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 MOST_COLUMNS = 150_000
 """A larger program is taken apart by axes (:mod:`irc.search.by_axes`): of one with 392,000 columns
 (T5 with two layers each way, on two axes) HiGHS had no relaxation after 400 s."""
+
+MOST_PLACEMENTS = 3_000
+"""Of one tensor. The distances of 3,552, a matrix on five axes, take a minute; of six, 26,608."""
 
 MARGIN = 1.08
 """Of a device's memory this part is left to the allocator and the libraries: Mist reports 8 to 9 %
@@ -105,7 +112,9 @@ def search(
     Raises:
         TooSmall: nothing fits.
         Worse: nothing is cheaper than ``beat_s``.
+        IrcError: ``mesh-axes`` where a tensor may lie in too many ways.
     """
+    _check_axes(module, cost.mesh)
     budget = budget_bytes(cost) if wishes.memory_bytes is None else wishes.memory_bytes
     facts = facts or Facts(module)
     options, trees = Options(cost, facts.key, facts.traffic, ways), Trees(cost.boxing)
@@ -133,6 +142,37 @@ def search(
         return search_by_axes(
             module, cost, wishes, facts, error.num_columns, node_limit=node_limit, beat_s=beat_s
         )
+
+
+def _check_axes(module: ModuleOp, mesh: Mesh) -> None:
+    kinds = {value.type for op in module.walk() for value in (*op.operands, *op.results)}
+    shapes = [kind.static_shape() for kind in kinds if isinstance(kind, TensorType)]
+    most = max((num_placements(shape, mesh) for shape in shapes), default=0)
+    if most > MOST_PLACEMENTS:
+        raise IrcError(
+            "mesh-axes",
+            f"a mesh of {len(mesh.axes)} axes is too large to search",
+            because=f"one tensor may lie in {most} ways on {mesh}; at most {MOST_PLACEMENTS} "
+            "are compared",
+            help="join axes: one of 4 ranks instead of two of 2",
+        )
+
+
+def num_placements(shape: tuple[int, ...], mesh: Mesh) -> int:
+    """Return in how many ways a tensor may lie on a mesh, at most.
+
+    Axes that split one dim do so in some order; the others hold a whole or a part of a sum.
+
+    >>> num_placements((8, 8), Mesh.parse("data=2,tensor=2"))
+    18
+    """
+    real = [size for _, size in mesh.axes if size > 1]
+    dims = sum(any(length % size == 0 for size in real) for length in shape)
+    count = 0
+    for split in range(len(real) + 1 if dims else 1):
+        orders = perm(dims + split - 1, split) if split else 1
+        count += comb(len(real), split) * 2 ** (len(mesh.axes) - split) * orders
+    return count
 
 
 def _search(

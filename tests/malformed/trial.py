@@ -108,7 +108,8 @@ def refusal(path: Path) -> str:
     """
     reason = _refusal(str(path))
     if reason.startswith(NO_OP):
-        model = onnx.load(str(path), load_external_data=False)
+        model = onnx.ModelProto()
+        model.ParseFromString(path.read_bytes())
         for entry in (*model.opset_import, *model.graph.node):
             entry.domain = "" if entry.domain == "ai.onnx" else entry.domain
         reason = _refusal(model)

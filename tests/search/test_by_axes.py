@@ -11,13 +11,14 @@ from irc.constraints.pins import parse_constraints
 from irc.constraints.resolve import resolve
 from irc.cost.model import ClusterCost
 from irc.dialects.flow import FlowOp, id_of
-from irc.dialects.placement import Mesh
+from irc.dialects.placement import Mesh, Partial, Placement
 from irc.dialects.text import context
+from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
 from irc.passes.canonicalize import CanonicalizePass
 from irc.search import on_mesh
 from irc.search.graph import Wishes
-from irc.search.on_mesh import Plan, search
+from irc.search.on_mesh import Plan, num_placements, search
 from irc.train import training_program
 from tests.models.hugging_face import t5
 from tests.training.models import TARGETS, TOKENS, program_of, small_gpt
@@ -70,6 +71,28 @@ def test_a_t5_in_training_is_planned(capsys: pytest.CaptureFixture[str]) -> None
     assert "axis by axis" in capsys.readouterr().err
     assert plan.solution.num_columns < on_mesh.MOST_COLUMNS
     assert 0 < plan.solution.bound_s <= plan.solution.seconds
+
+
+def test_a_mesh_of_too_many_axes_is_refused() -> None:
+    """Of a matrix on six axes 26,608 placements would be compared, for hours."""
+    program = program_of(small_gpt(), TOKENS, TARGETS)
+    mesh = Mesh.parse(",".join(f"{name}=2" for name in "abcdef"))
+    with pytest.raises(IrcError, match="a mesh of 6 axes") as refused:
+        search(program.module, ClusterCost(find_cluster("demo-gpus"), mesh), Wishes())
+    assert refused.value.code == "mesh-axes"
+
+
+@pytest.mark.parametrize("axes", ["a=2", "a=2,b=2,c=2", "a=2,b=1,c=3", "a=2,b=2,c=2,d=2"])
+def test_placements_are_counted_as_boxing_enumerates_them(axes: str) -> None:
+    mesh, shape = Mesh.parse(axes), (48, 48)
+    whole = Placement(tuple((name, Partial("sum")) for name in mesh.names))
+    boxing = ClusterCost(find_cluster("demo-gpus"), mesh).boxing
+    reached, pending = {whole}, [whole]
+    while pending:
+        results = {step.result for step, _ in boxing.steps(shape, "f32", pending.pop())} - reached
+        reached |= results
+        pending += results
+    assert len(reached) == num_placements(shape, mesh)
 
 
 def test_what_the_user_says_of_an_op_holds_axis_by_axis(monkeypatch: pytest.MonkeyPatch) -> None:

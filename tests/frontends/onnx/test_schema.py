@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -102,10 +102,14 @@ def test_a_converter_that_fails_is_no_internal_error(monkeypatch: pytest.MonkeyP
     assert "model:node 0 (Relu)" in refused.value.where
 
 
-MISFITS: Mapping[str, tuple[NodeProto, Mapping[str, Any]]] = {
+INDICES = ("i", "t")
+
+Shapes: TypeAlias = Mapping[str, Sequence[int | str]]
+
+MISFITS: Mapping[str, tuple[NodeProto, Shapes]] = {
     "labels of one dim too few": (
         node("NegativeLogLikelihoodLoss", "x", "t", reduction="sum"),
-        {"x": [3, 5, 6, 6], "t": (TensorProto.INT64, [3, 6])},
+        {"x": [3, 5, 6, 6], "t": [3, 6]},
     ),
     "a bias of four dims": (
         node("Conv", "x", "w", "x"), {"x": [1, 1, 5, 5], "w": [1, 1, 3, 3]},
@@ -121,14 +125,14 @@ MISFITS: Mapping[str, tuple[NodeProto, Mapping[str, Any]]] = {
     ),
     "indices of more columns than the data": (
         node("ScatterElements", "x", "i", "u"),
-        {"x": [4, 2], "i": (TensorProto.INT64, [2, 3]), "u": [2, 3]},
+        {"x": [4, 2], "i": [2, 3], "u": [2, 3]},
     ),
     "indices of more rows than the updates": (
         node("ScatterElements", "x", "i", "u"),
-        {"x": [4, 3], "i": (TensorProto.INT64, [2, 3]), "u": [1, 3]},
+        {"x": [4, 3], "i": [2, 3], "u": [1, 3]},
     ),
     "indices of more columns than the table": (
-        node("GatherElements", "x", "i"), {"x": [4, 2], "i": (TensorProto.INT64, [2, 3])},
+        node("GatherElements", "x", "i"), {"x": [4, 2], "i": [2, 3]},
     ),
 }  # fmt: skip
 
@@ -146,7 +150,7 @@ def test_sizes_in_which_no_window_fits_are_not_served(
     kind: str, least: int, tmp_path: Path
 ) -> None:
     """The plan is tried at its least size, where a window of stride 1 has to fit too."""
-    shapes: Mapping[str, Any] = {"x": [1, 1, "L"]}
+    shapes: Shapes = {"x": [1, 1, "L"]}
     wanted = node("AveragePool", "x", kernel_shape=[2], dilations=[2])
     if kind == "Conv":
         shapes, wanted = {**shapes, "w": [1, 1, 3]}, node("Conv", "x", "w", dilations=[2])
@@ -155,7 +159,7 @@ def test_sizes_in_which_no_window_fits_are_not_served(
 
 def test_a_scatter_of_open_rows_has_as_many_as_its_indices(tmp_path: Path) -> None:
     scatter = node("ScatterElements", "x", "i", "u")
-    shapes = {"x": ["n", 3], "i": (TensorProto.INT64, [2, 3]), "u": ["n", 3]}
+    shapes: Shapes = {"x": ["n", 3], "i": [2, 3], "u": ["n", 3]}
     assert "open sizes  n 2.." in compiled(of(scatter, shapes), tmp_path)
 
 
@@ -189,12 +193,14 @@ def test_a_model_that_a_late_step_fails_on_is_judged(
     assert getattr(refused.value, "code", "") == ("" if fits else code)
 
 
-def of(
-    wanted: NodeProto, shapes: Mapping[str, Any], *, opset: int = 18, result: int = 1
-) -> onnx.ModelProto:
-    """Return a model of one node; inputs are float, or of the type beside their shape."""
-    typed = {n: s if isinstance(s, tuple) else (TensorProto.FLOAT, s) for n, s in shapes.items()}
-    inputs = [helper.make_tensor_value_info(n, kind, s) for n, (kind, s) in typed.items()]
+def of(wanted: NodeProto, shapes: Shapes, *, opset: int = 18, result: int = 1) -> onnx.ModelProto:
+    """Return a model of one node; inputs are float, but for indices."""
+    inputs = [
+        helper.make_tensor_value_info(
+            n, TensorProto.INT64 if n in INDICES else TensorProto.FLOAT, s
+        )
+        for n, s in shapes.items()
+    ]
     outputs = [helper.make_tensor_value_info("y", result, None)]
     graph = helper.make_graph([wanted], "g", inputs, outputs)
     found = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
