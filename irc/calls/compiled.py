@@ -97,7 +97,7 @@ class Dispatcher:
         self._run = original.forward if isinstance(original, nn.Module) else original
         self.options = options
         self.versions: list[Version | OpenVersion | HandedOn] = []
-        self._recompiles = Recompiles()
+        self._recompiles = Recompiles(is_open=bool(options.dynamic))
         self._ranks: Ranks | None = None
         self._store = Store()
         self._by_torch: ByTorch | None = None

@@ -48,12 +48,14 @@ class Recompiles:
     """Counts, and warns.
 
     Attributes:
+        is_open: sizes were to be left open already: to advise that is of no use.
         reasons: why each version but the first was compiled.
         eager_calls: calls that ran uncompiled.
     """
 
     reasons: list[str] = field(default_factory=list[str])
     eager_calls: int = 0
+    is_open: bool = False
     _has_shared: bool = False
     _has_hooks_on_all: bool = False
     _latest: tuple[str, int] = ("x", 0)
@@ -76,7 +78,7 @@ class Recompiles:
             _warn(
                 f"'{name}' has another size with every call: dim {dim} was {was}, is {now}",
                 "each size is a program of its own; compiling takes as long every time",
-                AVOID % (name, dim),
+                self._remedy(),
             )
 
     def add_eager(self, reason: str | None) -> None:
@@ -86,8 +88,11 @@ class Recompiles:
             _warn(
                 f"calls that none of {len(self.reasons) + 1} versions fits run eagerly from now on",
                 reason or "",
-                AVOID % self._latest,
+                self._remedy(),
             )
+
+    def _remedy(self) -> str:
+        return PAD if self.is_open else f"{OPEN % self._latest}; or {PAD}"
 
     def add_fixed(self, reason: str) -> None:
         """Note that sizes were to be left open and cannot be: each is compiled by itself."""
@@ -120,11 +125,11 @@ class Recompiles:
             )
 
 
-AVOID = (
-    "leave it open: irc.compile(..., dynamic={'%s': {%d: 'n'}}), or dynamic=True; or pad what"
-    " varies to a few sizes; for generation, cache_implementation='static'"
-)
+OPEN = "leave it open: irc.compile(..., dynamic={'%s': {%d: 'n'}}), or dynamic=True"
 """What to do about a size that varies: the argument and the dim are filled in."""
+
+PAD = "pad what varies to a few sizes; for generation, cache_implementation='static'"
+"""What else."""
 
 
 def _warn(message: str, because: str, remedy: str) -> None:

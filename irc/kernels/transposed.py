@@ -67,6 +67,8 @@ def transposed_convolution(
     x, w, *others = op.inputs
     if not is_float(tensor(x).dtype) or len(shape_of(x)) != len(shape_of(w)) < 3:
         return None
+    if len({tensor(value).dtype for value in op.inputs}) > 1:
+        return None  # the library refuses it
     if any(0 in shape_of(value) for value in (x, w, op.outputs[0])):
         return None
     sizes = shape_of(op.outputs[0])[2:]

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._dynamo.exc import RestartAnalysis
+from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import TensorifyState
 from torch.fx import GraphModule, Node
 
 from irc.calls.left import leave
@@ -117,7 +118,7 @@ def compile_through_aot(
             partition_fn=min_cut_rematerialization_partition,
         )
         try:
-            return compiler(gm, list(inputs))
+            return _again_with_numbers(lambda: compiler(gm, list(inputs)))
         except Exception as error:
             # Dynamo is to trace it again with more numbers fixed: no failure.
             if is_traced or isinstance(error, RestartAnalysis):
@@ -128,6 +129,21 @@ def compile_through_aot(
                 f"AOTAutograd does not trace a graph: {type(error).__name__}: {first}",
                 of_error(error),
             ) from error
+
+
+def _again_with_numbers(trace: Callable[[], Flat]) -> Flat:
+    """Trace once more where AOTAutograd asks Dynamo to fix numbers that it had left open.
+
+    Graphs have those as numbers already; what is left are the symbols of Dynamo's own trace.
+    """
+    fixed = TensorifyState.force_specializations
+    before = set(fixed)
+    try:
+        return trace()
+    except TensorifyScalarRestartAnalysis:
+        return trace()
+    finally:
+        fixed.intersection_update(before)
 
 
 def _shown_turned(program: FlatProgram, images: Mapping[int, Turned]) -> FlatProgram:

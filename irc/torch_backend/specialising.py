@@ -32,7 +32,7 @@ class SpecialisingGraph:
         self._known: OrderedDict[tuple[Any, ...], Flat] = OrderedDict()
         self._refused = ""
         self._opened: dict[tuple[Any, ...], Flat | None] = {}
-        self._recompiles = Recompiles()
+        self._recompiles = Recompiles(is_open=True)
         self._lock = threading.RLock()
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._names = [source_name(getattr(n, "_dynamo_source", n.name)) for n in placeholders]

@@ -275,3 +275,16 @@ def test_what_a_function_reads_from_outside_is_guarded(monkeypatch: pytest.Monke
         assert irc.calls.compiled.statistics(fast).compilations == 6
         torch.testing.assert_close(fast(X), function(X))
         assert irc.calls.compiled.statistics(fast).compilations == 6
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("target", [torch.sin, lambda x: x + 1, nn.Linear(4, 4)])
+def test_wrong_arguments_are_a_type_error(target: Any, gradients: bool) -> None:
+    fast = irc.compile(target)
+    with torch.set_grad_enabled(gradients):
+        for args, kwargs in [((), {}), ((X, X), {}), ((X,), {"other": 1})]:
+            with pytest.raises(TypeError):
+                target(*args, **kwargs)
+            with pytest.raises(TypeError):
+                fast(*args, **kwargs)
+        torch.testing.assert_close(fast(X), target(X))

@@ -12,9 +12,10 @@ from torch import nn
 
 import irc
 from irc.calls import compiled
-from irc.calls.recompiles import RecompileWarning, Statistics
+from irc.calls.recompiles import Recompiles, RecompileWarning, Statistics
 from irc.errors import IrcError
 from irc.frontends.torch import capture as capturing
+from irc.torch_backend.counts import counters
 
 ODD = (2, 3, 17, 127, 128, 129)
 
@@ -294,3 +295,45 @@ def test_plans_that_are_dropped_are_made_again(monkeypatch: pytest.MonkeyPatch) 
         same(fast, model, torch.randn(rows, 24))
     (work,) = statistics(fast).open_sizes
     assert work.bound == 5
+
+
+LAYERS: dict[str, tuple[Any, Any]] = {
+    "a rate": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), lambda n: (n, 8)),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        lambda n: (2, n, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_with_gradients_one_program_has_all_sizes(kind: str) -> None:
+    make, shape = LAYERS[kind]
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    layer = make()
+    fast = irc.compile(layer, dynamic=True)
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("error", RecompileWarning)
+        for n in (3, 4, 7, 9):
+            x = torch.randn(shape(n))
+            results = []
+            for each in (fast, layer):
+                torch.manual_seed(n)
+                layer.zero_grad()
+                each(x).square().sum().backward()
+                results.append([p.grad for p in layer.parameters()])
+            torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    assert counters["opened"] == 1 and not counters["specialised"]
+
+
+def test_what_was_asked_for_is_not_advised() -> None:
+    told = []
+    for dynamic in (None, True):
+        kept = Recompiles(is_open=bool(dynamic))
+        kept.add("other sizes", ("x", 0, 1, 2))
+        with pytest.warns(RecompileWarning) as caught:
+            kept.add("other sizes", ("x", 0, 2, 3))
+        told.append(str(caught[0].message))
+    assert "dynamic=" in told[0] and "dynamic=" not in told[1] and "pad what" in told[1]

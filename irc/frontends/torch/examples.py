@@ -14,6 +14,10 @@ from irc.errors import IrcError
 from irc.frontends.torch.kinds import acts_by_itself, peculiar_argument
 
 
+class ArgumentsError(IrcError, TypeError):
+    """A module is called with arguments that it does not take, in eager mode a TypeError."""
+
+
 def positional(args: Any) -> tuple[Any, ...]:
     """Return positional arguments as a tuple; a tensor by itself is one argument, not its rows.
 
@@ -40,14 +44,14 @@ def bound(
     """Return arguments by the names that a module's forward gives them.
 
     Raises:
-        IrcError: ``input-mismatch`` where it takes others.
+        ArgumentsError: ``input-mismatch`` where it takes others.
     """
     signature = inspect.signature(forward)
     try:
         return signature.bind(*args, **kwargs)
     except TypeError as error:
         taken = ", ".join(map(str, signature.parameters.values())) or "none"
-        raise IrcError(
+        raise ArgumentsError(
             "input-mismatch",
             f"the module does not take these arguments: {error}",
             because=f"it takes: {taken}",

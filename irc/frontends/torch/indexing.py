@@ -43,7 +43,14 @@ def index_select(t: Lowering, self: SSAValue, dim: int, index: SSAValue) -> SSAV
     """Take elements of a dim."""
     if not tensor(self).ndim or tensor(index).ndim != 1:
         t.decline()
+    _require_index(t, index)
     return t.b.op(TakeOp, [self, index], dim=dim_of(dim, tensor(self).ndim))
+
+
+def _require_index(t: Lowering, index: SSAValue) -> None:
+    """Leave an index of other numbers to torch, which refuses it."""
+    if tensor(index).dtype not in ("i32", "i64"):
+        t.decline()
 
 
 def from_front(t: Lowering, index: SSAValue, size: Dim) -> SSAValue:
@@ -168,6 +175,7 @@ def index_copy(
     t: Lowering, self: SSAValue, dim: int, index: SSAValue, source: SSAValue
 ) -> SSAValue:
     """Replace slices of a dim."""
+    _require_index(t, index)
     return _along(t, self, dim_of(dim, tensor(self).ndim), index, source, "set")
 
 
@@ -178,6 +186,7 @@ def index_add(
     """Add to slices of a dim."""
     if alpha != 1:
         t.decline()
+    _require_index(t, index)
     return _along(t, self, dim_of(dim, tensor(self).ndim), index, source, "sum")
 
 

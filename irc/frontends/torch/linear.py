@@ -43,6 +43,7 @@ def linear(
     """Multiply the last dim by a matrix [out, in]."""
     lead = ascii_letters[: tensor(input).ndim - 1]
     out = "Z" if tensor(weight).ndim == 2 else ""
+    t.require_one_dtype(*(x for x in (input, weight, bias) if x is not None))
     y = contract(t, f"{lead}Y,{out}Y->{lead}{out}", input, weight)
     return y if bias is None else t.pointwise("add", y, bias)
 
@@ -64,6 +65,7 @@ def addmm(
     t: Lowering, self: SSAValue, mat1: SSAValue, mat2: SSAValue, *, beta: Any = 1, alpha: Any = 1
 ) -> SSAValue:
     """Return ``beta * self + alpha * mat1 @ mat2``."""
+    t.require_one_dtype(self, mat1)
     return plus(t, contract(t, "mk,kn->mn", mat1, mat2), self, alpha, beta)
 
 
@@ -78,6 +80,7 @@ def baddbmm(
     alpha: Any = 1,
 ) -> SSAValue:
     """Return ``beta * self + alpha * batch1 @ batch2``."""
+    t.require_one_dtype(self, batch1)
     return plus(t, contract(t, "bmk,bkn->bmn", batch1, batch2), self, alpha, beta)
 
 

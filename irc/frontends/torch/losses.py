@@ -47,6 +47,7 @@ def nll_loss(
     ignore_index: int = -100,
 ) -> SSAValue:
     """Return minus the weighted log-probability of each target, without the ignored ones."""
+    _require_fitting(t, self, weight)
     log = t.b.cast(self, t.accumulating(t.dtype))
     return t.b.cast(
         _picked(t, log, _targets(t, log, target, weight, ignore_index), reduction), t.dtype
@@ -63,6 +64,7 @@ def nll_loss_forward(
     ignore_index: int,
 ) -> list[SSAValue]:
     """Return the loss and the total weight of the targets that count."""
+    _require_fitting(t, self, weight)
     log = t.b.cast(self, t.accumulating(t.dtype))
     targets = _targets(t, log, target, weight, ignore_index)
     weights = _everything(t, targets.weights)
@@ -83,6 +85,7 @@ def cross_entropy_loss(
     """Return the loss of softmax; targets are classes, or probabilities of them."""
     x = t.b.cast(self, t.accumulating(t.dtype))
     log = log_softmax_of(t, x, _class_dim(x))
+    _require_fitting(t, self, weight)
     if tensor(target).shape == tensor(self).shape:
         loss = _of_probabilities(t, log, target, weight, reduction, label_smoothing)
     else:
@@ -95,6 +98,11 @@ def cross_entropy_loss(
 
 def _class_dim(x: SSAValue) -> int:
     return 1 if tensor(x).ndim > 1 else 0
+
+
+def _require_fitting(t: Lowering, x: SSAValue, weight: SSAValue | None) -> None:
+    if weight is not None:
+        t.require_one_dtype(x, weight)
 
 
 def _targets(

@@ -33,6 +33,17 @@ def _require_one_width(t: Lowering, *operands: Maybe) -> None:
         t.decline()
 
 
+def _require_fitting(t: Lowering, *held: Maybe) -> None:
+    """Leave weights and statistics to torch that it refuses: of several dtypes, of another than x.
+
+    Half types take float32's.
+    """
+    dtypes = {tensor(x).dtype for x in held if x is not None}
+    fits = {t.dtype} if t.accumulating(t.dtype) == t.dtype else {t.dtype, "f32"}
+    if not t.autocast and (len(dtypes) > 1 or not dtypes <= fits):
+        t.decline()
+
+
 def normalised(
     t: Lowering, x: SSAValue, dims: Sequence[int], eps: float
 ) -> tuple[SSAValue, SSAValue, SSAValue]:
@@ -63,6 +74,7 @@ def native_layer_norm(
     eps: float,
 ) -> list[SSAValue]:
     """Normalise the last dims."""
+    _require_fitting(t, weight, bias)
     ndim = tensor(input).ndim
     x = t.b.cast(input, t.accumulating(t.dtype))
     y, mean, rstd = normalised(t, x, range(ndim - len(normalized_shape), ndim), eps)
@@ -109,6 +121,7 @@ def rms_norm(
 def _grouped(
     t: Lowering, x: SSAValue, groups: int, weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[SSAValue, SSAValue, SSAValue]:
+    _require_fitting(t, weight, bias)
     batch, channels, *rest = shape = tensor(x).shape
     split = (batch, groups, number(channels) // groups, *rest)
     wide = t.b.cast(t.b.reshape(x, split), t.accumulating(t.dtype))
@@ -182,7 +195,7 @@ def _batch_norm(
     dtype, ndim = t.accumulating(t.dtype), tensor(x).ndim
     if mean is None or var is None:
         t.decline()
-    _require_one_width(t, x, weight, bias, mean, var)
+    _require_fitting(t, weight, bias, mean, var)
     rstd = inverse_root(t, t.b.cast(var, dtype), eps)
     # One scale and one shift per channel: two operations per element instead of four.
     scale = rstd if weight is None else t.b.pointwise("mul", t.b.cast(weight, dtype), rstd)
@@ -234,6 +247,7 @@ def batch_norm_inference(
 def _batch_statistics(
     t: Lowering, x: SSAValue, weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[SSAValue, SSAValue, SSAValue]:
+    _require_fitting(t, weight, bias)
     ndim = tensor(x).ndim
     dims = [dim for dim in range(ndim) if dim != 1]
     y, mean, rstd = normalised(t, t.b.cast(x, t.accumulating(t.dtype)), dims, eps)
@@ -258,6 +272,7 @@ def batch_norm_training(
         y = _batch_norm(t, input, weight, bias, running_mean, running_var, eps)
         empty = [t.b.constant([0], kind.shape, kind.dtype) for kind in t.results[1:3]]
         return [y, *empty, running_mean, running_var]
+    _require_fitting(t, weight, bias, running_mean, running_var)
     kind = tensor(input)
     dims = [dim for dim in range(kind.ndim) if dim != 1]
     size = number(count(kind.shape, dims))

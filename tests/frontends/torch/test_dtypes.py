@@ -89,6 +89,18 @@ MIXED: dict[str, Callable[[], Any]] = {
     "a module": lambda: (torch.nn.Linear(6, 2), A.double()),
     "a norm": lambda: (torch.nn.LayerNorm(6), A.double()),
     "statistics": lambda: (torch.nn.BatchNorm1d(6), A.double()),
+    "a half norm": lambda: (lambda a: F.layer_norm(a, (6,), W[:, 0]), A),
+    "half statistics": lambda: (lambda a: F.batch_norm(a, W[:, 0], W[:, 1].abs()), A),
+    "half groups": lambda: (lambda a: F.group_norm(a, 2, W[:, 0], W[:, 0]), A),
+    "a bias": lambda: (lambda a: F.linear(a, A, W[0]), A),
+    "an addend": lambda: (lambda a: torch.addmm(W[0].double(), a, A.t()), A),
+    "cross": lambda: (lambda a: torch.cross(a[:, :3], a[:, :3].double(), dim=1), A),
+    "conv1d": lambda: (lambda a: F.conv1d(a[None], a[:, :, None].double()), A),
+    "bce": lambda: (lambda a: F.binary_cross_entropy(a.sigmoid(), a.sigmoid().double()), A),
+    "class weights": lambda: (
+        lambda a: F.cross_entropy(a, torch.zeros(4, dtype=torch.int64), W[:, 0]), A),
+    "index_select": lambda: (lambda a: a.index_select(0, a[0, :2]), A),
+    "where index_add adds": lambda: (lambda a: a.index_add(0, a[0, :1], a[:1]), A),
     "index_add": lambda: (lambda a: a.index_add(0, ROW, a[:1].double()), A),
     "index_copy": lambda: (lambda a: a.index_copy(0, ROW, a[:1].double()), A),
     "index_put": lambda: (lambda a: a.index_put((ROW,), a[:1].double()), A),
@@ -128,6 +140,12 @@ def _refused(function: Callable[..., Any], *operands: torch.Tensor) -> None:
             with pytest.raises(RuntimeError) as refused:
                 compiled(*operands)
             assert str(eager.value) in str(refused.value)
+
+
+def test_a_transposed_convolution_of_two_dtypes_is_refused() -> None:
+    compiled = irc.compile(lambda a: F.conv_transpose1d(a[None], W.t()[:4, :, None]))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="expected scalar type"):
+        compiled(A[:, :4].t()[:4])
 
 
 @pytest.mark.parametrize("way", ["irc.compile", "torch.compile"])
