@@ -36,9 +36,10 @@ def place(x: torch.Tensor, placement: str) -> torch.Tensor:
     Raises:
         IrcError: ``placement-syntax``.
     """
-    parse_pattern(placement)
     if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+        # Read when it is translated: Dynamo, which traces this function, would break the graph.
         return torch.ops.irc.place(x, placement)
+    parse_pattern(placement)
     setattr(x, ANNOTATION, placement)
     return x
 
@@ -62,4 +63,5 @@ _place.register_autograd(lambda ctx, grad: (grad, None), setup_context=_setup)
 
 @lowers("irc::place")
 def _lowered(t: Lowering, x: SSAValue, placement: str) -> SSAValue:
+    parse_pattern(placement)
     return t.b.op(ReshapeOp, [x], result=tensor(x), pin=placement)

@@ -164,15 +164,16 @@ class Scope:
             lowering = Lowering(self.b, [kind], read, self.shared.random)
             return [self._checked(target, at(lowering, node, self.resolve), kind)]
         row = row_of(target)
-        if row is not None and not is_for(row, self._dtypes(args, kwargs, fakes)):
+        # A result that nobody reads may be of a type that irc lacks (a generator's state), or be
+        # left out (the gradient that a mask switches off).
+        seen = [fake for fake, is_read in zip(fakes, read, strict=True) if is_read]
+        if row is not None and not is_for(row, self._dtypes(args, kwargs, seen)):
             row = None
         if any(isinstance(arg, complex) for arg in (*args, *kwargs.values())):
             row = None  # literals are real
         if row is not None and all(
             fake is None or isinstance(fake, torch.Tensor) for fake in fakes
         ):
-            # A result that nobody reads may be of a type that irc lacks (a generator's state), or
-            # be left out (the gradient that a mask switches off).
             types = [
                 self.shared.kind(fake)
                 if fake is not None and (is_read or fake.dtype in dtype_names())
