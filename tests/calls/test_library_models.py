@@ -21,6 +21,8 @@ transformers = pytest.importorskip("transformers")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::irc.calls.left.LeftToTorchWarning"),
+    # Encodec's layers run one by one between breaks: one code, images of several sizes.
+    pytest.mark.filterwarnings("ignore::irc.calls.recompiles.RecompileWarning"),
 ]
 
 WIDTHS = {"vocab_size": 99, "d_model": 32}
