@@ -45,6 +45,8 @@ class Version:
 
     def __init__(self, captured: Captured, executor: Executor) -> None:
         plan = executor.plan
+        if plan.device_mesh.num_ranks > 1:
+            captured = replace(captured, guards=captured.guards.of_ranks())
         self._captured = captured
         self._executor = executor
         self._mesh, self.rank = plan.device_mesh, executor.rank

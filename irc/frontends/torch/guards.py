@@ -22,6 +22,7 @@ from irc.frontends.torch.quick import Quick, accepting, holding
 from irc.frontends.torch.reach import reach
 from irc.frontends.torch.sizes import dims_of
 from irc.frontends.torch.structure import argument_names
+from irc.runtime.held import is_held
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Leaf:
     """What is expected of a leaf of the arguments; ``shape`` has names where sizes are dynamic.
 
     ``lies`` says how it has to lie in memory where that matters: a function of this module, and
-    what that says of it.
+    what that says of it. Of one with ``parts`` ranks may hold parts (:mod:`irc.runtime.held`).
     """
 
     name: str
@@ -39,6 +40,7 @@ class Leaf:
     requires_grad: bool = False
     value: Any = None
     lies: tuple[Callable[[torch.Tensor], tuple[Any, ...]], tuple[Any, ...]] | None = None
+    parts: bool = False
 
     def reason(self, given: Any, sizes: dict[str, int]) -> str | None:
         """Say how a leaf differs, or None; ``sizes`` collects the named ones."""
@@ -50,7 +52,8 @@ class Leaf:
             )
         if not isinstance(given, torch.Tensor):
             return f"'{self.name}' is {type(given).__name__}, compiled for a tensor"
-        if (what := peculiar_argument(given)) is not None:
+        in_parts = self.parts and is_held(given)
+        if not in_parts and (what := peculiar_argument(given)) is not None:
             return f"'{self.name}' is {what}, compiled for a dense one"
         if given.dtype is not self.dtype:
             return f"'{self.name}' has dtype {given.dtype}, compiled for {self.dtype}"
@@ -198,6 +201,10 @@ class Guards:
         return any(
             leaf.lies and leaf.lies[1] and leaf.lies[0] is strides_of for leaf in self.leaves
         )
+
+    def of_ranks(self) -> Guards:
+        """Return the same guards for a mesh, whose ranks may hold arguments in parts."""
+        return replace(self, leaves=tuple(replace(leaf, parts=True) for leaf in self.leaves))
 
     def closed(self, shapes: Mapping[int, Sequence[int]]) -> Guards:
         """Return guards that accept one size only.
