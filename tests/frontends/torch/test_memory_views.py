@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import irc
-from irc.errors import IrcError
 
 Function = Callable[..., Any]
 Shapes = Sequence[tuple[int, ...]]
@@ -106,13 +105,12 @@ def test_inputs_that_lie_otherwise(name: str) -> None:
 
 
 def test_memory_around_an_argument() -> None:
-    """It is not the program's to read; what lies inside the argument is."""
+    """It is not the program's to read, but torch's; what lies inside the argument is."""
     big = torch.arange(20.0).reshape(5, 4)
     inside = irc.compile(lambda x: x.as_strided((3,), (2,), 8) * 2)
     assert inside(big[2:4]).tolist() == [16.0, 20.0, 24.0]
     around = irc.compile(lambda x: x.as_strided((3,), (2,), 0) * 2)
-    with pytest.raises(IrcError, match="memory around its operand"):
-        around(big[2:4])
+    assert around(big[2:4]).tolist() == [0.0, 4.0, 8.0]
 
 
 @pytest.mark.parametrize("part", [slice(3, 2), slice(3, 1, 2), slice(-1, -3), slice(0, 0)])
