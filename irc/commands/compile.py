@@ -116,16 +116,20 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile, and print a summary of the plan."""
-    key = None
-    if args.sign_key is not None:
-        from irc.plan.signature import sign, signing_key
+    if args.sign_key is None:
+        print(_compiled(args))
+        return 0
+    from irc.plan.signature import sign, signing_key
 
-        key = signing_key(Path(args.sign_key))  # before the long work
-    print(_compile_module(args) if is_named_object(args.model) else _compile_file(args))
-    if key is not None:
-        signer, _ = sign(Path(args.output), key)
-        print(f"{'signed by':<12}{signer}")
+    key = signing_key(Path(args.sign_key))  # before the long work
+    print(_compiled(args))
+    signer, _ = sign(Path(args.output), key)
+    print(f"{'signed by':<12}{signer}")
     return 0
+
+
+def _compiled(args: argparse.Namespace) -> str:
+    return _compile_module(args) if is_named_object(args.model) else _compile_file(args)
 
 
 def is_named_object(text: str) -> bool:
