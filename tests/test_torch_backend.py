@@ -339,3 +339,17 @@ def test_grouped_attention_beside_a_view_of_an_input() -> None:
     wanted, _ = program(q, k, x)
     torch.testing.assert_close(found, wanted)
     assert shown.data_ptr() == x.data_ptr()
+
+
+@torch.no_grad()
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_number_out_of_a_tensor_is_that_of_each_call(count: int) -> None:
+    """Where Dynamo keeps it in the graph, the parts after a region are given its value."""
+
+    def f(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x * 2, x.new_ones(n.item(), x.shape[1])]) + 1
+
+    run, x = compiled(f), torch.randn(2, 3)
+    for number in (count, 5):
+        assert torch.equal(run(x, torch.tensor(number)), f(x, torch.tensor(number)))

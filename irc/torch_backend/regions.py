@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
 
 from irc.calls.left import leave
@@ -107,7 +108,7 @@ def parts(whole: GraphModule, left: Collection[Node]) -> list[Part]:
     for node in whole.graph.nodes:
         if node.op in OUTSIDE:
             continue
-        is_left = node in left
+        is_left = node in left or _depends_on_values(node)
         # The items of a result stay with what gives it: parts exchange tensors and numbers.
         if node.target is operator.getitem and isinstance(node.args[0], Node):
             is_left = known.get(node.args[0], is_left)
@@ -116,6 +117,13 @@ def parts(whole: GraphModule, left: Collection[Node]) -> list[Part]:
             segments.append((is_left, []))
         segments[-1][1].append(node)
     return [_part(whole, nodes, is_left) for is_left, nodes in segments]
+
+
+def _depends_on_values(node: Node) -> bool:
+    """True for a number that only a run can tell, which the parts after it are given."""
+    value = node.meta.get("val")
+    is_number = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+    return is_number and bool(free_unbacked_symbols(value))
 
 
 def _part(whole: GraphModule, nodes: Sequence[Node], is_left: bool) -> Part:
