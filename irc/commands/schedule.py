@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reads, 0 to 1; the rest is released at I (default 0)")  # fmt: skip
     add("--span", action="store_true", help="search: shorten each rank's time from its first to "
         "its last action, not the whole")  # fmt: skip
+    add("--exact", action="store_true", help="search: compare all orders, of a pipeline with one "
+        "stage a rank and at most 36 actions (F, I and W of each micro-batch)")  # fmt: skip
 
 
 TAKEN_BY = {
@@ -56,6 +58,7 @@ TAKEN_BY = {
     "memory": ("search",),
     "weight_share": ("search",),
     "span": ("search",),
+    "exact": ("search",),
 }
 """The actions that take each argument."""
 
@@ -140,6 +143,8 @@ def _search(args: argparse.Namespace) -> int:
         raise _bad("--chunks", str(chunks), f"a rank has 1 to {MAX_CHUNKS} stages")
     if not 0.0 <= share <= 1.0:
         raise _bad("--weight-share", str(share), "it is a part: 0 to 1")
+    if args.exact:
+        return _exact(args, ranks, micro_batches)
     choice = search(
         _times(args, ranks * chunks, chunks),
         ranks=ranks,
@@ -165,6 +170,21 @@ def _search(args: argparse.Namespace) -> int:
         print(
             f"best by name    {best.schedule.name}: {best.makespan:g}, longest rank {best.span:g}"
         )
+    return 0
+
+
+def _exact(args: argparse.Namespace, ranks: int, micro_batches: int) -> int:
+    from irc.schedule.exact import exact
+
+    for option in ("chunks", "weight_share", "span"):
+        if getattr(args, option) not in (None, False):
+            name = f"--{option.replace('_', '-')}"
+            raise _bad("--exact", f"with {name}", "it has one stage a rank, and shortens the whole")
+    times = _times(args, ranks, 1)
+    timeline = exact(times, ranks=ranks, micro_batches=micro_batches, memory=args.memory)
+    if args.output or args.to:
+        return _write(_text(timeline.schedule, args), args.output)
+    print(f"makespan        {timeline.makespan:g}, the least of all orders")
     return 0
 
 

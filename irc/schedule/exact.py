@@ -33,7 +33,7 @@ def exact(times: Times, *, ranks: int, micro_batches: int, memory: float | None 
         raise IrcError(
             "schedule-size",
             f"{3 * ranks * micro_batches} actions have too many orders to compare all",
-            help=f"at most {MAX_ACTIONS}: irc.schedule.search takes larger ones",
+            help=f"at most {MAX_ACTIONS}; the search without --exact takes larger ones",
         )
     best = _Branches(times, ranks, micro_batches, memory).best()
     if best is None:
