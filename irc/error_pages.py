@@ -71,6 +71,15 @@ PAGES = (
         fix="x = torch.where(x.sum() > 0, x + 1, x)",
     ),
     ErrorPage(
+        code="channel-partial",
+        title="a value that is still to be added up cannot go from one mesh to another",
+        exit_code=2,
+        what="A value that one part of a program gives to another one is partial on a mesh axis.",
+        why="A channel moves slices of a value; sums are collectives of the part that makes it.",
+        example="x : [tensor = P(sum)]   before a stage that wants [tensor = B]",
+        fix="x : [tensor = B]   (or S(dim): a boxing adds it up, then it is sent)",
+    ),
+    ErrorPage(
         code="check-failed",
         title="the plan does not compute what the model computes",
         exit_code=1,
