@@ -4,7 +4,8 @@ Dynamo keeps what it cannot trace in Python (graph breaks) and guards what it sp
 graph between breaks comes here. Sizes that Dynamo leaves open stay open where
 they can (:mod:`irc.calls.open_graph`); else there is a plan per size.
 
-A graph with open sizes is a :mod:`~irc.torch_backend.specialising` one. Each graph to compile goes
+A graph with open sizes is a :mod:`~irc.torch_backend.specialising` one, one that names places in
+memory a :mod:`~irc.torch_backend.moving` one. Each graph to compile goes
 through :mod:`~irc.torch_backend.tracing`, and by way of AOTAutograd where it has a backward
 (:mod:`~irc.torch_backend.aot`); what runs it is a :mod:`~irc.torch_backend.compiled` one.
 
@@ -27,6 +28,7 @@ from irc.errors import IrcError, did_you_mean
 from irc.pipeline import Options
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import counters
+from irc.torch_backend.moving import MovingGraph, names_places
 from irc.torch_backend.specialising import SpecialisingGraph, has_open_sizes
 from irc.torch_backend.tracing import compile_around, compile_graph
 
@@ -53,6 +55,8 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
 
 
 def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -> Flat:
+    if names_places(gm):
+        return MovingGraph(gm, lambda graph, given: compile_graph(graph, given, options))
     if has_open_sizes(gm, example_inputs):
         return SpecialisingGraph(gm, options)
     return compile_graph(gm, example_inputs, options)

@@ -36,7 +36,7 @@ class SpecialisingGraph:
         self._lock = threading.RLock()
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._names = [source_name(getattr(n, "_dynamo_source", n.name)) for n in placeholders]
-        self._numbers = [i for i, node in enumerate(placeholders) if _items(node)]
+        self._numbers = [i for i, node in enumerate(placeholders) if items_of(node)]
         values = [node.meta.get("example_value") for node in placeholders]
         self._has_open_strides = any(map(_has_open_strides, values))
 
@@ -64,7 +64,7 @@ class SpecialisingGraph:
         given = [node.meta.get("example_value") for node in placeholders]
         if self._has_open_strides or any(value is None for value in given):
             return None
-        graph = _with_numbers(self._gm, args, sizes=False) if self._numbers else self._gm
+        graph = with_numbers(self._gm, args, sizes=False) if self._numbers else self._gm
         try:
             found = compile_graph(graph, args, self._options, fakes=given)
         except Exception as error:  # the sizes of each call are tried by themselves
@@ -92,7 +92,7 @@ class SpecialisingGraph:
             resized = self._resized(next(reversed(self._known)), key)
             because = f" ({self._refused})" if self._refused else ""
             self._recompiles.add(f"other sizes: {resized}{because}", resized)
-        found = compile_graph(_with_numbers(self._gm, args), _tensors(args), self._options)
+        found = compile_graph(with_numbers(self._gm, args), _tensors(args), self._options)
         self._known[key] = found
         if len(self._known) > MAX_SIZES:
             self._known.popitem(last=False)
@@ -136,8 +136,10 @@ def _has_open_strides(value: Any) -> bool:
     return any(not each.free_symbols <= known for each in strides)
 
 
-def _with_numbers(gm: GraphModule, args: Sequence[Any], *, sizes: bool = True) -> GraphModule:
+def with_numbers(gm: GraphModule, args: Sequence[Any], *, sizes: bool = True) -> GraphModule:
     """Return a copy of a graph with its numbers in place of the placeholders for them.
+
+    With ``sizes`` it is as the arguments are, whatever Dynamo knew of others.
 
     Args:
         gm: the graph.
@@ -157,13 +159,13 @@ def _with_numbers(gm: GraphModule, args: Sequence[Any], *, sizes: bool = True) -
         if sizes and not isinstance(value, torch.Tensor):
             node.replace_all_uses_with(value)
             graph.erase_node(node)
-        for item in _items(node) if isinstance(value, torch.Tensor) else ():
+        for item in items_of(node) if isinstance(value, torch.Tensor) else ():
             number: Any = value.item()
             item.replace_all_uses_with(number)
             graph.erase_node(item)
     return GraphModule(copy(gm), graph)
 
 
-def _items(placeholder: Node) -> list[Node]:
+def items_of(placeholder: Node) -> list[Node]:
     """Return where a graph takes the number out of a tensor that Dynamo has wrapped it in."""
     return [n for n in placeholder.users if n.op == "call_method" and n.target == "item"]

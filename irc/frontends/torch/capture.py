@@ -42,6 +42,7 @@ from irc.frontends.torch.open_sizes import (
 )
 from irc.frontends.torch.outputs import Output, ResultLayout, sharing_of, with_given
 from irc.frontends.torch.sizes import SizeNames, named_symbols
+from irc.frontends.torch.stride_reads import StrideReads, perhaps_written, writes_around
 from irc.frontends.torch.structure import argument_names, output_names, register_known
 from irc.process_wide import deep_recursion
 from irc.program import Program
@@ -195,15 +196,19 @@ def capture(
             spec, leaf_specs = open_dims(module, args, kwargs, dynamic_shapes), []
         else:
             spec, leaf_specs = shape_specs(module.forward, args, kwargs, dynamic_shapes)
-        traced: list[Any] = []
+        traced: list[tuple[list[Any], frozenset[str], bool]] = []
+
+        def look(found: ExportedProgram) -> None:
+            traced.append((sharing_of(found), perhaps_written(found), writes_around(found)))
+
         watched = watch.over(module, hooks=hooks, changed=guards.changed)
         try:
-            exported = export(
-                watched, args, kwargs, spec, lambda found: traced.append(sharing_of(found))
-            )
+            with StrideReads() as reads:
+                exported = export(watched, args, kwargs, spec, look)
         finally:
             guards.restore()
-    if looks_at_memory(exported.graph_module):
+    shared, perhaps, around = traced[-1]
+    if reads.of_memory or looks_at_memory(exported.graph_module):
         guards = guards.lying(args, kwargs)
     leaves = pytree.tree_leaves((args, kwargs))
     tensor_leaves = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
@@ -218,9 +223,10 @@ def capture(
         layout = ResultLayout(
             arguments, outputs, results, reader.tensors, leaves_in_caches(reader.example())
         )
-        is_entangled = layout.is_entangled(traced[-1])
+        is_entangled = around or layout.is_entangled(shared)
         outputs, results = layout.run()
-        viewed = {tensor_leaves[i] for i in layout.viewed}
+        decide = layout.viewed | {i for i, node in enumerate(inputs) if node.name in perhaps}
+        viewed = {*(tensor_leaves if reads.of_strides else (tensor_leaves[i] for i in decide))}
         guards = guards.laid(args, kwargs, viewed, {tensor_leaves[i] for i in cached})
         is_entangled |= keep_open and guards.fixes_strides()
 

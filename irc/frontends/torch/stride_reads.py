@@ -1,0 +1,124 @@
+"""What a trace depends on of how its arguments lie in memory, besides the numbers in it.
+
+A program is traced for arguments that lie in one way. Where an op gives its operand itself or a
+copy (``contiguous``, ``reshape``), strides decide whether what writes to that writes to an
+argument; and traced code may ask a tensor how it lies, and branch on the answer.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.overrides import TorchFunctionMode
+
+from irc.frontends.torch.locations import LAYERS, OURS, TORCH
+from irc.frontends.torch.memory_views import looks_at_memory
+from irc.frontends.torch.result_memory import may_own
+
+OF_STRIDES = frozenset({torch.Tensor.stride, torch.Tensor.is_contiguous})
+"""What says in which steps a tensor lies."""
+
+OF_MEMORY = frozenset(
+    {
+        torch.Tensor.storage_offset,
+        torch.Tensor.untyped_storage,
+        torch.Tensor._typed_storage,
+        torch.Tensor.storage,
+        torch.Tensor._is_view,
+        vars(torch._C.TensorBase)["_base"].__get__,
+    }
+)
+"""What says in whose memory, and where in it."""
+
+
+class StrideReads(TorchFunctionMode):
+    """Notes what code that is traced inside asks tensors of how they lie.
+
+    Torch itself asks all the time; of it only layers are traced code.
+
+    Attributes:
+        of_strides: it asked for strides.
+        of_memory: it asked for the memory around a tensor.
+    """
+
+    of_strides = False
+    of_memory = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a call, and note it."""
+        if func in OF_STRIDES and _is_traced_code():
+            self.of_strides = True
+        elif func in OF_MEMORY and _is_traced_code():
+            self.of_memory = True
+        return func(*args, **(kwargs or {}))
+
+
+def _is_traced_code() -> bool:
+    frame = sys._getframe(2)
+    while frame.f_back is not None and _is_in_between(frame.f_code):
+        frame = frame.f_back
+    file = frame.f_code.co_filename
+    return file.startswith(LAYERS) or not file.startswith((TORCH, OURS))
+
+
+def _is_in_between(code: CodeType) -> bool:
+    """True for what other modes and methods of tensors in Python run on the way to a call."""
+    return code.co_name == "__torch_function__" or code.co_filename.startswith(OF_TENSORS)
+
+
+OF_TENSORS = (f"{TORCH}/_tensor.py", f"{TORCH}/_prims_common")
+"""Methods of tensors that are written in Python."""
+
+
+def is_part(tensor: torch.Tensor) -> bool:
+    """True for a tensor in whose memory there are other numbers."""
+    if tensor.layout is not torch.strided:
+        return False
+    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize
+
+
+def writes_around(traced: ExportedProgram) -> bool:
+    """True where memory may be written, or read after a write, in which an argument is a part.
+
+    A functional graph has new values of arguments, not of what lies around them.
+    """
+    nodes = traced.graph.nodes
+    return looks_at_memory(traced.graph_module) and any(
+        is_part(node.meta["val"])
+        for node in nodes
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)
+    ) and any(map(_writes, nodes))  # fmt: skip
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def perhaps_written(traced: ExportedProgram) -> frozenset[str]:
+    """Return the placeholders that are written to or not, as their strides decide.
+
+    Args:
+        traced: as torch gives it, with its writes.
+    """
+    found: set[str] = set()
+    for node in traced.graph.nodes:
+        if _writes(node):
+            for told, operand in zip(node.target._schema.arguments, node.args, strict=False):
+                is_written = told.alias_info is not None and told.alias_info.is_write
+                if is_written and isinstance(operand, Node):
+                    source = may_own(operand)
+                    found |= {source.name} if source is not None else set()
+    return frozenset(found)

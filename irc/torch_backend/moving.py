@@ -1,0 +1,95 @@
+"""Graphs that name a place in an argument's memory: a plan for each way in which arguments lie.
+
+``as_strided`` with a storage offset counts from the start of the memory, not of the tensor. Dynamo
+guards sizes and strides, and not where in its memory an argument starts.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from irc.frontends.torch.stride_reads import is_part
+from irc.torch_backend.compiled import Flat
+from irc.torch_backend.counts import counters
+from irc.torch_backend.specialising import items_of, with_numbers
+from irc.torch_backend.tracing import Compile
+
+MAX_PLACES = 16
+"""Plans for one graph; torch runs what lies in yet another way."""
+
+OFFSET = 3
+"""The place of ``storage_offset`` among the arguments of ``as_strided``."""
+
+
+class MovingGraph:
+    """A graph with a plan for each way in which its arguments lie.
+
+    Args:
+        gm: the graph.
+        compiled: compiles it for values of its placeholders.
+    """
+
+    def __init__(self, gm: GraphModule, compiled: Compile) -> None:
+        self._gm, self._compiled = gm, compiled
+        placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        self._numbers = [i for i, node in enumerate(placeholders) if items_of(node)]
+        self._writes = any(map(_writes, gm.graph.nodes))
+        self._known: dict[tuple[Any, ...], Flat] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Run the plan for arguments that lie as these."""
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        # What is written around an argument a functional graph has no name for.
+        if self._writes and any(map(is_part, tensors)):
+            counters["graphs run by torch"] += 1
+            return self._gm.forward(*args)
+        key = (
+            torch.is_grad_enabled(),
+            *map(_lies, args),
+            *(args[i].item() for i in self._numbers),
+        )
+        with self._lock:
+            if key not in self._known:
+                if len(self._known) == MAX_PLACES:
+                    counters["graphs run by torch"] += 1
+                    return self._gm.forward(*args)
+                self._known[key] = self._compiled(with_numbers(self._gm, args), tensors)
+            found = self._known[key]
+        return found(*tensors)
+
+
+def _lies(arg: Any) -> Any:
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    is_strided = arg.layout is torch.strided
+    return arg.shape, *((arg.stride(), arg.storage_offset()) if is_strided else ())
+
+
+def names_places(gm: GraphModule) -> bool:
+    """True for a graph with an ``as_strided`` that counts from the start of the memory."""
+    return any(
+        node.op.startswith("call")
+        and _name(node).startswith("as_strided")
+        and (node.kwargs.get("storage_offset") is not None or len(node.args) > OFFSET)
+        for node in gm.graph.nodes
+    )
+
+
+def _writes(node: Node) -> bool:
+    name = _name(node)
+    if getattr(node.target, "__module__", "") == "_operator":
+        return name == "setitem" or (name.startswith("i") and hasattr(operator, name[1:]))
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return node.op.startswith("call") and (is_in_place or "out" in node.kwargs)
+
+
+def _name(node: Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
