@@ -229,15 +229,25 @@ class Mesh:
             rank = rank * size + coordinates[name]
         return rank
 
-    def groups(self, axis: str) -> list[list[int]]:
-        """Return the groups of ranks that differ along ``axis`` only, each in axis order."""
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.num_ranks):
-            place = self.coordinates(rank)
-            key = tuple(v for name, v in place.items() if name != axis)
-            found.setdefault(key, []).append(rank)
-        return list(found.values())
+    def groups(self, axis: str) -> list[range]:
+        """Return the groups of ranks that differ along ``axis`` only, each in axis order.
 
-    def group_of(self, rank: int, axis: str) -> list[int]:
+        >>> Mesh.parse("data=2,tensor=2").groups("data")
+        [range(0, 4, 2), range(1, 5, 2)]
+        """
+        stride, span = self._stride(axis), self.size(axis) * self._stride(axis)
+        return [
+            range(first, first + span, stride)
+            for outer in range(0, self.num_ranks, span)
+            for first in range(outer, outer + stride)
+        ]
+
+    def group_of(self, rank: int, axis: str) -> range:
         """Return the group of ``rank`` along ``axis``."""
-        return next(group for group in self.groups(axis) if rank in group)
+        stride, size = self._stride(axis), self.size(axis)
+        first = rank - rank // stride % size * stride
+        return range(first, first + size * stride, stride)
+
+    def _stride(self, axis: str) -> int:
+        """How far neighbours along an axis are apart."""
+        return prod(size for _, size in self.axes[self.names.index(axis) + 1 :])

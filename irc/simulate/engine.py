@@ -1,9 +1,11 @@
-"""An event engine: actions on in-order streams, with dependencies, shared cores and memory.
+"""An event engine: actions on in-order streams, with dependencies, credits, shared cores, memory.
 
-An action starts when the action before it on its stream and all that it depends on have ended. Work
-on a shared resource slows down when there is more of it than there are cores: each of n running
-actions proceeds at rate min(1, cores / n) (processor sharing). Memory is a timeline of what actions
-allocate when they start and free when they end.
+An action starts when the action before it on its stream and all that it depends on have ended, and
+there are the credits that it takes. A credit is a free slot of a register: taken by the start of
+what writes it, given back by the end of what reads it last (OneFlow's rule, arXiv:2110.15032); who
+waits longest gets it first. Work on a shared resource slows down when there is more of it than
+there are cores: each of n running actions proceeds at rate min(1, cores / n) (processor sharing).
+Memory is a timeline of what actions allocate when they start and free when they end.
 """
 
 from __future__ import annotations
@@ -11,54 +13,16 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 
-from irc.errors import InternalError
+from irc.simulate.actions import DeadlockError, SimAction, Timeline, Waiting
 
 
-@dataclass(frozen=True)
-class SimAction:
-    """One thing that takes time.
-
-    Attributes:
-        name: what it is, for traces.
-        stream: in-order queue that it belongs to, such as ``rank 0 compute``.
-        seconds: how long it takes when it has its resource to itself.
-        after: positions (in the sequence of all actions) of those that must have ended.
-        resource: shared cores that it runs on, if any.
-        allocates, frees: bytes by pool, at its start and at its end.
-    """
-
-    name: str
-    stream: str
-    seconds: float
-    after: tuple[int, ...] = ()
-    resource: str | None = None
-    allocates: tuple[tuple[str, float], ...] = ()
-    frees: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """What happened.
-
-    Attributes:
-        starts, ends: seconds, by position of the action.
-        peak: most bytes alive at a time, by pool.
-    """
-
-    starts: tuple[float, ...]
-    ends: tuple[float, ...]
-    peak: Mapping[str, float]
-
-    @property
-    def seconds(self) -> float:
-        """When the last action ended."""
-        return max(self.ends, default=0.0)
-
-
-def simulate(actions: Sequence[SimAction], cores: Mapping[str, float] | None = None) -> Timeline:
+def simulate(
+    actions: Sequence[SimAction],
+    cores: Mapping[str, float] | None = None,
+    slots: Mapping[str, int] | None = None,
+) -> Timeline:
     """Run actions and return when each started and ended.
 
     Without shared resources this is the longest path through streams and dependencies; one event
@@ -67,9 +31,10 @@ def simulate(actions: Sequence[SimAction], cores: Mapping[str, float] | None = N
     Args:
         actions: streams run theirs in this order.
         cores: size of each shared resource.
+        slots: of each register; one that is not named has as many as are asked for.
 
     Raises:
-        InternalError: the streams wait for each other for ever.
+        DeadlockError: the streams wait for each other for ever.
 
     >>> a = SimAction("a", "s", 1.0)
     >>> b = SimAction("b", "t", 1.0)
@@ -77,13 +42,19 @@ def simulate(actions: Sequence[SimAction], cores: Mapping[str, float] | None = N
     >>> simulate([a, b, c]).seconds
     2.0
     """
-    return _Engine(actions, cores or {}).run()
+    return _Engine(actions, cores or {}, slots or {}).run()
 
 
 class _Engine:
-    def __init__(self, actions: Sequence[SimAction], cores: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        actions: Sequence[SimAction],
+        cores: Mapping[str, float],
+        slots: Mapping[str, int],
+    ) -> None:
         self.actions = actions
         self.cores = cores
+        self.slots = slots
         self.now = 0.0
         self.starts = [inf] * len(actions)
         self.ends = [inf] * len(actions)
@@ -99,23 +70,29 @@ class _Engine:
         self.shared: dict[str, dict[int, float]] = {}
         self.alive: dict[str, float] = {}
         self.peak: dict[str, float] = {}
+        self.taken: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+        self.waiting: dict[str, list[str]] = {}
+        self.woken: list[str] = []
 
     def run(self) -> Timeline:
         for stream in self.queues:
             self._try(stream)
         while self.fixed or any(self.shared.values()):
             self._advance()
-        if stuck := [i for i, end in enumerate(self.ends) if end == inf]:
-            names = ", ".join(self.actions[i].name for i in stuck[:3])
-            raise InternalError(f"{len(stuck)} actions wait for each other: {names}")
-        return Timeline(tuple(self.starts), tuple(self.ends), self.peak)
+        if stuck := self.ends.count(inf):
+            raise DeadlockError(self._cycle(), stuck)
+        return Timeline(tuple(self.starts), tuple(self.ends), self.peak, self.most)
 
     def _try(self, stream: str) -> None:
         queue = self.queues[stream]
         if stream in self.busy or not queue or self.missing[queue[0]]:
             return
-        index = queue.popleft()
+        index = queue[0]
         action = self.actions[index]
+        if action.takes and not self._take(stream, action):
+            return
+        queue.popleft()
         self.busy.add(stream)
         self.starts[index] = self.now
         for pool, size in action.allocates:
@@ -126,8 +103,29 @@ class _Engine:
         else:
             self.shared.setdefault(action.resource, {})[index] = action.seconds
 
+    def _take(self, stream: str, action: SimAction) -> bool:
+        """Take all the slots that an action wants, or have its stream woken when there may be."""
+        lacking = self._lacking(action)
+        if lacking is not None:
+            queue = self.waiting.setdefault(lacking, [])
+            if stream not in queue:
+                queue.append(stream)
+            return False
+        for register, count in action.takes:
+            taken = self.taken.get(register, 0) + count
+            self.taken[register] = taken
+            self.most[register] = max(self.most.get(register, 0), taken)
+        return True
+
+    def _lacking(self, action: SimAction) -> str | None:
+        for register, count in action.takes:
+            if self.taken.get(register, 0) + count > self.slots.get(register, inf):
+                return register
+        return None
+
     def _rate(self, resource: str) -> float:
-        return min(1.0, self.cores.get(resource, inf) / len(self.shared[resource]))
+        wanted = sum(self.actions[i].weight for i in self.shared[resource])
+        return min(1.0, self.cores.get(resource, inf) / wanted)
 
     def _advance(self) -> None:
         """Go to the next end, and do what follows from it."""
@@ -153,9 +151,11 @@ class _Engine:
         self.now = at
         for index in sorted(done):
             self._end(index)
-        for stream in dict.fromkeys(
+        woken, self.woken = self.woken, []
+        ready = [
             self.actions[i].stream for index in sorted(done) for i in (index, *self.readers[index])
-        ):
+        ]
+        for stream in dict.fromkeys((*woken, *ready)):
             self._try(stream)
 
     def _end(self, index: int) -> None:
@@ -164,5 +164,32 @@ class _Engine:
         self.busy.discard(action.stream)
         for pool, size in action.frees:
             self.alive[pool] = self.alive.get(pool, 0.0) - size
+        for register, count in action.gives:
+            self.taken[register] = self.taken.get(register, 0) - count
+            self.woken += self.waiting.pop(register, ())
         for reader in self.readers[index]:
             self.missing[reader] -= 1
+
+    def _cycle(self) -> tuple[Waiting, ...]:
+        """Return the streams that wait for each other, from the first that is stuck."""
+        heads = {stream: self._waiting(queue[0]) for stream, queue in self.queues.items() if queue}
+        seen: list[str] = []
+        stream = next(iter(heads))
+        while stream not in seen:
+            seen.append(stream)
+            behind = heads[stream].behind
+            if behind is None:
+                return (heads[stream],)
+            stream = behind.stream
+        return tuple(heads[each] for each in seen[seen.index(stream) :])
+
+    def _waiting(self, index: int) -> Waiting:
+        action = self.actions[index]
+        if self.missing[index]:
+            behind = next(i for i in action.after if self.ends[i] == inf)
+            return Waiting(action, self.actions[behind], None)
+        register = self._lacking(action)
+        for i, other in enumerate(self.actions):
+            if self.ends[i] == inf and any(name == register for name, _ in other.gives):
+                return Waiting(action, other if i != index else None, register)
+        return Waiting(action, None, register)

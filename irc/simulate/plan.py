@@ -1,8 +1,9 @@
-"""Predicting a plan: its actions on the streams of its ranks.
+"""Predicting a plan: its actions on the streams of a rank.
 
-Each rank has a compute stream, each mesh axis a link that its group shares. A collective begins
-when all ranks of its group have started it, and a wait ends when it has. On one host the ranks'
-compute and transport share the cores.
+All ranks run the same text at the same time, so one stands for them: with a compute stream, and a
+link for each mesh axis that its group shares. A collective begins when it is started, and a wait
+ends when it has. On one host the ranks' compute and transport share the cores: an action then
+weighs as much as there are ranks, a collective as there are groups.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from irc.plan.schema import Call, Kernels, Library, Plan, Start, Step, Wait, touched
-from irc.simulate.engine import SimAction, Timeline, simulate
+from irc.simulate.actions import SimAction, Timeline
+from irc.simulate.engine import simulate
 
 StepSeconds: TypeAlias = Callable[[Step], float]
-
-MAX_RANKS = 16
-"""Beyond, one rank stands for all: they run the same program, and only sharing tells them apart."""
 
 CORES = "cores"
 
@@ -28,8 +27,8 @@ class Prediction:
 
     Attributes:
         actions: what was simulated, as the engine has it.
-        timeline: when each started and ended; its peaks are arena bytes in use by rank.
-        ranks: how many ranks were simulated.
+        timeline: when each started and ended; its peak is arena bytes in use.
+        ranks: how many ranks do the same at the same time.
     """
 
     actions: tuple[SimAction, ...]
@@ -43,7 +42,7 @@ class Prediction:
 
     @property
     def peak_bytes(self) -> float:
-        """The most that one rank has alive in its arena."""
+        """The most that a rank has alive in its arena."""
         return max(self.timeline.peak.values(), default=0.0)
 
 
@@ -67,14 +66,12 @@ def predict(
         cores: of the host that all ranks share; None gives each its own.
         threads: of each rank: what it takes of the cores while it computes.
     """
-    mesh = plan.device_mesh
-    ranks = mesh.num_ranks if mesh.num_ranks <= MAX_RANKS else 1
-    build = _Builder(plan, seconds, ranks, None if cores is None else CORES)
+    build = _Builder(plan, seconds, None if cores is None else CORES)
     for time, (position, step) in enumerate(build.steps):
         build.add(time, position, step)
     capacity = {} if cores is None else {CORES: cores / threads}
-    made = tuple(build.actions)
-    return Prediction(made, simulate(made, capacity), ranks)
+    actions = tuple(build.actions)
+    return Prediction(actions, simulate(actions, capacity), build.ranks)
 
 
 def predicted_seconds(plan: Plan, *, cores: float | None = None, threads: int = 1) -> float:
@@ -83,10 +80,11 @@ def predicted_seconds(plan: Plan, *, cores: float | None = None, threads: int = 
 
 
 class _Builder:
-    def __init__(self, plan: Plan, seconds: StepSeconds, ranks: int, shared: str | None) -> None:
-        self.plan, self.seconds, self.ranks, self.shared = plan, seconds, ranks, shared
+    def __init__(self, plan: Plan, seconds: StepSeconds, shared: str | None) -> None:
+        self.plan, self.seconds, self.shared = plan, seconds, shared
+        self.ranks = plan.device_mesh.num_ranks
         self.actions: list[SimAction] = []
-        self.collectives: dict[tuple[int, int], int] = {}
+        self.collectives: dict[int, int] = {}
         self.steps = steps(plan)
         self.born, self.dies = _lives(plan, [step for _, step in self.steps])
 
@@ -95,47 +93,39 @@ class _Builder:
             case Start():
                 self._collective(time, position, step)
             case Wait():
-                for rank in range(self.ranks):
-                    end = self.collectives[step.start, rank]
-                    self._on(rank, time, f"wait {step.id}", 0.0, (end,))
+                self._on(time, f"wait {step.id}", 0.0, (self.collectives[step.start],))
             case _:
-                for rank in range(self.ranks):
-                    self._on(rank, time, label(self.plan, step), self.seconds(step), ())
+                self._on(time, label(self.plan, step), self.seconds(step), ())
 
-    def _on(self, rank: int, time: int, name: str, seconds: float, after: tuple[int, ...]) -> int:
-        pool = f"rank {rank}"
+    def _on(self, time: int, name: str, seconds: float, after: tuple[int, ...]) -> int:
         self.actions.append(
             SimAction(
                 name,
-                f"rank {rank} compute",
+                "compute",
                 seconds,
                 after,
                 self.shared if seconds else None,
-                ((pool, self.born.get(time, 0)),),
-                ((pool, self.dies.get(time, 0)),),
+                (("arena", self.born.get(time, 0)),),
+                (("arena", self.dies.get(time, 0)),),
+                weight=self.ranks,
             )
         )
         return len(self.actions) - 1
 
     def _collective(self, time: int, position: int, start: Start) -> None:
         axis = start.attrs["axis"]
-        issued = {
-            rank: self._on(rank, time, f"start {start.id}", 0.0, ()) for rank in range(self.ranks)
-        }
-        whole = self.ranks == self.plan.device_mesh.num_ranks
-        groups = self.plan.device_mesh.groups(axis) if whole else [[0]]
-        for group in groups:
-            self.actions.append(
-                SimAction(
-                    label(self.plan, start),
-                    f"link {axis} of ranks {group[0]}..{group[-1]}",
-                    self.seconds(start),
-                    tuple(issued[rank] for rank in group),
-                    self.shared,
-                )
+        issued = self._on(time, f"start {start.id}", 0.0, ())
+        self.actions.append(
+            SimAction(
+                label(self.plan, start),
+                f"link {axis}",
+                self.seconds(start),
+                (issued,),
+                self.shared,
+                weight=self.ranks // self.plan.device_mesh.size(axis),
             )
-            for rank in group:
-                self.collectives[position, rank] = len(self.actions) - 1
+        )
+        self.collectives[position] = len(self.actions) - 1
 
 
 def steps(plan: Plan) -> list[tuple[int, Step]]:

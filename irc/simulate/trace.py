@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from irc.simulate.engine import SimAction, Timeline
+from irc.simulate.actions import SimAction, Timeline
 
 
 def chrome_trace(actions: Sequence[SimAction], timeline: Timeline) -> str:

@@ -144,7 +144,27 @@ def test_two_axes_on_one_dim_keep_their_order() -> None:
 def test_meshes_number_ranks_row_major() -> None:
     mesh = Mesh.parse("data=2,tensor=4")
     assert [mesh.rank(mesh.coordinates(r)) for r in range(8)] == list(range(8))
-    assert mesh.groups("data") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert [list(g) for g in mesh.groups("data")] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+@pytest.mark.parametrize("text", ["a=1", "a=4", "a=2,b=3,c=2", "a=3,b=1,c=2", "a=2,b=2,c=2,d=2"])
+def test_groups_are_the_ranks_that_differ_on_one_axis(text: str) -> None:
+    mesh = Mesh.parse(text)
+    for axis in mesh.names:
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(mesh.num_ranks):
+            place = mesh.coordinates(rank)
+            key = tuple(v for name, v in place.items() if name != axis)
+            groups.setdefault(key, []).append(rank)
+        assert [list(group) for group in mesh.groups(axis)] == list(groups.values())
+        for rank in range(mesh.num_ranks):
+            assert rank in mesh.group_of(rank, axis)
+            assert list(mesh.group_of(rank, axis)) in list(groups.values())
+
+
+def test_the_group_of_one_of_many_ranks_is_arithmetic() -> None:
+    mesh = Mesh.parse("data=1024,context=32,tensor=32")
+    assert mesh.group_of(mesh.num_ranks - 1, "context") == range(1047583, 1048607, 32)
 
 
 @pytest.mark.parametrize("text", ["data", "data=0", "data=2,data=2", "a b=2", "data=-1", "data=x"])

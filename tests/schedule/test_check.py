@@ -76,7 +76,8 @@ def test_what_is_of_no_stage():
 def test_play_gives_what_in_order_ranks_with_dependencies_give(seed, name):
     """Against the engine of the simulator, which knows nothing of schedules."""
     from irc.schedule.timeline import Times
-    from irc.simulate.engine import SimAction, simulate
+    from irc.simulate.actions import SimAction
+    from irc.simulate.engine import simulate
 
     schedule = generate(name, ranks=4, micro_batches=8)
     lengths = [[seed.choice((0.5, 1.0, 2.0)) for _ in range(8)] for _ in range(3)]

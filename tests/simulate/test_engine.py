@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irc.errors import InternalError
-from irc.simulate.engine import SimAction, simulate
+from irc.simulate.actions import DeadlockError, SimAction
+from irc.simulate.engine import simulate
 from irc.simulate.trace import chrome_trace
 
 
@@ -47,8 +48,63 @@ def test_memory_is_counted_from_start_to_free() -> None:
 
 def test_a_deadlock_is_a_bug_of_ours_and_is_named() -> None:
     actions = [SimAction("a", "s", 1.0, after=(1,)), SimAction("b", "s", 1.0)]
-    with pytest.raises(InternalError, match="2 actions wait for each other: a, b"):
+    with pytest.raises(InternalError, match="2 actions wait for each other: a on s waits for b on"):
         simulate(actions)
+
+
+def test_what_waits_longest_for_a_slot_gets_it() -> None:
+    slot = (("r", 1),)
+    actions = [
+        SimAction("a", "s", 2.0, takes=slot, gives=slot),
+        SimAction("b", "t", 1.0),
+        SimAction("c", "t", 1.0, takes=slot, gives=slot),
+        SimAction("d", "u", 1.5),
+        SimAction("e", "u", 1.0, takes=slot, gives=slot),
+    ]
+    found = simulate(actions, slots={"r": 1})
+    assert found.starts == (0.0, 0.0, 2.0, 0.0, 3.0)
+    assert found.slots == {"r": 1}
+    assert simulate(actions).starts == (0.0, 0.0, 1.0, 0.0, 1.5)
+    assert simulate(actions).slots == {"r": 3}
+
+
+def test_slots_are_taken_together_or_not_at_all() -> None:
+    """Two streams that want the same two registers never hold one each."""
+    both = (("p", 1), ("q", 1))
+    actions = [
+        SimAction("a", "s", 1.0, takes=both, gives=both),
+        SimAction("b", "t", 1.0, takes=both[::-1], gives=both),
+    ]
+    assert simulate(actions, slots={"p": 1, "q": 1}).ends == (1.0, 2.0)
+
+
+def test_a_deadlock_names_the_register_and_both_streams() -> None:
+    """A sends two values through one slot before it takes what B sends after reading both."""
+    slot = (("inbox of B", 1),)
+    actions = [
+        SimAction("send 0", "rank 0", 1.0, takes=slot),
+        SimAction("send 1", "rank 0", 1.0, takes=slot),
+        SimAction("read both", "rank 1", 1.0, after=(0, 1), gives=(("inbox of B", 2),)),
+    ]
+    with pytest.raises(DeadlockError) as error:
+        simulate(actions, slots={"inbox of B": 1})
+    assert str(error.value) == (
+        "2 actions wait for each other: send 1 on rank 0 waits for a slot of inbox of B, which "
+        "read both on rank 1 frees; read both on rank 1 waits for send 1 on rank 0"
+    )
+    assert simulate(actions, slots={"inbox of B": 2}).seconds == 3.0
+
+
+def test_more_slots_than_there_are_is_never() -> None:
+    actions = [SimAction("a", "s", 1.0, takes=(("r", 2),), gives=(("r", 2),))]
+    with pytest.raises(DeadlockError, match="a slot of r, which nothing frees"):
+        simulate(actions, slots={"r": 1})
+
+
+def test_one_action_stands_for_several_alike() -> None:
+    jobs = [SimAction(f"j{i}", f"s{i}", 2.0, resource="cores") for i in range(6)]
+    folded = [SimAction("j", "s", 2.0, resource="cores", weight=6)]
+    assert simulate(jobs, {"cores": 4}).ends[0] == simulate(folded, {"cores": 4}).ends[0] == 3.0
 
 
 ACTIONS = st.lists(
@@ -98,6 +154,50 @@ def test_bounds(raw: Sequence[tuple[str, float, list[int], bool]], cores: float)
         own = [i for i, a in enumerate(actions) if a.stream == stream]
         for i, j in pairwise(own):
             assert shared.ends[i] <= shared.starts[j]
+
+
+REGISTERS = st.lists(
+    st.tuples(st.sampled_from("stu"), st.integers(0, 4), st.sampled_from("pqr"), st.booleans()),
+    min_size=1, max_size=25,
+)  # fmt: skip
+
+
+@given(REGISTERS, st.integers(1, 3))
+@settings(max_examples=200, deadline=None)
+def test_no_more_slots_are_taken_than_there_are(
+    raw: Sequence[tuple[str, int, str, bool]], limit: int
+) -> None:
+    """Each action takes a slot; it gives it back itself, or the next on its stream does."""
+    actions: list[SimAction] = []
+    owed: dict[str, tuple[tuple[str, int], ...]] = {}
+    for i, (stream, seconds, register, keeps) in enumerate(raw):
+        slot = ((register, 1),)
+        gives = owed.pop(stream, ()) + (() if keeps else slot)
+        if keeps:
+            owed[stream] = slot
+        actions.append(SimAction(str(i), stream, float(seconds), takes=slot, gives=gives))
+    free = simulate(actions)
+    slots = dict(free.slots)
+    assert simulate(actions, slots=slots) == free
+    limits = dict.fromkeys("pqr", limit)
+    try:
+        found = simulate(actions, slots=limits)
+    except DeadlockError:
+        return
+    assert found.seconds >= free.seconds
+    assert all(count <= limit for count in found.slots.values())
+    for register in "pqr":
+        # At equal times what gives comes first: an action of no time may give and take at once.
+        changes = sorted(
+            [(end, 0, -n) for end, a in zip(found.ends, actions, strict=True)
+             for name, n in a.gives if name == register]
+            + [(start, 1, n) for start, a in zip(found.starts, actions, strict=True)
+               for name, n in a.takes if name == register]
+        )  # fmt: skip
+        taken = 0
+        for _, _, change in changes:
+            taken += change
+            assert taken <= limit
 
 
 # --------------------------------------------------------------- pipeline schedules (golden table)

@@ -1,11 +1,18 @@
 """Predicting plans."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from irc.dialects import comm
 from irc.plan.build import build_plan
-from irc.simulate.plan import predict, predicted_seconds
+from irc.plan.schema import Plan, Start, Step, Wait
+from irc.simulate.actions import SimAction
+from irc.simulate.engine import simulate
+from irc.simulate.plan import CORES, StepSeconds, label, predict, predicted_seconds, steps
 from tests.plan.programs import Task, mlp, sharded
+
+SHARDED = build_plan(sharded(), seconds=lambda _: 1.0)
 
 
 def overlapping(between: int):
@@ -47,7 +54,64 @@ def test_a_large_mesh_is_one_rank() -> None:
     y = t.collective(comm.AllReduceOp, x, (16,), axis="data", fn="sum")
     plan = build_plan(t.finish(y), seconds=lambda _: 2.0)
     found = predict(plan)
-    assert (found.ranks, found.seconds) == (1, 2.0)
+    assert (found.ranks, found.seconds, len(found.actions)) == (512, 2.0, 3)
+
+
+def test_many_ranks_share_the_cores_of_a_host() -> None:
+    """Two launches on 32 ranks of one core each take 16 times as long on two cores."""
+    t = Task("data=32")
+    x = t.argument("input", "x", (16,))
+    y = t.pointwise("neg", t.pointwise("neg", x))
+    plan = build_plan(t.finish(y), seconds=lambda _: 1.0)
+    assert predict(plan).seconds == 2.0
+    assert predict(plan, cores=2).seconds == 32.0
+
+
+def enumerated(plan: Plan, seconds: StepSeconds, cores: float | None) -> tuple[float, float]:
+    """Simulate each rank and each group by itself: time, and the most one rank has alive."""
+    mesh, actions = plan.device_mesh, list[SimAction]()
+    ends: dict[tuple[int, int], int] = {}
+    alone = predict(plan, seconds)
+    memory = {action.name: (action.allocates, action.frees) for action in alone.actions}
+
+    def on(rank: int, name: str, takes: float, after: tuple[int, ...] = ()) -> int:
+        born, dies = (tuple((f"{rank}", n) for _, n in each) for each in memory[name])
+        shared = CORES if takes and cores is not None else None
+        actions.append(SimAction(name, f"rank {rank}", takes, after, shared, born, dies))
+        return len(actions) - 1
+
+    for position, step in steps(plan):
+        for rank in range(mesh.num_ranks):
+            if isinstance(step, Wait):
+                on(rank, f"wait {step.id}", 0.0, (ends[step.start, rank],))
+            elif isinstance(step, Start):
+                ends[position, rank] = on(rank, f"start {step.id}", 0.0)
+            else:
+                on(rank, label(plan, step), seconds(step))
+        if isinstance(step, Start):
+            for group in mesh.groups(step.attrs["axis"]):
+                issued = tuple(ends[position, rank] for rank in group)
+                shared = CORES if cores is not None else None
+                stream = f"link {step.attrs['axis']} {group[0]}"
+                actions.append(SimAction(step.id, stream, seconds(step), issued, shared))
+                ends.update({(position, rank): len(actions) - 1 for rank in group})
+    timeline = simulate(actions, {} if cores is None else {CORES: cores})
+    return timeline.seconds, max(timeline.peak.values())
+
+
+@given(st.lists(st.floats(0, 9), min_size=8, max_size=8), st.sampled_from([None, 1.0, 3.0, 5.5]))
+@settings(max_examples=60, deadline=None)
+def test_one_rank_stands_for_all(times: list[float], cores: float | None) -> None:
+    plan = SHARDED
+
+    def seconds(step: Step) -> float:
+        return times[plan_steps.index(step) % len(times)]
+
+    plan_steps = [step for _, step in steps(plan)]
+    folded = predict(plan, seconds, cores=cores)
+    every = enumerated(plan, seconds, cores)
+    assert folded.seconds == pytest.approx(every[0], rel=1e-9)
+    assert folded.peak_bytes == every[1]
 
 
 def test_a_launch_is_a_step_of_its_own() -> None:

@@ -1,0 +1,95 @@
+"""What the event engine runs and what it tells: actions, a timeline, or who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from irc.errors import InternalError
+
+
+@dataclass(frozen=True)
+class SimAction:
+    """One thing that takes time.
+
+    Attributes:
+        name: what it is, for traces.
+        stream: in-order queue that it belongs to, such as ``rank 0 compute``.
+        seconds: how long it takes when it has its resource to itself.
+        after: positions (in the sequence of all actions) of those that must have ended.
+        resource: shared cores that it runs on, if any.
+        allocates, frees: bytes by pool, at its start and at its end.
+        takes, gives: slots by register, at its start and at its end.
+        weight: how many things alike it stands for, each of which wants a core.
+    """
+
+    name: str
+    stream: str
+    seconds: float
+    after: tuple[int, ...] = ()
+    resource: str | None = None
+    allocates: tuple[tuple[str, float], ...] = ()
+    frees: tuple[tuple[str, float], ...] = ()
+    takes: tuple[tuple[str, int], ...] = ()
+    gives: tuple[tuple[str, int], ...] = ()
+    weight: int = 1
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What happened.
+
+    Attributes:
+        starts, ends: seconds, by position of the action.
+        peak: most bytes alive at a time, by pool.
+        slots: most slots taken at a time, by register.
+    """
+
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+    peak: Mapping[str, float]
+    slots: Mapping[str, int]
+
+    @property
+    def seconds(self) -> float:
+        """When the last action ended."""
+        return max(self.ends, default=0.0)
+
+
+class Waiting(NamedTuple):
+    """The first action of a stream that cannot start.
+
+    Attributes:
+        action: it.
+        behind: what would have to end first; None where nothing would help.
+        register: whose slot it lacks, None where it waits for a result.
+    """
+
+    action: SimAction
+    behind: SimAction | None
+    register: str | None
+
+    def __str__(self) -> str:
+        what, by = self.action, self.behind
+        text = f"{what.name} on {what.stream} waits for "
+        if self.register is not None:
+            text += f"a slot of {self.register}, which "
+            return text + ("nothing frees" if by is None else f"{by.name} on {by.stream} frees")
+        return text + ("nothing" if by is None else f"{by.name} on {by.stream}")
+
+
+class DeadlockError(InternalError):
+    """Streams that wait for each other, or one for something that never comes.
+
+    Attributes:
+        cycle: each waits for something on the stream of the next, the last on that of the first.
+        stuck: how many actions never ran.
+    """
+
+    def __init__(self, cycle: tuple[Waiting, ...], stuck: int) -> None:
+        super().__init__(cycle, stuck)
+        self.cycle, self.stuck = cycle, stuck
+
+    def __str__(self) -> str:
+        return f"{self.stuck} actions wait for each other: {'; '.join(map(str, self.cycle))}"
