@@ -801,6 +801,16 @@ PAGES = (
         fix="irc schedule show interleaved:2 --ranks 4 --micro-batches 8",
     ),
     ErrorPage(
+        code="schedule-slots",
+        title="ranks of a schedule wait for each other's free slots",
+        exit_code=2,
+        what="With so few slots for what crosses functions, some ranks wait, and none goes on.",
+        why="A function starts when there is a free slot for each value that it makes; a slot is"
+        " free again when its last reader has ended.",
+        example="irc schedule simulate gpipe --ranks 2 --micro-batches 4 --slots 2",
+        fix="irc schedule simulate gpipe --ranks 2 --micro-batches 4 --slots 4",
+    ),
+    ErrorPage(
         code="schedule-syntax",
         title="a schedule cannot be read",
         exit_code=2,

@@ -1,15 +1,17 @@
-"""`irc schedule`: pipeline schedules, shown, drawn, converted and searched."""
+"""`irc schedule`: pipeline schedules, shown, drawn, converted, searched and simulated."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
+from irc.commands import schedule_simulate
+
 if TYPE_CHECKING:
     from irc.schedule.actions import Schedule
     from irc.schedule.timeline import Timeline, Times
 
-HELP = "show, draw, convert or search pipeline schedules"
+HELP = "show, draw, convert, search or simulate pipeline schedules"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,18 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=[*ACTIONS], help="list: the schedules that have a name; show: check one, "
         "and print its time, bubble and memory; draw: an SVG picture; convert: as text or as "
-        "torch's table; search: the best one by times and memory")  # fmt: skip
+        "torch's table; search: the best one by times and memory; simulate: a step on all ranks, "
+        "with links, memory, gradients and slow ranks")  # fmt: skip
     add("name", metavar="NAME|FILE", nargs="?", help="a name, as 1f1b or interleaved:2 (two stages "
         "a rank), or a file: torch's table where it ends in .csv, else irc's text")  # fmt: skip
     add("--ranks", type=int, metavar="N", help="of the pipeline")
     add("--micro-batches", type=int, metavar="N", help="of a step")
-    add("--vocabulary", type=int, choices=(1, 2), metavar="1|2", help="show, draw, convert: weave "
+    add("--vocabulary", type=int, choices=(1, 2), metavar="1|2", help="of a named one: weave "
         "in a vocabulary that all ranks share, by this algorithm (arXiv:2411.05288)")  # fmt: skip
-    add("--times", metavar="F,I,W[,S,T]", help="show, draw, search: what forward, input and weight "
+    add("--times", metavar="F,I,W[,S,T]", help="what forward, input and weight "
         "gradient of a rank take, in any unit (default 1,1,1); by stage as "
         "F0/F1/..,I0/I1/..,W0/W1/..; and what S and T of a vocabulary take")  # fmt: skip
-    add("--transfer", type=float, metavar="T", help="show, draw, search: what a message between "
-        "two ranks takes (default 0)")  # fmt: skip
+    add("--transfer", type=float, metavar="T", help="what a message between two ranks takes "
+        "(default 0)")  # fmt: skip
     add("--width", type=int, metavar="N", help="show: columns of the picture (default 100)")
     add("-o", "--output", metavar="FILE", help="draw, convert, search: write there")
     add("--to", choices=("text", "csv"), help="convert, search: irc's text, or torch's table; by "
@@ -36,29 +39,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--chunks", type=int, metavar="N", help="search: stages of a rank (default 1)")
     add("--memory", type=float, metavar="N", help="search: micro-batches whose activations a rank "
         "can hold (default: all)")  # fmt: skip
-    add("--weight-share", type=float, metavar="X", help="search: of what F saves, the part that W "
-        "reads, 0 to 1; the rest is released at I (default 0)")  # fmt: skip
+    add("--weight-share", type=float, metavar="X", help="search, simulate: of what F saves, the "
+        "part that W reads, 0 to 1; the rest is released at I (default 0)")  # fmt: skip
     add("--span", action="store_true", help="search: shorten each rank's time from its first to "
         "its last action, not the whole")  # fmt: skip
     add("--exact", action="store_true", help="search: compare all orders, of a pipeline with one "
         "stage a rank and at most 36 actions (F, I and W of each micro-batch)")  # fmt: skip
+    schedule_simulate.add_arguments(parser)
 
 
 TAKEN_BY = {
-    "name": ("show", "draw", "convert"),
-    "ranks": ("show", "draw", "convert", "search"),
-    "micro_batches": ("show", "draw", "convert", "search"),
-    "vocabulary": ("show", "draw", "convert"),
-    "times": ("show", "draw", "search"),
-    "transfer": ("show", "draw", "search"),
+    "name": ("show", "draw", "convert", "simulate"),
+    "ranks": ("show", "draw", "convert", "search", "simulate"),
+    "micro_batches": ("show", "draw", "convert", "search", "simulate"),
+    "vocabulary": ("show", "draw", "convert", "simulate"),
+    "times": ("show", "draw", "search", "simulate"),
+    "transfer": ("show", "draw", "search", "simulate"),
     "width": ("show",),
     "output": ("draw", "convert", "search"),
     "to": ("convert", "search"),
     "chunks": ("search",),
     "memory": ("search",),
-    "weight_share": ("search",),
+    "weight_share": ("search", "simulate"),
     "span": ("search",),
     "exact": ("search",),
+    **dict.fromkeys(schedule_simulate.TAKES, ("simulate",)),
 }
 """The actions that take each argument."""
 
@@ -116,11 +121,11 @@ def _show(args: argparse.Namespace) -> int:
 def _draw(args: argparse.Namespace) -> int:
     from irc.schedule.draw import as_svg
 
-    return _write(as_svg(_played(args)), args.output)
+    return write(as_svg(_played(args)), args.output)
 
 
 def _convert(args: argparse.Namespace) -> int:
-    return _write(_text(_schedule(args), args), args.output)
+    return write(_text(_schedule(args), args), args.output)
 
 
 def _text(schedule: Schedule, args: argparse.Namespace) -> str:
@@ -155,9 +160,9 @@ def _search(args: argparse.Namespace) -> int:
         objective="span" if args.span else "makespan",
     )
     if args.to and not args.output:
-        return _write(_text(choice.schedule, args), None)
+        return write(_text(choice.schedule, args), None)
     if args.output:
-        _write(_text(choice.schedule, args), args.output)
+        write(_text(choice.schedule, args), args.output)
     timeline = choice.timeline
     held = max(peaks(choice.schedule, weight_share=share, chunks=chunks))
     print(f"chosen          {choice.origin}, of {choice.tried} schedules")
@@ -183,19 +188,28 @@ def _exact(args: argparse.Namespace, ranks: int, micro_batches: int) -> int:
     times = _times(args, ranks, 1)
     timeline = exact(times, ranks=ranks, micro_batches=micro_batches, memory=args.memory)
     if args.output or args.to:
-        return _write(_text(timeline.schedule, args), args.output)
+        return write(_text(timeline.schedule, args), args.output)
     print(f"makespan        {timeline.makespan:g}, the least of all orders")
     return 0
 
 
+def _simulate(args: argparse.Namespace) -> int:
+    return schedule_simulate.run(args, *_timed(args))
+
+
 def _played(args: argparse.Namespace) -> Timeline:
-    from irc.schedule.check import check
     from irc.schedule.timeline import play
+
+    return play(*_timed(args))
+
+
+def _timed(args: argparse.Namespace) -> tuple[Schedule, Times]:
+    from irc.schedule.check import check
 
     schedule = _schedule(args)
     check(schedule)
     chunks = max(1, schedule.num_stages // max(len(schedule.ranks), 1))
-    return play(schedule, _times(args, schedule.num_stages, chunks))
+    return schedule, _times(args, schedule.num_stages, chunks)
 
 
 def _schedule(args: argparse.Namespace) -> Schedule:
@@ -273,7 +287,8 @@ def _bad(option: str, value: str, because: str) -> Exception:
     return IrcError("option-value", f"{option} {value} cannot be", because=because)
 
 
-def _write(text: str, path: str | None) -> int:
+def write(text: str, path: str | None) -> int:
+    """Write a file, or print where there is no path."""
     from pathlib import Path
 
     from irc.errors import IrcError
@@ -296,4 +311,5 @@ ACTIONS = {
     "draw": _draw,
     "convert": _convert,
     "search": _search,
+    "simulate": _simulate,
 }

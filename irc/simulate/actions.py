@@ -22,6 +22,7 @@ class SimAction:
         allocates, frees: bytes by pool, at its start and at its end.
         takes, gives: slots by register, at its start and at its end.
         weight: how many things alike it stands for, each of which wants a core.
+        lag: seconds from its end until what waits for it knows; its stream is free meanwhile.
     """
 
     name: str
@@ -34,6 +35,7 @@ class SimAction:
     takes: tuple[tuple[str, int], ...] = ()
     gives: tuple[tuple[str, int], ...] = ()
     weight: int = 1
+    lag: float = 0.0
 
 
 @dataclass(frozen=True)

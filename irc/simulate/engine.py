@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from irc.simulate.actions import DeadlockError, SimAction, Timeline, Waiting
@@ -66,6 +66,7 @@ class _Engine:
             for before in set(action.after):
                 self.readers[before].append(i)
         self.busy: set[str] = set()
+        # Ends of actions by position, and by its complement when those that wait are told.
         self.fixed: list[tuple[float, int]] = []
         self.shared: dict[str, dict[int, float]] = {}
         self.alive: dict[str, float] = {}
@@ -149,16 +150,18 @@ class _Engine:
         while self.fixed and self.fixed[0][0] <= at:
             done.append(heapq.heappop(self.fixed)[1])
         self.now = at
+        ready: list[str] = []
         for index in sorted(done):
-            self._end(index)
+            if index >= 0:
+                ready.append(self._end(index))
+            if index < 0 or not self.actions[index].lag:
+                ready += self._release(index if index >= 0 else ~index)
         woken, self.woken = self.woken, []
-        ready = [
-            self.actions[i].stream for index in sorted(done) for i in (index, *self.readers[index])
-        ]
         for stream in dict.fromkeys((*woken, *ready)):
             self._try(stream)
 
-    def _end(self, index: int) -> None:
+    def _end(self, index: int) -> str:
+        """Free what an action holds, and return its stream."""
         action = self.actions[index]
         self.ends[index] = self.now
         self.busy.discard(action.stream)
@@ -167,8 +170,15 @@ class _Engine:
         for register, count in action.gives:
             self.taken[register] = self.taken.get(register, 0) - count
             self.woken += self.waiting.pop(register, ())
+        if action.lag:
+            heapq.heappush(self.fixed, (self.now + action.lag, ~index))
+        return action.stream
+
+    def _release(self, index: int) -> Iterator[str]:
+        """Tell those that wait for an action that it has ended, and yield their streams."""
         for reader in self.readers[index]:
             self.missing[reader] -= 1
+            yield self.actions[reader].stream
 
     def _cycle(self) -> tuple[Waiting, ...]:
         """Return the streams that wait for each other, from the first that is stuck."""

@@ -1,0 +1,195 @@
+"""`irc schedule simulate`: a step of a pipeline on any number of ranks, in time and memory."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from irc.schedule.actions import Schedule
+    from irc.schedule.timeline import Times
+    from irc.simulate.columns import Column
+    from irc.simulate.costs import Costs
+    from irc.simulate.schedule import Simulation
+
+TAKES = ("mesh", "link", "saved", "weights", "arena", "message", "slots", "reduce", "update",
+         "norm", "slow", "trace")  # fmt: skip
+"""The options that only this action has."""
+
+UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what only `irc schedule simulate` takes."""
+    add = parser.add_argument
+    add("--mesh", metavar="AXES", help="simulate: the ranks of each rank of the schedule, as "
+        "data=64,tensor=16: those along data meet where gradients are added up, the others in "
+        "each function (default: one)")  # fmt: skip
+    add("--link", type=float, metavar="T", help="simulate: for how long a message has a link to "
+        "itself; --transfer is how long it takes after that (default 0)")  # fmt: skip
+    add(
+        "--saved",
+        metavar="BYTES",
+        help="simulate: what F of a stage leaves for one micro-batch, as 1.5GB",
+    )
+    add(
+        "--weights",
+        metavar="BYTES",
+        help="simulate: weights, gradients, optimizer's states of a stage",
+    )
+    add("--arena", metavar="BYTES", help="simulate: what a function allocates while it runs")
+    add("--message", metavar="BYTES", help="simulate: of a message, on either rank")
+    add("--slots", metavar="N[,M]", help="simulate: places of a stage for what F leaves, and of "
+        "a link for messages on either rank (default: as many as it takes)")  # fmt: skip
+    add("--reduce", type=float, metavar="T", help="simulate: to add up the gradients of a stage")
+    add("--update", type=float, metavar="T", help="simulate: of the optimizer, for a stage")
+    add(
+        "--norm", action="store_true", help="simulate: updates wait for the gradients of all stages"
+    )
+    add("--slow", metavar="RANK=X,..", help="simulate: ranks that take X times as long; those of a "
+        "rank of the schedule follow each other")  # fmt: skip
+    add("--trace", metavar="FILE", help="simulate: write the timeline there, for Perfetto; a unit "
+        "of time is a second there")  # fmt: skip
+
+
+def run(args: argparse.Namespace, schedule: Schedule, times: Times) -> int:
+    """Simulate a schedule, and print what each class of ranks does."""
+    from irc.simulate.schedule import simulate_schedule
+
+    found = simulate_schedule(schedule, _costs(args, schedule, times), _columns(args, schedule))
+    _print(found, args)
+    if args.trace:
+        from irc.commands.schedule import write
+        from irc.simulate.trace import chrome_trace
+
+        write(chrome_trace(found.actions, found.timeline), args.trace)
+    return 0
+
+
+def _costs(args: argparse.Namespace, schedule: Schedule, times: Times) -> Costs:
+    from dataclasses import replace
+
+    from irc.simulate.costs import Costs, Transfer
+
+    share = args.weight_share or 0.0
+    if not 0.0 <= share <= 1.0:
+        raise _bad("--weight-share", str(share), "it is a part: 0 to 1")
+    saved = _bytes(args, "saved")
+    slots = _slots(args.slots)
+    costs = Costs.of(times, schedule.num_stages)
+    stages = [
+        replace(
+            stage,
+            arena_bytes=dict.fromkeys(("F", "B", "I", "W", "update"), _bytes(args, "arena")),
+            saved_bytes=saved,
+            kept_bytes=share * saved,
+            weight_bytes=_bytes(args, "weights"),
+            reduce_seconds=_time(args, "reduce"),
+            update_seconds=_time(args, "update"),
+            slots=slots[0],
+        )
+        for stage in costs.stages
+    ]
+    way = Transfer(_time(args, "link"), times.transfer, _bytes(args, "message"), slots[1])
+    return replace(costs, stages=stages, transfer=way, norm=args.norm)
+
+
+def _columns(args: argparse.Namespace, schedule: Schedule) -> tuple[Column, ...]:
+    from irc.simulate.columns import columns_of
+
+    mesh, slow = _mesh(args), dict[tuple[int, int], float]()
+    for word in filter(None, (args.slow or "").split(",")):
+        rank, equals, factor = word.partition("=")
+        number = _number(factor)
+        if not equals or not rank.strip().isdecimal() or number is None or number <= 0:
+            raise _bad("--slow", args.slow, f"'{word}' is not of the form rank=times")
+        at = divmod(int(rank), mesh.num_ranks)
+        if at[0] >= len(schedule.ranks):
+            total = len(schedule.ranks) * mesh.num_ranks
+            raise _bad("--slow", args.slow, f"there are ranks 0 to {total - 1}")
+        slow[at] = number
+    return columns_of(mesh, slow)
+
+
+def _mesh(args: argparse.Namespace):
+    from irc.dialects.placement import Mesh
+    from irc.errors import IrcError
+
+    try:
+        return Mesh.parse(args.mesh or "")
+    except ValueError as error:
+        raise IrcError("mesh-syntax", f"mesh '{args.mesh}': {error}") from None
+
+
+def _print(found: Simulation, args: argparse.Namespace) -> None:
+    schedule, mesh = found.schedule, _mesh(args)
+    num_ranks = len(schedule.ranks) * mesh.num_ranks
+    inside = f", {args.mesh} in each of {len(schedule.ranks)}" if args.mesh else ""
+    print(f"ranks           {num_ranks}{inside}; {_classes(found)}")
+    print(f"stages          {schedule.num_stages}, {schedule.num_micro_batches} micro-batches")
+    print(f"step            {found.seconds:g}")
+    stages = schedule.rank_of.items()
+    rows = [("rank", "columns", "idle", "saved at most", "peak", "reserved")]
+    for rank in range(len(schedule.ranks)):
+        for i, column in enumerate(found.columns):
+            mark = f" of columns {i}" if len(found.columns) > 1 else ""
+            slots = sum(
+                found.slots(f"saved values of stage {s}{mark}") for s, own in stages if own == rank
+            )
+            peak, reserved = found.peak_bytes(rank, i), found.reserved_bytes(rank, i)
+            rows.append((str(rank), str(column.count), f"{found.bubble(rank, i):.2%}", str(slots),
+                         _shown(peak), _shown(reserved)))  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
+
+
+def _classes(found: Simulation) -> str:
+    count = len(found.columns)
+    return "all columns alike" if count == 1 else f"{count} classes of columns"
+
+
+def _shown(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 * UNITS[unit]:
+            return f"{size / UNITS[unit]:.4g} {unit}"
+    return f"{size / UNITS['TB']:.4g} TB"
+
+
+def _bytes(args: argparse.Namespace, name: str) -> float:
+    text = str(getattr(args, name) or "0").strip()
+    unit = next(u for u in sorted(UNITS, key=len, reverse=True) if text.endswith(u))
+    number = _number(text.removesuffix(unit))
+    if number is None:
+        raise _bad(f"--{name}", text, f"it is a number and one of {', '.join(filter(None, UNITS))}")
+    return number * UNITS[unit]
+
+
+def _time(args: argparse.Namespace, name: str) -> float:
+    number = getattr(args, name) or 0.0
+    if not 0.0 <= number < float("inf"):
+        raise _bad(f"--{name}", str(number), "it is a time")
+    return number
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0.0 <= number < float("inf") else None
+
+
+def _slots(text: str | None) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    words = text.split(",")
+    if len(words) > 2 or not all(w.isascii() and w.isdecimal() and int(w) for w in words):
+        raise _bad("--slots", text, "it is one number above zero, or two")
+    return int(words[0]), int(words[1]) if len(words) > 1 else None
+
+
+def _bad(option: str, value: str, because: str) -> Exception:
+    from irc.errors import IrcError
+
+    return IrcError("option-value", f"{option} {value} cannot be", because=because)
