@@ -10,15 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, TypeAlias
 
 from irc.cluster.links import AxisLink, Collective, Hop
+from irc.cluster.routes import Node, Routes, Wire
 from irc.dialects.placement import Mesh
-
-Node: TypeAlias = int | str
-Wire: TypeAlias = tuple[Node, Node]
-"""A direction of an edge."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Graph:
         devices = {end for edge in self.edges for end in edge.ends if isinstance(end, int)}
         if devices != set(range(len(devices))) or not devices:
             raise ValueError("the devices of the wires must be numbered 0, 1, 2, ... without gaps")
-        if not _networkx().is_connected(self._network):
+        if not self._routes.is_connected:
             raise ValueError("the wires leave some devices without a path to the others")
 
     @property
@@ -65,15 +60,8 @@ class Graph:
         return 1 + max(end for edge in self.edges for end in edge.ends if isinstance(end, int))
 
     @cached_property
-    def _network(self) -> Any:
-        made: Any = _networkx().Graph()
-        for edge in self.edges:
-            made.add_edge(*edge.ends, latency=edge.latency_s, speed=edge.bytes_per_s)
-        return made
-
-    @cached_property
-    def _paths(self) -> dict[Wire, tuple[Wire, ...]]:
-        return {}
+    def _routes(self) -> Routes:
+        return Routes(self.edges)
 
     def path(self, source: int, target: int) -> tuple[Wire, ...]:
         """Return the wires from one device to another.
@@ -82,12 +70,7 @@ class Graph:
         >>> star.path(0, 2)
         ((0, 'switch'), ('switch', 2))
         """
-        if (source, target) not in self._paths:
-            nodes: list[Node] = _networkx().shortest_path(
-                self._network, source, target, weight="latency"
-            )
-            self._paths[source, target] = tuple(pairwise(nodes))
-        return self._paths[source, target]
+        return self._routes.path(source, target)
 
     def axis_link(self, mesh: Mesh, axis: str) -> AxisLink:
         """Return what the collectives of an axis see while all its groups run them.
@@ -103,27 +86,59 @@ class Graph:
         ranks, groups = mesh.size(axis), mesh.groups(axis)
         if ranks == 1:
             return AxisLink(1, 0.0, max(e.bytes_per_s for e in self.edges), self.launch_s)
-        ring = [(group[i - 1], rank) for group in groups for i, rank in enumerate(group)]
-        spread = [(a, b) for group in groups for a in group for b in group if a != b]
-        speed = max(self._speed(ring), self._speed(spread, 1 / (ranks - 1)))
-        latency = max(self._latency(pair) for pair in ring)
+        speed = max(self._ring_speed(groups), self._spread_speed(groups))
+        latency = max(self._ring_latencies(groups))
         hop = Hop(ranks, speed, latency, self.launch_s)
         return AxisLink(ranks, latency, speed, self.launch_s, self.emulated, (hop,))
 
-    def _speed(self, pairs: Sequence[tuple[int, int]], weight: float = 1.0) -> float:
-        """Return what a rank sends in all while all pairs send ``weight`` of it at a time."""
-        load = Counter(wire for pair in pairs for wire in self.path(*pair))
-        return min(self._of(wire, "speed") / (uses * weight) for wire, uses in load.items())
+    def _ring_speed(self, groups: Sequence[range]) -> float:
+        """Return what a rank sends while each sends to the next one of its group."""
+        flows = Counter(
+            (self._routes.gate(group[i - 1]), self._routes.gate(rank))
+            for group in groups
+            for i, rank in enumerate(group)
+        )
+        return self._speed(groups, flows, 1, 1.0)
 
-    def _latency(self, pair: tuple[int, int]) -> float:
-        return sum(self._of(wire, "latency") for wire in self.path(*pair))
+    def _spread_speed(self, groups: Sequence[range]) -> float:
+        """Return what a rank sends in all while each sends to all others of its group."""
+        others = len(groups[0]) - 1
+        alike = Counter(
+            frozenset(Counter(self._routes.gate(rank) for rank in group).items())
+            for group in groups
+        )
+        flows: Counter[tuple[Node, Node]] = Counter()
+        for gates, count in alike.items():
+            for source, senders in gates:
+                for target, receivers in gates:
+                    pairs = senders * (receivers - (source == target))
+                    flows[source, target] += count * pairs
+        return self._speed(groups, flows, others, 1 / others)
 
-    def _of(self, wire: Wire, key: str) -> float:
-        return self._network.edges[wire][key]
+    def _speed(
+        self,
+        groups: Sequence[range],
+        flows: Counter[tuple[Node, Node]],
+        each: int,
+        weight: float,
+    ) -> float:
+        """Return what a rank sends in all.
 
+        Args:
+            groups: of ranks.
+            flows: messages by pair of gates.
+            each: messages that a rank sends, and as many that it receives.
+            weight: of what a rank sends, the part that a message is.
+        """
+        loads = self._routes.inner_loads(flows)
+        for rank in (rank for group in groups for rank in group):
+            if (gate := self._routes.gate(rank)) != rank:
+                loads[rank, gate] = loads[gate, rank] = each
+        wires = self._routes.wires
+        speeds = ((wires[one][other].bytes_per_s, n) for (one, other), n in loads.items())
+        return min(speed / (uses * weight) for speed, uses in speeds)
 
-def _networkx() -> Any:
-    # Imported late: a graph is rare, and the import takes a quarter of a second.
-    import networkx
-
-    return networkx
+    def _ring_latencies(self, groups: Sequence[range]) -> set[float]:
+        """Return the latencies between neighbours of the rings."""
+        pairs = ((group[i - 1], rank) for group in groups for i, rank in enumerate(group))
+        return {self._routes.latency(self.path(*pair)) for pair in pairs}
