@@ -67,6 +67,10 @@ class Side:
         ranges = (dim_range(n, i, self.placement, self.mesh, place) for i, n in enumerate(shape))
         return tuple((start, start + length) for start, length in ranges)
 
+    def largest(self, shape: Sequence[int]) -> int:
+        """Return the elements that the rank with the largest part holds, which is the first."""
+        return _volume(self.box(shape, dict.fromkeys(self.mesh.names, 0)))
+
     def parts(self, dim: int, length: int, low: int, high: int) -> Iterator[tuple[Place, int, int]]:
         """Yield the parts of a dim that meet an interval: coordinates, start and stop within it."""
         axes = self.placement.split_axes(dim)
