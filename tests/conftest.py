@@ -32,8 +32,12 @@ COMMANDS = {
 
 @pytest.fixture(autouse=True, scope="session")
 def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what this machine was calibrated to out of the tests, and the tests out of that."""
+    """Keep what this machine was calibrated to out of the tests, and the tests out of that.
+
+    What is tested is irc, also where torch is faster: no first timing.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IRC_FIRST_TIMING", "off")
         patch.setenv("IRC_CACHE_DIR", str(tmp_path_factory.mktemp("irc-cache")))
         yield
 

@@ -19,11 +19,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from irc.calls.by_torch import ByTorch
-from irc.calls.direct import MISS
+from irc.calls.direct import MISS, Direct, handing
 from irc.calls.handed_on import HandedOn
 from irc.calls.left import can_be_left
 from irc.calls.open_version import OpenVersion
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles, Statistics
+from irc.calls.trial import is_tried, noting
 from irc.calls.version import Version, gathered, placements_for
 from irc.collection import collection_held
 from irc.constraints.pins import pin
@@ -96,6 +97,8 @@ class Dispatcher:
         self.original = original
         self._run = original.forward if isinstance(original, nn.Module) else original
         self.options = options
+        self._torchs = self._run if is_tried(options) else None
+        self.handed: list[Direct] = []
         self.versions: list[Version | OpenVersion | HandedOn] = []
         self._recompiles = Recompiles(is_open=bool(options.dynamic))
         self._ranks: Ranks | None = None
@@ -114,6 +117,10 @@ class Dispatcher:
                     found = version.direct(args)
                     if found is not MISS:
                         return found
+            for handed in self.handed:
+                found = handed(args)
+                if found is not MISS:
+                    return found
         if self.is_frozen:
             return self._frozen(args, kwargs)
         if torch.is_grad_enabled() and self._wants_gradients(args, kwargs):
@@ -182,7 +189,11 @@ class Dispatcher:
         """How often it was compiled, and why."""
         found = self._recompiles
         opened = tuple(v.work for v in self.versions if isinstance(v, OpenVersion))
-        return Statistics(len(self.versions), tuple(found.reasons), found.eager_calls, opened)
+        left = sum(v.left for v in self.versions if isinstance(v, (Version, OpenVersion)))
+        return Statistics(
+            len(self.versions), tuple(found.reasons), found.eager_calls, opened,
+            left + len(self.handed),
+        )  # fmt: skip
 
     def _find(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -249,7 +260,8 @@ class Dispatcher:
         captured = in_place(captured)
         plan = make_plan(captured.program, self.options, keep_ir=False)
         tensors = captured.program.tensors
-        return Version(captured, executor_of(plan, tensors, store=self._store, draws=True))
+        executor = executor_of(plan, tensors, store=self._store, draws=True)
+        return Version(captured, executor, self._torchs)
 
     def _check_effects(self, captured: Captured) -> None:
         """Leave calls to Dynamo that do more than a program can say."""
@@ -284,7 +296,8 @@ class Dispatcher:
         if captured.is_entangled:
             return None, ""
         opened = captured.open is not None and bool(captured.open.places)
-        return (OpenVersion(captured, self.options, self._store) if opened else None), ""
+        made = OpenVersion(captured, self.options, self._store, self._torchs) if opened else None
+        return made, ""
 
     def _compile_for_ranks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
         """Compile, linked to the versions before: weights and caches lie as these have put them.
@@ -376,7 +389,19 @@ class Dispatcher:
                 if self._by_torch is None:
                     self._check_dynamic(args, kwargs)
                     self._by_torch = ByTorch(self._run, self.options)
-        return self._by_torch(args, kwargs, failed)
+        with noting() as notes:
+            found = self._by_torch(args, kwargs, failed)
+        if notes and all(notes) and not kwargs and len(self.handed) < MAX_VERSIONS:
+            # Then Dynamo's way in is all that it costs.
+            handed = handing(self._run, args, self._held())
+            self.handed += [handed] if handed else []
+        return found
+
+    def _held(self) -> list[torch.Tensor]:
+        module = self.original
+        if not isinstance(module, nn.Module):
+            return []
+        return [x for x in (*module.parameters(), *module.buffers()) if x.numel()]
 
     def _check_dynamic(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse names of sizes that there are not: Dynamo finds out by itself which vary."""

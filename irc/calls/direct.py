@@ -101,6 +101,42 @@ def direct(
     return names["run"]
 
 
+def handing(
+    torchs: Callable[..., Any], args: Sequence[Any], held: Sequence[torch.Tensor] = ()
+) -> Direct | None:
+    """Return the short way of calls that torch runs: a check that they are like one, no more.
+
+    Eager mode sees for itself what a module holds; but not all its kernels look whether a tensor
+    has memory.
+
+    Args:
+        torchs: runs them.
+        args: of one of them.
+        held: tensors that are read besides.
+    """
+    if not all(type(each) in (torch.Tensor, torch.nn.Parameter) for each in args):
+        return None
+    matches, count = alike(args) if args else lambda *_: True, len(args)
+    is_grad, records = torch.is_grad_enabled, torch.is_grad_enabled()
+    if not have_memory((*args, *held)):
+        return None
+
+    def run(args: Sequence[Any]) -> Any:
+        if len(args) != count or is_grad() is not records or not matches(*args):
+            return MISS
+        return torchs(*args) if all(map(_ADDRESS, (*args, *held))) else MISS
+
+    return run
+
+
+_ADDRESS = torch.Tensor.data_ptr
+
+
+def have_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether tensors have elements that lie somewhere."""
+    return all(map(_ADDRESS, tensors))
+
+
 Launch: TypeAlias = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 

@@ -68,6 +68,7 @@ def freeze(compiled: Any) -> Any:
         for version in versions:
             version.release(names, replaced)
         _replace(compiled, replaced)
+        found.handed.clear()
         found.is_frozen = True
     return compiled
 

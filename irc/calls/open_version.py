@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -38,6 +38,7 @@ class OpenVersion:
         captured: with sizes left open.
         options: of the pipeline; one device.
         store: what is prepared of the weights, shared by all versions of the module.
+        torchs: runs a call as eager mode does, where it may turn out faster.
 
     Attributes:
         accepts: None: calls go by :meth:`direct`, or the whole way.
@@ -45,12 +46,18 @@ class OpenVersion:
 
     accepts = None
 
-    def __init__(self, captured: Captured, options: Options, store: Store) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        options: Options,
+        store: Store,
+        torchs: Callable[..., Any] | None = None,
+    ) -> None:
         assert captured.open is not None
         self._open: OpenSizes = captured.open
         self._captured = in_place(captured)
         self._tensors = captured.program.tensors
-        self._store = store
+        self._store, self._torchs = store, torchs
         self._plans = OpenPlans(
             self._open, lambda values: in_place(captured.at(values)).program, options
         )
@@ -63,6 +70,11 @@ class OpenVersion:
     def work(self) -> Work:
         """What was done so far."""
         return self._plans.work
+
+    @property
+    def left(self) -> int:
+        """How many of the sizes are left to torch, which is faster."""
+        return sum(each.left for each in self._bound.values())
 
     @property
     def plan(self) -> Plan:
@@ -137,4 +149,4 @@ class OpenVersion:
         leaves = dict(zip(self._captured.tensor_leaves, shapes, strict=True))
         guards = self._captured.guards.closed(leaves)
         captured = replace(self._captured.numbered(values), guards=guards)
-        return Version(captured, executor)
+        return Version(captured, executor, self._torchs)

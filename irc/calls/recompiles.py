@@ -35,12 +35,14 @@ class Statistics:
         eager_calls: calls that ran uncompiled: there were too many versions, what the call writes
             to shares memory with another argument, or there were hooks on all modules.
         open_sizes: of the versions that leave sizes open, what was done for them.
+        left: kinds of calls that torch runs, because their first timing says that it is faster.
     """
 
     compilations: int
     reasons: tuple[str, ...]
     eager_calls: int
     open_sizes: tuple[Work, ...] = ()
+    left: int = 0
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from irc.calls.direct import MISS, Direct
+from irc.calls.direct import MISS, Direct, handing, have_memory
 from irc.calls.direct import direct as make_direct
+from irc.calls.trial import is_behind, undone
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.frontends.torch.caches import adopt, caches_in, is_cache
@@ -33,6 +34,8 @@ class Version:
     Args:
         captured: with caches in place (:func:`irc.frontends.torch.in_place.in_place`).
         executor: of the plan made from it.
+        torchs: runs a call as eager mode does; the first call shows whether it is faster
+            (:mod:`irc.calls.trial`). None: what was compiled runs.
 
     Attributes:
         layout: how inputs and results lie.
@@ -41,10 +44,14 @@ class Version:
             where calls have to go the whole way.
         direct: a call as one function of positional arguments, which returns MISS where it is not
             for them; None where calls have to go the whole way.
+        left: torch runs the calls: it is faster.
     """
 
-    def __init__(self, captured: Captured, executor: Executor) -> None:
+    def __init__(
+        self, captured: Captured, executor: Executor, torchs: Callable[..., Any] | None = None
+    ) -> None:
         plan = executor.plan
+        self._torchs, self._is_tried, self.left = torchs, torchs is None, False
         if plan.device_mesh.num_ranks > 1:
             captured = replace(captured, guards=captured.guards.of_ranks())
         self._captured = captured
@@ -64,6 +71,29 @@ class Version:
         if quick is not None:
             made = make_direct(quick, self._executor, is_single=self._is_single, views=self._views)
             self.direct = self._accepted if made is None else made
+
+    def _leave(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Leave calls to torch where it is faster: time both ways on the arguments of a call."""
+        torchs, self._is_tried = self._torchs, True
+        if torchs is None or self._has_caches:
+            return
+        given = _apart(args, kwargs, self._captured, self.layout.written)
+        direct, whole = self.direct, lambda: self._planned(*given)
+        tensors = self._captured.program.tensors
+        with undone([tensors[name] for name in self._captured.states if name in tensors]):
+            is_direct = direct is not None and not kwargs and direct(given[0]) is not MISS
+            try:
+                behind = is_behind(
+                    (lambda: direct(given[0])) if is_direct and direct else whole,
+                    lambda: torchs(*given[0], **given[1]),
+                )
+            except Exception:  # the call itself is to raise what it raises
+                return
+        if behind:
+            self.left, self.accepts = True, None
+            self.direct = (
+                handing(torchs, args, self._captured.guards.tensors) if not kwargs else None
+            )
 
     @property
     def plan(self) -> Plan:
@@ -103,6 +133,7 @@ class Version:
             replaced: by the identity of a tensor, what stands for it.
         """
         self._executor.release(names)
+        self._is_tried, self.left = True, False
         captured = self._captured
         for name in names:
             captured.program.tensors.pop(name, None)
@@ -138,6 +169,19 @@ class Version:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run on arguments that meet the guards."""
+        if not self._is_tried:
+            self._leave(args, kwargs)
+        if self.left and self._torchs is not None and self._have_memory(args, kwargs):
+            return self._torchs(*args, **kwargs)
+        return self._planned(args, kwargs)
+
+    def _have_memory(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether torch may run a call: not all its kernels look where there is nothing."""
+        given = self._captured.flatten(args, dict(kwargs))
+        return have_memory([each for each in given if each.numel()])
+
+    def _planned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the plan."""
         captured = self._captured
         named = dict(kwargs)
         inputs = captured.flatten(args, named)
@@ -160,6 +204,18 @@ class Version:
         for position, placement in self.layout.made:
             results[position] = held.hold(results[position], placement, self._mesh)
         return captured.returned(results, inputs, caches)
+
+
+def _apart(
+    args: Sequence[Any], kwargs: Mapping[str, Any], captured: Captured, written: Collection[int]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the arguments of a call, with copies of what it writes to."""
+    if not written:
+        return args, dict(kwargs)
+    leaves, spec = pytree.tree_flatten((tuple(args), captured.guards.ordered(kwargs)))
+    for index in (captured.tensor_leaves[i] for i in written):
+        leaves[index] = leaves[index].detach().clone()
+    return pytree.tree_unflatten(leaves, spec)
 
 
 def _is_direct(captured: Captured, plan: Plan) -> bool:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from irc.calls.left import leave
+from irc.calls.trial import Tried, is_tried
 from irc.collection import collection_held
 from irc.errors import IrcError
 from irc.frontends.torch.graphs import flat_program, pre_dispatch, returns_inputs, source_name
@@ -55,7 +56,10 @@ def compile_graph(
         IrcError: for what the user chose; with ``fakes`` for all that the graph is refused for.
     """
     try:
-        return _compiled(gm, inputs, options, fakes)
+        run, writes = _compiled(gm, inputs, options, fakes)
+        if fakes is None and is_tried(options):
+            return Tried(run, gm.forward, copies=writes)
+        return run
     except Exception as error:  # what it is, leave() decides
         if fakes is not None:
             raise
@@ -114,17 +118,18 @@ def _records(node: Node) -> bool:
 
 def _compiled(
     gm: GraphModule, inputs: Sequence[Any], options: Options, fakes: Sequence[Any] | None
-) -> Flat:
+) -> tuple[Flat, bool]:
+    """Return what runs a graph, and whether it may write to its inputs or record gradients."""
     keep_open = fakes is not None
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
     ):
         if not keep_open:
             gm = stream_losses(gm)[0]
-        return compile_through_aot(gm, fakes or inputs, options, keep_open=keep_open)
+        return compile_through_aot(gm, fakes or inputs, options, keep_open=keep_open), True
     traced = pre_dispatch(gm, _fakes(gm, inputs) if fakes is None else fakes)
     if traced is None or returns_inputs(traced):
-        return compile_through_aot(gm, fakes or inputs, options, keep_open=keep_open)
+        return compile_through_aot(gm, fakes or inputs, options, keep_open=keep_open), True
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     held = {
         i: (source_name(getattr(node, "_dynamo_source", node.name)), value)
@@ -140,8 +145,8 @@ def _compiled(
         if keep_open or not refused:
             raise
         own = [node for node in traced.graph.nodes if node.op == "placeholder"]
-        return by_parts(traced, refused, options, {own[i]: held[i] for i in held})
-    return runner_of(program, options)
+        return by_parts(traced, refused, options, {own[i]: held[i] for i in held}), False
+    return runner_of(program, options), False
 
 
 def _fakes(gm: GraphModule, inputs: Sequence[Any]) -> list[torch.Tensor]:

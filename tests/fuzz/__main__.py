@@ -32,6 +32,8 @@ BATCH = 25
 
 def main(words: list[str] | None = None) -> int:
     """Run programs; 1 where one failed."""
+    # What is tried is irc, also where torch is faster.
+    os.environ["IRC_FIRST_TIMING"] = "off"
     options = _parser().parse_args(words)
     names = _names(options.targets)
     if "triton" in names and os.environ.get("TRITON_INTERPRET") != "1":

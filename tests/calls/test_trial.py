@@ -1,0 +1,291 @@
+"""First timings: where torch is faster it runs the calls, and a trial leaves no trace."""
+
+# pyright: basic
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import irc
+from irc.calls import trial, version
+from irc.calls.compiled import statistics
+from irc.calls.trial import is_behind
+from irc.errors import IrcError
+
+Way = Callable[[Any], Any]
+
+
+def backend(target: Any) -> Any:
+    """Compile for irc through Dynamo."""
+    return torch.compile(target, backend="irc")
+
+
+WAYS = pytest.mark.parametrize("way", [irc.compile, backend])
+
+
+@pytest.fixture(autouse=True)
+def _on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(trial.VARIABLE)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def _behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every trial run both ways and find torch ahead."""
+
+    def tried(own: Callable[[], object], torchs: Callable[[], object]) -> bool:
+        for run in (own, torchs, own, torchs):
+            run()
+        return True
+
+    monkeypatch.setattr(trial, "is_behind", tried)
+    monkeypatch.setattr(version, "is_behind", tried)
+
+
+def computing(seconds: float, calls: list[float]) -> Callable[[], None]:
+    """Return what computes for so long, and is counted."""
+
+    def run() -> None:
+        calls.append(seconds)
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+
+    return run
+
+
+def test_what_waits_for_others_is_not_behind() -> None:
+    assert not is_behind(lambda: time.sleep(0.004), lambda: time.sleep(0.001))
+
+
+def test_what_takes_four_times_as_long_is_behind() -> None:
+    assert is_behind(computing(0.004, []), computing(0.001, []))
+    assert not is_behind(computing(0.001, []), computing(0.004, []))
+
+
+def test_a_call_that_loses_next_to_nothing_is_not_tried() -> None:
+    calls: list[float] = []
+    assert not is_behind(lambda: None, computing(0.0, calls))
+    assert not calls
+
+
+def test_what_takes_long_is_not_tried() -> None:
+    calls: list[float] = []
+    assert not is_behind(computing(0.06, []), computing(0.0, calls))
+    assert not calls
+
+
+def test_a_bag_of_embeddings_runs_as_fast_as_torchs(request: pytest.FixtureRequest) -> None:
+    # Two threads on a busy core wait for each other, and nothing is seen but that.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    request.addfinalizer(lambda: torch.set_num_threads(threads))
+    index, offsets = torch.randint(0, 100, (32,)), torch.arange(0, 32, 4)
+
+    def bag(table: Tensor) -> Tensor:
+        return F.embedding_bag(index, table, offsets, mode="sum")
+
+    run, table = irc.compile(bag), torch.randn(100, 16)
+    assert torch.equal(run(table), bag(table))
+    (left,) = run._irc_dispatcher.versions
+    assert left.left == (statistics(run).left == 1)
+    ours = min(_seconds(lambda: run(table)) for _ in range(200))
+    theirs = min(_seconds(lambda: bag(table)) for _ in range(200))
+    assert ours < 2 * theirs + 5e-6
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+@pytest.mark.usefixtures("_behind")
+def test_left_calls_give_what_eager_gives() -> None:
+    run = irc.compile(lambda x, y: (x @ y).relu())
+    a, b = torch.randn(8, 8), torch.randn(8, 8)
+    for _ in range(2):
+        assert torch.equal(run(a, b), (a @ b).relu())
+        assert torch.equal(run(a.t(), y=b), (a.t() @ b).relu())
+    found = statistics(run)
+    assert found.left == found.compilations
+    # Another size is tried by itself.
+    assert torch.equal(run(a[:4], b), (a[:4] @ b).relu())
+    assert statistics(run).left == found.left + 1
+
+
+@pytest.mark.usefixtures("_behind")
+@WAYS
+def test_a_write_to_an_argument_happens_once(way: Way) -> None:
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        x[0].add_(y)
+        return x.sum()
+
+    run, x = way(add), torch.zeros(3, 4)
+    for count in (1, 2, 3):
+        assert run(x, torch.ones(4)) == 4 * count
+        assert torch.equal(x[0], torch.full((4,), float(count)))
+
+
+class Counting(nn.Module):
+    """Counts calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Tensor
+        self.register_buffer("count", torch.zeros(4))
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Count."""
+        self.count.add_(1)
+        return self.linear(x) + self.count
+
+
+@pytest.mark.usefixtures("_behind")
+@WAYS
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_buffer_is_written_once(way: Way, grad: bool) -> None:
+    module = Counting()
+    run = way(module)
+    with torch.set_grad_enabled(grad):
+        for count in (1, 2, 3):
+            x = torch.randn(2, 4, requires_grad=grad)
+            found = run(x)
+            assert torch.equal(module.count, torch.full((4,), float(count)))
+            assert torch.allclose(found, module.linear(x) + count)
+            if grad:
+                found.sum().backward()
+    assert (module.linear.weight.grad is not None) is grad
+
+
+@pytest.mark.usefixtures("_behind")
+@WAYS
+@pytest.mark.parametrize("grad", [False, True])
+def test_random_numbers_are_eagers(way: Way, grad: bool) -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5) + torch.randn_like(x)
+
+    run, x = way(noisy), torch.randn(16, 16, requires_grad=grad)
+    with torch.set_grad_enabled(grad):
+        torch.manual_seed(3)
+        found = [run(x), run(x)]
+        torch.manual_seed(3)
+        assert all(torch.equal(each, noisy(x)) for each in found)
+
+
+@pytest.mark.usefixtures("_behind")
+@WAYS
+def test_hooks_see_no_trial(way: Way) -> None:
+    linear, seen = nn.Linear(4, 4), list[Tensor]()
+    linear.weight.register_hook(seen.append)
+    run = way(linear)
+    for count in (1, 2, 3):
+        run(torch.randn(2, 4)).sum().backward()
+        assert len(seen) == count
+
+
+@pytest.mark.usefixtures("_behind")
+def test_gradients_without_dynamos_way_in() -> None:
+    def cube(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).pow(3).sum()
+
+    run, x, y = irc.compile(cube), torch.randn(8, requires_grad=True), torch.randn(8)
+    for _ in range(3):
+        assert torch.equal(run(x, y), cube(x, y))
+    assert statistics(run).left == 1
+    x.grad = None
+    run(x, y).backward()
+    assert x.grad is not None
+    assert torch.allclose(x.grad, 3 * (x * y) ** 2 * y)
+    with torch.no_grad():
+        assert torch.allclose(run(x, y), cube(x, y))
+
+
+@pytest.mark.usefixtures("_behind")
+def test_a_module_that_is_frozen_runs_what_was_compiled() -> None:
+    module = nn.Linear(64, 64).eval()
+    run, x = irc.compile(module), torch.randn(32, 64)
+    with torch.no_grad():
+        wanted = module(x)
+        assert torch.equal(run(x), wanted)
+        assert statistics(run).left == 1
+        irc.freeze(run)
+        assert torch.allclose(run(x), wanted, atol=1e-6)
+    assert statistics(run).left == 0
+
+
+@pytest.mark.usefixtures("_behind")
+def test_each_of_open_sizes_is_tried() -> None:
+    run = irc.compile(lambda x: x.softmax(-1) + 1, dynamic=True)
+    for rows in (4, 7, 4):
+        x = torch.randn(rows, 8)
+        assert torch.equal(run(x), x.softmax(-1) + 1)
+    assert statistics(run).left == 2
+
+
+@pytest.mark.usefixtures("_behind")
+def test_whole_graphs_are_never_left() -> None:
+    run = irc.compile(lambda x: x.sin(), fullgraph=True)
+    run(torch.randn(8))
+    assert statistics(run).left == 0
+
+
+@pytest.mark.usefixtures("_behind")
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(trial.VARIABLE, "off")
+    run = irc.compile(lambda x: x.sin())
+    run(torch.randn(8))
+    assert statistics(run).left == 0
+
+
+@pytest.mark.usefixtures("_behind")
+def test_an_error_in_a_trial_is_the_calls_own() -> None:
+    def pick(table: Tensor, index: Tensor) -> Tensor:
+        return table[index]
+
+    run = irc.compile(pick)
+    with pytest.raises(IrcError, match="index"):
+        run(torch.randn(4), torch.tensor([7]))
+    assert statistics(run).left == 0
+
+
+@pytest.mark.usefixtures("_behind")
+def test_arguments_that_share_memory_are_not_copied_for_a_trial() -> None:
+    def swap(x: Tensor, y: Tensor) -> Tensor:
+        x.copy_(y.flip(0))
+        return x + y
+
+    both = torch.arange(8.0)
+    run = backend(swap)
+    wanted = both.clone()
+    swap(wanted, wanted)
+    run(both, both)
+    assert torch.equal(both, wanted)
+
+
+@pytest.mark.usefixtures("_behind")
+@pytest.mark.parametrize("grad", [False, True])
+def test_torch_is_given_no_tensor_without_memory(grad: bool) -> None:
+    """Of such a tensor torch's own kernels read what is not there."""
+    module = nn.Linear(4, 3)
+    run, x = irc.compile(module), torch.ones(2, 4)
+    with torch.set_grad_enabled(grad):
+        run(x)
+        gone = torch.ones(2, 4)
+        gone.untyped_storage().resize_(0)
+        for _ in range(2):
+            with pytest.raises(IrcError, match="no-memory"):
+                run(gone)
+        assert torch.equal(run(x), module(x))
+        module.weight.untyped_storage().resize_(0)
+        with pytest.raises(IrcError, match="no-memory"):
+            run(x)
