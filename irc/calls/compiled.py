@@ -36,6 +36,7 @@ from irc.frontends.torch.faces import face, subclass
 from irc.frontends.torch.hooks import layer_hooks, on_all_modules
 from irc.frontends.torch.in_place import in_place
 from irc.frontends.torch.reach import reach
+from irc.frontends.torch.settings import default_device, is_elsewhere
 from irc.pipeline import Options, make_plan
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
@@ -123,6 +124,8 @@ class Dispatcher:
                     return found
         if self.is_frozen:
             return self._frozen(args, kwargs)
+        if is_elsewhere() and self.options.backend == "cpu":
+            return self._eager(args, kwargs, f"new tensors are made on '{default_device()}'")
         if torch.is_grad_enabled() and self._wants_gradients(args, kwargs):
             self._check_gradients()
             return self._through_torch(args, kwargs)

@@ -33,7 +33,8 @@ class Statistics:
         compilations: versions compiled.
         reasons: why each but the first was.
         eager_calls: calls that ran uncompiled: there were too many versions, what the call writes
-            to shares memory with another argument, or there were hooks on all modules.
+            to shares memory with another argument, there were hooks on all modules, or torch's
+            default device is another than the CPU's.
         open_sizes: of the versions that leave sizes open, what was done for them.
         left: kinds of calls that torch runs, because their first timing says that it is faster.
     """

@@ -18,6 +18,7 @@ from irc.errors import IrcError
 from irc.frontends.torch.caches import adopt, caches_in, is_cache
 from irc.frontends.torch.capture import Captured
 from irc.frontends.torch.result_memory import View
+from irc.frontends.torch.settings import is_elsewhere
 from irc.plan.schema import Buffer, Copy, Kernels, Library, Plan, placement_of
 from irc.runtime import held
 from irc.runtime.executor import Executor
@@ -111,7 +112,8 @@ class Version:
     def _accepted(self, args: Sequence[Any]) -> Any:
         """Run on arguments that are accepted, though there is more to it than kernels."""
         assert self.accepts is not None
-        return self.run(args) if self.accepts(args) else MISS
+        # What runs between kernels would make its tensors there, too.
+        return MISS if is_elsewhere() or not self.accepts(args) else self.run(args)
 
     def refresh(self) -> None:
         """See writes to weights that torch does not count."""

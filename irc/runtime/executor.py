@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -205,9 +206,15 @@ class Executor:
     ) -> dict[int, torch.Tensor]:
         return dict(zip((*self.plan.inputs, *self._outputs.roots), (*given, *fresh), strict=True))
 
+    def scope(self) -> AbstractContextManager[object]:
+        """Let torch make new tensors where the plan runs, wherever the user has it make them."""
+        is_host = torch.get_default_device().type == "cpu"
+        return nullcontext() if is_host else torch.device("cpu")
+
     def new_lease(self) -> Lease:
         """Return memory of another call, and what runs the actions on it."""
-        frame = new_frame(self.plan, self._weights)
+        with self.scope():
+            frame = new_frame(self.plan, self._weights)
         segments = iter(self._segments[sum(isinstance(a, Kernels) for a in self.plan.prepared) :])
         pending: dict[int, Finish] = {}
         steps = [

@@ -4,14 +4,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections import UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from enum import Enum
+from functools import partial
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 import irc
 from irc.calls.compiled import statistics
@@ -78,6 +84,78 @@ class Module(nn.Module):
 
 
 MODULE = Module()
+ARRAY = np.array([1.0, 2.0, 3.0, 4.0])
+BYTES = bytearray(b"\2")
+QUEUE = deque([2.0])
+USERS = UserDict(scale=2.0)
+PROXIED = {"scale": 2.0}
+PROXY = MappingProxyType(PROXIED)
+CONFIGURED = PretrainedConfig()
+CONFIGURED.scale = 2.0
+CONFIGURED.table = {"scale": 2.0}
+HERE = globals()
+NAME = "scale"
+
+
+class Kind(Enum):
+    """A choice."""
+
+    ONE = 1
+    TWO = 2
+
+
+PAIR, DTYPE, PART, KIND, TURN = (1, 2), torch.float32, slice(0, 2), Kind.ONE, 1j
+CALLED, PARTIAL, SPACE = torch.sin, partial(torch.mul, other=2.0), SimpleNamespace(scale=2.0)
+
+
+class Descriptor:
+    """Keeps what it gives under a name that it computes."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_{name}"
+
+    def __get__(self, owner: Any, cls: type | None = None) -> float:
+        return getattr(owner, self.name)
+
+    def __set__(self, owner: Any, value: float) -> None:
+        setattr(owner, self.name, value)
+
+
+class Described:
+    """Computes what it is asked for."""
+
+    scale = Descriptor()
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+        self.__dict__["kept"] = {"more": 2.0}
+
+    def __getattr__(self, name: str) -> float:
+        return self.__dict__["kept"][name]
+
+    def __getitem__(self, name: str) -> float:
+        return self.kept[name]
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+
+DESCRIBED = Described()
+
+
+class Configured(nn.Module):
+    """Reads a configuration of a library's class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = CONFIGURED
+        self.array = ARRAY
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.config.scale * self.config.table["scale"] * float(self.array[0])
+
+
+CONFIGURED_MODULE = Configured()
 
 
 @torch.no_grad()
@@ -112,6 +190,44 @@ CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any, Any]] = {
     "what its methods read": (MODULE, LIST, 0, 3.0),
     "what a module holds": (MODULE, MODULE.table, "scale", 3.0),
     "what it holds for itself": (MODULE, MODULE, "_factor", 3.0),
+    "an array": (lambda x: x * float(ARRAY[0]), ARRAY, 0, 3.0),
+    "an array's sum": (lambda x: x * ARRAY.sum(), ARRAY, 0, 3.0),
+    "another array": (lambda x: x * torch.from_numpy(ARRAY), HERE, "ARRAY", ARRAY * 2),
+    "a module's array": (CONFIGURED_MODULE, ARRAY, 0, 3.0),
+    "bytes": (lambda x: x * BYTES[0], BYTES, 0, 3),
+    "a queue": (lambda x: x * QUEUE[0], QUEUE, 0, 3.0),
+    "a dictionary in a class": (lambda x: x * USERS["scale"], USERS.data, "scale", 3.0),
+    "what a proxy shows": (lambda x: x * PROXY["scale"], PROXIED, "scale", 3.0),
+    "a configuration": (CONFIGURED_MODULE, CONFIGURED, "scale", 3.0),
+    "a dictionary in it": (CONFIGURED_MODULE, CONFIGURED.table, "scale", 3.0),
+    "a configuration by itself": (lambda x: x * CONFIGURED.scale, CONFIGURED, "scale", 3.0),
+    "a configuration's method": (
+        lambda x: x * CONFIGURED.to_dict()["scale"],
+        CONFIGURED,
+        "scale",
+        3.0,
+    ),
+    "an attribute by its name": (lambda x: x * getattr(BAG, NAME), BAG, "scale", 3.0),
+    "an attribute that was not there": (lambda x: x * getattr(BAG, "extra", 1), BAG, "extra", 3.0),
+    "how many attributes": (lambda x: x * len(vars(BAG)), BAG, "extra", 3.0),
+    "a descriptor": (lambda x: x * DESCRIBED.scale, DESCRIBED, "scale", 3.0),
+    "an attribute that is computed": (lambda x: x * DESCRIBED.more, DESCRIBED.kept, "more", 3.0),
+    "an item that is computed": (lambda x: x * DESCRIBED["more"], DESCRIBED.kept, "more", 3.0),
+    "a length that is computed": (lambda x: x * len(DESCRIBED), DESCRIBED.kept, "extra", 3.0),
+    "a global pair": (lambda x: x * PAIR[0], HERE, "PAIR", (3, 2)),
+    "a global dtype": (lambda x: x.to(DTYPE) * 1, HERE, "DTYPE", torch.float64),
+    "a global slice": (lambda x: x[PART] * 1, HERE, "PART", slice(1, 3)),
+    "a global choice": (lambda x: x * KIND.value, HERE, "KIND", Kind.TWO),
+    "a global complex number": (lambda x: x * TURN, HERE, "TURN", 2j),
+    "a global function of torch": (lambda x: CALLED(x), HERE, "CALLED", torch.cos),
+    "a global partial": (lambda x: PARTIAL(x), HERE, "PARTIAL", partial(torch.mul, other=3.0)),
+    "a global object": (lambda x: x * SPACE.scale, HERE, "SPACE", SimpleNamespace(scale=3.0)),
+    "the environment": (
+        lambda x: x * float(os.environ.get("IRC_TEST_SCALE", "2")),
+        os.environ,
+        "IRC_TEST_SCALE",
+        "3",
+    ),
     "of a layer": (nn.Sequential(nn.ReLU(), MODULE), CONFIG, "SCALE", 3.0),
 }
 
@@ -125,19 +241,19 @@ def test_a_change_is_seen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(fast(X), run(X))
         before = run(X)
         with monkeypatch.context() as patch:
-            if isinstance(owner, list):
+            if isinstance(owner, list | np.ndarray | bytearray | deque):
                 old, owner[key] = owner[key], value
-            elif isinstance(owner, dict):
+            elif isinstance(owner, dict | os._Environ):
                 patch.setitem(owner, key, value)
             else:
-                patch.setattr(owner, key, value)
+                patch.setattr(owner, key, value, raising=False)
             now = run(X)
             for _ in range(2):
                 torch.testing.assert_close(fast(X), now)
-            if isinstance(owner, list):
+            if isinstance(owner, list | np.ndarray | bytearray | deque):
                 owner[key] = old
         if kind != "a float for an equal integer":
-            assert not torch.equal(now, before)
+            assert now.dtype is not before.dtype or not torch.equal(now, before)
         torch.testing.assert_close(fast(X), before)
     assert statistics(fast).compilations == 2
 

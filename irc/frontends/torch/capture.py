@@ -41,6 +41,8 @@ from irc.frontends.torch.open_sizes import (
     open_sizes,
 )
 from irc.frontends.torch.outputs import Output, ResultLayout, sharing_of, with_given
+from irc.frontends.torch.real_writes import RealWrites
+from irc.frontends.torch.settings import settings_of
 from irc.frontends.torch.sizes import SizeNames, named_symbols
 from irc.frontends.torch.stride_reads import StrideReads, perhaps_written, writes_around
 from irc.frontends.torch.structure import argument_names, output_names, register_known
@@ -201,12 +203,14 @@ def capture(
         def look(found: ExportedProgram) -> None:
             traced.append((sharing_of(found), perhaps_written(found), writes_around(found)))
 
+        writes = RealWrites()
         watched = watch.over(module, hooks=hooks, changed=guards.changed)
         try:
-            with StrideReads() as reads:
+            with StrideReads() as reads, writes:
                 exported = export(watched, args, kwargs, spec, look)
         finally:
             guards.restore()
+            writes.undo()
     shared, perhaps, around = traced[-1]
     if reads.of_memory or looks_at_memory(exported.graph_module):
         guards = guards.lying(args, kwargs)
@@ -215,6 +219,8 @@ def capture(
     reader = _Reader(exported, module, device)
     arguments = reader.arguments([leaf_names[i] for i in tensor_leaves])
     inputs = [node for node, argument in arguments.items() if argument.role == "input"]
+    roles = {node: argument.role for node, argument in arguments.items()}
+    guards = guards.asking(settings_of(exported.graph_module, roles))
     outputs, results = reader.results()
     spans = spans_of((args, kwargs), tensor_leaves)
     cached = tuple(i for own, _ in spans for i in own if i is not None)

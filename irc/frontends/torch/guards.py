@@ -12,12 +12,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from irc.frontends.torch.contents import same
 from irc.frontends.torch.export import shape_specs
 from irc.frontends.torch.held import attributes, sized
 from irc.frontends.torch.held import held as held_by
 from irc.frontends.torch.hooks import layer_hooks
 from irc.frontends.torch.kinds import peculiar_argument
-from irc.frontends.torch.outside import Outside, same
+from irc.frontends.torch.outside import Outside, Question
 from irc.frontends.torch.quick import Quick, accepting, holding
 from irc.frontends.torch.reach import reach
 from irc.frontends.torch.sizes import dims_of
@@ -195,6 +196,10 @@ class Guards:
                 says = strides_of if i in viewed else order_of
                 leaves[i] = replace(leaves[i], lies=(says, says(value)))
         return replace(self, leaves=tuple(leaves))
+
+    def asking(self, questions: Sequence[Question]) -> Guards:
+        """Return guards that ask for some settings of the process, too."""
+        return replace(self, outside=self.outside.asking(questions))
 
     def fixes_strides(self) -> bool:
         """True where numbers of strides are part of what is checked."""

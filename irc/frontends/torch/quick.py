@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
-from irc.frontends.torch.outside import same
+from irc.frontends.torch.contents import same
 
 Slots: TypeAlias = Sequence[tuple[dict[str, Any], str]]
 """Entries of dictionaries: where modules hold attributes, tensors and layers."""

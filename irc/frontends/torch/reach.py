@@ -1,25 +1,46 @@
 """What traced code reads that is no argument of it: globals, closures, objects and what they hold.
 
 A trace takes all of it for constant, so it is guarded as what a module holds is. Of objects,
-classes and Python modules that is what the code has names for. Libraries are taken not to change.
+classes and Python modules that is what the code has names for. Libraries are taken not to change,
+but objects of their classes do, such as the configuration of a model.
 """
 
 # pyright: basic
 from __future__ import annotations
 
-import sys
+import os
+from collections import UserDict, UserList
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
-from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
 from torch import nn
 
+from irc.frontends.torch.contents import Container, is_container, same
+from irc.frontends.torch.held import is_torchs
 from irc.frontends.torch.locations import LIBRARIES
-from irc.frontends.torch.outside import CELL, Container, Field, Outside
+from irc.frontends.torch.outside import CELL, MISSING, Field, Outside, Question, read
+from irc.frontends.torch.read_names import (
+    answers,
+    implicit,
+    is_library,
+    is_of_package,
+    names_in,
+    names_of_layer,
+    words_in,
+)
+from irc.frontends.torch.settings import default_device
 
 Slot = tuple[str, dict[str, Any], str]
 """A name for messages, and the entry of a dictionary."""
@@ -30,10 +51,11 @@ class Reach:
     """What is read from outside.
 
     Attributes:
-        plain: globals that are numbers, strings or None: they have to be equal.
-        held: globals that are tensors, modules or functions: they have to be the same.
+        plain: globals and attributes that have to be the same objects, or equal.
+        held: globals that are tensors, modules, functions or collections: they have to be the same.
         fields: attributes and variables; what they hold has to be the same, or equal.
         containers: that are read; so have their items.
+        questions: settings of the process that are asked for.
         modules: those among all that.
         tensors: those among all that.
     """
@@ -42,6 +64,7 @@ class Reach:
     held: list[Slot] = field(default_factory=list[Slot])
     fields: list[Field] = field(default_factory=list[Field])
     containers: list[Container] = field(default_factory=list[Container])
+    questions: list[Question] = field(default_factory=list[Question])
     modules: list[nn.Module] = field(default_factory=list[nn.Module])
     tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
@@ -52,7 +75,7 @@ class Reach:
 
     def outside(self) -> Outside:
         """Return the check of what no dictionary of globals or of a module holds."""
-        return Outside.of(self.fields, self.containers)
+        return Outside.of(self.fields, self.containers, self.questions)
 
 
 def reach(target: Callable[..., Any]) -> Reach:
@@ -70,11 +93,18 @@ class _Walk:
         self.reach = Reach()
         self._seen: dict[int, Any] = {}
         self._names: dict[str, None] = {}
+        self._by_name = False
+        self._perhaps: dict[str, None] = {}
+        self._strings: dict[str, None] = {}
+        self._library_names: dict[str, None] = {}
         self._objects: list[Any] = []
+        self._of_libraries: list[Any] = []
         self._fields: set[tuple[int, str]] = set()
 
     def visit(self, value: Any) -> None:
         """Note a value that is read, and what is read through it."""
+        if isinstance(value, str) and value.isidentifier():
+            self._strings[value] = None
         if id(value) in self._seen or isinstance(value, bool | int | float | str | None):
             return
         self._seen[id(value)] = value
@@ -82,8 +112,7 @@ class _Walk:
             case torch.Tensor():
                 self.reach.tensors.append(value)
             case nn.Module():
-                self.reach.modules.append(value)
-                self._objects += [m for m in value.modules() if not _is_library(type(m))]
+                self._module(value)
             case partial():
                 for part in (value.func, *value.args, *value.keywords.values()):
                     self.visit(part)
@@ -96,25 +125,72 @@ class _Walk:
                 self.visit(value.fget if isinstance(value, property) else value.func)
             case staticmethod() | classmethod():
                 self.visit(value.__func__)
-            case list() | dict() | set() | tuple() | frozenset():
-                if not isinstance(value, tuple | frozenset):
-                    self.reach.containers.append(value)
-                for item in value.values() if isinstance(value, dict) else value:
+            case tuple() | frozenset():
+                for item in value:
                     self.visit(item)
+            case UserDict() | UserList():
+                self.visit(value.data)
             case Enum():
                 pass
-            case _ if not _is_library(value if isinstance(value, type) else type(value)):
-                self._objects.append(value)
-            case ModuleType() if not _is_library(value):
-                self._objects.append(value)
+            case _ if is_container(value):
+                self.reach.containers.append(value)
+                for item in value.values() if hasattr(value, "values") else value:
+                    self.visit(item)
+            case _:
+                self._object(value)
 
     def visit_objects(self) -> None:
         """Look into objects for what functions have names for; methods may have names for more."""
         known = -1
-        while known != (known := len(self._names) + len(self._objects) + len(self._fields)):
+        while known != (known := self._size()):
+            names = {**self._names, **self._perhaps, "forward": None, "__call__": None}
+            if self._by_name:
+                names |= self._strings
             for owner in [*self._objects]:
-                for name in [*self._names, "forward", "__call__"]:
+                for name in names:
                     self._attribute(owner, name)
+                for name, method in implicit(owner):
+                    self._fields.add((id(owner), name))
+                    self.visit(method)
+            for owner in [*self._of_libraries]:
+                for name in {**names, **self._library_names}:
+                    self._attribute_of_library(owner, name)
+        self._ask()
+
+    def _size(self) -> int:
+        sizes = map(len, (self._names, self._perhaps, self._strings, self._library_names,
+                          self._objects, self._of_libraries, self._fields))  # fmt: skip
+        return sum(sizes)
+
+    def _ask(self) -> None:
+        """Note settings of the process that functions have names for."""
+        self.reach.questions += [ask for name, ask in QUESTIONS.items() if name in self._names]
+        if self._names.keys() & {"environ", "getenv"}:
+            self.reach.containers.append(os.environ._data)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _object(self, value: Any) -> None:
+        if not is_library(value if isinstance(value, type | ModuleType) else type(value)):
+            self._objects.append(value)
+        elif not isinstance(value, type | ModuleType) and is_of_package(type(value)):
+            self._of_libraries.append(value)
+
+    def _module(self, module: nn.Module) -> None:
+        self.reach.modules.append(module)
+        for child in module.modules():
+            if not is_library(type(child)):
+                self._objects.append(child)
+            elif not is_torchs(child):
+                names = names_of_layer(type(child))
+                self._library_names |= dict.fromkeys(names)
+                for name, value in vars(child).items():
+                    if name in names and name not in INTERNAL:
+                        self._held_by_library(child, name, value)
+
+    def _held_by_library(self, owner: Any, name: str, value: Any) -> None:
+        """Note what a library's layer holds that is no plain attribute, which all layers' are."""
+        if not isinstance(value, bool | int | float | str | None | torch.Tensor | nn.Module):
+            self.reach.plain.append((name, vars(owner), name))
+            self.visit(value)
 
     def _function(self, function: FunctionType) -> None:
         code = function.__code__
@@ -129,18 +205,23 @@ class _Walk:
         for cell in function.__closure__ or ():
             self.reach.fields.append((cell, CELL))
             self.visit(_read_cell(cell))
-        names = _names_in(code)
+        names = names_in(code)
         self._names |= dict.fromkeys(names)
+        if BY_NAME & {*names}:
+            self._by_name = True
+            self._perhaps |= dict.fromkeys(words_in(code))
         for name in names:
             if name in function.__globals__:
                 self._global(name, function.__globals__)
 
     def _global(self, name: str, slots: dict[str, Any]) -> None:
         value = slots[name]
-        if isinstance(value, bool | int | float | str | None):
-            self.reach.plain.append((name, slots, name))
-        elif isinstance(value, torch.Tensor | nn.Module | FunctionType | list | dict | set):
-            self.reach.held.append((name, slots, name))
+        if (id(slots), name) in self._fields or isinstance(value, ModuleType):
+            self.visit(value)
+            return
+        self._fields.add((id(slots), name))
+        held = self.reach.held if isinstance(value, HELD) else self.reach.plain
+        held.append((name, slots, name))
         self.visit(value)
 
     def _attribute(self, owner: Any, name: str) -> None:
@@ -150,7 +231,9 @@ class _Walk:
         kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
         shared = next((vars(kind)[name] for kind in kinds if name in vars(kind)), None)
         own = getattr(owner, "__dict__", {})
-        if isinstance(shared, CODE):
+        if name in ("vars", "__dict__"):
+            self._all_of(owner)
+        elif isinstance(shared, CODE):
             self._fields.add((id(owner), name))
             self.visit(shared)
         elif name in own or _is_plain(shared):
@@ -158,12 +241,73 @@ class _Walk:
             value = getattr(owner, name, None)
             is_guarded = isinstance(owner, nn.Module) and not name.startswith("_")
             if not is_guarded or not isinstance(value, bool | int | float | str | None):
-                self.reach.fields.append((owner, name))
+                self._read(owner, name)
             self.visit(value)
+        elif shared is not None:
+            self._fields.add((id(owner), name))
+            self.visit(shared)  # a descriptor of the user's: what it holds, and its __get__
+        elif name in self._perhaps and not isinstance(owner, nn.Module):
+            self._fields.add((id(owner), name))
+            self.reach.fields.append((owner, name))
+
+    def _read(self, owner: Any, name: str) -> None:
+        """Note an attribute that is there: an entry of a dictionary is looked up faster."""
+        own = getattr(owner, "__dict__", None)
+        if isinstance(own, dict) and name in own and not isinstance(owner, nn.Module):
+            self.reach.plain.append((name, own, name))
+        else:
+            self.reach.fields.append((owner, name))
+
+    def _attribute_of_library(self, owner: Any, name: str) -> None:
+        """Note what an object of a library's class holds, or says that it does when asked."""
+        if (id(owner), name) in self._fields or name.startswith("__"):
+            return
+        self._fields.add((id(owner), name))
+        is_own = name in getattr(owner, "__dict__", {})
+        if isinstance(getattr(type(owner), name, None), CODE):
+            self._all_of(owner)
+        if not is_own and not answers(type(owner)):
+            return
+        try:
+            value, again = read(owner, name), read(owner, name)
+        except Exception:  # whatever a library raises for a name that it does not know
+            return
+        if value is not MISSING and not callable(value) and same((value,), (again,)):
+            self._read(owner, name)
+            self.visit(value)
+
+    def _all_of(self, owner: Any) -> None:
+        """Note all that an object holds: its methods may read it."""
+        own = getattr(owner, "__dict__", None)
+        if isinstance(own, dict) and not isinstance(owner, nn.Module) and id(own) not in self._seen:
+            self.visit(own)
 
 
 CODE = (property, cached_property, FunctionType, staticmethod, classmethod)
 """What a class holds to be run."""
+
+HELD = (torch.Tensor, nn.Module, FunctionType, BuiltinFunctionType, type, list, dict, set)
+"""Globals that have to be the same objects: what else they are is checked by itself."""
+
+BY_NAME = frozenset({"getattr", "hasattr", "attrgetter", "vars", "__dict__"})
+"""What reads attributes by names that are values."""
+
+INTERNAL = frozenset(vars(nn.Module()))
+"""What each module holds for itself."""
+
+QUESTIONS: dict[str, Question] = {
+    "finfo": torch.get_default_dtype,
+    "get_default_device": default_device,
+    **{
+        name: getattr(torch, name)
+        for name in (
+            "get_default_dtype", "are_deterministic_algorithms_enabled",
+            "get_deterministic_debug_mode", "get_num_threads", "get_float32_matmul_precision",
+            "is_inference_mode_enabled",
+        )
+    },
+}  # fmt: skip
+"""What tells traced code how the process is set."""
 
 
 def _is_plain(shared: Any) -> bool:
@@ -178,26 +322,3 @@ def _read_cell(cell: CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # a name that has no value yet
         return None
-
-
-def _names_in(code: CodeType) -> list[str]:
-    """Return the names that a function and those defined in it may read of anything."""
-    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
-    return [*dict.fromkeys([*code.co_names, *(name for c in inner for name in _names_in(c))])]
-
-
-BAGS = ("types.SimpleNamespace", "argparse.Namespace")
-"""Classes of Python's own whose objects hold what users put there."""
-
-
-def _is_library(owner: type | ModuleType) -> bool:
-    """True for classes and modules of torch, of installed packages and of Python itself."""
-    module = owner if isinstance(owner, ModuleType) else sys.modules.get(owner.__module__)
-    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None) or ""
-    root = name.partition(".")[0]
-    if root in sys.stdlib_module_names and root != "__main__":
-        return isinstance(owner, ModuleType) or f"{name}.{owner.__name__}" not in BAGS
-    return root == OWN or any(part in file for part in LIBRARIES)
-
-
-OWN = __name__.partition(".")[0]

@@ -1,0 +1,63 @@
+"""What a trace writes for real: into tensors that are neither arguments nor the module's own.
+
+torch.export puts fake tensors in the places of arguments, parameters and buffers. A tensor that
+traced code finds elsewhere (a variable of an enclosing function, a list) is itself there, and so is
+what is written to it: the call that is traced would count twice.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+MOVES_STATISTICS = ("batch_norm", "instance_norm")
+
+
+class RealWrites(TorchFunctionMode):
+    """Keeps what real tensors hold before calls inside write to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a call; keep its operands first where it may write to them."""
+        named = kwargs or {}
+        if _writes(func, named):
+            for operand in pytree.tree_leaves((args, named)):
+                if type(operand) in (torch.Tensor, torch.nn.Parameter):
+                    self._keep(operand)
+        return func(*args, **named)
+
+    def _keep(self, operand: torch.Tensor) -> None:
+        if operand.layout is torch.strided and not isinstance(operand, FakeTensor):
+            memory = operand.untyped_storage()
+            if memory.device.type != "meta":
+                self._kept.setdefault(memory._cdata, (memory, memory.clone()))
+
+    def undo(self) -> None:
+        """Give the tensors back what they held."""
+        for memory, was in self._kept.values():
+            memory.copy_(was)
+        self._kept.clear()
+
+
+def _writes(func: Callable[..., Any], named: Mapping[str, Any]) -> bool:
+    if isinstance(func, torch._ops.OpOverload):
+        return func._schema.is_mutable
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name.startswith(("__i", "__set"))
+    return name.endswith("_") or name in MOVES_STATISTICS or named.get("out") is not None

@@ -1,0 +1,153 @@
+"""What a call changes besides its results is changed once, as in eager: a trace leaves no mark."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import irc
+
+X = torch.linspace(-1, 2, 12).reshape(4, 3)
+Scene = tuple[Callable[[Tensor], Tensor], Callable[[], Any]]
+"""What is called, and what says how its surroundings are then."""
+
+
+class Bag:
+    """Holds what is put there."""
+
+    count = 0
+
+
+def _norm(hold: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> Scene:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(3)
+    return hold(norm), lambda: (int(norm.num_batches_tracked), norm.running_mean.tolist())
+
+
+def _listed(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    layers = [layer]
+    return lambda x: layers[0](x)
+
+
+def a_norm_in_a_closure() -> Scene:
+    return _norm(lambda norm: lambda x: norm(x) * 2)
+
+
+def a_norm_in_a_list() -> Scene:
+    return _norm(_listed)
+
+
+def a_counter() -> Scene:
+    bag = Bag()
+
+    def run(x: Tensor) -> Tensor:
+        bag.count += 1
+        return x * bag.count
+
+    return run, lambda: bag.count
+
+
+def a_variable() -> Scene:
+    count = 0
+
+    def run(x: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return x * 2
+
+    return run, lambda: count
+
+
+def a_list() -> Scene:
+    calls: list[int] = []
+
+    def run(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x * len(calls)
+
+    return run, lambda: len(calls)
+
+
+def a_cache() -> Scene:
+    bag = Bag()
+
+    def run(x: Tensor) -> Tensor:
+        if not hasattr(bag, "cache"):
+            bag.cache = x * 1
+        return x + bag.cache
+
+    return run, lambda: bag.cache.tolist()
+
+
+def whole_numbers() -> Scene:
+    total = torch.zeros(4, 3, dtype=torch.int64)
+
+    def run(x: Tensor) -> Tensor:
+        total[0].add_(1)
+        return total + x
+
+    return run, total.tolist
+
+
+def fractions() -> Scene:
+    total = torch.zeros(4, 3)
+
+    def run(x: Tensor) -> Tensor:
+        total[1:] += x[1:]
+        return total * 2
+
+    return run, total.tolist
+
+
+def one_number() -> Scene:
+    total = torch.zeros((), dtype=torch.int64)
+
+    def run(x: Tensor) -> Tensor:
+        torch.add(total, 1, out=total)
+        return x
+
+    return run, total.tolist
+
+
+def a_kept_argument() -> Scene:
+    bag: dict[str, Tensor] = {}
+
+    def run(x: Tensor) -> Tensor:
+        bag["last"] = x
+        return x * 2
+
+    return run, lambda: bag["last"].tolist()
+
+
+SCENES = (a_norm_in_a_closure, a_norm_in_a_list, a_counter, a_variable, a_list, a_cache,
+          whole_numbers, fractions, one_number, a_kept_argument)  # fmt: skip
+
+
+def _dynamo(run: Any) -> Any:
+    return torch.compile(run, backend="irc")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", SCENES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("way", [irc.compile, _dynamo], ids=["irc.compile", "torch.compile"])
+def test_effects_happen_once(way: Callable[[Any], Any], grad: bool, make: Any) -> None:
+    torch._dynamo.reset()
+    run, shown = make()
+    mine, mine_shown = make()
+    fast = way(mine)
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            torch.testing.assert_close(fast(X), run(X))
+            torch.testing.assert_close(_tensor(mine_shown()), _tensor(shown()))
+
+
+def _tensor(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_tensor, value))
+    return torch.tensor(value)
