@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 
 from irc.cluster.links import AxisLink, Collective, Hop
 from irc.cluster.routes import Node, Routes, Wire
@@ -109,10 +110,8 @@ class Graph:
         )
         flows: Counter[tuple[Node, Node]] = Counter()
         for gates, count in alike.items():
-            for source, senders in gates:
-                for target, receivers in gates:
-                    pairs = senders * (receivers - (source == target))
-                    flows[source, target] += count * pairs
+            for (source, senders), (target, receivers) in permutations(gates, 2):
+                flows[source, target] += count * senders * receivers
         return self._speed(groups, flows, others, 1 / others)
 
     def _speed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from irc.simulate.actions import SimAction, Timeline
@@ -12,7 +12,8 @@ from irc.simulate.actions import SimAction, Timeline
 def chrome_trace(actions: Sequence[SimAction], timeline: Timeline) -> str:
     """Print a timeline; each stream has a thread id of its own, since bars of one must not overlap.
 
-    Instant actions (starts, waits that find their data) are left out.
+    Instant actions (starts, waits that find their data) are left out. What is alive in each pool is
+    a counter.
     """
     threads = {name: i for i, name in enumerate(dict.fromkeys(a.stream for a in actions))}
     events: list[dict[str, Any]] = [
@@ -30,4 +31,22 @@ def chrome_trace(actions: Sequence[SimAction], timeline: Timeline) -> str:
                 "dur": (end - start) * 1e6,
                 "cat": "predicted",
             })  # fmt: skip
+    events += (
+        {"name": f"bytes of {pool}", "ph": "C", "pid": 0, "ts": at * 1e6, "args": {"bytes": alive}}
+        for pool, at, alive in _alive(actions, timeline)
+    )
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _alive(actions: Sequence[SimAction], timeline: Timeline) -> Iterator[tuple[str, float, float]]:
+    """Yield what is alive in a pool after each moment in which that changes."""
+    changes: dict[tuple[float, str], float] = {}
+    for action, start, end in zip(actions, timeline.starts, timeline.ends, strict=True):
+        for at, sign, sizes in ((start, 1.0, action.allocates), (end, -1.0, action.frees)):
+            for pool, size in sizes:
+                changes[at, pool] = changes.get((at, pool), 0.0) + sign * size
+    alive: dict[str, float] = {}
+    for (at, pool), change in sorted(changes.items()):
+        if change:
+            alive[pool] = alive.get(pool, 0.0) + change
+            yield pool, at, alive[pool]

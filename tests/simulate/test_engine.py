@@ -53,19 +53,20 @@ def test_a_deadlock_is_a_bug_of_ours_and_is_named() -> None:
 
 
 def test_what_waits_longest_for_a_slot_gets_it() -> None:
+    """The one on stream u gets ready after that on t: before the slot is free, or just then."""
     slot = (("r", 1),)
-    actions = [
-        SimAction("a", "s", 2.0, takes=slot, gives=slot),
-        SimAction("b", "t", 1.0),
-        SimAction("c", "t", 1.0, takes=slot, gives=slot),
-        SimAction("d", "u", 1.5),
-        SimAction("e", "u", 1.0, takes=slot, gives=slot),
-    ]
-    found = simulate(actions, slots={"r": 1})
-    assert found.starts == (0.0, 0.0, 2.0, 0.0, 3.0)
-    assert found.slots == {"r": 1}
-    assert simulate(actions).starts == (0.0, 0.0, 1.0, 0.0, 1.5)
-    assert simulate(actions).slots == {"r": 3}
+    for late in (1.5, 2.0):
+        actions = [
+            SimAction("d", "u", late),
+            SimAction("e", "u", 1.0, takes=slot, gives=slot),
+            SimAction("a", "s", 2.0, takes=slot, gives=slot),
+            SimAction("b", "t", 1.0),
+            SimAction("c", "t", 1.0, takes=slot, gives=slot),
+        ]
+        found = simulate(actions, slots={"r": 1})
+        assert found.starts == (0.0, 3.0, 0.0, 0.0, 2.0)
+        assert found.slots == {"r": 1}
+        assert simulate(actions).starts == (0.0, late, 0.0, 0.0, 1.0)
 
 
 def test_slots_are_taken_together_or_not_at_all() -> None:
@@ -274,3 +275,16 @@ def test_chrome_trace_has_one_thread_per_stream() -> None:
         own = sorted((e["ts"], e["dur"]) for e in bars if e["tid"] == tid)
         assert all(a + d <= b + 1e-9 for (a, d), (b, _) in pairwise(own))
     assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["0", "1", "2"]
+
+
+def test_chrome_trace_counts_what_is_alive() -> None:
+    """1F1B holds as many micro-batches as there are stages after a rank, and none at the end."""
+    actions = pipeline(one_f_one_b, 3, 4)
+    events = json.loads(chrome_trace(actions, simulate(actions)))["traceEvents"]
+    for stage in range(3):
+        bytes_of = [
+            e["args"]["bytes"]
+            for e in events
+            if e["ph"] == "C" and e["name"] == f"bytes of {stage}"
+        ]
+        assert (max(bytes_of), bytes_of[-1]) == (3 - stage, 0)
