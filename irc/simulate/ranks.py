@@ -32,6 +32,11 @@ def stream_of(rank: int, column: int, columns: Sequence[Column]) -> str:
     return f"rank {rank} of columns {column} (x{columns[column].count})"
 
 
+def _is_held(maker: Action, reader: Action) -> bool:
+    """Whether a result lies in a register: those of a vocabulary go through collectives."""
+    return maker.kind not in "ST" and reader.kind not in "ST"
+
+
 class _Holds(NamedTuple):
     """What an action does to memory and to registers, as the engine has it."""
 
@@ -89,9 +94,12 @@ class StepBuilder:
             for alternatives in self.schedule.before(part):
                 need = next(each for each in alternatives if each in self._rank)
                 needs.append(need)
-                if need.stage != part.stage and self.costs.way(need.stage, part.stage) != free:
-                    lies = self._kept if self._rank[need] == rank else self._sent
-                    lies.setdefault(need, []).append(part)
+                if need.stage == part.stage or self.costs.way(need.stage, part.stage) == free:
+                    continue
+                if self._rank[need] != rank:
+                    self._sent.setdefault(need, []).append(part)
+                elif _is_held(need, part):
+                    self._kept.setdefault(need, []).append(part)
 
     def _number(self) -> int:
         """Give each action of a class its position, and return how many there are."""
@@ -125,7 +133,15 @@ class StepBuilder:
         source, target = self._rank[maker], self._rank[reader]
         way, own = self.costs.way(maker.stage, reader.stage), self.columns[column]
         factor = own.slow_links.get((source, target), 1.0)
-        inbox, outbox = self._boxes(column, maker.stage, reader.stage)
+        held = _Holds((), (), (), ())
+        if _is_held(maker, reader):
+            inbox, outbox = self._boxes(column, maker.stage, reader.stage)
+            held = _Holds(
+                ((stream_of(target, column, self.columns), way.num_bytes),),
+                ((stream_of(source, column, self.columns), way.num_bytes),),
+                ((inbox, 1),),
+                ((outbox, 1),),
+            )
         self.actions.append(
             SimAction(
                 f"{maker} to {reader.stage}",
@@ -133,10 +149,7 @@ class StepBuilder:
                 way.seconds * factor,
                 (column * self._length + self._position[maker],),
                 None,
-                ((stream_of(target, column, self.columns), way.num_bytes),),
-                ((stream_of(source, column, self.columns), way.num_bytes),),
-                ((inbox, 1),),
-                ((outbox, 1),),
+                *held,
                 lag=way.latency_s * factor,
             )
         )
@@ -188,9 +201,10 @@ class StepBuilder:
         reads = [
             (need.stage, (need, part) in self._arrival)
             for need in self._needs.get(part, ())
-            if (need, part) in self._arrival or part in self._kept.get(need, ())
+            if _is_held(need, part)
+            and ((need, part) in self._arrival or part in self._kept.get(need, ()))
         ]
-        return tuple(reader.stage for reader in makes), tuple(reads)
+        return tuple(r.stage for r in makes if _is_held(part, r)), tuple(reads)
 
     def _saved(
         self, column: int, pool: str, part: Action

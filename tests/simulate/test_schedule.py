@@ -113,6 +113,7 @@ def every_rank(
         rank, stage = rank_of[part], costs.stage(part.stage)
         came = [n.stage for n in needs[part] if n.stage != part.stage]
         goes = [r.stage for r in rank_of if part in needs[r] and r.stage != part.stage]
+        here = {s for s in (*came, *goes) if schedule.rank_of[s] == rank}
         kept, arena = stage.kept_bytes, stage.arena(part.kind)
         saves = stage.saved_bytes if part.kind == "F" else 0.0
         frees = {"I": stage.saved_bytes - kept, "B": stage.saved_bytes, "W": kept}
@@ -121,22 +122,25 @@ def every_rank(
         dies += sum(costs.way(s, part.stage).num_bytes for s in came)
         for i in range(mesh.num_ranks):
             me, seconds = f"{rank}/{i}", stage.of(part.kind) * slow.get((rank, i), 1.0)
-            after = [(n, part.stage if n.stage in came else "meet", i) for n in needs[part]]
+            after = [
+                (n, part.stage if n.stage in came and n.stage not in here else "meet", i)
+                for n in needs[part]
+            ]
             takes = [register(f"out {part.stage} {t} {i}", costs.way(part.stage, t).slots)
                      for t in goes]  # fmt: skip
             run = SimAction(str(part), me, seconds, (), None, ((me, born),), (), tuple(takes))
             add((part, "run", i), after, run)
         for i in range(mesh.num_ranks):
             me = f"{rank}/{i}"
-            gives = [register(f"in {s} {part.stage} {i}", costs.way(s, part.stage).slots)
-                     for s in came]  # fmt: skip
+            gives = [register(f"{'out' if s in here else 'in'} {s} {part.stage} {i}",
+                              costs.way(s, part.stage).slots) for s in came]  # fmt: skip
             meet = SimAction("meet", me, 0.0, frees=((me, dies),), gives=tuple(gives))
             add((part, "meet", i), [(part, "run", j) for j in mesh.group_of(i, "tensor")], meet)
-            for t in goes:
+            for t in (t for t in goes if t not in here):
                 way, to = costs.way(part.stage, t), schedule.rank_of[t]
-                here, there = ((me, way.num_bytes),), ((f"{to}/{i}", way.num_bytes),)
+                born_there, dies_here = ((f"{to}/{i}", way.num_bytes),), ((me, way.num_bytes),)
                 send = SimAction(
-                    "send", f"{me} to {to}", way.seconds, (), None, there, here,
+                    "send", f"{me} to {to}", way.seconds, (), None, born_there, dies_here,
                     ((f"in {part.stage} {t} {i}", 1),), ((f"out {part.stage} {t} {i}", 1),),
                     lag=way.latency_s,
                 )  # fmt: skip
@@ -159,10 +163,14 @@ def every_rank(
 
 @st.composite
 def costed(draw: st.DrawFn) -> tuple[Schedule, Costs]:
-    """Schedules of one stage a rank, whose boundaries are all between ranks."""
-    name = draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"]))
-    ranks = draw(st.integers(2, 4))
-    schedule = generate(name, ranks=ranks, micro_batches=draw(st.integers(ranks, 2 * ranks)))
+    """Schedules with transfers of any kind; where slots are few, of one stage a rank."""
+    slots = draw(st.sampled_from([None, 1, 2]))
+    names = ["gpipe", "1f1b", "zb-h1"]
+    if slots is None:
+        names += ["interleaved:2", "zb-v", "v-half", "breadth-first:2"]
+    name = draw(st.sampled_from(names))
+    ranks = draw(st.sampled_from([2, 4])) if slots is None else draw(st.integers(2, 4))
+    schedule = generate(name, ranks=ranks, micro_batches=2 * ranks)
     size = st.integers(0, 9).map(float)
     stages = [
         StageCosts(
@@ -170,10 +178,9 @@ def costed(draw: st.DrawFn) -> tuple[Schedule, Costs]:
             saved_bytes=9.0 + draw(size), kept_bytes=draw(size), weight_bytes=0.0,
             reduce_seconds=draw(SECONDS), update_seconds=draw(SECONDS),
         )
-        for _ in range(ranks)
+        for _ in range(schedule.num_stages)
     ]  # fmt: skip
-    way = Transfer(draw(SECONDS), draw(st.sampled_from([0.0, 0.5])), draw(size),
-                   draw(st.sampled_from([None, 1, 2])))  # fmt: skip
+    way = Transfer(draw(SECONDS), draw(st.sampled_from([0.0, 0.5])), draw(size), slots)
     return schedule, Costs(stages, way, norm=draw(st.booleans()))
 
 
