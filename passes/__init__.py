@@ -21,6 +21,7 @@ BUILTIN: Mapping[str, str] = {
     "merge-launches": "irc.passes.merge_launches:MergeLaunchesPass",
     "merge-matmuls": "irc.passes.merge_matmuls:MergeMatmulsPass",
     "order": "irc.passes.order:OrderPass",
+    "cut-stages": "irc.passes.cut_stages:CutStagesPass",
     "rewrite": "irc.passes.rewrite:RewritePass",
     "stream-cross-entropy": "irc.passes.stream_cross_entropy:StreamCrossEntropyPass",
     "split-reduction": "irc.passes.split_reduction:SplitReductionPass",

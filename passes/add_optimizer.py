@@ -29,7 +29,10 @@ class AddOptimizerPass(ModulePass):
 
     Options: ``kind`` is adamw, adam, sgd or momentum (sgd with one); ``beta1``, ``beta2``, ``eps``,
     ``momentum`` and ``weight_decay`` are torch's, with torch's defaults; ``no_decay`` has globs of
-    parameters without decay; ``clip_norm`` limits the norm of all gradients together.
+    parameters without decay; ``clip_norm`` limits the norm of all gradients together. Where other
+    programs (stages of a pipeline) have gradients too, ``norm_apart`` gives the sum of the squares
+    of this one's as result ``norm`` and takes that of all as input ``norm``; ``uncounted`` has
+    globs of parameters that another program counts.
 
     Run: add-optimizer{kind=sgd}
 
@@ -79,6 +82,8 @@ class AddOptimizerPass(ModulePass):
     momentum: float = 0.9
     no_decay: str = ""
     clip_norm: float = 0.0
+    norm_apart: bool = False
+    uncounted: str = ""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Replace the results of role gradient by new states."""
@@ -100,7 +105,13 @@ class AddOptimizerPass(ModulePass):
                 "the program has no gradients for add-optimizer",
                 help="run differentiate before it",
             )
-        chosen = Options(OPTIMIZERS[self.kind], self.settings, self.clip_norm)
+        chosen = Options(
+            OPTIMIZERS[self.kind],
+            self.settings,
+            self.clip_norm,
+            self.norm_apart,
+            tuple(globs(self.uncounted)),
+        )
         Update(op, func, chosen).run(gradients)
 
     def settings(self, name: str) -> Settings:

@@ -14,7 +14,7 @@ from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.comm import PendingType
 from irc.dialects.types import ITEM_BYTES, TensorType
 
-LOADED = frozenset({"parameter", "buffer", "constant", "state", "cache"})
+LOADED = frozenset({"parameter", "buffer", "constant", "state", "accumulator", "cache"})
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,17 @@ def default_pipeline(options: Options) -> list[ModulePass]:
     return passes
 
 
+def split_pipeline(options: Options) -> tuple[list[ModulePass], list[ModulePass]]:
+    """Return the passes of :func:`default_pipeline` on a whole stage, and those on its functions.
+
+    A stage is placed as one program, so that its functions agree on what they share; kernels are
+    those of one function.
+    """
+    passes = default_pipeline(options)
+    place = next(i for i, each in enumerate(passes) if each.name == "lower-externs")
+    return passes[:place], passes[place:]
+
+
 def _target(options: Options) -> str:
     """Return what kernels are mapped for: the GPU at hand where the plan is for this machine."""
     targets = find_backend(options.backend).targets

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
 
 from irc.backends.launch.target import launch_files
 from irc.cluster.load import THIS_HOST, find_cluster
@@ -19,6 +20,7 @@ from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.ranges import input_ranges
 from irc.plan.save import make_plan as bundle
+from irc.plan.schema import Plan
 from irc.plugin import find_backend
 from irc.program import Program
 from irc.simulate.plan import predicted_seconds
@@ -51,9 +53,6 @@ def make_plan(
         keep_ir: also keep the text after every pass, which ``irc check`` reads.
         extra: other files of the plan, by name.
     """
-    import torch
-
-    backend = find_backend(options.backend)
     texts: dict[str, str] = {}
 
     def keep(name: str, module: ModuleOp) -> None:
@@ -61,12 +60,27 @@ def make_plan(
 
     ranges = input_ranges(program.module)
     lower(program, options, keep if keep_ir else None)
-    kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
+    plan, sources = planned(program.module, options, ranges)
+    return bundle(
+        plan,
+        ir=texts,
+        kernels=sources,
+        extra={**(launch_files(plan) if keep_ir else {}), **(extra or {})},
+        torch_version=_torch_version(),
+    )
+
+
+def planned(
+    module: ModuleOp, options: Options, ranges: Mapping[str, tuple[int, int]]
+) -> tuple[Plan, dict[str, str]]:
+    """Turn a module of level task into a plan, priced, and the sources of its kernels by name."""
+    backend = find_backend(options.backend)
+    kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
     sources = backend.emit_plan_sources(kernels)
-    cost = ActionCost(program.module, options.cluster, options.mesh, sources.values())
+    cost = ActionCost(module, options.cluster, options.mesh, sources.values())
     here = options.cluster == THIS_HOST
     plan = build_plan(
-        program.module,
+        module,
         backend=options.backend,
         seconds=cost,
         ranges=ranges,
@@ -76,11 +90,24 @@ def make_plan(
     host = find_cluster(options.cluster).device
     threads = host.threads(options.mesh.num_ranks)
     predicted = predicted_seconds(plan, cores=host.cores or None, threads=threads)
-    plan = replace(plan, predicted_s=predicted)
-    return bundle(
-        plan,
-        ir=texts,
-        kernels=sources,
-        extra={**(launch_files(plan) if keep_ir else {}), **(extra or {})},
-        torch_version=torch.__version__,
-    )
+    return replace(plan, predicted_s=predicted), sources
+
+
+def function_plan(module: ModuleOp, passes: Sequence[ModulePass], options: Options) -> LoadedPlan:
+    """Plan one function of a stage.
+
+    Args:
+        module: level spmd; its entry is the function.
+        passes: those on functions (:func:`irc.pipeline.default.split_pipeline`).
+        options: what the user chose; the mesh is the stage's.
+    """
+    run_passes(module, passes, verify_each=options.verify_each)
+    plan, sources = planned(module, options, {})
+    return bundle(plan, ir={"00-task.mlir": dump(module)}, kernels=sources,
+                  torch_version=_torch_version())  # fmt: skip
+
+
+def _torch_version() -> str:
+    import torch
+
+    return torch.__version__

@@ -39,7 +39,7 @@ Seconds: TypeAlias = Callable[[Operation], float | None]
 """Predicted time of one launch, library op or collective."""
 
 MAX_CALL_DEPTH = 32
-CALLER_ROLES = ("input", "value", "cache")
+CALLER_ROLES = ("input", "value", "cache", "saved", "boundary")
 
 
 class Flattener:

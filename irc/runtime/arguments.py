@@ -41,6 +41,10 @@ def held_parts(plan: Plan, wholes: Sequence[torch.Tensor], rank: int) -> list[to
     ]
 
 
+HELD_ROLES = ("cache", "saved", "boundary")
+"""Roles of inputs that ranks hold in parts."""
+
+
 class Input:
     """Checks one input and gives the part of it that this rank reads, contiguous."""
 
@@ -49,7 +53,7 @@ class Input:
     def __init__(self, plan: Plan, index: int, rank: int) -> None:
         buffer = plan.buffers[index]
         # What ranks hold between calls is given as they hold it, and written in place.
-        self.is_held = buffer.role == "cache"
+        self.is_held = buffer.role in HELD_ROLES
         self.shape = torch.Size(buffer.shape if self.is_held else whole_shape(plan, index))
         self.dtype = dtypes()[buffer.dtype]
         self.base = plan.bases.index(index) + 1

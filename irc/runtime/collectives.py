@@ -75,6 +75,35 @@ class TorchCommunicator:
     counts: dict[str, int] = field(default_factory=dict[str, int])
 
     @staticmethod
+    def of_parts(
+        mesh: Mesh, places: Sequence[Sequence[int]], rank: int
+    ) -> TorchCommunicator | None:
+        """Make the groups of several meshes that are alike; every process calls it.
+
+        Args:
+            mesh: of each.
+            places: the processes of each, in the order of the mesh.
+            rank: of this process.
+
+        Returns:
+            The groups of the mesh that this process is in; None for meshes of one rank.
+        """
+        if len(places) == 1:
+            return TorchCommunicator.of(mesh, rank)
+        groups: dict[str, tuple[Callable[[], Any], int]] = {}
+        for axis, size in mesh.axes:
+            if size == 1:
+                groups[axis] = (_nothing, 1)
+                continue
+            for processes in places:
+                for own in mesh.groups(axis):
+                    ranks = [processes[i] for i in own]
+                    made = dist.new_group(ranks)
+                    if rank in ranks:
+                        groups[axis] = (ref(made), size)
+        return TorchCommunicator(groups) if mesh.num_ranks > 1 else None
+
+    @staticmethod
     def of(mesh: Mesh, rank: int) -> TorchCommunicator:
         """Make the groups of a mesh that covers all processes."""
         groups: dict[str, tuple[Callable[[], Any], int]] = {}

@@ -153,11 +153,14 @@ class Executor:
         with self._turn, naming_lost_ranks():
             return self.run(given)
 
-    def run(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def run(
+        self, given: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, ...]:
         """Run once on inputs that are known to fit: contiguous, this rank's, not looked at again.
 
         Args:
             given: held until the end: kernels know only the addresses.
+            into: memory of the outputs, in the shapes of :attr:`made`; by default new memory.
         """
         try:
             lease = self.leases.pop()
@@ -176,8 +179,8 @@ class Executor:
         for spec, tensor in zip(self._inputs, given, strict=True):
             table[spec.base] = address_of(tensor, spec.title)
         fresh: list[torch.Tensor] = []
-        for base, shape, dtype in self._outputs.fresh:
-            made = torch.empty(shape, dtype=dtype)
+        for place, (base, shape, dtype) in enumerate(self._outputs.fresh):
+            made = torch.empty(shape, dtype=dtype) if into is None else into[place]
             fresh.append(made)
             table[base] = made.data_ptr()
         if self._only_kernels:
@@ -251,6 +254,23 @@ class Executor:
             if not tensor.data_ptr():
                 return no_memory(tensor, spec.title)
         raise InternalError("an entry refused arguments that have addresses")
+
+    def into(self, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Return the memory of the outputs, for :meth:`run`, given that of each by its name."""
+        buffers = self.plan.buffers
+        shown = {self.plan.root(i): buffers[i].name for i in self.plan.outputs}
+        return [
+            named[shown[root]].view(shape)
+            for root, (_, shape, _) in zip(self._outputs.roots, self._outputs.fresh, strict=True)
+        ]
+
+    def part_of(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Return what this rank reads of a whole input, contiguous.
+
+        Raises:
+            IrcError: ``input-mismatch``.
+        """
+        return next(spec for spec in self._inputs if spec.name == name)(whole)
 
     @property
     def takes(self) -> list[tuple[torch.Size, torch.dtype]]:

@@ -39,7 +39,7 @@ class Parts:
         """Take this rank's parts of what a plan loads and is not here yet.
 
         Args:
-            plan: says which part; a state that has no value starts at zero.
+            plan: says which part; a state or accumulator that has no value starts at zero.
             wholes: values by name.
 
         Raises:
@@ -54,7 +54,7 @@ class Parts:
             self.roles[buffer.name] = buffer.role
             if buffer.name in wholes:
                 self.local[buffer.name] = self._own(wholes[buffer.name].detach(), buffer.name)
-            elif buffer.role == "state":
+            elif buffer.role in ("state", "accumulator"):
                 self.local[buffer.name] = torch.zeros(buffer.shape, dtype=dtypes()[buffer.dtype])
             else:
                 raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from irc.sharding.boxing import LocalShape
 
-LOADED = ("parameter", "buffer", "constant", "state", "cache")
+LOADED = ("parameter", "buffer", "constant", "state", "accumulator", "cache", "boundary")
 """Roles whose ranks may load any slice, or hold any between calls."""
 
 

@@ -21,13 +21,13 @@ from irc.constraints.resolve import Constraints
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import arguments, results
 from irc.dialects.flow import FlowOp, id_of, phase_of
-from irc.dialects.placement import B, Mesh, Placement, Split
+from irc.dialects.placement import B, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.search.facts import LOADED, Facts
 from irc.search.moments import liveness_of
 from irc.search.options import Options
-from irc.search.partials import Partials, is_possible
+from irc.search.partials import AxisPartial, Partials, is_possible
 from irc.search.problem import Net, Node, Port, Problem
 from irc.search.prune import undominated
 from irc.sharding.boxing import LocalShape, even_shape
@@ -90,13 +90,19 @@ class Graph:
         self.options = options or Options(cost, self.facts.key, self.facts.traffic)
         self.functions = self.facts.functions
         self._counts = self.facts.counts
-        self._partials = Partials(self.functions, self.options)
+        self._partials = Partials(self.functions, self.options, self._summed())
         self._whole = Placement.replicated(self.mesh.names)
         self._fixed = Port(self.problem.add_node(Node("replicated", (0.0,))), (self._whole,))
         # Callees come before callers, whose calls read the callees' ports.
         for name, func in self.functions.items():
             self._add_function(name, func)
         self.problem.liveness = liveness_of(self)
+
+    def _summed(self) -> dict[SSAValue, set[AxisPartial]]:
+        """The partial axes of arguments that may begin as parts of a sum: those that are zero."""
+        axes: set[AxisPartial] = {(name, Partial("sum")) for name in self.mesh.names}
+        named = arguments(self.functions["forward"])
+        return {value: axes for role, _, value in named if role == "accumulator"}
 
     def _add_function(self, name: str, func: FuncOp) -> None:
         is_entry = name == "forward"
@@ -233,13 +239,13 @@ class Graph:
         held = {name: value for _, name, value in arguments(func)}
         for i, (role, name) in enumerate(results(func)):
             buffer = held.get(name) if role in ("state", "gradient") else None
-            if role == "cache":
+            if role in ("cache", "boundary"):
                 self.reads[end, i] = self._held_result(name, end.operands[i])
             else:
                 self.reads[end, i] = self._fixed if buffer is None else self.sources[buffer]
 
     def _held_result(self, name: str, value: SSAValue) -> Port:
-        """Return the port of a result that lies as the plan likes until the next call."""
+        """Return the port of a result that lies as the plan likes: kept, or sent to a stage."""
         assert isinstance(value.type, TensorType)
         made = [p for p in self.sources[value].placements if not p.partial_axes()]
         options = tuple(dict.fromkeys((*self._free(value), *made)))

@@ -27,13 +27,23 @@ EMPTY: frozenset[AxisPartial] = frozenset()
 class Partials:
     """The partial placements that can arise, per value, in all functions of a module.
 
+    Args:
+        known: the functions by name.
+        options: the signatures of ops.
+        given: partial axes that values have from the start.
+
     Attributes:
         signatures: of each op, those whose partial operands can arise.
     """
 
-    def __init__(self, known: Mapping[str, FuncOp], options: Options) -> None:
+    def __init__(
+        self,
+        known: Mapping[str, FuncOp],
+        options: Options,
+        given: Mapping[SSAValue, AbstractSet[AxisPartial]] | None = None,
+    ) -> None:
         self._known = known
-        self._can: dict[SSAValue, set[AxisPartial]] = {}
+        self._can: dict[SSAValue, set[AxisPartial]] = {v: {*s} for v, s in (given or {}).items()}
         self._ops = {name: list(func.body.block.ops) for name, func in known.items()}
         ops = [op for every in self._ops.values() for op in every if isinstance(op, FlowOp)]
         self._wants = {op: _wants(options.signatures(op)) for op in ops}

@@ -21,7 +21,7 @@ from irc.dialects.builder import argument_attrs, arguments, finish_function, fun
 from irc.dialects.flow import loc_of, tensor
 from irc.dialects.types import TensorType
 from irc.ops.derivative import PhaseBuilder
-from irc.training.entry import add_argument, add_arguments, set_results
+from irc.training.entry import add_argument, add_arguments, matches, set_results
 from irc.training.optimizers import Optimizer, Settings, Shared, shared
 
 Origin: TypeAlias = tuple[object, ...]
@@ -38,11 +38,16 @@ class Options:
         optimizer: the kind.
         settings: the numbers that it is told, for a parameter's name.
         clip_norm: the limit of the norm of all gradients together; 0: none.
+        norm_apart: other programs have gradients too: the sum of the squares of this one's is the
+            result ``norm``, and that of all the input ``norm``.
+        uncounted: globs of parameters whose gradients another program counts.
     """
 
     optimizer: Optimizer
     settings: Callable[[str], Settings]
     clip_norm: float = 0.0
+    norm_apart: bool = False
+    uncounted: tuple[str, ...] = ()
 
 
 @dataclass
@@ -187,7 +192,12 @@ class Update:
             return [b.pointwise("add", values[1], b.cast(part, dtype))]
 
         for number, (name, value) in enumerate(gradients.items()):
-            (total,) = self._written("norm", number, name, value, [value, total], formula)
+            if not matches(name, self.options.uncounted):
+                (total,) = self._written("norm", number, name, value, [value, total], formula)
+        if self.options.norm_apart:
+            self.new.append((total, argument_attrs("norm", "norm")))
+            total = add_argument(self.func, tensor(total), "input", "norm")
+            b = self._builder("scale", "optimizer")
         # torch.nn.utils.clip_grad_norm_ adds this to the norm.
         norm = b.pointwise("add", b.pointwise("sqrt", total), b.scalar(1e-6, dtype))
         ratio = b.pointwise("div", b.scalar(limit, dtype), norm)

@@ -1,0 +1,356 @@
+"""A plan of several programs: parts on meshes of their own, joined by channels, in a schedule.
+
+    FOLDER/parts.json            the parts, who runs them, what goes between them
+    FOLDER/schedule.txt          what each rank does, in order (grammar/schedule.lark)
+    FOLDER/parts/NAME/KIND/      a plan for each function of a part (F, B or I and W, norm, step)
+
+A part is a stage of the model; the ranks of its mesh run its functions alike, as the plan of one
+program is run. Other ranks run other parts. The hash of the whole is that of parts.json, which
+holds the hashes of all others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+
+from irc.dialects.placement import Mesh, Placement
+from irc.errors import IrcError
+from irc.plan import json_text
+from irc.plan.json_text import corrupt
+from irc.plan.load import LoadedPlan, pack, unpack
+from irc.plan.schema import AxisCut, Buffer, Plan, placement_of
+from irc.plan.version import FORMAT, check_format
+from irc.schedule.actions import Schedule
+from irc.schedule.notation import read_schedule
+from irc.schedule.tapes import Function, Route, Tape, Wiring, tapes_of
+
+PARTS = "parts.json"
+SCHEDULE = "schedule.txt"
+PIPE = "pipe"
+"""The mesh axis along which parts differ."""
+MICRO_BATCH_KINDS = ("F", "B", "I", "W")
+HANDED_ON = ("saved", "boundary")
+"""Roles of what functions hand on through registers."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What carries a value from a part to another.
+
+    Attributes:
+        name: of the value.
+        producer: the part that makes it, counted from the first stage.
+        consumer: the part that reads it.
+        register: by which name the producer hands it on.
+        shape: of the whole value.
+        dtype: irc's short name.
+        before: how the producer's mesh holds it; empty: whole on each rank.
+        after: how the consumer's is to.
+    """
+
+    name: str
+    producer: int
+    consumer: int
+    register: str
+    shape: tuple[int, ...]
+    dtype: str
+    before: tuple[AxisCut, ...] = ()
+    after: tuple[AxisCut, ...] = ()
+
+
+@dataclass(frozen=True)
+class PartsFacts:
+    """The content of parts.json.
+
+    Attributes:
+        mesh: of the whole run; its axis ``pipe`` counts the ranks of the schedule.
+        schedule: SHA-256 of schedule.txt.
+        parts: of each part, in the order of a micro-batch, the hash of each function's plan.
+        channels: between them.
+        shared: weights that several parts have, with those parts: their gradients are added up.
+        inputs: names of the inputs of a step in order.
+        cut: which of them are cut into micro-batches along their first dim.
+        loss: name of the result that is the loss.
+        irc: the version that wrote it.
+    """
+
+    mesh: str
+    schedule: str
+    parts: tuple[Mapping[str, str], ...]
+    channels: tuple[Channel, ...]
+    shared: Mapping[str, tuple[int, ...]]
+    inputs: tuple[str, ...]
+    cut: tuple[str, ...]
+    loss: str
+    irc: str = ""
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class PartsPlan:
+    """A plan of several programs.
+
+    Attributes:
+        facts: the content of parts.json.
+        schedule_text: the content of schedule.txt.
+        parts: of each part, its functions' plans by kind.
+    """
+
+    facts: PartsFacts
+    schedule_text: str
+    parts: tuple[Mapping[str, LoadedPlan], ...]
+
+    @cached_property
+    def text(self) -> str:
+        """What parts.json says."""
+        return json_text.dump({"format": self.facts.format, **json_text.encode(self.facts)})
+
+    @cached_property
+    def hash(self) -> str:
+        """What ranks compare before they start."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What each rank of the pipe axis does, in order."""
+        return read_schedule(self.schedule_text, where=SCHEDULE)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The mesh of the whole run."""
+        return Mesh.parse(self.facts.mesh)
+
+    @cached_property
+    def part_mesh(self) -> Mesh:
+        """The mesh of each part: all axes but ``pipe``."""
+        return Mesh(tuple((name, size) for name, size in self.mesh.axes if name != PIPE))
+
+    @cached_property
+    def ranks(self) -> tuple[tuple[int, ...], ...]:
+        """By place on the pipe axis, the ranks there, in the order of the part's mesh."""
+        return ranks_by_place(self.mesh)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a step."""
+        return self.schedule.num_micro_batches
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """What functions read and make, and what goes between parts."""
+        functions = tuple(
+            {kind: function_of(part[kind].plan) for kind in MICRO_BATCH_KINDS if kind in part}
+            for part in self.parts
+        )
+        routes = tuple(
+            Route(c.name, c.producer, c.consumer, c.register) for c in self.facts.channels
+        )
+        aligned = frozenset(c.name for c in self.facts.channels if c.before == c.after)
+        return Wiring(functions, routes, aligned)
+
+    @cached_property
+    def tapes(self) -> tuple[Tape, ...]:
+        """What each place of the pipe axis does in a step.
+
+        Raises:
+            IrcError: ``schedule-order``, ``schedule-deadlock``.
+        """
+        return tapes_of(self.schedule, self.wiring)
+
+    def channel(self, name: str) -> Channel:
+        """Return a channel by the name of its value."""
+        return next(c for c in self.facts.channels if c.name == name)
+
+    def parts_at(self, place: int) -> dict[int, int]:
+        """Return the stages of the schedule at a place of the pipe axis, and the part of each."""
+        found: dict[int, int] = {}
+        for path in self.schedule.paths:
+            for part, stage in enumerate(path):
+                if self.schedule.rank_of[stage] == place:
+                    found[stage] = part
+        return found
+
+    def place_of(self, part: int) -> int:
+        """Return where on the pipe axis a part is: of two copies of a model, the first's."""
+        return self.schedule.rank_of[self.schedule.paths[0][part]]
+
+    @cached_property
+    def holders(self) -> Mapping[str, tuple[int, ...]]:
+        """By name of a weight, state or accumulator, the parts that have it."""
+        found: dict[str, dict[int, None]] = {}
+        for number, part in enumerate(self.parts):
+            for loaded in part.values():
+                for index in loaded.plan.weights:
+                    found.setdefault(loaded.plan.buffers[index].name, {})[number] = None
+        return {name: tuple(parts) for name, parts in found.items()}
+
+    def places_of(self, name: str) -> tuple[int, ...]:
+        """Return the places of the pipe axis that hold a weight, state or accumulator."""
+        return tuple(
+            sorted(
+                {
+                    self.schedule.rank_of[path[part]]
+                    for path in self.schedule.paths
+                    for part in self.holders[name]
+                }
+            )
+        )
+
+    @cached_property
+    def loss_places(self) -> tuple[int, ...]:
+        """The places of the pipe axis that compute losses."""
+        return tuple(sorted({self.schedule.rank_of[path[-1]] for path in self.schedule.paths}))
+
+    def registers(self, part: int) -> dict[str, Buffer]:
+        """Return what a part's registers hold, by name."""
+        found: dict[str, Buffer] = {}
+        for kind, loaded in self.parts[part].items():
+            if kind in MICRO_BATCH_KINDS:
+                for index in (*loaded.plan.inputs, *loaded.plan.outputs):
+                    buffer = loaded.plan.buffers[index]
+                    if is_register(buffer):
+                        found[buffer.name] = buffer
+        return found
+
+
+def is_register(buffer: Buffer) -> bool:
+    """True for an argument or result that functions hand on."""
+    return buffer.role in HANDED_ON or is_handed_on(buffer.name, buffer.role)
+
+
+def is_handed_on(name: str, role: str) -> bool:
+    """True for a result (its role is ``output``) that another function or part reads."""
+    return role == "output" and name.startswith(("saved", "cut", "gradient."))
+
+
+def function_of(plan: Plan) -> Function:
+    """Return which registers a function reads and makes."""
+    inputs = [plan.buffers[i] for i in plan.inputs]
+    outputs = [plan.buffers[i] for i in plan.outputs]
+    return Function(
+        tuple(b.name for b in inputs if b.role in HANDED_ON),
+        tuple(b.name for b in outputs if is_handed_on(b.name, b.role)),
+    )
+
+
+def ranks_by_place(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks at each place of the axis ``pipe``.
+
+    >>> ranks_by_place(Mesh.parse("pipe=2,data=2"))
+    ((0, 1), (2, 3))
+    """
+    if PIPE not in mesh.names:
+        return (tuple(range(mesh.num_ranks)),)
+    places: list[list[int]] = [[] for _ in range(mesh.size(PIPE))]
+    for rank in range(mesh.num_ranks):
+        places[mesh.coordinates(rank)[PIPE]].append(rank)
+    return tuple(map(tuple, places))
+
+
+def channel_placements(channel: Channel) -> tuple[Placement, Placement]:
+    """Return how the producer's and the consumer's mesh hold a value."""
+    before = Buffer(channel.dtype, channel.shape, "input", placement=channel.before)
+    after = Buffer(channel.dtype, channel.shape, "input", placement=channel.after)
+    return placement_of(before), placement_of(after)
+
+
+def make_parts(
+    facts: PartsFacts, schedule_text: str, parts: tuple[Mapping[str, LoadedPlan], ...]
+) -> PartsPlan:
+    """Put a plan together and check it.
+
+    Raises:
+        IrcError: ``schedule-order``, ``schedule-deadlock``.
+    """
+    plan = PartsPlan(facts, schedule_text, parts)
+    _ = plan.tapes  # says what is wrong with the order
+    return plan
+
+
+def schedule_digest(text: str) -> str:
+    """Return what parts.json says of schedule.txt."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def irc_version() -> str:
+    """Return the version that writes a plan."""
+    version: str = import_module("irc").__version__
+    return version
+
+
+def pack_parts(plan: PartsPlan) -> bytes:
+    """Write a whole plan, without weights, into one string of bytes, to be sent."""
+    pieces = [plan.text.encode(), plan.schedule_text.encode()]
+    names: list[list[str]] = []
+    for part in plan.parts:
+        names.append(list(part))
+        pieces += [pack(loaded) for loaded in part.values()]
+    header = json_text.dump({"kinds": names, "sizes": [len(p) for p in pieces]}).encode()
+    return len(header).to_bytes(8, "little") + header + b"".join(pieces)
+
+
+@dataclass(frozen=True)
+class _Header:
+    kinds: tuple[tuple[str, ...], ...]
+    sizes: tuple[int, ...]
+
+
+def unpack_parts(data: bytes) -> PartsPlan:
+    """Read what :func:`pack_parts` wrote.
+
+    Raises:
+        IrcError: ``plan-corrupt`` or ``plan-version``.
+    """
+    size = int.from_bytes(data[:8], "little")
+    where = "a plan that was sent"
+    header: _Header = json_text.decode(
+        _Header, json_text.parse_object(data[8 : 8 + size], where), where
+    )
+    pieces: list[bytes] = []
+    start = 8 + size
+    for length in header.sizes:
+        pieces.append(data[start : start + length])
+        start += length
+    if start != len(data) or len(pieces) != 2 + sum(map(len, header.kinds)):
+        raise corrupt("a plan that was sent is cut off")
+    facts = parse_facts(pieces[0], where)
+    rest = iter(pieces[2:])
+    parts = tuple({kind: unpack(next(rest)) for kind in kinds} for kinds in header.kinds)
+    return checked_parts(facts, pieces[1].decode(), parts)
+
+
+def parse_facts(text: bytes, where: str) -> PartsFacts:
+    """Read parts.json.
+
+    Raises:
+        IrcError: ``plan-corrupt`` or ``plan-version``.
+    """
+    data = json_text.parse_object(text, where)
+    check_format(data.pop("format", None), where)
+    facts: PartsFacts = json_text.decode(PartsFacts, data, where)
+    return facts
+
+
+def checked_parts(
+    facts: PartsFacts, schedule_text: str, parts: tuple[Mapping[str, LoadedPlan], ...]
+) -> PartsPlan:
+    """Hold everything against the digests in parts.json.
+
+    Raises:
+        IrcError: ``plan-corrupt``.
+    """
+    if schedule_digest(schedule_text) != facts.schedule:
+        raise corrupt(f"the content of {SCHEDULE} is not what {PARTS} says")
+    if len(parts) != len(facts.parts):
+        raise corrupt(f"there are {len(parts)} parts; {PARTS} says {len(facts.parts)}")
+    for number, (part, hashes) in enumerate(zip(parts, facts.parts, strict=True)):
+        if {kind: loaded.hash for kind, loaded in part.items()} != dict(hashes):
+            raise corrupt(f"the functions of part {number} are not what {PARTS} says")
+    try:
+        return make_parts(facts, schedule_text, parts)
+    except IrcError as error:
+        raise corrupt(f"{error}", SCHEDULE) from error

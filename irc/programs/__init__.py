@@ -1,0 +1,1 @@
+"""Plans of several programs: a model cut into stages, each with functions that a schedule runs."""

@@ -1,0 +1,345 @@
+"""From the captured forward pass of one micro-batch to a plan of several programs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from xdsl.dialects.builtin import ModuleOp
+
+from irc.dialects.builder import arguments, entry, results
+from irc.dialects.flow import tensor
+from irc.dialects.placement import Mesh, Placement
+from irc.errors import IrcError
+from irc.pipeline import Options, run_passes
+from irc.pipeline.default import split_pipeline
+from irc.pipeline.make import function_plan
+from irc.plan.load import LoadedPlan
+from irc.plan.parts import (
+    PIPE,
+    Channel,
+    PartsFacts,
+    PartsPlan,
+    irc_version,
+    make_parts,
+    schedule_digest,
+)
+from irc.plan.schema import AxisCut, Plan, placement_of
+from irc.plugin import builtin_pass
+from irc.program import Program
+from irc.programs.stage_step import GRADIENT, StageStep, stage_step
+from irc.schedule.actions import Action, Schedule, computed
+from irc.schedule.check import check
+from irc.schedule.named import generate
+from irc.schedule.notation import load_schedule, print_schedule
+from irc.training.entry import globs, loss_index, matches
+from irc.training.functions import Functions, split_functions
+from irc.training.recipe import Recipe
+from irc.training.stages import Stages, stages_of
+
+
+def schedule_for(text: str, ranks: int, micro_batches: int) -> Schedule:
+    """Return the schedule that a user names, checked.
+
+    Args:
+        text: a name, as in ``interleaved:2``, or a file (``.csv`` or irc's own notation).
+        ranks: of the pipe axis.
+        micro_batches: of a step.
+
+    Raises:
+        IrcError: ``schedule-unknown``, ``schedule-size``; what reading and checking a file raise.
+    """
+    is_file = "." in text or "/" in text
+    schedule = (
+        load_schedule(text)
+        if is_file
+        else generate(text, ranks=ranks, micro_batches=micro_batches)
+    )
+    check(schedule)
+    for what, own, asked in (
+        ("ranks", len(schedule.ranks), ranks),
+        ("micro-batches", schedule.num_micro_batches, micro_batches),
+    ):
+        if own != asked:
+            raise IrcError(
+                "schedule-size",
+                f"the schedule '{text}' has {own} {what}, and the step {asked}",
+                help="generate one of the sizes of the mesh and the step",
+            )
+    _require_plain(schedule)
+    return _one_way(schedule)
+
+
+def _require_plain(schedule: Schedule) -> None:
+    """Refuse what no plan can do yet."""
+    lengths = {len(path) for path in schedule.paths}
+    if len(lengths) > 1 or schedule.vocabulary:
+        what = "a vocabulary on all ranks" if schedule.vocabulary else "micro-batches that skip"
+        raise IrcError(
+            "pipeline-unsupported",
+            f"a plan has no {what}, as schedule '{schedule.name}' does",
+            help="draw and simulate it with irc schedule; choose another to run",
+        )
+
+
+def make_parts_plan(
+    program: Program, recipe: Recipe, options: Options, schedule: Schedule, stages: str = ""
+) -> PartsPlan:
+    """Plan a step of training as stages in a schedule.
+
+    Args:
+        program: the forward pass of one micro-batch; its module is changed.
+        recipe: how it is trained, with the inputs that are cut.
+        options: of the pipeline of passes; the mesh is the whole one, with an axis ``pipe``.
+        schedule: as :func:`schedule_for` gives it.
+        stages: where stages begin, by names of parameters; empty: the best cut.
+
+    Raises:
+        IrcError: ``pipeline-stages``, ``pipeline-unsupported``, ``loss-unknown``; what the passes
+            raise.
+    """
+    module = program.module
+    loss = _loss(module, recipe)
+    inputs = tuple(program.input_names)
+    cut = builtin_pass("cut-stages")(
+        count=len(schedule.paths[0]), cluster=options.cluster, stages=stages
+    )
+    run_passes(
+        module, [builtin_pass("canonicalize")(), builtin_pass("stream-cross-entropy")(), cut]
+    )
+    found = stages_of(module)
+    trained = _trained(program, recipe)
+    shared = _shared(found)
+    moved = _moved_elsewhere(shared, schedule)
+    _check_copies(found, schedule)
+    steps = _steps(found, recipe, trained, shared, moved, loss, 1 / schedule.num_micro_batches)
+    inner = Mesh(tuple(axis for axis in options.mesh.axes if axis[0] != PIPE))
+    own = replace(options, mesh=inner)
+    splits = [_splits(schedule, stage) for stage in range(len(steps))]
+    placed: dict[str, str] = {}
+    functions: list[Functions] = []
+    parts: list[Mapping[str, LoadedPlan]] = []
+    types = [_types(step.module) for step in steps]
+    for step, is_split in zip(steps, splits, strict=True):
+        functions.append(_place(step, own, is_split, placed))
+        parts.append(_plans(functions[-1], own))
+        placed |= {n: p for n, p in _weight_placements(parts[-1]).items() if n in shared}
+    channels = _channels(found, steps, functions, parts, types)
+    text = print_schedule(schedule)
+    facts = PartsFacts(
+        mesh=str(options.mesh),
+        schedule=schedule_digest(text),
+        parts=tuple({kind: plan.hash for kind, plan in part.items()} for part in parts),
+        channels=channels,
+        shared=shared,
+        inputs=(*inputs, "lr"),
+        cut=recipe.split,
+        loss=loss,
+        irc=irc_version(),
+    )
+    return make_parts(facts, text, tuple(parts))
+
+
+def _loss(module: ModuleOp, recipe: Recipe) -> str:
+    func = entry(module)
+    return results(func)[loss_index(func, recipe.loss)][1]
+
+
+def _trained(program: Program, recipe: Recipe) -> set[str]:
+    frozen = globs(recipe.frozen)
+    return {
+        name
+        for role, name, _ in arguments(entry(program.module))
+        if role == "parameter" and not matches(name, frozen)
+    }
+
+
+def _shared(found: Stages) -> dict[str, tuple[int, ...]]:
+    """Return the parameters that several stages read, with these stages."""
+    holders: dict[str, list[int]] = {}
+    for stage, module in enumerate(found.modules):
+        for role, name, _ in arguments(entry(module)):
+            if role == "parameter":
+                holders.setdefault(name, []).append(stage)
+    return {name: tuple(stages) for name, stages in holders.items() if len(stages) > 1}
+
+
+def _moved_elsewhere(
+    shared: Mapping[str, Sequence[int]], schedule: Schedule
+) -> dict[int, set[str]]:
+    """Return, by stage, the parameters that an earlier stage on the same ranks moves.
+
+    Raises:
+        IrcError: ``pipeline-unsupported`` where two stages are on the same ranks in one copy of the
+            model alone.
+    """
+    places = [
+        {schedule.rank_of[path[part]] for path in schedule.paths}
+        for part in range(len(schedule.paths[0]))
+    ]
+    found: dict[int, set[str]] = {}
+    for name, holders in shared.items():
+        for i, stage in enumerate(holders):
+            before = set[int]().union(*(places[h] for h in holders[:i]))
+            if places[stage] <= before:
+                found.setdefault(stage, set()).add(name)
+            elif places[stage] & before:
+                raise IrcError(
+                    "pipeline-unsupported",
+                    f"'{name}' is in stages {', '.join(map(str, holders))}, of which only some "
+                    "copies share a rank",
+                    help="untie it, or choose a schedule with one copy of the model",
+                )
+    return found
+
+
+def _check_copies(found: Stages, schedule: Schedule) -> None:
+    """Refuse buffers that move where a schedule has two copies of the model."""
+    if len(set(schedule.paths)) == 1:
+        return
+    for module in found.modules:
+        for role, name in results(entry(module)):
+            if role == "state":
+                raise IrcError(
+                    "pipeline-unsupported",
+                    f"the model moves its buffer '{name}', and schedule '{schedule.name}' has two "
+                    "copies of each stage, which see different micro-batches",
+                    help="choose a schedule with one copy of the model",
+                )
+
+
+def _steps(
+    found: Stages,
+    recipe: Recipe,
+    trained: Collection[str],
+    shared: Mapping[str, Sequence[int]],
+    moved: Mapping[int, Collection[str]],
+    loss: str,
+    scale: float,
+) -> list[StageStep]:
+    steps: list[StageStep] = []
+    expected: set[str] = set()
+    last = len(found.modules) - 1
+    # From the last: a stage gets gradients for what later ones send back.
+    for stage in range(last, -1, -1):
+        step = stage_step(
+            found.modules[stage],
+            [c for c in found.crossings if stage in (c.producer, c.consumer)],
+            expected,
+            recipe,
+            trained,
+            scale=scale,
+            loss=loss if stage == last else "",
+            uncounted=[n for n, holders in shared.items() if stage in holders[1:]],
+            elsewhere=moved.get(stage, ()),
+        )
+        expected |= {n.removeprefix(GRADIENT) for n in step.sent if n.startswith(GRADIENT)}
+        steps.insert(0, step)
+    return steps
+
+
+def _splits(schedule: Schedule, part: int) -> bool:
+    """Return whether a part's backward is I and W for some micro-batch."""
+    return any(
+        a.kind == "I" and schedule.paths[a.micro_batch][part] == a.stage
+        for actions in schedule.ranks
+        for a in computed(actions)
+    )
+
+
+def _one_way(schedule: Schedule) -> Schedule:
+    """Write B as I and W in the stages of a part that has both: its functions are either."""
+    both = {
+        path[part]
+        for part in range(len(schedule.paths[0]))
+        if _splits(schedule, part)
+        for path in schedule.paths
+    }
+
+    def apart(action: Action) -> Iterator[Action]:
+        if action.parts:
+            yield action._replace(parts=tuple(p for each in action.parts for p in apart(each)))
+        elif action.kind == "B" and action.stage in both:
+            yield action._replace(kind="I")
+            yield action._replace(kind="W")
+        else:
+            yield action
+
+    ranks = tuple(tuple(p for a in actions for p in apart(a)) for actions in schedule.ranks)
+    return replace(schedule, ranks=ranks)
+
+
+def _place(
+    step: StageStep,
+    options: Options,
+    is_split: bool,
+    placed: Mapping[str, str],
+) -> Functions:
+    """Place a stage on its mesh, and split it into functions."""
+    here = {name for _, name, _ in arguments(entry(step.module))}
+    pins = [f'"{name}" = {where}' for name, where in placed.items() if name in here]
+    options = replace(options, pins="\n".join(filter(None, [options.pins, *pins])))
+    run_passes(
+        step.module, split_pipeline(options)[0], verify_each=options.verify_each
+    )
+    return split_functions(step.module, splits_backward=is_split)
+
+
+def _plans(functions: Functions, options: Options) -> dict[str, LoadedPlan]:
+    return {
+        kind: function_plan(module, split_pipeline(options)[1], options)
+        for kind, module in functions.modules.items()
+    }
+
+
+def _weight_placements(part: Mapping[str, LoadedPlan]) -> dict[str, str]:
+    """Return how weights lie: a stage that reads one of them too has to put it there."""
+    found: dict[str, str] = {}
+    for loaded in part.values():
+        plan = loaded.plan
+        for index in plan.weights:
+            buffer = plan.buffers[index]
+            placement = placement_of(buffer)
+            if buffer.role != "parameter" or not plan.device_mesh.axes:
+                continue
+            whole = Placement.replicated(plan.device_mesh.names)
+            found[buffer.name] = str(placement if placement.axes else whole)
+    return found
+
+
+def _types(module: ModuleOp) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and dtype of the entry's arguments by name, whole."""
+    kinds = {name: tensor(value) for _, name, value in arguments(entry(module))}
+    return {name: (kind.static_shape(), kind.dtype) for name, kind in kinds.items()}
+
+
+def _channels(
+    found: Stages,
+    steps: Sequence[StageStep],
+    functions: Sequence[Functions],
+    parts: Sequence[Mapping[str, LoadedPlan]],
+    types: Sequence[Mapping[str, tuple[tuple[int, ...], str]]],
+) -> tuple[Channel, ...]:
+    channels: list[Channel] = []
+    for crossing in found.crossings:
+        ways = [(crossing.name, crossing.producer, crossing.consumer)]
+        if f"{GRADIENT}{crossing.name}" in steps[crossing.consumer].sent:
+            ways.append((f"{GRADIENT}{crossing.name}", crossing.consumer, crossing.producer))
+        for name, producer, consumer in ways:
+            if name not in types[consumer]:
+                continue  # nothing reads it there
+            shape, dtype = types[consumer][name]
+            register = functions[producer].registers[name]
+            before = _placement(parts[producer], register, "outputs")
+            after = _placement(parts[consumer], name, "inputs")
+            channels.append(Channel(name, producer, consumer, register, shape, dtype, before, after))
+    return tuple(channels)
+
+
+def _placement(part: Mapping[str, LoadedPlan], name: str, side: str) -> tuple[AxisCut, ...]:
+    for loaded in part.values():
+        plan: Plan = loaded.plan
+        for index in getattr(plan, side):
+            if plan.buffers[index].name == name:
+                return plan.buffers[index].placement
+    return ()

@@ -1,0 +1,191 @@
+"""A stage's part of a training step: forward, backward, the sum of gradients, the update.
+
+One program of one micro-batch, in which a gradient is added to its accumulator and the optimiser
+reads the sum, so that one search places all of it. Afterwards it is split into the functions that a
+schedule runs (:mod:`irc.training.functions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import SSAValue
+
+from irc.dialects.builder import argument_attrs, arguments, entry, results
+from irc.dialects.flow import tensor
+from irc.ops.derivative import PhaseBuilder
+from irc.pipeline.run import run_passes
+from irc.plugin import builtin_pass
+from irc.training.accumulators import accumulate
+from irc.training.entry import drop_unread, set_results
+from irc.training.recipe import Recipe
+from irc.training.stages import BOUNDARY, Crossing
+
+GRADIENT = "gradient."
+"""First letters of the name of a gradient that crosses back, before that of the value."""
+
+
+@dataclass(frozen=True)
+class StageStep:
+    """One stage's program of a step.
+
+    Attributes:
+        module: level flow; its entry takes ``lr`` and, where norms are clipped, ``norm``.
+        sent: names of what it sends, values forward and gradients back.
+        received: names of what it receives.
+        loss: name of the result that is the loss; empty where another stage has it.
+    """
+
+    module: ModuleOp
+    sent: tuple[str, ...]
+    received: tuple[str, ...]
+    loss: str
+
+
+def stage_step(
+    module: ModuleOp,
+    crossings: Sequence[Crossing],
+    expected: Collection[str],
+    recipe: Recipe,
+    trained: Collection[str],
+    *,
+    scale: float,
+    loss: str = "",
+    uncounted: Collection[str] = (),
+    elsewhere: Collection[str] = (),
+) -> StageStep:
+    """Turn the forward program of a stage into its part of a step, in place.
+
+    Args:
+        module: of the stage.
+        crossings: those that begin or end in it.
+        expected: names of values whose gradients later stages send back.
+        recipe: how the model is trained.
+        trained: names of all parameters that move.
+        scale: the gradient of one micro-batch's loss: 1 / number of micro-batches.
+        loss: name of the loss, in the stage that has it.
+        uncounted: parameters whose gradients another stage counts in the common norm.
+        elsewhere: parameters that another stage on the same ranks moves: here their gradients are
+            added to the sum alone.
+    """
+    func = entry(module)
+    own = [n for role, n, _ in arguments(func) if role == "parameter" and n in trained]
+    taken = [n for role, n, _ in arguments(func) if role == BOUNDARY]
+    smooth = {c.name for c in crossings if c.is_smooth}
+    _rename(func, {name: ("input", name) for name in taken})
+    _as_outputs(func, loss)
+    asked = [name for name in taken if name in smooth]
+    run_passes(
+        module,
+        [
+            builtin_pass("differentiate")(
+                trainable=",".join(own), inputs=",".join(asked), outputs="all", seeds="inputs"
+            ),
+            builtin_pass("recompute")(policy=recipe.recompute),
+        ],
+    )
+    func = entry(module)
+    _seed(func, expected, loss, scale)
+    drop_unread(func)
+    _erase_unread(func, GRADIENT)
+    _name_boundaries(func, set(taken), loss)
+    accumulate(module)
+    func = entry(module)
+    kept = [r for r in _returned(func) if r[0] != "gradient" or r[1] not in elsewhere]
+    set_results(func, [v for *_, v in kept], [argument_attrs(role, name) for role, name, _ in kept])
+    if any(role == "gradient" for role, _ in results(func)):
+        apart: dict[str, object] = {"uncounted": ",".join(uncounted), "norm_apart": True}
+        clipped = apart if recipe.numbers.get("clip_norm") else {}
+        run_passes(module, [builtin_pass("add-optimizer")(**{**recipe.optimizer, **clipped})])
+    func = entry(module)
+    sent = tuple(n for role, n in results(func) if role == BOUNDARY)
+    received = tuple(n for role, n, _ in arguments(func) if role == BOUNDARY)
+    return StageStep(module, sent, received, loss)
+
+
+def _rename(func: FuncOp, names: Mapping[str, tuple[str, str]]) -> None:
+    known = func.arg_attrs.data if func.arg_attrs else ()
+    changed: list[DictionaryAttr] = []
+    for attrs, (_, name, _value) in zip(known, arguments(func), strict=True):
+        if name in names:
+            role, new = names[name]
+            fields = {"role": StringAttr(role), "name": StringAttr(new)}
+            attrs = DictionaryAttr({**attrs.data, **fields})  # noqa: PLW2901
+        changed.append(attrs)
+    func.arg_attrs = ArrayAttr(changed)
+
+
+def _returned(func: FuncOp) -> list[tuple[str, str, SSAValue]]:
+    end = func.body.block.last_op
+    assert isinstance(end, ReturnOp)
+    return [(role, name, v) for (role, name), v in zip(results(func), end.operands, strict=True)]
+
+
+def _as_outputs(func: FuncOp, loss: str) -> None:
+    """Keep the loss, states and what crosses; other results have no reader in a step."""
+    kept = [
+        (value, argument_attrs("output" if role == BOUNDARY else role, name))
+        for role, name, value in _returned(func)
+        if role != "output" or name == loss
+    ]
+    set_results(func, [v for v, _ in kept], [a for _, a in kept])
+
+
+def _seed(func: FuncOp, expected: Collection[str], loss: str, scale: float) -> None:
+    """Give the gradients that nobody sends: of the loss its share, of what is not smooth zero."""
+    block = func.body.block
+    first = block.first_op
+    for _, name, value in arguments(func):
+        if not name.startswith(GRADIENT):
+            continue
+        of = name.removeprefix(GRADIENT)
+        if of in expected or value.first_use is None:
+            continue
+        kind = tensor(value)
+        number = scale if of == loss else 0.0
+        b = PhaseBuilder(block, "backward", prefix=f"seed.{of}.", loc="micro-batches")
+        b.part = "input"
+        made = b.constant([number], kind.shape, kind.dtype)
+        assert not isinstance(made.owner, type(block))
+        made.owner.detach()  # type: ignore[union-attr]  # an op
+        assert first is not None
+        block.insert_op_before(made.owner, first)  # type: ignore[arg-type]  # an op
+        value.replace_all_uses_with(made)
+
+
+def _erase_unread(func: FuncOp, prefix: str) -> None:
+    """Take off arguments that nothing reads."""
+    known = list(func.arg_attrs.data) if func.arg_attrs else []
+    gone = [
+        i
+        for i, (_, name, value) in enumerate(arguments(func))
+        if name.startswith(prefix) and value.first_use is None
+    ]
+    for i in reversed(gone):
+        func.body.block.erase_arg(func.body.block.args[i])
+        del known[i]
+    func.arg_attrs = ArrayAttr(known)
+    func.update_function_type()
+
+
+def _name_boundaries(func: FuncOp, taken: Collection[str], loss: str) -> None:
+    """Give values and gradients that cross their role, and backward results their names."""
+    crossing = [
+        name
+        for role, name, _ in arguments(func)
+        if role == "input" and (name in taken or name.startswith(GRADIENT))
+    ]
+    _rename(func, {name: (BOUNDARY, name) for name in crossing})
+    named: list[tuple[SSAValue, DictionaryAttr]] = []
+    for role, name, value in _returned(func):
+        if role == "gradient" and name in taken:
+            named.append((value, argument_attrs(BOUNDARY, f"{GRADIENT}{name}")))
+        elif role == "output" and name != loss:
+            named.append((value, argument_attrs(BOUNDARY, name)))
+        else:
+            named.append((value, argument_attrs(role, name)))
+    set_results(func, [v for v, _ in named], [a for _, a in named])
+

@@ -1,0 +1,253 @@
+"""A stage's step in functions that a schedule runs one by one.
+
+``F`` computes a micro-batch forward; ``I`` the gradients that earlier layers and stages wait for;
+``W`` those of the weights, added to what the micro-batches before gave; ``B`` is both. ``norm``
+gives the sum of the squares of the stage's gradients, ``step`` moves the parameters. The split
+between I and W is that of Zero Bubble (arXiv:2401.10241, section 2): what depends on no gradient of
+a weight goes first. What a function reads of an earlier one is *saved*: a result of that one, and
+an argument of role ``saved``. Literals and views are not saved but made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+
+from irc.dialects.builder import (
+    argument_attrs,
+    arguments,
+    entry,
+    finish_function,
+    functions,
+    results,
+)
+from irc.dialects.flow import phase_of
+from irc.training.accumulators import ACCUMULATOR
+from irc.training.call_parts import closure, input_part, is_cheap, split_calls
+from irc.training.stages import BOUNDARY, with_called
+
+SAVED = "saved"
+"""Role of what one function of a stage hands to another."""
+ORDER = ("F", "I", "W", "norm", "step")
+"""The functions of a stage, each of which may read what those before it compute."""
+NORM = "norm"
+
+Kind: TypeAlias = str
+
+
+@dataclass(frozen=True)
+class Functions:
+    """A stage in functions.
+
+    Attributes:
+        modules: by kind, in the order in which they run; entry ``@forward``. Kinds that have
+            nothing to do are left out.
+        registers: of a value that crosses, the name by which functions hand it on, by the name of
+            what is sent: ``cut0.1`` may lie in the register ``saved3``.
+    """
+
+    modules: Mapping[Kind, ModuleOp]
+    registers: Mapping[str, str]
+
+
+def split_functions(module: ModuleOp, *, splits_backward: bool) -> Functions:
+    """Split the program of a stage along its marks; the module is taken apart.
+
+    Args:
+        module: level flow or spmd, as `irc.programs.stage_step` and auto-shard leave it.
+        splits_backward: whether backward is I and W, or one function B.
+    """
+    if splits_backward:
+        split_calls(module)
+    return _Split(module, merged=not splits_backward).run()
+
+
+def _is_cheap(op: Operation) -> bool:
+    return op.name in FREE or op.name in VIEWS
+
+
+class _Split:
+    """One stage while it is split."""
+
+    def __init__(self, module: ModuleOp, *, merged: bool) -> None:
+        self.module, self.func = module, entry(module)
+        self.block = self.func.body.block
+        end = self.block.last_op
+        assert isinstance(end, ReturnOp)
+        self.returned = [
+            (role, name, value, attrs)
+            for (role, name), value, attrs in zip(
+                results(self.func), end.operands, _attributes(self.func), strict=True
+            )
+        ]
+        self.merged = merged
+        self.places = self._places()
+        self.saved: dict[SSAValue, str] = {}
+        # What the optimiser reads of a sum of gradients is the accumulator itself.
+        held = {name: value for role, name, value in arguments(self.func) if role == ACCUMULATOR}
+        self.sums = {v: held[n] for role, n, v, _ in self.returned if role == "state" and n in held}
+        self.moved = {name for role, name, _, _ in self.returned if role == "state"}
+
+    def run(self) -> Functions:
+        own: dict[int, list[Operation]] = {place: [] for place in range(len(ORDER))}
+        for op in self.block.ops:
+            if not isinstance(op, ReturnOp):
+                own[self.places[op]].append(op)
+        results_of = self._results()
+        needed = {p: self._with_cheap(ops, results_of[p]) for p, ops in own.items()}
+        reads = {p: self._reads(ops, results_of[p]) for p, ops in needed.items()}
+        self._save(reads, results_of)
+        made: dict[Kind, ModuleOp] = {}
+        for place, kind in enumerate(self._kinds()):
+            if kind and (own[place] or results_of[place]):
+                made[kind] = self._module(place, needed[place], reads[place], results_of[place])
+        registers = {
+            name: self.saved.get(value, name)
+            for role, name, value, _ in self.returned
+            if role == BOUNDARY
+        }
+        return Functions(made, registers)
+
+    def _kinds(self) -> Sequence[Kind]:
+        return ("F", "B", "", "norm", "step") if self.merged else ORDER
+
+    def _places(self) -> dict[Operation, int]:
+        """The function of each op, as a position in ORDER."""
+        ops = [op for op in self.block.ops if not isinstance(op, ReturnOp)]
+        first = input_part(ops, [v for role, _, v, _ in self.returned if role == BOUNDARY])
+        norm = closure([v for role, _, v, _ in self.returned if role == NORM])
+        places: dict[Operation, int] = {}
+        for op in reversed(ops):
+            match phase_of(op):
+                case "forward":
+                    place = 0
+                case "backward":
+                    place = 1 if self.merged or op in first else 2
+                case "step":
+                    place = 3 if op in norm else 4
+                case _:
+                    # A boxing is where its first reader is.
+                    readers = [
+                        places[u.operation]
+                        for v in op.results
+                        for u in v.uses
+                        if u.operation in places
+                    ]
+                    place = min(readers, default=-1)
+            places[op] = place
+        for op in ops:
+            before = [places[v.owner] for v in op.operands if v.owner in places]  # type: ignore[index]
+            places[op] = max([places[op], *before], default=0)
+        return {op: max(place, 0) for op, place in places.items()}
+
+    def _results(self) -> dict[int, list[tuple[SSAValue, DictionaryAttr]]]:
+        """What each function returns of what the stage does, by its place."""
+        found: dict[int, list[tuple[SSAValue, DictionaryAttr]]] = {
+            place: [] for place in range(len(ORDER))
+        }
+        for role, _, value, attrs in self.returned:
+            if role != BOUNDARY:
+                found[self._place(value)].append((value, attrs))
+        return found
+
+    def _place(self, value: SSAValue) -> int:
+        owner = value.owner
+        return self.places[owner] if isinstance(owner, Operation) else 0
+
+    def _with_cheap(
+        self, ops: Sequence[Operation], returned: Sequence[tuple[SSAValue, DictionaryAttr]]
+    ) -> list[Operation]:
+        """Return the ops of a function with the cheap ones of earlier functions that it reads."""
+        chosen = set(ops)
+        todo = [v for op in ops for v in op.operands] + [v for v, _ in returned]
+        while todo:
+            op = todo.pop().owner
+            if isinstance(op, Operation) and op not in chosen and is_cheap(op):
+                chosen.add(op)
+                todo += op.operands
+        return [op for op in self.block.ops if op in chosen]
+
+    def _reads(
+        self, ops: Sequence[Operation], returned: Sequence[tuple[SSAValue, DictionaryAttr]]
+    ) -> list[SSAValue]:
+        """Return what a function takes from outside of it, each once."""
+        inside = {value for op in ops for value in op.results}
+        read = [v for op in ops for v in op.operands] + [v for v, _ in returned]
+        return [value for value in dict.fromkeys(read) if value not in inside]
+
+    def _save(
+        self,
+        reads: Mapping[int, Sequence[SSAValue]],
+        results_of: dict[int, list[tuple[SSAValue, DictionaryAttr]]],
+    ) -> None:
+        """Return what later functions read, and what crosses, from the function that makes it."""
+        moved = {
+            value
+            for role, name, value in arguments(self.func)
+            if role == "buffer" and name in self.moved
+        }
+        wanted: dict[SSAValue, None] = {}
+        for place, values in reads.items():
+            for value in values:
+                is_computed = isinstance(value.owner, Operation) and value not in self.sums
+                if is_computed or (value in moved and place):
+                    wanted[value] = None
+        boundary = {}
+        for role, name, value, attrs in self.returned:
+            if role == BOUNDARY:
+                boundary.setdefault(value, (name, attrs))
+        for value in dict.fromkeys([*wanted, *boundary]):
+            if value in boundary:
+                name, attrs = boundary[value]
+            else:
+                name = f"saved{len(self.saved)}"
+                attrs = argument_attrs(SAVED, name)
+            self.saved[value] = name
+            results_of[self._place(value)].append((value, attrs))
+
+    def _module(
+        self,
+        place: int,
+        ops: Sequence[Operation],
+        reads: Sequence[SSAValue],
+        returned: Sequence[tuple[SSAValue, DictionaryAttr]],
+    ) -> ModuleOp:
+        known = self.func.arg_attrs.data if self.func.arg_attrs else ()
+        attrs: list[DictionaryAttr] = []
+        for value in reads:
+            own = self.sums.get(value, value)
+            if isinstance(own, BlockArgument) and not (place and own in self.saved):
+                attrs.append(_as_argument(known[own.index]))
+            else:
+                attrs.append(argument_attrs(SAVED, self.saved[value]))
+        # In the order of the stage's own arguments, so that plans of equal stages are equal.
+        block = Block(arg_types=[v.type for v in reads])
+        values: dict[SSAValue, SSAValue] = dict(zip(reads, block.args, strict=True))
+        for op in ops:
+            block.add_op(op.clone(values))
+        func = finish_function(
+            "forward",
+            block,
+            [values[v] for v, _ in returned],
+            arg_attrs=attrs,
+            res_attrs=[a for _, a in returned],
+        )
+        return with_called(func, functions(self.module), dict(self.module.attributes))
+
+
+def _attributes(func: FuncOp) -> Sequence[DictionaryAttr]:
+    count = len(func.function_type.outputs)
+    return func.res_attrs.data if func.res_attrs else [DictionaryAttr({})] * count
+
+
+def _as_argument(attrs: DictionaryAttr) -> DictionaryAttr:
+    """Return the attributes of an argument in a function: a seed is given to each call."""
+    role = attrs.data.get("role")
+    if isinstance(role, StringAttr) and role.data == "seed":
+        return DictionaryAttr({**attrs.data, "role": StringAttr("input")})
+    return attrs
