@@ -10,7 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from irc.choices import Dynamic, checked, dynamic_option, names_option, recipe_option
+from irc.choices import (
+    Dynamic,
+    checked,
+    dynamic_option,
+    micro_batches_option,
+    names_option,
+    recipe_option,
+)
 from irc.constraints.pins import Pins, pins_option
 from irc.errors import IrcError
 from irc.pipeline import Options
@@ -181,6 +188,9 @@ def compile_step(
     rules: Sequence[str] = (),
     frozen: str = "",
     accumulate: int = 1,
+    micro_batches: int | None = None,
+    schedule: str | Path = "1f1b",
+    stages: str = "",
     recompute: str = "none",
     memory_bytes: int | None = None,
     stored_bytes: int | None = None,
@@ -206,6 +216,13 @@ def compile_step(
     States are named ``optimizer.exp_avg.NAME``, ``optimizer.exp_avg_sq.NAME`` or
     ``optimizer.momentum_buffer.NAME``.
 
+    A mesh with an axis ``pipe`` makes the model a pipeline of as many ranks: the model is cut into
+    stages, each with the parameters of its own layers on a mesh of the other axes, and a schedule
+    says which stage works on which of the ``micro_batches`` when (``irc list schedules``). Values
+    and gradients go between stages while others are computed. The step is that of one device: the
+    loss is the mean over micro-batches, clipping counts all gradients, a weight that two stages
+    read (tied embeddings) moves once.
+
     In training mode dropout draws from a counter: the same numbers under any sharding, others in
     each step. Parameters that do not require a gradient have no gradient, state or work.
 
@@ -226,6 +243,12 @@ def compile_step(
         accumulate: micro-batches that a batch is cut into along its first dim; gradients are added
             up where they are and reduced once. The loss is the mean of theirs; what it divides by a
             sum over targets (of tokens that are not ignored) is divided by that of the batch.
+        micro_batches: of a step in a schedule; by default as many as ``pipe`` has ranks. Without
+            ``pipe`` they run one after the other, as one program for each function of the step.
+        schedule: its name, with the stages a rank has where it takes any (``1f1b``, ``zb-v``,
+            ``interleaved:2``), or a file: torch's ``.csv``, or irc's notation.
+        stages: where stages begin, by names of parameters, as in ``"tok, l.0-l.3; l.4-l.7,
+            head"``; by default so that the slowest stage is as fast as can be.
         recompute: what the backward pass computes again instead of having it saved: ``none``,
             ``cheap``, ``selective``, ``full``, or globs.
         memory_bytes: the most that a device may hold at any moment.
@@ -236,11 +259,14 @@ def compile_step(
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
     """
+    from irc.calls.pipelined import PipelinedStep, Pipelining
     from irc.calls.step import TrainingStep
 
-    recipe = recipe_option(model, loss, optimizer, frozen, accumulate, recompute)
+    whole = parse_mesh(mesh)
+    count = micro_batches_option(whole, micro_batches, accumulate, f"{schedule}", stages)
+    recipe = recipe_option(model, loss, optimizer, frozen, count or accumulate, recompute)
     options = Options(
-        mesh=parse_mesh(mesh),
+        mesh=whole,
         cluster=cluster,
         passes=names_option("passes", passes),
         rules=names_option("rules", rules),
@@ -250,6 +276,9 @@ def compile_step(
         regather=regather,
     )
     called = None if isinstance(loss, str) else loss
+    if count is not None:
+        pipelining = Pipelining(f"{schedule}", stages)
+        return PipelinedStep(model, recipe, options, pipelining, loss=called, seed=seed)
     return TrainingStep(model, recipe, options, loss=called, seed=seed)
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.pipeline import Options, default_pipeline
+from irc.plan.parts import PIPE
 from irc.training.recipe import OptimizerOption, Recipe, recipe_of
 
 if TYPE_CHECKING:
@@ -137,3 +139,33 @@ def recipe_option(
     return recipe_of(
         optimizer, loss=name, frozen=frozen, accumulate=accumulate, recompute=recompute
     )
+
+
+def micro_batches_option(
+    mesh: Mesh, micro_batches: int | None, accumulate: int, schedule: str, stages: str
+) -> int | None:
+    """Return the micro-batches of a step in a schedule; None for a step of one program.
+
+    Raises:
+        IrcError: ``option-value`` where options of pipelines do not fit each other.
+    """
+    is_piped = PIPE in mesh.names
+    if micro_batches is None and not is_piped:
+        if stages or schedule != "1f1b":
+            what = "stages" if stages else "schedule"
+            raise IrcError(
+                "option-value",
+                f"{what} is of a pipeline, and the mesh '{mesh}' has no axis '{PIPE}'",
+                help='choose a mesh such as mesh="pipe=2,data=2"',
+            )
+        return None
+    if accumulate != 1:
+        raise IrcError(
+            "option-value",
+            f"accumulate={accumulate} beside a pipeline, whose micro-batches add gradients up",
+            help="say micro_batches instead",
+        )
+    count = mesh.size(PIPE) if micro_batches is None else micro_batches
+    if type(count) is not int or count < 1:
+        raise IrcError("option-value", f"micro_batches={count!r}: a step has 1 or more")
+    return count

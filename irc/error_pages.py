@@ -585,6 +585,26 @@ PAGES = (
         fix="irc opt program.mlir -p canonicalize   (irc list passes names them)",
     ),
     ErrorPage(
+        code="pipeline-stages",
+        title="a model cannot be cut into such stages",
+        exit_code=2,
+        what="There are more stages than layers to share among them, or stages that are named do "
+        "not fit the model.",
+        why="A stage computes one or more ops or blocks, in the order in which the model runs them.",
+        example='irc.compile_step(model, mesh="pipe=4", stages="l.0; l.1")',
+        fix='irc.compile_step(model, mesh="pipe=2", stages="l.0; l.1")',
+    ),
+    ErrorPage(
+        code="pipeline-unsupported",
+        title="a step cannot be a pipeline",
+        exit_code=3,
+        what="The model or the schedule does something that stages on several micro-batches cannot.",
+        why="Stages work on different micro-batches at a time, so that one may not read what another "
+        "writes, and a plan knows one path through the model.",
+        example='irc.compile_step(model, mesh="pipe=2", schedule="skip")',
+        fix='irc.compile_step(model, mesh="pipe=2", schedule="1f1b")',
+    ),
+    ErrorPage(
         code="placement-syntax",
         title="a placement cannot be read",
         exit_code=2,

@@ -1,3 +1,156 @@
-"""A training step in stages: :func:`irc.compile_step` with a mesh that has an axis ``pipe``."""
+"""A training step in stages: what :func:`irc.compile_step` makes of a mesh with an axis ``pipe``.
+
+Each rank has the parameters of its stages alone, and runs their functions in the order of the
+schedule. A step of several micro-batches on one stage is the same with a pipe of one.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from irc.calls.compiled import MAX_VERSIONS
+from irc.calls.step import TrainingStep
+from irc.calls.step_plan import Loss
+from irc.constraints.pins import constraint_text
+from irc.errors import IrcError
+from irc.frontends.torch.capture import Captured
+from irc.frontends.torch.guards import Guards
+from irc.pipeline import Options
+from irc.plan.parts import PIPE, PartsPlan, pack_parts, unpack_parts
+from irc.programs.make import make_parts_plan, schedule_for
+from irc.runtime.join import join_processes, shared_bytes
+from irc.runtime.pipeline import PipelineExecutor
+from irc.runtime.same_program import marks_of
+from irc.schedule.actions import Schedule
+from irc.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Pipelining:
+    """How a step is divided in time.
+
+    Attributes:
+        schedule: by name or file.
+        stages: where stages begin, by names of parameters; empty: the best cut.
+    """
+
+    schedule: str = "1f1b"
+    stages: str = ""
+
+
+@dataclass
+class PartsVersion:
+    """The step for one kind of batch."""
+
+    captured: Captured
+    plan: PartsPlan
+    executor: PipelineExecutor
+    state: Any
+
+    def __call__(self, inputs: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
+        """Run on the flattened batch."""
+        return self.executor(inputs, lr, self.state.next_seed())
+
+
+class PipelinedStep(TrainingStep):
+    """A compiled step of training in stages.
+
+    Args:
+        module: what is trained.
+        recipe: loss, optimiser, frozen parameters; its micro-batches are those of the schedule.
+        options: of the pipeline of passes; the mesh is the whole one.
+        pipelining: schedule and stages.
+        loss: a function of the module's output, where the module itself gives none.
+        seed: of random numbers (dropout).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        recipe: Recipe,
+        options: Options,
+        pipelining: Pipelining,
+        *,
+        loss: Loss | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(module, recipe, options, loss=loss, seed=seed)
+        self.pipelining = pipelining
+        mesh = options.mesh
+        ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
+        self.schedule: Schedule = schedule_for(pipelining.schedule, ranks, recipe.accumulate)
+
+    @property
+    def plan(self) -> Any:
+        """The plan of the last kind of batch that was compiled; None before the first call."""
+        return self._versions[-1].plan if self._versions else None
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return what this rank holds.
+
+        ``parameters``, ``states``, ``accumulators`` of gradients, ``registers`` of what functions
+        hand on, and the ``arena`` that functions work in.
+        """
+        parts = self._state.parts
+        roles = {"parameters": "parameter", "states": "state", "accumulators": "accumulator"}
+        held = {k: parts.num_bytes(role) if parts.local else 0 for k, role in roles.items()}
+        executors = [version.executor for version in self._parts_versions]
+        held["registers"] = max((e.register_bytes for e in executors), default=0)
+        held["arena"] = max((e.arena_bytes for e in executors), default=0)
+        return held
+
+    @property
+    def _parts_versions(self) -> list[PartsVersion]:
+        return [v for v in self._versions if isinstance(v, PartsVersion)]
+
+    def _add(self, batch: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        if len(self._versions) == MAX_VERSIONS:
+            raise IrcError(
+                "input-mismatch",
+                f"this would be version {MAX_VERSIONS + 1} of one training step",
+                help="pad batches to a few sizes",
+            )
+        mesh = self.options.mesh
+        rank = join_processes(mesh) if mesh.num_ranks > 1 else 0
+        captured, split = self._capture(batch, named)
+        if captured.mutated_inputs:
+            raise IrcError(
+                "pipeline-unsupported",
+                "the model writes into its inputs, which are cut into micro-batches",
+                help="copy them in the model before writing",
+            )
+        recipe = replace(self.recipe, split=split)
+        still = [n for n, p in self.module.named_parameters() if not p.requires_grad]
+        recipe = replace(recipe, frozen=",".join(filter(None, [recipe.frozen, *still])))
+        tensors, options = captured.program.tensors, self._options()
+
+        def make() -> PartsPlan:
+            return make_parts_plan(
+                captured.program, recipe, options, self.schedule, self.pipelining.stages
+            )
+
+        if mesh.num_ranks == 1:
+            plan = make()
+        else:
+            own = marks_of(captured.program.module, recipe, options, self.pipelining)
+            plan = unpack_parts(shared_bytes(lambda: pack_parts(make()), rank, own))
+        self._state.adopt_parts(plan, tensors, rank)
+        captured.guards = Guards.of(self._face(batch, named), batch, dict(named))
+        executor = PipelineExecutor(plan, self._state.parts, rank)
+        version: Any = PartsVersion(captured, plan, executor, self._state)
+        self._versions.append(version)
+        return version
+
+    def _options(self) -> Options:
+        """What was chosen; a further kind of batch has to leave what ranks hold where it is."""
+        parts = self._state.parts
+        if not parts.local or not parts.mesh.axes:
+            return self.options
+        text, _ = constraint_text(self.options.pins)
+        pins = [f'"{name}" = {placement}' for name, placement in parts.placements().items()]
+        return replace(self.options, pins="\n".join([text, *pins]))

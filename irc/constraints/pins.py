@@ -63,6 +63,15 @@ class Statement:
         """Return whether the glob fits a name."""
         return _regex(self.glob).fullmatch(name) is not None
 
+    @property
+    def text(self) -> str:
+        """The statement as a file of constraints has it, with all that it says."""
+        if self.verb == "same":
+            return "same " + ", ".join(f'"{glob}"' for glob in (self.glob, *self.others))
+        kind = {"argument": "", "op": "op ", "line": "at "}[self.kind]
+        more = f" priority {self.priority}" if self.priority else ""
+        return f'{self.verb} {kind}"{self.glob}" = {self.pattern}{more}{" equal" * self.equal}'
+
     def __str__(self) -> str:
         if self.verb == "same":
             return f"same {', '.join((self.glob, *self.others))}"

@@ -197,7 +197,7 @@ def _held_results(func: FuncOp) -> dict[str, SSAValue]:
     """Return the results that lie as the plan likes, such as a new key-value cache, by name."""
     end = func.body.block.last_op
     named = zip(results(func), end.operands if end is not None else (), strict=False)
-    return {name: value for (role, name), value in named if role == "cache"}
+    return {name: value for (role, name), value in named if role in ("cache", "boundary")}
 
 
 def _frozen(found: Mapping[str, list[Statement]]) -> dict[str, tuple[Statement, ...]]:

@@ -27,6 +27,7 @@ from irc.plan.version import FORMAT, check_format
 from irc.schedule.actions import Schedule
 from irc.schedule.notation import read_schedule
 from irc.schedule.tapes import Function, Route, Tape, Wiring, tapes_of
+from irc.sharding.between import Channel, Side
 
 PARTS = "parts.json"
 SCHEDULE = "schedule.txt"
@@ -38,8 +39,8 @@ HANDED_ON = ("saved", "boundary")
 
 
 @dataclass(frozen=True)
-class Channel:
-    """What carries a value from a part to another.
+class Crossing:
+    """A value that goes from a part to another.
 
     Attributes:
         name: of the value.
@@ -81,7 +82,7 @@ class PartsFacts:
     mesh: str
     schedule: str
     parts: tuple[Mapping[str, str], ...]
-    channels: tuple[Channel, ...]
+    channels: tuple[Crossing, ...]
     shared: Mapping[str, tuple[int, ...]]
     inputs: tuple[str, ...]
     cut: tuple[str, ...]
@@ -161,9 +162,24 @@ class PartsPlan:
         """
         return tapes_of(self.schedule, self.wiring)
 
-    def channel(self, name: str) -> Channel:
-        """Return a channel by the name of its value."""
-        return next(c for c in self.facts.channels if c.name == name)
+    def channel(self, name: str, producer: int, consumer: int) -> Channel:
+        """Return the channel between two stages of the schedule that a value goes through."""
+        return self._channels(name, *(self.schedule.rank_of[s] for s in (producer, consumer)))
+
+    def _channels(self, name: str, before: int, after: int) -> Channel:
+        key = name, before, after
+        if key not in self._made_channels:
+            crossing = next(c for c in self.facts.channels if c.name == name)
+            sides = [
+                Side(_placement(cuts, self.part_mesh), self.part_mesh, self.ranks[place])
+                for cuts, place in ((crossing.before, before), (crossing.after, after))
+            ]
+            self._made_channels[key] = Channel(crossing.shape, crossing.dtype, *sides)
+        return self._made_channels[key]
+
+    @cached_property
+    def _made_channels(self) -> dict[tuple[str, int, int], Channel]:
+        return {}
 
     def parts_at(self, place: int) -> dict[int, int]:
         """Return the stages of the schedule at a place of the pipe axis, and the part of each."""
@@ -251,11 +267,9 @@ def ranks_by_place(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, places))
 
 
-def channel_placements(channel: Channel) -> tuple[Placement, Placement]:
-    """Return how the producer's and the consumer's mesh hold a value."""
-    before = Buffer(channel.dtype, channel.shape, "input", placement=channel.before)
-    after = Buffer(channel.dtype, channel.shape, "input", placement=channel.after)
-    return placement_of(before), placement_of(after)
+def _placement(cuts: tuple[AxisCut, ...], mesh: Mesh) -> Placement:
+    placed = placement_of(Buffer("f32", (), "input", placement=cuts))
+    return placed if placed.axes else Placement.replicated(mesh.names)
 
 
 def make_parts(

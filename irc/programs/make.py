@@ -17,7 +17,7 @@ from irc.pipeline.make import function_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import (
     PIPE,
-    Channel,
+    Crossing,
     PartsFacts,
     PartsPlan,
     irc_version,
@@ -27,6 +27,7 @@ from irc.plan.parts import (
 from irc.plan.schema import AxisCut, Plan, placement_of
 from irc.plugin import builtin_pass
 from irc.program import Program
+from irc.programs.stage_pins import pins_of_stages
 from irc.programs.stage_step import GRADIENT, StageStep, stage_step
 from irc.schedule.actions import Action, Schedule, computed
 from irc.schedule.check import check
@@ -120,9 +121,10 @@ def make_parts_plan(
     functions: list[Functions] = []
     parts: list[Mapping[str, LoadedPlan]] = []
     types = [_types(step.module) for step in steps]
-    for step, is_split in zip(steps, splits, strict=True):
-        functions.append(_place(step, own, is_split, placed))
-        parts.append(_plans(functions[-1], own))
+    pins = pins_of_stages(options.pins, inner, [step.module for step in steps])
+    for step, is_split, text in zip(steps, splits, pins, strict=True):
+        functions.append(_place(step, replace(own, pins=text), is_split, placed))
+        parts.append(_plans(functions[-1], replace(own, pins="")))
         placed |= {n: p for n, p in _weight_placements(parts[-1]).items() if n in shared}
     channels = _channels(found, steps, functions, parts, types)
     text = print_schedule(schedule)
@@ -319,8 +321,8 @@ def _channels(
     functions: Sequence[Functions],
     parts: Sequence[Mapping[str, LoadedPlan]],
     types: Sequence[Mapping[str, tuple[tuple[int, ...], str]]],
-) -> tuple[Channel, ...]:
-    channels: list[Channel] = []
+) -> tuple[Crossing, ...]:
+    channels: list[Crossing] = []
     for crossing in found.crossings:
         ways = [(crossing.name, crossing.producer, crossing.consumer)]
         if f"{GRADIENT}{crossing.name}" in steps[crossing.consumer].sent:
@@ -332,7 +334,7 @@ def _channels(
             register = functions[producer].registers[name]
             before = _placement(parts[producer], register, "outputs")
             after = _placement(parts[consumer], name, "inputs")
-            channels.append(Channel(name, producer, consumer, register, shape, dtype, before, after))
+            channels.append(Crossing(name, producer, consumer, register, shape, dtype, before, after))
     return tuple(channels)
 
 

@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 
@@ -104,18 +105,48 @@ def shared_plan(make: Callable[[], LoadedPlan], rank: int, own: Marks) -> Loaded
 
 
 def _shared(make: Callable[[], LoadedPlan], rank: int) -> LoadedPlan:
+    made: list[LoadedPlan] = []
+
+    def packed() -> bytes:
+        made.append(make())
+        return pack(made[0])
+
+    data = _sent(packed, rank)
+    # Rank 0 runs what it made: its code is its own.
+    return made[0] if made else unpack(data)
+
+
+def shared_bytes(make: Callable[[], bytes], rank: int, own: Marks) -> bytes:
+    """Return what rank 0 makes, on every rank; each calls it.
+
+    Args:
+        make: compiles and packs; runs on rank 0 only.
+        rank: of this process.
+        own: of what this rank would compile.
+
+    Raises:
+        IrcError: as :func:`shared_plan`.
+    """
+    with naming_lost_ranks():
+        agree_on_program(own)
+        data = _sent(make, rank)
+        agree(hashlib.sha256(data).hexdigest())
+    return data
+
+
+def _sent(make: Callable[[], bytes], rank: int) -> bytes:
     if rank != 0:
         data = share_plan(None)
         if not data:
             raise IrcError(
                 "run-failed", "rank 0 could not compile the plan", help="its own message says why"
             )
-        return unpack(data)
+        return data
     try:
-        plan = make()
+        data = make()
     except BaseException:
         # The others wait for a plan: an empty one tells them that there is none.
         share_plan(b"")
         raise
-    share_plan(pack(plan))
-    return plan
+    share_plan(data)
+    return data

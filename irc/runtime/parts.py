@@ -30,7 +30,7 @@ class Parts:
     """
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
-        self.mesh, self.rank = mesh, rank
+        self.mesh, self.rank, self.world_rank = mesh, rank, rank
         self.local: dict[str, torch.Tensor] = {}
         self.roles: dict[str, str] = {}
         self._placed: dict[str, tuple[Placement, tuple[int, ...]]] = {}
@@ -58,6 +58,11 @@ class Parts:
                 self.local[buffer.name] = torch.zeros(buffer.shape, dtype=dtypes()[buffer.dtype])
             else:
                 raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all tensors that ranks hold between calls, the same on every rank."""
+        return list(self.local)
 
     def missing(self, plan: Plan, wholes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the values of what a plan loads and is not here yet."""

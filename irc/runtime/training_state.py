@@ -16,9 +16,11 @@ from torch import nn
 
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError, did_you_mean
+from irc.plan.parts import PartsPlan
 from irc.plan.schema import Plan
 from irc.runtime.agreement import agree_on_weights
 from irc.runtime.parts import Parts
+from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.torch_optimizer import STEP, from_torch, state_name, to_torch
 from irc.training.entry import globs, matches
 from irc.training.optimizers import OPTIMIZERS
@@ -79,14 +81,48 @@ class TrainingState:
         if self._mesh.num_ranks > 1:
             release(self._module, self._first, self.parts.roles)
 
+    def adopt_parts(self, plan: PartsPlan, tensors: Mapping[str, torch.Tensor], rank: int) -> None:
+        """Take what this rank's stages load; see :meth:`adopt`."""
+        if not self.parts.local:
+            self.parts = SpreadParts(plan, rank)
+        parts = self.parts
+        assert isinstance(parts, SpreadParts)
+        is_alone = plan.mesh.num_ranks == 1
+        if is_alone:
+            moved = [n for n in parts.local if parts.roles[n] in ("parameter", "buffer")]
+            parts.local.update({n: tensors[n].detach() for n in moved if n in tensors})
+        wholes = {**tensors, **self._pending}
+        if not is_alone:
+            agree_on_weights({n: t for n, t in wholes.items() if n in parts.roles and not t.is_meta})
+        parts.adopt_stages(plan, wholes)
+        # What other stages hold stays pending here until somebody asks for the whole state.
+        self._pending = {n: t for n, t in self._pending.items() if n not in parts.roles}
+        self.trained = sorted(
+            {
+                loaded.plan.buffers[i].name
+                for part in plan.parts
+                for loaded in part.values()
+                for i in loaded.plan.states()
+                if loaded.plan.buffers[i].role == "parameter"
+            }
+        )
+        if not is_alone:
+            release(self._module, self._first, parts.roles)
+
+    def next_seed(self) -> int:
+        """Return the seed of this step, and count it up for the next."""
+        seed = int(self._pending[SEED])
+        self._pending[SEED] = torch.tensor(seed + 1, dtype=torch.int64)
+        return seed
+
     def state_dict(self, *, everywhere: bool) -> dict[str, Any]:
         """Return the whole state; on a mesh every rank calls it."""
         found = dict(self._pending)
-        for name in self.parts.local:
+        for name in self.parts.names:
             whole = self.parts.whole(name, everywhere=everywhere)
             if whole is not None:
                 found[name] = whole
-        if not everywhere and self.parts.rank:
+        if not everywhere and self.parts.world_rank:
             return {}
         model = {
             key: found.get(self._first.get(key, key), value)
@@ -120,7 +156,7 @@ class TrainingState:
             for name, value in states.items():
                 if name in self.parts.local:
                     self.parts.load(name, value)
-                else:
+                elif name not in self.parts.roles:
                     self._pending[name] = value.clone()
 
     def _write_model(self, model: Mapping[str, Any]) -> None:
@@ -128,7 +164,7 @@ class TrainingState:
             name = self._first.get(key, key)
             if key in model and name in self.parts.local:
                 self.parts.load(name, model[key])
-            elif key in model and isinstance(value, torch.Tensor):
+            elif key in model and isinstance(value, torch.Tensor) and not value.is_meta:
                 value.copy_(model[key])
 
     def _check_model(self, model: Mapping[str, Any]) -> None:

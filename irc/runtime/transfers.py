@@ -11,14 +11,15 @@ import torch.distributed as dist
 
 from irc.plan.parts import PartsPlan
 from irc.schedule.tapes import Event
+from irc.sharding.between import Message
 
 Run: TypeAlias = Callable[[], object]
 
-Key: TypeAlias = tuple[str, int, bool]
+Key: TypeAlias = tuple[str, int]
 
 
 class Transfers:
-    """What one rank sends and receives.
+    """What one rank sends and receives; torch's tags tell messages of one pair apart.
 
     Args:
         plan: the plan.
@@ -27,7 +28,10 @@ class Transfers:
 
     def __init__(self, plan: PartsPlan, rank: int) -> None:
         self._plan, self._rank = plan, rank
-        self._pending: dict[Key, list[Any]] = {}
+        self._sent: dict[Key, list[Any]] = {}
+        self._coming: dict[Key, list[Any]] = {}
+        # Of a value that stays on its rank, the end that came first.
+        self._ends: dict[Key, torch.Tensor] = {}
         names = sorted(channel.name for channel in plan.facts.channels)
         self._numbers = {name: number for number, name in enumerate(names)}
 
@@ -38,28 +42,90 @@ class Transfers:
             event: any but a run.
             register: the slot of the value on this rank.
         """
-        route, micro_batch = event.route, event.action.micro_batch
+        route = event.route
         assert route is not None
-        key = (route.name, micro_batch, event.what in ("send", "sent"))
-        pending = self._pending
+        key = (route.name, event.action.micro_batch)
         if event.what in ("arrive", "sent"):
+            return self._wait(key, self._coming if event.what == "arrive" else self._sent)
+        here, there = event.action.stage, event.peer
+        if event.what == "send":
+            return self._send(key, register, self._plan.channel(route.name, here, there))
+        return self._post(key, register, self._plan.channel(route.name, there, here))
 
-            def wait() -> None:
-                for work in pending.pop(key):
-                    work.wait()
+    def _wait(self, key: Key, pending: dict[Key, list[Any]]) -> Run:
+        def wait() -> None:
+            for finish in pending.pop(key):
+                finish()
 
-            return wait
-        peers = self._plan.ranks[self._plan.schedule.rank_of[event.peer]]
-        peer = peers[self._local]
-        tag = self._numbers[route.name] * self._plan.num_micro_batches + micro_batch
-        begin: Any = dist.isend if event.what == "send" else dist.irecv
-        moved = register.view(-1).view(torch.uint8)
+        return wait
+
+    def _tag(self, key: Key) -> int:
+        name, micro_batch = key
+        return self._numbers[name] * self._plan.num_micro_batches + micro_batch
+
+    def _send(self, key: Key, register: torch.Tensor, channel: Any) -> Run:
+        tag, copy = self._tag(key), channel.copy(self._rank)
+        moves = [
+            (message.target, *_packed(register, message.source_part))
+            for message in sorted(channel.sends(self._rank), key=_order)
+        ]
 
         def start() -> None:
-            pending[key] = [begin(moved, peer, tag=tag)]
+            works: list[Any] = []
+            for peer, part, packed in moves:
+                if packed is not part:
+                    packed.copy_(part)
+                works.append(dist.isend(_bytes(packed), peer, tag=tag).wait)  # type: ignore[union-attr]
+            self._sent[key] = works
+            if copy is not None:
+                self._meet(key, register[copy.source_part], is_source=True)
 
         return start
 
-    @property
-    def _local(self) -> int:
-        return next(r.index(self._rank) for r in self._plan.ranks if self._rank in r)
+    def _post(self, key: Key, register: torch.Tensor, channel: Any) -> Run:
+        tag, copy = self._tag(key), channel.copy(self._rank)
+        moves = [
+            (message.source, *_packed(register, message.target_part))
+            for message in sorted(channel.receives(self._rank), key=_order)
+        ]
+
+        def start() -> None:
+            works: list[Any] = []
+            for peer, part, packed in moves:
+                works.append(dist.irecv(_bytes(packed), peer, tag=tag).wait)  # type: ignore[union-attr]
+                if packed is not part:
+                    works.append(_copying(part, packed))
+            self._coming[key] = works
+            if copy is not None:
+                self._meet(key, register[copy.target_part], is_source=False)
+
+        return start
+
+    def _meet(self, key: Key, own: torch.Tensor, *, is_source: bool) -> None:
+        """Copy what stays on this rank, once both its ends are there."""
+        other = self._ends.pop(key, None)
+        if other is None:
+            self._ends[key] = own
+        elif is_source:
+            other.copy_(own)
+        else:
+            own.copy_(other)
+
+
+def _order(message: Message) -> tuple[int, int]:
+    return message.source, message.target
+
+
+def _packed(register: torch.Tensor, where: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a slice of a register, and memory without gaps for it: its own where it has none."""
+    part = register[where]
+    return part, part if part.is_contiguous() else torch.empty(part.shape, dtype=part.dtype)
+
+
+def _copying(part: torch.Tensor, packed: torch.Tensor) -> Run:
+    return lambda: part.copy_(packed)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    # What only moves, moves as bytes: gloo knows few dtypes.
+    return tensor.reshape(-1).view(torch.uint8)

@@ -1,0 +1,85 @@
+"""What a rank holds between the steps of a plan of several programs: its parts of its stages."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from irc.dialects.placement import Placement
+from irc.plan.parts import PartsPlan
+from irc.plan.schema import placement_of
+from irc.plan.weights import local_slices
+from irc.runtime.arguments import whole_shape
+from irc.runtime.dtypes import dtypes
+from irc.runtime.parts import Parts
+
+
+class SpreadParts(Parts):
+    """The tensors of one rank by name; of those of other stages it knows how they lie.
+
+    Args:
+        plan: the first plan of the run; those of further kinds of batches lie alike.
+        rank: of this process.
+
+    Attributes:
+        ranks: by name, the ranks that hold it, in the order of a stage's mesh.
+    """
+
+    def __init__(self, plan: PartsPlan, rank: int) -> None:
+        self.place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
+        super().__init__(plan.part_mesh, plan.ranks[self.place].index(rank))
+        self.world_rank, self.world = rank, plan.mesh.num_ranks
+        self.ranks: dict[str, tuple[int, ...]] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        for part in plan.parts:
+            for loaded in part.values():
+                for index in loaded.plan.weights:
+                    buffer = loaded.plan.buffers[index]
+                    name, placement = buffer.name, placement_of(buffer)
+                    self._placed[name] = placement, whole_shape(loaded.plan, index)
+                    self.roles[name] = buffer.role
+                    self.ranks[name] = plan.ranks[plan.places_of(name)[0]]
+                    self._dtypes[name] = dtypes()[buffer.dtype]
+
+    def adopt_stages(self, plan: PartsPlan, wholes: Mapping[str, torch.Tensor]) -> None:
+        """Take this rank's parts of what its stages load and is not here yet.
+
+        Raises:
+            IrcError: ``input-mismatch`` where a weight has no value.
+        """
+        for part in plan.parts_at(self.place).values():
+            for loaded in plan.parts[part].values():
+                self.adopt(loaded.plan, wholes)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all tensors that ranks hold between steps, the same on every rank."""
+        return [name for name in self._placed if self.roles[name] != "accumulator"]
+
+    def placements(self) -> dict[str, Placement]:
+        """Return how each tensor lies on the mesh of its stage."""
+        whole = Placement.replicated(self.mesh.names)
+        return {n: p if p.axes else whole for n, (p, _) in self._placed.items()}
+
+    def whole(self, name: str, *, everywhere: bool = True) -> torch.Tensor | None:
+        """Return a copy of a whole tensor; every rank calls it, for the same names in one order."""
+        placement, shape = self._placed[name]
+        if self.world == 1:
+            return self.local[name].clone()
+        made = torch.empty(shape, dtype=self._dtypes[name])
+        seen: set[tuple[tuple[int, int], ...]] = set()
+        for local, holder in enumerate(self.ranks[name]):
+            where = local_slices(placement, self.mesh, local, shape)
+            key = tuple((s.start, s.stop) for s in where)
+            if key in seen:
+                continue
+            seen.add(key)
+            own = self.local[name] if holder == self.world_rank else made[where]
+            piece = own.clone(memory_format=torch.contiguous_format)
+            if piece.numel():
+                dist.broadcast(piece.view(-1).view(torch.uint8), holder)
+            made[where] = piece
+        return made if everywhere or self.world_rank == 0 else None
