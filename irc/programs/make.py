@@ -124,7 +124,9 @@ def make_parts_plan(
     pins = pins_of_stages(options.pins, inner, [step.module for step in steps])
     for step, is_split, text in zip(steps, splits, pins, strict=True):
         functions.append(_place(step, replace(own, pins=text), is_split, placed))
-        parts.append(_plans(functions[-1], replace(own, pins="")))
+        alone = replace(options, mesh=Mesh(()), pins="")
+        batch = {k: _whole_plan(module, alone) for k, module in step.batch.items()}
+        parts.append({**_plans(functions[-1], replace(own, pins="")), **batch})
         placed |= {n: p for n, p in _weight_placements(parts[-1]).items() if n in shared}
     channels = _channels(found, steps, functions, parts, types)
     text = print_schedule(schedule)
@@ -307,6 +309,13 @@ def _weight_placements(part: Mapping[str, LoadedPlan]) -> dict[str, str]:
             whole = Placement.replicated(plan.device_mesh.names)
             found[buffer.name] = str(placement if placement.axes else whole)
     return found
+
+
+def _whole_plan(module: ModuleOp, options: Options) -> LoadedPlan:
+    """Plan a function that every rank computes whole."""
+    before, after = split_pipeline(options)
+    run_passes(module, before, verify_each=options.verify_each)
+    return function_plan(module, after, options)
 
 
 def _types(module: ModuleOp) -> dict[str, tuple[tuple[int, ...], str]]:

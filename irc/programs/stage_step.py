@@ -19,6 +19,7 @@ from irc.dialects.flow import tensor
 from irc.ops.derivative import PhaseBuilder
 from irc.pipeline.run import run_passes
 from irc.plugin import builtin_pass
+from irc.programs.batch_sums import take_batch_sums
 from irc.training.accumulators import accumulate
 from irc.training.entry import drop_unread, set_results
 from irc.training.recipe import Recipe
@@ -37,12 +38,14 @@ class StageStep:
         sent: names of what it sends, values forward and gradients back.
         received: names of what it receives.
         loss: name of the result that is the loss; empty where another stage has it.
+        batch: functions of sums over the whole batch, by kind (:mod:`irc.programs.batch_sums`).
     """
 
     module: ModuleOp
     sent: tuple[str, ...]
     received: tuple[str, ...]
     loss: str
+    batch: Mapping[str, ModuleOp]
 
 
 def stage_step(
@@ -92,6 +95,7 @@ def stage_step(
     drop_unread(func)
     _erase_unread(func, GRADIENT)
     _name_boundaries(func, set(taken), loss)
+    batch = take_batch_sums(module, recipe.split, recipe.accumulate)
     accumulate(module)
     func = entry(module)
     kept = [r for r in _returned(func) if r[0] != "gradient" or r[1] not in elsewhere]
@@ -103,7 +107,7 @@ def stage_step(
     func = entry(module)
     sent = tuple(n for role, n in results(func) if role == BOUNDARY)
     received = tuple(n for role, n, _ in arguments(func) if role == BOUNDARY)
-    return StageStep(module, sent, received, loss)
+    return StageStep(module, sent, received, loss, batch)
 
 
 def _rename(func: FuncOp, names: Mapping[str, tuple[str, str]]) -> None:

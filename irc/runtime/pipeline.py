@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
-from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
+from irc.plan.parts import MICRO_BATCH_KINDS, SHARE, SHARES, SUMS, PartsPlan
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
@@ -113,8 +113,10 @@ class PipelineExecutor:
         count = plan.num_micro_batches
         for number, value in enumerate(self._seeds):
             value.fill_(seed * count + number)
-        self._cut(dict(zip(plan.facts.inputs, inputs, strict=False)))
+        named = dict(zip(plan.facts.inputs, inputs, strict=False))
+        self._cut(named)
         with torch.no_grad(), naming_lost_ranks():
+            self._share_sums(named)
             for total in self._sums:
                 total.zero_()
             for step in self._steps:
@@ -156,7 +158,30 @@ class PipelineExecutor:
 
     def _batch_inputs(self, executor: Executor) -> list[str]:
         buffers = [executor.plan.buffers[i] for i in executor.plan.inputs]
-        return [b.name for b in buffers if b.role == "input" and b.name != SEED]
+        return [
+            b.name
+            for b in buffers
+            if b.role == "input" and b.name != SEED and not b.name.startswith(SHARE)
+        ]
+
+    def _share_sums(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Give each micro-batch its share of what losses divide by, of the whole batch."""
+        count = self.plan.num_micro_batches
+        for part in dict.fromkeys(self._stages.values()):
+            if (sums := self._functions.get((part, SUMS))) is None:
+                continue
+            names = [sums.plan.buffers[i].name for i in sums.plan.inputs]
+            each = [
+                sums(*(self._micro_batch(inputs[name], name, number) for name in names))
+                for number in range(count)
+            ]
+            totals = {f"sum.{i}": sum(own[1:], own[0].clone()) for i, own in enumerate(zip(*each))}
+            shares = self._functions[part, SHARES]
+            held = {**inputs, **totals}
+            names = [shares.plan.buffers[i].name for i in shares.plan.inputs]
+            for i, share in enumerate(shares(*(held[name] for name in names))):
+                for number in range(count):
+                    self._inputs[part, number, f"{SHARE}{i}"] = share
 
     def _micro_batch(self, whole: torch.Tensor, name: str, number: int) -> torch.Tensor:
         if name not in self.plan.facts.cut:

@@ -192,6 +192,7 @@ def shares_of(
     constants: Mapping[SSAValue, SSAValue],
     b: PhaseBuilder,
     block: Block,
+    count: int | None = None,
 ) -> list[SSAValue]:
     """Append the shares of a micro-batch, given the sums of all; one for each of ``found.shares``.
 
@@ -201,6 +202,7 @@ def shares_of(
         constants: arguments of the body that all micro-batches share, and what stands for them.
         b: where ops go.
         block: the same.
+        count: of micro-batches, where ``called`` has their totals; by default as many as it has.
     """
     values = dict(constants)
     for place, value in enumerate(found.sums):
@@ -213,7 +215,8 @@ def shares_of(
             _copy(operand, values, block)
         block.add_op(op.clone(values))
     return [
-        _share(b, values[value], power, len(called), value) for value, power in found.shares.items()
+        _share(b, values[value], power, count or len(called), value)
+        for value, power in found.shares.items()
     ]
 
 

@@ -1,0 +1,88 @@
+"""Losses divided by a sum over the batch, in a step of stages: tokens that count, class weights.
+
+Each micro-batch is given its share of what the whole batch sums up to
+(:mod:`irc.training.normalisers`). The function ``sums`` gives those of a micro-batch from its
+inputs, before anything else runs; ``shares`` turns their totals into what F and B read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, SSAValue
+
+from irc.dialects.builder import argument_attrs, arguments, entry, finish_function, results
+from irc.ops.derivative import PhaseBuilder
+from irc.plan.parts import SHARE, SHARES, SUMS
+from irc.training.normalisers import normalisers, shares_of, sum_function, take_shares
+
+
+def take_batch_sums(
+    module: ModuleOp, cut: Collection[str], count: int
+) -> Mapping[str, ModuleOp]:
+    """Let a stage read shares of sums over the batch where it computes those of a micro-batch.
+
+    Args:
+        module: of a stage, forward and backward; changed.
+        cut: names of the inputs that are cut into micro-batches.
+        count: of micro-batches.
+
+    Returns:
+        The functions ``sums`` and ``shares``; nothing where the stage divides by no such sum.
+
+    Raises:
+        IrcError: ``op-unsupported`` for an op whose share in a micro-batch cannot be told.
+    """
+    func = entry(module)
+    block, named = func.body.block, arguments(func)
+    written = {name for role, name in results(func) if role == "state"}
+    same = [
+        value
+        for role, name, value in named
+        if role in ("input", "constant", "buffer") and name not in written
+    ]
+    found = normalisers(block, same, [v for _, name, v in named if name in cut])
+    if not found.shares:
+        return {}
+    attrs = list(func.arg_attrs.data) if func.arg_attrs else []
+    function, sums = sum_function(found, block, "forward")
+    assert isinstance(sums, FuncOp)
+    sums.arg_attrs = ArrayAttr([attrs[i] for i in function.reads])
+    sums.res_attrs = ArrayAttr([argument_attrs("output", f"{i}") for i in range(len(found.sums))])
+    whole = [
+        (i, value)
+        for i, (role, name, value) in enumerate(named)
+        if value in same and name not in cut
+    ]
+    totals = Block(arg_types=[*(v.type for v in found.sums), *(v.type for _, v in whole)])
+    b = PhaseBuilder(totals, "forward", prefix="share", loc="micro-batches")
+    constants: dict[SSAValue, SSAValue] = dict(
+        zip((v for _, v in whole), totals.args[len(found.sums) :], strict=True)
+    )
+    made = shares_of(found, [totals.args[: len(found.sums)]], constants, b, totals, count)
+    shares = _shares_function(totals, made, [attrs[i] for i, _ in whole], len(found.sums))
+    take_shares(found, block)
+    more = [argument_attrs("input", f"{SHARE}{i}") for i in range(len(found.shares))]
+    func.arg_attrs = ArrayAttr([*attrs, *more])
+    func.update_function_type()
+    return {SUMS: ModuleOp([sums]), SHARES: ModuleOp([shares])}
+
+
+def _shares_function(
+    block: Block, made: list[SSAValue], constants: list[DictionaryAttr], count: int
+) -> FuncOp:
+    """Close the function ``shares``; what it does not read is no argument."""
+    attrs = [argument_attrs("input", f"sum.{i}") for i in range(count)] + constants
+    for i in range(len(block.args) - 1, count - 1, -1):
+        if block.args[i].first_use is None and block.args[i] not in made:
+            block.erase_arg(block.args[i])
+            del attrs[i]
+    return finish_function(
+        "forward",
+        block,
+        made,
+        arg_attrs=attrs,
+        res_attrs=[argument_attrs("output", f"{SHARE}{i}") for i in range(len(made))],
+    )
