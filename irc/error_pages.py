@@ -590,7 +590,7 @@ PAGES = (
         exit_code=2,
         what="There are more stages than layers to share among them, or stages that are named do "
         "not fit the model.",
-        why="A stage computes one or more ops or blocks, in the order in which the model runs them.",
+        why="A stage computes one or more ops or blocks, in the order of the model.",
         example='irc.compile_step(model, mesh="pipe=4", stages="l.0; l.1")',
         fix='irc.compile_step(model, mesh="pipe=2", stages="l.0; l.1")',
     ),
@@ -598,8 +598,8 @@ PAGES = (
         code="pipeline-unsupported",
         title="a step cannot be a pipeline",
         exit_code=3,
-        what="The model or the schedule does something that stages on several micro-batches cannot.",
-        why="Stages work on different micro-batches at a time, so that one may not read what another "
+        what="The model or the schedule does what stages on several micro-batches cannot.",
+        why="Stages work on different micro-batches at a time: none may read what another "
         "writes, and a plan knows one path through the model.",
         example='irc.compile_step(model, mesh="pipe=2", schedule="skip")',
         fix='irc.compile_step(model, mesh="pipe=2", schedule="1f1b")',

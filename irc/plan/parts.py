@@ -189,9 +189,8 @@ class PartsPlan:
         """Return the stages of the schedule at a place of the pipe axis, and the part of each."""
         found: dict[int, int] = {}
         for path in self.schedule.paths:
-            for part, stage in enumerate(path):
-                if self.schedule.rank_of[stage] == place:
-                    found[stage] = part
+            here = self.schedule.rank_of
+            found |= {stage: part for part, stage in enumerate(path) if here[stage] == place}
         return found
 
     def place_of(self, part: int) -> int:

@@ -19,9 +19,7 @@ from irc.plan.parts import SHARE, SHARES, SUMS
 from irc.training.normalisers import normalisers, shares_of, sum_function, take_shares
 
 
-def take_batch_sums(
-    module: ModuleOp, cut: Collection[str], count: int
-) -> Mapping[str, ModuleOp]:
+def take_batch_sums(module: ModuleOp, cut: Collection[str], count: int) -> Mapping[str, ModuleOp]:
     """Let a stage read shares of sums over the batch where it computes those of a micro-batch.
 
     Args:
@@ -52,9 +50,7 @@ def take_batch_sums(
     sums.arg_attrs = ArrayAttr([attrs[i] for i in function.reads])
     sums.res_attrs = ArrayAttr([argument_attrs("output", f"{i}") for i in range(len(found.sums))])
     whole = [
-        (i, value)
-        for i, (role, name, value) in enumerate(named)
-        if value in same and name not in cut
+        (i, value) for i, (_, name, value) in enumerate(named) if value in same and name not in cut
     ]
     totals = Block(arg_types=[*(v.type for v in found.sums), *(v.type for _, v in whole)])
     b = PhaseBuilder(totals, "forward", prefix="share", loc="micro-batches")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -24,7 +25,7 @@ from irc.plan.parts import (
     make_parts,
     schedule_digest,
 )
-from irc.plan.schema import AxisCut, Plan, placement_of
+from irc.plan.schema import AxisCut, placement_of
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.stage_pins import pins_of_stages
@@ -52,9 +53,7 @@ def schedule_for(text: str, ranks: int, micro_batches: int) -> Schedule:
     """
     is_file = "." in text or "/" in text
     schedule = (
-        load_schedule(text)
-        if is_file
-        else generate(text, ranks=ranks, micro_batches=micro_batches)
+        load_schedule(text) if is_file else generate(text, ranks=ranks, micro_batches=micro_batches)
     )
     check(schedule)
     for what, own, asked in (
@@ -74,7 +73,8 @@ def schedule_for(text: str, ranks: int, micro_batches: int) -> Schedule:
 def _require_plain(schedule: Schedule) -> None:
     """Refuse what no plan can do yet."""
     lengths = {len(path) for path in schedule.paths}
-    if len(lengths) > 1 or schedule.vocabulary:
+    skips = len(lengths) > 1 or lengths != {schedule.num_stages // _copies(schedule)}
+    if skips or schedule.vocabulary:
         what = "a vocabulary on all ranks" if schedule.vocabulary else "micro-batches that skip"
         raise IrcError(
             "pipeline-unsupported",
@@ -102,9 +102,12 @@ def make_parts_plan(
     module = program.module
     loss = _loss(module, recipe)
     inputs = tuple(program.input_names)
-    cut = builtin_pass("cut-stages")(
-        count=len(schedule.paths[0]), cluster=options.cluster, stages=stages
-    )
+    given: dict[str, object] = {
+        "count": len(schedule.paths[0]),
+        "cluster": options.cluster,
+        "stages": stages,
+    }
+    cut = builtin_pass("cut-stages")(**given)
     run_passes(
         module, [builtin_pass("canonicalize")(), builtin_pass("stream-cross-entropy")(), cut]
     )
@@ -251,6 +254,11 @@ def _splits(schedule: Schedule, part: int) -> bool:
     )
 
 
+def _copies(schedule: Schedule) -> int:
+    """Return how many copies of the model a schedule runs: its paths then share no stage."""
+    return max(len(set(schedule.paths)), 1)
+
+
 def _one_way(schedule: Schedule) -> Schedule:
     """Write B as I and W in the stages of a part that has both: its functions are either."""
     both = {
@@ -283,9 +291,7 @@ def _place(
     here = {name for _, name, _ in arguments(entry(step.module))}
     pins = [f'"{name}" = {where}' for name, where in placed.items() if name in here]
     options = replace(options, pins="\n".join(filter(None, [options.pins, *pins])))
-    run_passes(
-        step.module, split_pipeline(options)[0], verify_each=options.verify_each
-    )
+    run_passes(step.module, split_pipeline(options)[0], verify_each=options.verify_each)
     return split_functions(step.module, splits_backward=is_split)
 
 
@@ -343,14 +349,18 @@ def _channels(
             register = functions[producer].registers[name]
             before = _placement(parts[producer], register, "outputs")
             after = _placement(parts[consumer], name, "inputs")
-            channels.append(Crossing(name, producer, consumer, register, shape, dtype, before, after))
+            channels.append(
+                Crossing(name, producer, consumer, register, shape, dtype, before, after)
+            )
     return tuple(channels)
 
 
-def _placement(part: Mapping[str, LoadedPlan], name: str, side: str) -> tuple[AxisCut, ...]:
+def _placement(
+    part: Mapping[str, LoadedPlan], name: str, side: Literal["inputs", "outputs"]
+) -> tuple[AxisCut, ...]:
     for loaded in part.values():
-        plan: Plan = loaded.plan
-        for index in getattr(plan, side):
+        plan = loaded.plan
+        for index in plan.inputs if side == "inputs" else plan.outputs:
             if plan.buffers[index].name == name:
                 return plan.buffers[index].placement
     return ()

@@ -81,15 +81,11 @@ def stage_step(
     _rename(func, {name: ("input", name) for name in taken})
     _as_outputs(func, loss)
     asked = [name for name in taken if name in smooth]
-    run_passes(
-        module,
-        [
-            builtin_pass("differentiate")(
-                trainable=",".join(own), inputs=",".join(asked), outputs="all", seeds="inputs"
-            ),
-            builtin_pass("recompute")(policy=recipe.recompute),
-        ],
-    )
+    chosen: dict[str, object] = {"trainable": ",".join(own), "inputs": ",".join(asked)}
+    chosen |= {"outputs": "all", "seeds": "inputs"}
+    again: dict[str, object] = {"policy": recipe.recompute}
+    backward = builtin_pass("differentiate")(**chosen)
+    run_passes(module, [backward, builtin_pass("recompute")(**again)])
     func = entry(module)
     _seed(func, expected, loss, scale)
     drop_unread(func)
@@ -117,7 +113,7 @@ def _rename(func: FuncOp, names: Mapping[str, tuple[str, str]]) -> None:
         if name in names:
             role, new = names[name]
             fields = {"role": StringAttr(role), "name": StringAttr(new)}
-            attrs = DictionaryAttr({**attrs.data, **fields})  # noqa: PLW2901
+            attrs = DictionaryAttr({**attrs.data, **fields})
         changed.append(attrs)
     func.arg_attrs = ArrayAttr(changed)
 
@@ -192,4 +188,3 @@ def _name_boundaries(func: FuncOp, taken: Collection[str], loss: str) -> None:
         else:
             named.append((value, argument_attrs(role, name)))
     set_results(func, [v for v, _ in named], [a for _, a in named])
-

@@ -50,9 +50,7 @@ class PipelineExecutor:
         self.place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
         self.local = plan.ranks[self.place].index(rank)
         communicator = (
-            None
-            if self._is_alone
-            else TorchCommunicator.of_parts(plan.part_mesh, plan.ranks, rank)
+            None if self._is_alone else TorchCommunicator.of_parts(plan.part_mesh, plan.ranks, rank)
         )
         self._stages = plan.parts_at(self.place)
         store = Store()
@@ -90,9 +88,7 @@ class PipelineExecutor:
         """Bytes that the functions of this rank work in, one at a time."""
         return sum(e.plan.arena_bytes for e in self._functions.values())
 
-    def __call__(
-        self, inputs: Sequence[torch.Tensor], lr: float, seed: int = 0
-    ) -> torch.Tensor:
+    def __call__(self, inputs: Sequence[torch.Tensor], lr: float, seed: int = 0) -> torch.Tensor:
         """Run one step and return its loss, the mean of those of the micro-batches.
 
         Args:
@@ -175,7 +171,10 @@ class PipelineExecutor:
                 sums(*(self._micro_batch(inputs[name], name, number) for name in names))
                 for number in range(count)
             ]
-            totals = {f"sum.{i}": sum(own[1:], own[0].clone()) for i, own in enumerate(zip(*each))}
+            totals = {
+                f"sum.{i}": sum(own[1:], own[0].clone())
+                for i, own in enumerate(zip(*each, strict=True))
+            }
             shares = self._functions[part, SHARES]
             held = {**inputs, **totals}
             names = [shares.plan.buffers[i].name for i in shares.plan.inputs]
@@ -234,7 +233,7 @@ class PipelineExecutor:
         if self._clips:
             total = torch.zeros_like(self._norm)
             for executor in norms:
-                total += executor.run([])[0]
+                total += executor.run(())[0]  # pyright: ignore[reportGeneralTypeIssues]
             if self._across is not None:
                 dist.all_reduce(total, group=self._across())
             self._norm.copy_(total)
@@ -258,7 +257,7 @@ class PipelineExecutor:
                 loss.zero_()
             dist.all_reduce(loss)
         elif not self._is_alone:
-            dist.broadcast(loss, self.plan.ranks[places[0]][0])
+            dist.broadcast(loss, self.plan.ranks[self.plan.loss_places[0]][0])
         return loss
 
 
@@ -277,8 +276,8 @@ def _groups(
     """Make the groups in which ranks of several parts add up; every process calls it.
 
     Returns:
-        By name of an accumulator that this rank has and others too, the group of those that have the
-        same slice of it; the group of the ranks along the pipe, None where there is one part.
+        By name of an accumulator that this rank has and others too, the group of those that have
+        the same slice of it; the group of the ranks along the pipe, None where there is one.
     """
     if len(plan.ranks) == 1:
         return [], None

@@ -93,7 +93,9 @@ class TrainingState:
             parts.local.update({n: tensors[n].detach() for n in moved if n in tensors})
         wholes = {**tensors, **self._pending}
         if not is_alone:
-            agree_on_weights({n: t for n, t in wholes.items() if n in parts.roles and not t.is_meta})
+            agree_on_weights(
+                {n: t for n, t in wholes.items() if n in parts.roles and not t.is_meta}
+            )
         parts.adopt_stages(plan, wholes)
         # What other stages hold stays pending here until somebody asks for the whole state.
         self._pending = {n: t for n, t in self._pending.items() if n not in parts.roles}

@@ -6,7 +6,7 @@ that function, so that one kernel does both, and layers that are alike keep shar
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import ArrayAttr, ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, OpResult, SSAValue
 
@@ -47,9 +47,9 @@ def accumulate(module: ModuleOp) -> None:
         else:
             totals[name] = b.pointwise("add", sums[name], value)
     renewed = _grow(module, grown, inside)
-    kept = []
+    kept: list[tuple[SSAValue, DictionaryAttr]] = []
     for role, name, value in found:
-        value = renewed.get(value, value)  # noqa: PLW2901
+        value = renewed.get(value, value)
         if role == "gradient":
             total = renewed.get(totals[name], totals[name])
             kept.append((total, argument_attrs("gradient", name)))
@@ -129,4 +129,3 @@ def _grow_function(func: FuncOp, indices: tuple[int, ...]) -> None:
         more = len(block.args) - len(func.arg_attrs.data)
         func.arg_attrs = ArrayAttr([*func.arg_attrs.data, *[argument_attrs("value", "")] * more])
     func.update_function_type()
-

@@ -100,9 +100,7 @@ def _parted(func: FuncOp, module: ModuleOp) -> _Parted | None:
     inside = {v for op in (*again, *rest) for v in op.results}
     read = [v for op in (*again, *rest) for v in op.operands]
     read += [v for v, o in zip(outputs, owners, strict=True) if o]
-    handed = [
-        v for v in dict.fromkeys(read) if v not in inside and isinstance(v.owner, Operation)
-    ]
+    handed = [v for v in dict.fromkeys(read) if v not in inside and isinstance(v.owner, Operation)]
     own = [[v for v, o in zip(outputs, owners, strict=True) if o == k] for k in (0, 1)]
     name = func.sym_name.data
     one = _function(f"{name}_input", [op for op in ops if op in first], [*own[0], *handed], [])
@@ -197,7 +195,9 @@ def _replace_call(op: CallOp, parted: _Parted) -> None:
         block.insert_op_before(call, op)
     second.attributes["id"] = StringAttr(f"{id_of(op)}.w")
     if placed is not None and None not in parted.placed:
-        own = [[p for p, (o, _) in zip(placed, parted.results, strict=True) if o == k] for k in (0, 1)]
+        own = [
+            [p for p, (o, _) in zip(placed, parted.results, strict=True) if o == k] for k in (0, 1)
+        ]
         first.attributes["sbp"] = ArrayAttr([*own[0], *(p for p in parted.placed if p is not None)])
         second.attributes["sbp"] = ArrayAttr(own[1])
     made = [list(first.results), list(second.results)]

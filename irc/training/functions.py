@@ -67,10 +67,6 @@ def split_functions(module: ModuleOp, *, splits_backward: bool) -> Functions:
     return _Split(module, merged=not splits_backward).run()
 
 
-def _is_cheap(op: Operation) -> bool:
-    return op.name in FREE or op.name in VIEWS
-
-
 class _Split:
     """One stage while it is split."""
 
@@ -197,7 +193,7 @@ class _Split:
                 is_computed = isinstance(value.owner, Operation) and value not in self.sums
                 if is_computed or (value in moved and place):
                     wanted[value] = None
-        boundary = {}
+        boundary: dict[SSAValue, tuple[str, DictionaryAttr]] = {}
         for role, name, value, attrs in self.returned:
             if role == BOUNDARY:
                 boundary.setdefault(value, (name, attrs))

@@ -13,7 +13,7 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.builder import arguments, functions, results
-from irc.dialects.flow import FlowOp, loc_of, tensor
+from irc.dialects.flow import FlowOp, loc_of
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.errors import IrcError, did_you_mean
 from irc.ops.rule import RuleError
@@ -247,19 +247,11 @@ def _is_in(name: str, word: str) -> bool:
     first, dash, last = word.partition("-")
     if not dash:
         return name == word or name.startswith(f"{word}.")
-    low, high = re.fullmatch(r"(.*?)(\d+)", first.strip()), re.fullmatch(r"(.*?)(\d+)", last.strip())
+    low, high = (
+        re.fullmatch(r"(.*?)(\d+)", first.strip()),
+        re.fullmatch(r"(.*?)(\d+)", last.strip()),
+    )
     if low is None or high is None or low[1] != high[1]:
         return name == word or name.startswith(f"{word}.")
     here = re.match(re.escape(low[1]) + r"(\d+)(?:\.|$)", name)
     return here is not None and int(low[2]) <= int(here[1]) <= int(high[2])
-
-
-def type_of(value: SSAValue) -> TensorType:
-    """Return the type of a value that can cross between stages.
-
-    Raises:
-        IrcError: ``pipeline-unsupported`` for what is no tensor.
-    """
-    if not isinstance(value.type, TensorType):
-        raise IrcError("pipeline-unsupported", f"a value of type {value.type} crosses two stages")
-    return tensor(value)

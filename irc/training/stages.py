@@ -24,7 +24,7 @@ from irc.dialects.builder import (
     functions,
     results,
 )
-from irc.dialects.flow import loc_of, tensor
+from irc.dialects.flow import loc_of
 from irc.dialects.types import TensorType, is_float
 from irc.errors import ErrorCollector, IrcError
 
@@ -170,7 +170,7 @@ class _Cut:
                     _unsupported(
                         f"buffer '{name}' is moved by stage {stage} and read by stage {others[0]}",
                         because="stages work on different micro-batches at one time",
-                        help="put both in one stage",
+                        advice="put both in one stage",
                     )
                 )
             if kind == "input":
@@ -232,10 +232,7 @@ def with_called(
     return module
 
 
-def _unsupported(message: str, where: str = "", *, because: str = "", help: str = "") -> IrcError:
-    return IrcError("pipeline-unsupported", message, where=where, because=because or (), help=help)
-
-
-def boundary_type(func: FuncOp, name: str) -> TensorType:
-    """Return the type of what crosses under a name into a stage."""
-    return next(tensor(value) for _, own, value in arguments(func) if own == name)
+def _unsupported(message: str, where: str = "", *, because: str = "", advice: str = "") -> IrcError:
+    return IrcError(
+        "pipeline-unsupported", message, where=where, because=because or (), help=advice
+    )

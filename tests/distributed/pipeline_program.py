@@ -1,0 +1,51 @@
+"""One rank of pipelines: ``python -m tests.distributed.pipeline_program MESH CASE,SCHEDULE``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import irc
+from tests.programs.models import CASES, MICRO_BATCHES, OPTIMIZER, furthest, model_and_batch
+from tests.programs.models import trained_eagerly as eager
+
+STEPS = 3
+PINS = {
+    "data": "cut* = [data = S(0)]; gradient.cut* = [data = S(0)]",
+    "tensor": "*.up.weight = [tensor = S(0)]",
+}
+
+
+def main(mesh: str, *cases: str) -> None:
+    """Train each case, and print how far its numbers are from eager training on one process."""
+    found: dict[str, dict[str, float | bool]] = {}
+    for words in cases:
+        name, schedule, *pins = words.split(",")
+        model, batch = model_and_batch(name)
+        step = irc.compile_step(
+            model,
+            optimizer=OPTIMIZER,
+            mesh=mesh,
+            micro_batches=MICRO_BATCHES,
+            schedule=schedule,
+            pins="\n".join(PINS[pin] for pin in pins),
+        )
+        losses = [step(*batch).item() for _ in range(STEPS)]
+        state = step.state_dict()["model"]
+        if CASES[name].draws:
+            other, _ = model_and_batch(name)
+            one = irc.compile_step(other, optimizer=OPTIMIZER, accumulate=MICRO_BATCHES)
+            expected = [one(*batch).item() for _ in range(STEPS)]
+            after = one.state_dict()["model"]
+        else:
+            expected, after = eager(name, STEPS)
+        found[words] = {
+            "losses": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
+            "parameters": furthest(state, after),
+            "on_meta": all(p.is_meta for p in model.parameters()),
+        }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,76 @@
+"""Pipelines on two and four processes: as PyTorch trains on one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plan.programs import rank_environment
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
+
+SCHEDULES = (
+    "gpipe", "1f1b", "interleaved:2", "gis:2", "breadth-first:2", "zb-h1", "zb-h2", "zb-v",
+    "v-half", "v-min", "dualpipe", "dualpipe-v",
+)  # fmt: skip
+
+
+def run(folder: Path, mesh: str, processes: int, *cases: str) -> list[dict[str, Any]]:
+    """Run cases; return what each process says."""
+    words = ["-m", "tests.distributed.pipeline_program", mesh, *cases]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env=rank_environment(rank, processes, str(folder / "store")),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    said = [process.communicate(timeout=800) for process in ranks]
+    assert [p.returncode for p in ranks] == [0] * processes, [err for _, err in said]
+    return [json.loads(out) for out, _ in said]
+
+
+def check(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        for case, numbers in each.items():
+            assert numbers["losses"] < 1e-11, case
+            assert numbers["parameters"] < 1e-11, case
+            assert numbers["on_meta"], case
+
+
+def test_two_stages_and_four_on_two_processes(tmp_path: Path) -> None:
+    """Tied weights at both ends; a rank that has two stages; ignored targets."""
+    check(run(tmp_path, "pipe=2", 2, "tied,1f1b", "gpt,zb-v"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_each_schedule(tmp_path: Path, schedule: str) -> None:
+    check(run(tmp_path, "pipe=2", 2, f"tied,{schedule}"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["conv", "skips", "frozen", "dropped", "experts"])
+def test_each_model(tmp_path: Path, name: str) -> None:
+    check(run(tmp_path, "pipe=2", 2, f"{name},1f1b", f"{name},zb-h1"))
+
+
+@pytest.mark.slow
+def test_meshes_inside_of_stages(tmp_path: Path) -> None:
+    """Values that are split over a stage's ranks go to the ranks that need them."""
+    check(run(tmp_path, "pipe=2,data=2", 4, "gpt,1f1b,data", "tied,zb-h1,data"))
+
+
+@pytest.mark.slow
+def test_tensor_axis_inside_of_stages(tmp_path: Path) -> None:
+    check(run(tmp_path, "pipe=2,tensor=2", 4, "gpt,1f1b,tensor"))

@@ -1,0 +1,1 @@
+"""Plans of several programs: stages, functions, registers, and their numbers against eager's."""
