@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
 
 from irc.simulate.actions import DeadlockError, SimAction, Timeline, Waiting
@@ -22,6 +22,7 @@ def simulate(
     actions: Sequence[SimAction],
     cores: Mapping[str, float] | None = None,
     slots: Mapping[str, int] | None = None,
+    as_ready: Collection[str] = (),
 ) -> Timeline:
     """Run actions and return when each started and ended.
 
@@ -32,6 +33,7 @@ def simulate(
         actions: streams run theirs in this order.
         cores: size of each shared resource.
         slots: of each register; one that is not named has as many as are asked for.
+        as_ready: streams that run theirs not in this order but as they get ready.
 
     Raises:
         DeadlockError: the streams wait for each other for ever.
@@ -42,7 +44,7 @@ def simulate(
     >>> simulate([a, b, c]).seconds
     2.0
     """
-    return _Engine(actions, cores or {}, slots or {}).run()
+    return _Engine(actions, cores or {}, slots or {}, frozenset(as_ready)).run()
 
 
 class _Engine:
@@ -51,8 +53,10 @@ class _Engine:
         actions: Sequence[SimAction],
         cores: Mapping[str, float],
         slots: Mapping[str, int],
+        as_ready: frozenset[str],
     ) -> None:
         self.actions = actions
+        self.as_ready = as_ready
         self.cores = cores
         self.slots = slots
         self.now = 0.0
@@ -62,7 +66,9 @@ class _Engine:
         self.missing = [len(set(action.after)) for action in actions]
         self.readers: list[list[int]] = [[] for _ in actions]
         for i, action in enumerate(actions):
-            self.queues.setdefault(action.stream, deque()).append(i)
+            queue = self.queues.setdefault(action.stream, deque())
+            if not self.missing[i] or action.stream not in as_ready:
+                queue.append(i)
             for before in set(action.after):
                 self.readers[before].append(i)
         self.busy: set[str] = set()
@@ -178,28 +184,41 @@ class _Engine:
         """Tell those that wait for an action that it has ended, and yield their streams."""
         for reader in self.readers[index]:
             self.missing[reader] -= 1
-            yield self.actions[reader].stream
+            stream = self.actions[reader].stream
+            if not self.missing[reader] and stream in self.as_ready:
+                self.queues[stream].append(reader)
+            yield stream
 
     def _cycle(self) -> tuple[Waiting, ...]:
-        """Return the streams that wait for each other, from the first that is stuck."""
-        heads = {stream: self._waiting(queue[0]) for stream, queue in self.queues.items() if queue}
-        seen: list[str] = []
-        stream = next(iter(heads))
-        while stream not in seen:
-            seen.append(stream)
-            behind = heads[stream].behind
+        """Return the actions that wait for each other, from the first that is stuck."""
+        index = self._head(self.ends.index(inf))
+        seen: list[int] = []
+        while index not in seen:
+            seen.append(index)
+            behind, _ = self._behind(index)
             if behind is None:
-                return (heads[stream],)
-            stream = behind.stream
-        return tuple(heads[each] for each in seen[seen.index(stream) :])
+                return (self._waiting(index),)
+            index = self._head(behind)
+        return tuple(map(self._waiting, seen[seen.index(index) :]))
+
+    def _head(self, index: int) -> int:
+        """Return what has to start before an action on its stream, or the action itself."""
+        stream = self.actions[index].stream
+        return index if stream in self.as_ready else self.queues[stream][0]
 
     def _waiting(self, index: int) -> Waiting:
+        behind, register = self._behind(index)
+        return Waiting(
+            self.actions[index], None if behind is None else self.actions[behind], register
+        )
+
+    def _behind(self, index: int) -> tuple[int | None, str | None]:
+        """Return which action one waits for, and the register whose slot that frees, if any."""
         action = self.actions[index]
         if self.missing[index]:
-            behind = next(i for i in action.after if self.ends[i] == inf)
-            return Waiting(action, self.actions[behind], None)
+            return next(i for i in action.after if self.ends[i] == inf), None
         register = self._lacking(action)
         for i, other in enumerate(self.actions):
             if self.ends[i] == inf and any(name == register for name, _ in other.gives):
-                return Waiting(action, other if i != index else None, register)
-        return Waiting(action, None, register)
+                return (None if i == index else i), register
+        return None, register

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from irc.schedule.actions import Action, Schedule, computed
 from irc.simulate.actions import SimAction
 from irc.simulate.columns import Column
 from irc.simulate.costs import Costs, Transfer
+from irc.simulate.update import append_updates, stream_of
 
 
 class Register(NamedTuple):
@@ -23,13 +24,6 @@ class Register(NamedTuple):
     pool: str
     num_bytes: float
     slots: int | None
-
-
-def stream_of(rank: int, column: int, columns: Sequence[Column]) -> str:
-    """Return the name of the stream on which a rank of a class computes."""
-    if len(columns) == 1:
-        return f"rank {rank}"
-    return f"rank {rank} of columns {column} (x{columns[column].count})"
 
 
 def _is_held(maker: Action, reader: Action) -> bool:
@@ -78,10 +72,10 @@ class StepBuilder:
                         for reader in self._sent.get(maker, ()):
                             self._send(column, maker, reader)
         self.places = tuple(
-            tuple(tuple(column * self._length + i for i in own) for own in self._own)
+            tuple(tuple((column * self._length + i,) for i in own) for own in self._own)
             for column in range(len(columns))
         )
-        self._finish()
+        append_updates(self.actions, schedule, costs, columns, self._gradients())
 
     def _relations(self) -> None:
         """Find what each action waits for, and where it lies meanwhile."""
@@ -223,8 +217,8 @@ class StepBuilder:
                 self.registers[name] = Register(pool, num_bytes, stage.slots)
                 yield name, num_bytes, part.kind == "F", given
 
-    def _finish(self) -> None:
-        """Add up the gradients of each stage over all columns, and update."""
+    def _gradients(self) -> dict[int, list[int]]:
+        """Return by stage, in the order in which they end, the actions after which to add up."""
         last: dict[int, int] = {}
         reduced: set[int] = set()
         for own, actions in zip(self._own, self.schedule.ranks, strict=True):
@@ -235,22 +229,7 @@ class StepBuilder:
                         last[part.stage] = position
                     elif part.kind in ("B", "W") and part.stage not in reduced:
                         last[part.stage] = position
-        sums: dict[int, int] = {}
-        for stage, position in sorted(last.items(), key=lambda item: item[1]):
-            costs = self.costs.stage(stage)
-            if costs.reduce_seconds or costs.update_seconds:
-                sums[stage] = len(self.actions)
-                ends = (column * self._length + position for column in range(len(self.columns)))
-                stream = f"rank {self.schedule.rank_of[stage]} gradients"
-                name = f"{stage}REDUCE_GRAD"
-                self.actions.append(SimAction(name, stream, costs.reduce_seconds, tuple(ends)))
-        for column, own in enumerate(self.columns):
-            for stage, position in sums.items():
-                rank, costs = self.schedule.rank_of[stage], self.costs.stage(stage)
-                after = tuple(sums.values()) if self.costs.norm else (position,)
-                stream = stream_of(rank, column, self.columns)
-                seconds = costs.update_seconds * own.slow.get(rank, 1.0)
-                arena = ((stream, costs.arena("update")),)
-                self.actions.append(
-                    SimAction(f"{stage}update", stream, seconds, after, None, arena, arena)
-                )
+        return {
+            stage: [column * self._length + position for column in range(len(self.columns))]
+            for stage, position in sorted(last.items(), key=lambda item: item[1])
+        }

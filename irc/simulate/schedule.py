@@ -11,9 +11,10 @@ With free transfers and one column the times are those of :func:`irc.schedule.ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 from irc.errors import IrcError
 from irc.schedule.actions import Schedule
@@ -23,7 +24,10 @@ from irc.simulate.actions import DeadlockError, SimAction, Timeline
 from irc.simulate.columns import Column, folded
 from irc.simulate.costs import Costs
 from irc.simulate.engine import simulate
-from irc.simulate.ranks import Register, StepBuilder, stream_of
+from irc.simulate.ranks import Register, StepBuilder
+from irc.simulate.update import stream_of
+
+Places: TypeAlias = tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Simulation:
         columns: the classes of columns; each was simulated once.
         actions: what the engine ran.
         timeline: when each of them started and ended, and what was alive and taken.
-        places: by class and rank, the positions of the schedule's actions among them.
+        places: by class and rank, for each action of the schedule its positions among them (that
+            of an overlap may have several, that of what nobody runs none).
         registers: what lies between functions, by name.
     """
 
@@ -45,7 +50,7 @@ class Simulation:
     columns: tuple[Column, ...]
     actions: tuple[SimAction, ...]
     timeline: Timeline
-    places: tuple[tuple[tuple[int, ...], ...], ...]
+    places: Places
     registers: Mapping[str, Register]
 
     @property
@@ -99,9 +104,15 @@ class Simulation:
 
     def played(self, column: int = 0) -> Played:
         """Return the schedule's own actions of a class as a timeline that can be drawn."""
-        starts, ends = self.timeline.starts, self.timeline.ends
-        spans = (tuple((starts[i], ends[i]) for i in own) for own in self.places[column])
-        return Played(self.schedule, self.costs.times(self.schedule.num_stages), tuple(spans))
+        spans = tuple(tuple(self._spans(own)) for own in self.places[column])
+        return Played(self.schedule, self.costs.times(self.schedule.num_stages), spans)
+
+    def _spans(self, places: Iterable[tuple[int, ...]]) -> Iterator[tuple[float, float]]:
+        end = 0.0
+        for place in places:
+            begin = self.timeline.starts[place[0]] if place else end
+            end = self.timeline.ends[place[-1]] if place else end
+            yield begin, end
 
     def _weights(self, rank: int) -> float:
         stages = {stage for stage, own in self.schedule.rank_of.items() if own == rank}

@@ -69,6 +69,24 @@ def test_what_waits_longest_for_a_slot_gets_it() -> None:
         assert simulate(actions).starts == (0.0, late, 0.0, 0.0, 1.0)
 
 
+def test_a_stream_may_take_what_is_ready_first() -> None:
+    actions = [
+        SimAction("slow", "s", 3.0),
+        SimAction("fast", "t", 1.0),
+        SimAction("first", "link", 1.0, after=(0,)),
+        SimAction("second", "link", 1.0, after=(1,)),
+    ]
+    assert simulate(actions).starts == (0.0, 0.0, 3.0, 4.0)
+    assert simulate(actions, as_ready=["link"]).starts == (0.0, 0.0, 3.0, 1.0)
+    actions[0] = SimAction("slow", "s", 3.0, after=(2,))
+    with pytest.raises(DeadlockError) as error:
+        simulate(actions, as_ready=["link"])
+    assert str(error.value) == (
+        "2 actions wait for each other: slow on s waits for first on link; first on link waits for "
+        "slow on s"
+    )
+
+
 def test_slots_are_taken_together_or_not_at_all() -> None:
     """Two streams that want the same two registers never hold one each."""
     both = (("p", 1), ("q", 1))
