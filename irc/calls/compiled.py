@@ -347,7 +347,13 @@ class Dispatcher:
         return self._run(*args, **kwargs)
 
     def _wants_gradients(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        given = pytree.tree_leaves((args, kwargs))
+        rest: list[Any] = [*kwargs.values()]
+        for each in args:
+            if not isinstance(each, torch.Tensor):
+                rest.append(each)
+            elif each.requires_grad:
+                return True
+        given = pytree.tree_leaves(rest) if rest else ()
         if any(isinstance(a, torch.Tensor) and a.requires_grad for a in given):
             return True
         if isinstance(self.original, nn.Module):

@@ -41,9 +41,12 @@ def check_elements(tensor: torch.Tensor, what: str) -> None:
 def _holds_all(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return True  # its elements are in tensors of their own
-    last = tensor.storage_offset() + sum(
-        (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    if tensor.is_contiguous():
+        last = tensor.storage_offset() + tensor.numel() - 1
+    else:
+        last = tensor.storage_offset() + sum(
+            (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        )
     storage = tensor.untyped_storage()
     is_here = storage.device.type == tensor.device.type  # a fake tensor's storage is on meta
     return is_here and storage.nbytes() >= (last + 1) * tensor.element_size()

@@ -166,7 +166,7 @@ class Executor:
             lease = self.leases.pop()
         except IndexError:
             lease = self.new_lease()
-        frame, steps = lease.frame, lease.steps
+        frame = lease.frame
         if self._copies is not None:
             self._copies.refresh()
         if self._prepared is not None and self._prepared.is_stale():
@@ -184,17 +184,13 @@ class Executor:
             fresh.append(made)
             table[base] = made.data_ptr()
         if self._only_kernels:
-            for step in steps:
+            for step in lease.steps:
                 step()
-        else:
+        elif torch.is_grad_enabled():
             with torch.no_grad():
-                frame.bind(self._owners(given, fresh))
-                for seed in self._seeds if self._draws else ():
-                    seed.random_()
-                for step in steps:
-                    step()
-                for seed in () if self._draws else self._seeds:
-                    seed.add_(1)
+                self._steps(lease, given, fresh)
+        else:
+            self._steps(lease, given, fresh)
         if self._copies is not None:
             self._copies.write_back()
         if self._updated:
@@ -203,6 +199,18 @@ class Executor:
         # Only after success: what failed may still be written to by a collective in flight.
         self.leases.append(lease)
         return self._outputs.show(fresh)
+
+    def _steps(
+        self, lease: Lease, given: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
+    ) -> None:
+        """Run the actions, of which some are torch's: no gradients are recorded."""
+        lease.frame.bind(self._owners(given, fresh))
+        for seed in self._seeds if self._draws else ():
+            seed.random_()
+        for step in lease.steps:
+            step()
+        for seed in () if self._draws else self._seeds:
+            seed.add_(1)
 
     def _owners(
         self, given: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
@@ -403,9 +411,10 @@ class Executor:
 
         # Of results that nobody reads, torch's own shape functions are not always right.
         wanted = [plan.root(index) in plan.read for index in outputs]
+        run = library.prepared(action.op, action.attrs, results)
 
         def call() -> None:
-            found = library.run(action.op, action.attrs, [t[i] for i in inputs], results)
+            found = run([t[i] for i in inputs])
             for index, value, is_read in zip(outputs, found, wanted, strict=True):
                 if is_read:
                     t[index].copy_(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 
@@ -16,6 +17,12 @@ from irc.dialects.types import ITEM_BYTES
 from irc.plan.schema import ALIGNMENT, Buffer, Kernels, Plan, touched
 from irc.runtime.dtypes import dtypes
 from irc.runtime.pages import zero_bytes, zero_tensors
+
+View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, strides, and how many elements it begins after its owner."""
+
+Bound: TypeAlias = tuple[int, int, View | None]
+"""A buffer, whose memory it is in, and how; None: all of it."""
 
 
 @dataclass
@@ -32,7 +39,7 @@ class Frame:
     arena: torch.Tensor
     table: ctypes.Array[ctypes.c_int64]
     tensors: list[torch.Tensor | None]
-    bound: list[tuple[int, int, Buffer]] = field(default_factory=list[tuple[int, int, Buffer]])
+    bound: list[Bound] = field(default_factory=list[Bound])
 
     @property
     def address(self) -> int:
@@ -41,18 +48,27 @@ class Frame:
 
     def bind(self, given: Mapping[int, torch.Tensor] | Sequence[torch.Tensor | None]) -> None:
         """Show inputs and outputs of this call, and views of them, to torch."""
-        for index, root, buffer in self.bound:
+        for index, root, view in self.bound:
             owner = given[root]
             assert owner is not None
-            self.tensors[index] = view_of(owner, buffer)
+            if view is not None:
+                shape, strides, offset = view
+                owner = owner.as_strided(shape, strides, owner.storage_offset() + offset)
+            self.tensors[index] = owner
 
 
 def view_of(owner: torch.Tensor, buffer: Buffer) -> torch.Tensor:
     """Return an alias of a tensor, or the tensor itself."""
-    if buffer.storage != "alias":
+    if (view := _alias(buffer)) is None:
         return owner
-    start = owner.storage_offset() + buffer.offset // ITEM_BYTES[buffer.dtype]
-    return owner.as_strided(buffer.shape, buffer.dense_strides, start)
+    shape, strides, offset = view
+    return owner.as_strided(shape, strides, owner.storage_offset() + offset)
+
+
+def _alias(buffer: Buffer) -> View | None:
+    if buffer.storage != "alias":
+        return None
+    return buffer.shape, buffer.dense_strides, buffer.offset // ITEM_BYTES[buffer.dtype]
 
 
 def arena_view(arena: torch.Tensor, buffer: Buffer, offset: int) -> torch.Tensor:
@@ -103,7 +119,7 @@ def new_frame(plan: Plan, weights: Mapping[int, torch.Tensor], *, show_all: bool
                 continue
             frame.tensors[index] = view_of(weights[root], buffer)
         else:
-            frame.bound.append((index, root, buffer))
+            frame.bound.append((index, root, _alias(buffer)))
     return frame
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from irc.runtime import effects
-from irc.runtime.flow_ops.extern import called_with, own_op
+from irc.runtime.flow_ops.extern import calling, own_op
 from irc.runtime.index_bounds import INDEXED, bounded
 
 if TYPE_CHECKING:
@@ -129,10 +129,10 @@ def _extern(attrs: Mapping[str, Any]) -> Write | None:
     if found is None:
         return None
     run, names = found
-    arguments = json.loads(attrs["arguments"])
+    fill = calling(json.loads(attrs["arguments"]))
 
     def call(inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
-        positional, keywords = called_with(arguments, inputs)
+        positional, keywords = fill(inputs)
         run(*positional, **keywords, **dict(zip(names, out, strict=True)))
 
     return call

@@ -8,7 +8,7 @@ Nothing here needs xdsl; torch is imported on the first call.
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from irc.runtime.flow_ops import (
@@ -46,6 +46,15 @@ def run(
     else:
         found = LIBRARY[name](attrs, list(inputs), results)
     return list(found) if isinstance(found, tuple | list) else [found]
+
+
+def prepared(
+    name: str, attrs: Attrs, results: Results
+) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """Return what runs a flow op with fixed attributes: :func:`run`, which looks once."""
+    if name == "flow.extern" and (found := extern.prepared(attrs)) is not None:
+        return found
+    return lambda inputs: run(name, attrs, inputs, results)
 
 
 LIBRARY: Mapping[str, Kernel] = {

@@ -1,5 +1,7 @@
 """The library against torch's own operators, on odd sizes."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from irc.dialects.flow import OP_BY_NAME
 from irc.ops.infer import infer
 from irc.ops.pointwise import POINTWISE
 from irc.runtime import library
+from irc.runtime.flow_ops import extern
 
 STRUCTURAL = {"flow.fusion", "flow.yield"}
 
@@ -95,3 +98,20 @@ def test_extern_fills_operands_and_keywords() -> None:
     x = torch.randn(3, 5)
     (found,) = library.run("flow.extern", attrs, [x], [((3, 1), "f32")])
     torch.testing.assert_close(found, x.std(1, correction=0, keepdim=True))
+
+
+def test_arguments_that_are_read_once_are_those_of_each_call() -> None:
+    arguments: list[Any] = [
+        [{"operand": 0}, [{"operand": 1}, None], [2, 3], {"float": "inf"}, {"dtype": "f64"}],
+        {"at": {"device": "here"}, "complex": {"complex": [1, 2]}, "pairs": [[{"operand": 0}]]},
+    ]
+    fill = extern.calling(arguments)
+    for inputs in ([torch.ones(2), torch.zeros(3)], [torch.ones(4), torch.zeros(5)]):
+        positional, named = fill(inputs)
+        wanted, wanted_named = extern.called_with(arguments, inputs)
+        assert positional[0] is inputs[0]
+        assert positional[1][0] is inputs[1]
+        assert positional[2:] == wanted[2:]
+        assert named["pairs"][0][0] is inputs[0]
+        assert {**named, "pairs": None} == {**wanted_named, "pairs": None}
+        positional[2].append(7)  # as an op may

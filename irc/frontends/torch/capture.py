@@ -125,6 +125,9 @@ class Captured:
         self, args: Sequence[Any], kwargs: dict[str, Any] | None = None
     ) -> list[torch.Tensor]:
         """Return the program's inputs, in order."""
+        # Tensors alone need no flattening, which costs more than all the rest.
+        if self.guards.flat and not kwargs and len(args) == len(self.guards.leaves):
+            return [args[i] for i in self.tensor_leaves]
         leaves = pytree.tree_leaves((tuple(args), self.guards.ordered(kwargs or {})))
         return [leaves[i] for i in self.tensor_leaves]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from irc.errors import IrcError
@@ -15,6 +16,30 @@ from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
 
 if TYPE_CHECKING:
     import torch
+
+
+def prepared(attrs: Attrs) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None:
+    """Return what runs an op again and again: its name and its arguments are read once.
+
+    None for what is no op of torch's, and is run by :func:`irc.runtime.library.run`.
+    """
+    target: str = attrs["target"]
+    if target.startswith(("onnx::", "irc::")):
+        return None
+    fill = calling(json.loads(attrs["arguments"]))
+    is_public = _is_public(target)
+    op: Callable[..., Any] | None = None
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        nonlocal op
+        if op is None:
+            op = _operator(target)
+        if not is_public:
+            inputs = [x.contiguous() for x in inputs]
+        positional, keywords = fill(inputs)
+        return _tensors(op(*positional, **keywords))
+
+    return run
 
 
 def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
@@ -29,13 +54,17 @@ def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
         from irc.runtime import vjp
 
         return vjp.run(arguments, inputs)
-    import torch
 
     positional, keywords = called_with(arguments, _as_written_for(target, inputs))
     if target == effects.TARGET:
         return effects.run(_operator, positional, keywords)
-    found = _operator(target)(*positional, **keywords)
-    flat = list(found) if isinstance(found, tuple | list) else [found]
+    return _tensors(_operator(target)(*positional, **keywords))
+
+
+def _tensors(found: Any) -> list[torch.Tensor]:
+    import torch
+
+    flat = found if isinstance(found, tuple | list) else (found,)
     return [value for value in flat if isinstance(value, torch.Tensor)]
 
 
@@ -46,9 +75,11 @@ def _as_written_for(target: str, inputs: Sequence[torch.Tensor]) -> Sequence[tor
     and read beyond a tensor that a plan laid otherwise (a convolution's result, channels last).
     What looks at memory itself means that of a contiguous operand.
     """
-    if target.startswith("aten::") and not target.startswith(("aten::_", *MEMORY)):
-        return inputs
-    return [x.contiguous() for x in inputs]
+    return inputs if _is_public(target) else [x.contiguous() for x in inputs]
+
+
+def _is_public(target: str) -> bool:
+    return target.startswith("aten::") and not target.startswith(("aten::_", *MEMORY))
 
 
 def _operator(target: str) -> Callable[..., Any]:
@@ -90,6 +121,50 @@ def called_with(
     positional, keywords = arguments
     # A keyword may be called "dtype", as the JSON form of one is.
     return _fill(positional, inputs), {k: _fill(v, inputs) for k, v in keywords.items()}
+
+
+def calling(
+    arguments: Sequence[Any],
+) -> Callable[[Sequence[torch.Tensor]], tuple[list[Any], dict[str, Any]]]:
+    """Return :func:`called_with` for the arguments of an op that is run again and again."""
+    fills = [_filling(value) for value in arguments[0]]
+    named = {name: _filling(value) for name, value in arguments[1].items()}
+
+    def fill(inputs: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        return [each(inputs) for each in fills], {n: each(inputs) for n, each in named.items()}
+
+    return fill
+
+
+def _filling(value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """Return what :func:`_fill` does with a value; what needs no operands is made once."""
+    match value:
+        case {"operand": index}:
+            return itemgetter(index)
+        case {"device": "here"}:
+            return lambda inputs: inputs[0].device if inputs else "cpu"
+        case list() if _reads(value):
+            fills = [_filling(item) for item in value]
+            return lambda inputs: [fill(inputs) for fill in fills]
+        case dict() if _reads(value):
+            return lambda inputs: _fill(value, inputs)
+        case _:
+            fixed = _fill(value, ())
+            # An op may keep a list and write to it: each call gets its own.
+            return (lambda _: [*fixed]) if isinstance(fixed, list) else lambda _: fixed
+
+
+def _reads(value: Any) -> bool:
+    """True where a value has an operand in it, or the place where the operands are."""
+    match value:
+        case {"operand": _} | {"device": "here"}:
+            return True
+        case dict():
+            return any(map(_reads, value.values()))
+        case list():
+            return any(map(_reads, value))
+        case _:
+            return False
 
 
 def _fill(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
