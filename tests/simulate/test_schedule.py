@@ -308,7 +308,7 @@ def test_a_cycle_of_slots_names_both_ranks() -> None:
     with pytest.raises(IrcError) as error:
         simulate_schedule(schedule, Costs([stage], Transfer(num_bytes=1.0, slots=1)))
     text = str(error.value)
-    assert "rank 1 and link from rank 0 to rank 1 wait for each other" in text
+    assert "link from rank 0 to rank 1 and rank 1 wait for each other" in text
     assert "0F1 to 1 on link from rank 0 to rank 1 waits for a slot of inputs of stage 1" in text
     assert "inputs of stage 1 from 0 has 1 and needs 2 slots" in text
     assert simulate_schedule(schedule, Costs([stage], Transfer(num_bytes=1.0, slots=2))).seconds
