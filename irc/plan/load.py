@@ -103,6 +103,14 @@ def load_plan(folder: str | Path, *, trust: bool = False) -> LoadedPlan:
             because="values decide which region runs, and how often",
             help=f"irc run, check and explain plan take it; others take {folder}/regions/NAME",
         )
+    if not (place / MANIFEST).is_file() and (place / "parts.json").is_file():
+        raise IrcError(
+            "plan-missing",
+            f"'{folder}' holds a plan of several programs",
+            because="its ranks run different stages, each a plan for each of its functions",
+            help="irc run, explain plan, diff, check --weights, simulate, launch, sign and trust "
+            f"take it; others take a function: {folder}/parts/0/F",
+        )
     if not (place / MANIFEST).is_file():
         raise IrcError(
             "plan-missing",

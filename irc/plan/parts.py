@@ -2,26 +2,29 @@
 
     FOLDER/parts.json            the parts, who runs them, what goes between them
     FOLDER/schedule.txt          what each rank does, in order (grammar/schedule.lark)
-    FOLDER/parts/NAME/KIND/      a plan for each function of a part (F, B or I and W, norm, step)
+    FOLDER/parts/N/KIND/         a plan for each function of part N (F, B or I and W, norm, step)
+    FOLDER/training/             the recipe, and the model that eager training runs
+    FOLDER/weights.safetensors   every weight once
 
-A part is a stage of the model; the ranks of its mesh run its functions alike, as the plan of one
-program is run. Other ranks run other parts. The hash of the whole is that of parts.json, which
-holds the hashes of all others.
+:mod:`irc.plan.parts_files` writes and reads such folders. A part is a stage of the model; the ranks
+of its mesh run its functions alike, as the plan of one program is run. Other ranks run other parts.
+The hash of the whole is that of parts.json, which holds the hashes of all others.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.plan import json_text
 from irc.plan.json_text import corrupt
-from irc.plan.load import LoadedPlan, pack, unpack
+from irc.plan.load import Code, LoadedPlan, pack, unpack
 from irc.plan.schema import AxisCut, Buffer, Plan, placement_of
 from irc.plan.version import FORMAT, check_format
 from irc.schedule.actions import Schedule
@@ -80,6 +83,7 @@ class PartsFacts:
         inputs: names of the inputs of a step in order.
         cut: which of them are cut into micro-batches along their first dim.
         loss: name of the result that is the loss.
+        files: SHA-256 of each further file that is beside the parts, by name.
         irc: the version that wrote it.
     """
 
@@ -91,6 +95,7 @@ class PartsFacts:
     inputs: tuple[str, ...]
     cut: tuple[str, ...]
     loss: str
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
     irc: str = ""
     format: int = FORMAT
 
@@ -103,11 +108,22 @@ class PartsPlan:
         facts: the content of parts.json.
         schedule_text: the content of schedule.txt.
         parts: of each part, its functions' plans by kind.
+        texts: content of each further file, by name.
+        folder: where it lies, None for one that was made here or received.
+        code: whose the kernels are, as of :class:`irc.plan.load.LoadedPlan`.
     """
 
     facts: PartsFacts
     schedule_text: str
     parts: tuple[Mapping[str, LoadedPlan], ...]
+    texts: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    folder: Path | None = None
+    code: Code = "own"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this user wrote the plan, or trusts who did."""
+        return self.code in ("own", "trusted")
 
     @cached_property
     def text(self) -> str:
@@ -220,6 +236,21 @@ class PartsPlan:
         )
 
     @cached_property
+    def trained(self) -> tuple[str, ...]:
+        """Names of the parameters that move, in sorted order."""
+        return tuple(
+            sorted(
+                {
+                    loaded.plan.buffers[index].name
+                    for part in self.parts
+                    for loaded in part.values()
+                    for index in loaded.plan.states()
+                    if loaded.plan.buffers[index].role == "parameter"
+                }
+            )
+        )
+
+    @cached_property
     def loss_places(self) -> tuple[int, ...]:
         """The places of the pipe axis that compute losses."""
         return tuple(sorted({self.schedule.rank_of[path[-1]] for path in self.schedule.paths}))
@@ -286,6 +317,13 @@ def make_parts(
     plan = PartsPlan(facts, schedule_text, parts)
     _ = plan.tapes  # says what is wrong with the order
     return plan
+
+
+def with_files(plan: PartsPlan, files: Mapping[str, str]) -> PartsPlan:
+    """Return the plan with further files beside its parts, by name."""
+    texts = {name: text.encode() for name, text in sorted(files.items())}
+    digests = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    return replace(plan, facts=replace(plan.facts, files=digests), texts=texts)
 
 
 def schedule_digest(text: str) -> str:
@@ -367,7 +405,12 @@ def checked_parts(
     for number, (part, hashes) in enumerate(zip(parts, facts.parts, strict=True)):
         if {kind: loaded.hash for kind, loaded in part.items()} != dict(hashes):
             raise corrupt(f"the functions of part {number} are not what {PARTS} says")
+    from irc.plan.parts_verify import verify_parts  # which knows what a plan is
+
     try:
+        verify_parts(PartsPlan(facts, schedule_text, parts))
         return make_parts(facts, schedule_text, parts)
     except IrcError as error:
+        if error.code == "plan-corrupt":
+            raise
         raise corrupt(f"{error}", SCHEDULE) from error

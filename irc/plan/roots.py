@@ -10,6 +10,7 @@ from irc.plan import built
 from irc.plan.files import MANIFEST, read_file
 from irc.plan.host import HOST
 from irc.plan.native import FOLDER
+from irc.plan.parts import PARTS
 from irc.plan.shared import entry_names
 from irc.plan.trust import is_trusted
 
@@ -45,5 +46,5 @@ def trust_folder(folder: str, *, note: bool) -> str:
 
 def _roots(place: Path) -> list[Path]:
     """Return the root of a plan, and that of its native program."""
-    own = MANIFEST if (place / MANIFEST).is_file() else HOST
+    own = next((name for name in (MANIFEST, HOST) if (place / name).is_file()), PARTS)
     return [path for path in (place / own, place / FOLDER / MANIFEST) if path.is_file()]

@@ -25,7 +25,7 @@ from irc.plan.weights import Reference, references_text, write_safetensors
 OLD = ".old"
 LEFT = re.compile(r"irc-[0-9a-f]{8}-(\d+)-(\d*)\.[^.]+(?:\.old)?")
 """Names of folders that are being written: the machine, the process, and when it started."""
-OTHER_MARKERS = ("host.json",)
+OTHER_MARKERS = ("host.json", "parts.json")
 """Files by which folders of plans are known that are no plan themselves."""
 
 

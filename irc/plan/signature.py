@@ -26,7 +26,8 @@ from irc.plan.version import check_format
 
 FORMAT = 1
 KEYS_VARIABLE = "IRC_TRUSTED_KEYS"
-ROOTS = ("manifest.json", "host.json", "entries.json", "weights.json", "weights.digests.json")
+ROOTS = ("manifest.json", "host.json", "parts.json", "entries.json", "weights.json",
+         "weights.digests.json")  # fmt: skip
 """The files of a folder that a signature covers, as far as the folder has them."""
 PREFIX = "ed25519:"
 KEY = re.compile(rf"{PREFIX}([0-9a-f]{{64}})(?:\s.*)?")
@@ -78,7 +79,7 @@ def sign(folder: Path, key: Any) -> tuple[str, int]:
     """Sign a folder and those within it; a signature that is there is replaced.
 
     Args:
-        folder: of a plan, of a host program, or of several plans.
+        folder: of a plan, of one of several programs, of a host program, or of several plans.
         key: what :func:`signing_key` gave.
 
     Returns:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 from irc.plan import json_text
-from irc.plan.load import LoadedPlan
 from irc.training.recipe import Recipe
 
 RECIPE = "training/recipe.json"
@@ -11,12 +13,21 @@ FORWARD = "training/forward.mlir"
 """The captured forward pass of one micro-batch: what eager training runs."""
 
 
+class Training(Protocol):
+    """A plan, of one program or several, with its files."""
+
+    @property
+    def texts(self) -> Mapping[str, bytes]:
+        """Content of files by name."""
+        ...
+
+
 def training_files(recipe: Recipe, forward: str) -> dict[str, str]:
     """Return the files of a training plan by name."""
     return {RECIPE: json_text.dump(json_text.encode(recipe)), FORWARD: forward}
 
 
-def recipe_of_plan(loaded: LoadedPlan) -> Recipe | None:
+def recipe_of_plan(loaded: Training) -> Recipe | None:
     """Return how a plan trains; None for a plan of inference.
 
     Raises:
@@ -28,7 +39,7 @@ def recipe_of_plan(loaded: LoadedPlan) -> Recipe | None:
     return json_text.decode(Recipe, json_text.parse(text, RECIPE), RECIPE)
 
 
-def forward_text(loaded: LoadedPlan) -> str:
+def forward_text(loaded: Training) -> str:
     """Return the model of a training plan.
 
     Raises:

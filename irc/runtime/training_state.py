@@ -99,15 +99,7 @@ class TrainingState:
         parts.adopt_stages(plan, wholes)
         # What other stages hold stays pending here until somebody asks for the whole state.
         self._pending = {n: t for n, t in self._pending.items() if n not in parts.roles}
-        self.trained = sorted(
-            {
-                loaded.plan.buffers[i].name
-                for part in plan.parts
-                for loaded in part.values()
-                for i in loaded.plan.states()
-                if loaded.plan.buffers[i].role == "parameter"
-            }
-        )
+        self.trained = list(plan.trained)
         if not is_alone:
             release(self._module, self._first, parts.roles)
 

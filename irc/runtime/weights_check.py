@@ -10,6 +10,7 @@ from irc.plan.digests import check_weights
 from irc.plan.files import MANIFEST, REFERENCES, WEIGHTS
 from irc.plan.host import HOST
 from irc.plan.native import FOLDER
+from irc.plan.parts import PARTS
 from irc.plan.shared import ENTRIES
 from irc.plan.weights import parse_references
 
@@ -24,7 +25,7 @@ def check_all_weights(folder: str) -> str:
         IrcError: ``plan-corrupt``; ``plan-missing`` where nothing is a plan.
     """
     place = Path(folder)
-    if not any((place / name).is_file() for name in (MANIFEST, HOST, ENTRIES)):
+    if not any((place / name).is_file() for name in (MANIFEST, HOST, PARTS, ENTRIES)):
         raise IrcError("plan-missing", f"no plan in '{folder}'")
     paths, lines = [place / WEIGHTS], list[str]()
     if (place / REFERENCES).is_file():

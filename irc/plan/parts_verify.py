@@ -1,0 +1,167 @@
+"""What a plan of several programs must keep, beyond what each of its functions must.
+
+All of it stands in files that somebody may have edited: names of what is not there, sizes that
+differ between the two ends of a channel, a schedule of other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from irc.dialects.placement import Mesh
+from irc.plan.json_text import corrupt
+from irc.plan.parts import (
+    MICRO_BATCH_KINDS,
+    PARTS,
+    PIPE,
+    SCHEDULE,
+    SHARE,
+    SHARES,
+    SUMS,
+    Crossing,
+    PartsPlan,
+    is_register,
+)
+from irc.plan.schema import Buffer, Plan, placement_of
+from irc.plan.weights import local_slices
+from irc.schedule.check import check
+
+WHOLE_KINDS = (SUMS, SHARES)
+"""Functions that every rank of a part computes whole."""
+KINDS = (*MICRO_BATCH_KINDS, "norm", "step", *WHOLE_KINDS)
+"""All functions that a part may have."""
+GIVEN = ("lr", "seed", "norm")
+"""Inputs that the executor of a schedule gives by itself."""
+
+
+def verify_parts(plan: PartsPlan) -> None:
+    """Check everything but the order of the schedule's transfers, which its tapes tell.
+
+    Raises:
+        IrcError: ``plan-corrupt``; what :func:`irc.schedule.check.check` raises.
+    """
+    for fault in _faults(plan):
+        raise corrupt(fault, PARTS)
+
+
+def _faults(plan: PartsPlan) -> Iterator[str]:
+    yield from _mesh_faults(plan)
+    yield from _schedule_faults(plan)
+    yield from _function_faults(plan)
+    for crossing in plan.facts.channels:
+        yield from _channel_faults(plan, crossing)
+    yield from _weight_faults(plan)
+
+
+def _mesh_faults(plan: PartsPlan) -> Iterator[str]:
+    try:
+        mesh = Mesh.parse(plan.facts.mesh)
+    except ValueError as error:
+        yield f"mesh {plan.facts.mesh[:80]!r}: {error}"
+        return
+    if str(mesh) != plan.facts.mesh:
+        yield f"mesh {plan.facts.mesh[:80]!r} is written '{mesh}'"
+    if not plan.parts:
+        yield "there is no part"
+
+
+def _schedule_faults(plan: PartsPlan) -> Iterator[str]:
+    schedule, places = plan.schedule, len(plan.ranks)
+    check(schedule)
+    if len(schedule.ranks) != places:
+        yield f"{SCHEDULE} is of {len(schedule.ranks)} ranks, the axis '{PIPE}' has {places}"
+    if not schedule.num_micro_batches or schedule.vocabulary:
+        yield f"{SCHEDULE} is of no step that a plan has"
+    for number, path in enumerate(schedule.paths):
+        if len(path) != len(plan.parts):
+            yield f"micro-batch {number} goes through {len(path)} of {len(plan.parts)} parts"
+
+
+def _function_faults(plan: PartsPlan) -> Iterator[str]:
+    facts = plan.facts
+    if not set(facts.cut) < set(facts.inputs):
+        yield "an input that is cut into micro-batches is none"
+    for number, part in enumerate(plan.parts):
+        for kind, loaded in part.items():
+            expected = "" if kind in WHOLE_KINDS else str(plan.part_mesh)
+            if kind not in KINDS:
+                yield f"{kind[:40]!r} is no function of a part"
+            if loaded.plan.mesh != expected:
+                yield f"{kind} of part {number} is for mesh '{loaded.plan.mesh}', not '{expected}'"
+            yield from _input_faults(plan, loaded.plan, f"{kind} of part {number}")
+        if "F" not in part:
+            yield f"part {number} has no function F"
+        yield from _register_faults(plan, number)
+    outputs = {b.name: b for b in _of(plan.parts[-1]["F"].plan, "outputs")}
+    if facts.loss not in outputs or prod(outputs[facts.loss].shape) != 1:
+        yield f"the last part gives no loss {facts.loss[:80]!r} of one number"
+
+
+def _input_faults(plan: PartsPlan, function: Plan, where: str) -> Iterator[str]:
+    for buffer in _of(function, "inputs"):
+        own = is_register(buffer) or buffer.name in (*GIVEN, *plan.facts.inputs)
+        if not own and not buffer.name.startswith((SHARE, "sum.")):
+            yield f"{where} takes an input {buffer.name[:80]!r} that a step has not"
+
+
+def _register_faults(plan: PartsPlan, number: int) -> Iterator[str]:
+    known: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for kind, loaded in plan.parts[number].items():
+        for buffer in (*_of(loaded.plan, "inputs"), *_of(loaded.plan, "outputs")):
+            if not is_register(buffer):
+                continue
+            own = buffer.dtype, buffer.shape
+            if known.setdefault(buffer.name, own) != own:
+                yield f"{kind} of part {number} has another register '{buffer.name}' than others"
+
+
+def _channel_faults(plan: PartsPlan, crossing: Crossing) -> Iterator[str]:
+    name = f"channel {crossing.name[:80]!r}"
+    if not all(0 <= part < len(plan.parts) for part in (crossing.producer, crossing.consumer)):
+        yield f"{name} joins parts that are not there"
+        return
+    ends = (
+        (crossing.producer, crossing.register, crossing.before, "outputs"),
+        (crossing.consumer, crossing.name, crossing.after, "inputs"),
+    )
+    for number, register, placement, side in ends:
+        ways = [
+            buffer
+            for loaded in plan.parts[number].values()
+            for buffer in _of(loaded.plan, side)
+            if buffer.name == register and is_register(buffer)
+        ]
+        if not ways:
+            yield f"{name} ends in no register {register[:80]!r} of part {number}"
+        for buffer in ways:
+            if buffer.placement != placement or buffer.dtype != crossing.dtype:
+                yield f"{name} is not what part {number} has in '{register}'"
+            elif _local(plan, buffer, crossing.shape) != buffer.shape:
+                yield f"{name} has other sizes than '{register}' of part {number}"
+
+
+def _local(plan: PartsPlan, buffer: Buffer, whole: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the first rank's part; that of another rank is cut from as much."""
+    parts = local_slices(placement_of(buffer), plan.part_mesh, 0, whole)
+    return tuple(part.stop - part.start for part in parts)
+
+
+def _weight_faults(plan: PartsPlan) -> Iterator[str]:
+    known: dict[str, tuple[object, ...]] = {}
+    for number, part in enumerate(plan.parts):
+        for kind, loaded in part.items():
+            if kind in WHOLE_KINDS:
+                continue
+            for buffer in _of(loaded.plan, "weights"):
+                own = buffer.role, buffer.dtype, buffer.shape, buffer.placement
+                if known.setdefault(buffer.name, own) != own:
+                    yield f"{kind} of part {number} has another '{buffer.name}' than others"
+    for name, parts in plan.facts.shared.items():
+        if not all(0 <= part < len(plan.parts) for part in parts):
+            yield f"{name[:80]!r} is shared by parts that are not there"
+
+
+def _of(plan: Plan, what: str) -> list[Buffer]:
+    places = {"inputs": plan.inputs, "outputs": plan.outputs, "weights": plan.weights}[what]
+    return [plan.buffers[index] for index in places]
