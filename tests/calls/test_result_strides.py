@@ -23,6 +23,12 @@ BATCH = torch.randn(3, 4, 4)
 POSITIVE = BATCH @ BATCH.mT + torch.eye(4)
 TURNED = torch.randn(3, 4).t()
 
+
+def laid(shape: tuple[int, ...], strides: tuple[int, ...]) -> Callable[..., torch.Tensor]:
+    """Return what copies a tensor to memory of its own in which it has strides."""
+    return lambda x: torch.empty_strided(shape, strides, dtype=x.dtype).copy_(x)
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "cholesky": (torch.linalg.cholesky, (POSITIVE,)),
     "cholesky_inverse": (torch.cholesky_inverse, (POSITIVE[0],)),
@@ -48,6 +54,18 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "sort": (lambda x: x.sort(0), (TURNED,)),
     "product": (lambda x: (x @ x).mT.exp(), (BATCH,)),
     "permuted": (lambda x: x.permute(2, 0, 1) + 1, (BATCH,)),
+    "rows with gaps": (laid((3, 4), (7, 1)), (BATCH[0, :3],)),
+    "columns with gaps": (laid((4, 4), (1, 5)), (BATCH[0],)),
+    "gaps in gaps": (laid((3, 4, 4), (3, 70, 13)), (BATCH,)),
+    "every second": (laid((4,), (2,)), (BATCH[0, 0],)),
+    "integers with gaps": (laid((4, 4), (5, 1)), (torch.arange(16).reshape(4, 4),)),
+    "part with gaps": (lambda x: laid((4, 4), (5, 1))(x)[1:3, 1:], (BATCH[0],)),
+    "three with gaps": (
+        lambda x: ((y := laid((4, 4), (5, 1))(x)), y.t(), y[1:], y.exp()),
+        (BATCH[0],),
+    ),
+    "no row": (laid((0, 3), (5, 1)), (torch.empty(0, 3),)),
+    "one channel": (torch.relu, (IMAGE[:, :1].contiguous(memory_format=torch.channels_last),)),
 }
 
 
@@ -61,3 +79,11 @@ def test_strides_are_those_of_eager(name: str, compiler: Callable[..., Any]) -> 
         for _ in range(2):  # the second call goes the short way
             got = compiled(*args)
             torch.testing.assert_close(got, want, check_stride=True)
+            assert memory(got) == memory(want)
+
+
+def memory(results: Any) -> list[tuple[int, int]]:
+    """Say of tensors where each starts in which memory, by the first that lies in it."""
+    tensors = [results] if isinstance(results, torch.Tensor) else list(results)
+    storages = [x.untyped_storage().data_ptr() for x in tensors]
+    return [(x.storage_offset(), storages.index(s)) for x, s in zip(tensors, storages, strict=True)]

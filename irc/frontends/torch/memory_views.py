@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
@@ -20,7 +20,9 @@ from irc.dialects.flow import ScatterOp, TakeOp, tensor
 from irc.errors import IrcError
 from irc.frontends.torch.lowering import Lowering
 from irc.frontends.torch.shapes import iota, joined, permuted, sliced
+from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.plan.schema import row_major
+from irc.runtime.dtypes import dtypes
 
 
 @dataclass(frozen=True)
@@ -29,59 +31,76 @@ class Memory:
 
     Attributes:
         node: whose tensor is all of it.
-        order: the dims of that tensor, the one with the largest stride first.
+        place: where that lies.
     """
 
     node: Node
-    order: tuple[int, ...]
-
-    @property
-    def start(self) -> int:
-        """Where it starts in the whole memory."""
-        return int(self.node.meta["val"].storage_offset())
+    place: Place
 
     def vector(self, t: Lowering, value: SSAValue) -> SSAValue:
         """Return the numbers in the order of the memory."""
-        return t.b.reshape(permuted(t, value, self.order), (prod(self.node.meta["val"].shape),))
+        return t.b.reshape(permuted(t, value, self.place.order), (prod(self.place.shape),))
 
 
-def memory_of(node: Node, place: Place) -> Memory:
-    """Return memory of a node's tensor with a place in it.
+@dataclass(frozen=True)
+class Layouts:
+    """How the tensors of a graph lie, in numbers.
 
-    Raises:
-        IrcError: ``op-unsupported``: the graph has no tensor that is all of it.
+    Attributes:
+        names: gives the numbers of sizes that the graph leaves open.
     """
-    value = node.meta["val"]
-    before = takewhile(lambda other: other is not node, node.graph.nodes)
-    for other in (node, *before):
-        held = other.meta.get("val")
-        if _shares(held, value) and (order := _dense_order(held)) is not None:
-            first = held.storage_offset()
-            if first <= place.offset and place.end <= first + held.numel():
-                return Memory(other, order)
-    raise IrcError("op-unsupported", "it reads memory around its operand, of which that is a part")
+
+    names: SizeNames
+
+    def of(self, node: Node) -> Place:
+        """Return where a node's tensor lies.
+
+        Raises:
+            SizeError: a size, a stride or the offset of it is no number.
+        """
+        value = node.meta["val"]
+        return Place(
+            tuple(map(self._number, value.shape)),
+            tuple(map(self._number, value.stride())),
+            self._number(value.storage_offset()),
+        )
+
+    def _number(self, size: Any) -> int:
+        number = self.names.dim(size)
+        if not isinstance(number, int):
+            raise SizeError(f"'{number}' is open")
+        return number
+
+    def memory_of(self, node: Node, asked: Place) -> Memory:
+        """Return memory of a node's tensor with a place in it.
+
+        Raises:
+            IrcError: ``op-unsupported``: the graph has no tensor that is all of it.
+        """
+        value = node.meta["val"]
+        before = takewhile(lambda other: other is not node, node.graph.nodes)
+        for other in (node, *before):
+            if not _shares(other.meta.get("val"), value):
+                continue
+            try:
+                place = self.of(other)
+            except SizeError:
+                continue
+            last = place.offset + prod(place.shape)
+            if place.is_one_piece and place.offset <= asked.offset and asked.end <= last:
+                return Memory(other, place)
+        raise IrcError(
+            "op-unsupported", "it reads memory around its operand, of which that is a part"
+        )
 
 
-def is_static(value: torch.Tensor) -> bool:
-    """True where sizes and strides are numbers."""
-    return all(isinstance(n, int) for n in (*value.shape, *value.stride(), value.storage_offset()))
-
-
-def _shares(other: object, value: torch.Tensor) -> TypeGuard[torch.Tensor]:
+def _shares(other: object, value: torch.Tensor) -> bool:
     return (
         isinstance(other, torch.Tensor)
         and other.dtype == value.dtype
         and (other.is_conj(), other.is_neg()) == (value.is_conj(), value.is_neg())
         and other.untyped_storage()._cdata == value.untyped_storage()._cdata
     )
-
-
-def _dense_order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the dims as they lie, if there are no gaps."""
-    if not is_static(value):
-        return None
-    order = sorted(range(value.ndim), key=lambda dim: -value.stride(dim))
-    return tuple(order) if value.permute(order).is_contiguous() else None
 
 
 @dataclass(frozen=True)
@@ -100,7 +119,7 @@ class Place:
 
     def within(self, memory: Memory) -> Place:
         """Return the same place, counted from the start of a piece."""
-        return replace(self, offset=self.offset - memory.start)
+        return replace(self, offset=self.offset - memory.place.offset)
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -113,6 +132,11 @@ class Place:
         shape = [self.shape[d] for d in self.order]
         pairs = zip(shape, (self.strides[d] for d in self.order), row_major(shape), strict=True)
         return all(size == 1 or a == b for size, a, b in pairs)
+
+    def of_a_copy(self) -> Place:
+        """Return where a copy lies that keeps strides, as torch's ``clone`` does."""
+        copy = torch.empty_strided(self.shape, self.strides, device="meta").clone()
+        return Place(self.shape, copy.stride(), 0)
 
     def read(self, t: Lowering, memory: SSAValue) -> SSAValue:
         """Return what lies there."""
@@ -149,35 +173,58 @@ def _inverse(order: Sequence[int]) -> list[int]:
 
 
 Read: TypeAlias = Callable[[Any], Any]
-Row: TypeAlias = Callable[[Lowering, Node, Read], SSAValue]
+Row: TypeAlias = Callable[[Lowering, Node, Read, Layouts], SSAValue]
 
 
-def _as_strided(t: Lowering, node: Node, read: Read) -> SSAValue:
+def _as_strided(t: Lowering, node: Node, read: Read, layouts: Layouts) -> SSAValue:
     """Look at memory in another way; what a copy's own strides are says nothing of it."""
-    place = _asked(node, ("size", "stride", "storage_offset"), read)
-    memory = memory_of(_operand(node), place)
+    place = _asked(node, ("size", "stride", "storage_offset"), read, layouts)
+    memory = layouts.memory_of(_operand(node), place)
     return place.within(memory).read(t, memory.vector(t, read(memory.node)))
 
 
-def _as_strided_scatter(t: Lowering, node: Node, read: Read) -> SSAValue:
+def _as_strided_scatter(t: Lowering, node: Node, read: Read, layouts: Layouts) -> SSAValue:
     """Copy memory, and write into the copy."""
-    own = _place(_operand(node).meta["val"])
-    place = _asked(node, ("src", "size", "stride", "storage_offset"), read)
-    memory = memory_of(_operand(node), place)
+    own = layouts.of(_operand(node))
+    place = _asked(node, ("src", "size", "stride", "storage_offset"), read, layouts)
+    memory = layouts.memory_of(_operand(node), place)
     before = memory.vector(t, read(memory.node))
     source = node.args[1] if len(node.args) > 1 else node.kwargs["src"]
     written = place.within(memory).write(t, before, t.b.cast(read(source), t.dtype))
     return own.within(memory).read(t, written)
 
 
-def _asked(node: Node, names: Sequence[str], read: Read) -> Place:
+def _resize(t: Lowering, node: Node, read: Read, layouts: Layouts) -> SSAValue:
+    """Look at the memory of a copy: at its beginning, or at it and at more behind it.
+
+    Nobody has written what is behind it. It is filled as torch does where results are to repeat
+    (``torch.utils.deterministic.fill_uninitialized_memory``).
+    """
+    operand, asked = _operand(node), layouts.of(node)
+    memory = Memory(operand, layouts.of(operand).of_a_copy()).vector(t, read(operand))
+    (held,) = tensor(memory).shape
+    assert isinstance(held, int)
+    if (missing := asked.end - held) > 0:
+        unwritten = t.b.broadcast(t.value(_unwritten(t), t.dtype), (missing,))
+        memory = joined(t, [memory, unwritten], 0)
+    return asked.read(t, memory)
+
+
+def _unwritten(t: Lowering) -> Any:
+    dtype = dtypes()[t.dtype]
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def _asked(node: Node, names: Sequence[str], read: Read, layouts: Layouts) -> Place:
     """Return the place that a node names: by itself it starts where its operand does."""
     options = dict(zip(names, node.args[1:], strict=False)) | node.kwargs
     offset = options.get("storage_offset")
     return Place(
         tuple(read(options["size"])),
         tuple(read(options["stride"])),
-        _place(_operand(node).meta["val"]).offset if offset is None else read(offset),
+        layouts.of(_operand(node)).offset if offset is None else read(offset),
     )
 
 
@@ -187,16 +234,14 @@ def _operand(node: Node) -> Node:
     return given
 
 
-def _place(value: torch.Tensor) -> Place:
-    return Place(tuple(value.shape), value.stride(), value.storage_offset())
-
-
 ROWS: Mapping[str, Row] = {
     "aten::as_strided": _as_strided,
     "aten::as_strided_copy": _as_strided,
     "aten::as_strided_scatter": _as_strided_scatter,
+    "aten::resize": _resize,
+    "aten::resize_as": _resize,
 }
-"""Called with the lowering, the node, and what gives the value of an argument."""
+"""Called with the lowering, the node, what gives the value of an argument, and the layouts."""
 
 
 def looks_at_memory(module: GraphModule) -> bool:
@@ -207,10 +252,14 @@ def looks_at_memory(module: GraphModule) -> bool:
     )
 
 
-def row_at(node: Node, target: torch._ops.OpOverload) -> Row | None:
+def row_at(node: Node, target: torch._ops.OpOverload, layouts: Layouts) -> Row | None:
     """Return the row of a node that looks at memory whose sizes are known; None for others."""
-    row = ROWS.get(target._schema.name)
-    if row is None or not all(is_static(x.meta["val"]) for x in (node, _operand(node))):
+    if (row := ROWS.get(target._schema.name)) is None:
+        return None
+    try:
+        for each in (node, _operand(node)):
+            layouts.of(each)
+    except SizeError:
         return None
     return row
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from operator import getitem
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+
+from irc.plan.schema import row_major
 
 RENEWED = "irc_renewed"
 """Marks nodes whose fake value lies in memory that they do not write to (in-place ops renewed)."""
@@ -88,25 +91,29 @@ class Lies:
 
 def placed(nodes: Sequence[Node]) -> list[Lies]:
     """Say where the tensors of a graph's results lie; the graph gets nodes for sources it lacks."""
-    turned: dict[Node, Node] = {}
+    sources: dict[Node, Node] = {}
     bases = {node: owner(node) for node in nodes}
     times = Counter(bases.values())
-    return [_place(node, bases[node], times[bases[node]] > 1, turned) for node in nodes]
+    return [_place(node, bases[node], times[bases[node]] > 1, sources) for node in nodes]
 
 
-def _place(node: Node, base: Node, is_shared: bool, turned: dict[Node, Node]) -> Lies:
+def _place(node: Node, base: Node, is_shared: bool, sources: dict[Node, Node]) -> Lies:
     if base is node and node.op == "placeholder":
         return Lies(node)
     if base.op == "placeholder":
         return Lies(base, view_of(node, base))
     if base is not node and not is_shared and _order(node) is not None:
         base = node
-    if (order := _order(base)) is None or (base is not node and base.op != "call_function"):
+    if base is not node and base.op != "call_function":
         return Lies(node)
-    source = turned.get(base)
-    if source is None:
-        source = turned[base] = _turned(base, order)
-    return Lies(node) if source is node else Lies(source, view_of(node, source))
+    if base not in sources:
+        if (source := _laid_out(base)) is None:
+            return Lies(node)
+        sources[base] = source
+    source = sources[base]
+    if source is node and _is_row_major(node):
+        return Lies(node)
+    return Lies(source, view_of(node, base))
 
 
 def origin(node: Node) -> Node:
@@ -184,6 +191,13 @@ def view_of(node: Node, source: Node) -> View:
     )  # fmt: skip
 
 
+def _laid_out(node: Node) -> Node | None:
+    """Return a node that, row by row, is a node's memory; None where torch's cannot be copied."""
+    if (order := _order(node)) is not None:
+        return _turned(node, order)
+    return _spread(node)
+
+
 def _order(node: Node) -> tuple[int, ...] | None:
     """Return a tensor's dims in the order in which they lie in memory; None if it has gaps.
 
@@ -206,15 +220,62 @@ def _hint(size: Any) -> int | None:
     return size if isinstance(size, int) else size.node.hint
 
 
+def _is_row_major(node: Node) -> bool:
+    """True where a tensor lies as a program's result does.
+
+    Dims of one element say nothing: what torch traces for them differs from what its kernels give.
+    """
+    value = node.meta["val"]
+    shape, strides = (tuple(map(_hint, each)) for each in (value.shape, value.stride()))
+    pairs = zip(shape, strides, row_major([size or 0 for size in shape]), strict=True)
+    return all(size == 1 or one == other for size, one, other in pairs)
+
+
 def _turned(node: Node, order: tuple[int, ...]) -> Node:
     """Return a node with the dims in the order in which a node's lie in memory; itself if so."""
     kept = [dim for dim in order if _hint(node.meta["val"].shape[dim]) != 1]
     if kept == sorted(kept):
         return node
+    return _appended(node, torch.ops.aten.permute.default, list(order))
+
+
+def _spread(node: Node) -> Node | None:
+    """Return a node's numbers as a vector with zeros in the gaps that are between them in memory.
+
+    None where elements share places, or sizes are open.
+    """
+    value = node.meta["val"]
+    is_lazy = value.is_conj() or value.is_neg()
+    if is_lazy or not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+        return None
+    if value.numel() == 0:
+        return node
+    order = sorted(range(value.ndim), key=lambda dim: (value.shape[dim] != 1, -value.stride(dim)))
+    dims = [(value.shape[dim], value.stride(dim)) for dim in order if value.shape[dim] != 1]
+    spans = [1]
+    for size, step in reversed(dims):
+        if step < spans[-1]:
+            return None
+        spans.append((size - 1) * step + spans[-1])
+    node = _appended(node, torch.ops.aten.permute.default, order)
+    node = _appended(node, torch.ops.aten.reshape.default, [*(size for size, _ in dims), 1])
+    for span, after in pairwise(spans):
+        size, step = dims.pop()
+        if step > span:
+            node = _appended(node, torch.ops.aten.constant_pad_nd.default, [0, step - span])
+        sizes = [size for size, _ in dims]
+        node = _appended(node, torch.ops.aten.reshape.default, [*sizes, size * step])
+        if step > span:
+            node = _appended(node, torch.ops.aten.slice.Tensor, len(sizes), 0, after)
+    return node
+
+
+def _appended(node: Node, op: torch._ops.OpOverload, *args: Any) -> Node:
+    """Return a node that is made of another one behind all that a graph computes."""
     with node.graph.inserting_before(_output(node.graph)):
-        turned = node.graph.call_function(torch.ops.aten.permute.default, (node, list(order)))
-    turned.meta.update(node.meta, val=node.meta["val"].permute(order))
-    return turned
+        added = node.graph.call_function(op, (node, *args))
+    added.meta.update(node.meta, val=op(node.meta["val"], *args))
+    return added
 
 
 def return_too(nodes: Sequence[Node], known: Sequence[Any]) -> None:

@@ -157,12 +157,13 @@ class Scope:
         fakes: list[Any],
     ) -> list[Any]:
         read = _read(node, len(fakes))
-        if (at := memory_views.row_at(node, target)) is not None:
+        layouts = memory_views.Layouts(self.shared.names)
+        if (at := memory_views.row_at(node, target, layouts)) is not None:
             kind = self.shared.kind(fakes[0])
             if 0 in kind.shape:
                 return [self.b.constant([0], kind.shape, kind.dtype)]
             lowering = Lowering(self.b, [kind], read, self.shared.random)
-            return [self._checked(target, at(lowering, node, self.resolve), kind)]
+            return [self._checked(target, at(lowering, node, self.resolve, layouts), kind)]
         row = row_of(target)
         # A result that nobody reads may be of a type that irc lacks (a generator's state), or be
         # left out (the gradient that a mask switches off).

@@ -104,6 +104,60 @@ def test_inputs_that_lie_otherwise(name: str) -> None:
     assert checked >= 2
 
 
+LAST = torch.channels_last
+
+RESIZED: dict[str, Function] = {
+    "shorter": lambda x: torch.ops.aten.resize(x, (2, 3)),
+    "channels last": lambda x: torch.ops.aten.resize(x, (1, 3, 2, 2), memory_format=LAST),
+    "of a result": lambda x: torch.ops.aten.resize((x + 1).mT, (3, 2, 2)),
+    "integers": lambda x: torch.ops.aten.resize((x * 10).int(), (2, 3, 1, 2), memory_format=LAST),
+    "as another": lambda x: torch.ops.aten.resize_as(
+        x, x.new_ones(1, 3, 2, 2).to(memory_format=LAST), memory_format=torch.preserve_format
+    ),
+    "of an expanded": lambda x: torch.ops.aten.resize((x + 1)[:1].expand(3, -1), (5,)),
+}
+
+
+@pytest.mark.parametrize("entry", [irc.compile, lambda f: torch.compile(f, backend="irc")])
+@pytest.mark.parametrize("name", RESIZED)
+def test_resized(name: str, entry: Any) -> None:
+    """Resizing looks at memory: in another format the same numbers are at other places."""
+    torch._dynamo.reset()
+    f = RESIZED[name]
+    fast = entry(f)
+    with torch.no_grad():
+        for how in ("plain", "transposed", "plain"):
+            x = laid(draw(4, 6), how)
+            torch.testing.assert_close(fast(x), f(x), check_stride=True)
+
+
+def test_resized_to_more() -> None:
+    """What is behind the memory of the operand is filled, as torch does where it is asked to."""
+    x = torch.arange(3.0)
+    more = irc.compile(lambda x: torch.ops.aten.resize(x, (2, 3)))(x)
+    assert torch.equal(more[0], x)
+    assert more[1].isnan().all()
+    more = irc.compile(lambda x: torch.ops.aten.resize(x.int(), (2, 2)))(x)
+    assert more.tolist() == [[0, 1], [2, torch.iinfo(torch.int32).max]]
+
+
+def test_open_sizes() -> None:
+    """What a view reads is told by the numbers of the sizes that are open."""
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        turned = (x + 1).mT
+        return (
+            torch.ops.aten.resize(x, (1, 3, 2, x.shape[0]), memory_format=LAST),
+            turned.as_strided((x.shape[0], 3), (2, 3), 1) * 2,
+        )
+
+    fast = irc.compile(f, dynamic={"x": {0: "n"}}, fullgraph=True)
+    with torch.no_grad():
+        for size in (4, 5, 9):
+            x = draw(size, 6)
+            torch.testing.assert_close(fast(x), f(x), check_stride=True)
+
+
 def test_memory_around_an_argument() -> None:
     """It is not the program's to read, but torch's; what lies inside the argument is."""
     big = torch.arange(20.0).reshape(5, 4)
