@@ -168,6 +168,20 @@ def test_a_mean_over_a_size() -> None:
     assert statistics(fast).compilations == 1
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -0.0, complex(float("nan"), 1)])
+def test_numbers_that_no_size_is(number: complex) -> None:
+    """One plan has them as every size's plan has them: NaN is the same as NaN there."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x / x.shape[0], number)
+
+    fast = irc.compile(f, dynamic={"x": {0: "n"}})
+    for n in ODD:
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(fast(x), f(x), equal_nan=True)
+    assert statistics(fast).compilations == 1
+
+
 def test_a_convolution_for_every_batch() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(

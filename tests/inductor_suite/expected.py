@@ -8,6 +8,7 @@ STREAM = "it wants the numbers that torch's generator gives; irc's come from a c
 
 KNOWN: Mapping[str, str] = {
     "test_like_rands": STREAM,
+    "test_randn_with_dtype_and_device": STREAM,
 }
 """By the name of the test without its suffix (``_cpu``, ``_dynamic_shapes_cpu``)."""
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import isnan
 
 import pytest
 from hypothesis import given, settings
@@ -148,6 +149,16 @@ def test_trees_unify_to_polynomials_and_evaluate_back() -> None:
 def test_the_place_of_a_difference_is_named(trees: list[object], place: str) -> None:
     with pytest.raises(DifferentError, match=place):
         unify(trees, Fitter([{"S": 17}, {"S": 19}]))
+
+
+def test_numbers_that_no_size_is() -> None:
+    """NaN agrees with NaN, and where one has an infinity there is no common tree."""
+    fitter = Fitter([{"S": 17}, {"S": 19}])
+    nan = unify([(float("nan"),), (float("nan"),)], fitter)
+    assert isnan(nan[0])
+    for trees in ([float("inf"), 19.0], [float("nan"), 19.0], [float("inf"), float("-inf")]):
+        with pytest.raises(DifferentError):
+            unify(trees, fitter)
 
 
 def test_a_template_is_the_plan_at_other_sizes(made: list[Witness]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from math import isfinite
 from typing import Any, TypeVar, cast
 
 from irc.dialects.size import Dim, Size
@@ -67,7 +68,7 @@ def _unify(trees: list[Any], fitter: Fitter, path: list[str]) -> Any:
             raise DifferentError(path, trees)
         return found
     if isinstance(first, float):
-        return first if len(set(trees)) == 1 else _real(trees, fitter, path)
+        return first if _are_same(trees) else _real(trees, fitter, path)
     if isinstance(first, tuple | list):
         return _sequence(trees, fitter, path)
     if isinstance(first, Mapping):
@@ -81,12 +82,20 @@ def _unify(trees: list[Any], fitter: Fitter, path: list[str]) -> Any:
 
 def _same(trees: list[Any], path: list[str]) -> Any:
     for tree in trees[1:]:
-        if tree != trees[0]:
+        if not _are_same([trees[0], tree]):
             raise DifferentError(path, [trees[0], tree])
     return trees[0]
 
 
+def _are_same(trees: Sequence[Any]) -> bool:
+    """True where all are equal; NaN, which equals nothing, is the same as NaN here."""
+    first = trees[0]
+    return all(tree == first or (tree != tree and first != first) for tree in trees[1:])
+
+
 def _real(trees: list[float], fitter: Fitter, path: list[str]) -> Real:
+    if not all(map(isfinite, trees)):
+        raise DifferentError(path, trees)
     for inverse in (False, True):
         numbers = [1 / tree if inverse and tree else tree for tree in trees]
         if all(abs(n - round(n)) <= 1e-12 * abs(n) for n in numbers):
