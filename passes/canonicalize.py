@@ -20,6 +20,7 @@ from irc.dialects.flow import (
     FlowOp,
     IotaOp,
     PointwiseOp,
+    PoolOp,
     ReshapeOp,
     SliceOp,
     TransposeOp,
@@ -374,6 +375,27 @@ def pad_of_nothing(op: FlowOp) -> Rewrite:
     return None if any((*op.plain["low"], *op.plain["high"])) else op.inputs[0]
 
 
+def window_within(op: FlowOp) -> Rewrite:
+    """A pool's window ends where no place of it reaches the image (or padding that counts).
+
+    A global pool may be written as one whose window is far larger than the image.
+    """
+    attrs, shapes = op.plain, (_static(op.inputs[0]), _static(op.outputs[0]))
+    if shapes[0] is None or shapes[1] is None:
+        return None
+    window, count = list[int](), len(attrs["window"])
+    for i, (size, places) in enumerate(zip(*(s[-count:] for s in shapes), strict=True)):
+        reached = size + attrs["low"][i] + (attrs["high"][i] if attrs["count_padding"] else 0)
+        within = -(-reached // attrs["dilations"][i])
+        window.append(min(attrs["window"][i], within) if places else attrs["window"][i])
+    if tuple(window) == tuple(attrs["window"]):
+        return None
+    changed = {name: attrs[name] for name in POOL_ATTRIBUTES} | {"window": tuple(window)}
+    return PoolOp.make(op.inputs, [op.outputs[0].type], **changed)
+
+
+POOL_ATTRIBUTES = ("fn", "window", "strides", "low", "high", "dilations", "count_padding")
+
 Identity: TypeAlias = Callable[[FlowOp], Rewrite]
 IDENTITIES: Mapping[str, tuple[Identity, ...]] = {
     "flow.pointwise": (
@@ -389,6 +411,7 @@ IDENTITIES: Mapping[str, tuple[Identity, ...]] = {
     "flow.take": (take_in_order,),
     "flow.concat": (concat_of_one,),
     "flow.pad": (pad_of_nothing,),
+    "flow.pool": (window_within,),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Whether anything is slower than eager: some 200 small functions and models, four ways of calling.
+"""Whether anything is slower than eager: 256 small functions and models, four ways of calling.
 
 Targets (exit status 1 when a row misses one): no row below 0.9 of eager's speed, as the median of
 pairs of blocks, unless less than 5 us are lost.
@@ -8,8 +8,9 @@ backward pass. What Dynamo's own entry takes is no backend's doing: under `torch
 peer is the slower of eager and `backend="eager"`, which compiles nothing (the column `dynamo`).
 
 All contenders of a case run in one process on the same pool of threads, block after block in turns;
-a row that misses is measured again with more and longer blocks before it counts. `--inductor` adds
-a column of torch.compile. Each case's results are compared with eager's, gradients too.
+a row that misses is measured again with more and longer blocks before it counts. On a machine that
+others use, `--computed` counts the seconds of the calling thread alone. `--inductor` adds a column
+of torch.compile. Each case's results are compared with eager's, gradients too.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ def main() -> int:
         "--only", metavar="GLOB,..", help="cases or families by name, as in 'lstm*'"
     )
     parser.add_argument("--inductor", action="store_true", help="a column of torch.compile too")
+    parser.add_argument(
+        "--computed",
+        action="store_true",
+        help="what the calling thread computes, not what passes: one thread, on a busy machine",
+    )
     parser.add_argument("--threads", type=int, default=2, help="of each contender's kernels")
     parser.add_argument("--rounds", type=int, default=9, help="blocks of each contender")
     args = parser.parse_args()
@@ -71,7 +77,8 @@ def main() -> int:
         + (f"{'ind. us':>10}" if args.inductor else "")
         + f"{'irc us':>10}{'speed':>8}{'error':>9}"
     )
-    with _Worker("inductor" if args.inductor else "floor", args.threads) as worker:
+    name = ("inductor" if args.inductor else "floor") + (" computed" if args.computed else "")
+    with _Worker(name, 1 if args.computed else args.threads) as worker:
         for case in cases:
             found = worker.ask(f"case {rounds} {seconds} {case}")
             if any(_is_slow(row) for row in found):
@@ -156,6 +163,8 @@ def _worker(name: str) -> None:
     import torch
 
     warnings.simplefilter("ignore")
+    if name.endswith("computed"):
+        _Way.clock = time.thread_time
     ready: dict[str, list[_Way]] = {}
     answer("ready")
     for line in sys.stdin:
@@ -163,7 +172,7 @@ def _worker(name: str) -> None:
         if command == "case":
             ready.clear()
             torch.compiler.reset()
-            ready[case] = _ways(case, inductor=name == INDUCTOR)
+            ready[case] = _ways(case, inductor=name.startswith(INDUCTOR))
         answer([way.measured(int(rounds), float(seconds)) for way in ready[case]])
 
 
@@ -180,6 +189,8 @@ class _Way:
 
     Every contender has inputs and a module of its own: some write to them.
     """
+
+    clock: Callable[[], float] = time.perf_counter
 
     def __init__(self, case: str, way: str, *, inductor: bool) -> None:
         import torch
@@ -227,7 +238,9 @@ class _Way:
         def train() -> Any:
             made = [y for y in _leaves(run(*given)) if y.requires_grad]
             if not seeds:
-                seeds.extend(torch.ones_like(y) for y in made)
+                # Of ones, much of what comes back through a norm would be rounding alone.
+                generator = torch.Generator().manual_seed(0)
+                seeds.extend(torch.randn(y.shape, generator=generator).to(y.dtype) for y in made)
             return (*made, *torch.autograd.grad(made, wanted, seeds, allow_unused=True))
 
         return train
@@ -265,10 +278,11 @@ def _calls(run: Callable[[], Any], seconds: float) -> int:
 
 
 def _block(run: Callable[[], Any], calls: int) -> float:
-    start = time.perf_counter()
+    clock = _Way.clock
+    start = clock()
     for _ in range(calls):
         run()
-    return (time.perf_counter() - start) / calls
+    return (clock() - start) / calls
 
 
 def _leaves(value: Any) -> list[Any]:

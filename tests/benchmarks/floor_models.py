@@ -287,7 +287,7 @@ MODELS: Mapping[str, Made] = {
     ),
     "swin 2x3x32": (Swin, (_x(2, 3, 32, 32),)),
     "swin 4x3x64": (lambda: Swin(48), (_x(4, 3, 64, 64),)),
-    "resnet18 1x3x32": (resnet18, (_x(1, 3, 32, 32),)),
+    "resnet18 1x3x32": (lambda: resnet18().eval(), (_x(1, 3, 32, 32),)),
     "resnet18 2x3x64": (resnet18, (_x(2, 3, 64, 64),)),
     "residual block 32x16": (lambda: Residual(32, 32, 1), (_x(2, 32, 16, 16),)),
     "inverted block 16x16": (lambda: Inverted(16, 24, 2), (_x(1, 16, 16, 16),)),

@@ -14,6 +14,7 @@ from irc.dialects.flow import (
     ExternOp,
     FlowOp,
     PadOp,
+    PoolOp,
     ReshapeOp,
     SliceOp,
     TransposeOp,
@@ -260,3 +261,41 @@ def test_what_has_no_elements_is_not_computed() -> None:
     assert [op.name for op in entry(module).body.block.ops if isinstance(op, FlowOp)] == [
         "flow.constant"
     ]
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize(
+    ("window", "places", "strides", "low", "high", "left"),
+    [
+        ((9, 40), (1, 1), (9, 40), (0, 0), (0, 0), ((5, 7), (5, 7))),
+        ((3, 3), (3, 4), (2, 2), (1, 1), (1, 1), ((3, 3), (3, 3))),
+        ((9, 9), (1, 1), (1, 1), (2, 1), (2, 1), ((7, 8), (9, 9))),
+        ((20, 8), (2, 1), (3, 8), (1, 0), (1, 0), ((6, 7), (7, 7))),
+    ],
+)
+def test_a_window_ends_where_no_place_reaches_the_image(
+    window: tuple[int, int],
+    places: tuple[int, int],
+    strides: tuple[int, int],
+    low: tuple[int, int],
+    high: tuple[int, int],
+    left: tuple[tuple[int, int], tuple[int, int]],
+    *,
+    counted: bool,
+) -> None:
+    block = Block(arg_types=[T((2, 5, 7))])
+    b = FlowBuilder(block)
+    attrs = {
+        "fn": "avg", "window": window, "strides": strides, "low": low, "high": high,
+        "dilations": (1, 1), "count_padding": counted,
+    }  # fmt: skip
+    found = b.op(PoolOp, [block.args[0]], result=T((2, *places)), **attrs)
+    module = ModuleOp([finish_function("forward", block, [found])])
+    x = torch.randn(2, 5, 7, dtype=torch.float64)
+    (want,) = run_function(module, [x])
+    CanonicalizePass().apply(context(), module)
+    module.verify()
+    (now,) = run_function(module, [x])
+    torch.testing.assert_close(now, want, rtol=0, atol=1e-15)
+    (pool,) = (op for op in entry(module).body.block.ops if isinstance(op, PoolOp))
+    assert pool.plain["window"] == left[counted]
