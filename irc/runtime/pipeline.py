@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
-from weakref import ref
 
 import torch
-import torch.distributed as dist
 
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, SHARE, SHARES, SUMS, PartsPlan
-from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.parts import Parts
+from irc.runtime.peers import Peers, TorchPeers, shared_sums
 from irc.runtime.prepared import Store
 from irc.runtime.torch_optimizer import STEP
-from irc.runtime.transfers import Transfers
 from irc.runtime.watch import naming_lost_ranks
 from irc.schedule.tapes import Event, Place
 from irc.training.accumulators import ACCUMULATED
@@ -42,16 +39,16 @@ class PipelineExecutor:
         plan: the plan.
         parts: this rank's weights, states and accumulators, by name.
         rank: of this process; every process of the run makes one, at the same time.
+        peers: how it talks to the other ranks; by default through torch.distributed.
     """
 
-    def __init__(self, plan: PartsPlan, parts: Parts, rank: int) -> None:
+    def __init__(
+        self, plan: PartsPlan, parts: Parts, rank: int, peers: Peers | None = None
+    ) -> None:
         self.plan, self.rank, self._held = plan, rank, parts
-        self._is_alone = plan.mesh.num_ranks == 1
+        self._peers: Peers = peers or TorchPeers(plan, rank)
         self.place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
         self.local = plan.ranks[self.place].index(rank)
-        communicator = (
-            None if self._is_alone else TorchCommunicator.of_parts(plan.part_mesh, plan.ranks, rank)
-        )
         self._stages = plan.parts_at(self.place)
         store = Store()
         self._functions: dict[tuple[int, str], Executor] = {}
@@ -61,13 +58,12 @@ class PipelineExecutor:
                     loaded,
                     parts.local,
                     rank=self.local,
-                    communicator=communicator,
+                    communicator=self._peers.communicator,
                     store=store,
                 )
         self._tape = plan.tapes[self.place]
         self._registers = self._allocate()
-        self._transfers = Transfers(plan, rank)
-        self._shared, self._across = _groups(plan, rank, parts)
+        self._shared = shared_sums(plan, parts.local)
         self._clips = any(NORM in part for part in plan.parts)
         self._inputs: dict[tuple[int, int, str], torch.Tensor] = {}
         count = plan.num_micro_batches
@@ -200,7 +196,7 @@ class PipelineExecutor:
         """Return what does one event of the tape."""
         if event.what != "run":
             assert event.place is not None
-            return self._transfers.step(event, self._registers[event.place])
+            return self._peers.transfer(event, self._registers[event.place])
         number, part = event.action.micro_batch, self._stages[event.action.stage]
         executor = self._functions[part, event.action.kind]
         held = {name: self._registers[place] for name, place in event.reads.items()}
@@ -222,8 +218,8 @@ class PipelineExecutor:
 
     def _share_gradients(self) -> None:
         """Add up the gradients of weights that several parts have."""
-        for name, group in self._shared:
-            dist.all_reduce(self._held.local[name], group=group())
+        for name, places in self._shared:
+            self._peers.add(self._held.local[name], places)
 
     def _update(self) -> None:
         parts = dict.fromkeys(self._stages.values())
@@ -234,8 +230,7 @@ class PipelineExecutor:
             total = torch.zeros_like(self._norm)
             for executor in norms:
                 total += executor.run(())[0]  # pyright: ignore[reportGeneralTypeIssues]
-            if self._across is not None:
-                dist.all_reduce(total, group=self._across())
+            self._peers.add(total, tuple(range(len(self.plan.ranks))))
             self._norm.copy_(total)
         held = {LR: self._rate, NORM: self._norm}
         count = self._held.local.get(STEP)
@@ -250,47 +245,10 @@ class PipelineExecutor:
 
     def _loss(self) -> torch.Tensor:
         """Return the loss on every rank; those that do not compute it receive it."""
-        loss = self._losses.sum() / len(self._losses)
-        places = self.plan.loss_places
-        if len(places) > 1:
-            if self.place not in places or self.local:
-                loss.zero_()
-            dist.all_reduce(loss)
-        elif not self._is_alone:
-            dist.broadcast(loss, self.plan.ranks[self.plan.loss_places[0]][0])
-        return loss
+        return self._peers.loss(self._losses.sum() / len(self._losses))
 
 
 def _dtype(loaded: LoadedPlan, output: str) -> torch.dtype:
     plan = loaded.plan
     buffer = next(plan.buffers[i] for i in plan.outputs if plan.buffers[i].name == output)
     return dtypes()[buffer.dtype]
-
-
-Group: TypeAlias = Callable[[], Any]
-
-
-def _groups(
-    plan: PartsPlan, rank: int, parts: Parts
-) -> tuple[list[tuple[str, Group]], Group | None]:
-    """Make the groups in which ranks of several parts add up; every process calls it.
-
-    Returns:
-        By name of an accumulator that this rank has and others too, the group of those that have
-        the same slice of it; the group of the ranks along the pipe, None where there is one.
-    """
-    if len(plan.ranks) == 1:
-        return [], None
-    sums = sorted(name for name in plan.holders if name.startswith(ACCUMULATED))
-    wanted = {name: plan.places_of(name) for name in sums}
-    every = tuple(range(len(plan.ranks)))
-    local = next(ranks.index(rank) for ranks in plan.ranks if rank in ranks)
-    own: dict[tuple[int, ...], Group] = {}
-    for places in dict.fromkeys([every, *wanted.values()]):
-        for index in range(plan.part_mesh.num_ranks) if len(places) > 1 else ():
-            ranks = [plan.ranks[place][index] for place in places]
-            made = dist.new_group(ranks)
-            if rank in ranks and index == local:
-                own[places] = ref(made)
-    shared = [(n, own[p]) for n, p in wanted.items() if n in parts.local and p in own]
-    return shared, own[every]
