@@ -145,10 +145,16 @@ def every_rank(
                     lag=way.latency_s,
                 )  # fmt: skip
                 add((part, t, i), [(part, "meet", i)], send)
-    last = {part.stage: part for part in rank_of if part.kind in "BW"}
+    # Sums of a rank follow each other, in the order in which the stages end.
+    ends = {part.stage: (i, part) for i, part in enumerate(rank_of) if part.kind in "BW"}
+    last = {stage: part for stage, (_, part) in sorted(ends.items(), key=lambda item: item[1])}
     for stage, part in last.items():
         meets = [(part, "meet", i) for i in range(mesh.num_ranks)]
-        add(stage, meets, SimAction("sum", f"sum {stage}", costs.stage(stage).reduce_seconds))
+        add(
+            stage,
+            meets,
+            SimAction("sum", f"sums of {rank_of[part]}", costs.stage(stage).reduce_seconds),
+        )
     for stage, i in cartesian(last, range(mesh.num_ranks)):
         rank = schedule.rank_of[stage]
         factor = max(slow.get((rank, j), 1.0) for j in mesh.group_of(i, "tensor"))
