@@ -1,0 +1,83 @@
+"""Predicting a step of a plan of several programs, from what its functions and channels take."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from irc.cluster.topology import Cluster
+from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
+from irc.simulate.boundaries import transfer_of
+from irc.simulate.costs import Costs, StageCosts, Transfer
+from irc.simulate.plan import StepSeconds, predict, stated_seconds
+from irc.simulate.schedule import Simulation
+from irc.simulate.tapes import simulate_tapes
+
+NORM = "norm"
+
+
+def predict_step(
+    plan: PartsPlan, cluster: Cluster, seconds: StepSeconds = stated_seconds
+) -> Simulation:
+    """Simulate one step.
+
+    A function is simulated once and is one action then. All ranks of a part run it in lock step
+    (their collectives are inside), so that one stands for them.
+
+    Args:
+        plan: of several programs.
+        cluster: whose devices are the ranks, in order.
+        seconds: of a step of a function's plan; by default what the plan states.
+    """
+    costs = Costs(_stages(plan, seconds), norm=any(NORM in part for part in plan.parts))
+
+    @cache
+    def between(name: str, source: int, target: int) -> Transfer:
+        return transfer_of(plan.channel(name, source, target), cluster)
+
+    return simulate_tapes(plan.schedule, plan.tapes, costs, between, slot_bytes(plan))
+
+
+def slot_bytes(plan: PartsPlan) -> dict[tuple[int, str], float]:
+    """Return the bytes of a slot, by stage of the schedule and name of the register."""
+    return {
+        (stage, name): float(buffer.size_bytes)
+        for place in range(len(plan.ranks))
+        for stage, part in plan.parts_at(place).items()
+        for name, buffer in plan.registers(part).items()
+    }
+
+
+def _stages(plan: PartsPlan, seconds: StepSeconds) -> list[StageCosts]:
+    """Return what each stage of the schedule takes."""
+
+    @cache
+    def predicted(part: int, kind: str) -> float:
+        return predict(plan.parts[part][kind].plan, seconds).seconds
+
+    stages: dict[int, StageCosts] = {}
+    for place in range(len(plan.ranks)):
+        held: set[str] = set()
+        for stage, part in sorted(plan.parts_at(place).items()):
+            functions = plan.parts[part]
+            kinds = [kind for kind in functions if kind in MICRO_BATCH_KINDS]
+            arenas = {kind: float(each.plan.arena_bytes) for kind, each in functions.items()}
+            rest = [kind for kind in functions if kind not in MICRO_BATCH_KINDS]
+            stages[stage] = StageCosts(
+                {kind: predicted(part, kind) for kind in kinds},
+                {**arenas, "update": max((arenas[kind] for kind in rest), default=0.0)},
+                weight_bytes=_weights(plan, part, held),
+                update_seconds=sum(predicted(part, kind) for kind in rest),
+            )
+    return [stages[stage] for stage in sorted(stages)]
+
+
+def _weights(plan: PartsPlan, part: int, held: set[str]) -> float:
+    """Return the bytes of what a stage loads and no other stage of its rank has already."""
+    total = 0.0
+    for loaded in plan.parts[part].values():
+        for index in loaded.plan.weights:
+            buffer = loaded.plan.buffers[index]
+            if buffer.name not in held:
+                held.add(buffer.name)
+                total += buffer.size_bytes
+    return total
