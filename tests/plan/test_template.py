@@ -240,6 +240,19 @@ def test_witnesses_are_admitted_and_apart() -> None:
     assert witnesses({"S": 7}, lambda v: v["S"] == 7) == []
 
 
+@pytest.mark.parametrize("step", [1, 3000, 1 << 14, 7919])
+def test_a_size_of_millions_has_witnesses_soon(step: int) -> None:
+    asked: list[int] = []
+
+    def admitted(values: Mapping[str, int]) -> bool:
+        asked.append(values["N"])
+        return values["N"] % step == 0
+
+    found = witnesses({"N": 4_000_000 // step * step}, admitted)
+    assert len({v["N"] for v in found}) == 5 and all(v["N"] % step == 0 for v in found)
+    assert len(asked) < 20_000
+
+
 def test_quotients_ask_for_all_remainders() -> None:
     found = witnesses({"H": 32}, lambda _: True, extended=lambda v: {**v, "q": v["H"] // 2})
     assert {v["H"] % 2 for v in found} == {0, 1}

@@ -58,7 +58,9 @@ class NumberedSizes(SizeNames):
         return self._known[expr]
 
     def _evaluated(self, expr: Any) -> Any:
-        named = {s: self._values[str(s)] for s in expr.free_symbols if str(s) in self._values}
+        if expr.is_Symbol and expr.name in self._values:
+            return self._values[expr.name]
+        named = {s: self._values[s.name] for s in expr.free_symbols if s.name in self._values}
         found = expr.xreplace({symbol: sympy.Integer(n) for symbol, n in named.items()})
         if getattr(found, "free_symbols", None):
             raise SizeError(f"size '{expr}' depends on the values of a tensor")
@@ -88,6 +90,7 @@ class OpenSizes:
         ranges: the least and the greatest number of each symbol.
         quotients: dims that are no polynomials of the symbols, by a name.
         aliases: symbols that stand for others.
+        failed_on: the condition that did not hold when one did not last.
     """
 
     places: dict[str, Place]
@@ -97,6 +100,7 @@ class OpenSizes:
     ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     quotients: dict[str, Any] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    failed_on: sympy.Basic | None = None
 
     def whole(self, values: Mapping[str, int]) -> dict[str, int]:
         """Return the numbers of all symbols of the graph, given those of :attr:`places`."""
@@ -155,16 +159,24 @@ class OpenSizes:
             shapes: of the inputs.
         """
         for name, (low, high) in self.ranges.items():
-            if not low <= values[name] or (high is not None and values[name] > high):
+            if self._is_outside(name, values[name]):
                 return f"{self.said(name)} is {values[name]}, traced for {low} to {high or 'any'}"
         numbers = NumberedSizes(values)
         for place, (given, traced) in enumerate(zip(shapes, self.shapes, strict=True)):
             for dim, (size, expr) in enumerate(zip(given, traced, strict=True)):
                 if numbers.dim(expr) != size:
                     return f"dim {dim} of input {place} is {size}, traced for {self.shown(expr)}"
-        for condition in self.conditions:
+        if (condition := self._unmet(numbers)) is None:
+            return None
+        return f"it was traced for sizes with {self.shown(condition)}"
+
+    def _unmet(self, numbers: NumberedSizes) -> sympy.Basic | None:
+        """Return a condition that does not hold; what others failed on is looked at first."""
+        last = [self.failed_on] if self.failed_on in self.conditions else []
+        for condition in (*last, *self.conditions):
             if not numbers.number(condition):
-                return f"it was traced for sizes with {self.shown(condition)}"
+                self.failed_on = condition
+                return condition
         return None
 
     @property
@@ -174,9 +186,13 @@ class OpenSizes:
 
     def admits(self, values: Mapping[str, int]) -> bool:
         """True where the trace holds for numbers of the symbols."""
-        numbers = NumberedSizes(values)
-        shapes = [[numbers.dim(size) for size in shape] for shape in self.shapes]
-        return self.refused(values, shapes) is None
+        if any(self._is_outside(name, values[name]) for name in self.ranges):
+            return False
+        return self._unmet(NumberedSizes(values)) is None
+
+    def _is_outside(self, name: str, number: int) -> bool:
+        low, high = self.ranges[name]
+        return number < low or (high is not None and number > high)
 
     def said(self, name: str) -> str:
         """Return the name of a symbol in the user's terms."""

@@ -12,6 +12,9 @@ COUNT = 4
 MAX_TRIES = 2000
 """Assignments that are looked at."""
 
+MAX_CANDIDATES = 4096
+"""Numbers that are tried for a size, about."""
+
 ENOUGH = 24
 """Choices for a size that lead to different quotients."""
 
@@ -112,11 +115,9 @@ def _choices(
 ) -> list[int]:
     """Return numbers for one symbol: primes near the first call's, then others."""
     own = first[name]
-    span = max(own, FEWEST) * 2 + 64
-    near = sorted(range(2, span), key=lambda n: (n < FEWEST, abs(n - own), -n))
-    fitting = [n for n in near if n != own and admitted({**first, name: n})]
+    near = sorted(_candidates(own), key=lambda n: (n < FEWEST, abs(n - own), -n))
     # Several symbols may have to move together; then none fits alone.
-    pool = fitting or [n for n in near if n != own]
+    pool = [n for n in near if admitted({**first, name: n})] or near
     if len(extended(first)) == len(first):
         primes = [n for n in pool if _is_prime(n)]
         return primes + [n for n in pool if not _is_prime(n)]
@@ -138,6 +139,23 @@ def _choices(
             break
     chosen = set(new)
     return new + [n for n in mixed if n not in chosen]
+
+
+def _candidates(own: int) -> set[int]:
+    """Return numbers that are tried for a size: all up to its double, of millions only some.
+
+    Those are near it, and those at distances that leave divisors that a trace may ask for.
+    """
+    span = max(own, FEWEST) * 2 + 64
+    numbers = range(2, span)
+    if len(numbers) > MAX_CANDIDATES:
+        steps = {d for d in range(1, MAX_CANDIDATES) if own % d == 0}
+        steps |= {own // d for d in steps} | {1 << i for i in range(own.bit_length())}
+        far = {own + sign * i * step for step in steps for i in range(1, 7) for sign in (1, -1)}
+        half = MAX_CANDIDATES // 4
+        near = {*range(own - half, own + half), *far}
+        return {n for n in near if 2 <= n < span} - {own}
+    return {*numbers} - {own}
 
 
 def _is_prime(number: int) -> bool:
