@@ -411,7 +411,9 @@ class Executor:
 
         # Of results that nobody reads, torch's own shape functions are not always right.
         wanted = [plan.root(index) in plan.read for index in outputs]
-        run = library.prepared(action.op, action.attrs, results)
+        roots = [plan.buffers[plan.root(index)] for index in inputs]
+        fixed = [i for i, root in enumerate(roots) if root.storage == "weight"]
+        run = library.prepared(action.op, action.attrs, results, fixed)
 
         def call() -> None:
             found = run([t[i] for i in inputs])

@@ -8,7 +8,7 @@ Nothing here needs xdsl; torch is imported on the first call.
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from irc.runtime.flow_ops import (
@@ -49,10 +49,17 @@ def run(
 
 
 def prepared(
-    name: str, attrs: Attrs, results: Results
+    name: str, attrs: Attrs, results: Results, fixed: Collection[int] = ()
 ) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    """Return what runs a flow op with fixed attributes: :func:`run`, which looks once."""
-    if name == "flow.extern" and (found := extern.prepared(attrs)) is not None:
+    """Return what runs a flow op with fixed attributes: :func:`run`, which looks once.
+
+    Args:
+        name: the op.
+        attrs: its attributes.
+        results: shape and dtype of each result.
+        fixed: operands that are weights: each the same tensor in every call.
+    """
+    if name == "flow.extern" and (found := extern.prepared(attrs, results, fixed)) is not None:
         return found
     return lambda inputs: run(name, attrs, inputs, results)
 

@@ -6,7 +6,7 @@ Nothing of onnx or onnxruntime is used. Torch is imported on the first call.
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from irc.errors import IrcError
@@ -43,6 +43,33 @@ def run(
     operands = [None if p is None else inputs[p["operand"]] for p in positions]
     found = LIBRARY[target.removeprefix("onnx::")](operands, options)[: len(results)]
     return _checked(target, found, results)
+
+
+def prepared_cell(
+    target: str,
+    arguments: Sequence[Any],
+    results: Sequence[tuple[tuple[int, ...], str]],
+    fixed: Collection[int],
+) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None:
+    """Return what runs a cell over time, its weights packed once; None where they may change.
+
+    Args:
+        target: ``onnx::LSTM``.
+        arguments: as :func:`run` takes them.
+        results: as :func:`run` takes them.
+        fixed: operands that are weights.
+    """
+    positions, options = arguments
+    places = [None if p is None else p["operand"] for p in positions]
+    if any(place is not None and place not in fixed for place in places[1:4]):
+        return None
+    cell = recurrent.Kept(target.removeprefix("onnx::"), options)
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        found = cell([None if i is None else inputs[i] for i in places])
+        return _checked(target, found[: len(results)], results)
+
+    return run
 
 
 def _checked(

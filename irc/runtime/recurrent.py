@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from irc.runtime import torch_cells
+from irc.runtime import recurrent_sweep, torch_cells
 from irc.runtime.quantized_product import QuantizedProduct
 
 if TYPE_CHECKING:
@@ -96,12 +96,49 @@ def quantized_lstm(operands: Operands, options: Mapping[str, Any]) -> list[torch
 
 def _plain(cell: Cell, operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
     operands = [*operands, *[None] * (8 - len(operands))]
+    if recurrent_sweep.fits(cell.kind, operands, options):
+        weights = recurrent_sweep.packed(cell.kind, operands, options)
+        return recurrent_sweep.run(cell.kind, operands, options, weights)
     if torch_cells.is_plain(cell.kind, operands, options):
         return torch_cells.run(cell.kind, operands, options)
     x, w, r, *rest = operands
     assert x is not None and w is not None and r is not None
     products = [Product(part) for part in w], [Product(part) for part in r]
     return _run(cell, x, products, rest, options)
+
+
+class Kept:
+    """A cell over time whose weights are the same tensors in every call, and packed once.
+
+    Args:
+        kind: of cell.
+        options: of the op.
+    """
+
+    def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
+        self._kind, self._options = kind, options
+        # One tuple: another thread sees weights and what is packed of them, or neither.
+        self._packed: tuple[Any, Any] = None, None
+
+    def __call__(self, operands: Operands) -> list[torch.Tensor]:
+        """Run on the operands of a call."""
+        kind, options = self._kind, self._options
+        operands = [*operands, *[None] * (8 - len(operands))]
+        if not recurrent_sweep.fits(kind, operands, options):
+            return CELLS[kind](operands, options)
+        now = [_written(value) for value in operands[1:4]]
+        seen, packed = self._packed
+        if seen != now:
+            packed = recurrent_sweep.packed(kind, operands, options)
+            self._packed = now, packed
+        return recurrent_sweep.run(kind, operands, options, packed)
+
+
+def _written(value: torch.Tensor | None) -> tuple[int, int] | None:
+    """Return where a weight lies and how often it was written to."""
+    if value is None:
+        return None
+    return value.data_ptr(), 0 if value.is_inference() else value._version
 
 
 def _run(
@@ -256,3 +293,4 @@ def _lstm_step(
 
 
 LSTM = Cell("LSTM", _lstm_step, 4, 3, 2)
+CELLS = {"RNN": rnn, "GRU": gru, "LSTM": lstm}

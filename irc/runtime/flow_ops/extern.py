@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,20 @@ if TYPE_CHECKING:
     import torch
 
 
-def prepared(attrs: Attrs) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None:
+def prepared(
+    attrs: Attrs, results: Results, fixed: Collection[int]
+) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None:
     """Return what runs an op again and again: its name and its arguments are read once.
 
-    None for what is no op of torch's, and is run by :func:`irc.runtime.library.run`.
+    None for what is neither torch's nor a cell over time with weights among its ``fixed`` operands;
+    :func:`irc.runtime.library.run` runs it.
     """
     target: str = attrs["target"]
+    if target in CELLS:
+        from irc.runtime import onnx_library
+
+        arguments = json.loads(attrs["arguments"])
+        return onnx_library.prepared_cell(target, arguments, results, fixed)
     if target.startswith(("onnx::", "irc::")):
         return None
     fill = calling(json.loads(attrs["arguments"]))
@@ -187,6 +195,9 @@ def _fill(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
         case _:
             return value
 
+
+CELLS = ("onnx::RNN", "onnx::GRU", "onnx::LSTM")
+"""Ops that pack their weights."""
 
 MEMORY = ("aten::as_strided", "aten::resize", "aten::view.dtype", "aten::view_as_complex")
 """How the names of ops begin that look at memory, not at numbers."""
