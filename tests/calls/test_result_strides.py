@@ -82,6 +82,36 @@ def test_strides_are_those_of_eager(name: str, compiler: Callable[..., Any]) -> 
             assert memory(got) == memory(want)
 
 
+OPEN: dict[str, Callable[[torch.Tensor], Any]] = {
+    "as the argument": lambda x: torch.empty_strided(x.size(), x.stride()).copy_(x + x),
+    "two more": lambda x: laid(x.shape, (x.shape[1] + 2, 1))(x),
+    "columns": lambda x: (lambda y: (y, y.t(), y[1:]))(laid(x.shape, (1, x.shape[0] * 2))(x)),
+    "turned": lambda x: laid((3, *x.shape), (1, x.shape[1] * 5 + 1, 4))(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore::irc.calls.recompiles.RecompileWarning")
+@pytest.mark.parametrize("compiler", [irc.compile, torch.compile], ids=["irc", "torch"])
+@pytest.mark.parametrize("name", OPEN)
+def test_gaps_of_open_sizes(name: str, compiler: Callable[..., Any]) -> None:
+    torch._dynamo.reset()
+    function = OPEN[name]
+    options = {"backend": "irc"} if compiler is torch.compile else {}
+    compiled = compiler(function, dynamic=True, **options)
+    with torch.no_grad():
+        for shape, strides in (
+            ((16, 8), (16, 1)),
+            ((17, 8), (20, 1)),
+            ((5, 16), (16, 1)),
+            ((4, 3), (1, 9)),
+            ((16, 8), (16, 1)),
+        ):
+            x = torch.empty_strided(shape, strides).normal_()
+            got, want = compiled(x), function(x)
+            torch.testing.assert_close(got, want, check_stride=True)
+            assert memory(got) == memory(want)
+
+
 def memory(results: Any) -> list[tuple[int, int]]:
     """Say of tensors where each starts in which memory, by the first that lies in it."""
     tensors = [results] if isinstance(results, torch.Tensor) else list(results)

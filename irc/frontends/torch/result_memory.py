@@ -8,15 +8,17 @@ an argument, or of another result, changes with it. A graph's fake values say al
 # pyright: basic
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from operator import getitem
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph, Node
+from torch.utils._pytree import tree_map
 
 from irc.plan.schema import row_major
 
@@ -242,31 +244,36 @@ def _turned(node: Node, order: tuple[int, ...]) -> Node:
 def _spread(node: Node) -> Node | None:
     """Return a node's numbers as a vector with zeros in the gaps that are between them in memory.
 
-    None where elements share places, or sizes are open.
+    None where elements share places. Of sizes that are open, torch notes what is asked here.
     """
     value = node.meta["val"]
-    is_lazy = value.is_conj() or value.is_neg()
-    if is_lazy or not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+    shape, strides = (tuple(map(_hint, each)) for each in (value.shape, value.stride()))
+    if None in shape or None in strides or value.is_conj() or value.is_neg():
         return None
-    if value.numel() == 0:
+    if 0 in shape:
         return node
-    order = sorted(range(value.ndim), key=lambda dim: (value.shape[dim] != 1, -value.stride(dim)))
-    dims = [(value.shape[dim], value.stride(dim)) for dim in order if value.shape[dim] != 1]
-    spans = [1]
-    for size, step in reversed(dims):
-        if step < spans[-1]:
+    order = sorted(range(len(shape)), key=lambda dim: (shape[dim] != 1, -(strides[dim] or 0)))
+    kept = [dim for dim in order if shape[dim] != 1]
+    sizes = [_computed(node.graph, torch.ops.aten.sym_size.int, node, dim) for dim in kept]
+    steps = [_computed(node.graph, torch.ops.aten.sym_stride.int, node, dim) for dim in kept]
+    span: Any = 1
+    for size, step in zip(reversed(sizes), reversed(steps), strict=True):
+        if _value(step) < _value(span):
             return None
-        spans.append((size - 1) * step + spans[-1])
+        span = (_value(size) - 1) * _value(step) + _value(span)
     node = _appended(node, torch.ops.aten.permute.default, order)
-    node = _appended(node, torch.ops.aten.reshape.default, [*(size for size, _ in dims), 1])
-    for span, after in pairwise(spans):
-        size, step = dims.pop()
-        if step > span:
-            node = _appended(node, torch.ops.aten.constant_pad_nd.default, [0, step - span])
-        sizes = [size for size, _ in dims]
-        node = _appended(node, torch.ops.aten.reshape.default, [*sizes, size * step])
-        if step > span:
-            node = _appended(node, torch.ops.aten.slice.Tensor, len(sizes), 0, after)
+    node = _appended(node, torch.ops.aten.reshape.default, [*sizes, 1])
+    span = 1
+    while sizes:
+        size, step = sizes.pop(), steps.pop()
+        gap = _computed(node.graph, operator.sub, step, span)
+        if _value(gap) > 0:
+            node = _appended(node, torch.ops.aten.constant_pad_nd.default, [0, gap])
+        last = _computed(node.graph, operator.mul, size, step)
+        node = _appended(node, torch.ops.aten.reshape.default, [*sizes, last])
+        span = _computed(node.graph, operator.sub, last, gap)
+        if _value(gap) > 0:
+            node = _appended(node, torch.ops.aten.slice.Tensor, len(sizes), 0, span)
     return node
 
 
@@ -274,8 +281,24 @@ def _appended(node: Node, op: torch._ops.OpOverload, *args: Any) -> Node:
     """Return a node that is made of another one behind all that a graph computes."""
     with node.graph.inserting_before(_output(node.graph)):
         added = node.graph.call_function(op, (node, *args))
-    added.meta.update(node.meta, val=op(node.meta["val"], *args))
+    with enable_python_dispatcher():
+        added.meta.update(node.meta, val=op(node.meta["val"], *tree_map(_value, args)))
     return added
+
+
+def _computed(graph: Graph, op: Callable[..., Any], *args: Any) -> Any:
+    """Return a number, or a node for it where sizes of a graph are open."""
+    number = op(*map(_value, args))
+    if isinstance(number, int):
+        return number
+    with graph.inserting_before(_output(graph)):
+        node = graph.call_function(op, args)
+    node.meta["val"] = number
+    return node
+
+
+def _value(arg: Any) -> Any:
+    return arg.meta["val"] if isinstance(arg, Node) else arg
 
 
 def return_too(nodes: Sequence[Node], known: Sequence[Any]) -> None:
