@@ -2,7 +2,7 @@
 
 Parts are copies of their own, so that the whole tensors that they come from can be freed: a rank
 of N then needs 1/N of what is split (ZeRO, arXiv:1910.02054). A whole tensor is put together when
-it is asked for, one at a time.
+it is asked for, one at a time; a rank receives what it does not hold itself, and nothing twice.
 """
 
 # pyright: basic
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
@@ -19,6 +18,8 @@ from irc.plan.schema import Plan, placement_of
 from irc.plan.weights import local_slices
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
+from irc.runtime.moving import move, to_first
+from irc.sharding.between import Side
 
 
 class Parts:
@@ -96,15 +97,9 @@ class Parts:
         part, (placement, shape) = self.local[name], self._placed[name]
         if placement.is_replicated or self.mesh.num_ranks == 1:
             return part.clone() if everywhere or self.rank == 0 else None
-        rows = self._gathered(part, placement, shape, everywhere)
-        if rows is None:
-            return None
-        made = torch.empty(shape, dtype=part.dtype)
-        for rank, row in enumerate(rows):
-            where = local_slices(placement, self.mesh, rank, shape)
-            size = [s.stop - s.start for s in where]
-            made[where] = row.view(part.dtype)[: _count(size)].view(size)
-        return made
+        held = Side(placement, self.mesh, range(self.mesh.num_ranks))
+        channel = to_first(held, shape, part.dtype, self.mesh.num_ranks if everywhere else 1)
+        return move(channel, self.rank, part)
 
     def load(self, name: str, whole: torch.Tensor) -> None:
         """Write this rank's part of a whole tensor over the one that it holds."""
@@ -122,26 +117,3 @@ class Parts:
     def _slices(self, name: str) -> tuple[slice, ...]:
         placement, shape = self._placed[name]
         return local_slices(placement, self.mesh, self.rank, shape)
-
-    def _gathered(
-        self, part: torch.Tensor, placement: Placement, shape: tuple[int, ...], everywhere: bool
-    ) -> list[torch.Tensor] | None:
-        """Return the bytes of every rank's part; parts of ceil-sized chunks differ in length."""
-        slices = [local_slices(placement, self.mesh, r, shape) for r in range(self.mesh.num_ranks)]
-        longest = max(_count([s.stop - s.start for s in where]) for where in slices)
-        own = torch.zeros(longest * part.element_size(), dtype=torch.uint8)
-        flat = part.contiguous().view(-1).view(torch.uint8)
-        own[: flat.numel()] = flat
-        rows = [torch.empty_like(own) for _ in slices]
-        if everywhere:
-            dist.all_gather(rows, own)
-            return rows
-        dist.gather(own, rows if self.rank == 0 else None, dst=0)
-        return rows if self.rank == 0 else None
-
-
-def _count(sizes: list[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found

@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 
 from irc.dialects.placement import Placement
 from irc.plan.parts import PartsPlan
 from irc.plan.schema import placement_of
-from irc.plan.weights import local_slices
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
+from irc.runtime.moving import move, to_first
 from irc.runtime.parts import Parts
+from irc.sharding.between import Side
 
 
 class SpreadParts(Parts):
@@ -69,17 +69,7 @@ class SpreadParts(Parts):
         placement, shape = self._placed[name]
         if self.world == 1:
             return self.local[name].clone()
-        made = torch.empty(shape, dtype=self._dtypes[name])
-        seen: set[tuple[tuple[int, int], ...]] = set()
-        for local, holder in enumerate(self.ranks[name]):
-            where = local_slices(placement, self.mesh, local, shape)
-            key = tuple((s.start, s.stop) for s in where)
-            if key in seen:
-                continue
-            seen.add(key)
-            own = self.local[name] if holder == self.world_rank else made[where]
-            piece = own.clone(memory_format=torch.contiguous_format)
-            if piece.numel():
-                dist.broadcast(piece.view(-1).view(torch.uint8), holder)
-            made[where] = piece
-        return made if everywhere or self.world_rank == 0 else None
+        lies = placement if placement.axes else Placement.replicated(self.mesh.names)
+        held = Side(lies, self.mesh, self.ranks[name])
+        channel = to_first(held, shape, self._dtypes[name], self.world if everywhere else 1)
+        return move(channel, self.world_rank, self.local.get(name))
