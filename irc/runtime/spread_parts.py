@@ -54,6 +54,10 @@ class SpreadParts(Parts):
             for loaded in plan.parts[part].values():
                 self.adopt(loaded.plan, wholes)
 
+    def placement_and_shape(self, name: str) -> tuple[Placement, tuple[int, ...]]:
+        """Return how a tensor lies on the mesh of its stage, and its whole shape."""
+        return self._placed[name]
+
     @property
     def names(self) -> list[str]:
         """Names of all tensors that ranks hold between steps, the same on every rank."""
