@@ -116,7 +116,8 @@ class ThreadPeers:
         brought = [operands.source.clone()]
         brought += [] if operands.marks is None else [operands.marks.clone()]
         every = self._meet((self._place, axis, group[0]), own, len(group), brought)
-        results = COLLECTIVES[action.op](action.attrs, *(list(each) for each in zip(*every, strict=True)))
+        held = [list(each) for each in zip(*every, strict=True)]
+        results = COLLECTIVES[action.op](action.attrs, *held)
         operands.target.copy_(results[own].reshape(operands.target.shape))
         return lambda: None
 
@@ -283,7 +284,7 @@ def _all(world: int, run: Callable[[int], None], exchange: Exchange) -> None:
             run(rank)
         except _Ended:
             pass
-        except BaseException as error:  # noqa: BLE001 - it is raised below, in the caller's thread
+        except BaseException as error:
             with exchange.changed:
                 exchange.failed = exchange.failed or error
                 exchange.changed.notify_all()

@@ -321,7 +321,8 @@ def make_parts(
 
 def with_files(plan: PartsPlan, files: Mapping[str, str]) -> PartsPlan:
     """Return the plan with further files beside its parts, by name."""
-    texts = {name: text.encode() for name, text in sorted(files.items())}
+    texts = {**plan.texts, **{name: text.encode() for name, text in files.items()}}
+    texts = dict(sorted(texts.items()))
     digests = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
     return replace(plan, facts=replace(plan.facts, files=digests), texts=texts)
 

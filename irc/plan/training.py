@@ -11,6 +11,8 @@ from irc.training.recipe import Recipe
 RECIPE = "training/recipe.json"
 FORWARD = "training/forward.mlir"
 """The captured forward pass of one micro-batch: what eager training runs."""
+STAGED = "training/stages.mlir"
+"""The same before it was cut into stages: its ops have their numbers."""
 
 
 class Training(Protocol):

@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from irc.dialects.builder import arguments, entry, results
 from irc.dialects.flow import tensor
 from irc.dialects.placement import Mesh, Placement
+from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.pipeline import Options, run_passes
 from irc.pipeline.default import split_pipeline
@@ -24,8 +25,10 @@ from irc.plan.parts import (
     irc_version,
     make_parts,
     schedule_digest,
+    with_files,
 )
 from irc.plan.schema import AxisCut, placement_of
+from irc.plan.training import STAGED
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.stage_pins import pins_of_stages
@@ -111,7 +114,7 @@ def make_parts_plan(
     run_passes(
         module, [builtin_pass("canonicalize")(), builtin_pass("stream-cross-entropy")(), cut]
     )
-    found = stages_of(module)
+    staged, found = dump(module), stages_of(module)
     trained = _trained(program, recipe)
     shared = _shared(found)
     moved = _moved_elsewhere(shared, schedule)
@@ -144,7 +147,7 @@ def make_parts_plan(
         loss=loss,
         irc=irc_version(),
     )
-    return make_parts(facts, text, tuple(parts))
+    return with_files(make_parts(facts, text, tuple(parts)), {STAGED: staged})
 
 
 def _loss(module: ModuleOp, recipe: Recipe) -> str:
