@@ -85,7 +85,7 @@ class TorchPeers:
                 own.zero_()
             dist.all_reduce(own)
         elif not self._is_alone:
-            dist.broadcast(own, self._plan.ranks[places[0]][0])
+            dist.broadcast(own, self._plan.ranks[places[0]][0])  # pyright: ignore[reportGeneralTypeIssues]
         return own
 
 
