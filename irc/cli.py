@@ -25,6 +25,7 @@ from irc.commands import (
     run,
     schedule,
     sign,
+    simulate,
     trust,
     tune,
 )
@@ -57,6 +58,7 @@ COMMANDS: dict[str, Command] = {
     "sign": sign,
     "tune": tune,
     "schedule": schedule,
+    "simulate": simulate,
     "cluster": cluster,
 }
 

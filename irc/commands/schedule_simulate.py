@@ -128,20 +128,32 @@ def _print(found: Simulation, args: argparse.Namespace) -> None:
     print(f"ranks           {num_ranks}{inside}; {_classes(found)}")
     print(f"stages          {schedule.num_stages}, {schedule.num_micro_batches} micro-batches")
     print(f"step            {found.seconds:g}")
-    stages = schedule.rank_of.items()
-    rows = [("rank", "columns", "idle", "saved at most", "peak", "reserved")]
-    for rank in range(len(schedule.ranks)):
+    print(table(found, saved="saved values"))
+
+
+def table(found: Simulation, saved: str = "") -> str:
+    """Return a row for each class of ranks: how long it idles, and its memory.
+
+    Args:
+        found: a step.
+        saved: the registers whose slots are counted, by the start of their names; empty: none.
+    """
+    stages = found.schedule.rank_of.items()
+    rows = [["rank", "columns", "idle", "saved at most", "peak", "reserved"]]
+    for rank in range(len(found.schedule.ranks)):
         for i, column in enumerate(found.columns):
             mark = f" of columns {i}" if len(found.columns) > 1 else ""
             slots = sum(
-                found.slots(f"saved values of stage {s}{mark}") for s, own in stages if own == rank
+                found.slots(f"{saved} of stage {s}{mark}") for s, own in stages if own == rank
             )
             peak, reserved = found.peak_bytes(rank, i), found.reserved_bytes(rank, i)
-            rows.append((str(rank), str(column.count), f"{found.bubble(rank, i):.2%}", str(slots),
-                         _shown(peak), _shown(reserved)))  # fmt: skip
+            rows.append([str(rank), str(column.count), f"{found.bubble(rank, i):.2%}", str(slots),
+                         shown_bytes(peak), shown_bytes(reserved)])  # fmt: skip
+    if not saved:
+        rows = [row[:3] + row[4:] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
+    lines = (zip(row, widths, strict=True) for row in rows)
+    return "\n".join("  ".join(f"{cell:>{width}}" for cell, width in line) for line in lines)
 
 
 def _classes(found: Simulation) -> str:
@@ -149,7 +161,8 @@ def _classes(found: Simulation) -> str:
     return "all columns alike" if count == 1 else f"{count} classes of columns"
 
 
-def _shown(size: float) -> str:
+def shown_bytes(size: float) -> str:
+    """Return bytes in the unit that suits them."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000 * UNITS[unit]:
             return f"{size / UNITS[unit]:.4g} {unit}"

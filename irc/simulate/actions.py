@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +57,13 @@ class Timeline:
     def seconds(self) -> float:
         """When the last action ended."""
         return max(self.ends, default=0.0)
+
+    def busy(self, actions: Sequence[SimAction]) -> dict[str, float]:
+        """Return the seconds in which each stream has something to do; ``actions`` are its own."""
+        busy: dict[str, float] = {}
+        for action, start, end in zip(actions, self.starts, self.ends, strict=True):
+            busy[action.stream] = busy.get(action.stream, 0.0) + end - start
+        return busy
 
 
 class Waiting(NamedTuple):

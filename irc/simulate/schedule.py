@@ -64,12 +64,7 @@ class Simulation:
 
     @cached_property
     def _busy(self) -> Mapping[str, float]:
-        """The seconds in which a stream has something to do."""
-        busy: dict[str, float] = {}
-        times = zip(self.actions, self.timeline.starts, self.timeline.ends, strict=True)
-        for action, start, end in times:
-            busy[action.stream] = busy.get(action.stream, 0.0) + end - start
-        return busy
+        return self.timeline.busy(self.actions)
 
     def bubble(self, rank: int, column: int = 0) -> float:
         """Return the share of the step in which a rank idles."""

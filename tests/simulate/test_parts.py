@@ -6,26 +6,31 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import irc
+from irc.calls.step_plan import captured_step
 from irc.cluster.presets import PRESETS
+from irc.pipeline import Options
 from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
-from irc.programs.make import make_parts_plan
+from irc.programs.make import make_parts_plan, schedule_for
 from irc.schedule.timeline import play
+from irc.sharding.mesh import parse_mesh
 from irc.simulate.parts import predict_step, slot_bytes
 from irc.simulate.plan import predict
+from irc.training.recipe import Recipe
 from tests.programs.models import MICRO_BATCHES, OPTIMIZER, model_and_batch
 
 
-def planned(name: str, mesh: str, schedule: str) -> PartsPlan:
-    """Plan a step for a mesh, without its processes."""
+def planned(name: str, mesh: str, schedule: str) -> tuple[PartsPlan, dict[str, torch.Tensor]]:
+    """Plan a step for a mesh, without its processes; its weights too."""
     model, batch = model_and_batch(name)
-    step: Any = irc.compile_step(
-        model, optimizer=OPTIMIZER, mesh=mesh, micro_batches=MICRO_BATCHES, schedule=schedule
-    )
-    captured, split = step._capture(batch, {})
-    recipe = replace(step.recipe, split=split)
-    return make_parts_plan(captured.program, recipe, step._options(), step.schedule)
+    recipe = Recipe(accumulate=MICRO_BATCHES)
+    captured, split = captured_step(model, None, recipe, batch, {})
+    options = Options(mesh=parse_mesh(mesh))
+    order = schedule_for(schedule, options.mesh.size("pipe"), MICRO_BATCHES)
+    plan = make_parts_plan(captured.program, replace(recipe, split=split), options, order)
+    return plan, captured.program.tensors
 
 
 def test_registers_are_those_of_the_executor() -> None:
@@ -53,7 +58,7 @@ def test_registers_are_those_of_the_executor() -> None:
     [("pipe=2", "1f1b"), ("pipe=2,tensor=2", "zb-h1"), ("pipe=2,data=2", "interleaved:2")],
 )
 def test_a_step_is_its_functions_in_the_order_of_the_schedule(mesh: str, schedule: str) -> None:
-    plan = planned("gpt", mesh, schedule)
+    plan, _ = planned("gpt", mesh, schedule)
     found = predict_step(plan, PRESETS["8xH100"])
     path = plan.schedule.paths[0]
     for part, stage in enumerate(path):
