@@ -151,14 +151,12 @@ def slurm(job: Job) -> str:
 
 
 def as_json(job: Job) -> str:
-    """Return the command of one node, for launchers of one's own."""
-    meeting = (
-        ["--standalone"]
-        if job.nodes == 1
-        else ["--nnodes", str(job.nodes), "--rdzv-backend", "c10d"]
-    )
-    command = ["torchrun", *meeting, "--nproc-per-node", str(job.ranks_per_node)]
-    command += ["-m", WORKER, str(job.folder)]
+    """Return the command of one node, for launchers of one's own; options of the worker may follow.
+
+    It is the script for torchrun, so that ranks meet as they do there: on several nodes HEAD names
+    the first one.
+    """
+    command = ["sh", "-c", torchrun(job), job.name]
     content = {"command": command, "nodes": job.nodes, "ranks_per_node": job.ranks_per_node}
     return json.dumps(content, indent=1) + "\n"
 

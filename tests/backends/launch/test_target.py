@@ -108,8 +108,17 @@ def test_several_nodes(form: str, tmp_path: Path) -> None:
 def test_json(tmp_path: Path) -> None:
     folder = saved(tmp_path / "plan")
     data = json.loads(render_launch(str(folder), "json"))
-    assert data["command"][-1] == str(folder)
     assert (data["nodes"], data["ranks_per_node"]) == (1, 4)
+    words = [*data["command"], "--seed=1"]
+    given = run_script(f"exec {shlex.join(words)}", tmp_path)
+    assert given[-3:] == ["irc.runtime.worker", str(folder), "--seed=1"]
+    # As the script's: nothing listens but on the loopback interface.
+    assert given[given.index("--rdzv-conf") + 1] == "store_type=file"
+    assert given[given.index("--local-addr") + 1] == "127.0.0.1"
+    assert "--standalone" not in given
+    two = json.loads(render_launch(str(folder), "json", nodes=2))
+    given = run_script(f"exec {shlex.join(two['command'])}", tmp_path)
+    assert given[given.index("--rdzv-endpoint") + 1] == "node7:29500"
 
 
 def test_the_torchrun_command_is_one_that_torchrun_takes() -> None:
