@@ -11,7 +11,7 @@ from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 Slot = tuple[str, dict[str, Any], str]
 """A name for messages, and the entry of a dictionary."""
@@ -32,11 +32,18 @@ def attributes(module: nn.Module) -> Iterator[Slot]:
 
 
 def held(module: nn.Module) -> Iterator[Slot]:
-    """Return the parameters, buffers and layers, and places for them that are empty."""
+    """Return the parameters, buffers and layers, and places for them that are empty.
+
+    A layer of torch's may have a tensor for an attribute, which a hook computes for each call.
+    """
     for path, child in module.named_modules():
         for slots in (child._parameters, child._buffers, child._modules):
             for key in slots:
                 yield f"{path}.{key}" if path else key, slots, key
+        if is_torchs(child):
+            for key, value in vars(child).items():
+                if isinstance(value, Tensor):
+                    yield f"{path}.{key}" if path else key, vars(child), key
 
 
 def sized(module: nn.Module) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules import module as of_all
 
@@ -24,11 +25,15 @@ def layer_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
     """Return where the forward hooks on the layers of a module are held, and those on all modules.
 
     Args:
-        module: its own hooks are not among them: they run outside its ``forward``.
+        module: its own hooks are not among them: they run outside its ``forward``. Only where it
+            holds a tensor that they may make anew for each call (the weight of
+            ``torch.nn.utils.spectral_norm``) are they.
     """
     layers = [layer for layer in module.modules() if layer is not module]
     own = [vars(layer)[name] for layer in layers for name in FORWARD if name in vars(layer)]
-    return (*own, *ON_ALL[: len(FORWARD)]) if layers else ()
+    if any(isinstance(value, torch.Tensor) for value in vars(module).values()):
+        own.append(vars(module)[FORWARD[0]])
+    return (*own, *ON_ALL[: len(FORWARD)]) if layers else tuple(own)
 
 
 def on_all_modules() -> bool:
