@@ -59,6 +59,9 @@ class Version:
         self._executor = executor
         self._mesh, self.rank = plan.device_mesh, executor.rank
         self.layout = Layout(plan, captured.cached_inputs)
+        # What a plan may write it takes row by row, also where it turns out to write nothing.
+        held_here = self.layout.held if plan.device_mesh.num_ranks == 1 else set[int]()
+        self._rows = sorted({*self.layout.written, *held_here})
         self._has_caches = bool(captured.cached_inputs) or any(p.spec for p in captured.parts)
         self._is_single = captured.out_spec.is_leaf()
         self._views = [each.view for each in captured.outputs]
@@ -194,11 +197,12 @@ class Version:
             inputs = self.layout.placed(inputs, caches, self._mesh, self.rank)
         parts = [held.part_of(tensor) for tensor in inputs]
         apart: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for index in self.layout.written:
+        for index in self._rows:
             part = parts[index]
             if not part.is_contiguous() or part.is_neg() or part.is_conj():
-                apart.append((part, part.resolve_conj().resolve_neg().contiguous()))
-                parts[index] = apart[-1][1]
+                parts[index] = part.resolve_conj().resolve_neg().contiguous()
+                if index in self.layout.written:
+                    apart.append((part, parts[index]))
         results = list(self._executor(*parts))
         for own, copy in apart:
             own.copy_(copy)

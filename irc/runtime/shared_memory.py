@@ -41,7 +41,7 @@ def apart(arguments: Any) -> Any:
     """Return arguments in which no tensor lies over another: later ones are copied where they do.
 
     A trace takes tensors for separate that are given as such; it needs their kinds, not their
-    values.
+    values. Copies lie in memory as the tensors do, which the trace looks at, too.
     """
     leaves, spec = pytree.tree_flatten(arguments)
     seen: list[tuple[int, int]] = []
@@ -53,6 +53,16 @@ def apart(arguments: Any) -> Any:
             continue
         low, high = span(leaf)
         if any(low < last and first < high for first, last in seen):
-            leaves[i], changed = leaf.detach().clone().requires_grad_(leaf.requires_grad), True
+            leaves[i], changed = _copy(leaf).requires_grad_(leaf.requires_grad), True
         seen.append((low, high))
     return pytree.tree_unflatten(leaves, spec) if changed else arguments
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that lies in a copy of a tensor's whole memory as that does in its own."""
+    memory = tensor.untyped_storage().clone()
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    made.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+    made = made.conj() if tensor.is_conj() else made
+    lazy: Any = torch  # its stub leaves `_neg_view` out
+    return lazy._neg_view(made) if tensor.is_neg() else made

@@ -79,7 +79,9 @@ def compile_through_aot(
                     raise
                 return make_boxed_func(by_parts(graph, refused, options))
             turned.extend(images.values())
-            return make_boxed_func(runner_of(_shown_turned(program, images), options))
+            run = runner_of(_shown_turned(program, images), options)
+            around = _takes_memory(graph) and not images
+            return make_boxed_func(_for_other_memory(run, graph.forward) if around else run)
 
     def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
         with _disable_current_modes():
@@ -180,6 +182,31 @@ def _or_torch(run: Flat, forward: Flat) -> Flat:
             return forward(*args)
 
     return either if isinstance(run, OpenGraph) else run
+
+
+def _takes_memory(graph: GraphModule) -> bool:
+    """True for a graph that may take the memory of arguments which lie in each other's."""
+    looks = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
+    given = graph.graph.find_nodes(op="placeholder")
+    return any(user.target in looks for node in given for user in node.users)
+
+
+def _for_other_memory(run: Flat, forward: Flat) -> Flat:
+    """Return what runs a graph; torch does where such a memory has another length.
+
+    Dynamo guards the sizes of the arguments, and not how much memory there is around them.
+    """
+
+    def either(*args: Any) -> Sequence[Any]:
+        try:
+            return run(*args)
+        except IrcError as error:
+            if error.code != "input-mismatch":
+                raise
+            counters["graphs run by torch"] += 1
+            return forward(*args)
+
+    return either
 
 
 def _aot_decompositions() -> dict[Any, Callable[..., Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from irc.frontends.torch.stride_reads import is_part
+from irc.frontends.torch.stride_reads import reaches_around
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import counters
 from irc.torch_backend.specialising import items_of, with_numbers
@@ -47,8 +47,8 @@ class MovingGraph:
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Run the plan for arguments that lie as these."""
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        # What is written around an argument a functional graph has no name for.
-        if self._writes and any(map(is_part, tensors)):
+        # What is written around a tensor a functional graph has no name for.
+        if self._writes:
             counters["graphs run by torch"] += 1
             return self._gm.forward(*args)
         key = (
@@ -74,13 +74,28 @@ def _lies(arg: Any) -> Any:
 
 
 def names_places(gm: GraphModule) -> bool:
-    """True for a graph with an ``as_strided`` that counts from the start of the memory."""
-    return any(
-        node.op.startswith("call")
-        and _name(node).startswith("as_strided")
-        and (node.kwargs.get("storage_offset") is not None or len(node.args) > OFFSET)
+    """True for a graph with an ``as_strided`` that looks around its operand, or may do so.
+
+    One that counts from the start of the memory does, for an argument that starts elsewhere.
+    """
+    looks = [
+        node
         for node in gm.graph.nodes
+        if node.op.startswith("call") and _name(node).startswith("as_strided")
+    ]
+    writes = any(map(_writes, gm.graph.nodes))
+    return any(
+        node.kwargs.get("storage_offset") is not None
+        or len(node.args) > OFFSET
+        or (writes and _looks_around(node))
+        for node in looks
     )
+
+
+def _looks_around(node: Node) -> bool:
+    operand = node.args[0] if node.args else None
+    known = operand.meta.get("example_value") if isinstance(operand, Node) else None
+    return known is None or reaches_around(known, node)
 
 
 def _writes(node: Node) -> bool:

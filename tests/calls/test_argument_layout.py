@@ -86,3 +86,29 @@ def test_what_asks_nothing_runs_for_all_strides() -> None:
         for width in (4, 5, 6):
             fast(torch.randn(3, width)[:, :4])
     assert statistics(fast).compilations == 1
+
+
+@torch.no_grad()
+def test_an_argument_in_another_ones_memory_lies_as_it_does() -> None:
+    """What is traced for arguments that lie over each other is traced for how they lie."""
+    fast = irc.compile(lambda a, b: b.as_strided((3,), (1,)) + a.is_contiguous())
+    wide = torch.arange(52.0).reshape(4, 13)
+    for a in (wide[:, 1::2], wide[:, :6]):
+        assert torch.equal(fast(a, a[::2]), a[::2].as_strided((3,), (1,)))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("way", [irc.compile, _dynamo], ids=["irc.compile", "torch.compile"])
+def test_memory_around_arguments_that_share_it_may_vary(
+    way: Callable[..., Any], grad: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        b.mul_(2)
+        return a + 1
+
+    fast = way(run)
+    with torch.set_grad_enabled(grad):
+        for n in (12, 20, 12):
+            mine, eagers = torch.arange(float(n)), torch.arange(float(n))
+            assert torch.equal(fast(mine[:8], mine[2:10]), run(eagers[:8], eagers[2:10]))
+            assert torch.equal(mine, eagers)

@@ -4,7 +4,9 @@
 ``irc.compile`` and ``torch.compile(backend="irc")``. ``ways`` is scenes through both, with and
 without gradients: what callers see (dtypes, strides, shared memory, writes, hooks, seeds,
 gradients), each way with another of the four instruction sets; ``way`` takes the ways in turn, one
-for each scene. Each can be named alone; ``eager`` is torch itself, a control. Every failure is
+for each scene. ``views`` is scenes of views alone: chains, writes through them, arguments in one
+memory, and one compiled function called with arguments that lie in several ways. Each can be named
+alone; ``eager`` is torch itself, a control. Every failure is
 printed as the smallest program that still fails, with its seed.
 """
 
@@ -23,6 +25,7 @@ GROUPS = {
     "torch": ("compile", "dynamo"),
     "way": ("way",),
     "ways": ("way-compile", "way-train", "way-dynamo", "way-dynamo-train"),
+    "views": ("views",),
     "triton": ("triton",),
     "cuda": ("cuda",),
 }

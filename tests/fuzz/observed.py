@@ -24,6 +24,7 @@ class Observed:
         results: what it returned.
         arguments: as the call left them.
         gradients: of the arguments that want one, None for others.
+        written: for each argument, whether torch counts it as written.
         calls: notes of hooks.
         again: results of a second call after the same seed, and of a third without one.
     """
@@ -31,6 +32,7 @@ class Observed:
     results: list[Tensor]
     arguments: list[Tensor]
     gradients: list[Tensor | None]
+    written: list[bool]
     calls: list[str] = field(default_factory=list[str])
     again: list[list[Tensor]] = field(default_factory=list[list[Tensor]])
 
@@ -59,22 +61,32 @@ def observe(scene: Scene, way: Way, *, gradients: bool) -> Observed:
             function = scene.function()
             gate = nn.Tanh()
             call = way(lambda *given: function(gate, *given))
-        seen = _once(scene, call, gradients=gradients, seed=5)
+        seen = once(scene, call, gradients=gradients, seed=5)
         seen.calls = list(calls)
         if scene.random:
             seen.again = [
-                _once(scene, call, gradients=gradients, seed=seed).results for seed in (5, None)
+                once(scene, call, gradients=gradients, seed=seed).results for seed in (5, None)
             ]
     return seen
 
 
-def _once(scene: Scene, call: Any, *, gradients: bool, seed: int | None) -> Observed:
+def once(scene: Scene, call: Any, *, gradients: bool, seed: int | None = 5) -> Observed:
+    """Call a scene once.
+
+    Args:
+        scene: the scene, for its arguments.
+        call: what takes them.
+        gradients: arguments record them, and backward runs.
+        seed: that is set before.
+    """
     given = scene.draw(gradients=gradients)
+    before = [x._version for x in given]
     if seed is not None:
         torch.manual_seed(seed)
     with torch.set_grad_enabled(gradients):
         made = call(*given)
     results = list(made)
+    written = [x._version != was for x, was in zip(given, before, strict=True)]
     found: list[Tensor | None] = [None] * len(given)
     if gradients:
         outputs = [y for y in results if y.requires_grad]
@@ -84,7 +96,7 @@ def _once(scene: Scene, call: Any, *, gradients: bool, seed: int | None) -> Obse
             torch.autograd.backward(outputs, weights)
             for i in leaves:
                 found[i] = given[i].grad
-    return Observed(results, given, found)
+    return Observed(results, given, found, written)
 
 
 def _weight(y: Tensor, number: int) -> Tensor:
@@ -144,6 +156,9 @@ def differences(scene: Scene, seen: Observed, wanted: Observed, wide: Observed) 
                     found.append(f"{kind} {x.name} is {'None' if one is None else 'not None'}")
             elif not scene.random:
                 found += _apart(scene, f"{kind} {x.name}", one, two, three)
+    for x, one, two in zip(scene.arguments, seen.written, wanted.written, strict=True):
+        if one is not two:
+            found.append(f"argument {x.name} is {'' if one else 'not '}counted as written")
     if seen.calls != wanted.calls:
         found.append(f"hooks ran: {seen.calls}, not {wanted.calls}")
     return found + _repeats(scene, seen, wanted)

@@ -79,10 +79,10 @@ def look(w: SceneWriter) -> None:
     """A view."""
     x = w.pick(lambda t: t.ndim > 0)
     if x is not None:
-        w.define(_view_of(w, x), x)
+        w.define(view_of(w, x), x)
 
 
-def _view_of(w: SceneWriter, x: str) -> str:
+def view_of(w: SceneWriter, x: str) -> str:
     value = w.values[x]
     dim = w.rng.randrange(value.ndim)
     size = value.shape[dim]

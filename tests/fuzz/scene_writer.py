@@ -57,7 +57,7 @@ class SceneWriter:
             layout = "channels_last"
         wants = KINDS[dtype].is_floating_point or KINDS[dtype].is_complex
         wants = wants and layout != "expanded" and self.rng.random() < 0.8
-        return self._add(Argument(f"x{len(self.arguments)}", shape, dtype, layout, "", wants))
+        return self.add(Argument(f"x{len(self.arguments)}", shape, dtype, layout, "", wants))
 
     def shared(self, name: str) -> str | None:
         """Add an argument that shares memory with an earlier one."""
@@ -72,9 +72,10 @@ class SceneWriter:
         ]
         shape = tuple(eval(of, {}, {name: value}).shape)
         dtype = NAMES[str(value.dtype)]
-        return self._add(Argument(f"x{len(self.arguments)}", shape, dtype, of=of))
+        return self.add(Argument(f"x{len(self.arguments)}", shape, dtype, of=of))
 
-    def _add(self, made: Argument) -> str:
+    def add(self, made: Argument) -> str:
+        """Add an argument as it is."""
         self.arguments.append(made)
         self.values[made.name] = eval(made.of, {}, self.values) if made.of else made.draw(self.seed)
         return made.name

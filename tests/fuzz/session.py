@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from tests.fuzz import ways
+from tests.fuzz import view_scenes, ways
 from tests.fuzz.check import Failure, check_with
 from tests.fuzz.generator import generate
 from tests.fuzz.program import Program
 from tests.fuzz.scene_motifs import scene as scene_of
+from tests.fuzz.scenes import Scene
 from tests.fuzz.shrink import shrunk
 from tests.fuzz.targets import TARGETS, Target, plans_shared
+
+VIEWS = "views"
+"""Scenes of views alone, each in the way whose turn it is."""
 
 SIMPLE = ("triton", "cuda")
 """Targets that interpret kernels: small sizes, none of them empty."""
@@ -45,7 +50,8 @@ class Session:
         self._bounded = 0
         self._shrink = shrink
         self.ways = [name for name in self.names if name == "way" or name in ways.WAYS]
-        self._targets = {n: target_of(n) for n in self.names if n not in self.ways}
+        others = [name for name in self.names if name not in (*self.ways, VIEWS)]
+        self._targets = {name: target_of(name) for name in others}
 
     @property
     def claimed(self) -> float:
@@ -75,20 +81,39 @@ class Session:
                         yield self.found[-1]
         for seed in seeds if self.ways else ():
             yield from self._scene(seed)
+        for seed in seeds if VIEWS in self.names else ():
+            yield from self._views(seed)
+
+    def _views(self, seed: int) -> Iterator[Found]:
+        way = list(ways.WAYS)[seed % len(ways.WAYS)]
+        yield from self._seen(
+            view_scenes.view_scene(seed), VIEWS, way, lambda x: view_scenes.check(x, way)
+        )
 
     def _scene(self, seed: int) -> Iterator[Found]:
         scene = scene_of(seed)
         for name in self.ways:
             number, way = ways.at(name, seed)
-            features = ways.SETS[number]
-            failure = ways.check(scene, way, features)
-            self.counts[name, failure.kind if failure else "ok"] += 1
-            if failure is not None:
-                small = ways.shrunk(scene, way, failure, features) if self._shrink else scene
-                last = ways.check(small, way, features) or failure
-                text = f"--- seed {seed} on {way}: {last.kind}: {last.text}\n{small.text}"
-                self.found.append(Found(seed, way, last.kind, text))
-                yield self.found[-1]
+            check = partial(ways.check, name=way, features=ways.SETS[number])
+            yield from self._seen(scene, name, way, check)
+
+    def _seen(
+        self, scene: Scene, name: str, way: str, check: Callable[[Scene], Failure | None]
+    ) -> Iterator[Found]:
+        failure = check(scene)
+        self.counts[name, failure.kind if failure else "ok"] += 1
+        if failure is None:
+            return
+
+        def fails(smaller: Scene) -> bool:
+            found = check(smaller)
+            return found is not None and found.kind == failure.kind
+
+        small = ways.shrunk(scene, fails) if self._shrink else scene
+        last = check(small) or failure
+        text = f"--- seed {scene.seed} on {way}: {last.kind}: {last.text}\n{small.text}"
+        self.found.append(Found(scene.seed, way, last.kind, text))
+        yield self.found[-1]
 
     def _count(self, program: Program) -> None:
         for value in program.reference(program.draw()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +32,8 @@ def _dynamo(target: Any) -> Any:
     return torch.compile(target, backend="irc", dynamic=False)
 
 
-def _aot_eager(target: Any) -> Any:
+def aot_eager(target: Any) -> Any:
+    """Compile by way of Dynamo and AOTAutograd, without irc."""
     return torch.compile(target, backend="aot_eager", dynamic=False)
 
 
@@ -82,7 +83,7 @@ def check(scene: Scene, name: str, features: Any = None) -> Failure | None:
     # Without gradients irc.compile hands few calls on to Dynamo.
     if failure is None or (name == "way-compile" and failure.kind != "crash"):
         return failure
-    without = _check(scene, replace(WAYS[name], way=_aot_eager), None)
+    without = _check(scene, replace(WAYS[name], way=aot_eager), None)
     return failure if without is None or without.kind != failure.kind else None
 
 
@@ -113,13 +114,8 @@ def _records(scene: Scene, *, gradients: bool) -> bool:
     return not gradients or any(y.requires_grad for y in plain.results)
 
 
-def shrunk(scene: Scene, name: str, failure: Failure, features: Any) -> Scene:
+def shrunk(scene: Scene, fails: Callable[[Scene], bool]) -> Scene:
     """Return a smaller scene that fails in the same way."""
-
-    def fails(smaller: Scene) -> bool:
-        found = check(smaller, name, features)
-        return found is not None and found.kind == failure.kind
-
     again = True
     while again:
         again = False

@@ -85,7 +85,10 @@ def _functional(node: Node) -> torch._ops.OpOverload | None:
 
 
 def _leaves_as_much(functional: torch._ops.OpOverload, node: Node) -> bool:
-    """True where an op gives a tensor as the in-place op leaves it: not for half += float."""
+    """True where an op gives a tensor as the in-place op leaves it.
+
+    It does not for half += float, nor where the operand lies with gaps, as a part of other memory.
+    """
     first = node.args[0]
     operand = first.meta.get("val") if isinstance(first, Node) else None
     if not isinstance(operand, FakeTensor):
@@ -93,7 +96,14 @@ def _leaves_as_much(functional: torch._ops.OpOverload, node: Node) -> bool:
     args, kwargs = pytree.tree_map_only(Node, lambda n: n.meta["val"], (node.args, node.kwargs))
     with operand.fake_mode:
         made = functional(*args, **kwargs)
-    return (made.dtype, made.shape, made.device) == (operand.dtype, operand.shape, operand.device)
+    return (made.dtype, made.shape, made.device, _steps(made)) == (
+        operand.dtype, operand.shape, operand.device, _steps(operand)
+    )  # fmt: skip
+
+
+def _steps(tensor: Tensor) -> list[Any]:
+    """Return the strides of dims that have some."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
 
 
 def _replace(graph: Graph, node: Node, functional: Any, memory: _Memory) -> None:

@@ -14,12 +14,12 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from irc.frontends.torch.locations import LAYERS, OURS, TORCH
-from irc.frontends.torch.memory_views import looks_at_memory
 from irc.frontends.torch.result_memory import may_own
 
 OF_STRIDES = frozenset({torch.Tensor.stride, torch.Tensor.is_contiguous})
@@ -83,28 +83,56 @@ OF_TENSORS = (f"{TORCH}/_tensor.py", f"{TORCH}/_prims_common")
 """Methods of tensors that are written in Python."""
 
 
-def is_part(tensor: torch.Tensor) -> bool:
-    """True for a tensor in whose memory there are other numbers."""
-    if tensor.layout is not torch.strided:
+def reaches_around(operand: object, node: Node) -> bool:
+    """True for an ``as_strided`` that looks at memory in which its operand is a part.
+
+    Args:
+        operand: its fake value.
+        node: the call.
+    """
+    if not isinstance(operand, torch.Tensor) or operand.layout is not torch.strided:
         return False
-    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize
+    names = ("size", "stride", "storage_offset")
+    asked = dict(zip(names, node.args[1:], strict=False)) | node.kwargs
+    start, size, stride = (asked.get(name) for name in ("storage_offset", "size", "stride"))
+    first = operand.storage_offset()
+    start = first if start is None else start
+    lasts = [first + _span(operand.shape, operand.stride()), start + _span(size, stride)]
+    known = all(isinstance(n, int) for n in (first, start, *lasts))
+    return not known or start < first or lasts[1] > lasts[0] or 0 in operand.shape
+
+
+def _span(size: Any, stride: Any) -> Any:
+    return sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
 def writes_around(traced: ExportedProgram) -> bool:
-    """True where memory may be written, or read after a write, in which an argument is a part.
+    """True where memory may be written, or read after a write, in which a tensor is a part.
 
-    A functional graph has new values of arguments, not of what lies around them.
+    A functional graph has new values of tensors, not of what lies around them.
     """
     nodes = traced.graph.nodes
-    return looks_at_memory(traced.graph_module) and any(
-        is_part(node.meta["val"])
-        for node in nodes
-        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)
-    ) and any(map(_writes, nodes))  # fmt: skip
+    looks = [n for n in nodes if isinstance(n.target, OpOverload) and n.target in LOOKS]
+    is_among = any(n.op == "placeholder" and _is_part(n.meta.get("val")) for n in nodes)
+    return any(map(_writes, nodes)) and any(
+        is_among or reaches_around(n.args[0].meta.get("val"), n)
+        for n in looks
+        if isinstance(n.args[0], Node)
+    )
+
+
+def _is_part(value: object) -> bool:
+    """True for a tensor in whose memory there are other numbers: its new value has none there."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return value.untyped_storage().nbytes() != value.numel() * value.itemsize
+
+
+LOOKS = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 
 
 def _writes(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def perhaps_written(traced: ExportedProgram) -> frozenset[str]:
