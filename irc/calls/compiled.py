@@ -24,7 +24,7 @@ from irc.calls.handed_on import HandedOn
 from irc.calls.left import can_be_left
 from irc.calls.open_version import OpenVersion
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles, Statistics
-from irc.calls.trial import is_tried, noting
+from irc.calls.trial import Entry, is_tried
 from irc.calls.version import Version, gathered, placements_for
 from irc.collection import collection_held
 from irc.constraints.pins import pin
@@ -100,6 +100,7 @@ class Dispatcher:
         self.options = options
         self._torchs = self._run if is_tried(options) else None
         self.handed: list[Direct] = []
+        self._entry = Entry()
         self.versions: list[Version | OpenVersion | HandedOn] = []
         self._recompiles = Recompiles(is_open=bool(options.dynamic))
         self._ranks: Ranks | None = None
@@ -398,11 +399,12 @@ class Dispatcher:
                 if self._by_torch is None:
                     self._check_dynamic(args, kwargs)
                     self._by_torch = ByTorch(self._run, self.options)
-        with noting() as notes:
+        if self._torchs is None or kwargs or len(self.handed) == MAX_VERSIONS:
+            return self._by_torch(args, kwargs, failed)
+        with self._entry.watched() as notes:
             found = self._by_torch(args, kwargs, failed)
-        if notes and all(notes) and not kwargs and len(self.handed) < MAX_VERSIONS:
-            # Then Dynamo's way in is all that it costs.
-            handed = handing(self._run, args, self._held())
+        if self._entry.is_behind(notes):
+            handed = handing(self._torchs, args, self._held())
             self.handed += [handed] if handed else []
         return found
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -38,6 +39,8 @@ LEAST_S = 5e-6
 LONGEST_S = 0.05
 """A call that takes longer is not tried."""
 BUDGET_S = 0.01
+LEAST_CALLS = 3
+"""The first call compiles, and the second one may still make something."""
 PAIRS = range(3, 30)
 """So many pairs at least, and while the budget lasts."""
 MOST_BYTES = 1 << 28
@@ -55,32 +58,48 @@ def is_tried(options: Options) -> bool:
 
 
 def is_behind(own: Callable[[], object], torchs: Callable[[], object]) -> bool:
-    """Return whether ``own`` takes longer than torch's way; either may be run many times.
+    """Return whether ``own`` takes longer than torch's way; either may be run many times."""
+    found = timed(own, torchs)
+    return found is not None and is_slower(*found)
 
-    The least of several times in turns is compared: what disturbs a call makes it longer. On a
-    machine that others use a call of several threads may always be disturbed: so it has to be
-    behind in what this thread computed, too.
+
+def is_slower(own_s: float, torchs_s: float) -> bool:
+    """Return whether that is worth leaving a call to torch."""
+    return own_s > AHEAD * torchs_s and own_s - torchs_s > LEAST_S
+
+
+def timed(
+    own: Callable[[], object], torchs: Callable[[], object], *, entry: bool = False
+) -> tuple[float, float] | None:
+    """Return the seconds of both ways; None where own ones are too long, or next to nothing.
+
+    The least of several times in turns counts: what disturbs a call makes it longer. They are what
+    this thread computes: on a machine that others use, what passes says little.
+
+    Args:
+        own: runs what was compiled.
+        torchs: runs torch's way.
+        entry: there is a way in that costs something, too: nothing is too short.
     """
     own()
-    if _times(own)[0] > LONGEST_S or min(_times(own)[0] for _ in PAIRS[:5]) < LEAST_S:
-        return False
+    if _seconds(own) > LONGEST_S:
+        return None
+    if not entry and min(_seconds(own) for _ in PAIRS[:5]) < LEAST_S:
+        return None
     torchs()
-    best, other = _times(own), _times(torchs)
-    end = time.perf_counter() + BUDGET_S
+    best, other = _seconds(own), _seconds(torchs)
+    end = time.thread_time() + BUDGET_S
     for count in PAIRS:
-        best = tuple(map(min, best, _times(own)))
-        other = tuple(map(min, other, _times(torchs)))
-        if count > PAIRS.start and time.perf_counter() > end:
+        best, other = min(best, _seconds(own)), min(other, _seconds(torchs))
+        if count > PAIRS.start and time.thread_time() > end:
             break
-    pairs = list(zip(best, other, strict=True))
-    return all(a > AHEAD * b and a - b > LEAST_S for a, b in pairs)
+    return best, other
 
 
-def _times(run: Callable[[], object]) -> tuple[float, ...]:
-    """Return the seconds that pass in a call, and those of this thread's core."""
-    start, computed = time.perf_counter(), time.thread_time()
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.thread_time()
     run()
-    return time.perf_counter() - start, time.thread_time() - computed
+    return time.thread_time() - start
 
 
 @contextmanager
@@ -97,46 +116,98 @@ def undone(written: Sequence[torch.Tensor]) -> Generator[None]:
                 each.detach().copy_(value)
 
 
-class Tried:
-    """A compiled graph of Dynamo until its first call has shown whether torch is faster.
+def tried(own: Flat, torchs: Flat, *, copies: bool) -> Flat:
+    """Return what runs a graph of Dynamo; its first call shows whether torch is faster.
 
     Args:
         own: what was compiled; takes the graph's arguments.
         torchs: runs the graph as eager mode does.
         copies: try them on copies of the arguments: the graph writes to them, or records gradients.
     """
+    chosen: Flat | None = None
+    seconds: tuple[float, float] | None = None
+    full: list[int] = []
+    lock = threading.Lock()
 
-    def __init__(self, own: Flat, torchs: Flat, *, copies: bool) -> None:
-        self._own, self._torchs, self._copies = own, torchs, copies
-        self._run: Flat | None = None
-        self._lock = threading.Lock()
-        self._full: list[int] = []
-        self.is_left = False
+    def choose(args: Sequence[Any]) -> Flat:
+        nonlocal chosen, seconds
+        with lock:
+            if chosen is None:
+                full.extend(i for i, each in enumerate(args) if _has_elements(each))
+                seconds = _timed(own, torchs, args, copies=copies)
+                chosen = torchs if seconds is not None and is_slower(*seconds) else own
+        return chosen
 
-    def __call__(self, *args: Any) -> Any:
-        """Run the graph."""
-        if self._run is None:
-            with self._lock:
-                if self._run is None:
-                    self._full = [i for i, x in enumerate(args) if _has_elements(x)]
-                    self.is_left = self._is_behind(args)
-                    self._run = self._torchs if self.is_left else self._own
-        notes = getattr(_here, "notes", None)
-        if notes is not None:
-            notes.append(self.is_left)
-        if self.is_left and not all(args[i].data_ptr() for i in self._full):
-            return self._own(*args)  # which says so: not all of torch's kernels look
-        return self._run(*args)
+    def run(*args: Any) -> Any:
+        way = chosen or choose(args)
+        if not _noting or (notes := getattr(_here, "notes", None)) is None:
+            return way(*args)
+        if way is torchs and not all(args[i].data_ptr() for i in full):
+            way = own  # which says so: not all of torch's kernels look
+        start = time.thread_time()
+        found = way(*args)
+        notes.append(Note(seconds, way is torchs, time.thread_time() - start))
+        return found
 
-    def _is_behind(self, args: Sequence[Any]) -> bool:
-        given = _copies(args) if self._copies else args
-        if given is None:
+    return run
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is known of a graph that has run.
+
+    Attributes:
+        seconds: of its trial, of what was compiled and of torch's way; None where there was none.
+        is_left: torch has run it.
+        inside_s: what it took.
+    """
+
+    seconds: tuple[float, float] | None
+    is_left: bool
+    inside_s: float
+
+
+def _timed(
+    own: Flat, torchs: Flat, args: Sequence[Any], *, copies: bool
+) -> tuple[float, float] | None:
+    given = _copies(args) if copies else args
+    if given is None:
+        return None
+    entry = getattr(_here, "notes", None) is not None
+    try:
+        with undone(()):
+            return timed(_both_ways(own, given), _both_ways(torchs, given), entry=entry)
+    except Exception:  # the call itself is to raise what it raises
+        return None
+
+
+class Entry:
+    """What Dynamo's way in costs the calls of a module, which may be more than it gains them."""
+
+    def __init__(self) -> None:
+        self._calls, self._least_s = 0, float("inf")
+
+    @contextmanager
+    def watched(self) -> Generator[list[Note]]:
+        """Note what runs in a call, and what the call takes besides."""
+        start = time.thread_time()
+        with noting() as notes:
+            yield notes
+        self._calls += 1
+        besides = time.thread_time() - start - sum(note.inside_s for note in notes)
+        self._least_s = min(self._least_s, besides)
+
+    def is_behind(self, notes: Sequence[Note]) -> bool:
+        """Return whether torch runs such a call faster without Dynamo: after a few calls."""
+        if self._calls < LEAST_CALLS or not notes:
             return False
-        try:
-            with undone(()):
-                return is_behind(_both_ways(self._own, given), _both_ways(self._torchs, given))
-        except Exception:  # the call itself is to raise what it raises
-            return False
+        own = torchs = 0.0
+        for note in notes:
+            if note.seconds is None:
+                return False
+            own += note.seconds[note.is_left]
+            torchs += note.seconds[True]
+        return is_slower(own + self._least_s, torchs)
 
 
 def _has_elements(value: Any) -> bool:
@@ -180,15 +251,22 @@ def _both_ways(run: Flat, args: Sequence[Any]) -> Callable[[], object]:
     return forward_and_backward
 
 
-_here = threading.local()
+_here, _lock = threading.local(), threading.Lock()
+_noting = 0
+"""So many threads gather notes."""
 
 
 @contextmanager
-def noting() -> Generator[list[bool]]:
-    """Gather, of each graph that this thread runs, whether it is left to torch."""
+def noting() -> Generator[list[Note]]:
+    """Gather a note of each graph that this thread runs."""
+    global _noting
     before = getattr(_here, "notes", None)
-    _here.notes = notes = list[bool]()
+    _here.notes = notes = list[Note]()
+    with _lock:
+        _noting += 1
     try:
         yield notes
     finally:
         _here.notes = before
+        with _lock:
+            _noting -= 1

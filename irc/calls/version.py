@@ -82,7 +82,12 @@ class Version:
         if torchs is None or self._has_caches:
             return
         given = _apart(args, kwargs, self._captured, self.layout.written)
-        direct, whole = self.direct, lambda: self._planned(*given)
+        direct = self.direct
+
+        def whole() -> None:  # the way in is most of a small call
+            if self.mismatch(*given) is None and self.shared(*given) is None:
+                self._planned(*given)
+
         tensors = self._captured.program.tensors
         with undone([tensors[name] for name in self._captured.states if name in tensors]):
             is_direct = direct is not None and not kwargs and direct(given[0]) is not MISS

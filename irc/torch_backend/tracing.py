@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from irc.calls.left import leave
-from irc.calls.trial import Tried, is_tried
+from irc.calls.trial import is_tried, tried
 from irc.collection import collection_held
 from irc.errors import IrcError
 from irc.frontends.torch.graphs import flat_program, pre_dispatch, returns_inputs, source_name
@@ -58,7 +58,7 @@ def compile_graph(
     try:
         run, writes = _compiled(gm, inputs, options, fakes)
         if fakes is None and is_tried(options):
-            return Tried(run, gm.forward, copies=writes)
+            return tried(run, gm.forward, copies=writes)
         return run
     except Exception as error:  # what it is, leave() decides
         if fakes is not None:
