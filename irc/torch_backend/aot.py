@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
+from torch._functorch._aot_autograd import runtime_wrappers
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
 from irc.calls.left import leave
 from irc.calls.open_graph import OpenGraph, RefusedError
@@ -77,11 +79,11 @@ def compile_through_aot(
             except IrcError:
                 if keep_open or not refused:
                     raise
-                return make_boxed_func(by_parts(graph, refused, options))
+                return _boxed(by_parts(graph, refused, options))
             turned.extend(images.values())
             run = runner_of(_shown_turned(program, images), options)
             around = _takes_memory(graph) and not images
-            return make_boxed_func(_for_other_memory(run, graph.forward) if around else run)
+            return _boxed(_for_other_memory(run, graph.forward) if around else run)
 
     def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
         with _disable_current_modes():
@@ -131,6 +133,32 @@ def compile_through_aot(
                 f"AOTAutograd does not trace a graph: {type(error).__name__}: {first}",
                 of_error(error),
             ) from error
+
+
+def _boxed(run: Flat) -> Callable[[list[Any]], Sequence[Any]]:
+    """Return what takes the arguments of a forward pass as AOTAutograd gives them, in a list.
+
+    It makes the first call under a mode that looks at what operators of packages return. Under any
+    mode torch's own compute in other ways, some of them wrong: ``linalg.pinv`` of complex numbers
+    is off by its own size.
+    """
+    is_first = True
+
+    def boxed(args: list[Any]) -> Sequence[Any]:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            if isinstance(_get_current_dispatch_mode(), OF_THE_FIRST_CALL):
+                with _pop_mode_temporarily():
+                    return run(*args)
+        return run(*args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+OF_THE_FIRST_CALL = getattr(runtime_wrappers, "_AnalyzeCustomOpInputOutputMode", ())
+"""The mode, where this version of torch has it."""
 
 
 def _again_with_numbers(trace: Callable[[], Flat]) -> Flat:
