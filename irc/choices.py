@@ -15,6 +15,8 @@ from irc.training.recipe import OptimizerOption, Recipe, recipe_of
 if TYPE_CHECKING:
     import torch
 
+DEFAULT_SCHEDULE = "1f1b"
+
 Dynamic: TypeAlias = bool | Mapping[str, Any] | Sequence[Any] | None
 """Which sizes are left open."""
 
@@ -151,7 +153,7 @@ def micro_batches_option(
     """
     is_piped = PIPE in mesh.names
     if micro_batches is None and not is_piped:
-        if stages or schedule != "1f1b":
+        if stages or schedule != DEFAULT_SCHEDULE:
             what = "stages" if stages else "schedule"
             raise IrcError(
                 "option-value",
@@ -169,3 +171,24 @@ def micro_batches_option(
     if type(count) is not int or count < 1:
         raise IrcError("option-value", f"micro_batches={count!r}: a step has 1 or more")
     return count
+
+
+def refuse_pipeline(mesh: Mesh, micro_batches: int | None, schedule: str, stages: str) -> None:
+    """Refuse options of pipelines for a plan that is not of training.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    given = {
+        "micro_batches": micro_batches is not None,
+        "schedule": schedule != DEFAULT_SCHEDULE,
+        "stages": bool(stages),
+        f"the axis '{PIPE}'": PIPE in mesh.names,
+    }
+    for what, is_given in given.items():
+        if is_given:
+            raise IrcError(
+                "option-value",
+                f"{what} is of a plan of training, whose stages a schedule runs",
+                help='name an optimiser: optimizer="adamw", or --train adamw',
+            )

@@ -7,7 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from irc.choices import Dynamic, dynamic_option, names_option, recipe_option
+from irc.choices import (
+    DEFAULT_SCHEDULE,
+    Dynamic,
+    dynamic_option,
+    micro_batches_option,
+    names_option,
+    recipe_option,
+    refuse_pipeline,
+)
 from irc.constraints.pins import Pins, pins_option
 from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
@@ -44,6 +52,9 @@ def export_plan(
     loss: str | Callable[..., Any] | None = None,
     frozen: str = "",
     accumulate: int = 1,
+    micro_batches: int | None = None,
+    schedule: str | Path = DEFAULT_SCHEDULE,
+    stages: str = "",
     recompute: str = "none",
     memory_bytes: int | None = None,
     stored_bytes: int | None = None,
@@ -52,7 +63,8 @@ def export_plan(
     """Compile a PyTorch module to a plan folder that ``irc run`` and torchrun start.
 
     With an optimiser it is a plan of training steps: ``irc run`` makes some of them, and holds
-    losses, parameters and states against PyTorch's autograd and optimiser.
+    losses, parameters and states against PyTorch's autograd and optimiser. With an axis ``pipe`` in
+    the mesh, or ``micro_batches``, it is a plan of several programs: stages in a schedule.
 
     Args:
         module: a module or function.
@@ -74,7 +86,10 @@ def export_plan(
         loss: what is trained on, as :func:`compile_step` takes it; the last of ``args`` are its
             targets.
         frozen: globs of parameters that stay as they are.
-        accumulate: micro-batches of a step.
+        accumulate: micro-batches of a step of one program.
+        micro_batches: of a step in a schedule, as :func:`compile_step` takes it.
+        schedule: its name or file.
+        stages: where stages begin; by default the best cut.
         recompute: what the backward pass computes again.
         memory_bytes: the most that a device may hold at any moment.
         stored_bytes: the most that it may hold all the time.
@@ -104,8 +119,14 @@ def export_plan(
             help="leave out dynamic",
         )
     if optimizer is not None:
-        recipe = recipe_option(module, loss, optimizer, frozen, accumulate, recompute)
+        count = micro_batches_option(options.mesh, micro_batches, accumulate, f"{schedule}", stages)
+        recipe = recipe_option(module, loss, optimizer, frozen, count or accumulate, recompute)
         check_target(Path(out), force=force)
+        if count is not None:
+            pipelining = f"{schedule}", stages
+            return _write_parts(
+                module, args, kwargs, recipe, loss, options, pipelining, out, force=force
+            )
         return _write_training(module, args, kwargs, recipe, loss, options, out, force=force)
     if loss is not None or frozen or accumulate != 1 or recompute != "none":
         raise IrcError(
@@ -113,6 +134,7 @@ def export_plan(
             "loss, frozen, accumulate and recompute are of a plan of training",
             help='name an optimiser: optimizer="adamw", or --train adamw',
         )
+    refuse_pipeline(options.mesh, micro_batches, f"{schedule}", stages)
     check_target(Path(out), force=force)
     if options.dynamic is not None:
         from irc.calls.open_module import open_module
@@ -146,6 +168,51 @@ def _write_training(
     plan = training_plan(captured.program, recipe, options, module, keep_ir=True)
     save_plan(out, plan, tensors=captured.program.tensors, force=force)
     return summary(plan, options.cluster, captured.program)
+
+
+def _write_parts(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    recipe: Recipe,
+    loss: object,
+    options: Options,
+    pipelining: tuple[str, str],
+    out: str | Path,
+    *,
+    force: bool,
+) -> str:
+    import torch
+
+    from irc.calls.pipelined import stages_recipe
+    from irc.calls.step_plan import captured_step, check_device
+    from irc.dialects.text import dump
+    from irc.plan.parts import PIPE, with_files
+    from irc.plan.parts_files import save_parts
+    from irc.plan.training import training_files
+    from irc.programs.make import make_parts_plan, schedule_for
+    from irc.report.parts import parts_summary
+
+    if options.backend != "cpu":
+        raise IrcError(
+            "pipeline-unsupported",
+            f"a plan of stages has kernels of the backend cpu, not of {options.backend}",
+            help="leave out the backend",
+        )
+    named, stages = pipelining
+    mesh = options.mesh
+    ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
+    schedule = schedule_for(named, ranks, recipe.accumulate)  # before the long work
+    check_device(module)
+    called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
+    with torch.no_grad():
+        captured, split = captured_step(module, called, recipe, args, dict(kwargs or {}))
+    recipe = stages_recipe(module, captured, replace(recipe, split=split))
+    forward, program = dump(captured.program.module), captured.program
+    plan = make_parts_plan(program, recipe, options, schedule, stages)
+    plan = with_files(plan, training_files(recipe, forward))
+    save_parts(out, plan, program.tensors, force=force)
+    return parts_summary(plan, program.source)
 
 
 def compile_file(
@@ -189,6 +256,7 @@ def compile_file(
         rules=names_option("rules", rules),
         pins=pins_option(pins),
     )
+    refuse_pipeline(options.mesh, None, DEFAULT_SCHEDULE, "")
     check_target(Path(out), force=force)
     from irc.frontends.onnx.misuse import judging
     from irc.frontends.onnx.read import read_model

@@ -57,6 +57,22 @@ class PartsVersion:
         return self.executor(inputs, lr, self.state.next_seed())
 
 
+def stages_recipe(module: nn.Module, captured: Captured, recipe: Recipe) -> Recipe:
+    """Return how the stages of a module are trained: what requires no gradient stays as it is.
+
+    Raises:
+        IrcError: ``pipeline-unsupported``.
+    """
+    if captured.mutated_inputs:
+        raise IrcError(
+            "pipeline-unsupported",
+            "the model writes into its inputs, which are cut into micro-batches",
+            help="copy them in the model before writing",
+        )
+    still = [name for name, p in module.named_parameters() if not p.requires_grad]
+    return replace(recipe, frozen=",".join(filter(None, [recipe.frozen, *still])))
+
+
 class PipelinedStep(TrainingStep):
     """A compiled step of training in stages.
 
@@ -118,15 +134,7 @@ class PipelinedStep(TrainingStep):
         mesh = self.options.mesh
         rank = join_processes(mesh) if mesh.num_ranks > 1 else 0
         captured, split = self._capture(batch, named)
-        if captured.mutated_inputs:
-            raise IrcError(
-                "pipeline-unsupported",
-                "the model writes into its inputs, which are cut into micro-batches",
-                help="copy them in the model before writing",
-            )
-        recipe = replace(self.recipe, split=split)
-        still = [n for n, p in self.module.named_parameters() if not p.requires_grad]
-        recipe = replace(recipe, frozen=",".join(filter(None, [recipe.frozen, *still])))
+        recipe = stages_recipe(self.module, captured, replace(self.recipe, split=split))
         tensors, options = captured.program.tensors, self._options()
 
         def make() -> PartsPlan:

@@ -101,6 +101,24 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         "--accumulate", metavar="N", type=int, default=1, help="micro-batches of a step"
     )
     parser.add_argument(
+        "--micro-batches",
+        metavar="N",
+        type=int,
+        help="micro-batches of a step whose stages a schedule runs (default: the ranks along pipe)",
+    )
+    parser.add_argument(
+        "--schedule",
+        metavar="NAME|FILE",
+        help="who works on which micro-batch when, on a mesh with an axis pipe: 1f1b (the default),"
+        " interleaved:2, zb-v, ... (irc list schedules), torch's .csv, or a file of irc's notation",
+    )
+    parser.add_argument(
+        "--stages",
+        metavar="TEXT",
+        help='where stages begin, by names of parameters, as in "tok, l.0-l.3; l.4-l.9, head"'
+        " (default: the cut with the fastest slowest stage)",
+    )
+    parser.add_argument(
         "--recompute",
         metavar="POLICY",
         default="none",
@@ -154,8 +172,10 @@ def _compile_file(args: argparse.Namespace) -> str:
             help=f"write {args.model}:build, where build() returns (module, example_args)",
         )
     given = {
-        name: getattr(args, name) for name in ("train", "lr", "loss", "frozen", "stored_bytes")
+        name: getattr(args, name)
+        for name in ("train", "lr", "loss", "frozen", "stored_bytes", "schedule", "stages")
     }
+    given["micro_batches"] = args.micro_batches is not None
     given["accumulate"] = args.accumulate != 1
     given["recompute"] = args.recompute != "none"
     for option, value in given.items():
@@ -182,6 +202,7 @@ def _compile_file(args: argparse.Namespace) -> str:
 
 
 def _compile_module(args: argparse.Namespace) -> str:
+    from irc.choices import DEFAULT_SCHEDULE
     from irc.exports import export_plan
     from irc.frontends.torch.named import named_example, named_loss
 
@@ -217,6 +238,9 @@ def _compile_module(args: argparse.Namespace) -> str:
         loss=None if args.loss is None else named_loss(args.loss),
         frozen=args.frozen,
         accumulate=args.accumulate,
+        micro_batches=args.micro_batches,
+        schedule=args.schedule or DEFAULT_SCHEDULE,
+        stages=args.stages or "",
         recompute=args.recompute,
         stored_bytes=args.stored_bytes,
     )

@@ -138,7 +138,10 @@ class PartsPlan:
     @cached_property
     def schedule(self) -> Schedule:
         """What each rank of the pipe axis does, in order."""
-        return read_schedule(self.schedule_text, where=SCHEDULE)
+        # Its name stands before it, as a comment.
+        first = self.schedule_text.partition("\n")[0]
+        name = first.removeprefix("# ") if first.startswith("# ") else ""
+        return read_schedule(self.schedule_text, where=SCHEDULE, name=name)
 
     @cached_property
     def mesh(self) -> Mesh:

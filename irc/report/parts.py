@@ -1,0 +1,341 @@
+"""What a plan of several programs is: stages, functions, registers, channels, its schedule."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from math import prod
+
+from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
+from irc.plan.schema import Kernels, Start, placement_of
+from irc.report.table import counted, pairs, percent, seconds, size, table
+from irc.simulate.parts import cluster_of, held_buffers, num_bytes, simulate_parts
+
+LAYER = re.compile(r"(.*?\.\d+)(?:\.|$)")
+"""A name up to its first number: the layer of a list of them."""
+
+
+@dataclass(frozen=True)
+class FunctionFacts:
+    """One function of a part."""
+
+    kind: str
+    predicted_s: float | None
+    kernels: int
+    launches: int
+    collectives: int
+    arena_bytes: int
+    hash: str
+
+
+@dataclass(frozen=True)
+class RegisterFacts:
+    """What functions hand on: so many equal places of so many bytes on each rank."""
+
+    name: str
+    stage: int
+    dtype: str
+    shape: tuple[int, ...]
+    slots: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PartFacts:
+    """A part of the model.
+
+    Attributes:
+        stages: of the schedule that run it: one for each copy of the model.
+        ranks: that run it.
+        layers: which have its parameters, as ``stages=`` names them.
+        num_parameters: of the whole part, and those bytes on a rank of it.
+        parameter_bytes, state_bytes, accumulator_bytes: of a rank.
+        arena_bytes: that its functions work in.
+        idle: the share of a predicted step in which its ranks compute nothing.
+    """
+
+    stages: tuple[int, ...]
+    ranks: tuple[int, ...]
+    layers: tuple[str, ...]
+    num_parameters: int
+    parameter_bytes: int
+    state_bytes: int
+    accumulator_bytes: int
+    arena_bytes: int
+    idle: float
+    functions: tuple[FunctionFacts, ...]
+    registers: tuple[RegisterFacts, ...]
+
+    @property
+    def register_bytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(each.slots * each.bytes for each in self.registers)
+
+
+@dataclass(frozen=True)
+class ChannelFacts:
+    """A value that goes from a part to another, once a micro-batch; bytes over all ranks."""
+
+    name: str
+    producer: int
+    consumer: int
+    dtype: str
+    shape: tuple[int, ...]
+    before: str
+    after: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PartsFactsReport:
+    """All facts of a plan of several programs; JSON has these fields."""
+
+    hash: str
+    mesh: str
+    cluster: str
+    schedule: str
+    micro_batches: int
+    loss: str
+    parts: tuple[PartFacts, ...]
+    channels: tuple[ChannelFacts, ...]
+    shared: dict[str, tuple[int, ...]]
+    predicted_s: float
+
+
+def gather_parts(plan: PartsPlan) -> PartsFactsReport:
+    """Collect the facts of a plan."""
+    simulated = simulate_parts(plan)
+    idle = [simulated.bubble(place) for place in range(len(plan.ranks))]
+    return PartsFactsReport(
+        plan.hash,
+        plan.facts.mesh,
+        cluster_of(plan),
+        plan.schedule.name or "of a file",
+        plan.num_micro_batches,
+        plan.facts.loss,
+        tuple(_part(plan, number, idle) for number in range(len(plan.parts))),
+        _channels(plan),
+        dict(plan.facts.shared),
+        simulated.seconds,
+    )
+
+
+def _part(plan: PartsPlan, number: int, idle: list[float]) -> PartFacts:
+    part = plan.parts[number]
+    held = held_buffers(part)
+    stages = tuple(dict.fromkeys(path[number] for path in plan.schedule.paths))
+    places = [plan.schedule.rank_of[stage] for stage in stages]
+    parameters = [b for b in held.values() if b.role == "parameter"]
+    by_role = {
+        role: sum(num_bytes(b) for b in held.values() if b.role == role)
+        for role in ("parameter", "state", "accumulator")
+    }
+    return PartFacts(
+        stages,
+        tuple(rank for place in dict.fromkeys(places) for rank in plan.ranks[place]),
+        layers_of(b.name for b in parameters),
+        sum(plan_elements(plan, b.name, number) for b in parameters),
+        by_role["parameter"],
+        by_role["state"],
+        by_role["accumulator"],
+        sum(loaded.plan.arena_bytes for loaded in part.values()),
+        max(idle[place] for place in places),
+        tuple(_functions(plan, number)),
+        tuple(_registers(plan, number, stages)),
+    )
+
+
+def plan_elements(plan: PartsPlan, name: str, number: int) -> int:
+    """Return the elements of a whole weight of a part."""
+    buffer = held_buffers(plan.parts[number])[name]
+    placement, whole = placement_of(buffer), 1
+    for dim, length in enumerate(buffer.shape):
+        whole *= length * prod(plan.part_mesh.size(axis) for axis in placement.split_axes(dim))
+    return whole
+
+
+def _functions(plan: PartsPlan, number: int) -> Iterable[FunctionFacts]:
+    for kind, loaded in plan.parts[number].items():
+        actions = loaded.plan.actions
+        yield FunctionFacts(
+            kind,
+            loaded.plan.predicted_s,
+            len(loaded.plan.kernels),
+            sum(len(a.calls) for a in actions if isinstance(a, Kernels)),
+            sum(isinstance(a, Start) for a in actions),
+            loaded.plan.arena_bytes,
+            loaded.hash,
+        )
+
+
+def _registers(plan: PartsPlan, number: int, stages: Iterable[int]) -> Iterable[RegisterFacts]:
+    buffers = plan.registers(number)
+    for stage in stages:
+        slots = plan.tapes[plan.schedule.rank_of[stage]].slots
+        for name, buffer in buffers.items():
+            if count := slots.get((stage, name), 0):
+                yield RegisterFacts(
+                    name, stage, buffer.dtype, buffer.shape, count, num_bytes(buffer)
+                )
+
+
+def _channels(plan: PartsPlan) -> tuple[ChannelFacts, ...]:
+    found: list[ChannelFacts] = []
+    for crossing in plan.facts.channels:
+        path = plan.schedule.paths[0]
+        channel = plan.channel(crossing.name, path[crossing.producer], path[crossing.consumer])
+        found.append(
+            ChannelFacts(
+                crossing.name,
+                crossing.producer,
+                crossing.consumer,
+                crossing.dtype,
+                crossing.shape,
+                str(channel.before.placement) if crossing.before else "whole",
+                str(channel.after.placement) if crossing.after else "whole",
+                channel.total_bytes,
+            )
+        )
+    return tuple(found)
+
+
+def layers_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the layers of some parameters, runs of one list together.
+
+    >>> layers_of(["tok.weight", "l.0.up.weight", "l.1.up.weight", "l.2.b", "l.4.b", "scale"])
+    ('tok', 'l.0-l.2', 'l.4', 'scale')
+    """
+    found: list[tuple[str, str]] = []
+    for name in names:
+        match = LAYER.match(name)
+        layer = match[1] if match else name.rpartition(".")[0] or name
+        if any(layer in _run(*each) for each in found):
+            continue
+        head, _, number = layer.rpartition(".")
+        last = found[-1][1] if found else ""
+        if match and last == f"{head}.{int(number) - 1}":
+            found[-1] = found[-1][0], layer
+        else:
+            found.append((layer, layer))
+    return tuple(first if first == last else f"{first}-{last}" for first, last in found)
+
+
+def _run(first: str, last: str) -> set[str]:
+    if first == last:
+        return {first}
+    head, _, low = first.rpartition(".")
+    return {f"{head}.{i}" for i in range(int(low), int(last.rpartition(".")[2]) + 1)}
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Write ranks, those that follow each other as a range.
+
+    >>> ranks_text([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)
+
+
+def parts_summary(plan: PartsPlan, source: str) -> str:
+    """Describe a plan in some lines: what ``irc compile`` prints."""
+    facts = gather_parts(plan)
+    lines = [*pairs([("program", source)]), *_head(facts), *_stages(facts)]
+    carried = sum(channel.bytes for channel in facts.channels)
+    lines += pairs([
+        ("channels", f"{len(facts.channels)}, {size(carried)} a micro-batch"),
+        ("predicted", f"{seconds(facts.predicted_s)} a step"),
+        ("hash", facts.hash[:16]),
+    ])  # fmt: skip
+    return "\n".join(lines)
+
+
+def _head(facts: PartsFactsReport) -> list[str]:
+    ranks = sum(len(part.ranks) for part in {p.ranks: p for p in facts.parts}.values())
+    stages = sum(len(part.stages) for part in facts.parts)
+    return pairs([
+        ("mesh", f"{facts.mesh or 'one device'} ({counted(ranks, 'rank')}), priced for "
+         f"{facts.cluster}"),
+        ("schedule", f"{facts.schedule}, {facts.micro_batches:,} micro-batch"
+         f"{'es' * (facts.micro_batches != 1)}, {counted(stages, 'stage')}"),
+    ])  # fmt: skip
+
+
+def _stages(facts: PartsFactsReport) -> list[str]:
+    heads = ("stage", "ranks", "parameters", "weights", "states", "gradients", "registers",
+             "arena", "idle", "layers")  # fmt: skip
+    rows = [
+        (
+            ranks_text(part.stages),
+            ranks_text(part.ranks),
+            f"{part.num_parameters:,}",
+            size(part.parameter_bytes),
+            size(part.state_bytes),
+            size(part.accumulator_bytes),
+            size(part.register_bytes),
+            size(part.arena_bytes),
+            percent(part.idle, 1.0),
+            ", ".join(part.layers),
+        )
+        for part in facts.parts
+    ]
+    return table(heads, rows, right="rlrrrrrrr")
+
+
+def explain_parts(plan: PartsPlan, folder: str, *, as_json: bool = False) -> str:
+    """Write what ``irc explain plan`` says of a plan of several programs."""
+    facts = gather_parts(plan)
+    if as_json:
+        return json.dumps(asdict(facts), indent=1)
+    lines = [*_head(facts), *pairs([("hash", facts.hash[:16])]), "", "stages, bytes of a rank"]
+    lines += _stages(facts)
+    for name, parts in facts.shared.items():
+        lines.append(f"  {name} is in stages {ranks_text(parts)}: its gradients are added up")
+    lines += ["", "functions"]
+    lines += table(
+        ("stage", "function", "predicted", "runs a step", "kernels", "launches", "collectives",
+         "arena"),
+        [
+            (
+                ranks_text(part.stages), each.kind, seconds(each.predicted_s),
+                f"{facts.micro_batches if each.kind in MICRO_BATCH_KINDS else 1}",
+                f"{each.kernels}", f"{each.launches}", f"{each.collectives}",
+                size(each.arena_bytes),
+            )
+            for part in facts.parts for each in part.functions
+        ],
+        right="rlrrrrrr",
+    )  # fmt: skip
+    lines += ["", "channels, bytes of a micro-batch over all ranks"]
+    lines += table(
+        ("value", "from", "to", "type", "lies there as", "is wanted as", "bytes"),
+        [
+            (c.name, f"{c.producer}", f"{c.consumer}", _type(c.dtype, c.shape), c.before, c.after,
+             size(c.bytes))
+            for c in facts.channels
+        ],
+        right="lrrlllr",
+    )  # fmt: skip
+    lines += ["", "registers of a rank"]
+    lines += table(
+        ("stage", "register", "type", "slots", "bytes"),
+        [
+            (f"{r.stage}", r.name, _type(r.dtype, r.shape), f"{r.slots}", size(r.slots * r.bytes))
+            for part in facts.parts for r in part.registers
+        ],
+        right="rllrr",
+    )  # fmt: skip
+    lines += ["", f"predicted   {seconds(facts.predicted_s)} a step"]
+    lines.append(f"irc explain plan {folder}/parts/N/FUNCTION says more of one function")
+    return "\n".join(lines)
+
+
+def _type(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"
