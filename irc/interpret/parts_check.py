@@ -19,10 +19,10 @@ from irc.dialects.text import load
 from irc.errors import IrcError
 from irc.interpret.flow import run_function
 from irc.interpret.parts import Run, ThreadPeers, run_here
-from irc.plan.parts import SHARES, SUMS, PartsPlan
+from irc.plan.parts import PartsPlan
 from irc.plan.weights import local_slices
-from irc.programs.batch_sums import take_batch_sums
 from irc.training.accumulators import ACCUMULATED
+from irc.training.batch_sums import SHARES, SUMS, take_batch_sums
 from irc.training.stages import Stages, stages_of
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4}

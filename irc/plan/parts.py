@@ -37,10 +37,6 @@ SCHEDULE = "schedule.txt"
 PIPE = "pipe"
 """The mesh axis along which parts differ."""
 MICRO_BATCH_KINDS = ("F", "B", "I", "W")
-SUMS, SHARES = "sums", "shares"
-"""Functions of the whole batch: what losses are divided by, and each micro-batch's share of it."""
-SHARE = "share."
-"""First letters of the name of an input that is such a share."""
 HANDED_ON = ("saved", "boundary")
 """Roles of what functions hand on through registers."""
 

@@ -16,9 +16,6 @@ from irc.plan.parts import (
     PARTS,
     PIPE,
     SCHEDULE,
-    SHARE,
-    SHARES,
-    SUMS,
     Crossing,
     PartsPlan,
     is_register,
@@ -26,6 +23,7 @@ from irc.plan.parts import (
 from irc.plan.schema import Buffer, Plan, placement_of
 from irc.plan.weights import local_slices
 from irc.schedule.check import check
+from irc.training.batch_sums import SHARE, SHARES, SUMS
 
 WHOLE_KINDS = (SUMS, SHARES)
 """Functions that every rank of a part computes whole."""

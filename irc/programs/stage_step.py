@@ -19,8 +19,8 @@ from irc.dialects.flow import tensor
 from irc.ops.derivative import PhaseBuilder
 from irc.pipeline.run import run_passes
 from irc.plugin import builtin_pass
-from irc.programs.batch_sums import take_batch_sums
 from irc.training.accumulators import accumulate
+from irc.training.batch_sums import take_batch_sums
 from irc.training.entry import drop_unread, set_results
 from irc.training.recipe import Recipe
 from irc.training.stages import BOUNDARY, Crossing
@@ -38,7 +38,7 @@ class StageStep:
         sent: names of what it sends, values forward and gradients back.
         received: names of what it receives.
         loss: name of the result that is the loss; empty where another stage has it.
-        batch: functions of sums over the whole batch, by kind (:mod:`irc.programs.batch_sums`).
+        batch: functions of sums over the whole batch, by kind (:mod:`irc.training.batch_sums`).
     """
 
     module: ModuleOp

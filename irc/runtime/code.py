@@ -11,7 +11,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from irc.plan import built, json_text
 from irc.plan.files import MANIFEST
@@ -72,7 +73,21 @@ def asked(loaded: LoadedPlan) -> LoadedPlan:
     return loaded
 
 
-def load_program(loaded: LoadedPlan, text: str, name: str) -> ModuleOp:
+class Whose(Protocol):
+    """A plan, of one program or several, of which it is known or not whose it is."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this user wrote it, or trusts who did."""
+        ...
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it lies."""
+        ...
+
+
+def load_program(loaded: Whose, text: str, name: str) -> ModuleOp:
     """Read a program of a plan that is to be interpreted.
 
     Raises:

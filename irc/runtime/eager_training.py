@@ -6,20 +6,27 @@ against.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
+from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.builder import arguments, entry, results
 from irc.interpret.flow import run_function
 from irc.plan.load import LoadedPlan
+from irc.plan.parts import PartsPlan
 from irc.plan.training import FORWARD, forward_text, recipe_of_plan
 from irc.runtime.code import load_program
 from irc.runtime.compare import HALF_SLACK, TOLERANCE, Comparison
 from irc.runtime.torch_optimizer import STEP, state_name, torch_optimizer
+from irc.training.batch_sums import SHARE, SHARES, SUMS, take_batch_sums
 from irc.training.entry import loss_index
 from irc.training.recipe import Recipe
+
+TrainingPlan: TypeAlias = LoadedPlan | PartsPlan
+Tensors: TypeAlias = Mapping[str, torch.Tensor]
 
 LR = "lr"
 SMALL = 1e-2
@@ -34,10 +41,18 @@ class Trained:
     tensors: Mapping[str, torch.Tensor]
 
 
+def trained_names(plan: TrainingPlan) -> Sequence[str]:
+    """Return the parameters that a plan moves."""
+    if isinstance(plan, PartsPlan):
+        return plan.trained
+    buffers = [plan.plan.buffers[index] for index in plan.plan.states()]
+    return [buffer.name for buffer in buffers if buffer.role == "parameter"]
+
+
 def train_eagerly(
-    loaded: LoadedPlan,
-    weights: Mapping[str, torch.Tensor],
-    batches: Sequence[Mapping[str, torch.Tensor]],
+    loaded: TrainingPlan,
+    weights: Tensors,
+    batches: Sequence[Tensors],
     dtype: torch.dtype | None = None,
 ) -> Trained:
     """Train with PyTorch.
@@ -50,11 +65,11 @@ def train_eagerly(
     """
     recipe = recipe_of_plan(loaded)
     assert recipe is not None
-    plan = loaded.plan
-    trained = [plan.buffers[i].name for i in plan.states() if plan.buffers[i].role == "parameter"]
+    trained = trained_names(loaded)
     held = {n: _wide(t, dtype).clone().requires_grad_(n in trained) for n, t in weights.items()}
     optimizer = torch_optimizer(recipe, {name: held[name] for name in trained})
-    losses = [_step(loaded, recipe, held, optimizer, batch, dtype) for batch in batches]
+    model = _Model(load_program(loaded, forward_text(loaded), FORWARD), recipe, dtype)
+    losses = [_step(model, held, optimizer, batch) for batch in batches]
     found = {name: value.detach() for name, value in held.items()}
     for name in trained:
         for key, value in optimizer.state[held[name]].items():
@@ -62,30 +77,68 @@ def train_eagerly(
     return Trained(torch.stack(losses), found)
 
 
+class _Model:
+    """The captured forward pass of a micro-batch.
+
+    Where its loss is divided by a sum over a micro-batch, it is given its share of that of the
+    whole batch instead (:mod:`irc.training.normalisers`): the mean over micro-batches is then the
+    loss of the batch.
+    """
+
+    def __init__(self, module: ModuleOp, recipe: Recipe, dtype: torch.dtype | None) -> None:
+        self.module, self.recipe, self._dtype = module, recipe, dtype
+        self._sums: Mapping[str, ModuleOp] = {}
+        if recipe.accumulate > 1:
+            self._sums = take_batch_sums(module, recipe.split, recipe.accumulate)
+        func = entry(module)
+        self.results = results(func)
+        self.loss = loss_index(func, recipe.loss)
+
+    def run(self, given: Tensors) -> list[torch.Tensor]:
+        """Return all results."""
+        return self._call(self.module, given)
+
+    def micro_batches(self, held: Tensors, batch: Tensors) -> list[Tensors]:
+        """Return the inputs of each micro-batch, with its shares of sums over the batch."""
+        count = self.recipe.accumulate
+        each = [
+            {n: t.chunk(count)[i] if n in self.recipe.split else t for n, t in batch.items()}
+            for i in range(count)
+        ]
+        if not self._sums:
+            return list(each)
+        own = [self._call(self._sums[SUMS], {**held, **inputs}) for inputs in each]
+        totals = {
+            f"sum.{i}": torch.stack(parts).sum(0) for i, parts in enumerate(zip(*own, strict=True))
+        }
+        found = self._call(self._sums[SHARES], {**held, **batch, **totals})
+        shares = {f"{SHARE}{i}": share for i, share in enumerate(found)}
+        return [{**inputs, **shares} for inputs in each]
+
+    def _call(self, module: ModuleOp, given: Tensors) -> list[torch.Tensor]:
+        ordered = [given[name] for _, name, _ in arguments(entry(module))]
+        return run_function(module, ordered, dtype=self._dtype)
+
+
 def _step(
-    loaded: LoadedPlan,
-    recipe: Recipe,
+    model: _Model,
     held: dict[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
-    batch: Mapping[str, torch.Tensor],
-    dtype: torch.dtype | None,
+    batch: Tensors,
 ) -> torch.Tensor:
-    func = entry(load_program(loaded, forward_text(loaded), FORWARD))
-    named = results(func)
-    place = loss_index(func, recipe.loss)
+    recipe = model.recipe
     optimizer.zero_grad()
     losses: list[torch.Tensor] = []
-    for number, inputs in enumerate(_micro_batches(recipe, batch)):
+    for number, inputs in enumerate(model.micro_batches(held, batch)):
         given = {**held, **inputs}
         if "seed" in held and recipe.accumulate > 1:
             given["seed"] = held["seed"] * recipe.accumulate + number
-        ordered = [given[name] for _, name, _ in arguments(func)]
         with torch.enable_grad():
-            module = load_program(loaded, forward_text(loaded), FORWARD)
-            values = run_function(module, ordered, dtype=dtype)
-            (values[place] / recipe.accumulate).backward()  # type: ignore[no-untyped-call]  # torch's
-        losses.append(values[place].detach())
-        for (role, name), value in zip(named, values, strict=True):
+            values = model.run(given)
+            loss = values[model.loss]
+            (loss / recipe.accumulate).backward()  # type: ignore[no-untyped-call]  # torch's
+        losses.append(loss.detach())
+        for (role, name), value in zip(model.results, values, strict=True):
             if role == "state" and name in held:
                 held[name] = value.detach()
     for group in optimizer.param_groups:
@@ -99,24 +152,14 @@ def _step(
     return torch.stack(losses).mean()
 
 
-def _micro_batches(
-    recipe: Recipe, batch: Mapping[str, torch.Tensor]
-) -> Iterator[dict[str, torch.Tensor]]:
-    for number in range(recipe.accumulate):
-        yield {
-            name: whole.chunk(recipe.accumulate)[number] if name in recipe.split else whole
-            for name, whole in batch.items()
-        }
-
-
 def _wide(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
 def compare_training(
-    loaded: LoadedPlan,
-    weights: Mapping[str, torch.Tensor],
-    batches: Sequence[Mapping[str, torch.Tensor]],
+    loaded: TrainingPlan,
+    weights: Tensors,
+    batches: Sequence[Tensors],
     found: Trained,
 ) -> Comparison:
     """Hold losses, parameters and states after some steps against eager training.

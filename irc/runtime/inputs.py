@@ -5,19 +5,81 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import torch
 
 from irc.cluster.host import memory_bytes
+from irc.dialects.builder import arguments, entry
+from irc.dialects.flow import tensor
 from irc.dialects.items import ITEM_BYTES, is_complex, is_smooth
 from irc.errors import IrcError, did_you_mean
+from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
+from irc.plan.parts import PartsPlan
+from irc.plan.ranges import input_ranges
 from irc.plan.schema import Plan
-from irc.plan.training import recipe_of_plan
+from irc.plan.training import FORWARD, Training, forward_text, recipe_of_plan
 from irc.runtime.arguments import whole_shape
+from irc.runtime.code import load_program
 from irc.runtime.dtypes import dtypes
+
+LR = "lr"
+"""The input of a step that is its learning rate."""
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """An input of a plan, whole.
+
+    Attributes:
+        name: of it.
+        dtype: irc's short name.
+        shape: over all ranks and micro-batches.
+        bounds: of an index, the first and last integer that it may be.
+        known: its value, where the plan has one itself.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bounds: tuple[int, int] | None = None
+    known: torch.Tensor | None = None
+
+
+def specs_of(loaded: LoadedPlan) -> list[InputSpec]:
+    """Return the inputs of a plan; one of training knows its learning rate."""
+    plan = loaded.plan
+    ranges, known = plan.ranges or (None,) * len(plan.inputs), known_inputs(loaded)
+    named = [(index, plan.buffers[index]) for index in plan.inputs]
+    return [
+        InputSpec(b.name, b.dtype, whole_shape(plan, index), bounds, known.get(b.name))
+        for (index, b), bounds in zip(named, ranges, strict=True)
+    ]
+
+
+def specs_of_parts(plan: PartsPlan) -> list[InputSpec]:
+    """Return the inputs of a step of a plan of several programs: what its model takes, and a rate.
+
+    Raises:
+        IrcError: ``plan-corrupt``; ``plan-untrusted``.
+    """
+    module = load_program(plan, forward_text(plan), FORWARD)
+    bounds, named = input_ranges(module), dict[str, InputSpec]()
+    for role, name, value in arguments(entry(module)):
+        if role != "input":
+            continue
+        kind = tensor(value)
+        shape = kind.static_shape()
+        if name in plan.facts.cut:
+            shape = (shape[0] * plan.num_micro_batches, *shape[1:])
+        named[name] = InputSpec(name, kind.dtype, shape, bounds.get(name))
+    named[LR] = InputSpec(LR, "f64", (), None, known_inputs(plan).get(LR))
+    if set(named) != set(plan.facts.inputs):
+        raise corrupt(f"the model takes {', '.join(named)}, not what a step does", FORWARD)
+    return [named[name] for name in plan.facts.inputs]
 
 
 def inputs_for(loaded: LoadedPlan, file: str | None, seed: int) -> list[torch.Tensor]:
@@ -26,16 +88,32 @@ def inputs_for(loaded: LoadedPlan, file: str | None, seed: int) -> list[torch.Te
     Raises:
         IrcError: ``file-missing``, ``input-mismatch``; ``memory-exceeded``, before any is drawn.
     """
-    if file is not None:
-        return read_inputs(loaded, file)
     plan = loaded.plan
-    drawn = [(plan.buffers[i].dtype, whole_shape(plan, i)) for i in plan.inputs]
     outputs = sum(b.size_bytes for b in plan.buffers if b.storage == "output")
-    check_memory(drawn, plan.arena_bytes + outputs)
-    found = random_inputs(plan, seed)
+    return given_inputs(specs_of(loaded), file, seed, plan.arena_bytes + outputs)
+
+
+def given_inputs(
+    specs: Sequence[InputSpec], file: str | None, seed: int, more_bytes: int = 0
+) -> list[torch.Tensor]:
+    """Return inputs from a file, or drawn.
+
+    Args:
+        specs: of the inputs, in order.
+        file: an ``.npz`` file; None draws them.
+        seed: of what is drawn.
+        more_bytes: what a call takes beside them.
+
+    Raises:
+        IrcError: ``file-missing``, ``input-mismatch``; ``memory-exceeded``, before any is drawn.
+    """
+    if file is not None:
+        return chosen_inputs(specs, read_arrays(file))
+    check_memory([(spec.dtype, spec.shape) for spec in specs], more_bytes)
+    drawn = drawn_inputs(specs, seed)
     return [
-        known_inputs(loaded).get(loaded.plan.buffers[index].name, value)
-        for index, value in zip(loaded.plan.inputs, found, strict=True)
+        value if spec.known is None else spec.known
+        for spec, value in zip(specs, drawn, strict=True)
     ]
 
 
@@ -59,26 +137,34 @@ def check_memory(drawn: Sequence[tuple[str, Sequence[int]]], more_bytes: int = 0
         )
 
 
-def known_inputs(loaded: LoadedPlan) -> dict[str, torch.Tensor]:
+def known_inputs(loaded: Training) -> dict[str, torch.Tensor]:
     """Return what a plan has values for itself: of one of training, the learning rate."""
     recipe = recipe_of_plan(loaded)
-    return {} if recipe is None else {"lr": torch.tensor(recipe.lr, dtype=torch.float64)}
+    return {} if recipe is None else {LR: torch.tensor(recipe.lr, dtype=torch.float64)}
 
 
 def random_inputs(plan: Plan, seed: int) -> list[torch.Tensor]:
+    """Draw the inputs of a plan; see :func:`drawn_inputs`."""
+    ranges = plan.ranges or (None,) * len(plan.inputs)
+    specs = [
+        InputSpec(plan.buffers[i].name, plan.buffers[i].dtype, whole_shape(plan, i), bounds)
+        for i, bounds in zip(plan.inputs, ranges, strict=True)
+    ]
+    return drawn_inputs(specs, seed)
+
+
+def drawn_inputs(specs: Sequence[InputSpec], seed: int) -> list[torch.Tensor]:
     """Draw inputs; integers that index a table stay inside it, others are 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
-    ranges = plan.ranges or (None,) * len(plan.inputs)
     found: list[torch.Tensor] = []
-    for index, bounds in zip(plan.inputs, ranges, strict=True):
-        dtype, shape = plan.buffers[index].dtype, whole_shape(plan, index)
-        if is_smooth(dtype):
-            wide = torch.complex64 if is_complex(dtype) else torch.float32
-            drawn = torch.randn(shape, generator=generator, dtype=wide)
+    for spec in specs:
+        if is_smooth(spec.dtype):
+            wide = torch.complex64 if is_complex(spec.dtype) else torch.float32
+            drawn = torch.randn(spec.shape, generator=generator, dtype=wide)
         else:
-            low, high = bounds or (0, 1)
-            drawn = torch.randint(low, high + 1, shape, generator=generator)
-        found.append(drawn.to(dtypes()[dtype]))
+            low, high = spec.bounds or (0, 1)
+            drawn = torch.randint(low, high + 1, spec.shape, generator=generator)
+        found.append(drawn.to(dtypes()[spec.dtype]))
     return found
 
 
@@ -88,7 +174,7 @@ def read_inputs(loaded: LoadedPlan, file: str) -> list[torch.Tensor]:
     Raises:
         IrcError: ``file-missing``, or ``input-mismatch`` where it has others.
     """
-    return choose_inputs(loaded, read_arrays(file))
+    return chosen_inputs(specs_of(loaded), read_arrays(file))
 
 
 def read_arrays(file: str) -> dict[str, torch.Tensor]:
@@ -111,26 +197,26 @@ def read_arrays(file: str) -> dict[str, torch.Tensor]:
         ) from None
 
 
-def choose_inputs(loaded: LoadedPlan, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+def chosen_inputs(
+    specs: Sequence[InputSpec], given: Mapping[str, torch.Tensor]
+) -> list[torch.Tensor]:
     """Put named inputs into the plan's order; floats take the plan's dtype (npz has no bfloat16).
 
     Raises:
         IrcError: ``input-mismatch`` for a name that is missing or unknown.
     """
-    buffers = [loaded.plan.buffers[i] for i in loaded.plan.inputs]
-    names = [buffer.name for buffer in buffers]
+    names = [spec.name for spec in specs]
     for name in given:
         check_name(name, names)
     found: list[torch.Tensor] = []
-    given = {**known_inputs(loaded), **given}
-    for buffer in buffers:
-        if buffer.name not in given:
-            raise IrcError("input-mismatch", f"input '{buffer.name}' is missing")
-        tensor = given[buffer.name]
-        wanted = dtypes()[buffer.dtype]
-        if tensor.is_floating_point() and wanted.is_floating_point:
-            tensor = tensor.to(wanted)
-        found.append(tensor)
+    for spec in specs:
+        value = given.get(spec.name, spec.known)
+        if value is None:
+            raise IrcError("input-mismatch", f"input '{spec.name}' is missing")
+        wanted = dtypes()[spec.dtype]
+        if value.is_floating_point() and wanted.is_floating_point:
+            value = value.to(wanted)
+        found.append(value)
     return found
 
 

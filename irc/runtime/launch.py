@@ -24,6 +24,7 @@ from irc.error_pages import REGISTRY
 from irc.errors import IrcError
 from irc.plan.host import is_host
 from irc.plan.load import load_plan
+from irc.plan.parts_files import is_parts, load_parts
 from irc.plan.training import recipe_of_plan
 from irc.runtime.processes import STORE_VARIABLE, check_world, threads_per_process
 from irc.runtime.report import RunReport
@@ -95,13 +96,9 @@ def run_plan(
             trust=trust,
             verify=verify,
         )
-    loaded = load_plan(plan)
-    if steps is not None and recipe_of_plan(loaded) is None:
-        raise _no_training()
-    ranks = loaded.plan.device_mesh.num_ranks
-    if sizes and loaded.sized is None:
-        raise IrcError("size-unknown", "all sizes of the plan are fixed", help="leave out --size")
-    check_world(loaded.plan.device_mesh, ranks if nproc is None else nproc)
+    mesh = _checked_mesh(plan, steps, sizes)
+    ranks = mesh.num_ranks
+    check_world(mesh, ranks if nproc is None else nproc)
     words = [str(Path(plan).absolute()), f"--seed={seed}"]
     words += ["--compare"] if compare else []
     words += ["--trust"] if trust else []
@@ -115,6 +112,21 @@ def run_plan(
         return _run_here(words)
     with tempfile.TemporaryDirectory(prefix="irc-run-") as folder:
         return _run_processes(words, ranks, Path(folder), worker)
+
+
+def _checked_mesh(plan: str | Path, steps: int | None, sizes: Mapping[str, int] | None) -> Mesh:
+    """Return the mesh of a plan; options that are none of it are refused before ranks start."""
+    if is_parts(plan):
+        mesh, trains, is_open = load_parts(plan).mesh, True, False
+    else:
+        loaded = load_plan(plan)
+        mesh, trains = loaded.plan.device_mesh, recipe_of_plan(loaded) is not None
+        is_open = loaded.sized is not None
+    if steps is not None and not trains:
+        raise _no_training()
+    if sizes and not is_open:
+        raise IrcError("size-unknown", "all sizes of the plan are fixed", help="leave out --size")
+    return mesh
 
 
 def _no_training() -> IrcError:

@@ -19,6 +19,7 @@ from irc.plan.weights import local_slices
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
 from irc.runtime.moving import move, to_first
+from irc.runtime.weights import STARTED
 from irc.sharding.between import Side
 
 
@@ -55,7 +56,7 @@ class Parts:
             self.roles[buffer.name] = buffer.role
             if buffer.name in wholes:
                 self.local[buffer.name] = self._own(wholes[buffer.name].detach(), buffer.name)
-            elif buffer.role in ("state", "accumulator"):
+            elif buffer.role in STARTED:
                 self.local[buffer.name] = torch.zeros(buffer.shape, dtype=dtypes()[buffer.dtype])
             else:
                 raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")

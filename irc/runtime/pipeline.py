@@ -15,7 +15,7 @@ import torch
 
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
-from irc.plan.parts import MICRO_BATCH_KINDS, SHARE, SHARES, SUMS, PartsPlan
+from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
 from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
@@ -26,6 +26,7 @@ from irc.runtime.torch_optimizer import STEP
 from irc.runtime.watch import naming_lost_ranks
 from irc.schedule.tapes import Event, Place
 from irc.training.accumulators import ACCUMULATED
+from irc.training.batch_sums import SHARE, SHARES, SUMS
 
 Run: TypeAlias = Callable[[], object]
 

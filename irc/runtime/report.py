@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from irc.errors import printable
@@ -15,24 +16,16 @@ class TrainingReport:
 
     Attributes:
         losses: of each step, as text: one may be no number.
-        stored_bytes: parameters, states and buffers of a rank.
-        arena_bytes: what a step leases beside them.
-        resident_bytes: the most memory that each process had, libraries included.
+        bytes: by rank, what it holds: what is stored (of a plan of several programs, by kind), what
+            functions work in, and the most that its process had, libraries included.
     """
 
     losses: tuple[str, ...]
-    stored_bytes: int
-    arena_bytes: int
-    resident_bytes: tuple[int, ...]
+    bytes: tuple[Mapping[str, int], ...]
 
     def memory(self, rank: int) -> str:
         """Say what a rank holds."""
-        parts = (
-            (self.stored_bytes, "stored"),
-            (self.arena_bytes, "arena"),
-            (self.resident_bytes[rank], "resident"),
-        )
-        return ", ".join(f"{size / 2**20:.2f} MiB {what}" for size, what in parts)
+        return ", ".join(f"{n / 2**20:.2f} MiB {what}" for what, n in self.bytes[rank].items())
 
     def __str__(self) -> str:
         return f"{len(self.losses)}, loss {' -> '.join(self.losses)}"

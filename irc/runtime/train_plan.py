@@ -8,27 +8,60 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from irc.dialects.builder import arguments, entry
+from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
+from irc.plan.parts import PartsPlan
+from irc.plan.training import FORWARD, forward_text, recipe_of_plan
 from irc.plan.weights import write_safetensors
+from irc.runtime.code import load_program
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.compare import Comparison
-from irc.runtime.eager_training import LR, Trained, compare_training
-from irc.runtime.executor import Executor
+from irc.runtime.eager_training import LR, Trained, TrainingPlan, compare_training
 from irc.runtime.executors import executor_of
-from irc.runtime.inputs import inputs_for
+from irc.runtime.inputs import InputSpec, given_inputs, specs_of, specs_of_parts
 from irc.runtime.parts import Parts
+from irc.runtime.pipeline import SEED, PipelineExecutor
 from irc.runtime.processes import gather_seconds
 from irc.runtime.report import RunReport, TrainingReport
 from irc.runtime.segments import LoadSegments
+from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.weights import load_weights
+from irc.simulate.parts import simulate_parts
 
 TIMED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """One rank that trains.
+
+    Attributes:
+        plan: what it trains with.
+        specs: of the inputs of a step.
+        run: a step on inputs and the number of the step; its loss.
+        parts: what the rank holds.
+        bytes: what that and the functions' own memory take, by kind.
+        weights: reads all weights whole, for eager training.
+        mesh, predicted_s, cluster: for the report.
+    """
+
+    plan: TrainingPlan
+    specs: Sequence[InputSpec]
+    run: Callable[[Sequence[torch.Tensor], int], torch.Tensor]
+    parts: Parts
+    bytes: Mapping[str, int]
+    weights: Callable[[], dict[str, torch.Tensor]]
+    mesh: str
+    predicted_s: float | None
+    cluster: str
 
 
 def train(
@@ -52,14 +85,90 @@ def train(
     run = executor_of(loaded, own, rank=rank, communicator=communicator, load=load)
     parts = Parts(plan.device_mesh, rank)
     parts.hold(plan, own)
-    batches = [inputs_for(loaded, args.inputs, args.seed + step) for step in range(args.steps)]
-    losses = torch.stack([run(*batch)[0] for batch in batches])
-    wholes = {name: parts.whole(name, everywhere=False) for name in parts.local}
-    seconds, resident = _timed(loaded, run, batches[-1]), _resident_bytes()
-    if communicator is not None and dist.is_initialized():
-        all_seconds, all_resident = gather_seconds(seconds), gather_seconds(float(resident))
-    else:
-        all_seconds, all_resident = [seconds], [float(resident)]
+    return _trained(
+        args,
+        _Rank(
+            loaded,
+            specs_of(loaded),
+            lambda batch, _: run(*batch)[0],
+            parts,
+            {"stored": parts.num_bytes(), "arena": plan.arena_bytes},
+            lambda: load_weights(loaded, None),
+            plan.mesh,
+            plan.predicted_s,
+            plan.cluster,
+        ),
+        rank,
+    )
+
+
+def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunReport | None:
+    """Run the steps of this rank of a plan of several programs; rank 0 returns the report.
+
+    Raises:
+        IrcError: ``plan-corrupt`` where the folder does not say how the model is trained.
+    """
+    if recipe_of_plan(plan) is None:
+        raise IrcError(
+            "plan-corrupt",
+            "the plan has no recipe: it does not say how its model is trained",
+            help="irc compile --train writes plans that irc run trains",
+        )
+    specs = specs_of_parts(plan)
+    parts = SpreadParts(plan, rank)
+    for part in plan.parts_at(parts.place).values():
+        for loaded in plan.parts[part].values():
+            own = load_weights(loaded, parts.rank, verify=args.verify, held=parts.local)
+            parts.hold(loaded.plan, own)
+    run = PipelineExecutor(plan, parts, rank)
+    names = [spec.name for spec in specs]
+
+    def step(batch: Sequence[torch.Tensor], number: int) -> torch.Tensor:
+        given = dict(zip(names, batch, strict=True))
+        return run(batch[:-1], float(given[LR]), number)
+
+    held = {
+        "parameters": parts.num_bytes("parameter"),
+        "states": parts.num_bytes("state"),
+        "gradients": parts.num_bytes("accumulator"),
+        "registers": run.register_bytes,
+        "arena": run.arena_bytes,
+    }
+    predicted, cluster = simulate_parts(plan).seconds, plan.parts[0]["F"].plan.cluster
+    return _trained(
+        args,
+        _Rank(
+            plan, specs, step, parts, held, lambda: _whole_weights(plan), plan.facts.mesh,
+            predicted, cluster,
+        ),
+        rank,
+    )  # fmt: skip
+
+
+def _whole_weights(plan: PartsPlan) -> dict[str, torch.Tensor]:
+    """Return what eager training starts from: all weights, and the seed where numbers are drawn."""
+    found: dict[str, torch.Tensor] = {}
+    for part in plan.parts:
+        for loaded in part.values():
+            found |= load_weights(loaded, None, held=found)
+    model = load_program(plan, forward_text(plan), FORWARD)
+    if any(name == SEED for _, name, _ in arguments(entry(model))):
+        found[SEED] = torch.zeros((), dtype=torch.int64)
+    return found
+
+
+def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | None:
+    batches = [
+        given_inputs(own.specs, args.inputs, args.seed + step, own.bytes["arena"])
+        for step in range(args.steps)
+    ]
+    losses = torch.stack([own.run(batch, step) for step, batch in enumerate(batches)])
+    wholes = {name: own.parts.whole(name, everywhere=False) for name in own.parts.names}
+    seconds = _timed(own, batches[-1])
+    held = {**own.bytes, "resident": _resident_bytes()}
+    several = dist.is_initialized()
+    all_seconds = gather_seconds(seconds) if several else [seconds]
+    rows = {w: gather_seconds(float(n)) if several else [float(n)] for w, n in held.items()}
     if rank:
         return None
     after = {name: whole for name, whole in wholes.items() if whole is not None}
@@ -68,39 +177,39 @@ def train(
         write_safetensors(Path(args.save), {**after, "losses": losses})
     training = TrainingReport(
         tuple(f"{float(loss):.6g}" for loss in losses),
-        parts.num_bytes(),
-        plan.arena_bytes,
-        tuple(int(size) for size in all_resident),
+        tuple({w: int(row[r]) for w, row in rows.items()} for r in range(len(all_seconds))),
     )
     return RunReport(
-        plan.mesh,
+        own.mesh,
         torch.get_num_threads(),
         tuple(all_seconds),
-        plan.predicted_s,
-        _compared(loaded, batches, trained) if args.compare else None,
-        plan.cluster,
+        own.predicted_s,
+        _compared(own, batches, trained) if args.compare else None,
+        own.cluster,
         training,
     )
 
 
-def _timed(loaded: LoadedPlan, run: Executor, batch: Sequence[torch.Tensor]) -> float:
+def _timed(own: _Rank, batch: Sequence[torch.Tensor]) -> float:
     """Return the seconds of a step; a learning rate of zero keeps its numbers small."""
-    names = [loaded.plan.buffers[i].name for i in loaded.plan.inputs]
-    still = [torch.zeros_like(x) if name == LR else x for name, x in zip(names, batch, strict=True)]
+    still = [
+        torch.zeros_like(x) if spec.name == LR else x
+        for spec, x in zip(own.specs, batch, strict=True)
+    ]
     best = math.inf
     for _ in range(TIMED_STEPS):
         start = time.perf_counter()
-        run(*still)
+        own.run(still, 0)
         best = min(best, time.perf_counter() - start)
     return best
 
 
 def _compared(
-    loaded: LoadedPlan, batches: Sequence[Sequence[torch.Tensor]], trained: Trained
+    own: _Rank, batches: Sequence[Sequence[torch.Tensor]], trained: Trained
 ) -> Comparison:
-    names = [loaded.plan.buffers[i].name for i in loaded.plan.inputs]
+    names = [spec.name for spec in own.specs]
     named = [dict(zip(names, batch, strict=True)) for batch in batches]
-    return compare_training(loaded, load_weights(loaded, None), named, trained)
+    return compare_training(own.plan, own.weights(), named, trained)
 
 
 def _resident_bytes() -> int:

@@ -22,6 +22,9 @@ from irc.plan.weights import Reference, local_slices, parse_references
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
 
+STARTED = ("state", "accumulator")
+"""Roles of what a plan has no value for: it starts at zero."""
+
 
 def slice_weights(
     plan: Plan, tensors: Mapping[str, torch.Tensor], rank: int
@@ -38,16 +41,22 @@ def slice_weights(
 
 
 def load_weights(
-    loaded: LoadedPlan, rank: int | None, *, verify: bool = False
+    loaded: LoadedPlan,
+    rank: int | None,
+    *,
+    verify: bool = False,
+    held: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Read a rank's slices of the weights that the plan's folder holds or refers to.
 
-    A state that it has no value for starts at zero.
+    A state or accumulator that it has no value for starts at zero.
 
     Args:
         loaded: a plan with a folder.
         rank: whose slices; None reads them whole.
         verify: compare them with their digests also where that was done here before.
+        held: of a plan that is one function of several, what is here already and is not read
+            again, by name.
 
     Raises:
         IrcError: ``plan-corrupt``: a weight is missing, or is not what the plan takes, or a file is
@@ -60,15 +69,18 @@ def load_weights(
     if (folder / REFERENCES).exists():
         text = files.read_file(folder, REFERENCES, json_text.MAX_BYTES)
         references = parse_references(text, str(folder / REFERENCES))
-    _check_files(loaded, references, rank, verify=verify)
+    _check_files(loaded, references, rank, held, verify=verify)
     opened: dict[Path, Any] = {}
     found: dict[str, torch.Tensor] = {}
     for index in plan.weights:
         buffer = plan.buffers[index]
+        if held is not None and buffer.name in held:
+            found[buffer.name] = held[buffer.name]
+            continue
         reference = references.get(buffer.name, Reference(WEIGHTS, buffer.name))
         path = folder / reference.file
         try:
-            if buffer.role == "state" and not _has(path, reference.tensor, opened):
+            if buffer.role in STARTED and not _has(path, reference.tensor, opened):
                 shape = buffer.shape if rank is not None else whole_shape(plan, index)
                 found[buffer.name] = torch.zeros(shape, dtype=dtypes()[buffer.dtype])
                 continue
@@ -79,7 +91,12 @@ def load_weights(
 
 
 def _check_files(
-    loaded: LoadedPlan, references: Mapping[str, Reference], rank: int | None, *, verify: bool
+    loaded: LoadedPlan,
+    references: Mapping[str, Reference],
+    rank: int | None,
+    held: Mapping[str, torch.Tensor] | None,
+    *,
+    verify: bool,
 ) -> None:
     """Compare the files of a rank's weights with their digests: what of them it reads."""
     plan, folder = loaded.plan, loaded.folder
@@ -87,9 +104,11 @@ def _check_files(
     wanted: dict[Path, list[Buffer]] = {}
     for index in plan.weights:
         buffer = plan.buffers[index]
+        if held is not None and buffer.name in held:
+            continue
         reference = references.get(buffer.name, Reference(WEIGHTS, buffer.name))
         wanted.setdefault(folder / reference.file, []).append(buffer)
-    several = rank is not None and plan.device_mesh.num_ranks > 1
+    several = rank is not None and (plan.device_mesh.num_ranks > 1 or held is not None)
     known = loaded.is_known or is_trusted(folder, MANIFEST, loaded.hash)
     for path, buffers in wanted.items():
         if path.is_file():

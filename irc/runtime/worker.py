@@ -13,14 +13,18 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.frontends.torch.named import import_all
 from irc.plan.load import LoadedPlan, load_plan
+from irc.plan.parts import PartsPlan
+from irc.plan.parts_files import is_parts, load_parts
 from irc.plan.training import recipe_of_plan
 from irc.runtime.arguments import held_parts
 from irc.runtime.code import asked
@@ -39,7 +43,7 @@ from irc.runtime.processes import (
 )
 from irc.runtime.report import RunReport
 from irc.runtime.segments import LoadSegments, load_segments
-from irc.runtime.train_plan import train
+from irc.runtime.train_plan import train, train_parts
 from irc.runtime.watch import tell_by
 from irc.runtime.weights import load_weights
 
@@ -79,15 +83,18 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
     torch.set_num_threads(threads_per_process(local))
     import_all(args.imports)
     if world == 1:
-        loaded = _sized(asked(load_plan(args.plan, trust=args.trust)), args)
-        check_world(loaded.plan.device_mesh, world)
+        loaded = _load(args.plan, trust=args.trust)
+        check_world(_mesh(loaded), world)
+        if isinstance(loaded, PartsPlan):
+            return train_parts(args, loaded, rank)
+        loaded = _sized(loaded, args)
         if recipe_of_plan(loaded) is not None:
             return train(args, loaded, rank, None, load)
         return _report(args, loaded, *_timed(args, loaded, rank, None, load))
     loaded, problem = _try_load(args.plan, trust=args.trust)
     # Before joining: with another number of processes, some would wait for ever.
     if loaded is not None:
-        check_world(loaded.plan.device_mesh, world)
+        check_world(_mesh(loaded), world)
     with joined(rank, world):
         try:
             agree(None if loaded is None else loaded.hash)
@@ -96,6 +103,8 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
                 raise
         if loaded is None:
             raise problem or AssertionError("no plan and no problem")
+        if isinstance(loaded, PartsPlan):
+            return train_parts(args, loaded, rank)
         communicator = TorchCommunicator.of(loaded.plan.device_mesh, rank)
         if recipe_of_plan(loaded) is not None:
             return train(args, loaded, rank, communicator, load)
@@ -127,9 +136,21 @@ def _sized(loaded: LoadedPlan, args: argparse.Namespace) -> LoadedPlan:
     return bound.with_program(bound.values(shapes))
 
 
-def _try_load(folder: str, *, trust: bool) -> tuple[LoadedPlan | None, IrcError | None]:
+def _load(folder: str, *, trust: bool) -> LoadedPlan | PartsPlan:
+    if not is_parts(folder):
+        return asked(load_plan(folder, trust=trust))
+    plan = load_parts(folder, trust=trust)
+    parts = ({kind: asked(loaded) for kind, loaded in part.items()} for part in plan.parts)
+    return replace(plan, parts=tuple(parts))
+
+
+def _mesh(loaded: LoadedPlan | PartsPlan) -> Mesh:
+    return loaded.mesh if isinstance(loaded, PartsPlan) else loaded.plan.device_mesh
+
+
+def _try_load(folder: str, *, trust: bool) -> tuple[LoadedPlan | PartsPlan | None, IrcError | None]:
     try:
-        return asked(load_plan(folder, trust=trust)), None
+        return _load(folder, trust=trust), None
     except IrcError as error:
         return None, error
 

@@ -15,15 +15,19 @@ from xdsl.ir import Block, SSAValue
 
 from irc.dialects.builder import argument_attrs, arguments, entry, finish_function, results
 from irc.ops.derivative import PhaseBuilder
-from irc.plan.parts import SHARE, SHARES, SUMS
 from irc.training.normalisers import normalisers, shares_of, sum_function, take_shares
+
+SUMS, SHARES = "sums", "shares"
+"""Functions of the whole batch: what losses are divided by, and each micro-batch's share of it."""
+SHARE = "share."
+"""First letters of the name of an input that is such a share."""
 
 
 def take_batch_sums(module: ModuleOp, cut: Collection[str], count: int) -> Mapping[str, ModuleOp]:
     """Let a stage read shares of sums over the batch where it computes those of a micro-batch.
 
     Args:
-        module: of a stage, forward and backward; changed.
+        module: of a stage, forward and backward, or the model itself; changed.
         cut: names of the inputs that are cut into micro-batches.
         count: of micro-batches.
 
