@@ -110,6 +110,7 @@ def _error(code: str) -> str:
 
 def _plan(args: argparse.Namespace) -> str:
     from irc.plan.host import is_host, load_host
+    from irc.plan.parts_files import is_parts, load_parts
 
     if is_host(args.name):
         from irc.report.host import explain_host
@@ -122,6 +123,17 @@ def _plan(args: argparse.Namespace) -> str:
                     help=f"name a region: irc explain plan {args.name}/regions/NAME {option}",
                 )
         return explain_host(load_host(args.name), args.name, as_json=args.json)
+    if is_parts(args.name):
+        from irc.report.parts import explain_parts
+
+        for name, option in OF_PLANS.items():
+            if name != "json" and getattr(args, name) not in (None, False, ""):
+                raise IrcError(
+                    "option-value",
+                    f"{option} is about one program, and '{args.name}' holds one for each function",
+                    help=f"name one: irc explain plan {args.name}/parts/0/F {option}",
+                )
+        return explain_parts(load_parts(args.name), args.name, as_json=args.json)
     from irc.report.explain import explain_plan
 
     if args.sizes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from irc.errors import IrcError
 from irc.plan import json_text
 from irc.training.recipe import Recipe
 
@@ -39,6 +40,20 @@ def recipe_of_plan(loaded: Training) -> Recipe | None:
     if text is None:
         return None
     return json_text.decode(Recipe, json_text.parse(text, RECIPE), RECIPE)
+
+
+def check_recipe(plan: Training) -> None:
+    """Refuse to train with a plan that does not say how.
+
+    Raises:
+        IrcError: ``plan-corrupt``.
+    """
+    if RECIPE not in plan.texts:
+        raise IrcError(
+            "plan-corrupt",
+            "the plan has no recipe: it does not say how its model is trained",
+            help="irc compile --train writes plans that irc run trains",
+        )
 
 
 def forward_text(loaded: Training) -> str:

@@ -141,7 +141,7 @@ def _part(plan: PartsPlan, number: int, idle: list[float]) -> PartFacts:
         by_role["state"],
         by_role["accumulator"],
         sum(loaded.plan.arena_bytes for loaded in part.values()),
-        max(idle[place] for place in places),
+        max(0.0, *(idle[place] for place in places)),
         tuple(_functions(plan, number)),
         tuple(_registers(plan, number, stages)),
     )

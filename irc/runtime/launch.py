@@ -25,7 +25,7 @@ from irc.errors import IrcError
 from irc.plan.host import is_host
 from irc.plan.load import load_plan
 from irc.plan.parts_files import is_parts, load_parts
-from irc.plan.training import recipe_of_plan
+from irc.plan.training import check_recipe, recipe_of_plan
 from irc.runtime.processes import STORE_VARIABLE, check_world, threads_per_process
 from irc.runtime.report import RunReport
 
@@ -117,7 +117,9 @@ def run_plan(
 def _checked_mesh(plan: str | Path, steps: int | None, sizes: Mapping[str, int] | None) -> Mesh:
     """Return the mesh of a plan; options that are none of it are refused before ranks start."""
     if is_parts(plan):
-        mesh, trains, is_open = load_parts(plan).mesh, True, False
+        parts = load_parts(plan)
+        check_recipe(parts)
+        mesh, trains, is_open = parts.mesh, True, False
     else:
         loaded = load_plan(plan)
         mesh, trains = loaded.plan.device_mesh, recipe_of_plan(loaded) is not None

@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 
 from irc.dialects.builder import arguments, entry
-from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan
-from irc.plan.training import FORWARD, forward_text, recipe_of_plan
+from irc.plan.training import FORWARD, check_recipe, forward_text
 from irc.plan.weights import write_safetensors
 from irc.runtime.code import load_program
 from irc.runtime.collectives import TorchCommunicator
@@ -108,12 +107,7 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
     Raises:
         IrcError: ``plan-corrupt`` where the folder does not say how the model is trained.
     """
-    if recipe_of_plan(plan) is None:
-        raise IrcError(
-            "plan-corrupt",
-            "the plan has no recipe: it does not say how its model is trained",
-            help="irc compile --train writes plans that irc run trains",
-        )
+    check_recipe(plan)
     specs = specs_of_parts(plan)
     parts = SpreadParts(plan, rank)
     for part in plan.parts_at(parts.place).values():

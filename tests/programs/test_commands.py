@@ -1,0 +1,204 @@
+"""Plans of several programs from the command line: written, explained, run, refused."""
+
+# pyright: basic
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import irc
+from irc.cli import main
+from irc.errors import IrcError
+from irc.plan.parts_files import load_parts
+from irc.report.parts import gather_parts
+from irc.runtime.pipeline import PipelineExecutor
+from tests.programs.models import GPT, model_and_batch
+
+NET = """
+import torch
+from tests.programs.models import GPT, model_and_batch
+
+def build():
+    torch.manual_seed(0)
+    return GPT(2, 16, tied=True), model_and_batch("tied", torch.float32)[1]
+
+def dropped():
+    return model_and_batch("dropped", torch.float32)
+"""
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("net") / "net.py"
+    path.write_text(NET)
+    return f"{path}:build"
+
+
+@pytest.fixture(scope="module")
+def plan(net: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("plans") / "plan"
+    words = ["--train", "sgd", "--lr", "0.1", "--mesh", "pipe=2", "--micro-batches", "4"]
+    stages = "tok, pos, blocks.0; blocks.1, norm"
+    assert main(["compile", net, "-o", str(out), *words, "--stages", stages]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def ignoring(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A batch whose micro-batches have different numbers of targets that count."""
+    _, (ids, targets) = model_and_batch("tied")
+    path = tmp_path_factory.mktemp("inputs") / "batch.npz"
+    np.savez(path, ids=ids.numpy(), targets=targets.numpy())
+    return str(path)
+
+
+def test_what_is_compiled_is_described(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = gather_parts(load_parts(plan))
+    assert [part.layers for part in facts.parts] == [
+        ("tok", "pos", "blocks.0"),
+        ("blocks.1", "norm", "tok"),
+    ]
+    assert [part.ranks for part in facts.parts] == [(0,), (1,)]
+    whole = sum(p.numel() for p in GPT(2, 16, tied=True).parameters())
+    tied = GPT(2, 16).tok.weight.numel()
+    assert sum(part.num_parameters for part in facts.parts) == whole + tied
+    assert facts.parts[0].accumulator_bytes == facts.parts[0].parameter_bytes
+    # 1F1B holds as many micro-batches on a rank as are ranks from it to the last.
+    saved = [max(r.slots for r in part.registers) for part in facts.parts]
+    assert saved[0] > saved[1] >= 1
+    forth, back = facts.channels
+    assert (forth.producer, forth.consumer, back.producer, back.consumer) == (0, 1, 1, 0)
+    assert forth.bytes == back.bytes == 2 * 12 * 16 * 4
+    assert main(["explain", "plan", str(plan)]) == 0
+    said = capsys.readouterr().out
+    assert "1f1b, 4 micro-batches, 2 stages" in said
+    assert "tok.weight is in stages 0-1" in said
+    assert main(["explain", "plan", str(plan), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hash"] == facts.hash
+
+
+def test_two_processes_train_it_as_eager_does(
+    plan: Path, ignoring: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = tmp_path / "after.safetensors"
+    words = ["--steps", "2", "--inputs", ignoring, "--outputs", str(outputs)]
+    assert main(["run", str(plan), *words]) == 0
+    said = capsys.readouterr().out
+    assert said.rstrip().endswith("OK")
+    assert "registers" in said.splitlines()[2]
+    after = load_file(outputs)
+    assert set(after) == {*dict(GPT(2, 16, tied=True).named_parameters()), "losses"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("build", "--micro-batches"), ("build", "--accumulate"), ("dropped", "--micro-batches")],
+)
+def test_micro_batches_on_one_device(
+    net: str,
+    ignoring: str,
+    name: str,
+    kind: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a schedule and as one program; both divide by what the whole batch sums up to."""
+    out, model = str(tmp_path / "plan"), net.replace(":build", f":{name}")
+    assert main(["compile", model, "-o", out, "--train", kind, "4"]) == 0
+    assert main(["run", out, *(["--inputs", ignoring] if name == "build" else [])]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("OK")
+
+
+def test_what_does_not_train_is_seen(
+    net: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is held against eager training is the run, and not only its losses."""
+    out = str(tmp_path / "plan")
+    assert main(["compile", net, "-o", out, "--train", "--micro-batches", "4"]) == 0
+    monkeypatch.setattr(PipelineExecutor, "_update", _nothing)
+    assert main(["run", out, "--steps", "1"]) == 1
+    assert capsys.readouterr().out.rstrip().endswith("FAIL")
+
+
+def _nothing(_executor: PipelineExecutor) -> None:
+    pass
+
+
+REFUSED = {
+    "--mesh pipe=2": "option-value",
+    "--micro-batches 4": "option-value",
+    "--schedule zb-v": "option-value",
+    "--stages x;y": "option-value",
+    "--train --schedule zb-v": "option-value",
+    "--train --mesh pipe=2 --accumulate 4": "option-value",
+    "--train --mesh pipe=2 --micro-batches 0": "option-value",
+    "--train --mesh pipe=2 --micro-batches 3": "input-mismatch",
+    "--train --mesh pipe=2 --schedule 2f2b": "schedule-unknown",
+    "--train --mesh pipe=2 --schedule none.csv": "file-missing",
+    "--train --mesh pipe=2 --schedule interleaved:2 --micro-batches 1": "schedule-size",
+    "--train --mesh pipe=2 --stages tok;nose": "pipeline-stages",
+    "--train --mesh pipe=2 --stages tok": "pipeline-stages",
+    "--train --mesh pipe=2 --backend triton": "pipeline-unsupported",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_is_refused(
+    net: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan"
+    assert main(["compile", net, "-o", str(out), *words.split()]) != 0
+    assert f"error[{REFUSED[words]}]" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("words", ["--micro-batches 4", "--schedule zb-v", "--mesh pipe=2"])
+def test_an_onnx_file_has_no_stages(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", "net.onnx", "-o", "x", *words.split()]) != 0
+    assert "error[option-value]" in capsys.readouterr().err
+
+
+def test_another_number_of_processes_is_refused(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(plan), "--nproc", "3"]) != 0
+    assert "error[world-size]" in capsys.readouterr().err
+    assert main(["run", str(plan), "--size", "n=1"]) != 0
+    assert "error[size-unknown]" in capsys.readouterr().err
+
+
+def test_a_plan_without_a_recipe_is_not_trained(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(plan, tmp_path / "plan"))
+    data = json.loads((folder / "parts.json").read_text())
+    data["files"] = {}
+    (folder / "parts.json").write_text(json.dumps(data, indent=1) + "\n")
+    assert main(["run", str(folder), "--no-compare"]) != 0
+    assert "no recipe" in capsys.readouterr().err
+
+
+def test_python_writes_the_same_plan(net: str, plan: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, batch = GPT(2, 16, tied=True), model_and_batch("tied", torch.float32)[1]
+    said = irc.export_plan(
+        model,
+        batch,
+        out=tmp_path / "plan",
+        optimizer={"kind": "sgd", "lr": 0.1},
+        mesh="pipe=2",
+        micro_batches=4,
+        stages="tok, pos, blocks.0; blocks.1, norm",
+    )
+    assert load_parts(tmp_path / "plan").hash == load_parts(plan).hash
+    assert load_parts(plan).hash[:16] in said
+    with pytest.raises(IrcError, match="output-exists"):
+        irc.export_plan(
+            model, batch, out=tmp_path / "plan", optimizer="sgd", mesh="pipe=2", micro_batches=4
+        )
