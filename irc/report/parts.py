@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
+from irc.cluster.load import THIS_HOST, find_cluster
+from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
-from irc.plan.schema import Kernels, Start, placement_of
+from irc.plan.schema import Buffer, Kernels, Start, placement_of
 from irc.report.table import counted, pairs, percent, seconds, size, table
-from irc.simulate.parts import cluster_of, held_buffers, num_bytes, simulate_parts
+from irc.simulate.parts import predict_step
 
 LAYER = re.compile(r"(.*?\.\d+)(?:\.|$)")
 """A name up to its first number: the layer of a list of them."""
@@ -106,12 +108,13 @@ class PartsFactsReport:
 
 def gather_parts(plan: PartsPlan) -> PartsFactsReport:
     """Collect the facts of a plan."""
-    simulated = simulate_parts(plan)
+    cluster = plan.parts[0]["F"].plan.cluster or THIS_HOST
+    simulated = predict_step(plan, find_cluster(cluster).fit(plan.mesh))
     idle = [simulated.bubble(place) for place in range(len(plan.ranks))]
     return PartsFactsReport(
         plan.hash,
         plan.facts.mesh,
-        cluster_of(plan),
+        cluster,
         plan.schedule.name or "of a file",
         plan.num_micro_batches,
         plan.facts.loss,
@@ -129,7 +132,7 @@ def _part(plan: PartsPlan, number: int, idle: list[float]) -> PartFacts:
     places = [plan.schedule.rank_of[stage] for stage in stages]
     parameters = [b for b in held.values() if b.role == "parameter"]
     by_role = {
-        role: sum(num_bytes(b) for b in held.values() if b.role == role)
+        role: sum(b.size_bytes for b in held.values() if b.role == role)
         for role in ("parameter", "state", "accumulator")
     }
     return PartFacts(
@@ -145,6 +148,15 @@ def _part(plan: PartsPlan, number: int, idle: list[float]) -> PartFacts:
         tuple(_functions(plan, number)),
         tuple(_registers(plan, number, stages)),
     )
+
+
+def held_buffers(part: Mapping[str, LoadedPlan]) -> dict[str, Buffer]:
+    """Return what a rank of a part has all the time, by name."""
+    found: dict[str, Buffer] = {}
+    for loaded in part.values():
+        weights = (loaded.plan.buffers[index] for index in loaded.plan.weights)
+        found |= {buffer.name: buffer for buffer in weights}
+    return found
 
 
 def plan_elements(plan: PartsPlan, name: str, number: int) -> int:
@@ -177,7 +189,7 @@ def _registers(plan: PartsPlan, number: int, stages: Iterable[int]) -> Iterable[
         for name, buffer in buffers.items():
             if count := slots.get((stage, name), 0):
                 yield RegisterFacts(
-                    name, stage, buffer.dtype, buffer.shape, count, num_bytes(buffer)
+                    name, stage, buffer.dtype, buffer.shape, count, buffer.size_bytes
                 )
 
 

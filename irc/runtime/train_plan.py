@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from irc.cluster.load import THIS_HOST, find_cluster
 from irc.dialects.builder import arguments, entry
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan
@@ -33,7 +34,7 @@ from irc.runtime.report import RunReport, TrainingReport
 from irc.runtime.segments import LoadSegments
 from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.weights import load_weights
-from irc.simulate.parts import simulate_parts
+from irc.simulate.parts import predict_step
 
 TIMED_STEPS = 3
 
@@ -128,7 +129,8 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
         "registers": run.register_bytes,
         "arena": run.arena_bytes,
     }
-    predicted, cluster = simulate_parts(plan).seconds, plan.parts[0]["F"].plan.cluster
+    cluster = plan.parts[0]["F"].plan.cluster
+    predicted = predict_step(plan, find_cluster(cluster or THIS_HOST).fit(plan.mesh)).seconds
     return _trained(
         args,
         _Rank(
