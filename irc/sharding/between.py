@@ -24,7 +24,7 @@ from irc.dialects.items import ITEM_BYTES
 from irc.dialects.placement import Mesh, Partial, Placement, Split
 from irc.errors import IrcError
 from irc.sharding.readers import Place, Readers, parts_in
-from irc.sharding.shards import Slices, dim_range
+from irc.sharding.shards import Slices, chunk
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
 """Start and stop along each dim."""
@@ -64,8 +64,23 @@ class Side:
 
     def box(self, shape: Sequence[int], place: Place) -> Box:
         """Return what the rank at coordinates holds."""
-        ranges = (dim_range(n, i, self.placement, self.mesh, place) for i, n in enumerate(shape))
-        return tuple((start, start + length) for start, length in ranges)
+        found: list[tuple[int, int]] = []
+        for dim, length in enumerate(shape):
+            start = 0
+            for axis, size in self._splits.get(dim, ()):
+                offset, length = chunk(length, size, place[axis])
+                start += offset
+            found.append((start, start + length))
+        return tuple(found)
+
+    @cached_property
+    def _splits(self) -> Mapping[int, tuple[tuple[str, int], ...]]:
+        """By dim, the axes that split it, with their sizes."""
+        dims = {placed.dim for placed in self.placement if isinstance(placed, Split)}
+        return {
+            dim: tuple((axis, self.mesh.size(axis)) for axis in self.placement.split_axes(dim))
+            for dim in dims
+        }
 
     def largest(self, shape: Sequence[int]) -> int:
         """Return the elements that the rank with the largest part holds, which is the first."""
@@ -73,10 +88,9 @@ class Side:
 
     def parts(self, dim: int, length: int, low: int, high: int) -> Iterator[tuple[Place, int, int]]:
         """Yield the parts of a dim that meet an interval: coordinates, start and stop within it."""
-        axes = self.placement.split_axes(dim)
-        sizes = tuple(self.mesh.size(axis) for axis in axes)
-        for digits, start, stop in parts_in(length, sizes, low, high):
-            yield dict(zip(axes, digits, strict=True)), start, stop
+        splits = self._splits.get(dim, ())
+        for digits, start, stop in parts_in(length, [size for _, size in splits], low, high):
+            yield {axis: i for (axis, _), i in zip(splits, digits, strict=True)}, start, stop
 
 
 @dataclass(frozen=True)
@@ -154,10 +168,9 @@ class Channel:
         """Return what a rank holds already, None for nothing."""
         if rank not in self.before.positions or rank not in self.after.positions:
             return None
-        where = self._held(rank)
-        if not _volume(where):
-            return None
-        return self._message(rank, rank, where)
+        held, needed = (s.box(self.shape, s.place(rank)) for s in (self.before, self.after))
+        where = _meet(held, needed)
+        return self._message(rank, rank, where, held, needed) if _volume(where) else None
 
     def receives(self, rank: int) -> Iterator[Message]:
         """Yield what a rank receives, in no particular order."""
@@ -168,8 +181,9 @@ class Channel:
         has = self._block_of(rank)
         for block, where in self._blocks(needed):
             if block != has:
-                source = self._readers(block).holder(place)
-                yield self._message(self.before.rank({**source, **block}), rank, where)
+                source = {**self._readers(block).holder(place), **block}
+                held = self.before.box(self.shape, source)
+                yield self._message(self.before.rank(source), rank, where, held, needed)
 
     def sends(self, rank: int) -> Iterator[Message]:
         """Yield what a rank sends, in no particular order."""
@@ -179,8 +193,9 @@ class Channel:
         place = self.before.place(rank)
         held = self.before.box(self.shape, place)
         for target in self._readers(block).served_by(place):
-            where = _meet(held, self.after.box(self.shape, target))
-            yield self._message(rank, self.after.rank(target), where)
+            needed = self.after.box(self.shape, target)
+            where = _meet(held, needed)
+            yield self._message(rank, self.after.rank(target), where, held, needed)
 
     def bytes_received(self, rank: int) -> int:
         """Return the bytes that a rank receives: what it needs and does not hold."""
@@ -248,9 +263,7 @@ class Channel:
             self._by_block[key] = Readers(self, block, whole)
         return self._by_block[key]
 
-    def _message(self, source: int, target: int, where: Box) -> Message:
-        held = self.before.box(self.shape, self.before.place(source))
-        needed = self.after.box(self.shape, self.after.place(target))
+    def _message(self, source: int, target: int, where: Box, held: Box, needed: Box) -> Message:
         return Message(
             source,
             target,
