@@ -64,8 +64,10 @@ def _callees(module: ModuleOp, gradients: list[SSAValue]) -> dict[Operation, tup
     """Return, by call, which of its results are gradients, where all calls of a function agree."""
     own: dict[CallOp, list[int]] = {}
     for value in gradients:
-        # The return is off, so what is read by nothing is read by nobody but the optimiser.
-        if isinstance(value, OpResult) and isinstance(value.op, CallOp) and not value.first_use:
+        if not isinstance(value, OpResult) or not isinstance(value.op, CallOp):
+            continue
+        # What an op reads too is wanted as it is, without the sum.
+        if all(isinstance(use.operation, ReturnOp) for use in value.uses):
             own.setdefault(value.op, []).append(value.index)
     calls: dict[str, list[CallOp]] = {}
     for func in functions(module).values():
