@@ -6,12 +6,13 @@ in registers until the new state of these units is stored. The hidden state that
 the row that the step before has written to the result.
 
 Gates lie as ONNX has them: z, r, n of a GRU, i, o, f, g of an LSTM. A GRU's reset gate is applied
-after its product. Hidden units are padded to whole vectors, with weights of zero.
+after its product, or (``GRU before``) before it: then the new value is a second product. Hidden
+units are padded to whole vectors, with weights of zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TypeAlias
 
@@ -20,8 +21,8 @@ from irc.backends.cpu.jit import compile_module
 from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.vector.pointwise import UNARY
 
-GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-CHAINS = {"RNN": 8, "GRU": 2, "LSTM": 2}
+GATES = {"RNN": 1, "GRU": 3, "GRU before": 3, "LSTM": 4}
+CHAINS = {"RNN": 8, "GRU": 2, "GRU before": 4, "LSTM": 2}
 """Rows of the matrix that are added up apart, so that no sum waits for the one before."""
 PARAMETERS = ("x", "r", "bias", "h", "c", "y")
 NAME = "irc_recurrent"
@@ -30,8 +31,14 @@ Gates: TypeAlias = Sequence[Operand]
 
 
 def lanes() -> int:
-    """Return how many hidden units are computed at once: what they are padded to a multiple of."""
+    """Return how many hidden units are computed at once."""
     return host().float_lanes
+
+
+def padded(kind: str, hidden: int, features: Features | None = None) -> int:
+    """Return what hidden units are padded to: whole vectors, and whole chains of them."""
+    unit = max((features or host()).float_lanes, CHAINS[kind])
+    return -(-hidden // unit) * unit
 
 
 @cache
@@ -43,7 +50,8 @@ def sweep(kind: str, hidden: int, activations: tuple[str, ...]) -> int:
     - ``x [steps, batch, gates, P]``: the products with the inputs, biases added;
     - ``r [P / lanes, rows, gates, lanes]``: the recurrent weights, rows padded to whole chains;
     - ``bias [P]``: what is added to a GRU's product before the reset gate;
-    - ``h [batch, P]``: the first state; ``c [batch, P]``: an LSTM's cell, the last one afterwards;
+    - ``h [batch, P]``: the first state; ``c [batch, P]``: an LSTM's cell, the last one afterwards,
+      or ``[2, P]`` for a GRU to work in;
     - ``y [steps, batch, P]``: all states.
 
     Args:
@@ -62,7 +70,7 @@ def rows(kind: str, hidden: int) -> int:
 def written(kind: str, hidden: int, activations: Sequence[str], features: Features) -> str:
     """Return the text of the function."""
     b = Builder(fma=features.fma, half=features.half)
-    cell = _Cell(b, kind, hidden, activations, features.float_lanes)
+    cell = _Cell(b, kind, hidden, activations, features)
     steps, batch, back = (Operand(I64, f"%{name}") for name in ("steps", "batch", "backwards"))
     state = cell.elements(batch)
     last = b.add(steps, b.i64(-1))
@@ -93,10 +101,10 @@ class _Cell:
     """Writes what a step does to one row of the batch."""
 
     def __init__(
-        self, b: Builder, kind: str, hidden: int, activations: Sequence[str], count: int
+        self, b: Builder, kind: str, hidden: int, activations: Sequence[str], features: Features
     ) -> None:
-        self.b, self.kind, self.lanes = b, kind, count
-        self.gates, self.padded = GATES[kind], -(-hidden // count) * count
+        self.b, self.kind, self.lanes = b, kind, (count := features.float_lanes)
+        self.gates, self.padded = GATES[kind], padded(kind, hidden, features)
         self._rows = rows(kind, hidden)
         self._apply = [UNARY[name] for name in activations]
         self._vector = Type("float", count)
@@ -118,17 +126,45 @@ class _Cell:
             b.store(value, b.address(new, "float", at))
             return []
 
+        def gates(at: Operand, _: list[Operand]) -> list[Operand]:
+            self._gates_before(at, inputs, h)
+            return []
+
+        if self.kind == "GRU before":
+            b.loop(b.i64(0), b.i64(self.padded), self.lanes, [], gates)
         b.loop(b.i64(0), b.i64(self.padded), self.lanes, [], units)
 
+    def _given(self, at: Operand, inputs: Operand, gate: int) -> Operand:
+        place = self.b.add(at, self.b.i64(gate * self.padded))
+        return self.b.load(self._vector, self.b.address(inputs, "float", place))
+
+    def _gates_before(self, at: Operand, inputs: Operand, h: Operand) -> None:
+        """Append z and r h of some units, stored where the second product finds them."""
+        b = self.b
+        given = {g: self._given(at, inputs, g) for g in (0, 1)}
+        z, r = (self._apply[0](b, total) for total in self._products(at, h, given))
+        old = b.load(self._vector, b.address(h, "float", at))
+        for i, value in enumerate((z, b.binary("fmul", r, old))):
+            place = b.add(at, b.i64(i * self.padded))
+            b.store(value, b.address(self.at["c"], "float", place))
+
     def _units(self, at: Operand, inputs: Operand, h: Operand, c: Operand) -> Operand:
-        b, zero = self.b, constant(self._vector, 0.0)
-        given = [
-            b.load(self._vector, b.address(inputs, "float", b.add(at, b.i64(g * self.padded))))
-            for g in range(self.gates)
-        ]
-        sums = list(given)
+        b = self.b
+        if self.kind == "GRU before":
+            kept = self.at["c"]
+            reset = b.address(kept, "float", b.i64(self.padded))
+            (total,) = self._products(at, reset, {2: self._given(at, inputs, 2)})
+            z = b.load(self._vector, b.address(kept, "float", at))
+            return self._mixed(z, self._apply[1](b, total), at, h)
+        given = {g: self._given(at, inputs, g) for g in range(self.gates)}
+        first = dict(given)
         if self.kind == "GRU":
-            sums[2] = b.load(self._vector, b.address(self.at["bias"], "float", at))
+            first[2] = b.load(self._vector, b.address(self.at["bias"], "float", at))
+        return self._new(self._products(at, h, first), given, at, h, c)
+
+    def _products(self, at: Operand, h: Operand, first: Mapping[int, Operand]) -> list[Operand]:
+        """Append the sums of some gates, of products with a state, to what they begin with."""
+        b, zero, gates = self.b, constant(self._vector, 0.0), list(first)
         matrix = b.address(self.at["r"], "float", b.scale(at, self._rows * self.gates))
         chains = CHAINS[self.kind]
 
@@ -138,31 +174,36 @@ class _Cell:
             for chain in range(chains):
                 place = b.address(h, "float", b.add(k, b.i64(chain)))
                 factor = b.splat(b.load(Type("float"), place), self.lanes)
-                for g in range(self.gates):
+                for i, g in enumerate(gates):
                     offset = b.i64((chain * self.gates + g) * self.lanes)
                     weight = b.load(self._vector, b.address(lines, "float", offset))
-                    found.append(b.fma(factor, weight, carried[chain * self.gates + g]))
+                    found.append(b.fma(factor, weight, carried[chain * len(gates) + i]))
             return found
 
-        first = [*sums, *[zero] * (self.gates * (chains - 1))]
-        found = b.loop(b.i64(0), b.i64(self._rows), chains, first, products)
+        carried = [*first.values(), *[zero] * (len(gates) * (chains - 1))]
+        found = b.loop(b.i64(0), b.i64(self._rows), chains, carried, products)
         for chain in range(1, chains):
-            for g in range(self.gates):
-                found[g] = b.binary("fadd", found[g], found[chain * self.gates + g])
-        return self._new(found[: self.gates], given, at, h, c)
+            for i in range(len(gates)):
+                found[i] = b.binary("fadd", found[i], found[chain * len(gates) + i])
+        return found[: len(gates)]
 
-    def _new(self, sums: Gates, given: Gates, at: Operand, h: Operand, c: Operand) -> Operand:
+    def _mixed(self, z: Operand, n: Operand, at: Operand, h: Operand) -> Operand:
+        """Append ``(1 - z) n + z h``."""
+        b = self.b
+        old = b.load(self._vector, b.address(h, "float", at))
+        rest = b.binary("fsub", constant(self._vector, 1.0), z)
+        return b.fma(rest, n, b.binary("fmul", z, old))
+
+    def _new(
+        self, sums: Gates, given: Mapping[int, Operand], at: Operand, h: Operand, c: Operand
+    ) -> Operand:
         b, apply = self.b, self._apply
         if self.kind == "RNN":
             return apply[0](b, sums[0])
         if self.kind == "GRU":
             z, r = (apply[0](b, sums[g]) for g in (0, 1))
             n = apply[1](b, b.fma(r, sums[2], given[2]))
-            old = b.load(self._vector, b.address(h, "float", at))
-            # (1 - z) n + z h, rounded as written.
-            kept = b.binary("fmul", z, old)
-            rest = b.binary("fsub", constant(self._vector, 1.0), z)
-            return b.fma(rest, n, kept)
+            return self._mixed(z, n, at, h)
         i, o, f = (apply[0](b, sums[g]) for g in range(3))
         place = b.address(c, "float", at)
         kept = b.binary("fmul", f, b.load(self._vector, place))

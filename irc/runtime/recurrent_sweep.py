@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SIMPLE: Mapping[str, str] = {"Tanh": "tanh", "Sigmoid": "sigmoid", "Relu": "relu"}
 """Activations without parameters, and flow's name for each."""
-GATES: Mapping[str, int] = {"RNN": 1, "GRU": 3, "LSTM": 4}
+GATES: Mapping[str, int] = {"RNN": 1, "GRU": 3, "GRU before": 3, "LSTM": 4}
 MOST_ROWS = 8
 """Of a batch: a library reads a matrix once for all rows of a larger one."""
 
@@ -32,7 +32,6 @@ def fits(kind: str, operands: Sequence[Any], options: Mapping[str, Any]) -> bool
         all(name in SIMPLE for name in options["activations"])
         and (lengths is None and peepholes is None and options["clip"] is None)
         and not (options["input_forget"] or options["layout"])
-        and (kind != "GRU" or bool(options["linear_before_reset"]))
         and all(_is_plain(value) for value in operands if value is not None)
         and 0 < x.shape[1] <= MOST_ROWS
         and x.shape[0] > 0
@@ -44,6 +43,11 @@ def _is_plain(value: torch.Tensor) -> bool:
     import torch
 
     return value.dtype is torch.float32 and value.device.type == "cpu"
+
+
+def _loop(kind: str, options: Mapping[str, Any]) -> str:
+    """Return what the backend calls a kind of cell."""
+    return "GRU before" if kind == "GRU" and not options["linear_before_reset"] else kind
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class Packed:
 
         native: Any = import_module("irc.backends.cpu.recurrent")
         gates, lanes = GATES[kind], native.lanes()
-        more = -hidden % lanes
-        padded = hidden + more
+        padded = native.padded(kind, hidden)
+        more = padded - hidden
 
         def units(value: torch.Tensor) -> torch.Tensor:
             """Pad the units of each gate."""
@@ -99,6 +103,7 @@ class Packed:
 
 def packed(kind: str, operands: Sequence[Any], options: Mapping[str, Any]) -> list[Packed]:
     """Pack the weights of all directions."""
+    kind = _loop(kind, options)
     w, r, bias = operands[1:4]
     return [
         Packed.of(kind, w[d], r[d], None if bias is None else bias[d], options["hidden"])
@@ -123,13 +128,14 @@ def run(
     native: Any = import_module("irc.backends.cpu.recurrent")
     x, first_h, first_c = (operands[i] for i in (0, 5, 6))
     steps, batch, hidden = *x.shape[:2], options["hidden"]
+    loop = _loop(kind, options)
     each = len(options["activations"]) // len(weights)
     every: list[torch.Tensor] = []
     last: list[list[torch.Tensor]] = [[], []]
     for d, one in enumerate(weights):
         padded = one.inner.shape[0]
         names = options["activations"][d * each : (d + 1) * each]
-        address = native.sweep(kind, hidden, tuple(SIMPLE[name] for name in names))
+        address = native.sweep(loop, hidden, tuple(SIMPLE[name] for name in names))
         h, c = (
             x.new_zeros(batch, padded)
             if state is None
@@ -138,6 +144,8 @@ def run(
         )
         if first_c is not None:
             c = c.clone()  # it is written to
+        elif loop == "GRU before":
+            c = x.new_empty(2, padded)
         projected = torch.addmm(one.added, x.reshape(steps * batch, -1), one.inputs.t())
         y = torch.empty(steps, batch, padded)
         backwards = options["direction"] == "reverse" or d == 1

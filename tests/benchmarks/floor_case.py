@@ -46,9 +46,11 @@ def of(fn: Callable[..., Any], *inputs: torch.Tensor, trains: bool = True) -> Ca
     return Case(lambda: (fn, tuple(x.clone() for x in inputs)), trains)
 
 
-def module(make: Callable[[], nn.Module], *inputs: torch.Tensor) -> Case:
+def module(make: Callable[[], nn.Module], *inputs: torch.Tensor, trains: bool = True) -> Case:
+    """Return the case of a module."""
+
     def made() -> tuple[nn.Module, Tensors]:
         torch.manual_seed(0)
         return make(), inputs
 
-    return Case(made)
+    return Case(made, trains)

@@ -121,8 +121,10 @@ VIEWS: Mapping[str, Case] = {
     "in-place rows of 256x256": of(_in_place_rows, randn(256, 256), randn(256), trains=False),
     "in-place transposed": of(_in_place_transposed, randn(32, 32), trains=False),
     "in-place ring buffer": of(_in_place_buffer, randn(32, 64), randn(64), trains=False),
-    "buffer running mean": module(Counter, randn(32, 64)),
-    "buffer key cache": module(lambda: Cache(64), randn(1, 4, 1, 32), torch.tensor([5])),
+    "buffer running mean": module(Counter, randn(32, 64), trains=False),
+    "buffer key cache": module(
+        lambda: Cache(64), randn(1, 4, 1, 32), torch.tensor([5]), trains=False
+    ),
 }
 
 

@@ -24,6 +24,7 @@ def case(
     kind: str, hidden: int, batch: int, direction: str, *, steps: int = 5, given: bool = True
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return operands and options."""
+    kind, _, before = kind.partition(" ")
     torch.manual_seed(hidden + batch)
     count, gates = 2 if direction == "bidirectional" else 1, native.GATES[kind]
     w, r = torch.randn(count, gates * hidden, 3), torch.randn(count, gates * hidden, hidden)
@@ -33,7 +34,8 @@ def case(
     operands = [torch.randn(steps, batch, 3), w, r / hidden**0.5, bias, None, state, cell, None]
     options = {
         "hidden": hidden, "direction": direction, "layout": 0, "clip": None, "input_forget": 0,
-        "linear_before_reset": 1, "activations": DEFAULTS[kind] * count, "alpha": [], "beta": [],
+        "linear_before_reset": not before, "activations": DEFAULTS[kind] * count,
+        "alpha": [], "beta": [],
     }  # fmt: skip
     return operands, options
 
@@ -51,10 +53,11 @@ def wanted(kind: str, operands: list[Any], options: dict[str, Any]) -> list[torc
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize(("hidden", "batch"), [(1, 1), (7, 3), (16, 1), (33, 8)])
-@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
-def test_all_sizes_and_directions(kind: str, hidden: int, batch: int, direction: str) -> None:
+@pytest.mark.parametrize("name", ["RNN", "GRU", "GRU before", "LSTM"])
+def test_all_sizes_and_directions(name: str, hidden: int, batch: int, direction: str) -> None:
     for given in (True, False):
-        operands, options = case(kind, hidden, batch, direction, given=given)
+        operands, options = case(name, hidden, batch, direction, given=given)
+        kind = name.partition(" ")[0]
         before = [None if value is None else value.clone() for value in operands]
         assert recurrent_sweep.fits(kind, operands, options)
         found = recurrent.CELLS[kind](operands, options)
@@ -88,6 +91,8 @@ def test_what_the_loop_does_not_do_is_left_to_torch(index: int, value: torch.Ten
 def test_the_function_is_written_for_any_machine(features: Any) -> None:
     text = native.written("GRU", 20, ("sigmoid", "tanh"), features)
     assert f"<{features.float_lanes} x float>" in text
+    for kind in native.GATES:  # a row of the state is read up to there
+        assert native.padded(kind, 20, features) >= native.rows(kind, 20)
     assert ("@llvm.fma" in text) is features.fma
 
 
