@@ -54,6 +54,7 @@ LEFT: Mapping[str, str] = {
     "nn.CTCLoss": VALUES,
     "nn.GRU": RECURS,
     "nn.GaussianNLLLoss": NUMBER,
+    "nn.LinearCrossEntropyLoss": WARNS,
     "nn.LSTM": RECURS,
     "nn.RNN": RECURS,
     "nn.Transformer": NUMBER,
