@@ -190,7 +190,8 @@ def _write_parts(
     from irc.plan.parts import PIPE, with_files
     from irc.plan.parts_files import save_parts
     from irc.plan.training import training_files
-    from irc.programs.make import make_parts_plan, schedule_for
+    from irc.programs.make import make_parts_plan
+    from irc.programs.schedules import schedule_for
     from irc.report.parts import parts_summary
 
     if options.backend != "cpu":

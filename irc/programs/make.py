@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -31,59 +31,15 @@ from irc.plan.schema import AxisCut, placement_of
 from irc.plan.training import STAGED
 from irc.plugin import builtin_pass
 from irc.program import Program
+from irc.programs.schedules import splits_backward
 from irc.programs.stage_pins import pins_of_stages
 from irc.programs.stage_step import GRADIENT, StageStep, stage_step
-from irc.schedule.actions import Action, Schedule, computed
-from irc.schedule.check import check
-from irc.schedule.named import generate
-from irc.schedule.notation import load_schedule, print_schedule
+from irc.schedule.actions import Schedule
+from irc.schedule.notation import print_schedule
 from irc.training.entry import globs, loss_index, matches
 from irc.training.functions import Functions, split_functions
 from irc.training.recipe import Recipe
 from irc.training.stages import Stages, stages_of
-
-
-def schedule_for(text: str, ranks: int, micro_batches: int) -> Schedule:
-    """Return the schedule that a user names, checked.
-
-    Args:
-        text: a name, as in ``interleaved:2``, or a file (``.csv`` or irc's own notation).
-        ranks: of the pipe axis.
-        micro_batches: of a step.
-
-    Raises:
-        IrcError: ``schedule-unknown``, ``schedule-size``; what reading and checking a file raise.
-    """
-    is_file = "." in text or "/" in text
-    schedule = (
-        load_schedule(text) if is_file else generate(text, ranks=ranks, micro_batches=micro_batches)
-    )
-    check(schedule)
-    for what, own, asked in (
-        ("ranks", len(schedule.ranks), ranks),
-        ("micro-batches", schedule.num_micro_batches, micro_batches),
-    ):
-        if own != asked:
-            raise IrcError(
-                "schedule-size",
-                f"the schedule '{text}' has {own} {what}, and the step {asked}",
-                help="generate one of the sizes of the mesh and the step",
-            )
-    _require_plain(schedule)
-    return _one_way(schedule)
-
-
-def _require_plain(schedule: Schedule) -> None:
-    """Refuse what no plan can do yet."""
-    lengths = {len(path) for path in schedule.paths}
-    skips = len(lengths) > 1 or lengths != {schedule.num_stages // _copies(schedule)}
-    if skips or schedule.vocabulary:
-        what = "a vocabulary on all ranks" if schedule.vocabulary else "micro-batches that skip"
-        raise IrcError(
-            "pipeline-unsupported",
-            f"a plan has no {what}, as schedule '{schedule.name}' does",
-            help="draw and simulate it with irc schedule; choose another to run",
-        )
 
 
 def make_parts_plan(
@@ -122,7 +78,7 @@ def make_parts_plan(
     steps = _steps(found, recipe, trained, shared, moved, loss, 1 / schedule.num_micro_batches)
     inner = Mesh(tuple(axis for axis in options.mesh.axes if axis[0] != PIPE))
     own = replace(options, mesh=inner)
-    splits = [_splits(schedule, stage) for stage in range(len(steps))]
+    splits = [splits_backward(schedule, stage) for stage in range(len(steps))]
     placed: dict[str, str] = {}
     functions: list[Functions] = []
     parts: list[Mapping[str, LoadedPlan]] = []
@@ -246,42 +202,6 @@ def _steps(
         expected |= {n.removeprefix(GRADIENT) for n in step.sent if n.startswith(GRADIENT)}
         steps.insert(0, step)
     return steps
-
-
-def _splits(schedule: Schedule, part: int) -> bool:
-    """Return whether a part's backward is I and W for some micro-batch."""
-    return any(
-        a.kind == "I" and schedule.paths[a.micro_batch][part] == a.stage
-        for actions in schedule.ranks
-        for a in computed(actions)
-    )
-
-
-def _copies(schedule: Schedule) -> int:
-    """Return how many copies of the model a schedule runs: its paths then share no stage."""
-    return max(len(set(schedule.paths)), 1)
-
-
-def _one_way(schedule: Schedule) -> Schedule:
-    """Write B as I and W in the stages of a part that has both: its functions are either."""
-    both = {
-        path[part]
-        for part in range(len(schedule.paths[0]))
-        if _splits(schedule, part)
-        for path in schedule.paths
-    }
-
-    def apart(action: Action) -> Iterator[Action]:
-        if action.parts:
-            yield action._replace(parts=tuple(p for each in action.parts for p in apart(each)))
-        elif action.kind == "B" and action.stage in both:
-            yield action._replace(kind="I")
-            yield action._replace(kind="W")
-        else:
-            yield action
-
-    ranks = tuple(tuple(p for a in actions for p in apart(a)) for actions in schedule.ranks)
-    return replace(schedule, ranks=ranks)
 
 
 def _place(

@@ -43,7 +43,7 @@ def stage_text(count: int, stages: int) -> str:
 def irc_step(name: str, schedule: str, mesh: str, micro: int, dtype: torch.dtype) -> Any:
     """Return irc's step, and its batch."""
     import irc
-    from irc.programs.make import schedule_for
+    from irc.programs.schedules import schedule_for
     from irc.sharding.mesh import parse_mesh
 
     module = model(name, dtype)
@@ -92,7 +92,7 @@ def torch_step(name: str, schedule: str, micro: int, *, compiled: bool) -> Step:
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining import schedules as known
 
-    from irc.programs.make import schedule_for
+    from irc.programs.schedules import schedule_for
     from irc.schedule.csv_table import write_csv
 
     rank, world = dist.get_rank(), dist.get_world_size()

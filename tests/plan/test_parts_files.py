@@ -22,7 +22,8 @@ from irc.plan.load import load_plan
 from irc.plan.parts import PartsPlan, pack_parts, unpack_parts, with_files
 from irc.plan.parts_files import is_parts, load_parts, save_parts
 from irc.plan.training import forward_text, recipe_of_plan, training_files
-from irc.programs.make import make_parts_plan, schedule_for
+from irc.programs.make import make_parts_plan
+from irc.programs.schedules import schedule_for
 from irc.sharding.mesh import parse_mesh
 from irc.training.recipe import Recipe
 from tests.programs.models import GPT, MICRO_BATCHES, model_and_batch

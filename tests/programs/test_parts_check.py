@@ -17,7 +17,8 @@ from irc.interpret.parts_check import check_parts
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
 from irc.plan.training import STAGED
-from irc.programs.make import make_parts_plan, schedule_for
+from irc.programs.make import make_parts_plan
+from irc.programs.schedules import schedule_for
 from irc.schedule.tapes import Event, Place
 from irc.training.recipe import recipe_of
 from tests.programs.models import (

@@ -13,7 +13,8 @@ from irc.calls.step_plan import captured_step
 from irc.cluster.presets import PRESETS
 from irc.pipeline import Options
 from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
-from irc.programs.make import make_parts_plan, schedule_for
+from irc.programs.make import make_parts_plan
+from irc.programs.schedules import schedule_for
 from irc.schedule.timeline import play
 from irc.sharding.mesh import parse_mesh
 from irc.simulate.parts import predict_step, slot_bytes

@@ -1,0 +1,91 @@
+"""The schedule of a step: by name or file, checked, in the form in which stages have functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from irc.errors import IrcError
+from irc.schedule.actions import Action, Schedule, computed
+from irc.schedule.check import check
+from irc.schedule.named import generate
+from irc.schedule.notation import load_schedule
+
+
+def schedule_for(text: str, ranks: int, micro_batches: int) -> Schedule:
+    """Return the schedule that a user names, checked.
+
+    Args:
+        text: a name, as in ``interleaved:2``, or a file (``.csv`` or irc's own notation).
+        ranks: of the pipe axis.
+        micro_batches: of a step.
+
+    Raises:
+        IrcError: ``schedule-unknown``, ``schedule-size``; what reading and checking a file raise.
+    """
+    is_file = "." in text or "/" in text
+    schedule = (
+        load_schedule(text) if is_file else generate(text, ranks=ranks, micro_batches=micro_batches)
+    )
+    check(schedule)
+    for what, own, asked in (
+        ("ranks", len(schedule.ranks), ranks),
+        ("micro-batches", schedule.num_micro_batches, micro_batches),
+    ):
+        if own != asked:
+            raise IrcError(
+                "schedule-size",
+                f"the schedule '{text}' has {own} {what}, and the step {asked}",
+                help="generate one of the sizes of the mesh and the step",
+            )
+    _require_plain(schedule)
+    return _one_way(schedule)
+
+
+def _require_plain(schedule: Schedule) -> None:
+    """Refuse what no plan can do yet."""
+    lengths = {len(path) for path in schedule.paths}
+    skips = len(lengths) > 1 or lengths != {schedule.num_stages // _copies(schedule)}
+    if skips or schedule.vocabulary:
+        what = "a vocabulary on all ranks" if schedule.vocabulary else "micro-batches that skip"
+        raise IrcError(
+            "pipeline-unsupported",
+            f"a plan has no {what}, as schedule '{schedule.name}' does",
+            help="draw and simulate it with irc schedule; choose another to run",
+        )
+
+
+def splits_backward(schedule: Schedule, part: int) -> bool:
+    """Return whether a part's backward is I and W for some micro-batch."""
+    return any(
+        a.kind == "I" and schedule.paths[a.micro_batch][part] == a.stage
+        for actions in schedule.ranks
+        for a in computed(actions)
+    )
+
+
+def _copies(schedule: Schedule) -> int:
+    """Return how many copies of the model a schedule runs: its paths then share no stage."""
+    return max(len(set(schedule.paths)), 1)
+
+
+def _one_way(schedule: Schedule) -> Schedule:
+    """Write B as I and W in the stages of a part that has both: its functions are either."""
+    both = {
+        path[part]
+        for part in range(len(schedule.paths[0]))
+        if splits_backward(schedule, part)
+        for path in schedule.paths
+    }
+
+    def apart(action: Action) -> Iterator[Action]:
+        if action.parts:
+            yield action._replace(parts=tuple(p for each in action.parts for p in apart(each)))
+        elif action.kind == "B" and action.stage in both:
+            yield action._replace(kind="I")
+            yield action._replace(kind="W")
+        else:
+            yield action
+
+    ranks = tuple(tuple(p for a in actions for p in apart(a)) for actions in schedule.ranks)
+    return replace(schedule, ranks=ranks)
