@@ -15,6 +15,7 @@ from pathlib import Path
 
 from irc.errors import IrcError, did_you_mean
 from irc.plan.load import load_plan
+from irc.plan.parts_files import is_parts, load_parts
 from irc.plan.schema import Plan
 
 WORKER = "irc.runtime.worker"
@@ -62,7 +63,9 @@ def render_launch(folder: str, form: str, nodes: int = 1) -> str:
         raise IrcError(
             "option-value", f"no launch format '{form}'", help=did_you_mean(form, FORMATS)
         )
-    ranks = load_plan(folder).plan.device_mesh.num_ranks
+    several = is_parts(folder)
+    mesh = load_parts(folder).mesh if several else load_plan(folder).plan.device_mesh
+    ranks = mesh.num_ranks
     if nodes < 1 or ranks % nodes:
         raise IrcError(
             "option-value",

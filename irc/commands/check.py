@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the plan; a difference is the error ``check-failed``."""
     from irc.plan.host import is_host
+    from irc.plan.parts_files import is_parts
 
     if args.weights:
         from irc.runtime.weights_check import check_all_weights
@@ -34,6 +35,11 @@ def run(args: argparse.Namespace) -> int:
         from irc.runtime.host_run import check_host
 
         print(check_host(args.plan, inputs=args.inputs, trust=args.trust))
+        return 0
+    if is_parts(args.plan):
+        from irc.interpret.parts_folder import check_parts_folder
+
+        print(check_parts_folder(args.plan, inputs=args.inputs, trust=args.trust))
         return 0
     print(check_plan(args.plan, inputs=args.inputs, trust=args.trust))
     return 0

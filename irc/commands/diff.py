@@ -17,9 +17,25 @@ def run(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
+    from irc.errors import IrcError
+    from irc.plan.parts_files import is_parts
     from irc.report.diff import diff_plans, write
     from irc.report.terminal import for_stdout
 
-    found = diff_plans(args.before, args.after)
-    print(json.dumps(asdict(found), indent=1) if args.json else for_stdout(write(found)))
+    several = [is_parts(folder) for folder in (args.before, args.after)]
+    if any(several):
+        from irc.report.parts_diff import diff_parts, write_parts
+
+        if not all(several):
+            raise IrcError(
+                "option-value",
+                f"'{args.before}' and '{args.after}': only one of them is of several programs",
+                help="name two plans of one kind",
+            )
+        between = diff_parts(args.before, args.after)
+        text = json.dumps(asdict(between), indent=1) if args.json else write_parts(between)
+    else:
+        found = diff_plans(args.before, args.after)
+        text = json.dumps(asdict(found), indent=1) if args.json else write(found)
+    print(text if args.json else for_stdout(text))
     return 0

@@ -130,10 +130,10 @@ def _plan(args: argparse.Namespace) -> str:
             if name != "json" and getattr(args, name) not in (None, False, ""):
                 raise IrcError(
                     "option-value",
-                    f"{option} is about one program, and '{args.name}' holds one for each function",
-                    help=f"name one: irc explain plan {args.name}/parts/0/F {option}",
+                    f"{option} is about one program, and '{args.name}' is of several",
+                    help=f"irc explain plan {args.name} says what they are",
                 )
-        return explain_parts(load_parts(args.name), args.name, as_json=args.json)
+        return explain_parts(load_parts(args.name), as_json=args.json)
     from irc.report.explain import explain_plan
 
     if args.sizes:

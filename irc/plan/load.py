@@ -108,8 +108,7 @@ def load_plan(folder: str | Path, *, trust: bool = False) -> LoadedPlan:
             "plan-missing",
             f"'{folder}' holds a plan of several programs",
             because="its ranks run different stages, each a plan for each of its functions",
-            help="irc run, explain plan, diff, check --weights, simulate, launch, sign and trust "
-            f"take it; others take a function: {folder}/parts/0/F",
+            help="irc run, check, explain plan, diff, simulate, launch, sign and trust take it",
         )
     if not (place / MANIFEST).is_file():
         raise IrcError(

@@ -21,6 +21,9 @@ from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.schema import Plan
 from irc.search.facts import call_counts
 
+FUNCTION = "task"
+"""The only text that a function of a plan of several programs keeps."""
+
 
 class Evidence:
     """A plan folder, parsed as far as somebody asks."""
@@ -59,6 +62,12 @@ class Evidence:
         Raises:
             IrcError: ``plan-corrupt``, where the folder has no such text.
         """
+        if name not in self.passes and list(self.passes) == [FUNCTION]:
+            raise IrcError(
+                "option-value",
+                "this is a function of a plan of several programs, and holds its kernels alone",
+                help="name the folder of the whole, which has parts.json",
+            )
         if name not in self.passes:
             raise IrcError(
                 "plan-corrupt",

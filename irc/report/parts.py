@@ -301,7 +301,7 @@ def _stages(facts: PartsFactsReport) -> list[str]:
     return table(heads, rows, right="rlrrrrrrr")
 
 
-def explain_parts(plan: PartsPlan, folder: str, *, as_json: bool = False) -> str:
+def explain_parts(plan: PartsPlan, *, as_json: bool = False) -> str:
     """Write what ``irc explain plan`` says of a plan of several programs."""
     facts = gather_parts(plan)
     if as_json:
@@ -345,7 +345,6 @@ def explain_parts(plan: PartsPlan, folder: str, *, as_json: bool = False) -> str
         right="rllrr",
     )  # fmt: skip
     lines += ["", f"predicted   {seconds(facts.predicted_s)} a step"]
-    lines.append(f"irc explain plan {folder}/parts/N/FUNCTION says more of one function")
     return "\n".join(lines)
 
 

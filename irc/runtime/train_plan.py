@@ -33,7 +33,7 @@ from irc.runtime.processes import gather_seconds
 from irc.runtime.report import RunReport, TrainingReport
 from irc.runtime.segments import LoadSegments
 from irc.runtime.spread_parts import SpreadParts
-from irc.runtime.weights import load_weights
+from irc.runtime.weights import load_weights, whole_weights
 from irc.simulate.parts import predict_step
 
 TIMED_STEPS = 3
@@ -134,19 +134,16 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
     return _trained(
         args,
         _Rank(
-            plan, specs, step, parts, held, lambda: _whole_weights(plan), plan.facts.mesh,
+            plan, specs, step, parts, held, lambda: _start(plan), plan.facts.mesh,
             predicted, cluster,
         ),
         rank,
     )  # fmt: skip
 
 
-def _whole_weights(plan: PartsPlan) -> dict[str, torch.Tensor]:
+def _start(plan: PartsPlan) -> dict[str, torch.Tensor]:
     """Return what eager training starts from: all weights, and the seed where numbers are drawn."""
-    found: dict[str, torch.Tensor] = {}
-    for part in plan.parts:
-        for loaded in part.values():
-            found |= load_weights(loaded, None, held=found)
+    found = whole_weights(plan)
     model = load_program(plan, forward_text(plan), FORWARD)
     if any(name == SEED for _, name, _ in arguments(entry(model))):
         found[SEED] = torch.zeros((), dtype=torch.int64)

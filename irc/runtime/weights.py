@@ -16,6 +16,7 @@ from irc.plan.digests import check_weights
 from irc.plan.files import MANIFEST, REFERENCES, WEIGHTS
 from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
+from irc.plan.parts import PartsPlan
 from irc.plan.schema import Buffer, Plan, placement_of
 from irc.plan.trust import is_trusted
 from irc.plan.weights import Reference, local_slices, parse_references
@@ -87,6 +88,15 @@ def load_weights(
             found[buffer.name] = _read(plan, buffer, reference, path, rank, opened)
         except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
             raise corrupt(f"weight '{buffer.name}' cannot be read: {error}", str(path)) from None
+    return found
+
+
+def whole_weights(plan: PartsPlan) -> dict[str, torch.Tensor]:
+    """Read all weights and states of a plan of several programs, whole; sums start at zero."""
+    found: dict[str, torch.Tensor] = {}
+    for part in plan.parts:
+        for loaded in part.values():
+            found |= load_weights(loaded, None, held=found)
     return found
 
 

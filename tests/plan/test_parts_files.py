@@ -247,4 +247,3 @@ def test_what_takes_one_program_says_what_takes_several(folder: Path) -> None:
     with pytest.raises(IrcError, match="several programs") as caught:
         irc.load(folder)
     assert "irc run" in caught.value.render()
-    assert "parts/0/F" in caught.value.render()

@@ -17,6 +17,7 @@ from irc.cli import main
 from irc.errors import IrcError
 from irc.plan.parts_files import load_parts
 from irc.report.parts import gather_parts
+from irc.runtime import load
 from irc.runtime.pipeline import PipelineExecutor
 from tests.programs.models import GPT, model_and_batch
 
@@ -202,3 +203,53 @@ def test_python_writes_the_same_plan(net: str, plan: Path, tmp_path: Path) -> No
         irc.export_plan(
             model, batch, out=tmp_path / "plan", optimizer="sgd", mesh="pipe=2", micro_batches=4
         )
+
+
+def test_what_differs_is_said(
+    net: str, plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = str(tmp_path / "other")
+    words = ["--train", "sgd", "--lr", "0.1", "--mesh", "pipe=2", "--micro-batches", "8"]
+    stages = "tok, pos; blocks.0, blocks.1, norm"
+    assert main(["compile", net, "-o", other, *words, "--stages", stages]) == 0
+    capsys.readouterr()
+    assert main(["diff", str(plan), str(plan)]) == 0
+    assert capsys.readouterr().out == "the plans are the same\n"
+    assert main(["diff", str(plan), other, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    changes = {c["name"]: (c["before"], c["after"]) for c in (*found["whole"], *found["stages"])}
+    assert changes["micro-batches"] == ("4", "8")
+    assert changes["stage 0 layers"] == ("tok, pos, blocks.0", "tok, pos")
+    assert "schedule" not in changes
+    assert "stage 0 F" in found["functions"]
+    assert main(["diff", str(plan), other]) == 0
+    assert "stage 0 layers" in capsys.readouterr().out
+    assert main(["diff", str(plan), f"{other}/parts/0/F"]) != 0
+    assert "only one of them is of several programs" in capsys.readouterr().err
+
+
+def test_each_value_on_its_way_is_checked(
+    plan: Path, ignoring: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All ranks in this process; planted faults are in test_parts_check.py."""
+    assert main(["check", str(plan), "--inputs", ignoring]) == 0
+    assert "are as eager has them" in capsys.readouterr().out
+
+
+def test_it_holds_no_native_program(plan: Path) -> None:
+    with pytest.raises(IrcError) as caught:
+        load(plan)
+    assert caught.value.code == "native-missing"
+
+
+def test_other_commands_take_it(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", str(plan)]) == 0
+    assert "--nproc-per-node 2" in capsys.readouterr().out
+    assert main(["simulate", str(plan)]) == 0
+    assert "stages          2, 4 micro-batches" in capsys.readouterr().out
+    assert main(["explain", "plan", f"{plan}/parts/0/F"]) != 0
+    assert "which has parts.json" in capsys.readouterr().err
+    assert main(["explain", "plan", str(plan), "--fusion"]) != 0
+    assert "--fusion is about one program" in capsys.readouterr().err
+    assert main(["export", str(plan), "--format", "json"]) != 0
+    assert "several programs" in capsys.readouterr().err

@@ -183,6 +183,12 @@ def native_place(given: str | os.PathLike[str]) -> Path:
             because="an op of it is torch's, or it was compiled without; irc compile says which",
             help="load it with irc.load, or run it: irc run PLAN",
         )
+    if (folder / "parts.json").is_file():
+        raise IrcError(
+            "native-missing",
+            f"the plan of several programs in '{folder}' holds no native ones",
+            help="run it: irc run PLAN",
+        )
     raise IrcError(
         "plan-missing",
         f"no plan in '{folder}'",
