@@ -36,7 +36,7 @@ AHEAD = 1.1
 """So many times torch's time is behind it."""
 LEAST_S = 5e-6
 """What a call may lose."""
-LONGEST_S = 0.05
+LONGEST_S = 0.1
 """A call that takes longer is not tried."""
 BUDGET_S = 0.01
 LEAST_CALLS = 3

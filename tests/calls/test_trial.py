@@ -78,7 +78,7 @@ def test_a_call_that_loses_next_to_nothing_is_not_tried() -> None:
 
 def test_what_takes_long_is_not_tried() -> None:
     calls: list[float] = []
-    assert not is_behind(computing(0.06, []), computing(0.0, calls))
+    assert not is_behind(computing(0.12, []), computing(0.0, calls))
     assert not calls
 
 
