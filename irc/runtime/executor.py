@@ -75,6 +75,8 @@ class Executor:
         prepared: where what is prepared is to lie, zeros, by buffer; by default new memory.
         draws: each call draws its seed from torch's generator, so that ``torch.manual_seed``
             repeats it as it repeats eager's; by default the seed counts calls.
+        arena: memory that executors which run one after the other work in, large enough for each;
+            by default each call leases its own.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Executor:
         owns: bool = False,
         prepared: Mapping[int, torch.Tensor] | None = None,
         draws: bool = False,
+        arena: torch.Tensor | None = None,
     ) -> None:
         loaded = runnable(loaded)
         plan = loaded.plan
@@ -136,6 +139,7 @@ class Executor:
         self._turn = threading.Lock() if distributed else None
         self._owns = owns
         self._draws = draws
+        self._arena = arena
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once and return the outputs, whole.
@@ -225,7 +229,7 @@ class Executor:
     def new_lease(self) -> Lease:
         """Return memory of another call, and what runs the actions on it."""
         with self.scope():
-            frame = new_frame(self.plan, self._weights)
+            frame = new_frame(self.plan, self._weights, arena=self._arena)
         segments = iter(self._segments[sum(isinstance(a, Kernels) for a in self.plan.prepared) :])
         pending: dict[int, Finish] = {}
         steps = [

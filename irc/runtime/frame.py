@@ -94,15 +94,22 @@ def new_prepared(plan: Plan) -> dict[int, torch.Tensor]:
     return dict(zip(chosen, zero_tensors(kinds), strict=True))
 
 
-def new_frame(plan: Plan, weights: Mapping[int, torch.Tensor], *, show_all: bool = False) -> Frame:
+def new_frame(
+    plan: Plan,
+    weights: Mapping[int, torch.Tensor],
+    *,
+    show_all: bool = False,
+    arena: torch.Tensor | None = None,
+) -> Frame:
     """Allocate a frame.
 
     Args:
         plan: what runs in it.
         weights: this rank's by buffer, and what is prepared of them.
         show_all: make tensors of all buffers, not only of those that torch touches.
+        arena: memory that plans which run one after the other share, aligned; by default new.
     """
-    arena = new_arena(plan.arena_bytes)
+    arena = new_arena(plan.arena_bytes) if arena is None else arena[: plan.arena_bytes]
     table = (ctypes.c_int64 * (1 + len(plan.bases)))()
     table[0] = arena.data_ptr()
     for base, index in enumerate(plan.bases, 1):

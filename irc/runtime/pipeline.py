@@ -19,6 +19,7 @@ from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
 from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
+from irc.runtime.frame import new_arena
 from irc.runtime.parts import Parts
 from irc.runtime.peers import Peers, TorchPeers, shared_sums
 from irc.runtime.prepared import Store
@@ -52,6 +53,7 @@ class PipelineExecutor:
         self.local = plan.ranks[self.place].index(rank)
         self._stages = plan.parts_at(self.place)
         store = Store()
+        self._arena = new_arena(self.arena_bytes)
         self._functions: dict[tuple[int, str], Executor] = {}
         for part in dict.fromkeys(self._stages.values()):
             for kind, loaded in plan.parts[part].items():
@@ -61,6 +63,7 @@ class PipelineExecutor:
                     rank=self.local,
                     communicator=self._peers.communicator,
                     store=store,
+                    arena=self._arena,
                 )
         self._tape = plan.tapes[self.place]
         self._registers = self._allocate()
@@ -83,7 +86,8 @@ class PipelineExecutor:
     @property
     def arena_bytes(self) -> int:
         """Bytes that the functions of this rank work in, one at a time."""
-        return sum(e.plan.arena_bytes for e in self._functions.values())
+        own = (self.plan.parts[part] for part in dict.fromkeys(self._stages.values()))
+        return max(loaded.plan.arena_bytes for part in own for loaded in part.values())
 
     def __call__(self, inputs: Sequence[torch.Tensor], lr: float, seed: int = 0) -> torch.Tensor:
         """Run one step and return its loss, the mean of those of the micro-batches.
