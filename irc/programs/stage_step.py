@@ -23,10 +23,7 @@ from irc.training.accumulators import accumulate
 from irc.training.batch_sums import take_batch_sums
 from irc.training.entry import drop_unread, set_results
 from irc.training.recipe import Recipe
-from irc.training.stages import BOUNDARY, Crossing
-
-GRADIENT = "gradient."
-"""First letters of the name of a gradient that crosses back, before that of the value."""
+from irc.training.stages import BOUNDARY, GRADIENT, Crossing
 
 
 @dataclass(frozen=True)

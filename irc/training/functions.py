@@ -26,10 +26,11 @@ from irc.dialects.builder import (
     functions,
     results,
 )
-from irc.dialects.flow import phase_of
+from irc.dialects.flow import PointwiseOp, phase_of
+from irc.ops.derivative import PhaseBuilder
 from irc.training.accumulators import ACCUMULATOR
 from irc.training.call_parts import closure, input_part, is_cheap, split_calls
-from irc.training.stages import BOUNDARY, with_called
+from irc.training.stages import BOUNDARY, GRADIENT, with_called
 
 SAVED = "saved"
 """Role of what one function of a stage hands to another."""
@@ -75,6 +76,7 @@ class _Split:
         self.block = self.func.body.block
         end = self.block.last_op
         assert isinstance(end, ReturnOp)
+        self._copy_arguments(end)
         self.returned = [
             (role, name, value, attrs)
             for (role, name), value, attrs in zip(
@@ -88,6 +90,27 @@ class _Split:
         held = {name: value for role, name, value in arguments(self.func) if role == ACCUMULATOR}
         self.sums = {v: held[n] for role, n, v, _ in self.returned if role == "state" and n in held}
         self.moved = {name for role, name, _, _ in self.returned if role == "state"}
+
+    def _copy_arguments(self, end: ReturnOp) -> None:
+        """Let what crosses be computed, also where it is what the stage was given (a share)."""
+        for place, (role, name) in enumerate(results(self.func)):
+            value = end.operands[place]
+            if role != BOUNDARY or not isinstance(value, BlockArgument):
+                continue
+            phase = "backward" if name.startswith(GRADIENT) else "forward"
+            b = PhaseBuilder(self.block, phase, prefix=f"given.{name}.", loc="micro-batches")
+            b.part = "input" if phase == "backward" else None
+            like = b.pointwise("copy", value).owner
+            assert isinstance(like, PointwiseOp)
+            like.detach()
+            copy = PointwiseOp.create(
+                operands=[value],
+                result_types=[value.type],
+                attributes=like.attributes,
+                properties=like.properties,
+            )
+            self.block.insert_op_before(copy, end)
+            end.operands[place] = copy.results[0]
 
     def run(self) -> Functions:
         own: dict[int, list[Operation]] = {place: [] for place in range(len(ORDER))}

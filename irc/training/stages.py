@@ -30,6 +30,8 @@ from irc.errors import ErrorCollector, IrcError
 
 BOUNDARY = "boundary"
 """Role of what crosses from one stage to another."""
+GRADIENT = "gradient."
+"""First letters of the name of a gradient that crosses back, before that of the value."""
 
 
 @dataclass(frozen=True)

@@ -253,3 +253,14 @@ def test_other_commands_take_it(plan: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--fusion is about one program" in capsys.readouterr().err
     assert main(["export", str(plan), "--format", "json"]) != 0
     assert "several programs" in capsys.readouterr().err
+
+
+def test_a_stage_may_end_inside_of_the_loss(
+    net: str, ignoring: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last stage divides by a share of the batch, and sends that back as it is."""
+    out = str(tmp_path / "plan")
+    words = ["--mesh", "pipe=7", "--micro-batches", "4", "--schedule", "zb-h1"]
+    assert main(["compile", net, "-o", out, "--train", *words]) == 0
+    assert main(["check", out, "--inputs", ignoring]) == 0
+    assert "are as eager has them" in capsys.readouterr().out
