@@ -75,18 +75,20 @@ class DeviceExecutor(Executor):
         with self.scope():
             return super().prepare()
 
-    def run(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def run(
+        self, given: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, ...]:
         for each in self._moved:
             now = version_of(each.weight)
             if now is None or now != each.version:
                 each.copy.copy_(each.weight)
                 each.version = now
         if self.device.type == "cpu":
-            found = super().run(given)
+            found = super().run(given, into)
         else:
             with torch.cuda.device(self.device), self.scope():
                 self._follow(torch.cuda.current_stream())
-                found = super().run(given)
+                found = super().run(given, into)
         for each in self._written:
             each.weight.copy_(each.copy)
             each.version = version_of(each.weight)
