@@ -380,17 +380,18 @@ def window_within(op: FlowOp) -> Rewrite:
 
     A global pool may be written as one whose window is far larger than the image.
     """
-    attrs, shapes = op.plain, (_static(op.inputs[0]), _static(op.outputs[0]))
-    if shapes[0] is None or shapes[1] is None:
+    attrs, image, places_of = op.plain, _static(op.inputs[0]), _static(op.outputs[0])
+    if image is None or places_of is None:
         return None
     window, count = list[int](), len(attrs["window"])
-    for i, (size, places) in enumerate(zip(*(s[-count:] for s in shapes), strict=True)):
+    for i, (size, places) in enumerate(zip(image[-count:], places_of[-count:], strict=True)):
         reached = size + attrs["low"][i] + (attrs["high"][i] if attrs["count_padding"] else 0)
         within = -(-reached // attrs["dilations"][i])
         window.append(min(attrs["window"][i], within) if places else attrs["window"][i])
     if tuple(window) == tuple(attrs["window"]):
         return None
-    changed = {name: attrs[name] for name in POOL_ATTRIBUTES} | {"window": tuple(window)}
+    changed: dict[str, Any] = {name: attrs[name] for name in POOL_ATTRIBUTES}
+    changed["window"] = tuple(window)
     return PoolOp.make(op.inputs, [op.outputs[0].type], **changed)
 
 
