@@ -69,7 +69,7 @@ def test_what_makes_nothing_does_not_ask() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::irc.calls.recompiles.RecompileWarning")
-@pytest.mark.parametrize("way", [irc.compile, "torch.compile"], ids=str)
+@pytest.mark.parametrize("way", [irc.compile, "torch.compile"], ids=["irc", "torch"])
 @torch.no_grad()
 def test_the_default_device_may_change(way: Any) -> None:
     """What makes tensors does so where the user says; kernels keep to where their inputs are."""
