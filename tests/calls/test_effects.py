@@ -151,3 +151,13 @@ def _tensor(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_tensor, value))
     return torch.tensor(value)
+
+
+def test_a_mask_from_outside_is_read_and_not_written() -> None:
+    """``~mask`` makes a new tensor, whatever its method is called."""
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    run = irc.compile(lambda x: x.masked_fill(~mask, -1.0))
+    with torch.no_grad():
+        assert run(torch.zeros(5, 7)).abs().sum() == 0
+        mask[0] = False
+        assert run(torch.zeros(5, 7)).sum() == -7

@@ -15,8 +15,21 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 MOVES_STATISTICS = ("batch_norm", "instance_norm")
+
+IN_PLACE = frozenset(
+    {"__setitem__", "__set__"}
+    | {
+        f"__i{name}__"
+        for name in (
+            "add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul",
+            "and", "or", "xor", "lshift", "rshift",
+        )
+    }
+)  # fmt: skip
+"""Special methods that write; ``__invert__`` and ``__index__`` do not."""
 
 
 class RealWrites(TorchFunctionMode):
@@ -44,8 +57,10 @@ class RealWrites(TorchFunctionMode):
     def _keep(self, operand: torch.Tensor) -> None:
         if operand.layout is torch.strided and not isinstance(operand, FakeTensor):
             memory = operand.untyped_storage()
-            if memory.device.type != "meta":
-                self._kept.setdefault(memory._cdata, (memory, memory.clone()))
+            if memory.device.type != "meta" and memory._cdata not in self._kept:
+                # The copy is ours, and none of the graph that is traced.
+                with _disable_current_modes():
+                    self._kept[memory._cdata] = memory, memory.clone()
 
     def undo(self) -> None:
         """Give the tensors back what they held."""
@@ -59,5 +74,5 @@ def _writes(func: Callable[..., Any], named: Mapping[str, Any]) -> bool:
         return func._schema.is_mutable
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
-        return name.startswith(("__i", "__set"))
+        return name in IN_PLACE
     return name.endswith("_") or name in MOVES_STATISTICS or named.get("out") is not None
