@@ -33,15 +33,11 @@ class StageStep:
     Attributes:
         module: level flow; its entry takes ``lr`` and, where norms are clipped, ``norm``.
         sent: names of what it sends, values forward and gradients back.
-        received: names of what it receives.
-        loss: name of the result that is the loss; empty where another stage has it.
         batch: functions of sums over the whole batch, by kind (:mod:`irc.training.batch_sums`).
     """
 
     module: ModuleOp
     sent: tuple[str, ...]
-    received: tuple[str, ...]
-    loss: str
     batch: Mapping[str, ModuleOp]
 
 
@@ -99,8 +95,7 @@ def stage_step(
         run_passes(module, [builtin_pass("add-optimizer")(**{**recipe.optimizer, **clipped})])
     func = entry(module)
     sent = tuple(n for role, n in results(func) if role == BOUNDARY)
-    received = tuple(n for role, n, _ in arguments(func) if role == BOUNDARY)
-    return StageStep(module, sent, received, loss, batch)
+    return StageStep(module, sent, batch)
 
 
 def _rename(func: FuncOp, names: Mapping[str, tuple[str, str]]) -> None:

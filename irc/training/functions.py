@@ -244,7 +244,6 @@ class _Split:
                 attrs.append(_as_argument(known[own.index]))
             else:
                 attrs.append(argument_attrs(SAVED, self.saved[value]))
-        # In the order of the stage's own arguments, so that plans of equal stages are equal.
         block = Block(arg_types=[v.type for v in reads])
         values: dict[SSAValue, SSAValue] = dict(zip(reads, block.args, strict=True))
         for op in ops:
