@@ -21,7 +21,8 @@ from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured
 from irc.frontends.torch.guards import Guards
 from irc.pipeline import Options
-from irc.plan.parts import PIPE, PartsPlan, pack_parts, unpack_parts
+from irc.plan.parts import PIPE, PartsPlan
+from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.runtime.join import join_processes, shared_bytes

@@ -18,7 +18,8 @@ from irc.dialects.builder import arguments, entry, results
 from irc.dialects.text import load
 from irc.errors import IrcError
 from irc.interpret.flow import run_function
-from irc.interpret.parts import Run, ThreadPeers, run_here
+from irc.interpret.parts import Run, run_here
+from irc.interpret.parts_peers import ThreadPeers
 from irc.plan.parts import PartsPlan
 from irc.plan.weights import local_slices
 from irc.training.accumulators import ACCUMULATED

@@ -17,19 +17,19 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.plan import json_text
 from irc.plan.json_text import corrupt
-from irc.plan.load import Code, LoadedPlan, pack, unpack
+from irc.plan.load import Code, LoadedPlan
+from irc.plan.parts_facts import PartsFacts, schedule_digest
 from irc.plan.schema import AxisCut, Buffer, Plan, placement_of
-from irc.plan.version import FORMAT, check_format
 from irc.schedule.actions import Schedule
 from irc.schedule.notation import read_schedule
-from irc.schedule.tapes import Function, Route, Tape, Wiring, tapes_of
+from irc.schedule.tape_writer import tapes_of
+from irc.schedule.tapes import Function, Route, Tape, Wiring
 from irc.sharding.between import Channel, Side
 
 PARTS = "parts.json"
@@ -39,61 +39,6 @@ PIPE = "pipe"
 MICRO_BATCH_KINDS = ("F", "B", "I", "W")
 HANDED_ON = ("saved", "boundary")
 """Roles of what functions hand on through registers."""
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """A value that goes from a part to another.
-
-    Attributes:
-        name: of the value.
-        producer: the part that makes it, counted from the first stage.
-        consumer: the part that reads it.
-        register: by which name the producer hands it on.
-        shape: of the whole value.
-        dtype: irc's short name.
-        before: how the producer's mesh holds it; empty: whole on each rank.
-        after: how the consumer's is to.
-    """
-
-    name: str
-    producer: int
-    consumer: int
-    register: str
-    shape: tuple[int, ...]
-    dtype: str
-    before: tuple[AxisCut, ...] = ()
-    after: tuple[AxisCut, ...] = ()
-
-
-@dataclass(frozen=True)
-class PartsFacts:
-    """The content of parts.json.
-
-    Attributes:
-        mesh: of the whole run; its axis ``pipe`` counts the ranks of the schedule.
-        schedule: SHA-256 of schedule.txt.
-        parts: of each part, in the order of a micro-batch, the hash of each function's plan.
-        channels: between them.
-        shared: weights that several parts have, with those parts: their gradients are added up.
-        inputs: names of the inputs of a step in order.
-        cut: which of them are cut into micro-batches along their first dim.
-        loss: name of the result that is the loss.
-        files: SHA-256 of each further file that is beside the parts, by name.
-        irc: the version that wrote it.
-    """
-
-    mesh: str
-    schedule: str
-    parts: tuple[Mapping[str, str], ...]
-    channels: tuple[Crossing, ...]
-    shared: Mapping[str, tuple[int, ...]]
-    inputs: tuple[str, ...]
-    cut: tuple[str, ...]
-    loss: str
-    files: Mapping[str, str] = field(default_factory=dict[str, str])
-    irc: str = ""
-    format: int = FORMAT
 
 
 @dataclass(frozen=True)
@@ -324,70 +269,6 @@ def with_files(plan: PartsPlan, files: Mapping[str, str]) -> PartsPlan:
     texts = dict(sorted(texts.items()))
     digests = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
     return replace(plan, facts=replace(plan.facts, files=digests), texts=texts)
-
-
-def schedule_digest(text: str) -> str:
-    """Return what parts.json says of schedule.txt."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def irc_version() -> str:
-    """Return the version that writes a plan."""
-    version: str = import_module("irc").__version__
-    return version
-
-
-def pack_parts(plan: PartsPlan) -> bytes:
-    """Write a whole plan, without weights, into one string of bytes, to be sent."""
-    pieces = [plan.text.encode(), plan.schedule_text.encode()]
-    names: list[list[str]] = []
-    for part in plan.parts:
-        names.append(list(part))
-        pieces += [pack(loaded) for loaded in part.values()]
-    header = json_text.dump({"kinds": names, "sizes": [len(p) for p in pieces]}).encode()
-    return len(header).to_bytes(8, "little") + header + b"".join(pieces)
-
-
-@dataclass(frozen=True)
-class _Header:
-    kinds: tuple[tuple[str, ...], ...]
-    sizes: tuple[int, ...]
-
-
-def unpack_parts(data: bytes) -> PartsPlan:
-    """Read what :func:`pack_parts` wrote.
-
-    Raises:
-        IrcError: ``plan-corrupt`` or ``plan-version``.
-    """
-    size = int.from_bytes(data[:8], "little")
-    where = "a plan that was sent"
-    header: _Header = json_text.decode(
-        _Header, json_text.parse_object(data[8 : 8 + size], where), where
-    )
-    pieces: list[bytes] = []
-    start = 8 + size
-    for length in header.sizes:
-        pieces.append(data[start : start + length])
-        start += length
-    if start != len(data) or len(pieces) != 2 + sum(map(len, header.kinds)):
-        raise corrupt("a plan that was sent is cut off")
-    facts = parse_facts(pieces[0], where)
-    rest = iter(pieces[2:])
-    parts = tuple({kind: unpack(next(rest)) for kind in kinds} for kinds in header.kinds)
-    return checked_parts(facts, pieces[1].decode(), parts)
-
-
-def parse_facts(text: bytes, where: str) -> PartsFacts:
-    """Read parts.json.
-
-    Raises:
-        IrcError: ``plan-corrupt`` or ``plan-version``.
-    """
-    data = json_text.parse_object(text, where)
-    check_format(data.pop("format", None), where)
-    facts: PartsFacts = json_text.decode(PartsFacts, data, where)
-    return facts
 
 
 def checked_parts(

@@ -16,10 +16,10 @@ from irc.plan.parts import (
     PARTS,
     PIPE,
     SCHEDULE,
-    Crossing,
     PartsPlan,
     is_register,
 )
+from irc.plan.parts_facts import ChannelFacts
 from irc.plan.schema import Buffer, Plan, placement_of
 from irc.plan.weights import local_slices
 from irc.schedule.check import check
@@ -114,7 +114,7 @@ def _register_faults(plan: PartsPlan, number: int) -> Iterator[str]:
                 yield f"{kind} of part {number} has another register '{buffer.name}' than others"
 
 
-def _channel_faults(plan: PartsPlan, crossing: Crossing) -> Iterator[str]:
+def _channel_faults(plan: PartsPlan, crossing: ChannelFacts) -> Iterator[str]:
     name = f"channel {crossing.name[:80]!r}"
     if not all(0 <= part < len(plan.parts) for part in (crossing.producer, crossing.consumer)):
         yield f"{name} joins parts that are not there"

@@ -19,14 +19,11 @@ from irc.pipeline.make import function_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import (
     PIPE,
-    Crossing,
-    PartsFacts,
     PartsPlan,
-    irc_version,
     make_parts,
-    schedule_digest,
     with_files,
 )
+from irc.plan.parts_facts import ChannelFacts, PartsFacts, irc_version, schedule_digest
 from irc.plan.schema import AxisCut, placement_of
 from irc.plan.training import STAGED
 from irc.plugin import builtin_pass
@@ -259,8 +256,8 @@ def _channels(
     functions: Sequence[Functions],
     parts: Sequence[Mapping[str, LoadedPlan]],
     types: Sequence[Mapping[str, tuple[tuple[int, ...], str]]],
-) -> tuple[Crossing, ...]:
-    channels: list[Crossing] = []
+) -> tuple[ChannelFacts, ...]:
+    channels: list[ChannelFacts] = []
     for crossing in found.crossings:
         ways = [(crossing.name, crossing.producer, crossing.consumer)]
         if f"{GRADIENT}{crossing.name}" in steps[crossing.consumer].sent:
@@ -273,7 +270,7 @@ def _channels(
             before = _placement(parts[producer], register, "outputs")
             after = _placement(parts[consumer], name, "inputs")
             channels.append(
-                Crossing(name, producer, consumer, register, shape, dtype, before, after)
+                ChannelFacts(name, producer, consumer, register, shape, dtype, before, after)
             )
     return tuple(channels)
 

@@ -3,21 +3,16 @@
 A value that crosses functions or stages lies in one of the equal places (*slots*) of its register.
 A slot is free when its last reader has run and, where the value is sent, the send has ended: a free
 slot is the credit without which a producer waits, as in OneFlow's actors (arXiv:2110.15032, section
-4.2). Slots are assigned before anything runs, by colouring the intervals in which values are alive
-in the rank's order of actions (left-edge algorithm), so that each function is given addresses.
-
-A receive begins as soon as its slot is free, so it is under way while earlier actions run.
+4.2). :mod:`irc.schedule.tape_writer` spells a schedule out as tapes.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from irc.errors import IrcError
-from irc.schedule.actions import Action, Schedule, computed
+from irc.schedule.actions import Action
 
 
 @dataclass(frozen=True)
@@ -118,210 +113,6 @@ class Tape:
     slots: Mapping[tuple[int, str], int]
 
 
-@dataclass
-class _Value:
-    """A value in a register of this rank.
-
-    Attributes:
-        first: when it is made, or first read, in the rank's order of actions.
-        last: when it is read last.
-        arrives: the route by which it comes, None for what is made here.
-        sent: routes by which it goes.
-    """
-
-    stage: int
-    register: str
-    micro_batch: int
-    first: int
-    last: int
-    arrives: Route | None = None
-    sent: list[tuple[Route, int]] = field(default_factory=list[tuple[Route, int]])
-    slot: int = -1
-    follows: _Value | None = None
-
-
-class _Rank:
-    """One rank while its tape is written."""
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        wiring: Wiring,
-        rank: int,
-        ahead: int,
-        more: Mapping[tuple[int, str], int],
-    ) -> None:
-        self.schedule, self.wiring, self.rank = schedule, wiring, rank
-        self.ahead, self.more = ahead, more
-        self.actions = [a for a in computed(schedule.ranks[rank]) if self._function(a)]
-        self.values: dict[tuple[int, str, int], _Value] = {}
-
-    def _model_stage(self, action: Action) -> int:
-        return self.schedule.paths[action.micro_batch].index(action.stage)
-
-    def _function(self, action: Action) -> Function | None:
-        return self.wiring.functions[self._model_stage(action)].get(action.kind)
-
-    def write(self) -> Tape:
-        for at, action in enumerate(self.actions):
-            self._visit(at, action)
-        slots = self._assign()
-        return Tape(tuple(self._events()), slots)
-
-    def _visit(self, at: int, action: Action) -> None:
-        function = self._function(action)
-        assert function is not None
-        for name in function.reads:
-            value = self._value(action, name, at)
-            value.last = max(value.last, at)
-        for name in function.makes:
-            key = action.stage, name, action.micro_batch
-            value = self.values[key] = _Value(*key, at, at)
-            value.sent = list(self._goes(action, name))
-
-    def _value(self, action: Action, name: str, at: int) -> _Value:
-        key = action.stage, name, action.micro_batch
-        if key not in self.values:
-            stage = self._model_stage(action)
-            routes = [r for r in self.wiring.routes if r.name == name and r.consumer == stage]
-            if not routes:
-                raise IrcError(
-                    "schedule-order",
-                    f"{action} reads '{name}', which nothing before it on its rank makes",
-                    help="run F before B or I, and I before W",
-                )
-            if (own := self._on_own_rank(routes[0], action.micro_batch)) is not None:
-                return self.values[own, routes[0].register, action.micro_batch]
-            self.values[key] = _Value(*key, at, at, arrives=routes[0])
-        return self.values[key]
-
-    def _on_own_rank(self, route: Route, micro_batch: int) -> int | None:
-        """Return the stage that makes a value which this rank reads where it lies."""
-        producer, consumer = (
-            self.schedule.paths[micro_batch][k] for k in (route.producer, route.consumer)
-        )
-        ranks = self.schedule.rank_of
-        here = ranks[producer] == ranks[consumer] == self.rank
-        return producer if here and route.name in self.wiring.aligned else None
-
-    def _goes(self, action: Action, register: str) -> Iterator[tuple[Route, int]]:
-        path = self.schedule.paths[action.micro_batch]
-        stage = path.index(action.stage)
-        for route in self.wiring.routes:
-            if (route.producer, route.register) != (stage, register):
-                continue
-            if self._on_own_rank(route, action.micro_batch) is None:
-                yield route, path[route.consumer]
-
-    def _assign(self) -> dict[tuple[int, str], int]:
-        """Give each value a slot: the left-edge algorithm, by register."""
-        by_register: dict[tuple[int, str], list[_Value]] = {}
-        for value in self.values.values():
-            by_register.setdefault((value.stage, value.register), []).append(value)
-        slots: dict[tuple[int, str], int] = {}
-        for key, values in by_register.items():
-            # What comes from elsewhere is under way before it is read; what goes is, after.
-            values.sort(key=lambda v: (v.first, v.micro_batch))
-            ahead = self.ahead + self.more.get(key, 0)
-            free: list[tuple[int, int]] = []
-            occupant: dict[int, _Value] = {}
-            count = 0
-            for value in values:
-                begin = value.first - (ahead if value.arrives else 0)
-                if free and free[0][0] < begin:
-                    _, slot = heapq.heappop(free)
-                else:
-                    slot, count = count, count + 1
-                value.slot, value.follows = slot, occupant.get(slot)
-                occupant[slot] = value
-                heapq.heappush(free, (value.last + (ahead if value.sent else 0), slot))
-            slots[key] = count
-        return slots
-
-    def _events(self) -> Iterator[Event]:
-        posts: dict[int, list[_Value]] = {}
-        for value in self.values.values():
-            if value.arrives is not None:
-                at = 0 if value.follows is None else value.follows.last + 1
-                posts.setdefault(at, []).append(value)
-        for at, action in enumerate(self.actions):
-            for value in sorted(posts.get(at, ()), key=lambda v: v.first):
-                yield from self._credit(value)
-                yield self._event("post", value, value.arrives)
-            yield from self._run(at, action)
-        followed = {id(value.follows) for value in self.values.values()}
-        for value in self.values.values():
-            for route, peer in value.sent if id(value) not in followed else ():
-                yield self._event("sent", value, route, peer)
-
-    def _run(self, at: int, action: Action) -> Iterator[Event]:
-        function = self._function(action)
-        assert function is not None
-        own = {n: self._value(action, n, at) for n in (*function.reads, *function.makes)}
-        for name in function.reads:
-            value = own[name]
-            if value.arrives is not None and value.first == at:
-                yield self._event("arrive", value, value.arrives)
-        for name in function.makes:
-            yield from self._credit(own[name])
-        yield Event(
-            "run",
-            action,
-            reads={n: _place(own[n]) for n in function.reads},
-            makes={n: _place(own[n]) for n in function.makes},
-        )
-        for name in function.makes:
-            for route, peer in own[name].sent:
-                yield self._event("send", own[name], route, peer)
-
-    def _credit(self, value: _Value) -> Iterator[Event]:
-        """Wait until what lay in a value's slot before has been sent."""
-        before = value.follows
-        if before is not None:
-            for route, peer in before.sent:
-                yield self._event("sent", before, route, peer)
-
-    def _event(self, what: What, value: _Value, route: Route | None, peer: int = -1) -> Event:
-        action = Action(value.stage, "F", value.micro_batch)
-        if peer < 0 and route is not None:
-            peer = self.schedule.paths[value.micro_batch][route.producer]
-        return Event(what, action, route, _place(value), peer)
-
-
-def _place(value: _Value) -> Place:
-    return Place(value.stage, value.register, value.slot)
-
-
-def tapes_of(schedule: Schedule, wiring: Wiring, *, ahead: int = 1) -> tuple[Tape, ...]:
-    """Spell out what each rank of a schedule does.
-
-    Args:
-        schedule: that passes `irc.schedule.check`.
-        wiring: of the stages.
-        ahead: how many actions before it is read a value may arrive, and how many after it was made
-            its send may take, before a slot is wanted for the next: 0 saves memory. A register with
-            which ranks would wait for each other's slots gets as many more as it takes.
-
-    Raises:
-        IrcError: ``schedule-order``, ``schedule-deadlock``.
-    """
-    more: dict[tuple[int, str], int] = {}
-    while True:
-        tapes = tuple(
-            _Rank(schedule, wiring, rank, ahead, more).write()
-            for rank in range(len(schedule.ranks))
-        )
-        stuck = play_tapes(tapes)
-        if not stuck:
-            return tapes
-        short = [event.place for _, event in stuck if event.what == "sent" and event.place]
-        if not short:
-            raise _deadlock(stuck, schedule)
-        for place in short:
-            key = place.stage, place.register
-            more[key] = more.get(key, 0) + 1
-
-
 def play_tapes(tapes: Sequence[Tape]) -> list[tuple[int, Event]]:
     """Return what ranks wait for for ever, where a send ends once its receiver has begun."""
     at = [0] * len(tapes)
@@ -341,20 +132,6 @@ def play_tapes(tapes: Sequence[Tape]) -> list[tuple[int, Event]]:
         for rank, tape in enumerate(tapes)
         if at[rank] < len(tape.events)
     ]
-
-
-def _deadlock(stuck: Sequence[tuple[int, Event]], schedule: Schedule) -> IrcError:
-    waits = [
-        f"rank {rank} waits for {event.route.name if event.route else ''} of micro-batch "
-        f"{event.action.micro_batch}, from rank {schedule.rank_of[event.peer]}"
-        for rank, event in stuck
-    ]
-    return IrcError(
-        "schedule-deadlock",
-        "ranks wait for each other for ever",
-        because=waits,
-        help="change the order of their actions",
-    )
 
 
 def _can(event: Event, begun: set[tuple[str, int, bool]]) -> bool:

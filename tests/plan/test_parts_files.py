@@ -19,8 +19,9 @@ from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.plan.load import load_plan
-from irc.plan.parts import PartsPlan, pack_parts, unpack_parts, with_files
+from irc.plan.parts import PartsPlan, with_files
 from irc.plan.parts_files import is_parts, load_parts, save_parts
+from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.plan.training import forward_text, recipe_of_plan, training_files
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for

@@ -12,8 +12,9 @@ import torch
 from irc.calls.step_plan import captured_step
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
-from irc.interpret.parts import ThreadPeers, run_here
+from irc.interpret.parts import run_here
 from irc.interpret.parts_check import check_parts
+from irc.interpret.parts_peers import ThreadPeers
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
 from irc.plan.training import STAGED

@@ -8,7 +8,8 @@ import pytest
 
 from irc.errors import IrcError
 from irc.schedule.named import generate
-from irc.schedule.tapes import Function, Place, Route, Tape, Wiring, play_tapes, tapes_of
+from irc.schedule.tape_writer import tapes_of
+from irc.schedule.tapes import Function, Place, Route, Tape, Wiring, play_tapes
 
 
 def wiring(stages: int) -> Wiring:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from irc.dialects.placement import Mesh
 from irc.schedule.actions import Schedule
 from irc.schedule.named import generate
-from irc.schedule.tapes import Function, Route, Tape, Wiring, tapes_of
+from irc.schedule.tape_writer import tapes_of
+from irc.schedule.tapes import Function, Route, Tape, Wiring
 from irc.schedule.timeline import Times, play
 from irc.simulate.columns import columns_of
 from irc.simulate.costs import Costs, StageCosts, Transfer
