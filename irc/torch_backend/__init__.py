@@ -25,8 +25,10 @@ from torch.fx import GraphModule
 from irc.choices import checked, names_option
 from irc.constraints.pins import pins_option
 from irc.errors import IrcError, did_you_mean
+from irc.frontends.torch.overlapping_writes import overlapping_write
 from irc.frontends.torch.settings import is_elsewhere
 from irc.pipeline import Options
+from irc.torch_backend.angles import order_angles
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import counters
 from irc.torch_backend.moving import MovingGraph, names_places
@@ -59,6 +61,10 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
 
 
 def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -> Flat:
+    order_angles(gm)
+    if overlapping_write(gm.graph.nodes) is not None:
+        counters["graphs run by torch"] += 1
+        return gm.forward
     if names_places(gm):
         return MovingGraph(gm, lambda graph, given: compile_graph(graph, given, options))
     if has_open_sizes(gm, example_inputs):

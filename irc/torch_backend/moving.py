@@ -7,7 +7,6 @@ guards sizes and strides, and not where in its memory an argument starts.
 # pyright: basic
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from irc.frontends.torch.overlapping_writes import name_of, writes
 from irc.frontends.torch.stride_reads import reaches_around
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import counters
@@ -40,7 +40,7 @@ class MovingGraph:
         self._gm, self._compiled = gm, compiled
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._numbers = [i for i, node in enumerate(placeholders) if items_of(node)]
-        self._writes = any(map(_writes, gm.graph.nodes))
+        self._writes = any(map(writes, gm.graph.nodes))
         self._known: dict[tuple[Any, ...], Flat] = {}
         self._lock = threading.RLock()
 
@@ -81,13 +81,13 @@ def names_places(gm: GraphModule) -> bool:
     looks = [
         node
         for node in gm.graph.nodes
-        if node.op.startswith("call") and _name(node).startswith("as_strided")
+        if node.op.startswith("call") and name_of(node).startswith("as_strided")
     ]
-    writes = any(map(_writes, gm.graph.nodes))
+    is_written = any(map(writes, gm.graph.nodes))
     return any(
         node.kwargs.get("storage_offset") is not None
         or len(node.args) > OFFSET
-        or (writes and _looks_around(node))
+        or (is_written and _looks_around(node))
         for node in looks
     )
 
@@ -96,15 +96,3 @@ def _looks_around(node: Node) -> bool:
     operand = node.args[0] if node.args else None
     known = operand.meta.get("example_value") if isinstance(operand, Node) else None
     return known is None or reaches_around(known, node)
-
-
-def _writes(node: Node) -> bool:
-    name = _name(node)
-    if getattr(node.target, "__module__", "") == "_operator":
-        return name == "setitem" or (name.startswith("i") and hasattr(operator, name[1:]))
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    return node.op.startswith("call") and (is_in_place or "out" in node.kwargs)
-
-
-def _name(node: Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -170,9 +170,9 @@ def main() -> int:
     if "4" in args.processes.split(","):
         wanted += [("gpt", s, "pipe=2,data=2", 4) for s in ("1f1b", "zb-h1")]
         wanted += [("gpt", "1f1b", "pipe=2,tensor=2", 4)]
-    rounds, steps = args.rounds, 5
+    rounds, steps = args.rounds, 3
     if args.quick:
-        wanted, rounds, steps = [("gpt", "1f1b", "pipe=2", 2)], 2, 3
+        wanted, rounds = [("gpt", "1f1b", "pipe=2", 2)], 2
     print("model     schedule        mesh               irc     times the speed    "
           "gap f32, f64   allocated beside")  # fmt: skip
     rows: list[dict[str, Any]] = []

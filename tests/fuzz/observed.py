@@ -24,7 +24,8 @@ class Observed:
         results: what it returned.
         arguments: as the call left them.
         gradients: of the arguments that want one, None for others.
-        written: for each argument, whether torch counts it as written.
+        written: for each argument, whether it changed and torch counts it as written; a copy of a
+            tensor onto itself is no write in a program.
         calls: notes of hooks.
         again: results of a second call after the same seed, and of a third without one.
     """
@@ -80,13 +81,16 @@ def once(scene: Scene, call: Any, *, gradients: bool, seed: int | None = 5) -> O
         seed: that is set before.
     """
     given = scene.draw(gradients=gradients)
-    before = [x._version for x in given]
+    before = [(x._version, x.detach().clone()) for x in given]
     if seed is not None:
         torch.manual_seed(seed)
     with torch.set_grad_enabled(gradients):
         made = call(*given)
     results = list(made)
-    written = [x._version != was for x, was in zip(given, before, strict=True)]
+    written = [
+        x._version != version and not torch.equal(x, held)
+        for x, (version, held) in zip(given, before, strict=True)
+    ]
     found: list[Tensor | None] = [None] * len(given)
     if gradients:
         outputs = [y for y in results if y.requires_grad]

@@ -139,7 +139,7 @@ class Scene:
         found = [torch.float64]
         narrow = ("f32", "c64", *HALVES)
         found += [KINDS[n] for n in narrow if n in dtypes or str(KINDS[n]) in words]
-        if "torch." in words and not {"f64", "c128"} & dtypes:
+        if not {"f64", "c128"} & dtypes:
             found.append(torch.float32)  # what is made of integers and bools
         return max(torch.finfo(dtype).eps for dtype in found)
 

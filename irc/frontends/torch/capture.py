@@ -18,6 +18,7 @@ from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 
 from irc.dialects.builder import arguments as named_arguments
 from irc.dialects.builder import entry
+from irc.errors import IrcError
 from irc.frontends.torch.annotations import ANNOTATION
 from irc.frontends.torch.assemble import Argument, Assembly, Result, assemble
 from irc.frontends.torch.caches import (
@@ -32,6 +33,7 @@ from irc.frontends.torch.examples import bound, check_held, check_leaves, positi
 from irc.frontends.torch.export import as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
+from irc.frontends.torch.locations import location
 from irc.frontends.torch.memory_views import looks_at_memory
 from irc.frontends.torch.open_sizes import (
     NumberedSizes,
@@ -41,6 +43,7 @@ from irc.frontends.torch.open_sizes import (
     open_sizes,
 )
 from irc.frontends.torch.outputs import Output, ResultLayout, sharing_of, with_given
+from irc.frontends.torch.overlapping_writes import name_of, overlapping_write
 from irc.frontends.torch.real_writes import RealWrites
 from irc.frontends.torch.settings import settings_of
 from irc.frontends.torch.sizes import SizeNames, named_symbols
@@ -204,7 +207,11 @@ def capture(
         traced: list[tuple[list[Any], frozenset[str], bool]] = []
 
         def look(found: ExportedProgram) -> None:
-            traced.append((sharing_of(found), perhaps_written(found), writes_around(found)))
+            overlapping = overlapping_write(found.graph.nodes)
+            if overlapping is not None and not memory:
+                raise _written_at_once(overlapping)
+            is_around = overlapping is not None or writes_around(found)
+            traced.append((sharing_of(found), perhaps_written(found), is_around))
 
         writes = RealWrites()
         watched = watch.over(module, hooks=hooks, changed=guards.changed)
@@ -277,6 +284,15 @@ def capture(
         open=found,
         is_entangled=is_entangled,
         effect=watch.effect,
+    )
+
+
+def _written_at_once(node: Node) -> IrcError:
+    return IrcError(
+        "capture-failed",
+        f"'{name_of(node)}' writes to a tensor of which several elements are one place in memory",
+        location(node),
+        help="write to the tensor that was expanded, or to a copy: x.expand(...).clone()",
     )
 
 

@@ -293,11 +293,9 @@ enter({"tril": _triangle("le"), "triu": _triangle("ge")}, numbers="complex")
 @lowers("copy", numbers="complex")
 def copy(t: Lowering, self: SSAValue, src: Operand, non_blocking: bool = False) -> SSAValue:
     """Give the source the shape and dtype of the target."""
-    return (
-        t.full(src)
-        if not isinstance(src, SSAValue)
-        else t.b.broadcast(t.b.cast(src, t.dtype), t.shape)
-    )
+    if not isinstance(src, SSAValue):
+        return t.full(src)
+    return t.b.broadcast(_cast(t, src), t.shape)
 
 
 @lowers("fill", numbers="complex")

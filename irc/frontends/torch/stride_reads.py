@@ -63,7 +63,12 @@ class StrideReads(TorchFunctionMode):
             self.of_strides = True
         elif func in OF_MEMORY and _is_traced_code():
             self.of_memory = True
-        return func(*args, **(kwargs or {}))
+        value = func(*args, **(kwargs or {}))
+        return value.contiguous() if func in ANGLES and args[0].is_complex() else value
+
+
+ANGLES = frozenset({torch.angle, torch.Tensor.angle})
+"""Angles of complex numbers lie in order, whatever fake tensors say (torch 2.11 to 2.13)."""
 
 
 def _is_traced_code() -> bool:

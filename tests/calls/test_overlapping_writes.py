@@ -1,0 +1,116 @@
+"""Writes to expanded tensors: eager's numbers where eager takes them, eager's error where not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import irc
+from irc.errors import IrcError
+from irc.torch_backend import compile_fx
+
+WAYS = (
+    irc.compile,
+    lambda f: irc.compile(f, dynamic=True),
+    lambda f: torch.compile(f, backend=compile_fx),
+)
+
+
+def expanded(x: Tensor) -> Tensor:
+    return x.expand(2, *x.shape)
+
+
+def filled(x: Tensor) -> Tensor:
+    expanded(x).unsqueeze(0).fill_(0.5)
+    return x[2:0]
+
+
+def zeroed(x: Tensor) -> Tensor:
+    before = expanded(x).sum(dim=2)
+    expanded(x).zero_()
+    return before - 3
+
+
+def one_row(x: Tensor) -> Tensor:
+    expanded(x)[0].add_(1)
+    return x + 1
+
+
+def own(x: Tensor) -> Tensor:
+    y = (x + 1).expand(3, *x.shape)
+    y.fill_(2)
+    return y + x
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("call", [filled, zeroed, one_row, own])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.complex64])
+def test_what_eager_takes_is_right(
+    way: Callable[[Any], Any], call: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    torch._dynamo.reset()
+    mine, theirs = (torch.arange(1, 13).reshape(4, 3).to(dtype) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(way(call)(mine), call(theirs))
+    assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["add_", "clamp_min_", "copy_"])
+def test_what_eager_refuses_is_refused(way: Callable[[Any], Any], name: str) -> None:
+    torch._dynamo.reset()
+
+    def call(x: Tensor) -> Tensor:
+        getattr(expanded(x), name)(torch.ones(3))
+        return x * 1
+
+    x = torch.full((2, 3), -7.0)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        call(x.clone())
+    with pytest.raises(RuntimeError, match="single memory location"):
+        way(call)(x)
+
+
+def test_a_plan_of_its_own_names_the_line() -> None:
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return own(x)
+
+    with pytest.raises(IrcError, match="several elements are one place") as error:
+        irc.capture(Module(), (torch.ones(2, 3),))
+    assert "test_overlapping_writes.py" in error.value.render()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_angles_lie_as_eagers(way: Callable[[Any], Any]) -> None:
+    torch._dynamo.reset()
+
+    def call(x: Tensor) -> Tensor:
+        return x.angle().square()
+
+    for x in (torch.randn(2, 3, 4, dtype=torch.complex64), torch.randn(2, 3, 4)):
+        turned = x.transpose(1, 2)
+        assert way(call)(turned).stride() == call(turned).stride()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_complex_source_is_written_without_a_bug(way: Callable[[Any], Any]) -> None:
+    """Torch drops the imaginary part with a warning, and so does what is compiled."""
+    torch._dynamo.reset()
+
+    def call(x: Tensor) -> Tensor:
+        y = x * x
+        y[...] = y.to(torch.complex64)
+        return y
+
+    x = torch.tensor([1, 2])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert torch.equal(way(call)(x), call(x))
+    assert not [each for each in told if "internal" in str(each.message)]
