@@ -151,8 +151,7 @@ class _Part(nn.Module):
 def check(name: str, schedule: str, mesh: str, micro: int, first: list[float]) -> dict[str, float]:
     """Return how far losses are from one process's, in both precisions; the first rank compares.
 
-    Args:
-        first: losses of the first steps in float32.
+    ``first`` are the losses of the first steps in float32.
     """
     step, given = irc_step(name, schedule, mesh, micro, torch.float64)
     own = {torch.float64: [float(step(*given)) for _ in range(STEPS)], torch.float32: first}
