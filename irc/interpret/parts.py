@@ -16,19 +16,21 @@ from typing import Any
 
 import torch
 
+from irc.dialects.placement import Mesh, Partial, Placement
 from irc.errors import IrcError
-from irc.interpret.parts_peers import Ended, Exchange, ThreadPeers, Values
+from irc.interpret.parts_peers import Ended, Exchange, Sight, ThreadPeers, Values
 from irc.plan.parts import PartsPlan
 from irc.plan.weights import local_slices
 from irc.runtime.pipeline import PipelineExecutor
 from irc.runtime.spread_parts import SpreadParts
 from irc.schedule.tapes import Event
+from irc.training.accumulators import ACCUMULATED
 
 MOST_RANKS = 64
 
 
 class TracedExecutor(PipelineExecutor):
-    """Runs a rank, and notes what its functions make.
+    """Runs a rank, and notes what its functions read, make and add to sums.
 
     Args:
         seen: where to.
@@ -40,15 +42,39 @@ class TracedExecutor(PipelineExecutor):
 
     def _step(self, event: Event) -> Callable[[], object]:
         run = super()._step(event)
+        stage, kind, number, _ = event.action
+        registers, rank, seen = self._registers, self.rank, self._seen
+        if event.what == "send" and event.place is not None and event.route is not None:
+            register, sent = (
+                registers[event.place],
+                Sight("sent", rank, stage, event.route.name, number),
+            )
+
+            def seen_off() -> None:
+                seen[sent] = register.clone()
+                run()
+
+            return seen_off
         if event.what != "run":
             return run
-        number, rank = event.action.micro_batch, self.rank
+        plan = self._functions[self._stages[stage], kind].plan
+        written = sorted({plan.buffers[index].name for index in plan.states()})
+        sums = {n: self._held.local[n] for n in written if n.startswith(ACCUMULATED)}
+        gives_loss = kind == "F" and self._stages[stage] == len(self.plan.parts) - 1
+        loss = self.plan.facts.loss
 
         def noted() -> None:
+            for name, place in event.reads.items():
+                seen[Sight("read", rank, stage, name, number, kind)] = registers[place].clone()
+            before = {name: total.clone() for name, total in sums.items()}
             run()
             for name, place in event.makes.items():
-                key = "sent", rank, f"{place.stage}:{name}", number
-                self._seen[key] = self._registers[place].clone()
+                seen[Sight("made", rank, stage, name, number)] = registers[place].clone()
+            if gives_loss:
+                made = self._losses[number].clone()
+                seen[Sight("made", rank, stage, loss, number)] = made
+            for name, total in sums.items():
+                seen[Sight("added", rank, stage, name, number, kind)] = total - before[name]
 
         return noted
 
@@ -69,24 +95,28 @@ class Run:
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a tensor put together from the ranks that hold it; sums of parts added up."""
-        from irc.dialects.placement import Partial
-
         first = next(p for p in self.parts if name in p.local)
         placement, shape = first.placement_and_shape(name)
-        holders = [self.parts[rank] for rank in first.ranks[name]]
-        made = torch.zeros(shape, dtype=first.local[name].dtype)
-        partial = [axis for axis, placed in placement.axes if isinstance(placed, Partial)]
-        for local, part in enumerate(holders):
-            where = local_slices(placement, part.mesh, local, shape)
-            if partial:
-                place = part.mesh.coordinates(local)
-                split = {axis for d in range(len(shape)) for axis in placement.split_axes(d)}
-                if any(i for axis, i in place.items() if axis not in split and axis not in partial):
-                    continue
-                made[where] += part.local[name]
-            else:
-                made[where] = part.local[name]
-        return made
+        holders = [self.parts[rank].local[name] for rank in first.ranks[name]]
+        return whole_of(holders, placement, first.mesh, shape)
+
+
+def whole_of(
+    local: Sequence[torch.Tensor], placement: Placement, mesh: Mesh, shape: Sequence[int]
+) -> torch.Tensor:
+    """Return a tensor put together from what the ranks of a part hold, in their order."""
+    whole = torch.zeros(tuple(shape), dtype=local[0].dtype)
+    partial = [axis for axis, placed in placement.axes if isinstance(placed, Partial)]
+    for rank, own in enumerate(local):
+        where = local_slices(placement, mesh, rank, tuple(shape))
+        if not partial:
+            whole[where] = own
+            continue
+        place = mesh.coordinates(rank)
+        split = {axis for d in range(len(shape)) for axis in placement.split_axes(d)}
+        if not any(i for axis, i in place.items() if axis not in split and axis not in partial):
+            whole[where] += own
+    return whole
 
 
 def run_here(

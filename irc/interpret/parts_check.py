@@ -1,9 +1,8 @@
-"""Which stage, micro-batch and value of a plan of several programs is the first to be wrong.
+"""Which stage, micro-batch, function and value of a plan of several programs is wrong first.
 
-The model's forward pass, cut into the same stages, is run eagerly, micro-batch by micro-batch, with
-torch's autograd for the gradients: what goes from stage to stage, the loss, the sums of gradients
-and the parameters after a step. Against these is held what the plan's own functions make, send and
-receive, in registers, in the order of the schedule, all ranks in one process.
+A step is run eagerly (:mod:`irc.interpret.parts_reference`), and against it is held what the plan's
+own functions make, send, receive and add up, in registers, in the order of the schedule, all ranks
+in one process. What a function reads has to be what was put there for its micro-batch, bit by bit.
 """
 
 # pyright: basic
@@ -14,43 +13,52 @@ from dataclasses import dataclass
 
 import torch
 
-from irc.dialects.builder import arguments, entry, results
 from irc.dialects.text import load
 from irc.errors import IrcError
-from irc.interpret.flow import run_function
-from irc.interpret.parts import Run, run_here
-from irc.interpret.parts_peers import ThreadPeers
+from irc.interpret.parts import Run, run_here, whole_of
+from irc.interpret.parts_peers import Sight, ThreadPeers
+from irc.interpret.parts_reference import Reference, reference_of
 from irc.plan.parts import PartsPlan
 from irc.plan.weights import local_slices
+from irc.schedule.tapes import Function, Route
+from irc.sharding.between import Side
 from irc.training.accumulators import ACCUMULATED
-from irc.training.batch_sums import SHARES, SUMS, take_batch_sums
-from irc.training.stages import Stages, stages_of
+from irc.training.stages import stages_of
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4}
 """Error relative to a value's magnitude that the order of sums explains."""
 HALF = 5e-2
 """The same where values are rounded to half precision on their way."""
-SMALL = 1e-6
 
 
-@dataclass
-class Reference:
-    """A step computed eagerly.
+@dataclass(frozen=True)
+class Pair:
+    """What a run has of a value, and what it should be.
 
     Attributes:
-        crossing: values and gradients that go between stages, by name and micro-batch.
-        losses: of the micro-batches, as they add up to that of the batch.
-        gradients: of the batch, by parameter.
+        what: the value, and who made it, as a message names them.
+        own: what the run has.
+        expected: what it should be.
+        is_exact: whether it is the same value on its way, not one computed again.
     """
 
-    crossing: dict[tuple[str, int], torch.Tensor]
-    losses: list[torch.Tensor]
-    gradients: dict[str, torch.Tensor]
+    what: str
+    own: torch.Tensor
+    expected: torch.Tensor
+    is_exact: bool = False
 
-    @property
-    def floor(self) -> float:
-        """A magnitude below which a gradient is rounding alone."""
-        return SMALL * max((float(g.abs().max()) for g in self.gradients.values()), default=0.0)
+    def fault(self, floor: float) -> str:
+        """Say how the two differ, or nothing.
+
+        Args:
+            floor: of gradients, a magnitude below which they are rounding alone.
+        """
+        if self.is_exact:
+            same = torch.allclose(self.own, self.expected, rtol=0, atol=0, equal_nan=True)
+            return "" if same else f"{self.what} is not what was put there"
+        error = _error(self.own, self.expected, floor)
+        limit = CLOSE.get(self.expected.dtype, HALF)
+        return f"{self.what} differs from eager by {error:.1e}" if error > limit else ""
 
 
 def check_parts(
@@ -72,26 +80,21 @@ def check_parts(
 
     Raises:
         IrcError: ``check-failed`` naming the first value that differs: the micro-batch, the stage,
-            and whether it was computed, sent or received.
+            and which function computed, received, read or added it.
     """
-    reference = _reference(plan, stages_of(load(staged)), wholes, batch)
+    reference = reference_of(plan, stages_of(load(staged)), wholes, batch)
     run = run_here(plan, wholes, [batch], lr=0.0, peers=peers)
     count = 0
-    for what, own, expected in _pairs(plan, run, reference):
+    for pair in _Pairs(plan, run, reference).all():
         count += 1
-        error = _error(own, expected, reference.floor)
-        if error > _limit(expected.dtype):
+        if fault := pair.fault(reference.floor):
             raise IrcError(
                 "check-failed",
-                f"{what} differs from eager by {error:.1e}",
+                fault,
                 because="everything before it, in the order of the model, is as eager has it",
                 help="irc explain PLAN shows the stages; irc schedule show the order",
             )
     return f"{count} values and gradients between stages, losses and sums are as eager has them"
-
-
-def _limit(dtype: torch.dtype) -> float:
-    return CLOSE.get(dtype, HALF)
 
 
 def _error(own: torch.Tensor, expected: torch.Tensor, floor: float) -> float:
@@ -108,119 +111,107 @@ def _error(own: torch.Tensor, expected: torch.Tensor, floor: float) -> float:
     return float((own.to(torch.float64) - wide).abs().max()) / scale
 
 
-def _reference(
-    plan: PartsPlan,
-    stages: Stages,
-    wholes: Mapping[str, torch.Tensor],
-    batch: Sequence[torch.Tensor],
-) -> Reference:
-    count, cut = plan.num_micro_batches, plan.facts.cut
-    held = {
-        name: tensor.detach().clone().requires_grad_(name in plan.trained)
-        for name, tensor in wholes.items()
-    }
-    inputs = dict(zip(plan.facts.inputs, batch, strict=False))
-    each = [{n: t.chunk(count)[i] if n in cut else t for n, t in inputs.items()}
-            for i in range(count)]  # fmt: skip
-    shares = [_shares(module, cut, count, each, inputs, held) for module in stages.modules]
-    found = Reference({}, [], {})
-    for number, own in enumerate(each):
-        if "seed" in held or any(_draws(module) for module in stages.modules):
-            own["seed"] = torch.tensor(number)
-        _micro_batch(plan, stages, {**held, **own}, shares, number, found, held)
-    for name in plan.trained:
-        gradient = held[name].grad
-        found.gradients[name] = torch.zeros_like(held[name]) if gradient is None else gradient
-    return found
+@dataclass
+class _Pairs:
+    """What is compared, in the order in which a value depends on those before."""
 
+    plan: PartsPlan
+    run: Run
+    reference: Reference
 
-def _draws(module: object) -> bool:
-    return any(name == "seed" for _, name, _ in arguments(entry(module)))  # type: ignore[arg-type]
-
-
-def _shares(module, cut, count, each, inputs, held) -> dict[str, torch.Tensor]:  # type: ignore[no-untyped-def]
-    """Return a stage's shares of sums over the batch."""
-    functions = take_batch_sums(module, cut, count)
-    if not functions:
-        return {}
-    own = [_call(functions[SUMS], {**held, **given}) for given in each]
-    totals = {
-        f"sum.{i}": torch.stack(values).sum(0)
-        for i, values in enumerate(zip(*(found.values() for found in own), strict=True))
-    }
-    return _call(functions[SHARES], {**held, **inputs, **totals})
-
-
-def _call(module, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:  # type: ignore[no-untyped-def]
-    func = entry(module)
-    ordered = [given[name] for _, name, _ in arguments(func)]
-    values = run_function(module, ordered)
-    return {name: v for (_, name), v in zip(results(func), values, strict=True)}
-
-
-def _micro_batch(  # type: ignore[no-untyped-def]
-    plan, stages: Stages, given, shares, number: int, found: Reference, held
-) -> None:
-    """Run one micro-batch through all stages and back."""
-    crossing: dict[str, torch.Tensor] = {}
-    loss = None
-    with torch.enable_grad():
-        for module, own in zip(stages.modules, shares, strict=True):
-            func = entry(module)
-            values = _call(module, {**given, **own, **crossing})
-            for (role, name), value in zip(results(func), values.values(), strict=True):
-                if role == "boundary":
-                    # Each reader's own, so that its gradient is what that reader sends back.
-                    sent = value.view_as(value)
-                    if sent.requires_grad:
-                        sent.retain_grad()
-                    crossing[name] = sent
-                    found.crossing[name, number] = sent.detach()
-                elif role == "state" and name in held:
-                    held[name] = value.detach()
-                elif name == plan.facts.loss:
-                    loss = value
-        assert loss is not None
-        found.losses.append(loss.detach())
-        (loss / plan.num_micro_batches).backward()
-    for name, value in crossing.items():
-        if value.requires_grad and value.grad is not None:
-            found.crossing[f"gradient.{name}", number] = value.grad
-
-
-def _pairs(
-    plan: PartsPlan, run: Run, reference: Reference
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield what is compared, in the order in which a value depends on those before."""
-    forward = [c for c in plan.facts.channels if not c.name.startswith("gradient.")]
-    back = [c for c in plan.facts.channels if c.name.startswith("gradient.")]
-    forward.sort(key=lambda c: (c.producer, c.consumer))
-    back.sort(key=lambda c: (-c.producer, -c.consumer))
-    for number in range(plan.num_micro_batches):
-        path = plan.schedule.paths[number]
-        for crossing in (*forward, *back):
-            expected = reference.crossing.get((crossing.name, number))
-            if expected is None:
-                continue
-            ends = path[crossing.producer], path[crossing.consumer]
-            what = f"micro-batch {number}: '{crossing.name}'"
-            channel = plan.channel(crossing.name, *ends)
-            sides = (
-                ("sent", ends[0], crossing.register, channel.before, "computed by"),
-                ("got", ends[1], crossing.name, channel.after, "received by"),
+    def all(self) -> Iterator[Pair]:
+        last = len(self.plan.parts) - 1
+        forth = [(part, "F") for part in range(last + 1)]
+        back = [(part, kind) for part in range(last, -1, -1) for kind in "BIW"]
+        for number in range(self.plan.num_micro_batches):
+            for part, kind in (*forth, *back):
+                function = self.plan.wiring.functions[part].get(kind)
+                if function is not None:
+                    yield from self._function(number, part, kind, function)
+        yield Pair("the loss", self.run.losses[0], torch.stack(self.reference.losses).mean())
+        for name, gradient in self.reference.gradients.items():
+            stages = ", ".join(map(str, self.plan.holders[name]))
+            what = f"the gradient of '{name}' (stage {stages}), added up,"
+            yield Pair(what, self.run.whole(f"{ACCUMULATED}{name}"), gradient)
+        for name, state in self.reference.states.items():
+            stages = ", ".join(map(str, self.plan.holders[name]))
+            yield Pair(
+                f"buffer '{name}' (stage {stages}) after the step", self.run.whole(name), state
             )
-            for way, stage, register, side, how in sides:
-                for rank in side.ranks:
-                    own = run.seen.get((way, rank, f"{stage}:{register}", number))
-                    if own is None:
-                        continue  # it stays where it is
-                    where = local_slices(
-                        side.placement, side.mesh, side.positions[rank], channel.shape
-                    )
-                    yield f"{what}, {how} stage {stage} on rank {rank},", own, expected[where]
-    loss = torch.stack(reference.losses).mean()
-    yield "the loss", run.losses[0], loss
-    for name, gradient in reference.gradients.items():
-        stages = ", ".join(map(str, plan.holders[name]))
-        total = run.whole(f"{ACCUMULATED}{name}")
-        yield f"the gradient of '{name}' (stage {stages}), added up,", total, gradient
+
+    def _function(self, number: int, part: int, kind: str, function: Function) -> Iterator[Pair]:
+        """Yield what a function is sent, reads, makes and adds up."""
+        stage = self.plan.schedule.paths[number][part]
+        ranks = self.plan.ranks[self.plan.schedule.rank_of[stage]]
+        where = f"{kind} of stage {stage} on rank"
+        for route in self.plan.wiring.routes:
+            if route.consumer == part and route.name in function.reads:
+                yield from self._crossing(number, route, "got", f"received for {where}")
+        for name in function.reads:
+            for rank in ranks:
+                found = self.run.seen.get(Sight("read", rank, stage, name, number, kind))
+                put = self._put(rank, number, part, name)
+                if found is not None and put is not None:
+                    what = f"micro-batch {number}: '{name}', read by {where} {rank},"
+                    yield Pair(what, found, put, is_exact=True)
+        for route in self.plan.wiring.routes:
+            if route.producer == part and route.register in function.makes:
+                yield from self._crossing(number, route, "made", f"computed by {where}")
+                for rank in ranks:
+                    found = self.run.seen.get(Sight("sent", rank, stage, route.name, number))
+                    put = self.run.seen.get(Sight("made", rank, stage, route.register, number))
+                    if found is not None and put is not None:
+                        what = f"micro-batch {number}: '{route.name}', sent after {where} {rank},"
+                        yield Pair(what, found, put, is_exact=True)
+        loss, what = self.plan.facts.loss, f"micro-batch {number}: the loss, computed by {where}"
+        for rank in ranks if (part, kind) == (len(self.plan.parts) - 1, "F") else ():
+            own = self.run.seen[Sight("made", rank, stage, loss, number)]
+            yield Pair(f"{what} {rank},", own, self.reference.losses[number])
+        yield from self._added(number, part, kind)
+
+    def _put(self, rank: int, number: int, part: int, name: str) -> torch.Tensor | None:
+        """Return what a rank's register should hold when a function reads it."""
+        path, seen = self.plan.schedule.paths[number], self.run.seen
+        route = next(
+            (r for r in self.plan.wiring.routes if (r.name, r.consumer) == (name, part)), None
+        )
+        if route is None:
+            return seen.get(Sight("made", rank, path[part], name, number))
+        got = seen.get(Sight("got", rank, path[part], name, number))
+        if got is None:  # it is read where it was made
+            got = seen.get(Sight("made", rank, path[route.producer], route.register, number))
+        return got
+
+    def _crossing(self, number: int, route: Route, how: str, where: str) -> Iterator[Pair]:
+        expected = self.reference.crossing.get((route.name, number))
+        if expected is None:
+            return
+        path = self.plan.schedule.paths[number]
+        channel = self.plan.channel(route.name, path[route.producer], path[route.consumer])
+        side: Side = channel.before if how == "made" else channel.after
+        stage = path[route.producer if how == "made" else route.consumer]
+        name = route.register if how == "made" else route.name
+        for rank in side.ranks:
+            own = self.run.seen.get(Sight(how, rank, stage, name, number))  # type: ignore[arg-type]
+            if own is None:
+                continue  # it stays where it is
+            slices = local_slices(side.placement, side.mesh, side.positions[rank], channel.shape)
+            what = f"micro-batch {number}: '{route.name}', {where} {rank},"
+            yield Pair(what, own, expected[slices])
+
+    def _added(self, number: int, part: int, kind: str) -> Iterator[Pair]:
+        """Yield what a function adds to the gradients of its stage's parameters."""
+        stage = self.plan.schedule.paths[number][part]
+        ranks = self.plan.ranks[self.plan.schedule.rank_of[stage]]
+        held = self.run.parts[ranks[0]]
+        for name in held.local:
+            each = [Sight("added", rank, stage, name, number, kind) for rank in ranks]
+            if each[0] not in self.run.seen:
+                continue
+            own = [self.run.seen[sight] for sight in each]
+            placement, shape = held.placement_and_shape(name)
+            parameter = name.removeprefix(ACCUMULATED)
+            expected = self.reference.added[part, parameter, number]
+            what = f"micro-batch {number}: the gradient of '{parameter}', added by {kind} of "
+            what += f"stage {stage},"
+            yield Pair(what, whole_of(own, placement, held.mesh, shape), expected)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -19,8 +19,29 @@ from irc.schedule.tapes import Event
 
 WAIT_S = 120.0
 
-Values: TypeAlias = dict[tuple[str, int, str, int], torch.Tensor]
-"""What ranks made (``sent``) and got (``got``): by that, rank, name and micro-batch."""
+
+class Sight(NamedTuple):
+    """What was seen of a value on its way.
+
+    Attributes:
+        how: ``made`` by a function, ``sent`` to another stage, ``got`` from one, ``read`` by a
+            function as it found it in its slot, or ``added`` to a sum.
+        rank: where.
+        stage: of the schedule.
+        name: of the register, of what is sent, or of the sum.
+        micro_batch: whose.
+        kind: of the function that reads or adds it.
+    """
+
+    how: Literal["made", "sent", "got", "read", "added"]
+    rank: int
+    stage: int
+    name: str
+    micro_batch: int
+    kind: str = ""
+
+
+Values: TypeAlias = dict[Sight, torch.Tensor]
 
 
 @dataclass
@@ -141,7 +162,7 @@ class ThreadPeers:
             for key in ends_of:
                 self._exchange.finish(key, is_source=is_sender)
             if event.what == "arrive":
-                self._seen["got", self._rank, f"{here}:{name}", number] = register.clone()
+                self._seen[Sight("got", self._rank, here, name, number)] = register.clone()
 
         return begin if event.what in ("send", "post") else finish
 

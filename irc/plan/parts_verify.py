@@ -23,6 +23,7 @@ from irc.plan.parts_facts import ChannelFacts
 from irc.plan.schema import Buffer, Plan, placement_of
 from irc.plan.weights import local_slices
 from irc.schedule.check import check
+from irc.schedule.copies import copies_of, has_whole_copies, swapped_forwards
 from irc.training.batch_sums import SHARE, SHARES, SUMS
 
 WHOLE_KINDS = (SUMS, SHARES)
@@ -74,6 +75,16 @@ def _schedule_faults(plan: PartsPlan) -> Iterator[str]:
     for number, path in enumerate(schedule.paths):
         if len(path) != len(plan.parts):
             yield f"micro-batch {number} goes through {len(path)} of {len(plan.parts)} parts"
+            return
+    if not has_whole_copies(schedule):
+        yield f"{SCHEDULE} has paths that share stages"
+        return
+    for number, part in enumerate(plan.parts):
+        forward = part["F"].plan if "F" in part else None
+        if forward is None or not forward.states():
+            continue
+        if len(copies_of(schedule)) > 1 or swapped_forwards(schedule, number) is not None:
+            yield f"part {number}, whose buffers move, sees micro-batches out of order"
 
 
 def _function_faults(plan: PartsPlan) -> Iterator[str]:

@@ -32,6 +32,7 @@ from irc.programs.schedules import splits_backward
 from irc.programs.stage_pins import pins_of_stages
 from irc.programs.stage_step import GRADIENT, StageStep, stage_step
 from irc.schedule.actions import Schedule
+from irc.schedule.copies import copies_of, swapped_forwards
 from irc.schedule.notation import print_schedule
 from irc.training.entry import globs, loss_index, matches
 from irc.training.functions import Functions, split_functions
@@ -71,7 +72,7 @@ def make_parts_plan(
     trained = _trained(program, recipe)
     shared = _shared(found)
     moved = _moved_elsewhere(shared, schedule)
-    _check_copies(found, schedule)
+    _check_states(found, schedule)
     steps = _steps(found, recipe, trained, shared, moved, loss, 1 / schedule.num_micro_batches)
     inner = Mesh(tuple(axis for axis in options.mesh.axes if axis[0] != PIPE))
     own = replace(options, mesh=inner)
@@ -156,19 +157,28 @@ def _moved_elsewhere(
     return found
 
 
-def _check_copies(found: Stages, schedule: Schedule) -> None:
-    """Refuse buffers that move where a schedule has two copies of the model."""
-    if len(set(schedule.paths)) == 1:
-        return
-    for module in found.modules:
-        for role, name in results(entry(module)):
-            if role == "state":
-                raise IrcError(
-                    "pipeline-unsupported",
-                    f"the model moves its buffer '{name}', and schedule '{schedule.name}' has two "
-                    "copies of each stage, which see different micro-batches",
-                    help="choose a schedule with one copy of the model",
-                )
+def _check_states(found: Stages, schedule: Schedule) -> None:
+    """Refuse buffers that move where a schedule has two copies of the model, or swaps its batch."""
+    for stage, module in enumerate(found.modules):
+        moved = next((name for role, name in results(entry(module)) if role == "state"), None)
+        if moved is None:
+            continue
+        if len(copies_of(schedule)) > 1:
+            raise IrcError(
+                "pipeline-unsupported",
+                f"the model moves its buffer '{moved}', and schedule '{schedule.name}' has two "
+                "copies of each stage, which see different micro-batches",
+                help="choose a schedule with one copy of the model",
+            )
+        if (swapped := swapped_forwards(schedule, stage)) is not None:
+            before, after = swapped
+            raise IrcError(
+                "pipeline-unsupported",
+                f"the model moves its buffer '{moved}', and schedule '{schedule.name}' runs "
+                f"micro-batch {before} before {after} in stage {stage}",
+                because="it would end as it does for a batch in another order",
+                help="run the forwards of that stage in the order of the micro-batches",
+            )
 
 
 def _steps(

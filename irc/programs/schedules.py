@@ -8,6 +8,7 @@ from dataclasses import replace
 from irc.errors import IrcError
 from irc.schedule.actions import Action, Schedule, computed
 from irc.schedule.check import check
+from irc.schedule.copies import has_whole_copies
 from irc.schedule.named import generate
 from irc.schedule.notation import load_schedule
 
@@ -38,16 +39,26 @@ def schedule_for(text: str, ranks: int, micro_batches: int) -> Schedule:
                 f"the schedule '{text}' has {own} {what}, and the step {asked}",
                 help="generate one of the sizes of the mesh and the step",
             )
+    return as_functions(schedule)
+
+
+def as_functions(schedule: Schedule) -> Schedule:
+    """Return a schedule that was checked in the form in which a plan has functions for it.
+
+    Raises:
+        IrcError: ``pipeline-unsupported`` for what no plan can do yet.
+    """
     _require_plain(schedule)
     return _one_way(schedule)
 
 
 def _require_plain(schedule: Schedule) -> None:
-    """Refuse what no plan can do yet."""
-    lengths = {len(path) for path in schedule.paths}
-    skips = len(lengths) > 1 or lengths != {schedule.num_stages // _copies(schedule)}
-    if skips or schedule.vocabulary:
-        what = "a vocabulary on all ranks" if schedule.vocabulary else "micro-batches that skip"
+    if schedule.vocabulary or not has_whole_copies(schedule):
+        what = (
+            "a vocabulary on all ranks"
+            if schedule.vocabulary
+            else "micro-batches that skip stages, or share some with another path"
+        )
         raise IrcError(
             "pipeline-unsupported",
             f"a plan has no {what}, as schedule '{schedule.name}' does",
@@ -62,11 +73,6 @@ def splits_backward(schedule: Schedule, part: int) -> bool:
         for actions in schedule.ranks
         for a in computed(actions)
     )
-
-
-def _copies(schedule: Schedule) -> int:
-    """Return how many copies of the model a schedule runs: its paths then share no stage."""
-    return max(len(set(schedule.paths)), 1)
 
 
 def _one_way(schedule: Schedule) -> Schedule:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.interpret.parts import run_here
 from irc.interpret.parts_check import check_parts
-from irc.interpret.parts_peers import ThreadPeers
+from irc.interpret.parts_peers import Sight, ThreadPeers
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
 from irc.plan.training import STAGED
@@ -28,6 +27,7 @@ from tests.programs.models import (
     model_and_batch,
     trained_eagerly,
 )
+from tests.programs.planted_faults import with_tape
 
 Planned = tuple[PartsPlan, dict[str, torch.Tensor], list[torch.Tensor]]
 
@@ -105,16 +105,7 @@ def test_a_wrong_boundary_is_named(gpt: Planned) -> None:
     channels = (replace(sent, register=other), *plan.facts.channels[1:])
     wrong = replace(plan, facts=replace(plan.facts, channels=channels))
     message = named((wrong, weights, batch))
-    assert "micro-batch 0: 'cut0.1', computed by stage 0" in message
-
-
-def with_events(plan: PartsPlan, place: int, change: Callable[[Event], Event]) -> PartsPlan:
-    """Return the plan with other events on one place."""
-    wrong = replace(plan)
-    tapes = list(plan.tapes)
-    tapes[place] = replace(tapes[place], events=tuple(map(change, tapes[place].events)))
-    wrong.__dict__["tapes"] = tuple(tapes)
-    return wrong
+    assert "micro-batch 0: 'cut0.1', computed by F of stage 0 on rank 0" in message
 
 
 def test_a_slot_that_is_reused_too_early_is_named(gpt: Planned) -> None:
@@ -130,9 +121,9 @@ def test_a_slot_that_is_reused_too_early_is_named(gpt: Planned) -> None:
     def change(event: Event) -> Event:
         return event._replace(reads=first(event.reads), makes=first(event.makes))
 
-    message = named((with_events(plan, 0, change), weights, batch))
-    assert "the gradient of" in message
-    assert "(stage 0)" in message
+    message = named((with_tape(plan, 0, change), weights, batch))
+    assert message.startswith("micro-batch 0: 'saved")
+    assert "read by B of stage 0 on rank 0, is not what was put there" in message
 
 
 def test_a_swapped_micro_batch_is_named(gpt: Planned) -> None:
@@ -146,7 +137,7 @@ def test_a_swapped_micro_batch_is_named(gpt: Planned) -> None:
         number = event.action.micro_batch
         return event._replace(action=event.action._replace(micro_batch=swap.get(number, number)))
 
-    message = named((with_events(plan, 0, change), weights, batch))
+    message = named((with_tape(plan, 0, change), weights, batch))
     assert "micro-batch 1: 'cut0.1'" in message
 
 
@@ -165,7 +156,7 @@ def test_a_weight_of_another_layer_is_named(gpt: Planned) -> None:
     wrong_function = replace(forward, plan=replace(forward.plan, buffers=buffers))
     parts = (plan.parts[0], {**plan.parts[1], "F": wrong_function})
     message = named((replace(plan, parts=parts), weights, batch))
-    assert "micro-batch 0: 'gradient.cut0.1', computed by stage 1" in message
+    assert "micro-batch 0: the loss, computed by F of stage 1 on rank 1" in message
 
 
 def test_a_swapped_pair_of_messages_is_named(gpt: Planned) -> None:
@@ -184,9 +175,9 @@ def test_a_swapped_pair_of_messages_is_named(gpt: Planned) -> None:
                 run()
                 self._seen = seen
                 if event.what == "arrive":
-                    seen["got", self._rank, "1:cut0.1", number] = register.clone()
+                    seen[Sight("got", self._rank, 1, "cut0.1", number)] = register.clone()
 
             return swapped
 
     message = named(gpt, peers=Swapping)
-    assert "micro-batch 0: 'cut0.1', received by stage 1 on rank 1" in message
+    assert "micro-batch 0: 'cut0.1', received for F of stage 1 on rank 1" in message

@@ -1,0 +1,160 @@
+"""A step of a plan of several programs computed eagerly: what each of its values should be.
+
+The model's forward pass, cut into the plan's stages, is run micro-batch by micro-batch in order,
+with torch's autograd for the gradients.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+
+from irc.dialects.builder import arguments, entry, results
+from irc.interpret.flow import run_function
+from irc.plan.parts import PartsPlan
+from irc.training.batch_sums import SHARES, SUMS, take_batch_sums
+from irc.training.stages import GRADIENT, Stages
+
+SMALL = 1e-6
+
+
+@dataclass
+class Reference:
+    """A step computed eagerly.
+
+    Attributes:
+        crossing: values and gradients that go between stages, by name and micro-batch.
+        added: what a stage adds to the gradient of a parameter, by stage, name and micro-batch.
+        losses: of the micro-batches, as they add up to that of the batch.
+        gradients: of the batch, by parameter.
+        states: buffers that the model moves, after the batch.
+    """
+
+    crossing: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    added: dict[tuple[int, str, int], torch.Tensor] = field(default_factory=dict)
+    losses: list[torch.Tensor] = field(default_factory=list)
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    states: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def floor(self) -> float:
+        """A magnitude below which a gradient is rounding alone."""
+        return SMALL * max((float(g.abs().max()) for g in self.gradients.values()), default=0.0)
+
+
+def reference_of(
+    plan: PartsPlan,
+    stages: Stages,
+    wholes: Mapping[str, torch.Tensor],
+    batch: Sequence[torch.Tensor],
+) -> Reference:
+    """Run a step eagerly.
+
+    Args:
+        plan: whose step it is.
+        stages: of the forward pass of a micro-batch.
+        wholes: weights by name; they stay as they are.
+        batch: the inputs of a step, in the order of the plan.
+    """
+    return _Step(plan, stages, wholes, batch).run()
+
+
+class _Step:
+    """One step while it is computed."""
+
+    def __init__(
+        self,
+        plan: PartsPlan,
+        stages: Stages,
+        wholes: Mapping[str, torch.Tensor],
+        batch: Sequence[torch.Tensor],
+    ) -> None:
+        self.plan, self.stages = plan, stages
+        self.held = {
+            name: tensor.detach().clone().requires_grad_(name in plan.trained)
+            for name, tensor in wholes.items()
+        }
+        self.inputs = dict(zip(plan.facts.inputs, batch, strict=False))
+        count, cut = plan.num_micro_batches, plan.facts.cut
+        self.each = [
+            {n: t.chunk(count)[i] if n in cut else t for n, t in self.inputs.items()}
+            for i in range(count)
+        ]
+        self.shares = [self._shares(module) for module in stages.modules]
+        self.found = Reference()
+
+    def run(self) -> Reference:
+        draws = any(
+            name == "seed" for m in self.stages.modules for _, name, _ in arguments(entry(m))
+        )
+        for number, own in enumerate(self.each):
+            if "seed" in self.held or draws:
+                own["seed"] = torch.tensor(number)
+            self._micro_batch(number, own)
+        for name in self.plan.trained:
+            gradient = self.held[name].grad
+            self.found.gradients[name] = (
+                torch.zeros_like(self.held[name]) if gradient is None else gradient
+            )
+        return self.found
+
+    def _shares(self, module: ModuleOp) -> dict[str, torch.Tensor]:
+        """Return a stage's shares of sums over the batch."""
+        functions = take_batch_sums(module, self.plan.facts.cut, self.plan.num_micro_batches)
+        if not functions:
+            return {}
+        own = [_call(functions[SUMS], {**self.held, **given}) for given in self.each]
+        totals = {
+            f"sum.{i}": torch.stack(values).sum(0)
+            for i, values in enumerate(zip(*(made.values() for made in own), strict=True))
+        }
+        return _call(functions[SHARES], {**self.held, **self.inputs, **totals})
+
+    def _micro_batch(self, number: int, own: Mapping[str, torch.Tensor]) -> None:
+        """Run one micro-batch through all stages and back."""
+        crossing: dict[str, torch.Tensor] = {}
+        leaves: dict[tuple[int, str], torch.Tensor] = {}
+        loss = None
+        with torch.enable_grad():
+            for stage, module in enumerate(self.stages.modules):
+                func = entry(module)
+                # A stage's own view of a parameter tells its gradient from another stage's.
+                for _, name, _ in arguments(func):
+                    if name in self.held and self.held[name].requires_grad:
+                        leaves[stage, name] = self.held[name].view_as(self.held[name])
+                        leaves[stage, name].retain_grad()
+                views = {name: leaf for (at, name), leaf in leaves.items() if at == stage}
+                given = {**self.held, **views, **own, **self.shares[stage], **crossing}
+                values = _call(module, given)
+                for (role, name), value in zip(results(func), values.values(), strict=True):
+                    if role == "boundary":
+                        # Each reader's own, so that its gradient is what that reader sends back.
+                        sent = value.view_as(value)
+                        if sent.requires_grad:
+                            sent.retain_grad()
+                        crossing[name] = sent
+                        self.found.crossing[name, number] = sent.detach()
+                    elif role == "state" and name in self.held:
+                        self.held[name] = self.found.states[name] = value.detach()
+                    elif name == self.plan.facts.loss:
+                        loss = value
+            assert loss is not None
+            self.found.losses.append(loss.detach())
+            (loss / self.plan.num_micro_batches).backward()
+        for name, value in crossing.items():
+            if value.requires_grad and value.grad is not None:
+                self.found.crossing[f"{GRADIENT}{name}", number] = value.grad
+        for (stage, name), leaf in leaves.items():
+            grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            self.found.added[stage, name, number] = grad.detach()
+
+
+def _call(module: ModuleOp, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    func = entry(module)
+    ordered = [given[name] for _, name, _ in arguments(func)]
+    values = run_function(module, ordered)
+    return {name: v for (_, name), v in zip(results(func), values, strict=True)}
