@@ -23,6 +23,7 @@ from irc.frontends.torch.fresh_writes import renew
 from irc.frontends.torch.locations import user_frames
 from irc.frontends.torch.own_containers import own_containers
 from irc.frontends.torch.repeat import expand, stubbed
+from irc.frontends.torch.strided_writes import copy_into_strided
 from irc.frontends.torch.table import row_of
 
 NEEDS_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
@@ -95,6 +96,7 @@ def export(
         look(program)
         settle(program.graph_module)
         renew(program.graph)
+        copy_into_strided(program.graph)
         if repeated:
             expand(program, module)
         if all(is_plain(node.target, node.args) for node in _calls(program.graph_module)):
@@ -103,6 +105,7 @@ def export(
             program = _exported(module, args, kwargs, dynamic_shapes)
             look(program)
             settle(program.graph_module)
+            copy_into_strided(program.graph)
         return program.run_decompositions(decompositions())
 
 

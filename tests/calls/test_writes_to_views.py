@@ -1,4 +1,4 @@
-"""Writes to expanded tensors: eager's numbers where eager takes them, eager's error where not."""
+"""Writes to views: expanded ones, transposed ones, complex sources; numbers, strides, errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_plan_of_its_own_names_the_line() -> None:
 
     with pytest.raises(IrcError, match="several elements are one place") as error:
         irc.capture(Module(), (torch.ones(2, 3),))
-    assert "test_overlapping_writes.py" in error.value.render()
+    assert "test_writes_to_views.py" in error.value.render()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -114,3 +114,32 @@ def test_a_complex_source_is_written_without_a_bug(way: Callable[[Any], Any]) ->
         warnings.simplefilter("always")
         assert torch.equal(way(call)(x), call(x))
     assert not [each for each in told if "internal" in str(each.message)]
+
+
+def masked(v: Tensor) -> Tensor:
+    return v.masked_fill_(v == 2, 4)
+
+
+def one_row_of(v: Tensor) -> Tensor:
+    return v.index_fill_(0, torch.tensor([1]), 7)
+
+
+def sums(v: Tensor) -> Tensor:
+    return v.cumsum_(0)
+
+
+def turned_about(v: Tensor) -> Tensor:
+    return v.t_().add_(1)
+
+
+@pytest.mark.parametrize("write", [masked, one_row_of, sums, turned_about])
+def test_what_is_written_stays_as_it_lies(write: Callable[[Tensor], Tensor]) -> None:
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        v = x * 2
+        write(v.t())
+        return v, v[:, :2].t()
+
+    x = torch.ones(3, 5)
+    for mine, theirs in zip(irc.compile(call)(x), call(x), strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.stride() == theirs.stride()
