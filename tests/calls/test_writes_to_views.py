@@ -143,3 +143,16 @@ def test_what_is_written_stays_as_it_lies(write: Callable[[Tensor], Tensor]) -> 
     for mine, theirs in zip(irc.compile(call)(x), call(x), strict=True):
         assert torch.equal(mine, theirs)
         assert mine.stride() == theirs.stride()
+
+
+def test_a_strided_view_of_a_part_sees_what_is_written_to_it() -> None:
+    """Its places lie between those of the part, which are others' where that is no row."""
+
+    def call(x: Tensor) -> Tensor:
+        part = (x * 2).unfold(0, 1, 1).chunk(2, 2)[-1]
+        strided = part.as_strided((2,), (2,))
+        part.neg_()
+        return strided + 0
+
+    x = torch.arange(24.0).reshape(4, 3, 2).transpose(0, 2)
+    assert torch.equal(irc.compile(call)(x), call(x))

@@ -104,7 +104,9 @@ def reaches_around(operand: object, node: Node) -> bool:
     start = first if start is None else start
     lasts = [first + _span(operand.shape, operand.stride()), start + _span(size, stride)]
     known = all(isinstance(n, int) for n in (first, start, *lasts))
-    return not known or start < first or lasts[1] > lasts[0] or 0 in operand.shape
+    # Within that, too, there are places of others where it is not row after row.
+    is_around = not known or start < first or lasts[1] > lasts[0] or 0 in operand.shape
+    return is_around or not operand.is_contiguous()
 
 
 def _span(size: Any, stride: Any) -> Any:
