@@ -7,6 +7,7 @@ Under ``TRITON_INTERPRET=1`` the device is the host and kernels run in Triton's 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -139,4 +140,18 @@ def device_of(backend: str) -> torch.device:
             because=f"torch {torch.__version__}: torch.cuda.is_available() is False",
             help="run the plan where there is one, or compile it with the backend cpu",
         )
-    return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cuda", own_device(torch.cuda.current_device(), torch.cuda.device_count()))
+
+
+def own_device(current: int, count: int) -> int:
+    """Return which of the GPUs that a process sees is its own.
+
+    Args:
+        current: torch's current one: other than 0, the program has chosen it.
+        count: how many it sees; a launcher may show each process one.
+
+    >>> own_device(2, 4)
+    2
+    """
+    local = os.environ.get("LOCAL_RANK", "")
+    return int(local) % count if current == 0 and local.isascii() and local.isdigit() else current

@@ -84,8 +84,19 @@ def start_processes(rank: int, world: int, timeout_s: float = JOIN_TIMEOUT_S) ->
     # torch documents FileStore but does not list it among its exports.
     made = dist.FileStore  # pyright: ignore[reportPrivateImportUsage]
     store = made(path, world) if path else None
-    dist.init_process_group("gloo", rank=rank, world_size=world, store=store, timeout=timeout)
+    backend = backend_of_processes()
+    dist.init_process_group(backend, rank=rank, world_size=world, store=store, timeout=timeout)
     watch_ranks()
+
+
+def backend_of_processes() -> str:
+    """Return by what ranks talk: gloo; where torch has GPUs and NCCL, NCCL for what lies on them.
+
+    Plans of the backends triton and cuda hand over tensors on the device, and agreements (plans,
+    batches, checks) tensors on the host, so a run on GPUs has both.
+    """
+    has_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    return "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
 
 
 def leave_at_exit() -> None:
