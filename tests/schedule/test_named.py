@@ -66,7 +66,7 @@ def test_building_blocks_repeated_and_squeezed(block, ranks, micro_batches, time
     assert max(peaks(schedule)) == most
 
 
-@pytest.mark.parametrize("ranks", [4, 6, 8])
+@pytest.mark.parametrize("ranks", [4, 6, 8, 12, 16, 24])
 def test_v_half_has_half_of_1f1b_s_bubble_and_activations(ranks):
     m = 3 * ranks
     timeline = unit(generate("v-half", ranks=ranks, micro_batches=m), ranks)

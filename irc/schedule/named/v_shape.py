@@ -3,11 +3,13 @@
 A micro-batch's F, F, I, I on a rank are a *building block*: their start times, repeated every six
 slots. How long activations live, and so how many there are, is read off the block. W goes into the
 slots that are left; then what is idle is squeezed out. Filling and draining are ordered anew, as
-far as that holds no more activations: a list schedule of the same stages takes the block's place
-where it is shorter.
+far as that holds no more activations: F and I stay in the block's order, and W goes where a rank
+would wait. A list schedule of the same stages takes its place where it is shorter.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 from irc.schedule.actions import Action, Schedule, require_sizes, straight
 from irc.schedule.greedy import RULES, list_schedule
@@ -87,9 +89,56 @@ def _reordered(block: Schedule) -> Schedule:
     most = max(peaks(block))
     limits = [most * 2] * ranks
     placement = [v_stages(rank, ranks) for rank in range(ranks)]
-    best, least = block, play(block).span
-    for rules in RULES:
-        other = list_schedule(placement, block.num_micro_batches, Times(), limits, rules)
-        if other is not None and max(peaks(other)) <= most and (span := play(other).span) < least:
-            best, least = other, span
-    return best
+    others = [_refilled(block, round(2 * most))]
+    others += [
+        list_schedule(placement, block.num_micro_batches, Times(), limits, rules) for rules in RULES
+    ]
+    kept = [s for s in others if s is not None and max(peaks(s)) <= most]
+    return min((block, *kept), key=lambda schedule: play(schedule).span)
+
+
+def _refilled(block: Schedule, limit: int) -> Schedule | None:
+    """Return F and I in the block's order, W where a rank can do nothing else.
+
+    While the pipe drains, no F wants the memory of W, which so waits for the gaps between I.
+
+    Args:
+        block: the schedule.
+        limit: the activations of a stage that a rank can hold.
+
+    Returns:
+        The schedule, or None where a rank waits for memory for ever.
+    """
+    rest = [deque(a for a in order if a.kind != "W") for order in block.ranks]
+    weights: list[deque[Action]] = [deque() for _ in rest]
+    orders: list[list[Action]] = [[] for _ in rest]
+    live = [0] * len(rest)
+    done: set[Action] = set()
+    last = sum(map(len, rest)) // (2 * block.num_micro_batches) - 1
+    while any(rest) or any(weights):
+        now: list[Action] = []
+        for rank, (own, waiting) in enumerate(zip(rest, weights, strict=True)):
+            is_ready = bool(own) and _reads(own[0], last) <= done
+            if is_ready and not (own[0].kind == "F" and live[rank] == limit):
+                now.append(own.popleft())
+            elif waiting:
+                now.append(waiting.popleft())
+            else:
+                continue
+            orders[rank].append(now[-1])
+            live[rank] += {"F": 1, "I": 0, "W": -1}[now[-1].kind]
+        if not now:
+            return None
+        done.update(now)
+        for action in now:
+            if action.kind == "I":
+                weights[block.rank_of[action.stage]].append(action._replace(kind="W"))
+    return Schedule(tuple(map(tuple, orders)), block.paths)
+
+
+def _reads(action: Action, last: int) -> set[Action]:
+    """Return what makes the operands of an F or I of a chain of stages."""
+    stage, kind, number = action.stage, action.kind, action.micro_batch
+    if kind == "F":
+        return {Action(stage - 1, "F", number)} if stage else set()
+    return {Action(stage, "F", number) if stage == last else Action(stage + 1, "I", number)}
