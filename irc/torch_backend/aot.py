@@ -21,6 +21,7 @@ from irc.errors import IrcError
 from irc.frontends.torch.export import every_decomposition
 from irc.frontends.torch.failures import of_error
 from irc.frontends.torch.graphs import FlatProgram, flat_program
+from irc.frontends.torch.idle_dropout import drop_idle
 from irc.frontends.torch.result_memory import View
 from irc.frontends.torch.saved_images import Turned, turn_given, turn_saved
 from irc.frontends.torch.table import row_of
@@ -54,6 +55,7 @@ def compile_through_aot(
     from torch._guards import TracingContext
     from torch.utils._python_dispatch import _disable_current_modes
 
+    drop_idle(gm)
     tell_autograd(gm)
     turned: list[Turned] = []
     is_traced = False

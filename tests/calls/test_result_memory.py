@@ -57,6 +57,10 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
     "a renewed one's part": lambda a: (a * 2).add_(1)[:, 1:],
     "a result's part": lambda a: (a * 2)[:, 1:],
     "a result, expanded": lambda a: (a * 2)[0].expand(4, 4),
+    "flat, written": lambda a: (lambda y: (y.add_(1)[2:], y))((a.t() * 2).reshape(-1)),
+    "dropout off": lambda a: F.dropout(a, 0.5, False),
+    "dropout off, a view": lambda a: (F.dropout(a, training=False, p=0.5).t(), a * 2),
+    "dropout of nothing": lambda a: torch.dropout(a, 0.0, True)[1:],
     "a turned sum": lambda a: (a.t() + 1, (a + 1).t()),
 }
 

@@ -33,6 +33,7 @@ from irc.frontends.torch.examples import bound, check_held, check_leaves, positi
 from irc.frontends.torch.export import as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
+from irc.frontends.torch.idle_dropout import WithoutIdleDropout
 from irc.frontends.torch.locations import location
 from irc.frontends.torch.memory_views import looks_at_memory
 from irc.frontends.torch.open_sizes import (
@@ -216,7 +217,7 @@ def capture(
         writes = RealWrites()
         watched = watch.over(module, hooks=hooks, changed=guards.changed)
         try:
-            with StrideReads() as reads, writes:
+            with StrideReads() as reads, writes, WithoutIdleDropout():
                 exported = export(watched, args, kwargs, spec, look)
         finally:
             guards.restore()

@@ -20,6 +20,7 @@ from torch.fx.traceback import preserve_node_meta
 from irc.frontends.torch.assemble import Argument, Assembly, Result, assemble
 from irc.frontends.torch.export import is_plain, settle, transforms
 from irc.frontends.torch.fresh_writes import renew
+from irc.frontends.torch.idle_dropout import drop_idle
 from irc.frontends.torch.open_sizes import NumberedSizes, OpenSizes, open_sizes
 from irc.frontends.torch.result_memory import Lies, placed, return_too
 from irc.frontends.torch.sizes import SizeNames
@@ -253,6 +254,8 @@ def pre_dispatch(module: GraphModule, fakes: Sequence[torch.Tensor]) -> GraphMod
     """
     if transforms(module):
         return None
+
+    drop_idle(module)
 
     def run(*tensors: torch.Tensor) -> Any:
         with preserve_node_meta():

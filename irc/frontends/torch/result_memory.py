@@ -37,6 +37,10 @@ PERHAPS = ITSELF | {f"aten::{name}" for name in ("reshape", "flatten", "ravel", 
 """Ops that may copy, though their schema says that they give a view."""
 
 
+SILENT = frozenset({"aten::_unsafe_view"})
+"""Ops that give a view, though their schema does not say so: reshape makes them behind copies."""
+
+
 @dataclass(frozen=True)
 class View:
     """A tensor in the memory of another one, which is given row by row or as it was traced.
@@ -164,8 +168,11 @@ def _viewed(node: Node) -> Node | None:
     operands = [x for x, is_told in zip(call.args, told, strict=False) if is_told]
     if any(told) and schema.name not in PERHAPS:
         return next((x for x in operands if isinstance(x, Node)), None)
-    if not any(told) and torch._C._dispatch_has_kernel_for_dispatch_key(
-        call.target.name(), "CompositeImplicitAutograd"
+    if schema.name in SILENT or (
+        not any(told)
+        and torch._C._dispatch_has_kernel_for_dispatch_key(
+            call.target.name(), "CompositeImplicitAutograd"
+        )
     ):
         operands = call.all_input_nodes  # dropout that is off gives its operand, and says nothing
     return next((x for x in operands if isinstance(x, Node) and _storage(x) == here), None)
