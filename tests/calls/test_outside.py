@@ -85,6 +85,7 @@ class Module(nn.Module):
 
 MODULE = Module()
 ARRAY = np.array([1.0, 2.0, 3.0, 4.0])
+LARGE = np.full(20_000, 2.0)
 BYTES = bytearray(b"\2")
 QUEUE = deque([2.0])
 USERS = UserDict(scale=2.0)
@@ -163,6 +164,13 @@ def decorated(x: Tensor) -> Tensor:
     return x * CONFIG.SCALE
 
 
+def perhaps(x: Tensor) -> Tensor:
+    try:
+        return x * LATER  # noqa: F821
+    except NameError:
+        return x
+
+
 CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any, Any]] = {
     "a Python module": (lambda x: x * CONFIG.SCALE, CONFIG, "SCALE", 3.0),
     "under a decorator": (decorated, CONFIG, "SCALE", 3.0),
@@ -192,11 +200,20 @@ CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any, Any]] = {
     "what it holds for itself": (MODULE, MODULE, "_factor", 3.0),
     "an array": (lambda x: x * float(ARRAY[0]), ARRAY, 0, 3.0),
     "an array's sum": (lambda x: x * ARRAY.sum(), ARRAY, 0, 3.0),
+    "a large array": (lambda x: x * float(LARGE[-1]), LARGE, -1, 3.0),
     "another array": (lambda x: x * torch.from_numpy(ARRAY), HERE, "ARRAY", ARRAY * 2),
     "a module's array": (CONFIGURED_MODULE, ARRAY, 0, 3.0),
     "bytes": (lambda x: x * BYTES[0], BYTES, 0, 3),
     "a queue": (lambda x: x * QUEUE[0], QUEUE, 0, 3.0),
     "a dictionary in a class": (lambda x: x * USERS["scale"], USERS.data, "scale", 3.0),
+    "a global by its name": (lambda x: x * globals().get("LATER", 2), HERE, "LATER", 3.0),
+    "a global that may be there": (
+        lambda x: x * (LATER if "LATER" in globals() else 2),  # noqa: F821
+        HERE,
+        "LATER",
+        3.0,
+    ),
+    "a global that was not there": (perhaps, HERE, "LATER", 3.0),
     "what a proxy shows": (lambda x: x * PROXY["scale"], PROXIED, "scale", 3.0),
     "a configuration": (CONFIGURED_MODULE, CONFIGURED, "scale", 3.0),
     "a dictionary in it": (CONFIGURED_MODULE, CONFIGURED.table, "scale", 3.0),

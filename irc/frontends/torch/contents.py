@@ -19,9 +19,6 @@ Container: TypeAlias = Any
 PLAIN = (int, float, complex, str, bytes, slice, range, torch.device)
 """Values that are compared as such."""
 
-MAX_ARRAY = 1 << 14
-"""Bytes of an array that are compared at each call; of a larger one, that it is the same object."""
-
 
 def is_container(value: object) -> bool:
     """True for what holds items, and may hold others at the next call."""
@@ -30,9 +27,11 @@ def is_container(value: object) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """True for an array of NumPy's whose numbers are compared."""
+    """True for an array of NumPy's whose numbers are compared; files in memory are not read."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes <= MAX_ARRAY
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return False
+    return not isinstance(value, numpy.memmap)
 
 
 def items_of(container: Container) -> list[Any]:

@@ -8,6 +8,7 @@ but objects of their classes do, such as the configuration of a model.
 # pyright: basic
 from __future__ import annotations
 
+import builtins
 import os
 from collections import UserDict, UserList
 from collections.abc import Callable
@@ -27,12 +28,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from irc.frontends.torch.contents import Container, is_container, same
+from irc.frontends.torch.contents import Container, is_array, is_container, same
 from irc.frontends.torch.held import is_torchs
 from irc.frontends.torch.locations import LIBRARIES
 from irc.frontends.torch.outside import CELL, MISSING, Field, Outside, Question, read
 from irc.frontends.torch.read_names import (
     answers,
+    globals_in,
     implicit,
     is_library,
     is_of_package,
@@ -134,10 +136,16 @@ class _Walk:
                 pass
             case _ if is_container(value):
                 self.reach.containers.append(value)
-                for item in value.values() if hasattr(value, "values") else value:
-                    self.visit(item)
+                self._items(value)
             case _:
                 self._object(value)
+
+    def _items(self, container: Container) -> None:
+        """Note what a container holds; arrays of numbers hold nothing that reads more."""
+        if is_array(container) and not container.dtype.hasobject:
+            return
+        for item in container.values() if hasattr(container, "values") else container:
+            self.visit(item)
 
     def visit_objects(self) -> None:
         """Look into objects for what functions have names for; methods may have names for more."""
@@ -210,9 +218,19 @@ class _Walk:
         if BY_NAME & {*names}:
             self._by_name = True
             self._perhaps |= dict.fromkeys(words_in(code))
-        for name in names:
+        words = words_in(code) if BY_NAME_OF_GLOBALS & {*names} else []
+        for name in (*names, *words):
             if name in function.__globals__:
                 self._global(name, function.__globals__)
+        for name in (*globals_in(code), *words):
+            if name not in function.__globals__ and not hasattr(builtins, name):
+                self._absent(name, function.__globals__)
+
+    def _absent(self, name: str, slots: dict[str, Any]) -> None:
+        """Note a global that there is not: code may ask whether there is, or catch the error."""
+        if (id(slots), name) not in self._fields:
+            self._fields.add((id(slots), name))
+            self.reach.fields.append((Globals(slots), name))
 
     def _global(self, name: str, slots: dict[str, Any]) -> None:
         value = slots[name]
@@ -283,6 +301,13 @@ class _Walk:
             self.visit(own)
 
 
+class Globals:
+    """The globals of a Python module as attributes: to read one that may come later."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.__dict__ = names
+
+
 CODE = (property, cached_property, FunctionType, staticmethod, classmethod)
 """What a class holds to be run."""
 
@@ -291,6 +316,9 @@ HELD = (torch.Tensor, nn.Module, FunctionType, BuiltinFunctionType, type, list, 
 
 BY_NAME = frozenset({"getattr", "hasattr", "attrgetter", "vars", "__dict__"})
 """What reads attributes by names that are values."""
+
+BY_NAME_OF_GLOBALS = frozenset({"globals", "vars", "locals"})
+"""What reads globals by names that are values."""
 
 INTERNAL = frozenset(vars(nn.Module()))
 """What each module holds for itself."""

@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 from contextlib import suppress
@@ -44,6 +45,18 @@ def names_in(code: CodeType) -> list[str]:
     """Return the names that a function and those defined in it may read of anything."""
     inner = [c for c in code.co_consts if isinstance(c, CodeType)]
     return [*dict.fromkeys([*code.co_names, *(name for c in inner for name in names_in(c))])]
+
+
+@cache
+def globals_in(code: CodeType) -> tuple[str, ...]:
+    """Return the names that a function and those defined in it look up among globals."""
+    own = [
+        each.argval
+        for each in dis.get_instructions(code)
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    ]
+    inner = [name for c in code.co_consts if isinstance(c, CodeType) for name in globals_in(c)]
+    return tuple(dict.fromkeys([*own, *inner]))
 
 
 def words_in(code: CodeType) -> list[str]:
