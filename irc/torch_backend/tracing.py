@@ -15,6 +15,7 @@ from irc.calls.left import leave
 from irc.calls.trial import is_tried, tried
 from irc.collection import collection_held
 from irc.errors import IrcError
+from irc.frontends.torch.eager_refusals import refused_write
 from irc.frontends.torch.graphs import flat_program, pre_dispatch, returns_inputs, source_name
 from irc.frontends.torch.kinds import peculiar_argument
 from irc.frontends.torch.linear_loss import stream_losses
@@ -121,6 +122,9 @@ def _compiled(
 ) -> tuple[Flat, bool]:
     """Return what runs a graph, and whether it may write to its inputs or record gradients."""
     keep_open = fakes is not None
+    if any(_refuses_write(node) for node in gm.graph.nodes):
+        counters["graphs run by torch"] += 1  # which raises its error
+        return gm.forward, True
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
     ):
@@ -147,6 +151,12 @@ def _compiled(
         own = [node for node in traced.graph.nodes if node.op == "placeholder"]
         return by_parts(traced, refused, options, {own[i]: held[i] for i in held}), False
     return runner_of(program, options), False
+
+
+def _refuses_write(node: Node) -> bool:
+    if not node.op.startswith("call"):
+        return False
+    return refused_write(node.target, node.args, node.kwargs) is not None
 
 
 def _fakes(gm: GraphModule, inputs: Sequence[Any]) -> list[torch.Tensor]:

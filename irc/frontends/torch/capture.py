@@ -29,6 +29,7 @@ from irc.frontends.torch.caches import (
     put_together,
     spans_of,
 )
+from irc.frontends.torch.eager_refusals import RefusedWrites
 from irc.frontends.torch.examples import bound, check_held, check_leaves, positional
 from irc.frontends.torch.export import as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
@@ -217,7 +218,7 @@ def capture(
         writes = RealWrites()
         watched = watch.over(module, hooks=hooks, changed=guards.changed)
         try:
-            with StrideReads() as reads, writes, WithoutIdleDropout():
+            with StrideReads() as reads, writes, WithoutIdleDropout(), RefusedWrites():
                 exported = export(watched, args, kwargs, spec, look)
         finally:
             guards.restore()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from irc.errors import IrcError, did_you_mean
+from irc.frontends.torch.eager_refusals import as_eager_takes, is_known
 from irc.frontends.torch.examples import bound
 from irc.frontends.torch.experts import whole_experts
 from irc.frontends.torch.flex import plain_flex_attention
@@ -174,25 +175,6 @@ def decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     }
 
 
-OF_ONE_DTYPE = frozenset(
-    {torch.ops.aten.linalg_cross.default, torch.ops.aten.binary_cross_entropy.default}
-)
-"""Ops that refuse tensors of several dtypes, where what torch makes of them does not."""
-
-
-def _of_one_dtype(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a decomposition that leaves such tensors to the op, which raises eager's error."""
-
-    @wraps(decomposition)
-    def decompose(*args: Any, **kwargs: Any) -> Any:
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-        if len({x.dtype for x in tensors}) > 1:
-            return NotImplemented
-        return decomposition(*args, **kwargs)
-
-    return decompose
-
-
 def _stays(op: torch._ops.OpOverload) -> bool:
     return op._schema.name not in NEEDS_STATISTICS and row_of(op) is not None
 
@@ -206,7 +188,12 @@ def every_decomposition() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]
 def _listed(_registered: int) -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
     # To go through all ops takes 60 to 200 ms: once, and again when an op was added.
     every = torch.export.default_decompositions().materialize()
-    return every | {op: _of_one_dtype(every[op]) for op in OF_ONE_DTYPE & every.keys()}
+    return {
+        op: as_eager_takes(op, how)
+        if isinstance(op, torch._ops.OpOverload) and is_known(op)
+        else how
+        for op, how in every.items()
+    }
 
 
 def shape_specs(

@@ -8,7 +8,7 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import tensor
+from irc.dialects.flow import BroadcastOp, ConstantOp, ReshapeOp, tensor
 from irc.dialects.types import is_smooth
 from irc.frontends.torch.lowering import Lowering, Numbers, Operand, enter, is_float, lowers
 from irc.ops.pointwise import POINTWISE
@@ -94,9 +94,26 @@ enter({name: _logical(name) for name in LOGICAL})
 
 
 def _refuse_zero(t: Lowering, divisor: Operand) -> None:
-    """Leave a division of integers by the number 0 to torch, which refuses it."""
-    if not is_smooth(t.dtype) and isinstance(divisor, int | float) and divisor == 0:
+    """Leave a division of integers to torch, which refuses zeros, unless it is by a known number.
+
+    The number 0 is refused before it comes here.
+    """
+    if (
+        isinstance(divisor, SSAValue)
+        and not is_smooth(t.dtype)
+        and not _has_no_zero(divisor, t.dtype)
+    ):
         t.decline()
+
+
+def _has_no_zero(divisor: SSAValue, dtype: str) -> bool:
+    """True for a constant none of whose elements is zero in a dtype of integers."""
+    while isinstance(divisor.owner, BroadcastOp | ReshapeOp):
+        divisor = divisor.owner.operands[0]
+    if not isinstance(divisor.owner, ConstantOp):
+        return False
+    bits = int(dtype[1:])
+    return all(int(value) % 2**bits for value in divisor.owner.plain["value"])
 
 
 def scaled(t: Lowering, value: Operand, alpha: Any) -> Operand:

@@ -20,6 +20,7 @@ from irc.dialects.items import NumberError
 from irc.dialects.types import TensorType
 from irc.errors import ErrorCollector, InternalError, IrcError
 from irc.frontends.torch import extern, memory_views
+from irc.frontends.torch.eager_refusals import refuses
 from irc.frontends.torch.kinds import peculiar
 from irc.frontends.torch.locations import location
 from irc.frontends.torch.lowering import Declined, Lowering, is_for
@@ -172,6 +173,8 @@ class Scope:
             row = None
         if any(isinstance(arg, complex) for arg in (*args, *kwargs.values())):
             row = None  # literals are real
+        if row is not None and not self.autocast and refuses(target, node.args, node.kwargs):
+            row = None
         if row is not None and all(
             fake is None or isinstance(fake, torch.Tensor) for fake in fakes
         ):
