@@ -166,7 +166,7 @@ def decorated(x: Tensor) -> Tensor:
 
 def perhaps(x: Tensor) -> Tensor:
     try:
-        return x * LATER  # noqa: F821
+        return x * LATER
     except NameError:
         return x
 
