@@ -210,7 +210,7 @@ def _write_parts(
         captured, split = captured_step(module, called, recipe, args, dict(kwargs or {}))
     recipe = stages_recipe(module, captured, replace(recipe, split=split))
     forward, program = dump(captured.program.module), captured.program
-    plan = make_parts_plan(program, recipe, options, schedule, stages)
+    plan = make_parts_plan(program, recipe, replace(options, keep_ir=True), schedule, stages)
     plan = with_files(plan, training_files(recipe, forward))
     save_parts(out, plan, program.tensors, force=force)
     return parts_summary(plan, program.source)

@@ -16,6 +16,7 @@ import torch
 from irc.dialects.text import load
 from irc.errors import IrcError
 from irc.interpret.parts import Run, run_here, whole_of
+from irc.interpret.parts_passes import AFTER, has_passes, wrong_pass
 from irc.interpret.parts_peers import Sight, ThreadPeers
 from irc.interpret.parts_reference import Reference, reference_of
 from irc.plan.parts import PartsPlan
@@ -40,12 +41,14 @@ class Pair:
         own: what the run has.
         expected: what it should be.
         is_exact: whether it is the same value on its way, not one computed again.
+        by: the micro-batch and part whose functions computed it, None where none of them did.
     """
 
     what: str
     own: torch.Tensor
     expected: torch.Tensor
     is_exact: bool = False
+    by: tuple[int, int] | None = None
 
     def fault(self, floor: float) -> str:
         """Say how the two differ, or nothing.
@@ -80,7 +83,8 @@ def check_parts(
 
     Raises:
         IrcError: ``check-failed`` naming the first value that differs: the micro-batch, the stage,
-            and which function computed, received, read or added it.
+            and which function computed, received, read or added it; where the plan holds its
+            functions after each pass, also the first pass and op that are wrong.
     """
     reference = reference_of(plan, stages_of(load(staged)), wholes, batch)
     run = run_here(plan, wholes, [batch], lr=0.0, peers=peers)
@@ -88,13 +92,39 @@ def check_parts(
     for pair in _Pairs(plan, run, reference).all():
         count += 1
         if fault := pair.fault(reference.floor):
+            where, because = _passes(plan, reference, wholes, pair)
             raise IrcError(
                 "check-failed",
-                fault,
-                because="everything before it, in the order of the model, is as eager has it",
+                fault + where,
+                because=["everything before it, in the order of the model, is as eager has it",
+                         *because],
                 help="irc explain PLAN shows the stages; irc schedule show the order",
+            )  # fmt: skip
+    for part in range(len(plan.parts)) if has_passes(plan) else ():
+        given = {**wholes, **reference.arguments(part, 0)}
+        if (update := wrong_pass(plan, part, given, AFTER)) is not None:
+            raise IrcError(
+                "check-failed",
+                f"stage {part}: {update.render()}",
+                because="what goes between stages, losses and sums are as eager has them",
             )
     return f"{count} values and gradients between stages, losses and sums are as eager has them"
+
+
+def _passes(
+    plan: PartsPlan, reference: Reference, wholes: Mapping[str, torch.Tensor], pair: Pair
+) -> tuple[str, list[str]]:
+    """Return which pass computes a wrong value first, and what is known where none does."""
+    if pair.by is None or not has_passes(plan):
+        return "", []
+    number, part = pair.by
+    fault = wrong_pass(plan, part, {**wholes, **reference.arguments(part, number)})
+    if fault is not None:
+        return f"; {fault.render()}", []
+    return "", [
+        "after each pass its functions compute what the stage did before them: the fault is in "
+        "what runs them, or in the passes that made the stage's step (differentiate, recompute)"
+    ]
 
 
 def _error(own: torch.Tensor, expected: torch.Tensor, floor: float) -> float:
@@ -166,7 +196,8 @@ class _Pairs:
         loss, what = self.plan.facts.loss, f"micro-batch {number}: the loss, computed by {where}"
         for rank in ranks if (part, kind) == (len(self.plan.parts) - 1, "F") else ():
             own = self.run.seen[Sight("made", rank, stage, loss, number)]
-            yield Pair(f"{what} {rank},", own, self.reference.losses[number])
+            by = number, part
+            yield Pair(f"{what} {rank},", own, self.reference.losses[number], by=by)
         yield from self._added(number, part, kind)
 
     def _put(self, rank: int, number: int, part: int, name: str) -> torch.Tensor | None:
@@ -197,7 +228,8 @@ class _Pairs:
                 continue  # it stays where it is
             slices = local_slices(side.placement, side.mesh, side.positions[rank], channel.shape)
             what = f"micro-batch {number}: '{route.name}', {where} {rank},"
-            yield Pair(what, own, expected[slices])
+            by = (number, route.producer) if how == "made" else None
+            yield Pair(what, own, expected[slices], by=by)
 
     def _added(self, number: int, part: int, kind: str) -> Iterator[Pair]:
         """Yield what a function adds to the gradients of its stage's parameters."""
@@ -214,4 +246,5 @@ class _Pairs:
             expected = self.reference.added[part, parameter, number]
             what = f"micro-batch {number}: the gradient of '{parameter}', added by {kind} of "
             what += f"stage {stage},"
-            yield Pair(what, whole_of(own, placement, held.mesh, shape), expected)
+            whole = whole_of(own, placement, held.mesh, shape)
+            yield Pair(what, whole, expected, by=(number, part))

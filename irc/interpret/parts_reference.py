@@ -16,10 +16,15 @@ from xdsl.dialects.builtin import ModuleOp
 from irc.dialects.builder import arguments, entry, results
 from irc.interpret.flow import run_function
 from irc.plan.parts import PartsPlan
+from irc.runtime.inputs import LR
+from irc.training.accumulators import ACCUMULATED
 from irc.training.batch_sums import SHARES, SUMS, take_batch_sums
+from irc.training.functions import NORM
 from irc.training.stages import GRADIENT, Stages
 
 SMALL = 1e-6
+RATE = 0.1
+"""A learning rate with which an update is as large as what it is of."""
 
 
 @dataclass
@@ -32,6 +37,8 @@ class Reference:
         losses: of the micro-batches, as they add up to that of the batch.
         gradients: of the batch, by parameter.
         states: buffers that the model moves, after the batch.
+        given: by micro-batch, its inputs.
+        shares: by stage, its shares of sums over the batch.
     """
 
     crossing: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
@@ -39,11 +46,25 @@ class Reference:
     losses: list[torch.Tensor] = field(default_factory=list)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     states: dict[str, torch.Tensor] = field(default_factory=dict)
+    given: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    shares: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
     @property
     def floor(self) -> float:
         """A magnitude below which a gradient is rounding alone."""
         return SMALL * max((float(g.abs().max()) for g in self.gradients.values()), default=0.0)
+
+    def arguments(self, stage: int, number: int) -> dict[str, torch.Tensor]:
+        """Return what a stage's part of a step is given for a micro-batch, but for its weights.
+
+        Sums of gradients are those before it, of a step's first micro-batch.
+        """
+        squares = [g.double().square().sum() for g in self.gradients.values()]
+        crossing = {name: value for (name, at), value in self.crossing.items() if at == number}
+        sums = {f"{ACCUMULATED}{n}": torch.zeros_like(g) for n, g in self.gradients.items()}
+        norm = {NORM: torch.stack(squares).sum().to(squares[0].dtype)} if squares else {}
+        rate = {LR: torch.tensor(RATE, dtype=torch.float64)}
+        return {**self.given[number], **self.shares[stage], **crossing, **sums, **norm, **rate}
 
 
 def reference_of(
@@ -85,7 +106,7 @@ class _Step:
             for i in range(count)
         ]
         self.shares = [self._shares(module) for module in stages.modules]
-        self.found = Reference()
+        self.found = Reference(given=self.each, shares=self.shares)
 
     def run(self) -> Reference:
         draws = any(

@@ -78,7 +78,7 @@ def plan_stages(
         if name != "capture"
     }
     stages["plan-memory"] = partial(
-        _run_plan, loaded, list(modules.values())[-1], captured, tensors
+        run_planned, loaded, list(modules.values())[-1], captured, tensors
     )
     return eager, reference, stages
 
@@ -167,9 +167,17 @@ def wholes(
     return tuple(combine(parts, placement, mesh, shape, replica) for replica in copies)
 
 
-def _run_plan(
+def run_planned(
     loaded: LoadedPlan, last: ModuleOp, captured: ModuleOp, inputs: Sequence[torch.Tensor]
 ) -> Values:
+    """Run a plan's actions in float32 and return its values by op id.
+
+    Args:
+        loaded: the plan.
+        last: its program after the last pass, whose kernels it calls.
+        captured: its program before the first, whose arguments have the names of weights.
+        inputs: the arguments of that, whole.
+    """
     plan, mesh, found = loaded.plan, loaded.plan.device_mesh, dict[Key, Value]()
     by_name = {name: t for (_, name, _), t in zip(arguments(entry(captured)), inputs, strict=True)}
     kernels = {op.sym_name.data: op for op in last.body.block.ops if isinstance(op, KernelOp)}

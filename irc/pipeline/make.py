@@ -93,18 +93,29 @@ def planned(
     return replace(plan, predicted_s=predicted), sources
 
 
-def function_plan(module: ModuleOp, passes: Sequence[ModulePass], options: Options) -> LoadedPlan:
+def function_plan(
+    module: ModuleOp, passes: Sequence[ModulePass], options: Options, before: str = ""
+) -> LoadedPlan:
     """Plan one function of a stage.
 
     Args:
         module: level spmd; its entry is the function.
         passes: those on functions (:func:`irc.pipeline.default.split_pipeline`).
         options: what the user chose; the mesh is the stage's.
+        before: what gave the module, by which its text is kept where texts are.
     """
-    run_passes(module, passes, verify_each=options.verify_each)
+    texts: dict[str, str] = {}
+
+    def keep(name: str, module: ModuleOp) -> None:
+        texts[f"{len(texts):02}-{name}.mlir"] = dump(module)
+
+    if before and options.keep_ir:
+        keep(before, module)
+    on_stage = keep if options.keep_ir else None
+    run_passes(module, passes, verify_each=options.verify_each, on_stage=on_stage)
     plan, sources = planned(module, options, {})
-    return bundle(plan, ir={"00-task.mlir": dump(module)}, kernels=sources,
-                  torch_version=_torch_version())  # fmt: skip
+    ir = texts or {"00-task.mlir": dump(module)}
+    return bundle(plan, ir=ir, kernels=sources, torch_version=_torch_version())
 
 
 def _torch_version() -> str:

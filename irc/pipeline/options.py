@@ -36,6 +36,8 @@ class Options:
         any_rows: kernels are to be those of any number of rows, not the best for one.
         tune: time the tiles of GPU kernels that no table has yet.
         fullgraph: nothing is left to torch or Python: where a graph would break is an error.
+        keep_ir: keep the text after each pass of the functions of a pipeline's stages, for
+            ``irc check``.
         verify_each: verify the IR after each pass, or run it before and after and compare.
     """
 
@@ -55,4 +57,5 @@ class Options:
     any_rows: bool = False
     tune: bool = False
     fullgraph: bool = False
+    keep_ir: bool = False
     verify_each: VerifyEach = None

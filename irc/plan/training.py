@@ -14,6 +14,13 @@ FORWARD = "training/forward.mlir"
 """The captured forward pass of one micro-batch: what eager training runs."""
 STAGED = "training/stages.mlir"
 """The same before it was cut into stages: its ops have their numbers."""
+SPLIT = "split"
+"""What a function of a stage is before passes run on it: the stage was placed, and split."""
+
+
+def stage_file(stage: int) -> str:
+    """Return the name of the file with a stage's whole part of a step, before it is placed."""
+    return f"training/stage-{stage}.mlir"
 
 
 class Training(Protocol):

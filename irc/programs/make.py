@@ -25,7 +25,7 @@ from irc.plan.parts import (
 )
 from irc.plan.parts_facts import ChannelFacts, PartsFacts, irc_version, schedule_digest
 from irc.plan.schema import AxisCut, placement_of
-from irc.plan.training import STAGED
+from irc.plan.training import SPLIT, STAGED, stage_file
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.schedules import splits_backward
@@ -74,6 +74,9 @@ def make_parts_plan(
     moved = _moved_elsewhere(shared, schedule)
     _check_states(found, schedule)
     steps = _steps(found, recipe, trained, shared, moved, loss, 1 / schedule.num_micro_batches)
+    files = {STAGED: staged}
+    if options.keep_ir:
+        files |= {stage_file(stage): dump(step.module) for stage, step in enumerate(steps)}
     inner = Mesh(tuple(axis for axis in options.mesh.axes if axis[0] != PIPE))
     own = replace(options, mesh=inner)
     splits = [splits_backward(schedule, stage) for stage in range(len(steps))]
@@ -101,7 +104,7 @@ def make_parts_plan(
         loss=loss,
         irc=irc_version(),
     )
-    return with_files(make_parts(facts, text, tuple(parts)), {STAGED: staged})
+    return with_files(make_parts(facts, text, tuple(parts)), files)
 
 
 def _loss(module: ModuleOp, recipe: Recipe) -> str:
@@ -227,7 +230,7 @@ def _place(
 
 def _plans(functions: Functions, options: Options) -> dict[str, LoadedPlan]:
     return {
-        kind: function_plan(module, split_pipeline(options)[1], options)
+        kind: function_plan(module, split_pipeline(options)[1], options, SPLIT)
         for kind, module in functions.modules.items()
     }
 
