@@ -589,7 +589,7 @@ PAGES = (
         title="a model cannot be cut into such stages",
         exit_code=2,
         what="There are more stages than layers to share among them, or stages that are named do "
-        "not fit the model.",
+        "not fit the model, or constraints on them (`stage l.0 = 1`) each other.",
         why="A stage computes one or more ops or blocks, in the order of the model.",
         example='irc.compile_step(model, mesh="pipe=4", stages="l.0; l.1")',
         fix='irc.compile_step(model, mesh="pipe=2", stages="l.0; l.1")',

@@ -9,6 +9,8 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i64
 from xdsl.passes import ModulePass
 
+from irc.constraints.pins import constraint_text
+from irc.constraints.stages import fixed_ops, parse_stages
 from irc.dialects.builder import entry
 from irc.errors import IrcError
 from irc.training.stage_choice import Costs, balanced, pinned
@@ -29,7 +31,8 @@ class CutStagesPass(ModulePass):
 
     Options: ``count`` of stages; ``cluster`` prices ops; ``stages`` fixes where they begin, by
     names of parameters: ``"tok, layers.0-layers.3; layers.4-layers.7, head"`` has two stages, and
-    an op without parameters is where what it reads is.
+    an op without parameters is where what it reads is; ``pins`` are constraints, of which
+    ``stage l.0-l.3 = 0`` fixes those layers, and the rest of the cut is the best one.
 
     Run: cut-stages{count=2}
 
@@ -72,6 +75,7 @@ class CutStagesPass(ModulePass):
     count: int = 2
     cluster: str = "this-host"
     stages: str = ""
+    pins: str = ""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Write ``stage`` on the ops of the entry."""
@@ -79,9 +83,18 @@ class CutStagesPass(ModulePass):
             raise IrcError("option-value", f"cut-stages{{count={self.count}}}: 1 or more")
         func = entry(op)
         costs = Costs(op, self.cluster)
+        pins = parse_stages(*constraint_text(self.pins))
+        if self.stages and pins:
+            raise IrcError(
+                "pipeline-stages",
+                f"'{pins[0]}', and all stages are fixed already",
+                where=pins[0].where,
+                because=f"stages is '{self.stages}'",
+                help="leave out one of the two",
+            )
         if self.stages:
             chosen = pinned(func, costs, self.stages, self.count)
         else:
-            chosen = balanced(func, costs, self.count)
+            chosen = balanced(func, costs, self.count, fixed_ops(func, self.count, pins))
         for each, stage in chosen.items():
             each.attributes["stage"] = IntegerAttr(stage, i64)

@@ -20,6 +20,7 @@ from xdsl.ir import Attribute
 from irc.constraints.patterns import ANYTHING, AxisPattern, Pattern, SignaturePattern
 from irc.dialects.builder import functions
 from irc.dialects.flow import ReshapeOp, id_of, loc_of
+from irc.dialects.globs import matches_glob
 from irc.dialects.placement import B, Partial, Placement, Split
 from irc.dialects.types import PlacementAttr
 from irc.errors import IrcError, did_you_mean
@@ -61,7 +62,7 @@ class Statement:
 
     def matches(self, name: str) -> bool:
         """Return whether the glob fits a name."""
-        return _regex(self.glob).fullmatch(name) is not None
+        return matches_glob(self.glob, name)
 
     @property
     def text(self) -> str:
@@ -109,7 +110,7 @@ def constraint_text(pins: Pins) -> tuple[str, str]:
 
 
 def _is_statement(text: str) -> bool:
-    return re.match(r"\s*(same|fuse|keep|pin|forbid)\s", text) is not None
+    return re.match(r"\s*(same|fuse|keep|pin|forbid|stage)\s", text) is not None
 
 
 def pins_option(pins: Pins) -> str:
@@ -122,7 +123,10 @@ def pins_option(pins: Pins) -> str:
 
 
 def parse_constraints(text: str, source: str = INLINE) -> tuple[Statement, ...]:
-    """Read constraints on placements; those on kernels are read by :mod:`irc.constraints.fusion`.
+    """Read constraints on placements.
+
+    Those on kernels are read by :mod:`irc.constraints.fusion`, on stages of a pipeline by
+    :mod:`irc.constraints.stages`.
 
     >>> [str(s) for s in parse_constraints("*.w = [tensor = S(1)]; forbid op n3 = (P(*))")]
     ['pin *.w = [tensor = S(1)]', 'forbid op n3 = (P(*))']
@@ -133,7 +137,7 @@ def parse_constraints(text: str, source: str = INLINE) -> tuple[Statement, ...]:
     if not text.strip():
         return ()  # as nearly always; the parser of the grammar takes 40 ms to make
     tree = constraint_tree(text, source)
-    nodes = [node for node in tree.children if node.data not in ("fuse", "apart")]
+    nodes = [node for node in tree.children if node.data in ("statement", "same")]
     return tuple(_statement(node, text, source) for node in nodes)
 
 
@@ -200,26 +204,6 @@ def pin(module: ModuleOp, placements: Mapping[str, Placement]) -> None:
     for name, placement in placements.items():
         pinned[name] = PlacementAttr(placement)
     module.attributes["irc.pins"] = DictionaryAttr(pinned)
-
-
-@cache
-def _regex(glob: str) -> re.Pattern[str]:
-    parts = re.split(r"(\*|\?|\{[0-9,-]+\})", glob)
-    return re.compile("".join(_regex_part(part) for part in parts), re.DOTALL)
-
-
-def _regex_part(part: str) -> str:
-    if part in ("*", "?"):
-        return ".*" if part == "*" else "."
-    if not (part.startswith("{") and part.endswith("}")):
-        return re.escape(part)
-    numbers: list[str] = []
-    for one in part[1:-1].split(","):
-        first, _, last = one.partition("-")
-        if not first or (last and not first <= last and int(first) > int(last)):
-            return re.escape(part)
-        numbers += [str(n) for n in range(int(first), min(int(last or first), 99_999) + 1)]
-    return f"(?:{'|'.join(numbers)})"
 
 
 @cache
@@ -348,5 +332,5 @@ def _syntax_error(text: str, source: str, error: Any) -> IrcError:
         where=where,
         because=f"it stops making sense at '{found}'",
         help="write it as: [pin|forbid] NAME = PLACEMENT, pin op ID = PLACEMENT, same A, B,"
-        " fuse ID, ID, or keep ID, ID apart",
+        " fuse ID, ID, keep ID, ID apart, or stage NAME, NAME = 0",
     )

@@ -6,10 +6,12 @@ from xdsl.passes import ModulePass
 
 from irc.cluster.load import THIS_HOST
 from irc.constraints.pins import constraint_text, parse_constraints
+from irc.constraints.stages import parse_stages
 from irc.errors import IrcError
 from irc.kernels.gpu.limits import GPUS
 from irc.pipeline.options import Options
 from irc.pipeline.places import insert_all
+from irc.plan.parts import PIPE
 from irc.plugin import builtin_pass, find_backend, parse_passes
 from irc.runtime.segments import DEVICE_BACKENDS, NATIVE_BACKENDS
 
@@ -20,6 +22,7 @@ def default_pipeline(options: Options) -> list[ModulePass]:
     Each line is one decision (ARCHITECTURE section 9); nothing after a line makes it again.
     """
     distributed = options.mesh.num_ranks > 1
+    _refuse_stages(options)
     pipeline: list[tuple[str, dict[str, object]]] = []
     if options.sizes:
         text = ",".join(f"{name}={size}" for name, size in options.sizes.items())
@@ -106,6 +109,23 @@ def _device(options: Options) -> str:
     if options.tune:
         device_of(options.backend)
     return name_at_hand(options.backend)
+
+
+def _refuse_stages(options: Options) -> None:
+    """Refuse constraints on stages where there are none.
+
+    Raises:
+        IrcError: ``pipeline-stages``.
+    """
+    if options.pins and PIPE not in options.mesh.names:
+        for pin in parse_stages(*constraint_text(options.pins)):
+            raise IrcError(
+                "pipeline-stages",
+                f"'{pin}', and the program has no stages",
+                where=pin.where,
+                because=f"the mesh '{options.mesh or ''}' has no axis '{PIPE}'",
+                help='choose a mesh with one, as in mesh="pipe=2", or leave the constraint out',
+            )
 
 
 def _refuse_pins(pins: str) -> None:

@@ -50,6 +50,7 @@ class PartsFacts:
         inputs: names of the inputs of a step in order.
         cut: which of them are cut into micro-batches along their first dim.
         loss: name of the result that is the loss.
+        fixed: by which names a user fixed what each part computes, empty where that was chosen.
         files: SHA-256 of each further file that is beside the parts, by name.
         irc: the version that wrote it.
     """
@@ -62,6 +63,7 @@ class PartsFacts:
     inputs: tuple[str, ...]
     cut: tuple[str, ...]
     loss: str
+    fixed: tuple[str, ...]
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     irc: str = ""
     format: int = FORMAT

@@ -63,6 +63,8 @@ def _mesh_faults(plan: PartsPlan) -> Iterator[str]:
         yield f"mesh {plan.facts.mesh[:80]!r} is written '{mesh}'"
     if not plan.parts:
         yield "there is no part"
+    if len(plan.facts.fixed) != len(plan.parts):
+        yield f"it says of {len(plan.facts.fixed)} of {len(plan.parts)} parts how they were chosen"
 
 
 def _schedule_faults(plan: PartsPlan) -> Iterator[str]:

@@ -8,6 +8,8 @@ from typing import Literal
 
 from xdsl.dialects.builtin import ModuleOp
 
+from irc.constraints.pins import constraint_text
+from irc.constraints.stages import fixed_stages, parse_stages
 from irc.dialects.builder import arguments, entry, results
 from irc.dialects.flow import tensor
 from irc.dialects.placement import Mesh, Placement
@@ -63,6 +65,7 @@ def make_parts_plan(
         "count": len(schedule.paths[0]),
         "cluster": options.cluster,
         "stages": stages,
+        "pins": options.pins,
     }
     cut = builtin_pass("cut-stages")(**given)
     run_passes(
@@ -102,6 +105,7 @@ def make_parts_plan(
         inputs=(*inputs, "lr"),
         cut=recipe.split,
         loss=loss,
+        fixed=fixed_stages(parse_stages(*constraint_text(options.pins)), stages, len(steps)),
         irc=irc_version(),
     )
     return with_files(make_parts(facts, text, tuple(parts)), files)

@@ -19,10 +19,11 @@ from irc.dialects.text import load
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.schema import Plan
+from irc.plan.training import SPLIT
 from irc.search.facts import call_counts
 
 FUNCTION = "task"
-"""The only text that a function of a plan of several programs keeps."""
+"""The only text that a function of a plan of several programs may keep; else its first is SPLIT."""
 
 
 class Evidence:
@@ -62,13 +63,8 @@ class Evidence:
         Raises:
             IrcError: ``plan-corrupt``, where the folder has no such text.
         """
-        if name not in self.passes and list(self.passes) == [FUNCTION]:
-            raise IrcError(
-                "option-value",
-                "this is a function of a plan of several programs, and holds its kernels alone",
-                help="name the folder of the whole, which has parts.json",
-            )
         if name not in self.passes:
+            self._refuse_function()
             raise IrcError(
                 "plan-corrupt",
                 f"the plan has no IR text after '{name}'",
@@ -78,6 +74,19 @@ class Evidence:
         if name not in self._modules:
             self._modules[name] = load(self.passes[name], f"ir/{name}")
         return self._modules[name]
+
+    def _refuse_function(self) -> None:
+        """Refuse a function of a stage, of which nobody captured a program.
+
+        Raises:
+            IrcError: ``option-value``.
+        """
+        if next(iter(self.passes), "") in (FUNCTION, SPLIT):
+            raise IrcError(
+                "option-value",
+                "this is a function of a plan of several programs, and no program by itself",
+                help="name the folder of the whole, which has parts.json",
+            )
 
     @property
     def last(self) -> ModuleOp:
@@ -99,6 +108,7 @@ class Evidence:
     @cached_property
     def logical(self) -> ModuleOp:
         """The last program of whole tensors: placed, where the plan is for several ranks."""
+        self._refuse_function()
         names = list(self.passes)
         stop = next((n for n in ("lower-boxing", "fuse") if n in names[1:]), None)
         return self.after(names[names.index(stop) - 1] if stop else "capture")

@@ -52,6 +52,7 @@ class PartFacts:
         stages: of the schedule that run it: one for each copy of the model.
         ranks: that run it.
         layers: which have its parameters, as ``stages=`` names them.
+        fixed: by which names a user fixed what it computes; empty: the cut was chosen.
         num_parameters: of the whole part, and those bytes on a rank of it.
         parameter_bytes, state_bytes, accumulator_bytes: of a rank.
         arena_bytes: that its functions work in.
@@ -61,6 +62,7 @@ class PartFacts:
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
     layers: tuple[str, ...]
+    fixed: str
     num_parameters: int
     parameter_bytes: int
     state_bytes: int
@@ -139,6 +141,7 @@ def _part(plan: PartsPlan, number: int, idle: list[float]) -> PartFacts:
         stages,
         tuple(rank for place in dict.fromkeys(places) for rank in plan.ranks[place]),
         layers_of(b.name for b in parameters),
+        plan.facts.fixed[number],
         sum(plan_elements(plan, b.name, number) for b in parameters),
         by_role["parameter"],
         by_role["state"],
@@ -308,6 +311,9 @@ def explain_parts(plan: PartsPlan, *, as_json: bool = False) -> str:
         return json.dumps(asdict(facts), indent=1)
     lines = [*_head(facts), *pairs([("hash", facts.hash[:16])]), "", "stages, bytes of a rank"]
     lines += _stages(facts)
+    for part in facts.parts if any(each.fixed for each in facts.parts) else ():
+        how = f"fixed by {part.fixed}" if part.fixed else "chosen"
+        lines.append(f"  stage {ranks_text(part.stages)} was {how}")
     for name, parts in facts.shared.items():
         lines.append(f"  {name} is in stages {ranks_text(parts)}: its gradients are added up")
     lines += ["", "functions"]

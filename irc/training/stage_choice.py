@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
 
 from xdsl.dialects.builtin import ModuleOp
@@ -15,9 +14,10 @@ from xdsl.ir import Block, Operation, SSAValue
 from irc.dialects.builder import arguments, functions, results
 from irc.dialects.flow import FlowOp, loc_of
 from irc.dialects.types import ITEM_BYTES, TensorType
-from irc.errors import IrcError, did_you_mean
+from irc.errors import IrcError
 from irc.ops.rule import RuleError
 from irc.ops.work import VIEWS, bytes_moved, flops
+from irc.training.stage_names import named_by, unknown_name
 
 BACKWARD = 2.0
 """What backward takes relative to forward: two products for each one."""
@@ -108,9 +108,14 @@ class _Line:
     crossing: tuple[int, ...]
 
 
-def _line(func: FuncOp) -> _Line:
+def ops_in_line(func: FuncOp) -> list[Operation]:
+    """Return the ops that are in one stage each, in program order."""
     free = everywhere(func)
-    ops = [o for o in func.body.block.ops if not isinstance(o, ReturnOp) and o not in free]
+    return [o for o in func.body.block.ops if not isinstance(o, ReturnOp) and o not in free]
+
+
+def _line(func: FuncOp) -> _Line:
+    ops = ops_in_line(func)
     place = {op: i for i, op in enumerate(ops)}
     change = [0] * (len(ops) + 2)
     for op in ops:
@@ -122,15 +127,24 @@ def _line(func: FuncOp) -> _Line:
     return _Line(tuple(ops), tuple(accumulate(change[: len(ops) + 1])))
 
 
-def balanced(func: FuncOp, costs: Costs, count: int) -> dict[Operation, int]:
+def balanced(
+    func: FuncOp, costs: Costs, count: int, fixed: Mapping[Operation, int] | None = None
+) -> dict[Operation, int]:
     """Return the stage of each op that is cut: the slowest stage as fast as can be.
 
     O(count * n^2) in the ops between which something is computed.
 
+    Args:
+        func: the entry.
+        costs: of its ops.
+        count: of stages.
+        fixed: the stage of ops of which a user says it.
+
     Raises:
-        IrcError: ``pipeline-stages`` for more stages than there are ops with work.
+        IrcError: ``pipeline-stages`` for more stages than there are ops with work, and for
+            fixed ops that leave a stage without work.
     """
-    line = _line(func)
+    line, fixed = _line(func), fixed or {}
     times = [costs.seconds(op) for op in line.ops]
     working = sum(1 for seconds in times if seconds > 0)
     if count > max(working, 1):
@@ -148,11 +162,18 @@ def balanced(func: FuncOp, costs: Costs, count: int) -> dict[Operation, int]:
     def stage(a: int, b: int) -> float:
         return before[points[b]] - before[points[a]] + price[a] + price[b]
 
+    def foreign(k: int) -> list[int]:
+        """Count, before each point, what is pinned to another stage than k."""
+        others = [fixed.get(op, k) != k for op in line.ops]
+        so_far = [0, *accumulate(others)]
+        return [so_far[p] for p in points]
+
     last = len(points) - 1
     best = [(inf, inf)] * (last + 1)
     best[0] = (0.0, 0.0)
     origins: list[list[int]] = []
-    for _ in range(count):
+    for k in range(count):
+        others = foreign(k) if fixed else [0] * (last + 1)
         row = [(inf, inf)] * (last + 1)
         origin = [-1] * (last + 1)
         for b in range(1, last + 1):
@@ -160,13 +181,15 @@ def balanced(func: FuncOp, costs: Costs, count: int) -> dict[Operation, int]:
                 own = before[points[b]] - before[points[a]]
                 if own > row[b][0]:
                     break
-                if own <= 0 or best[a][0] == inf:
+                if own <= 0 or best[a][0] == inf or others[a] != others[b]:
                     continue
                 found = (max(best[a][0], stage(a, b)), best[a][1] + price[a])
                 if found < row[b]:
                     row[b], origin[b] = found, a
         best = row
         origins.append(origin)
+    if best[last][0] == inf:
+        raise _too_tight(line.ops, fixed, times, count)
     bounds, at = [n], last
     for origin in reversed(origins):
         at = origin[at]
@@ -177,6 +200,35 @@ def balanced(func: FuncOp, costs: Costs, count: int) -> dict[Operation, int]:
 
 def _stage_at(position: int, bounds: Sequence[int]) -> int:
     return max(k for k in range(len(bounds) - 1) if bounds[k] <= position)
+
+
+def _too_tight(
+    ops: Sequence[Operation],
+    fixed: Mapping[Operation, int],
+    times: Sequence[float],
+    count: int,
+) -> IrcError:
+    """Return the error for constraints that leave some stage without work."""
+    ends = [(-1, -1), *((i, fixed[op]) for i, op in enumerate(ops) if op in fixed)]
+    ends.append((len(ops), count))
+    for (first, low), (last, high) in pairwise(ends):
+        room = sum(seconds > 0 for seconds in times[first + 1 : last])
+        between = range(low + 1, high)
+        if len(between) > room:
+            said = ", ".join(map(str, between))
+            return IrcError(
+                "pipeline-stages",
+                f"what is fixed leaves {room} ops and blocks for stage{'s' * (len(between) > 1)} "
+                f"{said}",
+                because="a stage computes at least one, in the order of the model",
+                help="name less, or fewer stages",
+            )
+    return IrcError(
+        "pipeline-stages",
+        "no cut keeps to what is fixed",
+        because="some stage would compute nothing",
+        help="name less, or fewer stages",
+    )
 
 
 def pinned(func: FuncOp, costs: Costs, text: str, count: int) -> dict[Operation, int]:
@@ -197,14 +249,9 @@ def pinned(func: FuncOp, costs: Costs, text: str, count: int) -> dict[Operation,
     owner: dict[str, int] = {}
     for stage, part in enumerate(stages):
         for word in filter(None, (w.strip() for w in part.split(","))):
-            chosen = [name for name in names if _is_in(name, word)]
+            chosen = named_by(word, names)
             if not chosen:
-                known = sorted({name.rpartition(".")[0] or name for name in names})
-                raise IrcError(
-                    "pipeline-stages",
-                    f"stage {stage} is to have '{word}', and no parameter has such a name",
-                    help=did_you_mean(word, known),
-                )
+                raise unknown_name(word, stage, names)
             owner.update(dict.fromkeys(chosen, stage))
     line = _line(func)
     named = {value: name for _, name, value in arguments(func)}
@@ -240,18 +287,3 @@ def _check_used(found: Mapping[Operation, int], count: int, stages: Sequence[str
                 because="an op goes to the latest stage of what it reads",
                 help="name the layers in the order in which the model runs them",
             )
-
-
-def _is_in(name: str, word: str) -> bool:
-    """Return whether a parameter is of a module, or of a range of modules ``l.0-l.3``."""
-    first, dash, last = word.partition("-")
-    if not dash:
-        return name == word or name.startswith(f"{word}.")
-    low, high = (
-        re.fullmatch(r"(.*?)(\d+)", first.strip()),
-        re.fullmatch(r"(.*?)(\d+)", last.strip()),
-    )
-    if low is None or high is None or low[1] != high[1]:
-        return name == word or name.startswith(f"{word}.")
-    here = re.match(re.escape(low[1]) + r"(\d+)(?:\.|$)", name)
-    return here is not None and int(low[2]) <= int(here[1]) <= int(high[2])

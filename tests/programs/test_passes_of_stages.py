@@ -101,7 +101,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, name: str, reads: str, fn: str, inste
         ),
         ("pipe=2", "map-tasks", r"\blr\b", "mul", r"^stage 0: function step, pass map-tasks: "),
         (
-            "pipe=2", "map-tasks", r"^(accumulated\.\S+ ?)+$", "mul", r"^stage 0: function norm, pass map-tasks: ",
+            "pipe=2", "map-tasks", r"^(accumulated\.\S+ ?)+$", "mul",
+            r"^stage 0: function norm, pass map-tasks: ",
         ),
         pytest.param(
             "pipe=2,data=2", "map-tasks", r"\bgradient\.", "mul",
