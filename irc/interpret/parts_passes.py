@@ -25,7 +25,7 @@ from irc.interpret.stages import run_flow, run_planned, run_stage
 from irc.interpret.states import moving
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
-from irc.plan.training import stage_file
+from irc.plan.training import SPLIT, stage_file
 from irc.runtime.code import load_program
 from irc.sharding.mesh import mesh_of
 from irc.training.accumulators import ACCUMULATED
@@ -50,7 +50,10 @@ class FunctionFault:
 
     def render(self) -> str:
         """Say where the fault is."""
-        return f"function {self.kind}, {self.fault.render()}"
+        said = self.fault.render()
+        # A stage is placed and split as a whole, and only the result of that is kept.
+        said = said.replace(f"pass {SPLIT}:", "a pass that places the stage (auto-shard to split):")
+        return f"function {self.kind}, {said}"
 
 
 def has_passes(plan: PartsPlan) -> bool:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations, pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from xdsl.dialects.func import FuncOp
 import irc
 from irc.cli import main
 from irc.constraints.pins import parse_constraints
-from irc.constraints.stages import parse_stages
+from irc.constraints.stages import fixed_ops, parse_stages
 from irc.dialects.builder import arguments, entry
 from irc.errors import IrcError
 from irc.pipeline import run_passes
@@ -22,6 +24,8 @@ from irc.plan.parts_files import load_parts
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.report.parts import explain_parts, gather_parts
+from irc.training.stage_choice import Costs, balanced
+from irc.training.stage_choice import _line as line_of
 from irc.training.stages import stages_of
 from tests.programs.models import MICRO_BATCHES, OPTIMIZER, model_and_batch, trained_eagerly
 from tests.programs.test_stages import captured
@@ -159,3 +163,46 @@ def test_explain_says_what_was_fixed_and_what_was_chosen(tmp_path: Path) -> None
     said = explain_parts(plan)
     assert "stage 0 was fixed by tok, blocks.0" in said
     assert "stage 2 was chosen" in said
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_the_cut_is_the_best_of_all_that_keep_to_it(gpt: Program, count: int) -> None:
+    """Against every cut there is, for random constraints on layers."""
+    module = gpt.module.clone()
+    run_passes(module, [builtin_pass("canonicalize")()])
+    func, costs = entry(module), Costs(module, "this-host")
+    line, rng = line_of(func), Random(count)
+    times = [costs.seconds(op) for op in line.ops]
+
+    def slowest(bounds: tuple[int, ...]) -> float:
+        price = [0.0 if b in (0, len(times)) else costs.transfer(line.crossing[b]) for b in bounds]
+        return max(
+            sum(times[a:b]) + price[k] + price[k + 1] for k, (a, b) in enumerate(pairwise(bounds))
+        )
+
+    for _ in range(12):
+        chosen = sorted(rng.sample(range(4), rng.randint(1, 2)))
+        stages = sorted(rng.choices(range(count), k=len(chosen)))
+        text = "; ".join(f"stage blocks.{i} = {k}" for i, k in zip(chosen, stages, strict=True))
+        fixed = fixed_ops(func, count, parse_stages(text))
+        legal = [
+            bounds
+            for inner in combinations(range(1, len(times)), count - 1)
+            if (bounds := (0, *inner, len(times)))
+            and all(sum(times[a:b]) > 0 for a, b in pairwise(bounds))
+            and all(
+                fixed.get(op, k) == k
+                for k, (a, b) in enumerate(pairwise(bounds))
+                for op in line.ops[a:b]
+            )
+        ]
+        if not legal:
+            with pytest.raises(IrcError, match=r"leaves|no cut keeps"):
+                balanced(func, costs, count, fixed)
+            continue
+        found = balanced(func, costs, count, fixed)
+        own = [found[op] for op in line.ops]
+        bounds = (*map(own.index, range(count)), len(own))
+        assert own == sorted(own)
+        assert bounds in legal, text
+        assert slowest(bounds) == pytest.approx(min(map(slowest, legal))), text
