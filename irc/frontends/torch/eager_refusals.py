@@ -26,7 +26,7 @@ ELEMENTWISE = frozenset(
     f"aten::{name}"
     for name in (
         "floor_divide", "rsub", "subtract", "multiply", "divide", "clip", "absolute", "negative",
-        "isclose", "l1_loss", "mse_loss", "huber_loss", "smooth_l1_loss",
+        "hardswish", "hardshrink", "isclose", "l1_loss", "mse_loss", "huber_loss", "smooth_l1_loss",
         "binary_cross_entropy", "binary_cross_entropy_with_logits",
     )
 )  # fmt: skip
