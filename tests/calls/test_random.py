@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -54,3 +55,25 @@ def test_numbers_repeat(kind: str, grad: bool, dynamic: bool | None) -> None:
     assert [*map(torch.equal, forked, drawn())] == [True, True]
     torch.set_rng_state(state)
     assert [*map(torch.equal, forked, drawn())] == [True, True]
+
+
+def test_a_seed_set_by_what_is_compiled_is_set_by_each_call() -> None:
+    def call(x: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return x + torch.rand(4)
+
+    before = torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = irc.compile(call)
+        results = [run(torch.zeros(4)) for _ in range(3)]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[1], results[2])
+    torch.set_rng_state(before)
+
+
+def test_a_capture_leaves_the_generator_as_it_was() -> None:
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    irc.capture(torch.nn.Dropout(0.5), (torch.ones(4),))
+    assert torch.equal(torch.get_rng_state(), before)

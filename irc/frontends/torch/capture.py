@@ -47,6 +47,7 @@ from irc.frontends.torch.open_sizes import (
 from irc.frontends.torch.outputs import Output, ResultLayout, sharing_of, with_given
 from irc.frontends.torch.overlapping_writes import name_of, overlapping_write
 from irc.frontends.torch.real_writes import RealWrites
+from irc.frontends.torch.seeds import Seeds
 from irc.frontends.torch.settings import settings_of
 from irc.frontends.torch.sizes import SizeNames, named_symbols
 from irc.frontends.torch.stride_reads import StrideReads, perhaps_written, writes_around
@@ -218,7 +219,13 @@ def capture(
         writes = RealWrites()
         watched = watch.over(module, hooks=hooks, changed=guards.changed)
         try:
-            with StrideReads() as reads, writes, WithoutIdleDropout(), RefusedWrites():
+            with (
+                StrideReads() as reads,
+                writes,
+                WithoutIdleDropout(),
+                RefusedWrites(),
+                Seeds() as seeds,
+            ):
                 exported = export(watched, args, kwargs, spec, look)
         finally:
             guards.restore()
@@ -285,7 +292,7 @@ def capture(
         parts_spec=parts[1],
         open=found,
         is_entangled=is_entangled,
-        effect=watch.effect,
+        effect=watch.effect or seeds.effect,
     )
 
 
