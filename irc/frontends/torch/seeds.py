@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Self
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -22,7 +23,7 @@ class Seeds:
     def __init__(self) -> None:
         self.effect = ""
 
-    def __enter__(self) -> Seeds:
+    def __enter__(self) -> Self:
         with _disable_current_modes():
             self._before = torch.default_generator.get_state()
             torch.default_generator.manual_seed(MARK)
