@@ -105,6 +105,12 @@ def plant(monkeypatch: pytest.MonkeyPatch, name: str, reads: str, fn: str, inste
             r"^stage 0: function norm, pass map-tasks: ",
         ),
         pytest.param(
+            "pipe=2,data=2", "auto-shard", r"\bx\b", "tanh",
+            r"micro-batch 0: 'cut0\.1', computed by F of stage 0 .*; function F, a pass that places"
+            r" the stage \(auto-shard to split\): flow\.pointwise \(id n\d+\) placed ",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "pipe=2,data=2", "map-tasks", r"\bgradient\.", "mul",
             r"micro-batch 0: .* of stage 0.*; function B, pass map-tasks: .* placed ",
             marks=pytest.mark.slow,
