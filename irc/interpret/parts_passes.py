@@ -113,14 +113,11 @@ class _Stage:
         texts = {n: loaded.texts[n].decode() for n in sorted(loaded.texts) if n.startswith(IR)}
         first = last = load_program(loaded, next(iter(texts.values())), next(iter(texts)))
         inputs = [self.held[name] for _, name, _ in arguments(entry(first))]
-        before = ""
         for name, text in texts.items():
-            if text != before:
-                last = load_program(loaded, text, name)
-                fault = self._fault(Path(name).stem.split("-", 1)[1], run_stage(last, inputs))
-                if fault is not None:
-                    return fault
-            before = text
+            last = load_program(loaded, text, name)
+            fault = self._fault(Path(name).stem.split("-", 1)[1], run_stage(last, inputs))
+            if fault is not None:
+                return fault
         if (fault := self._fault(MEMORY, run_planned(loaded, last, first, inputs))) is not None:
             return fault
         for name, value in _results(first, inputs):

@@ -107,7 +107,9 @@ def function_plan(
     texts: dict[str, str] = {}
 
     def keep(name: str, module: ModuleOp) -> None:
-        texts[f"{len(texts):02}-{name}.mlir"] = dump(module)
+        text = dump(module)
+        if text != next(reversed(texts.values()), ""):  # there are many functions
+            texts[f"{len(texts):02}-{name}.mlir"] = text
 
     if before and options.keep_ir:
         keep(before, module)
