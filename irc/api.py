@@ -16,6 +16,7 @@ from irc.choices import (
     dynamic_option,
     micro_batches_option,
     names_option,
+    programs_option,
     recipe_option,
 )
 from irc.constraints.pins import Pins, pins_option
@@ -187,8 +188,8 @@ def compile_step(
     passes: Sequence[str] = (),
     rules: Sequence[str] = (),
     frozen: str = "",
-    accumulate: int = 1,
     micro_batches: int | None = None,
+    accumulate: int | None = None,
     schedule: str | Path = "1f1b",
     stages: str = "",
     recompute: str = "none",
@@ -240,11 +241,12 @@ def compile_step(
         passes: names of plug-in passes to run.
         rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
         frozen: globs of further parameters that stay as they are.
-        accumulate: micro-batches that a batch is cut into along its first dim; gradients are added
-            up where they are and reduced once. The loss is the mean of theirs; what it divides by a
-            sum over targets (of tokens that are not ignored) is divided by that of the batch.
-        micro_batches: of a step in a schedule; by default as many as ``pipe`` has ranks. Without
-            ``pipe`` they run one after the other, as one program for each function of the step.
+        micro_batches: that a batch is cut into along its first dim; by default as many as ``pipe``
+            has ranks. Gradients are added up where they are and reduced once. The loss is the mean
+            of theirs; what it divides by a sum over targets (of tokens that are not ignored) is
+            divided by that of the batch. Without ``pipe`` they run one after the other: the plan
+            does not grow with their number, nor does the memory.
+        accumulate: another name of ``micro_batches``.
         schedule: its name, with the stages a rank has where it takes any (``1f1b``, ``zb-v``,
             ``interleaved:2``), or a file: torch's ``.csv``, or irc's notation.
         stages: where stages begin, by names of parameters, as in ``"tok, l.0-l.3; l.4-l.7,
@@ -263,8 +265,9 @@ def compile_step(
     from irc.calls.step import TrainingStep
 
     whole = parse_mesh(mesh)
-    count = micro_batches_option(whole, micro_batches, accumulate, f"{schedule}", stages)
-    recipe = recipe_option(model, loss, optimizer, frozen, count or accumulate, recompute)
+    asked = micro_batches_option(micro_batches, accumulate)
+    count = programs_option(whole, asked, f"{schedule}", stages)
+    recipe = recipe_option(model, loss, optimizer, frozen, count or 1, recompute)
     options = Options(
         mesh=whole,
         cluster=cluster,

@@ -114,7 +114,7 @@ def recipe_option(
     loss: object,
     optimizer: OptimizerOption | torch.optim.Optimizer,
     frozen: str,
-    accumulate: int,
+    micro_batches: int,
     recompute: str,
 ) -> Recipe:
     """Return how a model is to be trained.
@@ -139,38 +139,48 @@ def recipe_option(
         optimizer, still = options_of(optimizer, model)
         frozen = ",".join([*filter(None, [frozen]), *still])
     return recipe_of(
-        optimizer, loss=name, frozen=frozen, accumulate=accumulate, recompute=recompute
+        optimizer, loss=name, frozen=frozen, micro_batches=micro_batches, recompute=recompute
     )
 
 
-def micro_batches_option(
-    mesh: Mesh, micro_batches: int | None, accumulate: int, schedule: str, stages: str
-) -> int | None:
-    """Return the micro-batches of a step in a schedule; None for a step of one program.
+def micro_batches_option(micro_batches: int | None, accumulate: int | None) -> int | None:
+    """Return the micro-batches of a step that a user asks for, by either name.
 
     Raises:
-        IrcError: ``option-value`` where options of pipelines do not fit each other.
+        IrcError: ``option-value``.
     """
-    is_piped = PIPE in mesh.names
-    if micro_batches is None and not is_piped:
-        if stages or schedule != DEFAULT_SCHEDULE:
-            what = "stages" if stages else "schedule"
-            raise IrcError(
-                "option-value",
-                f"{what} is of a pipeline, and the mesh '{mesh}' has no axis '{PIPE}'",
-                help='choose a mesh such as mesh="pipe=2,data=2"',
-            )
-        return None
-    if accumulate != 1:
+    if micro_batches is not None and accumulate is not None:
         raise IrcError(
             "option-value",
-            f"accumulate={accumulate} beside a pipeline, whose micro-batches add gradients up",
-            help="say micro_batches instead",
+            f"micro_batches={micro_batches!r} and accumulate={accumulate!r} are two names of one "
+            "number",
+            help="leave out accumulate",
         )
-    count = mesh.size(PIPE) if micro_batches is None else micro_batches
-    if type(count) is not int or count < 1:
+    count = accumulate if micro_batches is None else micro_batches
+    if count is not None and (type(count) is not int or count < 1):
         raise IrcError("option-value", f"micro_batches={count!r}: a step has 1 or more")
     return count
+
+
+def programs_option(
+    mesh: Mesh, micro_batches: int | None, schedule: str, stages: str
+) -> int | None:
+    """Return the micro-batches of a step of several programs; None for a step of one.
+
+    Raises:
+        IrcError: ``option-value`` where a schedule is named and there is nothing to order.
+    """
+    if PIPE in mesh.names:
+        return mesh.size(PIPE) if micro_batches is None else micro_batches
+    is_ordered = bool(stages) or schedule != DEFAULT_SCHEDULE
+    if micro_batches is None and is_ordered:
+        what = "stages" if stages else "schedule"
+        raise IrcError(
+            "option-value",
+            f"{what} is of a pipeline, and the mesh '{mesh}' has no axis '{PIPE}'",
+            help='choose a mesh such as mesh="pipe=2,data=2"',
+        )
+    return None if micro_batches == 1 and not is_ordered else micro_batches
 
 
 def refuse_pipeline(mesh: Mesh, micro_batches: int | None, schedule: str, stages: str) -> None:

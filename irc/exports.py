@@ -13,6 +13,7 @@ from irc.choices import (
     dynamic_option,
     micro_batches_option,
     names_option,
+    programs_option,
     recipe_option,
     refuse_pipeline,
 )
@@ -51,8 +52,8 @@ def export_plan(
     optimizer: OptimizerOption | None = None,
     loss: str | Callable[..., Any] | None = None,
     frozen: str = "",
-    accumulate: int = 1,
     micro_batches: int | None = None,
+    accumulate: int | None = None,
     schedule: str | Path = DEFAULT_SCHEDULE,
     stages: str = "",
     recompute: str = "none",
@@ -86,8 +87,8 @@ def export_plan(
         loss: what is trained on, as :func:`compile_step` takes it; the last of ``args`` are its
             targets.
         frozen: globs of parameters that stay as they are.
-        accumulate: micro-batches of a step of one program.
-        micro_batches: of a step in a schedule, as :func:`compile_step` takes it.
+        micro_batches: of a step, as :func:`compile_step` takes it.
+        accumulate: another name of ``micro_batches``.
         schedule: its name or file.
         stages: where stages begin; by default the best cut.
         recompute: what the backward pass computes again.
@@ -118,9 +119,10 @@ def export_plan(
             "a plan of training has fixed sizes",
             help="leave out dynamic",
         )
+    micro_batches = micro_batches_option(micro_batches, accumulate)
     if optimizer is not None:
-        count = micro_batches_option(options.mesh, micro_batches, accumulate, f"{schedule}", stages)
-        recipe = recipe_option(module, loss, optimizer, frozen, count or accumulate, recompute)
+        count = programs_option(options.mesh, micro_batches, f"{schedule}", stages)
+        recipe = recipe_option(module, loss, optimizer, frozen, count or 1, recompute)
         check_target(Path(out), force=force)
         if count is not None:
             pipelining = f"{schedule}", stages
@@ -128,10 +130,10 @@ def export_plan(
                 module, args, kwargs, recipe, loss, options, pipelining, out, force=force
             )
         return _write_training(module, args, kwargs, recipe, loss, options, out, force=force)
-    if loss is not None or frozen or accumulate != 1 or recompute != "none":
+    if loss is not None or frozen or recompute != "none":
         raise IrcError(
             "option-value",
-            "loss, frozen, accumulate and recompute are of a plan of training",
+            "loss, frozen and recompute are of a plan of training",
             help='name an optimiser: optimizer="adamw", or --train adamw',
         )
     refuse_pipeline(options.mesh, micro_batches, f"{schedule}", stages)
@@ -203,7 +205,7 @@ def _write_parts(
     named, stages = pipelining
     mesh = options.mesh
     ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
-    schedule = schedule_for(named, ranks, recipe.accumulate)  # before the long work
+    schedule = schedule_for(named, ranks, recipe.micro_batches)  # before the long work
     check_device(module)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
     with torch.no_grad():

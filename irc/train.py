@@ -26,8 +26,6 @@ def training_program(
     frozen: str = "",
     optimizer: str | Mapping[str, object] | None = "adamw",
     loss: str = "",
-    accumulate: int = 1,
-    split: str = "*",
     recompute: str = "none",
     stream: bool = False,
 ) -> Program:
@@ -44,8 +42,6 @@ def training_program(
         optimizer: a kind (``adamw``, ``adam``, ``sgd``, ``momentum``), or ``{"kind": .., ..}`` with
             options of pass ``add-optimizer``; None for gradients alone.
         loss: name of the result to train on; not needed where only one is a real scalar.
-        accumulate: micro-batches of a step; the program is of one, and becomes that of all.
-        split: globs of the inputs that have a part for each micro-batch; others serve them all.
         recompute: what the backward pass computes again instead of having it saved: ``none``,
             ``cheap``, ``selective``, ``full``, or globs (pass ``recompute``).
         stream: compute losses of linear layers by blocks of rows (pass ``stream-cross-entropy``).
@@ -63,8 +59,6 @@ def training_program(
         frozen=frozen,
         optimizer=optimizer,
         loss=loss,
-        accumulate=accumulate,
-        split=split,
         recompute=recompute,
         stream=stream,
     )
@@ -87,8 +81,6 @@ def add_training(
     frozen: str = "",
     optimizer: str | Mapping[str, object] | None = "adamw",
     loss: str = "",
-    accumulate: int = 1,
-    split: str = "*",
     recompute: str = "none",
     stream: bool = False,
 ) -> None:
@@ -110,9 +102,6 @@ def add_training(
     passes.append(builtin_pass("differentiate")(**options))
     again: dict[str, object] = {"policy": recompute}
     passes.append(builtin_pass("recompute")(**again))
-    cut: dict[str, object] = {"count": accumulate, "split": split}
-    if accumulate > 1:
-        passes.append(builtin_pass("accumulate-gradients")(**cut))
     if optimizer is not None:
         given = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
         passes.append(builtin_pass("add-optimizer")(**given))

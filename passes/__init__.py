@@ -7,7 +7,6 @@ pass imports one module.
 from collections.abc import Mapping
 
 BUILTIN: Mapping[str, str] = {
-    "accumulate-gradients": "irc.passes.accumulate_gradients:AccumulateGradientsPass",
     "add-optimizer": "irc.passes.add_optimizer:AddOptimizerPass",
     "auto-shard": "irc.passes.auto_shard:AutoShardPass",
     "lower-externs": "irc.passes.lower_externs:LowerExternsPass",

@@ -101,7 +101,7 @@ class PipelinedStep(TrainingStep):
         self.pipelining = pipelining
         mesh = options.mesh
         ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
-        self.schedule: Schedule = schedule_for(pipelining.schedule, ranks, recipe.accumulate)
+        self.schedule: Schedule = schedule_for(pipelining.schedule, ranks, recipe.micro_batches)
 
     @property
     def plan(self) -> Any:

@@ -56,7 +56,7 @@ class TrainingStep:
 
     Args:
         module: what is trained.
-        recipe: loss, optimiser, frozen parameters, micro-batches.
+        recipe: loss, optimiser, frozen parameters.
         options: of the pipeline.
         loss: a function of the module's output, where the module itself gives none.
         seed: of random numbers (dropout); each call counts it up.

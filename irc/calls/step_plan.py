@@ -42,8 +42,8 @@ def captured_step(
         IrcError: ``input-mismatch`` where the batch cannot be cut; what capture raises.
     """
     leaves, spec = pytree.tree_flatten((positional(args), dict(kwargs)))
-    cut = _cut(leaves, recipe.accumulate)
-    small = [leaf[: len(leaf) // recipe.accumulate] if i in cut else leaf
+    cut = _cut(leaves, recipe.micro_batches)
+    small = [leaf[: len(leaf) // recipe.micro_batches] if i in cut else leaf
              for i, leaf in enumerate(leaves)]  # fmt: skip
     micro_args, micro_kwargs = pytree.tree_unflatten(small, spec)
     face = module if loss is None else with_loss(module, loss, micro_args, micro_kwargs)
@@ -83,11 +83,11 @@ def training_plan(
     *,
     keep_ir: bool = False,
 ) -> LoadedPlan:
-    """Plan a step, from the program of the forward pass of one micro-batch, which is changed.
+    """Plan a step of one program, from that of its forward pass, which is changed.
 
     Args:
         program: as captured.
-        recipe: with the inputs that are cut.
+        recipe: how the module is trained.
         options: of the pipeline.
         module: says which parameters require a gradient.
         keep_ir: keep the text after every pass, and the model, which ``irc run`` trains eagerly.
@@ -99,8 +99,6 @@ def training_plan(
         frozen=recipe.frozen,
         optimizer=recipe.optimizer,
         loss=recipe.loss,
-        accumulate=recipe.accumulate,
-        split=",".join(recipe.split),
         recompute=recipe.recompute,
         stream=True,
     )

@@ -98,13 +98,11 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         "--frozen", metavar="GLOBS", default="", help="parameters that stay as they are"
     )
     parser.add_argument(
-        "--accumulate", metavar="N", type=int, default=1, help="micro-batches of a step"
-    )
-    parser.add_argument(
         "--micro-batches",
+        "--accumulate",
         metavar="N",
         type=int,
-        help="micro-batches of a step whose stages a schedule runs (default: the ranks along pipe)",
+        help="micro-batches of a step (default: one, or the ranks along pipe)",
     )
     parser.add_argument(
         "--schedule",
@@ -176,7 +174,6 @@ def _compile_file(args: argparse.Namespace) -> str:
         for name in ("train", "lr", "loss", "frozen", "stored_bytes", "schedule", "stages")
     }
     given["micro_batches"] = args.micro_batches is not None
-    given["accumulate"] = args.accumulate != 1
     given["recompute"] = args.recompute != "none"
     for option, value in given.items():
         if value:
@@ -237,7 +234,6 @@ def _compile_module(args: argparse.Namespace) -> str:
         optimizer=optimizer,
         loss=None if args.loss is None else named_loss(args.loss),
         frozen=args.frozen,
-        accumulate=args.accumulate,
         micro_batches=args.micro_batches,
         schedule=args.schedule or DEFAULT_SCHEDULE,
         stages=args.stages or "",

@@ -24,6 +24,7 @@ from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean
 from irc.sharding.signatures import NdSignature
+from irc.training.accumulators import ACCUMULATED
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,9 @@ def _frozen(found: Mapping[str, list[Statement]]) -> dict[str, tuple[Statement, 
 def _named_arguments(statement: Statement, values: Mapping[str, SSAValue]) -> list[str]:
     placeable = [name for name, value in values.items() if isinstance(value.type, TensorType)]
     found = [name for name in placeable if statement.matches(name)]
+    if not statement.glob.startswith(ACCUMULATED):
+        # "*.weight" is about weights: where their sums of gradients lie is the search's to say.
+        found = [name for name in found if not name.startswith(ACCUMULATED)]
     if not found:
         raise IrcError(
             "input-mismatch",

@@ -84,8 +84,8 @@ def stage_step(
     drop_unread(func)
     _erase_unread(func, GRADIENT)
     _name_boundaries(func, set(taken), loss)
-    batch = take_batch_sums(module, recipe.split, recipe.accumulate)
-    accumulate(module)
+    batch = take_batch_sums(module, recipe.split, recipe.micro_batches)
+    accumulate(module, recipe.micro_batches)
     func = entry(module)
     kept = [r for r in _returned(func) if r[0] != "gradient" or r[1] not in elsewhere]
     set_results(func, [v for *_, v in kept], [argument_attrs(role, name) for role, name, _ in kept])

@@ -8,10 +8,11 @@ Under ``TRITON_INTERPRET=1`` the device is the host and kernels run in Triton's 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +22,8 @@ from irc.runtime.addresses import check_elements
 from irc.runtime.executor import Executor, Lease
 from irc.runtime.local_weights import WeightCopy, version_of
 from irc.runtime.prepared import Store
+
+Result = TypeVar("Result")
 
 
 class DeviceExecutor(Executor):
@@ -79,17 +82,30 @@ class DeviceExecutor(Executor):
     def run(
         self, given: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, ...]:
+        return self._here(partial(super().run, given, into))
+
+    def bound(
+        self, given: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor]
+    ) -> Callable[..., None]:
+        run = super().bound(given, into)
+        return lambda *more: self._here(partial(run, *more))
+
+    def refresh(self) -> None:
+        self._here(super().refresh)
+
+    def _here(self, run: Callable[[], Result]) -> Result:
+        """Run on the device, with the weights that lie elsewhere as they are there."""
         for each in self._moved:
             now = version_of(each.weight)
             if now is None or now != each.version:
                 each.copy.copy_(each.weight)
                 each.version = now
         if self.device.type == "cpu":
-            found = super().run(given, into)
+            found = run()
         else:
             with torch.cuda.device(self.device), self.scope():
                 self._follow(torch.cuda.current_stream())
-                found = super().run(given, into)
+                found = run()
         for each in self._written:
             each.weight.copy_(each.copy)
             each.version = version_of(each.weight)

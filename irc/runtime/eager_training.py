@@ -87,9 +87,7 @@ class _Model:
 
     def __init__(self, module: ModuleOp, recipe: Recipe, dtype: torch.dtype | None) -> None:
         self.module, self.recipe, self._dtype = module, recipe, dtype
-        self._sums: Mapping[str, ModuleOp] = {}
-        if recipe.accumulate > 1:
-            self._sums = take_batch_sums(module, recipe.split, recipe.accumulate)
+        self._sums = take_batch_sums(module, recipe.split, recipe.micro_batches)
         func = entry(module)
         self.results = results(func)
         self.loss = loss_index(func, recipe.loss)
@@ -100,7 +98,7 @@ class _Model:
 
     def micro_batches(self, held: Tensors, batch: Tensors) -> list[Tensors]:
         """Return the inputs of each micro-batch, with its shares of sums over the batch."""
-        count = self.recipe.accumulate
+        count = self.recipe.micro_batches
         each = [
             {n: t.chunk(count)[i] if n in self.recipe.split else t for n, t in batch.items()}
             for i in range(count)
@@ -131,12 +129,12 @@ def _step(
     losses: list[torch.Tensor] = []
     for number, inputs in enumerate(model.micro_batches(held, batch)):
         given = {**held, **inputs}
-        if "seed" in held and recipe.accumulate > 1:
-            given["seed"] = held["seed"] * recipe.accumulate + number
+        if "seed" in held and recipe.micro_batches > 1:
+            given["seed"] = held["seed"] * recipe.micro_batches + number
         with torch.enable_grad():
             values = model.run(given)
             loss = values[model.loss]
-            (loss / recipe.accumulate).backward()  # type: ignore[no-untyped-call]  # torch's
+            (loss / recipe.micro_batches).backward()  # type: ignore[no-untyped-call]  # torch's
         losses.append(loss.detach())
         for (role, name), value in zip(model.results, values, strict=True):
             if role == "state" and name in held:

@@ -6,6 +6,7 @@ closure per action. A call binds the inputs, allocates the outputs, and runs the
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,7 +25,7 @@ from irc.runtime.addresses import address_of, no_memory
 from irc.runtime.arguments import Input, Outputs
 from irc.runtime.code import runnable
 from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
-from irc.runtime.frame import Frame, new_frame
+from irc.runtime.frame import WORD, Frame, new_frame, table_with
 from irc.runtime.index_bounds import bounded
 from irc.runtime.into import writer
 from irc.runtime.local_weights import LocalWeights, WeightCopy
@@ -119,7 +120,9 @@ class Executor:
         self._outputs = Outputs(plan)
         self._seeds = [self._weights[i] for i in plan.weights if plan.buffers[i].role == "seed"]
         updated = [self._weights[index] for index in plan.updated()]
-        self._updated = [weight for weight in updated if not weight.is_inference()]
+        # Of sums of gradients nothing is made elsewhere.
+        told = [i for i in plan.updated() if plan.buffers[i].role != "accumulator"]
+        self._updated = [w for i in told if not (w := self._weights[i]).is_inference()]
         self._updated_memory = {weight.untyped_storage().data_ptr() for weight in updated}
         self.leases: deque[Lease] = deque()
         # Ranks must start collectives in one order, so calls of several threads take turns.
@@ -166,20 +169,10 @@ class Executor:
             given: held until the end: kernels know only the addresses.
             into: memory of the outputs, in the shapes of :attr:`made`; by default new memory.
         """
-        try:
-            lease = self.leases.pop()
-        except IndexError:
-            lease = self.new_lease()
-        frame = lease.frame
-        if self._copies is not None:
-            self._copies.refresh()
-        if self._prepared is not None and self._prepared.is_stale():
-            self._prepared.make(partial(self._prepare, frame))
-            if self._owns:
-                self.release(self.unread(), lease)
+        lease = self._take()
         if self._updated_memory:
             given = [self._apart(tensor) for tensor in given]
-        table = frame.table
+        table = lease.frame.table
         for spec, tensor in zip(self._inputs, given, strict=True):
             table[spec.base] = address_of(tensor, spec.title)
         fresh: list[torch.Tensor] = []
@@ -187,6 +180,67 @@ class Executor:
             made = torch.empty(shape, dtype=dtype) if into is None else into[place]
             fresh.append(made)
             table[base] = made.data_ptr()
+        self._finish(lease, given, fresh)
+        return self._outputs.show(fresh)
+
+    def bound(
+        self, given: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor]
+    ) -> Callable[..., None]:
+        """Return :meth:`run` on memory that stays where it is, of which no state is a part.
+
+        What is returned takes the inputs that are not known yet, in order, and looks neither at
+        others nor at whether weights have changed since :meth:`refresh`.
+
+        Args:
+            given: inputs; None for each that a call is given.
+            into: memory of the outputs.
+        """
+        known = zip(self._inputs, given, strict=True)
+        fixed = {s.base: address_of(t, s.title) for s, t in known if t is not None}
+        outputs = zip(self._outputs.fresh, into, strict=True)
+        fixed |= {o[0]: tensor.data_ptr() for o, tensor in outputs}
+        image: list[Any] = []  # of the table, but for the arena, which is the lease's own
+        open_places = [place for place, tensor in enumerate(given) if tensor is None]
+        open_specs = [self._inputs[place] for place in open_places]
+        every: list[Any] = list(given)
+
+        def run(*more: torch.Tensor) -> None:
+            lease = self.leases.pop() if self.leases else self.new_lease()
+            if self._updated_memory:
+                more = tuple(self._apart(tensor) for tensor in more)
+            table = lease.frame.table
+            if not image:
+                image.append(table_with(table, fixed))
+            ctypes.memmove(lease.frame.address + WORD, *image[0])
+            for place, spec, tensor in zip(open_places, open_specs, more, strict=True):
+                table[spec.base] = address_of(tensor, spec.title)
+                every[place] = tensor
+            self._finish(lease, every, into)
+
+        return run
+
+    def refresh(self) -> None:
+        """Take weights as they are now, for calls that do not look (:meth:`bound`)."""
+        self.leases.append(self._take())
+
+    def _take(self) -> Lease:
+        """Return memory of a call, with weights as they are now."""
+        try:
+            lease = self.leases.pop()
+        except IndexError:
+            lease = self.new_lease()
+        if self._copies is not None:
+            self._copies.refresh()
+        if self._prepared is not None and self._prepared.is_stale():
+            self._prepared.make(partial(self._prepare, lease.frame))
+            if self._owns:
+                self.release(self.unread(), lease)
+        return lease
+
+    def _finish(
+        self, lease: Lease, given: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
+    ) -> None:
+        """Run the actions, the addresses of arguments and results being in the table."""
         if self._only_kernels:
             for step in lease.steps:
                 step()
@@ -202,7 +256,6 @@ class Executor:
             torch.autograd.graph.increment_version(self._updated)
         # Only after success: what failed may still be written to by a collective in flight.
         self.leases.append(lease)
-        return self._outputs.show(fresh)
 
     def _steps(
         self, lease: Lease, given: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]

@@ -18,6 +18,9 @@ from irc.plan.schema import ALIGNMENT, Buffer, Kernels, Plan, touched
 from irc.runtime.dtypes import dtypes
 from irc.runtime.pages import zero_bytes, zero_tensors
 
+WORD = 8
+"""Bytes of a base."""
+
 View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides, and how many elements it begins after its owner."""
 
@@ -85,6 +88,17 @@ def new_arena(num_bytes: int) -> torch.Tensor:
     """Allocate an arena whose first byte is aligned."""
     raw = zero_bytes(num_bytes + ALIGNMENT)
     return raw[-raw.data_ptr() % ALIGNMENT :][:num_bytes]
+
+
+def table_with(
+    table: ctypes.Array[ctypes.c_int64], addresses: Mapping[int, int]
+) -> tuple[ctypes.Array[ctypes.c_int64], int]:
+    """Return all bases but the arena as they are in a table, some replaced, and their bytes."""
+    size = len(table) - 1
+    words = (ctypes.c_int64 * size)(*table[1:])
+    for base, address in addresses.items():
+        words[base - 1] = address
+    return words, WORD * size
 
 
 def new_prepared(plan: Plan) -> dict[int, torch.Tensor]:

@@ -8,7 +8,7 @@ decided at run time: the tape of a rank (:mod:`irc.schedule.tapes`) says what co
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +20,7 @@ from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.frame import new_arena
+from irc.runtime.micro_batches import SEED, BatchSums, MicroBatches, keys_of
 from irc.runtime.parts import Parts
 from irc.runtime.peers import Peers, TorchPeers, shared_sums
 from irc.runtime.prepared import Store
@@ -27,11 +28,13 @@ from irc.runtime.torch_optimizer import STEP
 from irc.runtime.watch import naming_lost_ranks
 from irc.schedule.tapes import Event, Place
 from irc.training.accumulators import ACCUMULATED
-from irc.training.batch_sums import SHARE, SHARES, SUMS
+from irc.training.batch_sums import SHARES, SUMS
 
 Run: TypeAlias = Callable[[], object]
 
-LR, SEED, NORM = "lr", "seed", "norm"
+LR, NORM = "lr", "norm"
+READERS = (*MICRO_BATCH_KINDS, SUMS, SHARES)
+"""The functions that read inputs of the step."""
 
 
 class PipelineExecutor:
@@ -69,13 +72,20 @@ class PipelineExecutor:
         self._registers = self._allocate()
         self._shared = shared_sums(plan, parts.local)
         self._clips = any(NORM in part for part in plan.parts)
-        self._inputs: dict[tuple[int, int, str], torch.Tensor] = {}
         count = plan.num_micro_batches
+        readers = [e for (_, kind), e in self._functions.items() if kind in READERS]
+        self._inputs = MicroBatches(readers, plan.facts.cut, count)
+        sums = {part: self._batch_sums(part) for part in dict.fromkeys(self._stages.values())}
+        self._batch = {part: own for part, own in sums.items() if own is not None}
         self._losses = torch.zeros(count, dtype=self._loss_dtype())
         self._rate = torch.zeros((), dtype=torch.float64)
         self._norm = torch.zeros((), dtype=self._norm_dtype())
-        self._seeds = [torch.zeros((), dtype=torch.int64) for _ in range(count)]
+        self._numbers = torch.arange(count)
+        self._seeds = torch.zeros(count, dtype=torch.int64)
         self._steps = [self._step(event) for event in self._tape.events]
+        self._early = [e for (_, kind), e in self._functions.items() if kind in READERS]
+        self._late = [e for (_, kind), e in self._functions.items() if kind not in READERS]
+        self._norms, self._updates = self._norm_runs(), self._update_runs()
         self._sums = [t for name, t in parts.local.items() if name.startswith(ACCUMULATED)]
 
     @property
@@ -107,15 +117,16 @@ class PipelineExecutor:
                 f"the plan takes {len(plan.facts.inputs) - 1} inputs, not {len(inputs)}",
             )
         self._rate.fill_(lr)
-        count = plan.num_micro_batches
-        for number, value in enumerate(self._seeds):
-            value.fill_(seed * count + number)
+        torch.add(self._numbers, seed * plan.num_micro_batches, out=self._seeds)
         named = dict(zip(plan.facts.inputs, inputs, strict=False))
-        self._cut(named)
+        self._inputs.take(named)
         with torch.no_grad(), naming_lost_ranks():
-            self._share_sums(named)
-            for total in self._sums:
-                total.zero_()
+            for sums in self._batch.values():
+                sums.run()
+            if self._sums:
+                torch._foreach_zero_(self._sums)
+            for executor in self._early:
+                executor.refresh()
             for step in self._steps:
                 step()
             self._share_gradients()
@@ -139,63 +150,12 @@ class PipelineExecutor:
         norms = [_dtype(part[NORM], NORM) for part in self.plan.parts if NORM in part]
         return norms[0] if norms else torch.float32
 
-    def _cut(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Take this rank's part of each micro-batch of the inputs.
-
-        Raises:
-            IrcError: ``input-mismatch``.
-        """
-        for (part, kind), executor in self._functions.items():
-            if kind not in MICRO_BATCH_KINDS:
-                continue
-            for name in self._batch_inputs(executor):
-                for number in range(self.plan.num_micro_batches):
-                    own = self._micro_batch(inputs[name], name, number)
-                    self._inputs[part, number, name] = executor.part_of(name, own)
-
-    def _batch_inputs(self, executor: Executor) -> list[str]:
-        buffers = [executor.plan.buffers[i] for i in executor.plan.inputs]
-        return [
-            b.name
-            for b in buffers
-            if b.role == "input" and b.name != SEED and not b.name.startswith(SHARE)
-        ]
-
-    def _share_sums(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Give each micro-batch its share of what losses divide by, of the whole batch."""
+    def _batch_sums(self, part: int) -> BatchSums | None:
+        """Return what gives the micro-batches of a part their shares of sums over the batch."""
+        if (sums := self._functions.get((part, SUMS))) is None:
+            return None
         count = self.plan.num_micro_batches
-        for part in dict.fromkeys(self._stages.values()):
-            if (sums := self._functions.get((part, SUMS))) is None:
-                continue
-            names = [sums.plan.buffers[i].name for i in sums.plan.inputs]
-            each = [
-                sums(*(self._micro_batch(inputs[name], name, number) for name in names))
-                for number in range(count)
-            ]
-            totals = {
-                f"sum.{i}": sum(own[1:], own[0].clone())
-                for i, own in enumerate(zip(*each, strict=True))
-            }
-            shares = self._functions[part, SHARES]
-            held = {**inputs, **totals}
-            names = [shares.plan.buffers[i].name for i in shares.plan.inputs]
-            for i, share in enumerate(shares(*(held[name] for name in names))):
-                for number in range(count):
-                    self._inputs[part, number, f"{SHARE}{i}"] = share
-
-    def _micro_batch(self, whole: torch.Tensor, name: str, number: int) -> torch.Tensor:
-        if name not in self.plan.facts.cut:
-            return whole
-        count = self.plan.num_micro_batches
-        if not whole.ndim or len(whole) % count:
-            raise IrcError(
-                "input-mismatch",
-                f"input '{name}' is {list(whole.shape)}, which {count} micro-batches do not share "
-                "equally along the first dim",
-                help=f"give a multiple of {count} samples",
-            )
-        size = len(whole) // count
-        return whole[number * size : (number + 1) * size]
+        return BatchSums(sums, self._functions[part, SHARES], self._inputs, count)
 
     def _step(self, event: Event) -> Run:
         """Return what does one event of the tape."""
@@ -206,18 +166,17 @@ class PipelineExecutor:
         executor = self._functions[part, event.action.kind]
         held = {name: self._registers[place] for name, place in event.reads.items()}
         held[SEED] = self._seeds[number]
+        held |= self._batch[part].shares if part in self._batch else {}
         names = [executor.plan.buffers[i].name for i in executor.plan.inputs]
         given: list[Any] = [held.get(name) for name in names]
-        fresh = [(i, (part, number, n)) for i, n in enumerate(names) if n not in held]
+        fresh = [key for key in keys_of(executor) if key[0] not in held]
         makes = {name: self._registers[place] for name, place in event.makes.items()}
         if event.action.kind == "F" and part == len(self.plan.parts) - 1:
             makes[self.plan.facts.loss] = self._losses[number]
-        into, inputs, run = executor.into(makes), self._inputs, executor.run
+        run, read = executor.bound(given, executor.into(makes)), self._inputs.part
 
         def call() -> None:
-            for i, key in fresh:
-                given[i] = inputs[key]
-            run(given, into)
+            run(*[read(key, number) for key in fresh])
 
         return call
 
@@ -226,31 +185,49 @@ class PipelineExecutor:
         for name, places in self._shared:
             self._peers.add(self._held.local[name], places)
 
-    def _update(self) -> None:
-        parts = dict.fromkeys(self._stages.values())
-        # Of two copies of a part, the first counts.
-        counted = [part for part in parts if self.plan.place_of(part) == self.place]
-        norms = [self._functions[p, NORM] for p in counted if (p, NORM) in self._functions]
-        if self._clips:
-            total = torch.zeros_like(self._norm)
-            for executor in norms:
-                total += executor.run(())[0]  # pyright: ignore[reportGeneralTypeIssues]
-            self._peers.add(total, tuple(range(len(self.plan.ranks))))
-            self._norm.copy_(total)
+    def _norm_runs(self) -> list[Run]:
+        """Return what computes the squares of those gradients that count here."""
+        found: list[Executor] = []
+        for part in dict.fromkeys(self._stages.values()):
+            # Of two copies of a part, the first counts.
+            is_first = self.plan.place_of(part) == self.place
+            if is_first and (executor := self._functions.get((part, NORM))) is not None:
+                found.append(executor)
+        self._squares = self._norm.new_zeros(len(found))
+        return [
+            e.bound((), e.into({NORM: own})) for e, own in zip(found, self._squares, strict=True)
+        ]
+
+    def _update_runs(self) -> list[Run]:
+        """Return what moves the parameters of each part."""
         held = {LR: self._rate, NORM: self._norm}
-        count = self._held.local.get(STEP)
+        steps = [
+            executor
+            for part in dict.fromkeys(self._stages.values())
+            if (executor := self._functions.get((part, "step"))) is not None
+        ]
+        names = [[e.plan.buffers[i].name for i in e.plan.inputs] for e in steps]
+        return [e.bound([held[n] for n in own], ()) for e, own in zip(steps, names, strict=True)]
+
+    def _update(self) -> None:
+        for executor in self._late:
+            executor.refresh()
+        if self._clips:
+            for run in self._norms:
+                run()
+            torch.sum(self._squares, 0, out=self._norm)
+            self._peers.add(self._norm, tuple(range(len(self.plan.ranks))))
+        count = self._held.local.get(STEP) if len(self._updates) > 1 else None
         before = None if count is None else count.clone()
-        for part in parts:
-            if (executor := self._functions.get((part, "step"))) is not None:
-                # The parts of a rank count one step together.
-                if count is not None and before is not None:
-                    count.copy_(before)
-                names = [executor.plan.buffers[i].name for i in executor.plan.inputs]
-                executor.run([held[name] for name in names])
+        for run in self._updates:
+            # The parts of a rank count one step together.
+            if count is not None and before is not None:
+                count.copy_(before)
+            run()
 
     def _loss(self) -> torch.Tensor:
         """Return the loss on every rank; those that do not compute it receive it."""
-        return self._peers.loss(self._losses.sum() / len(self._losses))
+        return self._peers.loss(self._losses.mean())
 
 
 def _dtype(loaded: LoadedPlan, output: str) -> torch.dtype:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TypeAlias
 from uuid import uuid4
 
@@ -18,7 +19,8 @@ from irc.plan.schema import Kernels, Library, Plan
 from irc.runtime.frame import new_prepared
 from irc.runtime.local_weights import WeightCopy
 
-Versions: TypeAlias = tuple[int, ...]
+Versions: TypeAlias = int | tuple[int, ...]
+"""How often the weights that a tensor is made of were written to: of one, or of each."""
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Prepared:
         with self._store.lock:
             made = {i: self._store.made.setdefault(keys[i], Made(t)) for i, t in fresh.items()}
         self._made = [
-            (each, [p for p, weight in enumerate(order) if weight in read[index]])
+            (each, _chosen([p for p, weight in enumerate(order) if weight in read[index]]))
             for index, each in made.items()
         ]
         self.by_buffer = {index: each.tensor for index, each in made.items()}
@@ -122,15 +124,16 @@ class Prepared:
             )
         with self._store.lock:
             now = [source._version for source in self._sources] if self._tracked else None
-            wanted = [
-                None if now is None else tuple(now[p] for p in places) for _, places in self._made
-            ]
-            pairs = list(zip(self._made, wanted, strict=True))
-            if now is None or any(each.versions != version for (each, _), version in pairs):
+            if now is None or any(each.versions != of(now) for each, of in self._made):
                 run()
-                for (each, _), version in pairs:
-                    each.versions = version
+                for each, of in self._made:
+                    each.versions = None if now is None else of(now)
             self._seen = now
+
+
+def _chosen(places: Sequence[int]) -> Callable[[Sequence[int]], Versions]:
+    """Return what picks some of all versions."""
+    return itemgetter(*places) if places else lambda _: ()
 
 
 def _origins(

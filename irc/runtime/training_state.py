@@ -106,7 +106,7 @@ class TrainingState:
     def next_seed(self) -> int:
         """Return the seed of this step, and count it up for the next."""
         seed = int(self._pending[SEED])
-        self._pending[SEED] = torch.tensor(seed + 1, dtype=torch.int64)
+        self._pending[SEED].add_(1)
         return seed
 
     def state_dict(self, *, everywhere: bool) -> dict[str, Any]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation, SSAValue, Use
 
 from irc.dialects.builder import arguments, entry, functions
-from irc.dialects.flow import FlowOp
+from irc.dialects.flow import FlowOp, phase_of
 from irc.dialects.types import TensorType
 from irc.errors import InternalError
 from irc.search.candidates import candidates
 from irc.search.options import Key, op_key
+from irc.training.accumulators import MICRO_BATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,9 @@ class Facts:
 
     Attributes:
         functions: by name, callees before callers.
-        counts: how often each runs when the entry runs once.
+        repeats: micro-batches of a step, which the entry is of one of.
+        counts: how often each function runs in a step.
+        once: ops of the entry that run once a step, after all micro-batches.
         loaded: entry arguments that ranks load.
         traffic: what ops move that are fused with others.
         often: of calls that run another number of times than the function that they stand in.
@@ -42,7 +45,10 @@ class Facts:
         known = functions(module)
         self.module = module
         self.functions = {name: known[name] for name in _callees_first(known)}
-        self.counts = call_counts(known)
+        self.repeats = micro_batches_of(module)
+        self.counts = call_counts(known, self.repeats)
+        ops = entry(module).body.block.ops
+        self.once = {op for op in ops if self.repeats > 1 and phase_of(op) == "step"}
         self.place = {op: i for func in known.values() for i, op in enumerate(func.body.block.ops)}
         self.loaded = {value for role, _, value in arguments(entry(module)) if role in LOADED}
         self.traffic = {op: t for func in known.values() for op, t in candidates(func)}
@@ -75,15 +81,27 @@ class Facts:
         return self._uses[value]
 
 
-def call_counts(known: Mapping[str, FuncOp]) -> dict[str, int]:
-    """Return how often each function runs when the entry runs once."""
+def call_counts(known: Mapping[str, FuncOp], repeats: int = 1) -> dict[str, int]:
+    """Return how often each function runs in a step.
+
+    Args:
+        known: the functions of a module.
+        repeats: how often the entry runs, but for what it does in phase ``step``.
+    """
     counts = dict.fromkeys(known, 0)
-    counts["forward"] = 1
+    counts["forward"] = repeats
     for name in reversed(_callees_first(known)):
         for op in known[name].body.block.ops:
             if isinstance(op, CallOp):
-                counts[op.callee.string_value()] += counts[name]
+                is_once = name == "forward" and phase_of(op) == "step"
+                counts[op.callee.string_value()] += 1 if is_once else counts[name]
     return counts
+
+
+def micro_batches_of(module: ModuleOp) -> int:
+    """Return how often forward and backward run before the step that the module ends with."""
+    found = module.attributes.get(MICRO_BATCHES)
+    return found.value.data if isinstance(found, IntegerAttr) else 1
 
 
 def _callees_first(known: Mapping[str, FuncOp]) -> list[str]:

@@ -130,7 +130,8 @@ class Graph:
         seconds = [self.options.seconds(op, signature) for signature in found]
         kept = undominated(op, found, seconds, self._boxing)
         found, seconds = [found[i] for i in kept], [seconds[i] for i in kept]
-        node = Node(f"{function}/{id_of(op)}", tuple(seconds), self._counts[function])
+        count = self._times(op, self._counts[function])
+        node = Node(f"{function}/{id_of(op)}", tuple(seconds), count)
         index = self.problem.add_node(node)
         self.ops[op] = (index, found)
         for i in range(len(op.operands)):
@@ -313,7 +314,7 @@ class Graph:
             return
         shape, dtype = self._shape(value)
         self.groups[value] = groups = self._reader_groups(value)
-        made = self.facts.often.get(value.owner, count) if isinstance(value, OpResult) else count
+        made = self._times(value.owner, count) if isinstance(value, OpResult) else count
         self.nets[value] = [
             self.problem.add_net(
                 Net(
@@ -321,27 +322,34 @@ class Graph:
                     dtype,
                     self.sources[value],
                     tuple(self.reads[use.operation, use.index] for use in group),
-                    self.facts.often.get(group[0].operation, made),
+                    self._times(group[0].operation, made),
                 )
             )
             for group in groups
         ]
 
+    def _times(self, op: Operation, count: int) -> int:
+        """Return how often an op runs that stands where others run so often."""
+        return 1 if op in self.facts.once else self.facts.often.get(op, count)
+
     def _reader_groups(self, value: SSAValue) -> list[tuple[Use, ...]]:
         """Return the readers of a value, apart where they do not share a boxing.
 
+        A step does not read what each micro-batch boxes, but the sum after all of them.
         Where memory is short, what is gathered of a weight is dropped after a call, and gathered
         again for the backward pass.
         """
         uses, often = self.facts.uses(value), self.facts.often
         if any(use.operation in often for use in uses):
             return [(use,) for use in uses]
-        if not (self._is_short and value in self.facts.loaded):
-            return [tuple(uses)] if uses else []
         found: dict[object, list[Use]] = {}
         for use in uses:
             op = use.operation
-            found.setdefault(op if isinstance(op, CallOp) else phase_of(op), []).append(use)
+            if self._is_short and value in self.facts.loaded:
+                key: object = op if isinstance(op, CallOp) else phase_of(op)
+            else:
+                key = op in self.facts.once
+            found.setdefault(key, []).append(use)
         return [tuple(group) for group in found.values()]
 
     def _shape(self, value: SSAValue) -> tuple[LocalShape, str]:

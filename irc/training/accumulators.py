@@ -6,7 +6,7 @@ that function, so that one kernel does both, and layers that are alike keep shar
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, OpResult, SSAValue
 
@@ -15,17 +15,20 @@ from irc.dialects.flow import tensor
 from irc.ops.derivative import PhaseBuilder
 from irc.training.entry import add_arguments, set_results
 
+MICRO_BATCHES = "irc.micro_batches"
+"""Attribute of a module that is of one of some micro-batches: how many there are."""
 ACCUMULATOR = "accumulator"
 """Role of the sum of a parameter's gradients over micro-batches."""
 ACCUMULATED = "accumulated."
 """First letters of the name of an accumulator, before that of its parameter."""
 
 
-def accumulate(module: ModuleOp) -> None:
-    """Add each gradient of the entry to an accumulator, in place.
+def accumulate(module: ModuleOp, count: int) -> None:
+    """Add each gradient of the entry to an accumulator, in place; ``count`` micro-batches do so.
 
     The results of role gradient become the sums, which are also the accumulators' new values.
     """
+    module.attributes[MICRO_BATCHES] = IntegerAttr(count, 64)
     func = entry(module)
     end = func.body.block.last_op
     assert isinstance(end, ReturnOp)

@@ -32,11 +32,14 @@ def take_batch_sums(module: ModuleOp, cut: Collection[str], count: int) -> Mappi
         count: of micro-batches.
 
     Returns:
-        The functions ``sums`` and ``shares``; nothing where the stage divides by no such sum.
+        The functions ``sums`` and ``shares``; nothing where the stage divides by no such sum, and
+        for one micro-batch, which is the batch.
 
     Raises:
         IrcError: ``op-unsupported`` for an op whose share in a micro-batch cannot be told.
     """
+    if count == 1:
+        return {}
     func = entry(module)
     block, named = func.body.block, arguments(func)
     written = {name for role, name in results(func) if role == "state"}
@@ -49,9 +52,8 @@ def take_batch_sums(module: ModuleOp, cut: Collection[str], count: int) -> Mappi
     if not found.shares:
         return {}
     attrs = list(func.arg_attrs.data) if func.arg_attrs else []
-    function, sums = sum_function(found, block, "forward")
-    assert isinstance(sums, FuncOp)
-    sums.arg_attrs = ArrayAttr([attrs[i] for i in function.reads])
+    sums, reads = sum_function(found, block, "forward")
+    sums.arg_attrs = ArrayAttr([attrs[i] for i in reads])
     sums.res_attrs = ArrayAttr([argument_attrs("output", f"{i}") for i in range(len(found.sums))])
     whole = [
         (i, value) for i, (_, name, value) in enumerate(named) if value in same and name not in cut
@@ -61,7 +63,7 @@ def take_batch_sums(module: ModuleOp, cut: Collection[str], count: int) -> Mappi
     constants: dict[SSAValue, SSAValue] = dict(
         zip((v for _, v in whole), totals.args[len(found.sums) :], strict=True)
     )
-    made = shares_of(found, [totals.args[: len(found.sums)]], constants, b, totals, count)
+    made = shares_of(found, totals.args[: len(found.sums)], constants, b, totals, count)
     shares = _shares_function(totals, made, [attrs[i] for i, _ in whole], len(found.sums))
     take_shares(found, block)
     more = [argument_attrs("input", f"{SHARE}{i}") for i in range(len(found.shares))]

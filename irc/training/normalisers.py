@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from irc.dialects.builder import finish_function
@@ -143,11 +144,11 @@ def _power(op: FlowOp, powers: Mapping[SSAValue, Fraction]) -> Fraction:
 def _refused(op: FlowOp, what: str) -> IrcError:
     return IrcError(
         "op-unsupported",
-        f"accumulate: {what} over the samples (op {id_of(op)}) has no share for a micro-batch",
+        f"micro-batches: {what} over the samples (op {id_of(op)}) has no share for a micro-batch",
         where=loc_of(op),
-        because="a loss is accumulated by sums over the batch and quotients of them: the sum of "
-        "numerators over the sum of denominators",
-        help="divide by a sum of the targets (tokens, weights), or leave out accumulate",
+        because="the loss of a batch is put together of sums over it and quotients of them: the "
+        "sum of numerators over the sum of denominators",
+        help="divide by a sum of the targets (tokens, weights), or leave out micro_batches",
     )
 
 
@@ -159,21 +160,8 @@ def _needed(block: Block, values: Sequence[SSAValue]) -> tuple[Operation, ...]:
     return tuple(op for op in block.ops if op in wanted)
 
 
-@dataclass(frozen=True)
-class SumFunction:
-    """A function of the sums of one micro-batch.
-
-    Attributes:
-        name: of the function.
-        reads: which arguments of the body it takes.
-    """
-
-    name: str
-    reads: tuple[int, ...]
-
-
-def sum_function(found: Normalisers, block: Block, name: str) -> tuple[SumFunction, Operation]:
-    """Return a function that gives the sums of a micro-batch, and where it is to be called."""
+def sum_function(found: Normalisers, block: Block, name: str) -> tuple[FuncOp, list[int]]:
+    """Return a function that gives the sums of a micro-batch, and which arguments it takes."""
     used = {v for op in found.rows for v in op.operands if isinstance(v, BlockArgument)}
     reads = [i for i, argument in enumerate(block.args) if argument in used]
     body = Block(arg_types=[block.args[i].type for i in reads])
@@ -182,42 +170,33 @@ def sum_function(found: Normalisers, block: Block, name: str) -> tuple[SumFuncti
     }
     for op in found.rows:
         body.add_op(op.clone(values))
-    func = finish_function(name, body, [values[v] for v in found.sums])
-    return SumFunction(name, tuple(reads)), func
+    return finish_function(name, body, [values[v] for v in found.sums]), reads
 
 
 def shares_of(
     found: Normalisers,
-    called: Sequence[Sequence[SSAValue]],
+    totals: Sequence[SSAValue],
     constants: Mapping[SSAValue, SSAValue],
     b: PhaseBuilder,
     block: Block,
-    count: int | None = None,
+    count: int,
 ) -> list[SSAValue]:
-    """Append the shares of a micro-batch, given the sums of all; one for each of ``found.shares``.
+    """Append the shares of a micro-batch, given the totals; one for each of ``found.shares``.
 
     Args:
         found: in the body.
-        called: the sums of each micro-batch.
+        totals: the sums of all micro-batches.
         constants: arguments of the body that all micro-batches share, and what stands for them.
         b: where ops go.
         block: the same.
-        count: of micro-batches, where ``called`` has their totals; by default as many as it has.
+        count: of micro-batches.
     """
-    values = dict(constants)
-    for place, value in enumerate(found.sums):
-        total = called[0][place]
-        for each in called[1:]:
-            total = b.pointwise("add", total, each[place])
-        values[value] = total
+    values = {**constants, **dict(zip(found.sums, totals, strict=True))}
     for op in found.derived:
         for operand in op.operands:
             _copy(operand, values, block)
         block.add_op(op.clone(values))
-    return [
-        _share(b, values[value], power, count or len(called), value)
-        for value, power in found.shares.items()
-    ]
+    return [_share(b, values[value], power, count, value) for value, power in found.shares.items()]
 
 
 def _copy(value: SSAValue, values: dict[SSAValue, SSAValue], block: Block) -> None:
@@ -242,8 +221,8 @@ def _share(
         assert isinstance(owner, Operation)
         raise IrcError(
             "op-unsupported",
-            f"accumulate: the number of tokens {kind} (op {id_of(owner)}) has no whole share in a "
-            "micro-batch",
+            f"micro-batches: the number of tokens {kind} (op {id_of(owner)}) has no whole share in "
+            "one of them",
             where=loc_of(owner),
             help="make it a real number before it meets the loss: mask.sum().float()",
         )

@@ -27,7 +27,7 @@ class Recipe:
         lr: the learning rate of a call that gives none.
         loss: name of the result to train on; empty where only one is a real scalar.
         frozen: globs of parameters that stay as they are.
-        accumulate: micro-batches of a step.
+        micro_batches: of a step.
         split: inputs that are cut into micro-batches; others are given to each.
         recompute: what backward computes again (pass ``recompute``).
     """
@@ -38,7 +38,7 @@ class Recipe:
     lr: float = DEFAULT_LR
     loss: str = ""
     frozen: str = ""
-    accumulate: int = 1
+    micro_batches: int = 1
     split: tuple[str, ...] = ()
     recompute: str = "none"
 
@@ -53,7 +53,7 @@ def recipe_of(
     *,
     loss: str = "",
     frozen: str = "",
-    accumulate: int = 1,
+    micro_batches: int = 1,
     recompute: str = "none",
 ) -> Recipe:
     """Read what the user says of a training step.
@@ -89,11 +89,7 @@ def recipe_of(
     numbers = {name: _number(name, value) for name, value in given.items() if value is not None}
     if kind == "sgd" and numbers.get("momentum"):
         kind = "momentum"
-    if type(accumulate) is not int or accumulate < 1:
-        raise IrcError(
-            "option-value", f"accumulate={accumulate!r}: a step has 1 micro-batch or more"
-        )
-    return Recipe(kind, numbers, no_decay, lr, loss, frozen, accumulate, (), recompute)
+    return Recipe(kind, numbers, no_decay, lr, loss, frozen, micro_batches, (), recompute)
 
 
 def _pair(betas: object) -> tuple[object, object]:

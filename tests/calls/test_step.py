@@ -178,7 +178,7 @@ def test_random_numbers_go_on_with_the_state() -> None:
 def test_micro_batches_train_as_the_batch() -> None:
     mine, theirs = net(), net()
     option = {"kind": "adamw", "clip_norm": 0.1}
-    step = irc.compile_step(mine, loss=F.cross_entropy, optimizer=option, accumulate=3)
+    step = irc.compile_step(mine, loss=F.cross_entropy, optimizer=option, micro_batches=3)
     whole = irc.compile_step(theirs, loss=F.cross_entropy, optimizer=option)
     for _ in range(2):
         assert step(X, Y).item() == pytest.approx(whole(X, Y).item(), abs=1e-6)
@@ -211,7 +211,9 @@ def test_states_that_do_not_fit(state: dict[str, Any], says: str) -> None:
         ({"optimizer": {"kind": "adamw", "leanring_rate": 1}}, "option-unknown"),
         ({"optimizer": {"lr": "fast"}}, "option-value"),
         ({"optimizer": {"betas": 0.9}}, "option-value"),
+        ({"micro_batches": 0}, "option-value"),
         ({"accumulate": 0}, "option-value"),
+        ({"accumulate": 2, "micro_batches": 2}, "option-value"),
         ({"loss": 3}, "input-mismatch"),
         ({"mesh": "data"}, "mesh-syntax"),
     ],

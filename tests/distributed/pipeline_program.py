@@ -34,7 +34,7 @@ def main(mesh: str, *cases: str) -> None:
         state = step.state_dict()["model"]
         if CASES[name].draws:
             other, _ = model_and_batch(name)
-            one = irc.compile_step(other, optimizer=OPTIMIZER, accumulate=MICRO_BATCHES)
+            one = irc.compile_step(other, optimizer=OPTIMIZER, micro_batches=MICRO_BATCHES)
             expected = [one(*batch).item() for _ in range(STEPS)]
             after = one.state_dict()["model"]
         else:

@@ -56,7 +56,7 @@ def test_a_step_under_torchrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mesh", ["data=4", "data=2,tensor=2"])
 def test_models_on_meshes(tmp_path: Path, mesh: str) -> None:
     """Tied weights and clipping; a Hugging Face Llama by keywords; frozen parameters."""
-    cases = ("mlp", "gpt", "hugging_face", "frozen", "dropout", "accumulated")
+    cases = ("mlp", "gpt", "hugging_face", "frozen", "dropout", "micro_batches")
     for each in run(tmp_path, mesh, *cases):
         for case in cases:
             check(each[case])

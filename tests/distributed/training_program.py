@@ -193,11 +193,11 @@ def dropout(mesh: str) -> dict[str, Any]:
     }
 
 
-def accumulated(mesh: str) -> dict[str, Any]:
+def micro_batches(mesh: str) -> dict[str, Any]:
     """Four micro-batches of two samples: the mean of their losses is that of the batch."""
     mine, theirs = net(), net()
     step = irc.compile_step(
-        mine, loss=F.cross_entropy, optimizer=ADAMW, mesh=mesh, cluster=CLUSTER, accumulate=4
+        mine, loss=F.cross_entropy, optimizer=ADAMW, mesh=mesh, cluster=CLUSTER, micro_batches=4
     )
     return compare(mine, theirs, step, cross_entropy, [*batches(3)])
 
@@ -259,7 +259,7 @@ CASES: dict[str, Callable[[str], dict[str, Any]]] = {
     function.__name__: function
     for function in (
         *(mlp, gpt, hugging_face, frozen, short_of_memory, split_states, dropout),
-        *(accumulated, saving, loading, another_batch),
+        *(micro_batches, saving, loading, another_batch),
     )
 }
 

@@ -32,9 +32,9 @@ from tests.programs.models import GPT, MICRO_BATCHES, model_and_batch
 
 def _planned() -> tuple[PartsPlan, dict[str, torch.Tensor]]:
     _, batch = model_and_batch("tied", torch.float32)
-    recipe = Recipe(accumulate=MICRO_BATCHES)
+    recipe = Recipe(micro_batches=MICRO_BATCHES)
     captured, split = captured_step(GPT(2, 16, tied=True), None, recipe, batch, {})
-    recipe = Recipe(accumulate=MICRO_BATCHES, split=split)
+    recipe = Recipe(micro_batches=MICRO_BATCHES, split=split)
     forward = dump(captured.program.module)
     schedule = schedule_for("1f1b", 2, MICRO_BATCHES)
     plan = make_parts_plan(captured.program, recipe, Options(mesh=parse_mesh("pipe=2")), schedule)
@@ -68,7 +68,7 @@ def test_what_is_saved_is_loaded(saved: tuple[PartsPlan, Path]) -> None:
     ]
     recipe = recipe_of_plan(loaded)
     assert recipe is not None
-    assert (recipe.accumulate, recipe.split) == (MICRO_BATCHES, ("ids", "targets"))
+    assert (recipe.micro_batches, recipe.split) == (MICRO_BATCHES, ("ids", "targets"))
     assert forward_text(loaded) == forward_text(plan)
     # Written here, so this user's.
     assert loaded.code == "trusted"

@@ -35,7 +35,7 @@ Planned = tuple[PartsPlan, dict[str, torch.Tensor], list[torch.Tensor]]
 def planned(name: str, schedule: str, mesh: str, pins: str = "") -> Planned:
     """Plan a step of a case; return the plan, its weights and a batch."""
     model, batch = model_and_batch(name)
-    recipe = recipe_of(dict(OPTIMIZER), accumulate=MICRO_BATCHES)
+    recipe = recipe_of(dict(OPTIMIZER), micro_batches=MICRO_BATCHES)
     with torch.no_grad():
         captured, split = captured_step(model, None, recipe, batch, {})
     whole = Mesh.parse(mesh)

@@ -24,7 +24,7 @@ from tests.programs.models import GPT, MICRO_BATCHES, model_and_batch
 def captured(name: str) -> Program:
     """Capture the forward pass of a micro-batch of a case."""
     model, batch = model_and_batch(name)
-    recipe = recipe_of("adamw", accumulate=MICRO_BATCHES)
+    recipe = recipe_of("adamw", micro_batches=MICRO_BATCHES)
     with torch.no_grad():
         return captured_step(model, None, recipe, batch, {})[0].program
 
@@ -91,7 +91,7 @@ def step_of(name: str) -> StageStep:
     """Return the last of two stages, as a part of a step."""
     stages = cut(name, 2)
     model = GPT()
-    recipe = replace(recipe_of("adamw", accumulate=MICRO_BATCHES), split=("ids", "targets"))
+    recipe = replace(recipe_of("adamw", micro_batches=MICRO_BATCHES), split=("ids", "targets"))
     trained = {n for n, _ in model.named_parameters()}
     crossings = [c for c in stages.crossings if c.consumer == 1]
     return stage_step(stages.modules[1], crossings, (), recipe, trained, scale=0.25, loss="output")

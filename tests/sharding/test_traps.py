@@ -158,7 +158,7 @@ TRAPS: dict[int, Trap] = {
     ),
     22: trap(
         "the gradients of weights are reduced for every micro-batch, or in the wrong dtype",
-        "tests/passes/test_accumulate_gradients.py::test_sharded_gradients_are_reduced_once_a_step",
+        "tests/programs/test_accumulation.py::test_sharded_gradients_are_reduced_once_a_step",
         "tests/test_train.py::test_a_sharded_step_moves_parameters_as_a_whole_one",
     ),
     23: trap(

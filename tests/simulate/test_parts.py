@@ -26,7 +26,7 @@ from tests.programs.models import MICRO_BATCHES, OPTIMIZER, model_and_batch
 def planned(name: str, mesh: str, schedule: str) -> tuple[PartsPlan, dict[str, torch.Tensor]]:
     """Plan a step for a mesh, without its processes; its weights too."""
     model, batch = model_and_batch(name)
-    recipe = Recipe(accumulate=MICRO_BATCHES)
+    recipe = Recipe(micro_batches=MICRO_BATCHES)
     captured, split = captured_step(model, None, recipe, batch, {})
     options = Options(mesh=parse_mesh(mesh))
     order = schedule_for(schedule, options.mesh.size("pipe"), MICRO_BATCHES)

@@ -3,13 +3,15 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from xdsl.dialects.builtin import ModuleOp
 
+from irc.dialects.builder import arguments, entry
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.interpret.flow import run_function
@@ -18,9 +20,12 @@ from irc.pipeline import run_passes
 from irc.plugin import parse_passes
 from irc.program import Program
 from irc.train import training_program
+from irc.training.batch_sums import SHARE, SHARES, SUMS, take_batch_sums
 from tests.training.models import program_of
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+Run = Callable[[ModuleOp, list[Tensor]], list[Tensor]]
+Sums = Mapping[str, ModuleOp]
 CLASSES = 5
 WEIGHT = torch.tensor([1.0, 2.0, 0.5, 4.0, 3.0])
 
@@ -96,14 +101,35 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(8, 6, generator=draw), y, mask
 
 
-def step(loss: Loss, count: int) -> Program:
+def step(loss: Loss, count: int) -> tuple[Program, Sums]:
+    """Return the program of a micro-batch, and what gives its share of sums over the batch."""
     parts = [part[: 8 // count] for part in batch()]
     program = program_of(Classifier(loss), *parts)
-    return training_program(program, optimizer=None, accumulate=count, split="x,y,mask")
+    training_program(program, optimizer=None)
+    return program, take_batch_sums(program.module, ("x", "y", "mask"), count)
 
 
-def given(program: Program) -> list[Tensor]:
-    return program.bind(dict(zip(program.input_names, batch(), strict=True)))
+def mean_of(program: Program, sums: Sums, count: int, run: Run) -> list[Tensor]:
+    """Return the mean of the loss and the gradients of all micro-batches."""
+    names = ("x", "y", "mask")
+    chunks = [value.chunk(count) for value in batch()]
+    parts = [dict(zip(names, each, strict=True)) for each in zip(*chunks, strict=True)]
+    shares: dict[str, Tensor] = {}
+    if sums:
+        own = [call(sums[SUMS], {**program.tensors, **part}, in_float64) for part in parts]
+        totals = {f"sum.{i}": sum(each) for i, each in enumerate(zip(*own, strict=True))}
+        found = call(sums[SHARES], {**program.tensors, **totals}, in_float64)
+        shares = {f"{SHARE}{i}": share for i, share in enumerate(found)}
+    each = [call(program.module, {**program.tensors, **part, **shares}, run) for part in parts]
+    return [sum(values) / count for values in zip(*each, strict=True)]
+
+
+def call(module: ModuleOp, tensors: Mapping[str, Tensor], run: Run) -> list[Tensor]:
+    return run(module, [tensors[name] for _, name, _ in arguments(entry(module))])
+
+
+def in_float64(module: ModuleOp, tensors: list[Tensor]) -> list[Tensor]:
+    return run_function(module, tensors, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -115,8 +141,8 @@ def test_micro_batches_give_the_loss_and_gradients_of_the_batch(name: str) -> No
     want.backward()
     wanted = [want.detach(), theirs.layer.weight.grad, theirs.layer.bias.grad]
     for count in (1, 2, 4, 8):
-        program = step(LOSSES[name], count)
-        found = run_function(program.module, given(program), dtype=torch.float64)
+        program, sums = step(LOSSES[name], count)
+        found = mean_of(program, sums, count, in_float64)
         for value, each in zip(found, wanted, strict=True):
             torch.testing.assert_close(value, each, rtol=1e-6, atol=1e-9, msg=f"{name} / {count}")
 
@@ -125,16 +151,21 @@ def test_micro_batches_give_the_loss_and_gradients_of_the_batch(name: str) -> No
 @pytest.mark.parametrize("name", ["ignored", "weights, smoothed, another index", "masked"])
 def test_the_same_on_a_mesh(name: str, mesh: str) -> None:
     """Whatever lies where; samples are split, so that ranks count different numbers of tokens."""
-    program = step(LOSSES[name], 1)
-    wanted = run_function(program.module, given(program), dtype=torch.float64)
+    wanted = mean_of(*step(LOSSES[name], 1), 1, in_float64)
     for pins in ("", "y = [data = S(0)]; mask = [data = S(0)]; x = [data = S(0)]"):
-        program = step(LOSSES[name], 4)
-        tensors = given(program)
+        program, sums = step(LOSSES[name], 4)
         shard = (
             f'auto-shard{{mesh="{mesh}" cluster=demo-gpus report=false inputs=any pins="{pins}"}}'
         )
         run_passes(program.module, parse_passes(f"canonicalize,{shard},lower-boxing"))
-        found = run_spmd(program.module, tensors, Mesh.parse(mesh), dtype=torch.float64)
+        found = mean_of(
+            program,
+            sums,
+            4,
+            lambda module, tensors: run_spmd(
+                module, tensors, Mesh.parse(mesh), dtype=torch.float64
+            ),
+        )
         for value, want in zip(found, wanted, strict=True):
             torch.testing.assert_close(value, want, rtol=1e-8, atol=1e-9)
 
@@ -149,6 +180,6 @@ def test_the_same_on_a_mesh(name: str, mesh: str) -> None:
 )
 def test_what_has_no_share_is_refused_by_name(loss: Loss) -> None:
     assert step(loss, 1)
-    with pytest.raises(IrcError, match=r"accumulate: ('log'|a sum)") as raised:
+    with pytest.raises(IrcError, match=r"micro-batches: ('log'|a sum)") as raised:
         step(loss, 2)
     assert raised.value.code == "op-unsupported"
