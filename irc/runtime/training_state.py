@@ -83,16 +83,15 @@ class TrainingState:
 
     def adopt_parts(self, plan: PartsPlan, tensors: Mapping[str, torch.Tensor], rank: int) -> None:
         """Take what this rank's stages load; see :meth:`adopt`."""
-        if not self.parts.local:
-            self.parts = SpreadParts(plan, rank)
-        parts = self.parts
-        assert isinstance(parts, SpreadParts)
+        is_first = not isinstance(self.parts, SpreadParts)
+        parts = self.parts if isinstance(self.parts, SpreadParts) else SpreadParts(plan, rank)
+        self.parts = parts
         is_alone = plan.mesh.num_ranks == 1
         if is_alone:
             moved = [n for n in parts.local if parts.roles[n] in ("parameter", "buffer")]
             parts.local.update({n: tensors[n].detach() for n in moved if n in tensors})
         wholes = {**tensors, **self._pending}
-        if not is_alone:
+        if not is_alone and is_first:  # the module has no values any more, once they were taken
             agree_on_weights(
                 {n: t for n, t in wholes.items() if n in parts.roles and not t.is_meta}
             )
