@@ -124,7 +124,7 @@ class PipelineExecutor:
             for sums in self._batch.values():
                 sums.run()
             if self._sums:
-                torch._foreach_zero_(self._sums)
+                torch._foreach_zero_(self._sums)  # pyright: ignore[reportPrivateImportUsage]
             for executor in self._early:
                 executor.refresh()
             for step in self._steps:

@@ -1,11 +1,13 @@
 """Micro-batches without a pipeline: one part, which does not grow with their number."""
 
+# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from math import prod
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,8 @@ from irc.dialects.placement import Mesh
 from irc.interpret.parts import run_here
 from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
-from irc.plan.parts import PartsPlan, pack_parts
+from irc.plan.parts import PartsPlan
+from irc.plan.parts_packing import pack_parts
 from irc.plan.schema import Start
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
@@ -84,8 +87,9 @@ def step_of(count: int) -> Mapping[str, int]:
     step = irc.compile_step(model, micro_batches=count)
     step(*batch)
     held = step.memory_bytes()
-    counts = [len(each.plan.actions) for part in step.plan.parts for each in part.values()]
-    slots, size = max(step.plan.tapes[0].slots.values()), len(pack_parts(step.plan))
+    plan: Any = step.plan
+    counts = [len(each.plan.actions) for part in plan.parts for each in part.values()]
+    slots, size = max(plan.tapes[0].slots.values()), len(pack_parts(plan))
     return {**held, "actions": sum(counts), "bytes": size, "slots": slots}
 
 

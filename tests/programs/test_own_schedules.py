@@ -32,7 +32,7 @@ def planned(name: str, text: str, file: Path) -> tuple[PartsPlan, Run]:
     ranks = text.count("rank ")
     schedule: Schedule = schedule_for(str(file), ranks, MICRO_BATCHES)
     model, batch = model_and_batch(name)
-    recipe = recipe_of(dict(OPTIMIZER), accumulate=MICRO_BATCHES)
+    recipe = recipe_of(dict(OPTIMIZER), micro_batches=MICRO_BATCHES)
     with torch.no_grad():
         captured, split = captured_step(model, None, recipe, batch, {})
     options = Options(mesh=Mesh.parse(f"pipe={ranks}"))

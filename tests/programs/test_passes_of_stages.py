@@ -32,7 +32,7 @@ Checked = tuple[PartsPlan, dict[str, torch.Tensor], list[torch.Tensor]]
 
 def planned(name: str, schedule: str, mesh: str, pins: str = "") -> Checked:
     model, batch = model_and_batch(name)
-    recipe = recipe_of(dict(OPTIMIZER), accumulate=MICRO_BATCHES)
+    recipe = recipe_of(dict(OPTIMIZER), micro_batches=MICRO_BATCHES)
     with torch.no_grad():
         captured, split = captured_step(model, None, recipe, batch, {})
     whole = Mesh.parse(mesh)

@@ -82,7 +82,7 @@ def trained(shape: Shape) -> Trained:
     torch.manual_seed(0)
     model, count = Layers().double(), shape.micro_batches
     batch = torch.randn(2 * count, 4, dtype=torch.float64)
-    recipe = recipe_of(dict(OPTIMIZER), accumulate=count)
+    recipe = recipe_of(dict(OPTIMIZER), micro_batches=count)
     with torch.no_grad():
         captured, split = captured_step(model, None, recipe, (batch,), {})
     weights = {name: tensor.clone() for name, tensor in captured.program.tensors.items()}

@@ -117,7 +117,9 @@ def mean_of(program: Program, sums: Sums, count: int, run: Run) -> list[Tensor]:
     shares: dict[str, Tensor] = {}
     if sums:
         own = [call(sums[SUMS], {**program.tensors, **part}, in_float64) for part in parts]
-        totals = {f"sum.{i}": torch.stack(each).sum(0) for i, each in enumerate(zip(*own, strict=True))}
+        totals = {
+            f"sum.{i}": torch.stack(each).sum(0) for i, each in enumerate(zip(*own, strict=True))
+        }
         found = call(sums[SHARES], {**program.tensors, **totals}, in_float64)
         shares = {f"{SHARE}{i}": share for i, share in enumerate(found)}
     each = [call(program.module, {**program.tensors, **part, **shares}, run) for part in parts]
