@@ -79,7 +79,7 @@ class PartFacts:
 
 
 @dataclass(frozen=True)
-class ChannelFacts:
+class ChannelTraffic:
     """A value that goes from a part to another, once a micro-batch; bytes over all ranks."""
 
     name: str
@@ -103,7 +103,7 @@ class PartsFactsReport:
     micro_batches: int
     loss: str
     parts: tuple[PartFacts, ...]
-    channels: tuple[ChannelFacts, ...]
+    channels: tuple[ChannelTraffic, ...]
     shared: dict[str, tuple[int, ...]]
     predicted_s: float
 
@@ -196,13 +196,13 @@ def _registers(plan: PartsPlan, number: int, stages: Iterable[int]) -> Iterable[
                 )
 
 
-def _channels(plan: PartsPlan) -> tuple[ChannelFacts, ...]:
-    found: list[ChannelFacts] = []
+def _channels(plan: PartsPlan) -> tuple[ChannelTraffic, ...]:
+    found: list[ChannelTraffic] = []
     for crossing in plan.facts.channels:
         path = plan.schedule.paths[0]
         channel = plan.channel(crossing.name, path[crossing.producer], path[crossing.consumer])
         found.append(
-            ChannelFacts(
+            ChannelTraffic(
                 crossing.name,
                 crossing.producer,
                 crossing.consumer,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from irc.plan.parts_files import load_parts
-from irc.report.parts import ChannelFacts, PartFacts, PartsFactsReport, gather_parts
+from irc.report.parts import ChannelTraffic, PartFacts, PartsFactsReport, gather_parts
 from irc.report.table import counted, pairs, percent, seconds, size
 
 
@@ -73,6 +73,7 @@ def _changed(changes: Iterable[Change]) -> list[Change]:
 
 ROWS: tuple[tuple[str, Callable[[PartFacts], str]], ...] = (
     ("layers", lambda p: ", ".join(p.layers)),
+    ("fixed by", lambda p: p.fixed or "nobody"),
     ("ranks", lambda p: ", ".join(map(str, p.ranks))),
     ("weights", lambda p: size(p.parameter_bytes)),
     ("states", lambda p: size(p.state_bytes)),
@@ -110,7 +111,7 @@ def _channels(a: PartsFactsReport, b: PartsFactsReport) -> Iterable[Change]:
         yield Change(name, _channel(was.get(name)), _channel(now.get(name)))
 
 
-def _channel(found: ChannelFacts | None) -> str:
+def _channel(found: ChannelTraffic | None) -> str:
     if found is None:
         return ""
     return f"{found.dtype}{list(found.shape)} {found.before} to {found.after}, {size(found.bytes)}"
