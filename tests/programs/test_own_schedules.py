@@ -10,6 +10,7 @@ from random import Random
 import pytest
 import torch
 
+from irc.calls.pipelined import stages_recipe
 from irc.calls.step_plan import captured_step
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
@@ -36,7 +37,8 @@ def planned(name: str, text: str, file: Path) -> tuple[PartsPlan, Run]:
     with torch.no_grad():
         captured, split = captured_step(model, None, recipe, batch, {})
     options = Options(mesh=Mesh.parse(f"pipe={ranks}"))
-    plan = make_parts_plan(captured.program, replace(recipe, split=split), options, schedule)
+    recipe = stages_recipe(model, captured, replace(recipe, split=split))
+    plan = make_parts_plan(captured.program, recipe, options, schedule)
     weights = dict(captured.program.tensors)
     return plan, run_here(plan, weights, [batch] * 2, lr=OPTIMIZER["lr"])
 
