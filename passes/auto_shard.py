@@ -37,7 +37,8 @@ class AutoShardPass(ModulePass):
     planned once and priced as often as it runs; two readers that want one placement share its
     boxing.
 
-    Options: ``mesh`` names the axes; ``cluster`` is a preset or a TOML file; ``inputs`` is
+    Options: ``mesh`` names the axes; ``within`` is the mesh of the whole run where ``mesh`` is that
+    of one stage, which shares hosts and links with the others; ``cluster`` is a preset or a TOML file; ``inputs`` is
     ``replicated`` (each rank is given the whole inputs) or ``any``; ``pins`` pins and forbids
     placements of arguments and ops, as in ``*.w = [tensor = S(1)]; forbid op n3 = [data = P(*)]``,
     or names a file of such lines (grammar/sharding.lark); ``memory_bytes`` bounds what a device
@@ -105,6 +106,7 @@ class AutoShardPass(ModulePass):
     level: ClassVar[str] = "flow"
 
     mesh: str = ""
+    within: str = ""
     cluster: str = "this-host"
     inputs: str = "replicated"
     pins: str = ""
@@ -118,7 +120,8 @@ class AutoShardPass(ModulePass):
         """Plan the module."""
         mesh = self._mesh()
         _check_sizes(op)
-        cost = ClusterCost(find_cluster(self.cluster), mesh)
+        within = parse_mesh(self.within) if self.within else None
+        cost = ClusterCost(find_cluster(self.cluster), mesh, within=within)
         text, source = constraint_text(self.pins)
         statements = (*module_pins(op), *parse_constraints(text, source))
         found = self._search(op, cost, statements)

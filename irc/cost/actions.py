@@ -50,6 +50,7 @@ class ActionCost:
         module: level task: launches look up their kernels in it.
         cluster: preset or file.
         mesh: the mesh of the plan.
+        within: the mesh of the whole run, where that of the plan is one stage's.
         sources: texts of the kernels, in the order of the module, that measured ones are known by.
     """
 
@@ -59,10 +60,12 @@ class ActionCost:
         cluster: str,
         mesh: Mesh,
         sources: Iterable[str] = (),
+        *,
+        within: Mesh | None = None,
     ) -> None:
         found = find_cluster(cluster)
-        self._model = ClusterCost(found, mesh, alone=True)
-        self._threads = found.device.threads(mesh.num_ranks)
+        self._model = ClusterCost(found, mesh, within=within, alone=True)
+        self._threads = found.device.threads((within or mesh).num_ranks)
         self._times = (load_times() if cluster == THIS_HOST else Times()).seconds
         kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
         self._kernels = {op.sym_name.data: self._kernel_s(op) for op in kernels}

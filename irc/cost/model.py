@@ -37,16 +37,21 @@ class ClusterCost:
     Args:
         cluster: The machines; what the mesh does not use of them is not priced.
         mesh: Named axes over their devices.
+        within: The mesh of a whole run, of which this is one stage's: its ranks are neighbours on
+            hosts and links, too. None: the mesh is the whole.
         alone: Price a rank of a host as if the others waited, for a simulator that shares the
             cores itself; otherwise as if all computed, for a search.
     """
 
-    def __init__(self, cluster: Cluster, mesh: Mesh, *, alone: bool = False) -> None:
-        self.cluster = cluster.alone(mesh) if alone else cluster.fit(mesh)
+    def __init__(
+        self, cluster: Cluster, mesh: Mesh, *, within: Mesh | None = None, alone: bool = False
+    ) -> None:
+        whole = within or mesh
+        self.cluster = cluster.alone(whole) if alone else cluster.fit(whole)
         self.mesh = mesh
         # Ranks that share a host's processors talk by gloo.
         self.boxing = Boxing(mesh, self, aside=cluster.device.cores > 0)
-        self._links = {axis: self.cluster.axis_link(mesh, axis) for axis in mesh.names}
+        self._links = {axis: self.cluster.axis_link(whole, axis) for axis in mesh.names}
         self._lines = {
             (kind, axis): lines(kind, self._links[axis], self.cluster.device.bytes_per_s)
             for axis in mesh.names

@@ -77,7 +77,9 @@ def planned(
     backend = find_backend(options.backend)
     kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
     sources = backend.emit_plan_sources(kernels)
-    cost = ActionCost(module, options.cluster, options.mesh, sources.values())
+    cost = ActionCost(
+        module, options.cluster, options.mesh, sources.values(), within=options.within
+    )
     here = options.cluster == THIS_HOST
     plan = build_plan(
         module,
@@ -88,8 +90,9 @@ def planned(
     )
     # Processes of one host share its cores; devices of a cluster are each their own.
     host = find_cluster(options.cluster).device
-    threads = host.threads(options.mesh.num_ranks)
-    predicted = predicted_seconds(plan, cores=host.cores or None, threads=threads)
+    ranks = options.num_ranks
+    cores, threads = host.cores or None, host.threads(ranks)
+    predicted = predicted_seconds(plan, cores=cores, threads=threads, ranks=ranks)
     return replace(plan, predicted_s=predicted), sources
 
 

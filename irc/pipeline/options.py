@@ -18,6 +18,7 @@ class Options:
 
     Attributes:
         mesh: named axes; the empty mesh is one device.
+        within: the mesh of the whole run, where ``mesh`` is that of one stage in it.
         backend: what writes the kernels: ``cpu``, ``triton``, ``cuda`` or a plug-in's.
         target: what kernels are mapped for (``cpu``, ``sm_90``); by default the backend's first.
         cluster: a preset's name or a TOML file; prices communication and compute.
@@ -42,6 +43,7 @@ class Options:
     """
 
     mesh: Mesh = field(default_factory=lambda: Mesh(()))
+    within: Mesh | None = None
     backend: str = "cpu"
     target: str = ""
     cluster: str = THIS_HOST
@@ -59,3 +61,8 @@ class Options:
     fullgraph: bool = False
     keep_ir: bool = False
     verify_each: VerifyEach = None
+
+    @property
+    def num_ranks(self) -> int:
+        """The ranks of the whole run: they share hosts."""
+        return (self.within or self.mesh).num_ranks

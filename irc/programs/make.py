@@ -32,13 +32,16 @@ from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.schedules import splits_backward
 from irc.programs.stage_pins import pins_of_stages
+from irc.programs.stage_slots import runs_of_stages
 from irc.programs.stage_step import GRADIENT, StageStep, stage_step
 from irc.schedule.actions import Schedule
 from irc.schedule.copies import copies_of, swapped_forwards
 from irc.schedule.notation import print_schedule
+from irc.training.call_parts import split_calls
 from irc.training.entry import globs, loss_index, matches
 from irc.training.functions import Functions, split_functions
 from irc.training.recipe import Recipe
+from irc.training.stage_runs import RUNS, StageRuns
 from irc.training.stages import Stages, stages_of
 
 
@@ -81,16 +84,17 @@ def make_parts_plan(
     if options.keep_ir:
         files |= {stage_file(stage): dump(step.module) for stage, step in enumerate(steps)}
     inner = Mesh(tuple(axis for axis in options.mesh.axes if axis[0] != PIPE))
-    own = replace(options, mesh=inner)
+    own = replace(options, mesh=inner, within=options.mesh)
     splits = [splits_backward(schedule, stage) for stage in range(len(steps))]
     placed: dict[str, str] = {}
     functions: list[Functions] = []
     parts: list[Mapping[str, LoadedPlan]] = []
     types = [_types(step.module) for step in steps]
     pins = pins_of_stages(options.pins, inner, [step.module for step in steps])
-    for step, is_split, text in zip(steps, splits, pins, strict=True):
-        functions.append(_place(step, replace(own, pins=text), is_split, placed))
-        alone = replace(options, mesh=Mesh(()), pins="")
+    runs = runs_of_stages(schedule, splits)
+    alone = replace(own, mesh=Mesh(()), pins="")
+    for step, is_split, often, text in zip(steps, splits, runs, pins, strict=True):
+        functions.append(_place(step, replace(own, pins=text), is_split, often, placed))
         batch = {k: _whole_plan(module, alone) for k, module in step.batch.items()}
         parts.append({**_plans(functions[-1], replace(own, pins="")), **batch})
         placed |= {n: p for n, p in _weight_placements(parts[-1]).items() if n in shared}
@@ -222,14 +226,22 @@ def _place(
     step: StageStep,
     options: Options,
     is_split: bool,
+    runs: StageRuns,
     placed: Mapping[str, str],
 ) -> Functions:
-    """Place a stage on its mesh, and split it into functions."""
+    """Place a stage on its mesh as a schedule runs it, and split it into functions."""
     here = {name for _, name, _ in arguments(entry(step.module))}
     pins = [f'"{name}" = {where}' for name, where in placed.items() if name in here]
     options = replace(options, pins="\n".join(filter(None, [options.pins, *pins])))
-    run_passes(step.module, split_pipeline(options)[0], verify_each=options.verify_each)
-    return split_functions(step.module, splits_backward=is_split)
+    passes, module = split_pipeline(options)[0], step.module
+    at = next((i for i, each in enumerate(passes) if each.name == "auto-shard"), len(passes))
+    run_passes(module, passes[:at], verify_each=options.verify_each)
+    if is_split:
+        split_calls(module)
+    runs.write(module)
+    run_passes(module, passes[at:], verify_each=options.verify_each)
+    del module.attributes[RUNS]
+    return split_functions(module, splits_backward=is_split)
 
 
 def _plans(functions: Functions, options: Options) -> dict[str, LoadedPlan]:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp
-from xdsl.ir import Operation, SSAValue, Use
+from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 
 from irc.dialects.builder import arguments, entry, functions
-from irc.dialects.flow import FlowOp, phase_of
+from irc.dialects.flow import FlowOp
 from irc.dialects.types import TensorType
 from irc.errors import InternalError
 from irc.search.candidates import candidates
 from irc.search.options import Key, op_key
-from irc.training.accumulators import MICRO_BATCHES
+from irc.training.functions import kinds_of, sums_of
+from irc.training.stage_runs import MICRO_BATCH, runs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from irc.sharding.boxing import LocalShape
+
+NO_OPS: Mapping[Operation, int] = {}
 
 LOADED = ("parameter", "buffer", "constant", "state", "accumulator", "cache", "boundary")
 """Roles whose ranks may load any slice, or hold any between calls."""
@@ -33,26 +35,32 @@ class Facts:
 
     Attributes:
         functions: by name, callees before callers.
-        repeats: micro-batches of a step, which the entry is of one of.
-        counts: how often each function runs in a step.
-        once: ops of the entry that run once a step, after all micro-batches.
+        counts: how often each runs when the entry runs once; of a stage of a pipeline, in a step.
         loaded: entry arguments that ranks load.
         traffic: what ops move that are fused with others.
-        often: of calls that run another number of times than the function that they stand in.
+        often: of ops that run another number of times than the function that they stand in.
+        runs: of a stage of a pipeline, how a schedule runs its functions.
+        kinds: the function that each op of such a stage's entry lands in.
+        sums: sums of gradients of such a stage, and the accumulators that hold them.
     """
 
     def __init__(self, module: ModuleOp) -> None:
         known = functions(module)
         self.module = module
         self.functions = {name: known[name] for name in _callees_first(known)}
-        self.repeats = micro_batches_of(module)
-        self.counts = call_counts(known, self.repeats)
-        ops = entry(module).body.block.ops
-        self.once = {op for op in ops if self.repeats > 1 and phase_of(op) == "step"}
+        self.runs = runs_of(module)
+        self.kinds: dict[Operation, str] = {}
+        self.sums: dict[SSAValue, BlockArgument] = {}
+        self.often: dict[Operation, int] = {}
+        if self.runs is not None:
+            self.kinds = kinds_of(entry(module), merged=self.runs.merged)
+            self.sums = sums_of(entry(module))
+            self.often = {op: self.runs.count(kind) for op, kind in self.kinds.items()}
+        self._end = entry(module).body.block.last_op if self.runs is not None else None
+        self.counts = call_counts(known, self.often)
         self.place = {op: i for func in known.values() for i, op in enumerate(func.body.block.ops)}
         self.loaded = {value for role, _, value in arguments(entry(module)) if role in LOADED}
         self.traffic = {op: t for func in known.values() for op, t in candidates(func)}
-        self.often: dict[Operation, int] = {}
         self._keys: dict[FlowOp, Key] = {}
         self._numbers: dict[Key, int] = {}
         self._uses: dict[SSAValue, list[Use]] = {}
@@ -64,6 +72,42 @@ class Facts:
             key = op_key(op), self.traffic.get(op)
             self._keys[op] = self._numbers.setdefault(key, len(self._numbers))
         return self._keys[op]  # type: ignore[return-value]  # a number by now
+
+    def runs_in(self, value: SSAValue, use: Use) -> str | None:
+        """Return the function that a boxing for a reader of a value lands in; None in a block."""
+        op = use.operation
+        if op in self.kinds:
+            return self.kinds[op]
+        # What is returned is boxed where it is made.
+        own = value.owner
+        return self.kinds.get(own, MICRO_BATCH[0]) if op is self._end else None  # type: ignore[arg-type]
+
+    def shares(self, value: SSAValue, use: Use) -> str | None:
+        """Return what readers of a value have in common that share its boxings.
+
+        In a stage of a pipeline, those that run for each micro-batch, or in one function of the
+        update: it sees nothing of what micro-batches make but sums.
+        """
+        kind = self.runs_in(value, use)
+        return MICRO_BATCH[0] if kind in MICRO_BATCH else kind
+
+    def is_of_sum(self, value: SSAValue, use: Use) -> bool:
+        """True where a reader of a sum of gradients reads its accumulator."""
+        return value in self.sums and self.runs_in(value, use) not in MICRO_BATCH
+
+    def times(self, value: SSAValue, use: Use, count: int) -> int:
+        """Return how often a boxing for a reader of a value runs.
+
+        Args:
+            value: what is boxed.
+            use: its reader.
+            count: how often the function runs that both are in.
+        """
+        if self.runs is not None and (kind := self.runs_in(value, use)) is not None:
+            return self.runs.count(kind)
+        own = value.owner
+        made = self.often.get(own, count) if isinstance(own, Operation) else count
+        return self.often.get(use.operation, made)
 
     def kind(self, value: SSAValue) -> tuple[LocalShape, str]:
         """Return shape and dtype of a value that is a tensor."""
@@ -81,27 +125,22 @@ class Facts:
         return self._uses[value]
 
 
-def call_counts(known: Mapping[str, FuncOp], repeats: int = 1) -> dict[str, int]:
-    """Return how often each function runs in a step.
+def call_counts(
+    known: Mapping[str, FuncOp], often: Mapping[Operation, int] = NO_OPS
+) -> dict[str, int]:
+    """Return how often each function runs when the entry runs once.
 
     Args:
-        known: the functions of a module.
-        repeats: how often the entry runs, but for what it does in phase ``step``.
+        known: the functions by name.
+        often: of calls that run another number of times than the function that they stand in.
     """
     counts = dict.fromkeys(known, 0)
-    counts["forward"] = repeats
+    counts["forward"] = 1
     for name in reversed(_callees_first(known)):
         for op in known[name].body.block.ops:
             if isinstance(op, CallOp):
-                is_once = name == "forward" and phase_of(op) == "step"
-                counts[op.callee.string_value()] += 1 if is_once else counts[name]
+                counts[op.callee.string_value()] += often.get(op, counts[name])
     return counts
-
-
-def micro_batches_of(module: ModuleOp) -> int:
-    """Return how often forward and backward run before the step that the module ends with."""
-    found = module.attributes.get(MICRO_BATCHES)
-    return found.value.data if isinstance(found, IntegerAttr) else 1
 
 
 def _callees_first(known: Mapping[str, FuncOp]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Operation, OpResult, SSAValue, Use
+from xdsl.ir import Operation, SSAValue, Use
 
 from irc.constraints.resolve import Constraints
 from irc.cost.model import ClusterCost
@@ -130,7 +130,7 @@ class Graph:
         seconds = [self.options.seconds(op, signature) for signature in found]
         kept = undominated(op, found, seconds, self._boxing)
         found, seconds = [found[i] for i in kept], [seconds[i] for i in kept]
-        count = self._times(op, self._counts[function])
+        count = self.facts.often.get(op, self._counts[function])
         node = Node(f"{function}/{id_of(op)}", tuple(seconds), count)
         index = self.problem.add_node(node)
         self.ops[op] = (index, found)
@@ -314,23 +314,23 @@ class Graph:
             return
         shape, dtype = self._shape(value)
         self.groups[value] = groups = self._reader_groups(value)
-        made = self._times(value.owner, count) if isinstance(value, OpResult) else count
         self.nets[value] = [
             self.problem.add_net(
                 Net(
                     shape,
                     dtype,
-                    self.sources[value],
+                    self.source(value, group[0]),
                     tuple(self.reads[use.operation, use.index] for use in group),
-                    self._times(group[0].operation, made),
+                    self.facts.times(value, group[0], count),
                 )
             )
             for group in groups
         ]
 
-    def _times(self, op: Operation, count: int) -> int:
-        """Return how often an op runs that stands where others run so often."""
-        return 1 if op in self.facts.once else self.facts.often.get(op, count)
+    def source(self, value: SSAValue, use: Use) -> Port:
+        """Return the port of what a reader of a value reads: of a sum, that of its accumulator."""
+        is_of_sum = self.facts.is_of_sum(value, use)
+        return self.sources[self.facts.sums[value] if is_of_sum else value]
 
     def _reader_groups(self, value: SSAValue) -> list[tuple[Use, ...]]:
         """Return the readers of a value, apart where they do not share a boxing.
@@ -340,16 +340,14 @@ class Graph:
         again for the backward pass.
         """
         uses, often = self.facts.uses(value), self.facts.often
-        if any(use.operation in often for use in uses):
+        if self.facts.runs is None and any(use.operation in often for use in uses):
             return [(use,) for use in uses]
+        is_dropped = self._is_short and value in self.facts.loaded
         found: dict[object, list[Use]] = {}
         for use in uses:
             op = use.operation
-            if self._is_short and value in self.facts.loaded:
-                key: object = op if isinstance(op, CallOp) else phase_of(op)
-            else:
-                key = op in self.facts.once
-            found.setdefault(key, []).append(use)
+            apart = (op if isinstance(op, CallOp) else phase_of(op)) if is_dropped else None
+            found.setdefault((self.facts.shares(value, use), apart), []).append(use)
         return [tuple(group) for group in found.values()]
 
     def _shape(self, value: SSAValue) -> tuple[LocalShape, str]:

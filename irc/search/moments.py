@@ -281,7 +281,7 @@ class _Walk:
             if net not in self._sinks:
                 sinks = graph.problem.nets[net].sinks
                 self._sinks[net] = {port: i for i, port in enumerate(sinks)}
-            sinks, source = self._sinks[net], graph.sources[value]
+            sinks, source = self._sinks[net], graph.source(value, group[0])
             at = [
                 (self._place[use.operation], sinks[port], port)
                 for use in group

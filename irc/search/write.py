@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp
+from xdsl.dialects.func import ReturnOp
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
@@ -54,7 +55,13 @@ def write_placements(
             for number, group in enumerate(graph.groups.get(value, ()))
             for use in group
         }
-        boxings = _Boxings(values, wanted, apart, trees, boxing)
+        held = {
+            (value, number): _at(graph.source(value, group[0]), choice)
+            for value in made
+            for number, group in enumerate(graph.groups.get(value, ()))
+            if graph.facts.is_of_sum(value, group[0])
+        }
+        boxings = _Boxings(values, wanted, apart, held, trees, boxing)
         boxings.insert(ops)
         boxings.retype()
         func.update_function_type()
@@ -72,11 +79,13 @@ class _Boxings:
         values: how each value is made.
         wanted: how each reader wants it.
         apart: the group of each reader: those of one group share boxings.
+        held: of readers that read what holds a value (a sum's accumulator), how that lies.
     """
 
     values: Mapping[SSAValue, Placement]
     wanted: Mapping[tuple[Operation, int], Placement]
     apart: Mapping[tuple[Operation, int], int]
+    held: Mapping[Shared, Placement]
     trees: Trees
     boxing: Boxing
 
@@ -89,13 +98,17 @@ class _Boxings:
             targets.setdefault(self._shared(*use), []).append(placement)
         for shared, asked in targets.items():
             if isinstance(shared[0].type, TensorType):
-                self._parents[shared] = self._tree(shared[0], asked)
+                self._parents[shared] = self._tree(shared, asked)
 
     def _shared(self, op: Operation, index: int) -> Shared:
         return op.operands[index], self.apart.get((op, index), 0)
 
-    def _tree(self, value: SSAValue, asked: Iterable[Placement]) -> Mapping[Placement, Placement]:
-        kind, source = tensor(value), self.values[value]
+    def _source(self, shared: Shared) -> Placement:
+        return self.held.get(shared, self.values[shared[0]])
+
+    def _tree(self, shared: Shared, asked: Iterable[Placement]) -> Mapping[Placement, Placement]:
+        value, source = shared[0], self._source(shared)
+        kind = tensor(value)
         tree = self.trees.tree(kind.static_shape(), kind.dtype, source, asked)
         if tree is None:
             raise InternalError(f"{value.owner} is {source} and wanted as {[*map(str, asked)]}")
@@ -110,21 +123,37 @@ class _Boxings:
                     op.operands[i] = self._under(shared, self.wanted[op, i], op)
 
     def _under(self, shared: Shared, placement: Placement, reader: Operation) -> SSAValue:
-        value = shared[0]
-        if placement == self.values[value]:
-            return value
+        if placement == self._source(shared):
+            return self._root(shared, reader)
         key = (shared, placement)
         if key not in self._made:
             parent = self._parents[shared][placement]
-            self._under(shared, parent, reader)
-            self._made[key] = self._box(shared, parent, placement, reader)
+            before = self._under(shared, parent, reader)
+            self._made[key] = self._box(shared[0], before, (parent, placement), reader)
         return self._made[key]
 
-    def _box(
-        self, shared: Shared, parent: Placement, placement: Placement, reader: Operation
-    ) -> SSAValue:
+    def _root(self, shared: Shared, reader: Operation) -> SSAValue:
+        """Return what a group's boxings begin with: the value, or as it is returned and held."""
         value = shared[0]
-        before = self._made.get((shared, parent), value)
+        if shared not in self.held:
+            return value
+        held = self.held[shared]
+        own = next(
+            self._shared(use.operation, use.index)
+            for use in value.uses
+            if isinstance(use.operation, ReturnOp)
+            and self.wanted[use.operation, use.index] == held
+        )
+        return self._under(own, held, reader)
+
+    def _box(
+        self,
+        value: SSAValue,
+        before: SSAValue,
+        way: tuple[Placement, Placement],
+        reader: Operation,
+    ) -> SSAValue:
+        parent, placement = way
         number = self._numbers[value] = self._numbers.get(value, -1) + 1
         name, loc = _origin(value, reader)
         kind = tensor(value)

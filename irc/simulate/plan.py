@@ -57,6 +57,7 @@ def predict(
     *,
     cores: float | None = None,
     threads: int = 1,
+    ranks: int | None = None,
 ) -> Prediction:
     """Simulate one call of a plan.
 
@@ -65,8 +66,9 @@ def predict(
         seconds: the time of a step; of a collective, once all have started it.
         cores: of the host that all ranks share; None gives each its own.
         threads: of each rank: what it takes of the cores while it computes.
+        ranks: that share the cores, where other plans run beside this one: with its own.
     """
-    build = _Builder(plan, seconds, None if cores is None else CORES)
+    build = _Builder(plan, seconds, None if cores is None else CORES, ranks)
     for time, (position, step) in enumerate(build.steps):
         build.add(time, position, step)
     capacity = {} if cores is None else {CORES: cores / threads}
@@ -74,15 +76,19 @@ def predict(
     return Prediction(actions, simulate(actions, capacity), build.ranks)
 
 
-def predicted_seconds(plan: Plan, *, cores: float | None = None, threads: int = 1) -> float:
+def predicted_seconds(
+    plan: Plan, *, cores: float | None = None, threads: int = 1, ranks: int | None = None
+) -> float:
     """Return the predicted time of a call, from the times that the plan's actions state."""
-    return predict(plan, cores=cores, threads=threads).seconds
+    return predict(plan, cores=cores, threads=threads, ranks=ranks).seconds
 
 
 class _Builder:
-    def __init__(self, plan: Plan, seconds: StepSeconds, shared: str | None) -> None:
+    def __init__(
+        self, plan: Plan, seconds: StepSeconds, shared: str | None, ranks: int | None
+    ) -> None:
         self.plan, self.seconds, self.shared = plan, seconds, shared
-        self.ranks = plan.device_mesh.num_ranks
+        self.ranks = plan.device_mesh.num_ranks if ranks is None else ranks
         self.actions: list[SimAction] = []
         self.collectives: dict[int, int] = {}
         self.steps = steps(plan)

@@ -29,7 +29,7 @@ from irc.dialects.builder import (
 from irc.dialects.flow import PointwiseOp, phase_of
 from irc.ops.derivative import PhaseBuilder
 from irc.training.accumulators import ACCUMULATOR
-from irc.training.call_parts import closure, input_part, is_cheap, split_calls
+from irc.training.call_parts import closure, input_part, is_cheap
 from irc.training.stages import BOUNDARY, GRADIENT, with_called
 
 SAVED = "saved"
@@ -60,12 +60,73 @@ def split_functions(module: ModuleOp, *, splits_backward: bool) -> Functions:
     """Split the program of a stage along its marks; the module is taken apart.
 
     Args:
-        module: level flow or spmd, as `irc.programs.stage_step` and auto-shard leave it.
+        module: level flow or spmd, as `irc.programs.stage_step` and auto-shard leave it; where
+            backward is split, after `irc.training.call_parts.split_calls`.
         splits_backward: whether backward is I and W, or one function B.
     """
-    if splits_backward:
-        split_calls(module)
     return _Split(module, merged=not splits_backward).run()
+
+
+def kinds_of(func: FuncOp, *, merged: bool) -> dict[Operation, Kind]:
+    """Return the function that each op of a stage's entry lands in."""
+    end = func.body.block.last_op
+    assert isinstance(end, ReturnOp)
+    named = _kinds(merged=merged)
+    return {op: named[place] for op, place in _places(func, merged=merged).items()}
+
+
+def sums_of(func: FuncOp) -> dict[SSAValue, BlockArgument]:
+    """Return the sums of gradients, each with the accumulator that holds it between functions.
+
+    What norm and step read of a sum is the accumulator itself.
+    """
+    end = func.body.block.last_op
+    assert isinstance(end, ReturnOp)
+    held = {
+        name: value
+        for role, name, value in arguments(func)
+        if role == ACCUMULATOR and isinstance(value, BlockArgument)
+    }
+    pairs = zip(results(func), end.operands, strict=True)
+    return {v: held[name] for (role, name), v in pairs if role == "state" and name in held}
+
+
+def _kinds(*, merged: bool) -> Sequence[Kind]:
+    return ("F", "B", "", "norm", "step") if merged else ORDER
+
+
+def _places(func: FuncOp, *, merged: bool) -> dict[Operation, int]:
+    """The function of each op, as a position in ORDER."""
+    end = func.body.block.last_op
+    assert isinstance(end, ReturnOp)
+    named = list(zip(results(func), end.operands, strict=True))
+    ops = [op for op in func.body.block.ops if op is not end]
+    first = input_part(ops, [v for (role, _), v in named if role == BOUNDARY])
+    norm = closure([v for (role, _), v in named if role == NORM])
+    sums = {v.owner for v in sums_of(func)}
+    places: dict[Operation, int] = {}
+    for op in reversed(ops):
+        match phase_of(op):
+            case "forward":
+                place = 0
+            case "backward":
+                place = 1 if merged or op in first else 2
+            case "step":
+                place = 3 if op in norm else 4
+            case _:
+                # A boxing is where its first reader is; that of a sum where the sum is computed.
+                readers = [
+                    places[u.operation]
+                    for v in (op.results if op not in sums else ())
+                    for u in v.uses
+                    if u.operation in places
+                ]
+                place = min(readers, default=-1)
+        places[op] = place
+    for op in ops:
+        before = [places[v.owner] for v in op.operands if v.owner in places]  # type: ignore[index]
+        places[op] = max([places[op], *before], default=0)
+    return {op: max(place, 0) for op, place in places.items()}
 
 
 class _Split:
@@ -84,11 +145,9 @@ class _Split:
             )
         ]
         self.merged = merged
-        self.places = self._places()
+        self.places = _places(self.func, merged=merged)
         self.saved: dict[SSAValue, str] = {}
-        # What the optimiser reads of a sum of gradients is the accumulator itself.
-        held = {name: value for role, name, value in arguments(self.func) if role == ACCUMULATOR}
-        self.sums = {v: held[n] for role, n, v, _ in self.returned if role == "state" and n in held}
+        self.sums = sums_of(self.func)
         self.moved = {name for role, name, _, _ in self.returned if role == "state"}
 
     def _copy_arguments(self, end: ReturnOp) -> None:
@@ -122,7 +181,7 @@ class _Split:
         reads = {p: self._reads(ops, results_of[p]) for p, ops in needed.items()}
         self._save(reads, results_of)
         made: dict[Kind, ModuleOp] = {}
-        for place, kind in enumerate(self._kinds()):
+        for place, kind in enumerate(_kinds(merged=self.merged)):
             if kind and (own[place] or results_of[place]):
                 made[kind] = self._module(place, needed[place], reads[place], results_of[place])
         registers = {
@@ -131,38 +190,6 @@ class _Split:
             if role == BOUNDARY
         }
         return Functions(made, registers)
-
-    def _kinds(self) -> Sequence[Kind]:
-        return ("F", "B", "", "norm", "step") if self.merged else ORDER
-
-    def _places(self) -> dict[Operation, int]:
-        """The function of each op, as a position in ORDER."""
-        ops = [op for op in self.block.ops if not isinstance(op, ReturnOp)]
-        first = input_part(ops, [v for role, _, v, _ in self.returned if role == BOUNDARY])
-        norm = closure([v for role, _, v, _ in self.returned if role == NORM])
-        places: dict[Operation, int] = {}
-        for op in reversed(ops):
-            match phase_of(op):
-                case "forward":
-                    place = 0
-                case "backward":
-                    place = 1 if self.merged or op in first else 2
-                case "step":
-                    place = 3 if op in norm else 4
-                case _:
-                    # A boxing is where its first reader is.
-                    readers = [
-                        places[u.operation]
-                        for v in op.results
-                        for u in v.uses
-                        if u.operation in places
-                    ]
-                    place = min(readers, default=-1)
-            places[op] = place
-        for op in ops:
-            before = [places[v.owner] for v in op.operands if v.owner in places]  # type: ignore[index]
-            places[op] = max([places[op], *before], default=0)
-        return {op: max(place, 0) for op, place in places.items()}
 
     def _results(self) -> dict[int, list[tuple[SSAValue, DictionaryAttr]]]:
         """What each function returns of what the stage does, by its place."""

@@ -15,6 +15,7 @@ from irc.pipeline import run_passes
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.stage_step import StageStep, stage_step
+from irc.training.call_parts import split_calls
 from irc.training.functions import split_functions
 from irc.training.recipe import recipe_of
 from irc.training.stages import Stages, stages_of
@@ -115,7 +116,10 @@ def test_functions_verify_and_hand_on_what_they_read(splits: bool) -> None:
     """What a function reads of another is what that one returns, under one name."""
     from irc.dialects.builder import arguments, results
 
-    found = split_functions(step_of("gpt").module, splits_backward=splits)
+    module = step_of("gpt").module
+    if splits:
+        split_calls(module)
+    found = split_functions(module, splits_backward=splits)
     assert list(found.modules) == (["F", "I", "W", "step"] if splits else ["F", "B", "step"])
     made: set[str] = set()
     for kind, module in found.modules.items():
