@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from irc.dialects.flow import id_of
+from irc.search.by_function import seconds_by_function
 from irc.search.graph import Graph
 from irc.search.problem import Net, Problem
 from irc.search.program import Solution
@@ -38,6 +39,7 @@ def plan_cost(graph: Graph, solution: Solution, cluster: str, boxing: Boxing, tr
             "nodes": solution.num_nodes,
             "columns": solution.num_columns,
             **_memory(graph, solution, trees),
+            **_functions(graph, solution, boxing, trees),
             "ops": _ops(graph, solution.choice, boxing, trees),
         },
         separators=(",", ":"),
@@ -56,6 +58,19 @@ def _memory(graph: Graph, solution: Solution, trees: Trees) -> dict[str, Any]:
         "peak_at": liveness.label(moment),
         "peak_bytes": liveness.breakdown(moment, solution.choice, trees),
     }
+
+
+def _functions(
+    graph: Graph, solution: Solution, boxing: Boxing, trees: Trees
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Say of a stage of a pipeline what each of its functions takes, and how often it runs."""
+    if graph.facts.runs is None:
+        return {}
+    found = seconds_by_function(graph, solution.choice, boxing, trees)
+    shown = {
+        kind: {"runs": f.runs, "seconds": float(f"{f.seconds:.7g}")} for kind, f in found.items()
+    }
+    return {"functions": shown}
 
 
 def _ops(graph: Graph, choice: Sequence[int], boxing: Boxing, trees: Trees) -> list[dict[str, Any]]:

@@ -141,8 +141,7 @@ class _Boxings:
         own = next(
             self._shared(use.operation, use.index)
             for use in value.uses
-            if isinstance(use.operation, ReturnOp)
-            and self.wanted[use.operation, use.index] == held
+            if isinstance(use.operation, ReturnOp) and self.wanted[use.operation, use.index] == held
         )
         return self._under(own, held, reader)
 

@@ -60,6 +60,10 @@ def split_calls(module: ModuleOp) -> None:
         parted = parts[name]
         if parted is not None:
             _replace_call(op, parted)
+    for name, parted in parts.items():
+        if parted is not None:
+            known[name].detach()
+            known[name].erase()
 
 
 @dataclass(frozen=True)
