@@ -38,8 +38,9 @@ class AutoShardPass(ModulePass):
     boxing.
 
     Options: ``mesh`` names the axes; ``within`` is the mesh of the whole run where ``mesh`` is that
-    of one stage, which shares hosts and links with the others; ``cluster`` is a preset or a TOML file; ``inputs`` is
-    ``replicated`` (each rank is given the whole inputs) or ``any``; ``pins`` pins and forbids
+    of one stage, which shares hosts and links with the others; ``cluster`` is a preset or a TOML
+    file; ``inputs`` is ``replicated`` (each rank is given the whole inputs) or ``any``; ``pins`` pins
+    and forbids
     placements of arguments and ops, as in ``*.w = [tensor = S(1)]; forbid op n3 = [data = P(*)]``,
     or names a file of such lines (grammar/sharding.lark); ``memory_bytes`` bounds what a device
     holds at any moment (by default, what the cluster's devices have, less a margin), and

@@ -32,14 +32,14 @@ from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.schedules import splits_backward
 from irc.programs.stage_pins import pins_of_stages
-from irc.programs.stage_slots import runs_of_stages
+from irc.programs.stage_slots import runs_of_stages, ways_of
 from irc.programs.stage_step import GRADIENT, StageStep, stage_step
 from irc.schedule.actions import Schedule
 from irc.schedule.copies import copies_of, swapped_forwards
 from irc.schedule.notation import print_schedule
 from irc.training.call_parts import split_calls
 from irc.training.entry import globs, loss_index, matches
-from irc.training.functions import Functions, split_functions
+from irc.training.functions import Functions, sort_by_function, split_functions
 from irc.training.recipe import Recipe
 from irc.training.stage_runs import RUNS, StageRuns
 from irc.training.stages import Stages, stages_of
@@ -91,7 +91,7 @@ def make_parts_plan(
     parts: list[Mapping[str, LoadedPlan]] = []
     types = [_types(step.module) for step in steps]
     pins = pins_of_stages(options.pins, inner, [step.module for step in steps])
-    runs = runs_of_stages(schedule, splits)
+    runs = runs_of_stages(schedule, steps, found.crossings, splits)
     alone = replace(own, mesh=Mesh(()), pins="")
     for step, is_split, often, text in zip(steps, splits, runs, pins, strict=True):
         functions.append(_place(step, replace(own, pins=text), is_split, often, placed))
@@ -238,6 +238,7 @@ def _place(
     run_passes(module, passes[:at], verify_each=options.verify_each)
     if is_split:
         split_calls(module)
+    sort_by_function(module, merged=not is_split)
     runs.write(module)
     run_passes(module, passes[at:], verify_each=options.verify_each)
     del module.attributes[RUNS]
@@ -288,10 +289,7 @@ def _channels(
 ) -> tuple[ChannelFacts, ...]:
     channels: list[ChannelFacts] = []
     for crossing in found.crossings:
-        ways = [(crossing.name, crossing.producer, crossing.consumer)]
-        if f"{GRADIENT}{crossing.name}" in steps[crossing.consumer].sent:
-            ways.append((f"{GRADIENT}{crossing.name}", crossing.consumer, crossing.producer))
-        for name, producer, consumer in ways:
+        for name, producer, consumer in ways_of(crossing, steps):
             if name not in types[consumer]:
                 continue  # nothing reads it there
             shape, dtype = types[consumer][name]

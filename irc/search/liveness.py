@@ -16,10 +16,12 @@ import numpy as np
 
 from irc.search.problem import Choice, Port
 from irc.sharding.trees import Tree, Trees
+from irc.training.functions import first_kind, last_kind
 
 if TYPE_CHECKING:
     from irc.sharding.boxing import LocalShape
     from irc.sharding.spaces import Numbers
+    from irc.training.stage_runs import StageRuns
 
 Moment: TypeAlias = tuple[tuple[str, int], ...]
 """From the entry inwards: the function, and the place of the op in it."""
@@ -56,6 +58,9 @@ class Reads:
         dtype: the element type.
         source: where it is made.
         at: each reader's place, the number of its port among the net's readers, and the port.
+        kinds: of a stage of a pipeline, by place, the function that reads there.
+        runs: how these functions run.
+        end: the last place.
     """
 
     net: int
@@ -63,6 +68,20 @@ class Reads:
     dtype: str
     source: Port
     at: tuple[tuple[int, int, Port], ...]
+    kinds: Mapping[int, str] = field(default_factory=dict[int, str])
+    runs: StageRuns | None = None
+    end: int = 0
+
+    def slots(self, places: Iterable[int]) -> int | None:
+        """Return how many copies there are of what several functions read; None for one alone.
+
+        Args:
+            places: of its readers.
+        """
+        kinds = {self.kinds[place] for place in places if place in self.kinds}
+        if self.runs is None or len(kinds) < 2:
+            return None
+        return self.runs.slots_between(first_kind(kinds), last_kind(kinds))
 
 
 @dataclass
@@ -146,7 +165,10 @@ def copies_of(reads: Reads, choice: Choice, trees: Trees) -> Iterable[tuple[int,
         if packed:
             yield at, at, packed
     for target, at in times.items():
-        yield min(at), max(at), trees.num_bytes(reads.shape, reads.dtype, target)
+        size = trees.num_bytes(reads.shape, reads.dtype, target)
+        # What one function of a stage hands to another is there all the time.
+        slots = reads.slots(at)
+        yield (min(at), max(at), size) if slots is None else (0, reads.end, slots * size)
 
 
 class Liveness:

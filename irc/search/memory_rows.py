@@ -101,7 +101,10 @@ class MemoryRows:
         for name, at in moment:
             for reads in self._liveness.functions[name].reads:
                 places = [place for place, _, _ in reads.at]
-                if min(places) <= at <= max(places):
+                if reads.slots(places) is not None:
+                    self._bound_kept(reads, at, row)
+                    made.values.append((reads, at))
+                elif min(places) <= at <= max(places):
                     self._bound_copies(reads, at, row, limit - least)
                     made.values.append((reads, at))
         if moment:
@@ -129,6 +132,36 @@ class MemoryRows:
                 self._imply(copy, 1.0, [columns], lies)
             if early and late:
                 self._imply(copy, 1.0, [early, late], lies)
+
+    def _bound_kept(self, reads: Reads, at: int, row: Entries) -> None:
+        """Hold a copy that several functions of a stage read in all its places, at any moment."""
+        ports = [(place, port) for place, _, port in reads.at]
+        kinds = list(dict.fromkeys(reads.kinds[place] for place, _ in ports))
+        own = reads.kinds.get(at)
+        for placement in dict.fromkeys(p for _, port in ports for p in port.placements):
+            if not (size := self._size(reads, placement)):
+                continue
+            copy = self._search.new_column()
+            row[copy] = 1.0
+            lies = self._at(reads.source, placement)
+            wants = {
+                kind: self._any([p for place, p in ports if reads.kinds[place] == kind], placement)
+                for kind in kinds
+            }
+            for i, first in enumerate(kinds):
+                for last in kinds[i + 1 :]:
+                    slots = reads.slots(p for p, k in reads.kinds.items() if k in (first, last))
+                    if wants[first] and wants[last] and slots:
+                        least = slots * size / self._unit
+                        self._imply(copy, least, [wants[first], wants[last]], lies)
+            here = [(place, port) for place, port in ports if reads.kinds[place] == own]
+            now = self._any([port for place, port in here if place == at], placement)
+            before = self._any([port for place, port in here if place < at], placement)
+            after = self._any([port for place, port in here if place > at], placement)
+            if now:
+                self._imply(copy, size / self._unit, [now], lies)
+            if before and after:
+                self._imply(copy, size / self._unit, [before, after], lies)
 
     def _size(self, reads: Reads, placement: Placement) -> int:
         """Return the bytes of a copy; zero for one that is too small for a column."""
@@ -194,11 +227,12 @@ class MemoryRows:
         for place, _, port in reads.at:
             places.setdefault(port.placements[choice[port.node]], []).append(place)
         places.pop(source, None)
-        return sum(
-            self._size(reads, placement)
-            for placement, wanted in places.items()
-            if min(wanted) <= at <= max(wanted)
-        )
+        said = 0
+        for placement, wanted in places.items():
+            slots = reads.slots(wanted)
+            if slots is not None or min(wanted) <= at <= max(wanted):
+                said += self._size(reads, placement) * (1 if slots is None else slots)
+        return said
 
     def _where_as_in(self, choice: Sequence[int], reads: Reads, column: int, missing: int) -> bool:
         """Add that a value needs more where it lies, and is wanted, as in a choice."""

@@ -25,6 +25,10 @@ from irc.ops.work import VIEWS
 from irc.search.liveness import Liveness, Reads, Span, Timeline
 from irc.search.problem import Port
 from irc.sharding.spaces import num_bytes
+from irc.training.call_parts import is_cheap
+from irc.training.functions import last_kind
+from irc.training.stage_runs import MICRO_BATCH
+from irc.training.stages import BOUNDARY
 
 if TYPE_CHECKING:
     from irc.search.graph import Graph
@@ -42,6 +46,8 @@ KINDS: Mapping[str, str] = {
     "constant": "buffers",
     "state": "optimizer state",
     "cache": "key-value cache",
+    "accumulator": "gradients",
+    "boundary": "boundaries",
     "input": "inputs",
 }
 
@@ -101,6 +107,9 @@ class _Walk:
         self._sizes: dict[tuple[Port, LocalShape, str], tuple[int, ...]] = {}
         self._sinks: dict[int, dict[Port, int]] = {}
         self._timeline = Timeline([_label(op) for op in self._ops])
+        self._kinds = graph.facts.kinds if self._is_entry else dict[Operation, str]()
+        self._crossing = self._boundaries()
+        self._known: dict[SSAValue, int | None] = {}
         self._outputs = self._allocated_first()
         for op in reversed(self._ops):
             for value in op.results:
@@ -120,6 +129,7 @@ class _Walk:
                     and self._end[value] == at
                     and not self._is_joined(value.owner)
                     and value not in self._outputs | self._updated
+                    and self._slots(value) is None
                     and shown.count(value) == 1
                 }
                 yield op.callee.string_value(), last
@@ -184,19 +194,66 @@ class _Walk:
             return {}
         return {value: role for role, _, value in arguments(self._func)}
 
+    def _boundaries(self) -> dict[SSAValue, str]:
+        """Return what comes from another stage or goes to one, by the names of their registers."""
+        if not self._kinds:
+            return {}
+        end = self._ops[-1]
+        found = {value: name for role, name, value in arguments(self._func) if role == BOUNDARY}
+        for (role, name), value in zip(results(self._func), end.operands, strict=True):
+            if role == BOUNDARY:
+                found.setdefault(value, name)
+        return found
+
+    def _slots(self, value: SSAValue) -> int | None:
+        """Return the places of what functions of a stage hand on; None for what stays in one."""
+        if value not in self._known:
+            self._known[value] = self._slots_of(value) if self._kinds else None
+        return self._known[value]
+
+    def _slots_of(self, value: SSAValue) -> int | None:
+        runs, owner = self._graph.facts.runs, value.owner
+        assert runs is not None
+        if (name := self._crossing.get(value)) is not None:
+            return runs.slots_between("", "", name)
+        if not isinstance(owner, Operation) or is_cheap(owner) or value in self._updated:
+            return None
+        readers = {kind for kind in self._readers(value) if kind in MICRO_BATCH}
+        first = self._kinds[owner]
+        if not readers - {first}:
+            return None
+        return runs.slots_between(first, last_kind(readers))
+
+    def _readers(self, value: SSAValue) -> Iterator[str]:
+        """Yield the functions that read a value, itself or what each makes again of it."""
+        for use in value.uses:
+            op = use.operation
+            if op in self._kinds and not is_cheap(op):
+                yield self._kinds[op]
+            elif op in self._kinds:
+                for result in op.results:
+                    yield from self._readers(result)
+
     def _add_argument(self, value: SSAValue, role: str) -> None:
         last = self._end[value] if role == "input" else len(self._ops) - 1
         if last >= 0:
-            self._add_span(KINDS.get(role, "buffers"), value, 0, last, role != "input")
+            is_stored = role not in ("input", BOUNDARY)
+            slots = self._slots(value)
+            self._add_span(KINDS.get(role, "buffers"), value, 0, last, is_stored, slots or 1)
 
     def _is_joined(self, op: Operation) -> bool:
         """True for what holds nothing: a view, or what only a later op of its kernel reads."""
+        if any(self._slots(value) is not None for value in op.results):
+            return False
         traffic = self._graph.facts.traffic.get(op) if isinstance(op, FlowOp) else None
         return _is_joined(op) if traffic is None else not any(traffic.writes)
 
     def _add_made(self, value: SSAValue, at: int) -> None:
         """Hold a value from its op to its last reader; an output that is whole, from the start."""
         kind, last = self._kind(value, at), max(at, self._end[value])
+        if (slots := self._slots(value)) is not None:
+            self._add_span(kind, value, 0, len(self._ops) - 1, times=slots)
+            return
         if value not in self._outputs or not isinstance(value.type, TensorType):
             self._add_span(kind, value, at, last)
             return
@@ -232,11 +289,17 @@ class _Walk:
         return phase_of(op) or "forward"
 
     def _add_span(
-        self, what: str, value: SSAValue, start: int, end: int, is_stored: bool = False
+        self,
+        what: str,
+        value: SSAValue,
+        start: int,
+        end: int,
+        is_stored: bool = False,
+        times: int = 1,
     ) -> None:
         if isinstance(value.type, TensorType):
             port = self._graph.sources[value]
-            size = self._bytes(port, value)
+            size = tuple(times * n for n in self._bytes(port, value))
             self._timeline.spans.append(Span(what, port.node, size, start, end, is_stored))
 
     def _add_library(self, value: SSAValue, at: int) -> None:
@@ -288,7 +351,14 @@ class _Walk:
                 if (port := graph.reads[use.operation, use.index]) is not source
             ]
             shape, dtype = graph.facts.kind(value)
-            self._timeline.reads.append(Reads(net, shape, dtype, source, tuple(at)))
+            kinds = {
+                self._place[use.operation]: kind
+                for use in (group if self._kinds else ())
+                if (kind := graph.facts.runs_in(value, use)) is not None
+            }
+            last = len(self._ops) - 1
+            reads = Reads(net, shape, dtype, source, tuple(at), kinds, graph.facts.runs, last)
+            self._timeline.reads.append(reads)
 
     def _bytes(self, port: Port, value: SSAValue) -> tuple[int, ...]:
         key = (port, *self._graph.facts.kind(value))

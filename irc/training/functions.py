@@ -10,7 +10,7 @@ an argument of role ``saved``. Literals and views are not saved but made again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -75,6 +75,38 @@ def kinds_of(func: FuncOp, *, merged: bool) -> dict[Operation, Kind]:
     return {op: named[place] for op, place in _places(func, merged=merged).items()}
 
 
+def sort_by_function(module: ModuleOp, *, merged: bool) -> None:
+    """Bring the entry's ops into the order in which functions run, in place.
+
+    What lives inside of one function then never lives beside what does inside of another.
+    """
+    func = entry(module)
+    places = _places(func, merged=merged)
+    end = func.body.block.last_op
+    assert end is not None
+    for op in sorted(places, key=lambda op: places[op]):
+        op.detach()
+        func.body.block.insert_op_before(op, end)
+
+
+def last_kind(kinds: Iterable[Kind]) -> Kind:
+    """Return the function that runs last of some.
+
+    >>> last_kind(["F", "W", "I"])
+    'W'
+    """
+    return max(kinds, key=_place_of)
+
+
+def first_kind(kinds: Iterable[Kind]) -> Kind:
+    """Return the function that runs first of some."""
+    return min(kinds, key=_place_of)
+
+
+def _place_of(kind: Kind) -> int:
+    return ORDER.index("I" if kind == "B" else kind)
+
+
 def sums_of(func: FuncOp) -> dict[SSAValue, BlockArgument]:
     """Return the sums of gradients, each with the accumulator that holds it between functions.
 
@@ -126,7 +158,7 @@ def _places(func: FuncOp, *, merged: bool) -> dict[Operation, int]:
     for op in ops:
         before = [places[v.owner] for v in op.operands if v.owner in places]  # type: ignore[index]
         places[op] = max([places[op], *before], default=0)
-    return {op: max(place, 0) for op, place in places.items()}
+    return {op: max(places[op], 0) for op in ops}
 
 
 class _Split:

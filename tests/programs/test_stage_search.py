@@ -73,7 +73,8 @@ def stage(
     with torch.no_grad():
         captured, split = captured_step(model, None, recipe, batch, {})
     module = captured.program.module
-    run_passes(module, [builtin_pass("canonicalize")(), builtin_pass("cut-stages")(count=1)])
+    one: dict[str, object] = {"count": 1}
+    run_passes(module, [builtin_pass("canonicalize")(), builtin_pass("cut-stages")(**one)])
     trained = {n for n, _ in model.named_parameters()}
     own = replace(recipe, split=split)
     scale = 1 / micro_batches
