@@ -39,15 +39,14 @@ class AutoShardPass(ModulePass):
 
     Options: ``mesh`` names the axes; ``within`` is the mesh of the whole run where ``mesh`` is that
     of one stage, which shares hosts and links with the others; ``cluster`` is a preset or a TOML
-    file; ``inputs`` is ``replicated`` (each rank is given the whole inputs) or ``any``; ``pins`` pins
-    and forbids
-    placements of arguments and ops, as in ``*.w = [tensor = S(1)]; forbid op n3 = [data = P(*)]``,
-    or names a file of such lines (grammar/sharding.lark); ``memory_bytes`` bounds what a device
-    holds at any moment (by default, what the cluster's devices have, less a margin), and
-    ``stored_bytes`` what it holds all the time: parameters, states, buffers and constants. They may
-    then be stored in smaller parts than they are used. ``regather`` keeps nothing that was gathered
-    from forward to backward: it is gathered again, as Megatron-LM's sequence parallelism does
-    (arXiv:2205.05198, section 4.2.2).
+    file; ``inputs`` is ``replicated`` (each rank is given the whole inputs) or ``any``; ``pins``
+    pins and forbids placements of arguments and ops, as in ``*.w = [tensor = S(1)]; forbid op n3 =
+    [data = P(*)]``, or names a file of such lines (grammar/sharding.lark); ``memory_bytes`` bounds
+    what a device holds at any moment (by default, what the cluster's devices have, less a margin),
+    and ``stored_bytes`` what it holds all the time: parameters, states, buffers and constants. They
+    may then be stored in smaller parts than they are used. ``regather`` keeps nothing that was
+    gathered from forward to backward: it is gathered again, as Megatron-LM's sequence parallelism
+    does (arXiv:2205.05198, section 4.2.2).
 
     Results of the entry are whole on each rank, a state lies as its buffer. A pass before it has
     bound the named sizes. It writes ``irc.mesh``, and unless ``report=false``, in ``irc.plan_cost``

@@ -100,8 +100,9 @@ def _crosses(name: str) -> bool:
 
 def _register(step: StageStep, name: str) -> str:
     """Return under which name a stage hands on a value: one that goes to two has the first's."""
-    returned = entry(step.module).body.block.last_op
-    assert returned is not None
-    sent = {n: v for (role, n), v in zip(results(entry(step.module)), returned.operands, strict=True)
-            if role == BOUNDARY}  # fmt: skip
+    func = entry(step.module)
+    end = func.body.block.last_op
+    assert end is not None
+    named = zip(results(func), end.operands, strict=True)
+    sent = {n: value for (role, n), value in named if role == BOUNDARY}
     return next(n for n, value in sent.items() if value is sent[name])

@@ -104,13 +104,37 @@ def moved(functions_: Functions, kind: str) -> int:
     return total
 
 
-def layers(micro_batches: int) -> Functions:
-    """Return the functions of a wide layer, placed for so many micro-batches of one size."""
+def layer(micro_batches: int) -> ModuleOp:
+    """Return the step of a wide layer, for so many micro-batches of one size."""
     with torch.device("meta"):
         model, batch = Layers(2048, 8192, 1), torch.empty(4096 * micro_batches, 2048)
-    module = stage(model, (batch,), micro_batches)
+    return stage(model, (batch,), micro_batches)
+
+
+def layers(micro_batches: int) -> Functions:
+    """Return the functions of a wide layer, placed."""
+    module = layer(micro_batches)
     placed(module, StageRuns(micro_batches), "data=2")
     return split_functions(module, splits_backward=False)
+
+
+def test_what_is_kept_of_micro_batches_in_flight_is_counted() -> None:
+    """A layer that fits with one micro-batch in flight has its weights split with four."""
+
+    def planned(slots: int, **options: Any) -> dict[str, Any]:
+        return placed(layer(64), StageRuns(64, slots={"F-B": slots}), "data=2", **options)
+
+    one, four = planned(1), planned(4)
+    kept = ("activations", "boxed")
+    assert [four["peak_bytes"][k] for k in kept] == [4 * one["peak_bytes"][k] for k in kept]
+    assert {k: v for k, v in four["peak_bytes"].items() if k not in kept} == {
+        k: v for k, v in one["peak_bytes"].items() if k not in kept
+    }
+    budget = (one["bytes_held"] + four["bytes_held"]) // 2
+    assert planned(1, memory_bytes=budget)["objective_s"] == one["objective_s"]
+    split = planned(4, memory_bytes=budget)
+    assert split["bytes_held"] <= budget
+    assert split["objective_s"] > four["objective_s"]
 
 
 def sums(found: Functions) -> set[str]:
