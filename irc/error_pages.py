@@ -585,6 +585,18 @@ PAGES = (
         fix="irc opt program.mlir -p canonicalize   (irc list passes names them)",
     ),
     ErrorPage(
+        code="pipeline-memory",
+        title="a stage does not fit into the memory of its ranks",
+        exit_code=4,
+        what="Weights, what the schedule keeps of its micro-batches in flight, and what functions "
+        "work in are more than a device has.",
+        why="Every value that one function hands to another has a place for each micro-batch in "
+        "flight. The message names the smallest budget that works, and how many may be in flight.",
+        example='irc.compile_step(model, mesh="pipe=4", schedule="gpipe", memory_bytes=1 << 20)',
+        fix="raise the budget, choose a schedule that keeps fewer micro-batches in flight (1f1b, "
+        "v-half), smaller micro-batches, or more ranks",
+    ),
+    ErrorPage(
         code="pipeline-stages",
         title="a model cannot be cut into such stages",
         exit_code=2,

@@ -71,12 +71,22 @@ def make_plan(
 
 
 def planned(
-    module: ModuleOp, options: Options, ranges: Mapping[str, tuple[int, int]]
+    module: ModuleOp,
+    options: Options,
+    ranges: Mapping[str, tuple[int, int]],
+    known: Mapping[str, str] | None = None,
 ) -> tuple[Plan, dict[str, str]]:
-    """Turn a module of level task into a plan, priced, and the sources of its kernels by name."""
+    """Turn a module of level task into a plan, priced, and the sources of its kernels by name.
+
+    Args:
+        module: level task.
+        options: what the user chose.
+        ranges: of inputs that are indices.
+        known: the sources, where kernels like these were written before.
+    """
     backend = find_backend(options.backend)
     kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
-    sources = backend.emit_plan_sources(kernels)
+    sources = dict(known) if known is not None else backend.emit_plan_sources(kernels)
     cost = ActionCost(
         module, options.cluster, options.mesh, sources.values(), within=options.within
     )
@@ -99,7 +109,14 @@ def planned(
 def function_plan(
     module: ModuleOp, passes: Sequence[ModulePass], options: Options, before: str = ""
 ) -> LoadedPlan:
-    """Plan one function of a stage.
+    """Plan one function of a stage; see :func:`function_levels`."""
+    return levels_plan(function_levels(module, passes, options, before), options)
+
+
+def function_levels(
+    module: ModuleOp, passes: Sequence[ModulePass], options: Options, before: str = ""
+) -> dict[str, ModuleOp]:
+    """Bring one function of a stage to kernels; return it after each pass that is kept, by file.
 
     Args:
         module: level spmd; its entry is the function.
@@ -107,20 +124,45 @@ def function_plan(
         options: what the user chose; the mesh is the stage's.
         before: what gave the module, by which its text is kept where texts are.
     """
-    texts: dict[str, str] = {}
+    levels: dict[str, ModuleOp] = {}
+    said: dict[str, str] = {}
 
     def keep(name: str, module: ModuleOp) -> None:
         text = dump(module)
-        if text != next(reversed(texts.values()), ""):  # there are many functions
-            texts[f"{len(texts):02}-{name}.mlir"] = text
+        if text != said.get("last"):  # there are many functions
+            levels[f"{len(levels):02}-{name}.mlir"] = module.clone()
+        said["last"] = text
 
     if before and options.keep_ir:
         keep(before, module)
     on_stage = keep if options.keep_ir else None
     run_passes(module, passes, verify_each=options.verify_each, on_stage=on_stage)
-    plan, sources = planned(module, options, {})
-    ir = texts or {"00-task.mlir": dump(module)}
+    return levels or {"00-task.mlir": module}
+
+
+def levels_plan(
+    levels: Mapping[str, ModuleOp], options: Options, like: LoadedPlan | None = None
+) -> LoadedPlan:
+    """Plan one function of a stage whose kernels are there.
+
+    Args:
+        levels: as :func:`function_levels` gives them; the last is of level task.
+        options: what the user chose; the mesh is the stage's.
+        like: a plan of the same kernels, whose sources are taken.
+    """
+    known = None if like is None else _sources(like)
+    plan, sources = planned([*levels.values()][-1], options, {}, known)
+    ir = {name: dump(module) for name, module in levels.items()}
     return bundle(plan, ir=ir, kernels=sources, torch_version=_torch_version())
+
+
+def _sources(plan: LoadedPlan) -> dict[str, str]:
+    first = "kernels/"
+    return {
+        name.removeprefix(first): text.decode()
+        for name, text in plan.texts.items()
+        if name.startswith(first)
+    }
 
 
 def _torch_version() -> str:

@@ -12,12 +12,10 @@ from irc.constraints.pins import constraint_text
 from irc.constraints.stages import fixed_stages, parse_stages
 from irc.dialects.builder import arguments, entry, results
 from irc.dialects.flow import tensor
-from irc.dialects.placement import Mesh, Placement
+from irc.dialects.placement import Mesh
 from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.pipeline import Options, run_passes
-from irc.pipeline.default import split_pipeline
-from irc.pipeline.make import function_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import (
     PIPE,
@@ -26,22 +24,22 @@ from irc.plan.parts import (
     with_files,
 )
 from irc.plan.parts_facts import ChannelFacts, PartsFacts, irc_version, schedule_digest
-from irc.plan.schema import AxisCut, placement_of
-from irc.plan.training import SPLIT, STAGED, stage_file
+from irc.plan.schema import AxisCut
+from irc.plan.training import STAGED, stage_file
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.schedules import splits_backward
+from irc.programs.stage_memory import budget_of, check_memory, shares_of
 from irc.programs.stage_pins import pins_of_stages
+from irc.programs.stage_plans import plan_stages
 from irc.programs.stage_slots import runs_of_stages, ways_of
 from irc.programs.stage_step import GRADIENT, StageStep, stage_step
 from irc.schedule.actions import Schedule
 from irc.schedule.copies import copies_of, swapped_forwards
 from irc.schedule.notation import print_schedule
-from irc.training.call_parts import split_calls
 from irc.training.entry import globs, loss_index, matches
-from irc.training.functions import Functions, sort_by_function, split_functions
+from irc.training.functions import Functions
 from irc.training.recipe import Recipe
-from irc.training.stage_runs import RUNS, StageRuns
 from irc.training.stages import Stages, stages_of
 
 
@@ -58,8 +56,8 @@ def make_parts_plan(
         stages: where stages begin, by names of parameters; empty: the best cut.
 
     Raises:
-        IrcError: ``pipeline-stages``, ``pipeline-unsupported``, ``loss-unknown``; what the passes
-            raise.
+        IrcError: ``pipeline-stages``, ``pipeline-unsupported``, ``pipeline-memory``,
+            ``loss-unknown``; what the passes raise.
     """
     module = program.module
     loss = _loss(module, recipe)
@@ -86,33 +84,34 @@ def make_parts_plan(
     inner = Mesh(tuple(axis for axis in options.mesh.axes if axis[0] != PIPE))
     own = replace(options, mesh=inner, within=options.mesh)
     splits = [splits_backward(schedule, stage) for stage in range(len(steps))]
-    placed: dict[str, str] = {}
-    functions: list[Functions] = []
-    parts: list[Mapping[str, LoadedPlan]] = []
     types = [_types(step.module) for step in steps]
     pins = pins_of_stages(options.pins, inner, [step.module for step in steps])
     runs = runs_of_stages(schedule, steps, found.crossings, splits)
-    alone = replace(own, mesh=Mesh(()), pins="")
-    for step, is_split, often, text in zip(steps, splits, runs, pins, strict=True):
-        functions.append(_place(step, replace(own, pins=text), is_split, often, placed))
-        batch = {k: _whole_plan(module, alone) for k, module in step.batch.items()}
-        parts.append({**_plans(functions[-1], replace(own, pins="")), **batch})
-        placed |= {n: p for n, p in _weight_placements(parts[-1]).items() if n in shared}
-    channels = _channels(found, steps, functions, parts, types)
+
     text = print_schedule(schedule)
-    facts = PartsFacts(
-        mesh=str(options.mesh),
-        schedule=schedule_digest(text),
-        parts=tuple({kind: plan.hash for kind, plan in part.items()} for part in parts),
-        channels=channels,
-        shared=shared,
-        inputs=(*inputs, "lr"),
-        cut=recipe.split,
-        loss=loss,
-        fixed=fixed_stages(parse_stages(*constraint_text(options.pins)), stages, len(steps)),
-        irc=irc_version(),
-    )
-    return with_files(make_parts(facts, text, tuple(parts)), files)
+
+    def plan(budgets: Sequence[int] | None) -> PartsPlan:
+        made = plan_stages(steps, runs, own, pins, shared, schedule, budgets)
+        functions, parts = [each.functions for each in made], [each.plans for each in made]
+        facts = PartsFacts(
+            mesh=str(options.mesh),
+            schedule=schedule_digest(text),
+            parts=tuple({kind: plan.hash for kind, plan in part.items()} for part in parts),
+            channels=_channels(found, steps, functions, parts, types),
+            shared=shared,
+            inputs=(*inputs, "lr"),
+            cut=recipe.split,
+            loss=loss,
+            fixed=fixed_stages(parse_stages(*constraint_text(options.pins)), stages, len(steps)),
+            irc=irc_version(),
+        )
+        return make_parts(facts, text, tuple(parts))
+
+    budget, planned = budget_of(own), plan(None)
+    if (shares := shares_of(planned, budget)) is not None:
+        planned = plan(shares)
+    check_memory(planned, budget)
+    return with_files(planned, files)
 
 
 def _loss(module: ModuleOp, recipe: Recipe) -> str:
@@ -220,58 +219,6 @@ def _steps(
         expected |= {n.removeprefix(GRADIENT) for n in step.sent if n.startswith(GRADIENT)}
         steps.insert(0, step)
     return steps
-
-
-def _place(
-    step: StageStep,
-    options: Options,
-    is_split: bool,
-    runs: StageRuns,
-    placed: Mapping[str, str],
-) -> Functions:
-    """Place a stage on its mesh as a schedule runs it, and split it into functions."""
-    here = {name for _, name, _ in arguments(entry(step.module))}
-    pins = [f'"{name}" = {where}' for name, where in placed.items() if name in here]
-    options = replace(options, pins="\n".join(filter(None, [options.pins, *pins])))
-    passes, module = split_pipeline(options)[0], step.module
-    at = next((i for i, each in enumerate(passes) if each.name == "auto-shard"), len(passes))
-    run_passes(module, passes[:at], verify_each=options.verify_each)
-    if is_split:
-        split_calls(module)
-    sort_by_function(module, merged=not is_split)
-    runs.write(module)
-    run_passes(module, passes[at:], verify_each=options.verify_each)
-    del module.attributes[RUNS]
-    return split_functions(module, splits_backward=is_split)
-
-
-def _plans(functions: Functions, options: Options) -> dict[str, LoadedPlan]:
-    return {
-        kind: function_plan(module, split_pipeline(options)[1], options, SPLIT)
-        for kind, module in functions.modules.items()
-    }
-
-
-def _weight_placements(part: Mapping[str, LoadedPlan]) -> dict[str, str]:
-    """Return how weights lie: a stage that reads one of them too has to put it there."""
-    found: dict[str, str] = {}
-    for loaded in part.values():
-        plan = loaded.plan
-        for index in plan.weights:
-            buffer = plan.buffers[index]
-            placement = placement_of(buffer)
-            if buffer.role != "parameter" or not plan.device_mesh.axes:
-                continue
-            whole = Placement.replicated(plan.device_mesh.names)
-            found[buffer.name] = str(placement if placement.axes else whole)
-    return found
-
-
-def _whole_plan(module: ModuleOp, options: Options) -> LoadedPlan:
-    """Plan a function that every rank computes whole."""
-    before, after = split_pipeline(options)
-    run_passes(module, before, verify_each=options.verify_each)
-    return function_plan(module, after, options)
 
 
 def _types(module: ModuleOp) -> dict[str, tuple[tuple[int, ...], str]]:

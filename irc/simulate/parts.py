@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 from irc.cluster.topology import Cluster
@@ -35,6 +37,44 @@ def predict_step(
         return transfer_of(plan.channel(name, source, target), cluster)
 
     return simulate_tapes(plan.schedule, plan.tapes, costs, between, slot_bytes(plan))
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a rank of a plan of several programs holds all the time.
+
+    Attributes:
+        weights: bytes of what its stages load.
+        registers: by stage of the schedule and name, how many places there are, and their bytes.
+        arena: bytes that functions work in, one at a time.
+    """
+
+    weights: float
+    registers: Mapping[tuple[int, str], tuple[int, float]]
+    arena: float
+
+    def num_bytes(self, most: int | None = None) -> int:
+        """Return all bytes; with at most so many places of each register."""
+        kept = (
+            size * (slots if most is None else min(slots, most))
+            for slots, size in self.registers.values()
+        )
+        return int(self.weights + self.arena + sum(kept))
+
+
+def held_at(plan: PartsPlan, place: int) -> Held:
+    """Return what a rank at a place of the pipe axis holds."""
+    parts, held = plan.parts_at(place), set[str]()
+    sizes = slot_bytes(plan)
+    return Held(
+        sum(_weights(plan, part, held) for _, part in sorted(parts.items())),
+        {key: (count, sizes[key]) for key, count in plan.tapes[place].slots.items()},
+        max(
+            float(loaded.plan.arena_bytes)
+            for part in parts.values()
+            for loaded in plan.parts[part].values()
+        ),
+    )
 
 
 def slot_bytes(plan: PartsPlan) -> dict[tuple[int, str], float]:

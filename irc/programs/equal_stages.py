@@ -1,0 +1,136 @@
+"""Stages that are equal but for names: one is placed and compiled, the others are named after it.
+
+Sixteen stages of a GPT are three or four distinct programs. Two are equal where their texts are,
+with weights, states and values that cross numbered in the order of the arguments, and ops in that
+of the program; what the user fixes has to say the same of both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
+
+from irc.constraints.pins import Statement, parse_constraints
+from irc.constraints.resolve import resolve
+from irc.dialects.builder import arguments, entry, results
+from irc.dialects.placement import Mesh
+from irc.dialects.text import dump
+
+OWN = ("parameter", "buffer", "state", "accumulator", "boundary")
+"""Roles of what each stage has of its own."""
+TOKEN = re.compile(r"[^./:+,]+")
+"""A part of an op's id: ``n4``, ``b0n3`` and ``g1`` in ``n4/b0n3.g1``."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a stage calls its values and ops, each in an order that equal stages have in common.
+
+    Attributes:
+        values: of arguments, then of results.
+        ops: parts of the ids of the entry's ops.
+    """
+
+    values: tuple[str, ...]
+    ops: tuple[str, ...]
+
+    def to(self, other: Names) -> Renaming:
+        """Return what makes a stage of this one into one of another, equal stage."""
+        return Renaming(
+            dict(zip(self.values, other.values, strict=True)),
+            dict(zip(self.ops, other.ops, strict=True)),
+        )
+
+    @property
+    def numbered(self) -> Names:
+        """The names by their numbers alone."""
+        return Names(
+            tuple(f"v{i}" for i in range(len(self.values))),
+            tuple(f"o{i}" for i in range(len(self.ops))),
+        )
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """Other names for values and ops."""
+
+    values: Mapping[str, str]
+    ops: Mapping[str, str]
+
+    def value(self, name: str) -> str:
+        """Return the other name of a value; what has none keeps its own."""
+        return self.values.get(name, name)
+
+    def op(self, name: str) -> str:
+        """Return the other id of an op."""
+        return TOKEN.sub(lambda found: self.ops.get(found[0], found[0]), name)
+
+    def apply(self, module: ModuleOp) -> ModuleOp:
+        """Return a copy of a module with the other names in its entry."""
+        copy = module.clone()
+        func = entry(copy)
+        func.arg_attrs = self._attributes(func.arg_attrs)
+        func.res_attrs = self._attributes(func.res_attrs)
+        for op in func.body.block.ops:
+            if isinstance(attr := op.attributes.get("id"), StringAttr):
+                op.attributes["id"] = StringAttr(self.op(attr.data))
+        return copy
+
+    def _attributes(
+        self, known: ArrayAttr[DictionaryAttr] | None
+    ) -> ArrayAttr[DictionaryAttr] | None:
+        if known is None:
+            return None
+        renamed: list[DictionaryAttr] = []
+        for attrs in known.data:
+            name = attrs.data.get("name")
+            own = (
+                {"name": StringAttr(self.value(name.data))} if isinstance(name, StringAttr) else {}
+            )
+            renamed.append(DictionaryAttr({**attrs.data, **own}))
+        return ArrayAttr(renamed)
+
+
+def names_of(module: ModuleOp) -> Names:
+    """Return what a stage calls its values and ops."""
+    func = entry(module)
+    named: list[tuple[str, str]] = [(role, name) for role, name, _ in arguments(func)] + list(
+        results(func)
+    )
+    values = dict.fromkeys(name for role, name in named if role in OWN)
+    return Names(tuple(values), tuple(dict.fromkeys(_tokens(func))))
+
+
+def _tokens(func: FuncOp) -> Iterator[str]:
+    for op in func.body.block.ops:
+        # Numbers tell layers apart; what follows them does not.
+        if isinstance(attr := op.attributes.get("id"), StringAttr):
+            yield TOKEN.findall(attr.data)[0]
+
+
+def key_of(module: ModuleOp, names: Names, mesh: Mesh, pins: str) -> str:
+    """Return what equal stages have in common: their text, and what the user says of them."""
+    renaming = names.to(names.numbered)
+    text = dump(renaming.apply(module))
+    if not pins:
+        return text
+    found = resolve(module, mesh, parse_constraints(pins, "pins"))
+    said = [
+        *((renaming.value(n), _said(s)) for n, s in found.arguments.items()),
+        *((_op_name(renaming, n), _said(s)) for n, s in found.ops.items()),
+        *((renaming.value(n), renaming.value(other)) for n, other in found.same.items()),
+    ]
+    return f"{text}\n{sorted(said)}"
+
+
+def _said(statements: Sequence[Statement]) -> str:
+    return "; ".join(f"{s.verb} {s.pattern} {s.priority} {s.equal}" for s in statements)
+
+
+def _op_name(renaming: Renaming, name: str) -> str:
+    function, _, op = name.partition("/")
+    return f"{function}/{renaming.op(op)}" if function == "forward" else name

@@ -1,0 +1,146 @@
+"""Whether the ranks of a pipeline have the memory that its stages and its schedule need.
+
+What a rank holds is known before it runs: what it loads, slots x bytes of what functions hand on,
+and the largest arena. Stages on one rank share its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from irc.cluster.load import find_cluster
+from irc.cost.model import ClusterCost
+from irc.errors import IrcError
+from irc.pipeline import Options
+from irc.plan.parts import PartsPlan
+from irc.schedule.actions import Schedule
+from irc.search.on_mesh import budget_bytes
+from irc.simulate.parts import Held, held_at
+from irc.training.stage_runs import StageRuns
+
+
+def budget_of(options: Options) -> int:
+    """Return the bytes that a rank may hold: as the user says, or what the cluster's devices have.
+
+    Args:
+        options: of a stage.
+    """
+    if options.memory_bytes is not None:
+        return options.memory_bytes
+    cluster = find_cluster(options.cluster)
+    return budget_bytes(ClusterCost(cluster, options.mesh, within=options.within))
+
+
+def shares_of(plan: PartsPlan, budget: int) -> list[int] | None:
+    """Return what each part may hold so that those of one rank fit together; None where they do.
+
+    A search knows bytes without alignment, so that a part alone may be a little over, too.
+
+    Args:
+        plan: whose parts may each take the whole budget.
+        budget: of a rank.
+    """
+    if plan.part_mesh.num_ranks == 1:
+        return None
+    found = [budget] * len(plan.parts)
+    for place in range(len(plan.ranks)):
+        parts, held = plan.parts_at(place), held_at(plan, place)
+        if held.num_bytes() <= budget:
+            continue
+        if len(parts) == 1:
+            part = next(iter(parts.values()))
+            found[part] = min(found[part], 2 * budget - held.num_bytes())
+            continue
+        own = {
+            part: _of_part(plan, part) + _registers(held, [stage]) for stage, part in parts.items()
+        }
+        for part, size in own.items():
+            # One part's arena is the others' too.
+            share = (budget - held.arena) * size / sum(own.values())
+            found[part] = min(found[part], int(share + held.arena))
+    return found if min(found) < budget else None
+
+
+def _of_part(plan: PartsPlan, part: int) -> float:
+    weights = {
+        loaded.plan.buffers[index].name: loaded.plan.buffers[index].size_bytes
+        for loaded in plan.parts[part].values()
+        for index in loaded.plan.weights
+    }
+    return float(sum(weights.values()))
+
+
+def _registers(held: Held, stages: Sequence[int]) -> float:
+    return sum(n * size for (stage, _), (n, size) in held.registers.items() if stage in stages)
+
+
+def check_memory(plan: PartsPlan, budget: int) -> None:
+    """Check that every rank holds no more than it has.
+
+    Raises:
+        IrcError: ``pipeline-memory`` with the fewest bytes and the most micro-batches in flight
+            that work.
+    """
+    held = [held_at(plan, place) for place in range(len(plan.ranks))]
+    place = max(range(len(held)), key=lambda place: held[place].num_bytes())
+    worst = held[place]
+    if worst.num_bytes() <= budget:
+        return
+    stages = ", ".join(map(str, sorted(plan.parts_at(place))))
+    flight = max((count for count, _ in worst.registers.values()), default=1)
+    registers = _registers(worst, sorted(plan.parts_at(place)))
+    fitting = most_in_flight(flight, lambda most: worst.num_bytes(most) <= budget)
+    raise IrcError(
+        "pipeline-memory",
+        f"a rank of stage {stages} holds {worst.num_bytes()} bytes, and may hold {budget}",
+        because=[
+            f"weights, states and sums of gradients: {int(worst.weights)} bytes",
+            f"{flight} slots of what functions hand on: {int(registers)} bytes",
+            f"what functions work in: {int(worst.arena)} bytes",
+        ],
+        help=_advice(worst.num_bytes(), fitting),
+    )
+
+
+def too_small(
+    error: IrcError, stage: int, schedule: Schedule, runs: StageRuns, fits: Callable[[int], bool]
+) -> IrcError:
+    """Return the error of a stage for which no placement fits.
+
+    Args:
+        error: of the search, with the smallest budget.
+        stage: which.
+        schedule: of all.
+        runs: how it runs the stage.
+        fits: whether a placement fits with so many slots at most.
+    """
+    flight = max(runs.slots.values(), default=1)
+    fitting = most_in_flight(flight, fits)
+    return IrcError(
+        "pipeline-memory",
+        f"stage {stage}: {error.message}",
+        because=[
+            *error.because,
+            f"schedule '{schedule.name or 'of a file'}' keeps up to {flight} micro-batches of it",
+        ],
+        help=f"{error.help}; {_slots_text(fitting)}",
+    )
+
+
+def most_in_flight(flight: int, fits: Callable[[int], bool]) -> int:
+    """Return the most slots below ``flight`` that fit, 0 for none: fewer never need more."""
+    low, high = 0, flight
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _advice(least: int, fitting: int) -> str:
+    return f"the smallest budget that works is memory_bytes={least}; {_slots_text(fitting)}"
+
+
+def _slots_text(fitting: int) -> str:
+    if not fitting:
+        return "no schedule fits into this one: a single slot of each value is too much"
+    return f"with this one, a schedule that keeps at most {fitting} micro-batches at a time fits"

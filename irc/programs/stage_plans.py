@@ -1,0 +1,218 @@
+"""The functions of all stages, placed and planned, within the memory of their ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+
+from irc.dialects.builder import arguments, entry
+from irc.dialects.placement import Mesh, Placement
+from irc.errors import IrcError
+from irc.pipeline import Options, run_passes
+from irc.pipeline.default import split_pipeline
+from irc.pipeline.make import function_levels, function_plan, levels_plan
+from irc.plan.load import LoadedPlan
+from irc.plan.schema import placement_of
+from irc.plan.training import SPLIT
+from irc.programs.equal_stages import Names, Renaming, key_of, names_of
+from irc.programs.stage_memory import budget_of, too_small
+from irc.programs.stage_step import StageStep
+from irc.schedule.actions import Schedule
+from irc.training.call_parts import split_calls
+from irc.training.functions import Functions, sort_by_function, split_functions
+from irc.training.stage_runs import RUNS, StageRuns
+
+Levels: TypeAlias = Mapping[str, ModuleOp]
+"""A function by the names of its texts."""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage, planned.
+
+    Attributes:
+        functions: what it was split into.
+        plans: of each function, by kind.
+        levels: each function after each pass that is kept, as its plan has their texts.
+        search: what the search says of it; empty where there was nothing to choose.
+    """
+
+    functions: Functions
+    plans: Mapping[str, LoadedPlan]
+    levels: Mapping[str, Levels]
+    search: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A stage that was planned, which equal ones are made from."""
+
+    names: Names
+    runs: StageRuns
+    plan: StagePlan
+
+    def serves(self, names: Names, runs: StageRuns, budget: int) -> bool:
+        """Return whether a stage of the same text has the same plan.
+
+        The cheapest plan is that of both, whatever slots they have, where it fits into the memory.
+        Where it did not fit, one that keeps less may do better with what it has left.
+        """
+        search = self.plan.search
+        if not search:
+            return True
+        renaming = self.names.to(names)
+        own = {renaming.value(name): count for name, count in self.runs.slots.items()}
+        if search["bytes_limit"] is not None or set(own) != set(runs.slots):
+            return own == runs.slots
+        more = max((runs.slots[name] / max(n, 1) for name, n in own.items()), default=1.0)
+        return search["bytes_held"] * max(more, 1.0) <= budget
+
+
+def plan_stages(
+    steps: Sequence[StageStep],
+    runs: Sequence[StageRuns],
+    options: Options,
+    pins: Sequence[str],
+    shared: Collection[str],
+    schedule: Schedule,
+    budgets: Sequence[int] | None = None,
+) -> list[StagePlan]:
+    """Place and plan every stage, the first one first.
+
+    Args:
+        steps: of the stages, level flow; they stay as they are.
+        runs: how the schedule runs each.
+        options: of a stage.
+        pins: what the user fixes of each.
+        shared: weights that several stages have: later ones put them where the first did.
+        schedule: of all.
+        budgets: bytes that a rank may hold of each; None: all that it may hold.
+
+    Raises:
+        IrcError: ``pipeline-memory``; what the passes raise.
+    """
+    alone = replace(options, mesh=Mesh(()), pins="")
+    known: dict[object, list[_Known]] = {}
+    placed: dict[str, str] = {}
+    found: list[StagePlan] = []
+    for stage, (step, often) in enumerate(zip(steps, runs, strict=True)):
+        here = {name for _, name, _ in arguments(entry(step.module))}
+        own = [f'"{name}" = {where}' for name, where in placed.items() if name in here]
+        budget = options.memory_bytes if budgets is None else budgets[stage]
+        least = budget_of(options) if budget is None else budget
+        text = "\n".join(filter(None, [pins[stage], *own]))
+        chosen = replace(options, memory_bytes=budget, pins=text)
+        names = names_of(step.module)
+        key = (
+            key_of(step.module, names, options.mesh, text),
+            (often.micro_batches, often.merged, budget),
+            # What is summed over the whole batch is in one stage.
+            stage if step.batch else None,
+        )
+        equal = next((k for k in known.get(key, ()) if k.serves(names, often, least)), None)
+        if equal is not None:
+            plan = _renamed(equal.plan, equal.names.to(names), options)
+        else:
+            functions, search = _place(step, chosen, often, stage, schedule)
+            batch = {k: _whole_plan(module.clone(), alone) for k, module in step.batch.items()}
+            plain = replace(options, pins="")
+            levels = _levels(functions, plain)
+            plans = {kind: levels_plan(own, plain) for kind, own in levels.items()}
+            plan = StagePlan(functions, {**plans, **batch}, levels, search)
+            known.setdefault(key, []).append(_Known(names, often, plan))
+        found.append(plan)
+        placed |= {n: p for n, p in _weight_placements(plan.plans).items() if n in shared}
+    return found
+
+
+def _renamed(plan: StagePlan, names: Renaming, options: Options) -> StagePlan:
+    """Return the plan of a stage that differs from a planned one in names alone."""
+    levels = {
+        kind: {name: names.apply(module) for name, module in own.items()}
+        for kind, own in plan.levels.items()
+    }
+    registers = {
+        names.value(name): names.value(register)
+        for name, register in plan.functions.registers.items()
+    }
+    plain = replace(options, pins="")
+    plans = {kind: levels_plan(own, plain, like=plan.plans[kind]) for kind, own in levels.items()}
+    functions = Functions(plan.functions.modules, registers)
+    return StagePlan(functions, plans, levels, plan.search)
+
+
+def _place(
+    step: StageStep, options: Options, runs: StageRuns, stage: int, schedule: Schedule
+) -> tuple[Functions, Mapping[str, Any]]:
+    """Place a stage on its mesh as a schedule runs it, and split it into functions."""
+
+    def fits(slots: int) -> bool:
+        fewer = {name: min(count, slots) for name, count in runs.slots.items()}
+        try:
+            _placed(step, options, replace(runs, slots=fewer))
+        except IrcError as error:
+            if error.code != "sharding-infeasible":
+                raise
+            return False
+        return True
+
+    try:
+        module, search = _placed(step, options, runs)
+    except IrcError as error:
+        # Pins that contradict each other are no matter of slots.
+        if error.code != "sharding-infeasible" or "memory_bytes" not in error.help:
+            raise
+        raise too_small(error, stage, schedule, runs, fits) from error
+    return split_functions(module, splits_backward=not runs.merged), search
+
+
+def _placed(
+    step: StageStep, options: Options, runs: StageRuns
+) -> tuple[ModuleOp, Mapping[str, Any]]:
+    """Return a stage placed, and what the search says of it."""
+    module = step.module.clone()
+    passes = split_pipeline(options)[0]
+    at = next((i for i, each in enumerate(passes) if each.name == "auto-shard"), len(passes))
+    run_passes(module, passes[:at], verify_each=options.verify_each)
+    if not runs.merged:
+        split_calls(module)
+    sort_by_function(module, merged=runs.merged)
+    runs.write(module)
+    run_passes(module, passes[at:], verify_each=options.verify_each)
+    del module.attributes[RUNS]
+    module.attributes.pop("irc.auto_shard", None)
+    report = module.attributes.pop("irc.plan_cost", None)
+    return module, json.loads(report.data) if isinstance(report, StringAttr) else {}
+
+
+def _levels(functions: Functions, options: Options) -> dict[str, Levels]:
+    return {
+        kind: function_levels(module, split_pipeline(options)[1], options, SPLIT)
+        for kind, module in functions.modules.items()
+    }
+
+
+def _weight_placements(part: Mapping[str, LoadedPlan]) -> dict[str, str]:
+    """Return how weights lie: a stage that reads one of them too has to put it there."""
+    found: dict[str, str] = {}
+    for loaded in part.values():
+        plan = loaded.plan
+        for index in plan.weights:
+            buffer = plan.buffers[index]
+            placement = placement_of(buffer)
+            if buffer.role != "parameter" or not plan.device_mesh.axes:
+                continue
+            whole = Placement.replicated(plan.device_mesh.names)
+            found[buffer.name] = str(placement if placement.axes else whole)
+    return found
+
+
+def _whole_plan(module: ModuleOp, options: Options) -> LoadedPlan:
+    """Plan a function that every rank computes whole."""
+    before, after = split_pipeline(options)
+    run_passes(module, before, verify_each=options.verify_each)
+    return function_plan(module, after, options)
