@@ -12,6 +12,8 @@ from irc.training.recipe import Recipe
 RECIPE = "training/recipe.json"
 FORWARD = "training/forward.mlir"
 """The captured forward pass of one micro-batch: what eager training runs."""
+SEARCHED = "report/search.json"
+"""What the searches of a plan's stages say that each function takes, and how often it runs."""
 STAGED = "training/stages.mlir"
 """The same before it was cut into stages: its ops have their numbers."""
 SPLIT = "split"

@@ -16,6 +16,7 @@ from irc.dialects.placement import Mesh
 from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.pipeline import Options, run_passes
+from irc.plan import json_text
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import (
     PIPE,
@@ -25,7 +26,7 @@ from irc.plan.parts import (
 )
 from irc.plan.parts_facts import ChannelFacts, PartsFacts, irc_version, schedule_digest
 from irc.plan.schema import AxisCut
-from irc.plan.training import STAGED, stage_file
+from irc.plan.training import SEARCHED, STAGED, stage_file
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.schedules import splits_backward
@@ -92,6 +93,10 @@ def make_parts_plan(
 
     def plan(budgets: Sequence[int] | None) -> PartsPlan:
         made = plan_stages(steps, runs, own, pins, shared, schedule, budgets)
+        if any(each.search for each in made):
+            files[SEARCHED] = json_text.dump(
+                {"stages": [e.search.get("functions", {}) for e in made]}
+            )
         functions, parts = [each.functions for each in made], [each.plans for each in made]
         facts = PartsFacts(
             mesh=str(options.mesh),

@@ -9,10 +9,13 @@ from dataclasses import asdict, dataclass
 from math import prod
 
 from irc.cluster.load import THIS_HOST, find_cluster
+from irc.plan import json_text
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
 from irc.plan.schema import Buffer, Kernels, Start, placement_of
+from irc.plan.training import SEARCHED
 from irc.report.table import counted, pairs, percent, seconds, size, table
+from irc.search.by_function import FunctionSeconds
 from irc.simulate.parts import predict_step
 
 LAYER = re.compile(r"(.*?\.\d+)(?:\.|$)")
@@ -331,6 +334,7 @@ def explain_parts(plan: PartsPlan, *, as_json: bool = False) -> str:
         ],
         right="rlrrrrrr",
     )  # fmt: skip
+    lines += _searched(plan)
     lines += ["", "channels, bytes of a micro-batch over all ranks"]
     lines += table(
         ("value", "from", "to", "type", "lies there as", "is wanted as", "bytes"),
@@ -352,6 +356,28 @@ def explain_parts(plan: PartsPlan, *, as_json: bool = False) -> str:
     )  # fmt: skip
     lines += ["", f"predicted   {seconds(facts.predicted_s)} a step"]
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Searched:
+    """The content of report/search.json: of each stage, its functions by kind."""
+
+    stages: tuple[Mapping[str, FunctionSeconds], ...]
+
+
+def _searched(plan: PartsPlan) -> list[str]:
+    """Say what the search of each stage made of its functions: their sum is what it minimised."""
+    if SEARCHED not in plan.texts:
+        return []
+    data = json_text.parse_object(plan.texts[SEARCHED], SEARCHED)
+    found: _Searched = json_text.decode(_Searched, data, SEARCHED)
+    rows = [
+        (f"{stage}", kind, seconds(own.seconds), f"{own.runs}", seconds(own.runs * own.seconds))
+        for stage, functions in enumerate(found.stages)
+        for kind, own in functions.items()
+    ]
+    heads = ("stage", "function", "a run", "runs a step", "a step")
+    return ["", "as searched, by function", *table(heads, rows, right="rlrrr")]
 
 
 def _type(dtype: str, shape: tuple[int, ...]) -> str:

@@ -19,6 +19,7 @@ from irc.plan.training import STAGED
 from irc.programs import stage_plans
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
+from irc.report.parts import explain_parts
 from irc.training.recipe import recipe_of
 from tests.programs.models import MICRO_BATCHES, OPTIMIZER, model_and_batch
 
@@ -57,6 +58,12 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def parts_table(text: str) -> list[str]:
+    """Return the lines of an explanation about what searches of stages say."""
+    _, _, rest = text.partition("as searched, by function\n")
+    return rest.partition("\n\n")[0].splitlines()[1:]
+
+
 @pytest.mark.parametrize(
     ("schedule", "mesh", "pins"),
     [
@@ -67,7 +74,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_plan_is_that_of_each_alone(
     monkeypatch: pytest.MonkeyPatch, placed: list[int], schedule: str, mesh: str, pins: str
 ) -> None:
-    once, _, _ = planned(schedule, mesh, pins=pins)
+    once, _, _ = planned(schedule, mesh, pins=pins, keep_ir=not pins)
     assert placed == [0, 1, 3]
     placed.clear()
     numbers = count()
@@ -76,9 +83,11 @@ def test_the_plan_is_that_of_each_alone(
         return f"{next(numbers)} of {len(given)}"
 
     monkeypatch.setattr(stage_plans, "key_of", other)
-    alone, _, _ = planned(schedule, mesh, pins=pins)
+    alone, _, _ = planned(schedule, mesh, pins=pins, keep_ir=not pins)
     assert placed == [0, 1, 2, 3]
     assert once.text == alone.text
+    said = parts_table(explain_parts(once))
+    assert len(said) == (0 if not pins else 4 * 5)
 
 
 def test_other_pins_make_another_plan(placed: list[int]) -> None:
@@ -116,4 +125,4 @@ def test_weights_of_an_equal_stage_are_named() -> None:
     wrong = replace(plan, parts=(*plan.parts[:2], {**plan.parts[2], "F": swapped}, plan.parts[3]))
     with pytest.raises(IrcError) as caught:
         check_parts(wrong, text, weights, batch)
-    assert "computed by stage 2" in caught.value.message
+    assert "computed by F of stage 2" in caught.value.message
