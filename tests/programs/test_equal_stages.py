@@ -30,7 +30,7 @@ Planned = tuple[PartsPlan, dict[str, torch.Tensor], list[torch.Tensor]]
 def planned(schedule: str, mesh: str, **options: Any) -> Planned:
     """Plan a GPT with a layer a stage."""
     model, batch = model_and_batch("gpt")
-    recipe = recipe_of(dict(OPTIMIZER), accumulate=MICRO_BATCHES)
+    recipe = recipe_of(dict(OPTIMIZER), micro_batches=MICRO_BATCHES)
     with torch.no_grad():
         captured, split = captured_step(model, None, recipe, batch, {})
     whole = Mesh.parse(mesh)

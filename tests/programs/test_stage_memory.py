@@ -30,7 +30,7 @@ from tests.programs.models import MICRO_BATCHES, OPTIMIZER, model_and_batch
 def planned(name: str, schedule: str, mesh: str, **options: Any) -> PartsPlan:
     """Plan a step of a case."""
     model, batch = model_and_batch(name)
-    recipe = recipe_of(dict(OPTIMIZER), accumulate=MICRO_BATCHES)
+    recipe = recipe_of(dict(OPTIMIZER), micro_batches=MICRO_BATCHES)
     with torch.no_grad():
         captured, split = captured_step(model, None, recipe, batch, {})
     whole = Mesh.parse(mesh)

@@ -69,7 +69,7 @@ def stage(
     model: nn.Module, batch: tuple[torch.Tensor, ...], micro_batches: int, kind: Any = "adamw"
 ) -> ModuleOp:
     """Return a whole model as the only stage's program of a step."""
-    recipe = recipe_of(kind, accumulate=micro_batches)
+    recipe = recipe_of(kind, micro_batches=micro_batches)
     with torch.no_grad():
         captured, split = captured_step(model, None, recipe, batch, {})
     module = captured.program.module
