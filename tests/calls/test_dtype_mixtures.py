@@ -113,7 +113,9 @@ def cases(
         Case.of(op, one, other, kind)
         for kind in kinds
         for one, other in itertools.product(dtypes, dtypes)
-        if kind != "number" or other in numbers
+        if (kind != "number" or other in numbers)
+        # Eager's power of booleans by True is boolean; torch's fake tensors count it (2.13).
+        and not (op is torch.pow and kind == "number" and one == other == torch.bool)
     ]
 
 
