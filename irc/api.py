@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from irc.choices import (
     Dynamic,
+    check_backend_of_parts,
     checked,
     dynamic_option,
     micro_batches_option,
@@ -183,6 +184,7 @@ def compile_step(
     loss: str | Callable[..., Any] | None = None,
     optimizer: OptimizerOption | torch.optim.Optimizer = "adamw",
     mesh: str = "",
+    backend: str = "cpu",
     cluster: str = "this-host",
     pins: Pins = "",
     passes: Sequence[str] = (),
@@ -236,6 +238,9 @@ def compile_step(
             or SGD of ``torch.optim`` says the same: its numbers are read once (a scheduler's rate
             is given to each call), and what it does not have stays as it is.
         mesh: axes of a mesh, ``data=2,tensor=2``.
+        backend: what writes the kernels: ``cpu``; ``triton`` or ``cuda`` for ranks with GPUs, whose
+            collectives then go by NCCL. Weights that lie on the host are copied there and back each
+            step. Steps with micro-batches have the backend cpu.
         cluster: a preset or TOML file that prices the plan and says how much memory a device has.
         pins: constraints, as :func:`compile` takes them.
         passes: names of plug-in passes to run.
@@ -268,8 +273,11 @@ def compile_step(
     asked = micro_batches_option(micro_batches, accumulate)
     count = programs_option(whole, asked, f"{schedule}", stages)
     recipe = recipe_option(model, loss, optimizer, frozen, count or 1, recompute)
+    if count is not None:
+        check_backend_of_parts(backend)
     options = Options(
         mesh=whole,
+        backend=backend,
         cluster=cluster,
         passes=names_option("passes", passes),
         rules=names_option("rules", rules),
@@ -278,6 +286,8 @@ def compile_step(
         stored_bytes=stored_bytes,
         regather=regather,
     )
+    if backend != "cpu":
+        checked(options)
     called = None if isinstance(loss, str) else loss
     if count is not None:
         pipelining = Pipelining(f"{schedule}", stages)

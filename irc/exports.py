@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from irc.choices import (
     DEFAULT_SCHEDULE,
     Dynamic,
+    check_backend_of_parts,
     dynamic_option,
     micro_batches_option,
     names_option,
@@ -196,12 +197,7 @@ def _write_parts(
     from irc.programs.schedules import schedule_for
     from irc.report.parts import parts_summary
 
-    if options.backend != "cpu":
-        raise IrcError(
-            "pipeline-unsupported",
-            f"a plan of stages has kernels of the backend cpu, not of {options.backend}",
-            help="leave out the backend",
-        )
+    check_backend_of_parts(options.backend)
     named, stages = pipelining
     mesh = options.mesh
     ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
