@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from irc.calls.compiled import MAX_VERSIONS, TRACING
+from irc.calls.constants import name_constants
 from irc.calls.step_plan import Loss, captured_step, check_device, training_plan
 from irc.constraints.pins import constraint_text
 from irc.errors import IrcError
@@ -210,7 +211,9 @@ class TrainingStep:
         if not self._versions or self.options.mesh.num_ranks == 1:
             check_device(self.module)
         with TRACING, shaped(self.module):
-            return captured_step(self.module, self._loss, self.recipe, batch, named)
+            captured, split = captured_step(self.module, self._loss, self.recipe, batch, named)
+        name_constants(captured.program)
+        return captured, split
 
     def _face(self, batch: Sequence[Any], named: Mapping[str, Any]) -> nn.Module:
         if self._loss is None:
