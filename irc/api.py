@@ -250,7 +250,9 @@ def compile_step(
             has ranks. Gradients are added up where they are and reduced once. The loss is the mean
             of theirs; what it divides by a sum over targets (of tokens that are not ignored) is
             divided by that of the batch. Without ``pipe`` they run one after the other: the plan
-            does not grow with their number, nor does the memory.
+            does not grow with their number, nor does the memory. A batch that they do not share
+            equally is cut as ``torch.tensor_split`` cuts it (10 samples are 3, 3, 2 and 2), and
+            each counts in the mean by its number of samples.
         accumulate: another name of ``micro_batches``.
         schedule: its name, with the stages a rank has where it takes any (``1f1b``, ``zb-v``,
             ``interleaved:2``), or a file: torch's ``.csv``, or irc's notation.

@@ -188,7 +188,7 @@ def _write_parts(
     import torch
 
     from irc.calls.pipelined import stages_recipe
-    from irc.calls.step_plan import captured_step, check_device
+    from irc.calls.step_plan import captured_step, check_device, uneven_samples
     from irc.dialects.text import dump
     from irc.plan.parts import PIPE, with_files
     from irc.plan.parts_files import save_parts
@@ -202,6 +202,14 @@ def _write_parts(
     mesh = options.mesh
     ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
     schedule = schedule_for(named, ranks, recipe.micro_batches)  # before the long work
+    if samples := uneven_samples(args, dict(kwargs or {}), recipe.micro_batches):
+        raise IrcError(
+            "input-mismatch",
+            f"a batch of {samples} cannot be cut into {recipe.micro_batches} equal micro-batches",
+            because="plans in folders have micro-batches of one size",
+            help=f"give a multiple of {recipe.micro_batches} samples, or train with "
+            "irc.compile_step, which takes any number",
+        )
     check_device(module)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
     with torch.no_grad():

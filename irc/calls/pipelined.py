@@ -15,7 +15,7 @@ from torch import nn
 
 from irc.calls.compiled import MAX_VERSIONS
 from irc.calls.step import TrainingStep
-from irc.calls.step_plan import Loss
+from irc.calls.step_plan import Loss, uneven_samples
 from irc.constraints.pins import constraint_text
 from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured
@@ -25,6 +25,7 @@ from irc.plan.parts import PIPE, PartsPlan
 from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
+from irc.programs.uneven import make_uneven_plan
 from irc.runtime.join import join_processes, shared_bytes
 from irc.runtime.pipeline import PipelineExecutor
 from irc.runtime.same_program import marks_of
@@ -138,11 +139,16 @@ class PipelinedStep(TrainingStep):
         captured, split = self._capture(batch, named)
         recipe = stages_recipe(self.module, captured, replace(self.recipe, split=split))
         tensors, options = captured.program.tensors, self._options()
+        samples = uneven_samples(batch, named, self.recipe.micro_batches)
+        smaller = self._capture(batch, named, less=1)[0].program if samples else None
+        if smaller is not None:
+            tensors = {**smaller.tensors, **tensors}
 
         def make() -> PartsPlan:
-            return make_parts_plan(
-                captured.program, recipe, options, self.schedule, self.pipelining.stages
-            )
+            how = recipe, options, self.schedule, self.pipelining.stages
+            if smaller is None:
+                return make_parts_plan(captured.program, *how)
+            return make_uneven_plan(captured.program, smaller, samples, *how)
 
         if mesh.num_ranks == 1:
             plan = make()

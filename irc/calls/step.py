@@ -205,13 +205,15 @@ class TrainingStep:
         return executor_of(plan, tensors, rank=rank, communicator=TorchCommunicator.of(mesh, rank))
 
     def _capture(
-        self, batch: Sequence[Any], named: Mapping[str, Any]
+        self, batch: Sequence[Any], named: Mapping[str, Any], less: int = 0
     ) -> tuple[Captured, tuple[str, ...]]:
         # On a mesh the parameters are in parts after the first call, and the module's on meta.
         if not self._versions or self.options.mesh.num_ranks == 1:
             check_device(self.module)
         with TRACING, shaped(self.module):
-            captured, split = captured_step(self.module, self._loss, self.recipe, batch, named)
+            captured, split = captured_step(
+                self.module, self._loss, self.recipe, batch, named, less=less
+            )
         name_constants(captured.program)
         return captured, split
 

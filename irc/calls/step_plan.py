@@ -32,8 +32,18 @@ def captured_step(
     recipe: Recipe,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    *,
+    less: int = 0,
 ) -> tuple[Captured, tuple[str, ...]]:
     """Capture the forward pass of one micro-batch of a batch.
+
+    Args:
+        module: what is trained.
+        loss: a function of the module's output, where the module itself gives none.
+        recipe: says how many micro-batches there are.
+        args: the whole batch.
+        kwargs: the module's keyword arguments.
+        less: 1 for the smaller ones of micro-batches that do not share the batch equally.
 
     Returns:
         It, and the names of the inputs that are cut into micro-batches.
@@ -43,7 +53,7 @@ def captured_step(
     """
     leaves, spec = pytree.tree_flatten((positional(args), dict(kwargs)))
     cut = _cut(leaves, recipe.micro_batches)
-    small = [leaf[: len(leaf) // recipe.micro_batches] if i in cut else leaf
+    small = [leaf[: -(-len(leaf) // recipe.micro_batches) - less] if i in cut else leaf
              for i, leaf in enumerate(leaves)]  # fmt: skip
     micro_args, micro_kwargs = pytree.tree_unflatten(small, spec)
     face = module if loss is None else with_loss(module, loss, micro_args, micro_kwargs)
@@ -66,13 +76,22 @@ def _cut(leaves: Sequence[Any], count: int) -> set[int]:
     if count == 1 or not shaped_leaves:
         return set()
     size = len(next(iter(shaped_leaves.values())))
-    if size % count:
+    if size < count:
         raise IrcError(
             "input-mismatch",
-            f"a batch of {size} cannot be cut into {count} equal micro-batches",
-            help=f"give a multiple of {count} samples",
+            f"a batch of {size} cannot be cut into {count} micro-batches",
+            because="each has one sample or more",
+            help=f"give {count} samples or more, or make a step of fewer micro-batches",
         )
     return {i for i, leaf in shaped_leaves.items() if len(leaf) == size}
+
+
+def uneven_samples(args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> int:
+    """Return the samples of a batch that micro-batches do not share equally; 0 where they do."""
+    leaves, _ = pytree.tree_flatten((positional(args), dict(kwargs)))
+    cut = _cut(leaves, count)
+    samples = len(leaves[min(cut)]) if cut else 0
+    return samples if samples % count else 0
 
 
 def training_plan(

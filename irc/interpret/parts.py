@@ -57,7 +57,7 @@ class TracedExecutor(PipelineExecutor):
             return seen_off
         if event.what != "run":
             return run
-        plan = self._functions[self._stages[stage], kind].plan
+        plan = self._functions[self._stages[stage], self.plan.wiring.kind(kind, number)].plan
         written = sorted({plan.buffers[index].name for index in plan.states()})
         sums = {n: self._held.local[n] for n in written if n.startswith(ACCUMULATED)}
         gives_loss = kind == "F" and self._stages[stage] == len(self.plan.parts) - 1

@@ -125,7 +125,7 @@ class _Step:
 
     def _shares(self, module: ModuleOp) -> dict[str, torch.Tensor]:
         """Return a stage's shares of sums over the batch."""
-        functions = take_batch_sums(module, self.plan.facts.cut, self.plan.num_micro_batches)
+        functions = take_batch_sums(module, self.plan.facts.cut, 1 / self.plan.num_micro_batches)
         if not functions:
             return {}
         own = [_call(functions[SUMS], {**self.held, **given}) for given in self.each]

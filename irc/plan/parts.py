@@ -29,7 +29,7 @@ from irc.plan.schema import AxisCut, Buffer, Plan, placement_of
 from irc.schedule.actions import Schedule
 from irc.schedule.notation import read_schedule
 from irc.schedule.tape_writer import tapes_of
-from irc.schedule.tapes import Function, Route, Tape, Wiring
+from irc.schedule.tapes import SMALLER, Function, Route, Tape, Wiring
 from irc.sharding.between import Channel, Side
 
 PARTS = "parts.json"
@@ -37,6 +37,8 @@ SCHEDULE = "schedule.txt"
 PIPE = "pipe"
 """The mesh axis along which parts differ."""
 MICRO_BATCH_KINDS = ("F", "B", "I", "W")
+SMALLER_KINDS = tuple(f"{kind}{SMALLER}" for kind in MICRO_BATCH_KINDS)
+"""The same for micro-batches of one sample less, where a batch is not shared equally."""
 HANDED_ON = ("saved", "boundary")
 """Roles of what functions hand on through registers."""
 
@@ -104,18 +106,36 @@ class PartsPlan:
         """Micro-batches of a step."""
         return self.schedule.num_micro_batches
 
+    @property
+    def smaller_from(self) -> int | None:
+        """The first micro-batch that has a sample less than those before it, if any."""
+        samples = self.facts.samples
+        return samples % self.num_micro_batches if samples else None
+
+    @cached_property
+    def weights_of_losses(self) -> tuple[float, ...]:
+        """How much each micro-batch counts in the loss of the batch: by its number of samples."""
+        count, samples = self.num_micro_batches, self.facts.samples
+        if not samples:
+            return (1 / count,) * count
+        return tuple(size / samples for size in micro_batch_sizes(samples, count))
+
     @cached_property
     def wiring(self) -> Wiring:
         """What functions read and make, and what goes between parts."""
         functions = tuple(
-            {kind: function_of(part[kind].plan) for kind in MICRO_BATCH_KINDS if kind in part}
+            {
+                kind: function_of(part[kind].plan, smaller_suffix(kind))
+                for kind in (*MICRO_BATCH_KINDS, *SMALLER_KINDS)
+                if kind in part
+            }
             for part in self.parts
         )
         routes = tuple(
             Route(c.name, c.producer, c.consumer, c.register) for c in self.facts.channels
         )
         aligned = frozenset(c.name for c in self.facts.channels if c.before == c.after)
-        return Wiring(functions, routes, aligned)
+        return Wiring(functions, routes, aligned, self.smaller_from)
 
     @cached_property
     def tapes(self) -> tuple[Tape, ...]:
@@ -203,12 +223,32 @@ class PartsPlan:
         """Return what a part's registers hold, by name."""
         found: dict[str, Buffer] = {}
         for kind, loaded in self.parts[part].items():
-            if kind in MICRO_BATCH_KINDS:
+            if kind in (*MICRO_BATCH_KINDS, *SMALLER_KINDS):
                 for index in (*loaded.plan.inputs, *loaded.plan.outputs):
                     buffer = loaded.plan.buffers[index]
                     if is_register(buffer):
-                        found[buffer.name] = buffer
+                        found[f"{buffer.name}{smaller_suffix(kind)}"] = buffer
         return found
+
+
+def micro_batch_sizes(samples: int, count: int) -> tuple[int, ...]:
+    """Return how many samples each micro-batch has, as ``torch.tensor_split`` shares them out.
+
+    >>> micro_batch_sizes(10, 4)
+    (3, 3, 2, 2)
+    """
+    size, rest = divmod(samples, count)
+    return (size + 1,) * rest + (size,) * (count - rest)
+
+
+def smaller_kind(kind: str) -> str:
+    """Return the kind, or the name of a register, of smaller micro-batches."""
+    return f"{kind}{SMALLER}"
+
+
+def smaller_suffix(kind: str) -> str:
+    """Return what names of registers that functions of a kind read and make end in."""
+    return SMALLER if kind.endswith(SMALLER) else ""
 
 
 def is_register(buffer: Buffer) -> bool:
@@ -221,13 +261,13 @@ def is_handed_on(name: str, role: str) -> bool:
     return role == "output" and name.startswith(("saved", "cut", "gradient."))
 
 
-def function_of(plan: Plan) -> Function:
-    """Return which registers a function reads and makes."""
+def function_of(plan: Plan, suffix: str = "") -> Function:
+    """Return which registers a function reads and makes; ``suffix`` ends their names."""
     inputs = [plan.buffers[i] for i in plan.inputs]
     outputs = [plan.buffers[i] for i in plan.outputs]
     return Function(
-        tuple(b.name for b in inputs if b.role in HANDED_ON),
-        tuple(b.name for b in outputs if is_handed_on(b.name, b.role)),
+        tuple(f"{b.name}{suffix}" for b in inputs if b.role in HANDED_ON),
+        tuple(f"{b.name}{suffix}" for b in outputs if is_handed_on(b.name, b.role)),
     )
 
 

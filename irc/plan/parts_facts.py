@@ -51,6 +51,7 @@ class PartsFacts:
         cut: which of them are cut into micro-batches along their first dim.
         loss: name of the result that is the loss.
         fixed: by which names a user fixed what each part computes, empty where that was chosen.
+        samples: of the whole batch, where micro-batches do not share it equally; else 0.
         files: SHA-256 of each further file that is beside the parts, by name.
         irc: the version that wrote it.
     """
@@ -64,6 +65,7 @@ class PartsFacts:
     cut: tuple[str, ...]
     loss: str
     fixed: tuple[str, ...]
+    samples: int = 0
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     irc: str = ""
     format: int = FORMAT

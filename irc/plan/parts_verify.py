@@ -16,19 +16,23 @@ from irc.plan.parts import (
     PARTS,
     PIPE,
     SCHEDULE,
+    SMALLER_KINDS,
     PartsPlan,
     is_register,
+    smaller_suffix,
 )
 from irc.plan.parts_facts import ChannelFacts
 from irc.plan.schema import Buffer, Plan, placement_of
 from irc.plan.weights import local_slices
 from irc.schedule.check import check
 from irc.schedule.copies import copies_of, has_whole_copies, swapped_forwards
+from irc.schedule.tapes import SMALLER
 from irc.training.batch_sums import SHARE, SHARES, SUMS
 
-WHOLE_KINDS = (SUMS, SHARES)
+OF_MICRO_BATCHES = (*MICRO_BATCH_KINDS, SUMS, SHARES)
+WHOLE_KINDS = (SUMS, SHARES, f"{SUMS}{SMALLER}", f"{SHARES}{SMALLER}")
 """Functions that every rank of a part computes whole."""
-KINDS = (*MICRO_BATCH_KINDS, "norm", "step", *WHOLE_KINDS)
+KINDS = (*MICRO_BATCH_KINDS, *SMALLER_KINDS, "norm", "step", *WHOLE_KINDS)
 """All functions that a part may have."""
 GIVEN = ("lr", "seed", "norm")
 """Inputs that the executor of a schedule gives by itself."""
@@ -104,9 +108,33 @@ def _function_faults(plan: PartsPlan) -> Iterator[str]:
         if "F" not in part:
             yield f"part {number} has no function F"
         yield from _register_faults(plan, number)
-    outputs = {b.name: b for b in _of(plan.parts[-1]["F"].plan, "outputs")}
-    if facts.loss not in outputs or prod(outputs[facts.loss].shape) != 1:
-        yield f"the last part gives no loss {facts.loss[:80]!r} of one number"
+        yield from _smaller_faults(plan, number)
+    for kind in ("F",) if not facts.samples else ("F", f"F{SMALLER}"):
+        outputs = {b.name: b for b in _of(plan.parts[-1][kind].plan, "outputs")}
+        if facts.loss not in outputs or prod(outputs[facts.loss].shape) != 1:
+            yield f"the last part gives no loss {facts.loss[:80]!r} of one number"
+
+
+def _smaller_faults(plan: PartsPlan, number: int) -> Iterator[str]:
+    """Say where functions of smaller micro-batches are not those of the larger ones."""
+    part, samples = plan.parts[number], plan.facts.samples
+    own = {kind.removesuffix(SMALLER) for kind in part if kind.endswith(SMALLER)}
+    if samples and (samples < plan.num_micro_batches or not plan.smaller_from):
+        yield f"{samples} samples are shared equally, or are too few"
+    if own != ({kind for kind in part if kind in OF_MICRO_BATCHES} if samples else set[str]()):
+        yield f"part {number} has other functions for smaller micro-batches"
+        return
+    for kind in own:
+        pair = part[kind].plan, part[f"{kind}{SMALLER}"].plan
+        states, smaller = ({p.buffers[i].name for i in p.states()} for p in pair)
+        if states != smaller:
+            yield f"{kind} of part {number} moves other states for smaller micro-batches"
+        if kind in (SUMS, SHARES):
+            results, of_smaller = (
+                [(b.name, b.dtype, b.shape) for b in _of(p, "outputs")] for p in pair
+            )
+            if results != of_smaller:
+                yield f"{kind} of part {number} gives others for smaller micro-batches"
 
 
 def _input_faults(plan: PartsPlan, function: Plan, where: str) -> Iterator[str]:
@@ -123,7 +151,8 @@ def _register_faults(plan: PartsPlan, number: int) -> Iterator[str]:
             if not is_register(buffer):
                 continue
             own = buffer.dtype, buffer.shape
-            if known.setdefault(buffer.name, own) != own:
+            name = f"{buffer.name}{smaller_suffix(kind)}"
+            if known.setdefault(name, own) != own:
                 yield f"{kind} of part {number} has another register '{buffer.name}' than others"
 
 
@@ -139,9 +168,9 @@ def _channel_faults(plan: PartsPlan, crossing: ChannelFacts) -> Iterator[str]:
     for number, register, placement, side in ends:
         ways = [
             buffer
-            for loaded in plan.parts[number].values()
+            for kind, loaded in plan.parts[number].items()
             for buffer in _of(loaded.plan, side)
-            if buffer.name == register and is_register(buffer)
+            if f"{buffer.name}{smaller_suffix(kind)}" == register and is_register(buffer)
         ]
         if not ways:
             yield f"{name} ends in no register {register[:80]!r} of part {number}"

@@ -45,7 +45,14 @@ from irc.training.stages import Stages, stages_of
 
 
 def make_parts_plan(
-    program: Program, recipe: Recipe, options: Options, schedule: Schedule, stages: str = ""
+    program: Program,
+    recipe: Recipe,
+    options: Options,
+    schedule: Schedule,
+    stages: str = "",
+    *,
+    part: float | None = None,
+    cut: str = "",
 ) -> PartsPlan:
     """Plan a step of training as stages in a schedule.
 
@@ -55,6 +62,8 @@ def make_parts_plan(
         options: of the pipeline of passes; the mesh is the whole one, with an axis ``pipe``.
         schedule: as :func:`schedule_for` gives it.
         stages: where stages begin, by names of parameters; empty: the best cut.
+        part: of the batch that the micro-batch is; by default they share it equally.
+        cut: constraints on stages in the place of the user's.
 
     Raises:
         IrcError: ``pipeline-stages``, ``pipeline-unsupported``, ``pipeline-memory``,
@@ -67,18 +76,20 @@ def make_parts_plan(
         "count": len(schedule.paths[0]),
         "cluster": options.cluster,
         "stages": stages,
-        "pins": options.pins,
+        "pins": cut or options.pins,
     }
-    cut = builtin_pass("cut-stages")(**given)
+    cutting = builtin_pass("cut-stages")(**given)
     run_passes(
-        module, [builtin_pass("canonicalize")(), builtin_pass("stream-cross-entropy")(), cut]
+        module, [builtin_pass("canonicalize")(), builtin_pass("stream-cross-entropy")(), cutting]
     )
     staged, found = dump(module), stages_of(module)
     trained = _trained(program, recipe)
     shared = _shared(found)
     moved = _moved_elsewhere(shared, schedule)
     _check_states(found, schedule)
-    steps = _steps(found, recipe, trained, shared, moved, loss, 1 / schedule.num_micro_batches)
+    steps = _steps(
+        found, recipe, trained, shared, moved, loss, part or 1 / schedule.num_micro_batches
+    )
     files = {STAGED: staged}
     if options.keep_ir:
         files |= {stage_file(stage): dump(step.module) for stage, step in enumerate(steps)}

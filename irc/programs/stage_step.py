@@ -61,7 +61,7 @@ def stage_step(
         expected: names of values whose gradients later stages send back.
         recipe: how the model is trained.
         trained: names of all parameters that move.
-        scale: the gradient of one micro-batch's loss: 1 / number of micro-batches.
+        scale: the gradient of one micro-batch's loss, which is its part of the batch.
         loss: name of the loss, in the stage that has it.
         uncounted: parameters whose gradients another stage counts in the common norm.
         elsewhere: parameters that another stage on the same ranks moves: here their gradients are
@@ -84,7 +84,7 @@ def stage_step(
     drop_unread(func)
     _erase_unread(func, GRADIENT)
     _name_boundaries(func, set(taken), loss)
-    batch = take_batch_sums(module, recipe.split, recipe.micro_batches)
+    batch = take_batch_sums(module, recipe.split, scale)
     accumulate(module, recipe.micro_batches)
     func = entry(module)
     kept = [r for r in _returned(func) if r[0] != "gradient" or r[1] not in elsewhere]

@@ -87,7 +87,7 @@ class _Model:
 
     def __init__(self, module: ModuleOp, recipe: Recipe, dtype: torch.dtype | None) -> None:
         self.module, self.recipe, self._dtype = module, recipe, dtype
-        self._sums = take_batch_sums(module, recipe.split, recipe.micro_batches)
+        self._sums = take_batch_sums(module, recipe.split, 1 / recipe.micro_batches)
         func = entry(module)
         self.results = results(func)
         self.loss = loss_index(func, recipe.loss)

@@ -7,7 +7,7 @@ an input share what is cut of it.
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -40,18 +40,31 @@ class MicroBatches:
     """Cuts the inputs of a step.
 
     Args:
-        executors: the functions that read them.
+        readers: the functions that read them, of the micro-batches of each size.
         cut: names of the inputs that are cut along their first dim; each gets the others whole.
-        count: of micro-batches.
+        sizes: how many micro-batches have each size, the larger first.
     """
 
-    def __init__(self, executors: Sequence[Executor], cut: Collection[str], count: int) -> None:
-        self._cut, self._count = cut, count
-        self._readers: dict[Key, Executor] = {}
-        for executor in executors:
-            for key in keys_of(executor):
-                self._readers.setdefault(key, executor)
-        self._parts: dict[Key, list[torch.Tensor]] = {key: [] for key in self._readers}
+    def __init__(
+        self,
+        readers: Sequence[Sequence[Executor]],
+        cut: Collection[str],
+        sizes: Sequence[int],
+    ) -> None:
+        self._cut, self._count = cut, sum(sizes)
+        self._rest = sizes[0] % self._count
+        self._readers: list[tuple[slice, dict[Key, Executor]]] = []
+        first = 0
+        for executors, count in zip(readers, sizes, strict=True):
+            own: dict[Key, Executor] = {}
+            for executor in executors:
+                for key in keys_of(executor):
+                    own.setdefault(key, executor)
+            self._readers.append((slice(first, first + count), own))
+            first += count
+        keys = dict.fromkeys(key for _, own in self._readers for key in own)
+        nothing = torch.empty(0)
+        self._parts: dict[Key, list[torch.Tensor]] = {key: [nothing] * self._count for key in keys}
 
     def take(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Cut the inputs of a step.
@@ -59,30 +72,34 @@ class MicroBatches:
         Raises:
             IrcError: ``input-mismatch``.
         """
-        for key, executor in self._readers.items():
-            name, whole = key[0], inputs[key[0]]
-            each = self._each(name, whole)
-            parts = [executor.part_of(name, each[0])]
-            if name not in self._cut:
-                parts *= self._count
-            elif parts[0] is each[0]:
-                parts = list(each)  # what is true of the first is of all: they are of one tensor
-            else:
-                parts += [executor.part_of(name, other) for other in each[1:]]
-            self._parts[key] = parts
+        for numbers, readers in self._readers:
+            for key, executor in readers.items():
+                name, whole = key[0], inputs[key[0]]
+                each = self._each(name, whole, numbers)
+                parts = [executor.part_of(name, each[0])]
+                if name not in self._cut:
+                    parts *= numbers.stop - numbers.start
+                elif parts[0] is each[0]:
+                    parts = list(each)  # what is true of the first is of all of its size
+                else:
+                    parts += [executor.part_of(name, other) for other in each[1:]]
+                self._parts[key][numbers] = parts
 
-    def _each(self, name: str, whole: torch.Tensor) -> Sequence[torch.Tensor]:
+    def _each(self, name: str, whole: torch.Tensor, numbers: slice) -> Sequence[torch.Tensor]:
+        """Return some micro-batches of an input, those of one size."""
         if name not in self._cut:
             return [whole]
         size, rest = divmod(whole.shape[0] if whole.ndim else 0, self._count)
-        if rest or not size:
+        if rest != self._rest or not size:
+            by = f", {self._rest} of them with a sample more," if self._rest else " equally"
             raise IrcError(
                 "input-mismatch",
                 f"input '{name}' is {list(whole.shape)}, which {self._count} micro-batches do not "
-                "share equally along the first dim",
-                help=f"give a multiple of {self._count} samples",
+                f"share{by} along the first dim",
+                help=f"give a multiple of {self._count} samples"
+                + (f" and {self._rest} more" if self._rest else ""),
             )
-        return whole.split(size)
+        return whole.tensor_split(self._count)[numbers] if rest else whole.split(size)
 
     def part(self, key: Key, number: int) -> torch.Tensor:
         """Return this rank's part of a micro-batch of an input."""
@@ -93,48 +110,67 @@ class BatchSums:
     """Gives the micro-batches of a part their shares of sums over the whole batch.
 
     Args:
-        sums: gives those of a micro-batch.
-        shares: turns their totals into what the micro-batches read.
+        sums: gives those of a micro-batch; one for each size of micro-batches.
+        shares: turns their totals into what the micro-batches of a size read.
         inputs: of the step.
-        count: of micro-batches.
+        sizes: how many micro-batches have each size, the larger first.
 
     Attributes:
-        shares: by name.
+        shares: by name, for each size.
     """
 
-    def __init__(self, sums: Executor, shares: Executor, inputs: MicroBatches, count: int) -> None:
+    def __init__(
+        self,
+        sums: Sequence[Executor],
+        shares: Sequence[Executor],
+        inputs: MicroBatches,
+        sizes: Sequence[int],
+    ) -> None:
         self._inputs = inputs
-        each = [torch.zeros(count, *shape, dtype=dtype) for shape, dtype in _outputs(sums)]
-        names = [sums.plan.buffers[i].name for i in sums.plan.outputs]
+        each = [torch.zeros(sum(sizes), *shape, dtype=t) for shape, t in _outputs(sums[0])]
+        names = [sums[0].plan.buffers[i].name for i in sums[0].plan.outputs]
         self._totals = [(values, torch.zeros_like(values[0])) for values in each]
-        open_inputs = [None for _ in sums.plan.inputs]
-        self._runs = [
-            sums.bound(open_inputs, sums.into({n: v[k] for n, v in zip(names, each, strict=True)}))
-            for k in range(count)
-        ]
-        self._reads, self._constants = keys_of(sums), []
+        self._runs: list[tuple[Callable[..., object], list[Key]]] = []
+        for executor, count in zip(sums, sizes, strict=True):
+            first, open_inputs = len(self._runs), [None for _ in executor.plan.inputs]
+            for number in range(first, first + count):
+                own = {n: v[number] for n, v in zip(names, each, strict=True)}
+                run = executor.bound(open_inputs, executor.into(own))
+                self._runs.append((run, keys_of(executor)))
+        self.shares: list[dict[str, torch.Tensor]] = []
+        self._shares: list[tuple[Callable[..., object], list[Key], int]] = []
+        first = 0
+        for executor, count in zip(shares, sizes, strict=True):
+            self._add_shares(executor, first)
+            first += count
+
+    def _add_shares(self, executor: Executor, first: int) -> None:
+        """Take the function that gives the micro-batches from ``first`` on their shares."""
+        plan, constants = executor.plan, list[Key]()
         given: list[torch.Tensor | None] = []
-        for index in shares.plan.inputs:
-            buffer = shares.plan.buffers[index]
+        for index in plan.inputs:
+            buffer = plan.buffers[index]
             head, _, number = buffer.name.partition(".")
             is_total = head == "sum" and number.isdigit()
             given.append(self._totals[int(number)][1] if is_total else None)
             if not is_total:
-                self._constants.append((buffer.name, buffer.placement))
-        self.shares = {
-            shares.plan.buffers[i].name: torch.zeros(shape, dtype=dtype)
-            for i, (shape, dtype) in zip(shares.plan.outputs, _outputs(shares), strict=True)
+                constants.append((buffer.name, buffer.placement))
+        own = {
+            plan.buffers[i].name: torch.zeros(shape, dtype=dtype)
+            for i, (shape, dtype) in zip(plan.outputs, _outputs(executor), strict=True)
         }
-        self._share = shares.bound(given, shares.into(self.shares))
+        self.shares.append(own)
+        self._shares.append((executor.bound(given, executor.into(own)), constants, first))
 
     def run(self) -> None:
         """Compute them of the inputs that were taken."""
         part = self._inputs.part
-        for number, run in enumerate(self._runs):
-            run(*[part(key, number) for key in self._reads])
+        for number, (run, reads) in enumerate(self._runs):
+            run(*[part(key, number) for key in reads])
         for values, total in self._totals:
             torch.sum(values, 0, dtype=values.dtype, out=total)
-        self._share(*[part(key, 0) for key in self._constants])
+        for share, constants, first in self._shares:
+            share(*[part(key, first) for key in constants])
 
 
 def _outputs(executor: Executor) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:

@@ -15,7 +15,7 @@ import torch
 
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
-from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
+from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan, smaller_kind, smaller_suffix
 from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
@@ -26,7 +26,7 @@ from irc.runtime.peers import Peers, TorchPeers, shared_sums
 from irc.runtime.prepared import Store
 from irc.runtime.torch_optimizer import STEP
 from irc.runtime.watch import naming_lost_ranks
-from irc.schedule.tapes import Event, Place
+from irc.schedule.tapes import SMALLER, Event, Place
 from irc.training.accumulators import ACCUMULATED
 from irc.training.batch_sums import SHARES, SUMS
 
@@ -35,6 +35,8 @@ Run: TypeAlias = Callable[[], object]
 LR, NORM = "lr", "norm"
 READERS = (*MICRO_BATCH_KINDS, SUMS, SHARES)
 """The functions that read inputs of the step."""
+SMALLER_READERS = tuple(map(smaller_kind, READERS))
+"""The same of micro-batches that are smaller."""
 
 
 class PipelineExecutor:
@@ -73,8 +75,12 @@ class PipelineExecutor:
         self._shared = shared_sums(plan, parts.local)
         self._clips = any(NORM in part for part in plan.parts)
         count = plan.num_micro_batches
-        readers = [e for (_, kind), e in self._functions.items() if kind in READERS]
-        self._inputs = MicroBatches(readers, plan.facts.cut, count)
+        self._sizes = [count]
+        if (larger := plan.smaller_from) is not None:
+            self._sizes = [larger, count - larger]
+        kinds = (READERS, SMALLER_READERS)[: len(self._sizes)]
+        readers = [[e for (_, k), e in self._functions.items() if k in own] for own in kinds]
+        self._inputs = MicroBatches(readers, plan.facts.cut, self._sizes)
         sums = {part: self._batch_sums(part) for part in dict.fromkeys(self._stages.values())}
         self._batch = {part: own for part, own in sums.items() if own is not None}
         self._losses = torch.zeros(count, dtype=self._loss_dtype())
@@ -83,8 +89,10 @@ class PipelineExecutor:
         self._numbers = torch.arange(count)
         self._seeds = torch.zeros(count, dtype=torch.int64)
         self._steps = [self._step(event) for event in self._tape.events]
-        self._early = [e for (_, kind), e in self._functions.items() if kind in READERS]
-        self._late = [e for (_, kind), e in self._functions.items() if kind not in READERS]
+        early = (*READERS, *SMALLER_READERS)
+        self._early = [e for (_, kind), e in self._functions.items() if kind in early]
+        self._late = [e for (_, kind), e in self._functions.items() if kind not in early]
+        self._weights = torch.tensor(plan.weights_of_losses, dtype=self._losses.dtype)
         self._norms, self._updates = self._norm_runs(), self._update_runs()
         self._sums = [t for name, t in parts.local.items() if name.startswith(ACCUMULATED)]
 
@@ -152,10 +160,14 @@ class PipelineExecutor:
 
     def _batch_sums(self, part: int) -> BatchSums | None:
         """Return what gives the micro-batches of a part their shares of sums over the batch."""
-        if (sums := self._functions.get((part, SUMS))) is None:
+        if (part, SUMS) not in self._functions:
             return None
-        count = self.plan.num_micro_batches
-        return BatchSums(sums, self._functions[part, SHARES], self._inputs, count)
+        suffixes = ("", SMALLER)[: len(self._sizes)]
+        sums, shares = (
+            [self._functions[part, f"{kind}{suffix}"] for suffix in suffixes]
+            for kind in (SUMS, SHARES)
+        )
+        return BatchSums(sums, shares, self._inputs, self._sizes)
 
     def _step(self, event: Event) -> Run:
         """Return what does one event of the tape."""
@@ -163,14 +175,15 @@ class PipelineExecutor:
             assert event.place is not None
             return self._peers.transfer(event, self._registers[event.place])
         number, part = event.action.micro_batch, self._stages[event.action.stage]
-        executor = self._functions[part, event.action.kind]
-        held = {name: self._registers[place] for name, place in event.reads.items()}
+        kind = self.plan.wiring.kind(event.action.kind, number)
+        executor, suffix = self._functions[part, kind], smaller_suffix(kind)
+        held = {n.removesuffix(suffix): self._registers[p] for n, p in event.reads.items()}
         held[SEED] = self._seeds[number]
-        held |= self._batch[part].shares if part in self._batch else {}
+        held |= self._batch[part].shares[1 if suffix else 0] if part in self._batch else {}
         names = [executor.plan.buffers[i].name for i in executor.plan.inputs]
         given: list[Any] = [held.get(name) for name in names]
         fresh = [key for key in keys_of(executor) if key[0] not in held]
-        makes = {name: self._registers[place] for name, place in event.makes.items()}
+        makes = {n.removesuffix(suffix): self._registers[p] for n, p in event.makes.items()}
         if event.action.kind == "F" and part == len(self.plan.parts) - 1:
             makes[self.plan.facts.loss] = self._losses[number]
         run, read = executor.bound(given, executor.into(makes)), self._inputs.part
@@ -227,7 +240,9 @@ class PipelineExecutor:
 
     def _loss(self) -> torch.Tensor:
         """Return the loss on every rank; those that do not compute it receive it."""
-        return self._peers.loss(self._losses.mean())
+        if len(self._sizes) == 1:
+            return self._peers.loss(self._losses.mean())
+        return self._peers.loss((self._losses * self._weights).sum())
 
 
 def _dtype(loaded: LoadedPlan, output: str) -> torch.dtype:

@@ -58,7 +58,7 @@ class _Rank:
         return self.schedule.paths[action.micro_batch].index(action.stage)
 
     def _function(self, action: Action) -> Function | None:
-        return self.wiring.functions[self._model_stage(action)].get(action.kind)
+        return self.wiring.function(self._model_stage(action), action.kind, action.micro_batch)
 
     def write(self) -> Tape:
         for at, action in enumerate(self.actions):

@@ -14,6 +14,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from irc.schedule.actions import Action
 
+SMALLER = ".smaller"
+"""Last letters of the kind of a function, and of the registers, of smaller micro-batches."""
+
 
 @dataclass(frozen=True)
 class Function:
@@ -54,11 +57,23 @@ class Wiring:
         routes: what is sent.
         aligned: names of routes whose value lies alike at both ends: where these are on one rank,
             the consumer reads the producer's register.
+        smaller_from: the first micro-batch that is smaller than those before it, None where all are
+            equal: its functions are those of kinds that end in ``.smaller``.
     """
 
     functions: tuple[Mapping[str, Function], ...]
     routes: tuple[Route, ...]
     aligned: frozenset[str] = frozenset()
+    smaller_from: int | None = None
+
+    def kind(self, kind: str, micro_batch: int) -> str:
+        """Return the kind of the function that does an action's kind for a micro-batch."""
+        is_smaller = self.smaller_from is not None and micro_batch >= self.smaller_from
+        return f"{kind}{SMALLER}" if is_smaller else kind
+
+    def function(self, stage: int, kind: str, micro_batch: int) -> Function | None:
+        """Return what an action of a stage runs; None where it has nothing to do."""
+        return self.functions[stage].get(self.kind(kind, micro_batch))
 
 
 class Place(NamedTuple):

@@ -23,13 +23,13 @@ SHARE = "share."
 """First letters of the name of an input that is such a share."""
 
 
-def take_batch_sums(module: ModuleOp, cut: Collection[str], count: int) -> Mapping[str, ModuleOp]:
+def take_batch_sums(module: ModuleOp, cut: Collection[str], part: float) -> Mapping[str, ModuleOp]:
     """Let a stage read shares of sums over the batch where it computes those of a micro-batch.
 
     Args:
         module: of a stage, forward and backward, or the model itself; changed.
         cut: names of the inputs that are cut into micro-batches.
-        count: of micro-batches.
+        part: of the batch that a micro-batch is: 1 / the number of equal ones.
 
     Returns:
         The functions ``sums`` and ``shares``; nothing where the stage divides by no such sum, and
@@ -38,7 +38,7 @@ def take_batch_sums(module: ModuleOp, cut: Collection[str], count: int) -> Mappi
     Raises:
         IrcError: ``op-unsupported`` for an op whose share in a micro-batch cannot be told.
     """
-    if count == 1:
+    if part == 1:
         return {}
     func = entry(module)
     block, named = func.body.block, arguments(func)
@@ -63,7 +63,7 @@ def take_batch_sums(module: ModuleOp, cut: Collection[str], count: int) -> Mappi
     constants: dict[SSAValue, SSAValue] = dict(
         zip((v for _, v in whole), totals.args[len(found.sums) :], strict=True)
     )
-    made = shares_of(found, totals.args[: len(found.sums)], constants, b, totals, count)
+    made = shares_of(found, totals.args[: len(found.sums)], constants, b, totals, part)
     shares = _shares_function(totals, made, [attrs[i] for i, _ in whole], len(found.sums))
     take_shares(found, block)
     more = [argument_attrs("input", f"{SHARE}{i}") for i in range(len(found.shares))]

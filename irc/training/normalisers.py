@@ -7,10 +7,11 @@ micro-batch i, and D its number of tokens, the loss of the batch is
     sum of N_i / sum of D_i    and not    1/count * sum of N_i / D_i
 
 D does not depend on parameters. So the sums are added up over all micro-batches before any of them
-runs, and each gets, in the place of its own D, its share ``(sum of D_i) / count``: the mean over
-the micro-batches is then the loss of the batch, and its gradients are linear in that. What is
+runs, and each gets, in the place of its own D, its share ``part * sum of D_i``, where ``part`` is
+the micro-batch's part of the samples, 1/count for equal ones: the mean over the micro-batches, each
+counted by its part, is then the loss of the batch, and its gradients are linear in that. What is
 computed of sums (at least 1, one through it, no tokens at all) is computed of those of the batch. A
-value that grows with the batch as its n-th power has the share ``value * count ** -n``.
+value that grows with the batch as its n-th power has the share ``value * part ** n``.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def shares_of(
     constants: Mapping[SSAValue, SSAValue],
     b: PhaseBuilder,
     block: Block,
-    count: int,
+    part: float,
 ) -> list[SSAValue]:
     """Append the shares of a micro-batch, given the totals; one for each of ``found.shares``.
 
@@ -189,14 +190,14 @@ def shares_of(
         constants: arguments of the body that all micro-batches share, and what stands for them.
         b: where ops go.
         block: the same.
-        count: of micro-batches.
+        part: of the batch that a micro-batch is.
     """
     values = {**constants, **dict(zip(found.sums, totals, strict=True))}
     for op in found.derived:
         for operand in op.operands:
             _copy(operand, values, block)
         block.add_op(op.clone(values))
-    return [_share(b, values[value], power, count, value) for value, power in found.shares.items()]
+    return [_share(b, values[value], power, part, value) for value, power in found.shares.items()]
 
 
 def _copy(value: SSAValue, values: dict[SSAValue, SSAValue], block: Block) -> None:
@@ -211,7 +212,7 @@ def _copy(value: SSAValue, values: dict[SSAValue, SSAValue], block: Block) -> No
 
 
 def _share(
-    b: PhaseBuilder, value: SSAValue, power: Fraction, count: int, original: SSAValue
+    b: PhaseBuilder, value: SSAValue, power: Fraction, part: float, original: SSAValue
 ) -> SSAValue:
     if not power:
         return value
@@ -226,7 +227,7 @@ def _share(
             where=loc_of(owner),
             help="make it a real number before it meets the loss: mask.sum().float()",
         )
-    return b.pointwise("mul", value, b.scalar(count ** -float(power), kind.dtype))
+    return b.pointwise("mul", value, b.scalar(part ** float(power), kind.dtype))
 
 
 def take_shares(found: Normalisers, block: Block) -> None:

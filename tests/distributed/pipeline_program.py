@@ -1,4 +1,7 @@
-"""One rank of pipelines: ``python -m tests.distributed.pipeline_program MESH CASE,SCHEDULE``."""
+"""One rank of pipelines: ``python -m tests.distributed.pipeline_program MESH CASE,SCHEDULE``.
+
+``CASE:10:7,SCHEDULE`` trains on batches of these sizes, which micro-batches do not share equally.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 import irc
 from tests.programs.models import CASES, MICRO_BATCHES, OPTIMIZER, furthest, model_and_batch
 from tests.programs.models import trained_eagerly as eager
+from tests.programs.uneven_batches import batch_of
+from tests.programs.uneven_batches import trained_eagerly as eager_on
 
 STEPS = 3
 PINS = {
@@ -20,8 +25,11 @@ def main(mesh: str, *cases: str) -> None:
     """Train each case, and print how far its numbers are from eager training on one process."""
     found: dict[str, dict[str, float | bool]] = {}
     for words in cases:
-        name, schedule, *pins = words.split(",")
+        what, schedule, *pins = words.split(",")
+        name, *sizes = what.split(":")
         model, batch = model_and_batch(name)
+        # A step is given batches of these sizes, or one batch again and again.
+        uneven = [batch_of(name, int(size), seed) for seed, size in enumerate(sizes)]
         step = irc.compile_step(
             model,
             optimizer=OPTIMIZER,
@@ -30,7 +38,7 @@ def main(mesh: str, *cases: str) -> None:
             schedule=schedule,
             pins="\n".join(PINS[pin] for pin in pins),
         )
-        losses = [step(*batch).item() for _ in range(STEPS)]
+        losses = [step(*each).item() for each in uneven or [batch] * STEPS]
         state = step.state_dict()["model"]
         if CASES[name].draws:
             other, _ = model_and_batch(name)
@@ -38,7 +46,7 @@ def main(mesh: str, *cases: str) -> None:
             expected = [one(*batch).item() for _ in range(STEPS)]
             after = one.state_dict()["model"]
         else:
-            expected, after = eager(name, STEPS)
+            expected, after = eager_on(name, uneven) if uneven else eager(name, STEPS)
         found[words] = {
             "losses": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
             "parameters": furthest(state, after),

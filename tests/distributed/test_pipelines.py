@@ -53,6 +53,11 @@ def test_two_stages_and_four_on_two_processes(tmp_path: Path) -> None:
     check(run(tmp_path, "pipe=2", 2, "tied,1f1b", "gpt,zb-v"))
 
 
+def test_batches_that_micro_batches_do_not_share_equally(tmp_path: Path) -> None:
+    """Of three kinds: 3, 3, 2, 2; 2, 2, 2, 1; and an even one."""
+    check(run(tmp_path, "pipe=2", 2, "tied:10:7:8:10,1f1b", "conv:10:8:7,zb-h1"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_schedule(tmp_path: Path, schedule: str) -> None:

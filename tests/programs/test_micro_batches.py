@@ -95,11 +95,3 @@ def test_what_cannot_be_is_refused_at_once(options: dict[str, object], code: str
     with pytest.raises(IrcError) as caught:
         irc.compile_step(model, **options)
     assert caught.value.code == code
-
-
-def test_a_batch_that_does_not_divide_is_refused() -> None:
-    model, batch = model_and_batch("gpt")
-    step = irc.compile_step(model, micro_batches=MICRO_BATCHES)
-    with pytest.raises(IrcError) as caught:
-        step(*(x[:7] for x in batch))
-    assert caught.value.code == "input-mismatch"

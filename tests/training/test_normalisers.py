@@ -106,7 +106,7 @@ def step(loss: Loss, count: int) -> tuple[Program, Sums]:
     parts = [part[: 8 // count] for part in batch()]
     program = program_of(Classifier(loss), *parts)
     training_program(program, optimizer=None)
-    return program, take_batch_sums(program.module, ("x", "y", "mask"), count)
+    return program, take_batch_sums(program.module, ("x", "y", "mask"), 1 / count)
 
 
 def mean_of(program: Program, sums: Sums, count: int, run: Run) -> list[Tensor]:

@@ -1,0 +1,196 @@
+"""Micro-batches that do not share a batch equally: 10 samples are 3, 3, 2 and 2 of four."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import irc
+from irc.calls.step_plan import captured_step
+from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+from irc.interpret.parts import run_here
+from irc.pipeline import Options
+from irc.plan.parts import PartsPlan
+from irc.plan.parts_packing import pack_parts, unpack_parts
+from irc.programs.schedules import schedule_for
+from irc.programs.uneven import make_uneven_plan
+from irc.training.recipe import recipe_of
+from tests.programs.models import CASES, IGNORED, MICRO_BATCHES, OPTIMIZER, furthest
+from tests.programs.uneven_batches import batch_of, model_of, trained_eagerly
+
+NAMES = [name for name, case in CASES.items() if not case.draws]
+Weights: TypeAlias = Mapping[str, torch.Tensor]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("size", "schedule"), [(10, "1f1b"), (7, "zb-h1"), (5, "gpipe")])
+def test_steps_equal_eager_training(name: str, size: int, schedule: str) -> None:
+    """In float64: ignored targets, batch norm in order, tied and frozen weights, a clipped norm."""
+    step = irc.compile_step(
+        model_of(name),
+        optimizer=OPTIMIZER,
+        mesh="pipe=1",
+        micro_batches=MICRO_BATCHES,
+        schedule=schedule,
+    )
+    batches = [batch_of(name, size, seed) for seed in range(3)]
+    losses = [step(*batch).item() for batch in batches]
+    expected, state = trained_eagerly(name, batches)
+    assert losses == pytest.approx(expected, abs=1e-11)
+    assert furthest(step.state_dict()["model"], state) < 1e-11
+
+
+def planned(name: str, size: int, mesh: str, schedule: str) -> tuple[PartsPlan, Weights]:
+    """Plan a step for a batch of some samples; every process of a run would be sent that."""
+    model, batch = model_of(name), batch_of(name, size)
+    recipe = recipe_of(dict(OPTIMIZER), micro_batches=MICRO_BATCHES)
+    with torch.no_grad():
+        pair = [captured_step(model, None, recipe, batch, {}, less=less) for less in (0, 1)]
+    (captured, split), (smaller, _) = pair
+    weights = {n: t.detach().clone() for n, t in captured.program.tensors.items()}
+    frozen = ",".join(n for n, p in model.named_parameters() if not p.requires_grad)
+    recipe = replace(recipe, split=split, frozen=frozen)
+    options = Options(mesh=Mesh.parse(mesh))
+    order = schedule_for(schedule, options.mesh.size("pipe"), MICRO_BATCHES)
+    plan = make_uneven_plan(captured.program, smaller.program, size, recipe, options, order)
+    return unpack_parts(pack_parts(plan)), weights
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "mesh", "schedule"),
+    [
+        ("tied", 10, "pipe=2", "1f1b"),
+        ("tied", 7, "pipe=2", "zb-h1"),
+        ("conv", 10, "pipe=2", "zb-h1"),
+        ("skips", 5, "pipe=3", "1f1b"),
+        ("frozen", 9, "pipe=2", "interleaved:2"),
+        ("experts", 11, "pipe=2", "dualpipe-v"),
+        ("tied", 6, "pipe=2", "dualpipe"),
+        ("gpt", 10, "pipe=2,data=2", "1f1b"),
+        ("gpt", 14, "pipe=2,tensor=2", "zb-h1"),
+    ],
+)
+def test_stages_equal_eager_training(name: str, size: int, mesh: str, schedule: str) -> None:
+    """In one process, with real registers: what crosses, and what data and tensor axes split."""
+    plan, weights = planned(name, size, mesh, schedule)
+    batches = [batch_of(name, size, seed) for seed in range(3)]
+    run = run_here(plan, weights, batches, lr=0.05)
+    expected, state = trained_eagerly(name, batches)
+    assert [float(loss) for loss in run.losses] == pytest.approx(expected, abs=1e-11)
+    held = {n: run.whole(n) for n in state if n in plan.holders}
+    assert set(held) >= set(plan.trained)
+    assert furthest(held, {n: state[n] for n in held}) < 1e-11
+
+
+def test_further_kinds_of_batches_go_on_with_the_same_state() -> None:
+    """The last batch of an epoch is smaller, and may be shared equally, or not."""
+    sizes = (10, 7, 10, 8, 13, 4)
+    step = irc.compile_step(model_of("tied"), optimizer=OPTIMIZER, micro_batches=MICRO_BATCHES)
+    batches = [batch_of("tied", size, seed) for seed, size in enumerate(sizes)]
+    losses = [step(*batch).item() for batch in batches]
+    expected, state = trained_eagerly("tied", batches)
+    assert losses == pytest.approx(expected, abs=1e-11)
+    assert furthest(step.state_dict()["model"], state) < 1e-11
+
+
+def test_each_micro_batch_draws_numbers_of_its_own() -> None:
+    """Those of a step of one program of its size, and its loss counts by its samples."""
+    model, (batch,) = model_of("dropped"), batch_of("dropped", 10)
+    step = irc.compile_step(model, optimizer=OPTIMIZER, micro_batches=MICRO_BATCHES)
+    for number in range(2):
+        expected = 0.0
+        for k, own in enumerate(batch.tensor_split(MICRO_BATCHES)):
+            seed = number * MICRO_BATCHES + k
+            alone = irc.compile_step(model, optimizer=OPTIMIZER, seed=seed)
+            expected += alone(own, lr=0.0).item() * len(own) / len(batch)
+        assert step(batch, lr=0.0).item() == pytest.approx(expected, abs=1e-12)
+
+
+class Divided(nn.Module):
+    """A loss divided by a sum of the batch, in several ways; one sample of it is not counted."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(6, 3), how
+        self.register_buffer("weight", torch.tensor([0.2, 1.0, 3.0]))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = self.layer(x)
+        squares = ((scores.sum(1) - 1).square() * mask).sum()
+        match self.how:
+            case "class weights":
+                return F.cross_entropy(scores, y, self.weight, ignore_index=IGNORED)
+            case "mask":
+                return squares / mask.sum().clamp(min=1)
+            case "roots":
+                return squares / mask.sum().sqrt() / mask.sum().sqrt()
+            case _:
+                return F.cross_entropy(scores, y, ignore_index=IGNORED) + scores.square().mean()
+
+
+@pytest.mark.parametrize("how", ["class weights", "mask", "roots", "two means"])
+@pytest.mark.parametrize("size", [10, 5])
+def test_losses_divided_by_sums_are_those_of_the_whole_batch(how: str, size: int) -> None:
+    """Micro-batches of one sample among them, whose sums are one number each."""
+    torch.manual_seed(0)
+    model = Divided(how).double()
+    eager = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
+    step = irc.compile_step(
+        model, optimizer={"kind": "sgd", "lr": 0.1}, micro_batches=MICRO_BATCHES
+    )
+    for seed in range(3):
+        draw = torch.Generator().manual_seed(seed)
+        x = torch.randn(size, 6, generator=draw, dtype=torch.float64)
+        y, mask = torch.randint(3, (size,), generator=draw), torch.rand(size, generator=draw)
+        y[0], mask[0], mask[-1] = IGNORED, 0.0, 2.5
+        batch = x, y, mask.double()
+        optimizer.zero_grad()
+        loss = eager(*batch)
+        loss.backward()
+        optimizer.step()
+        assert step(*batch).item() == pytest.approx(loss.item(), abs=1e-11)
+        assert furthest(step.state_dict()["model"], eager.state_dict()) < 1e-11
+
+
+def test_fewer_samples_than_micro_batches_are_refused() -> None:
+    step = irc.compile_step(model_of("frozen"), micro_batches=MICRO_BATCHES)
+    with pytest.raises(IrcError, match="each has one sample or more") as caught:
+        step(*batch_of("frozen", 3))
+    assert caught.value.code == "input-mismatch"
+
+
+def test_plans_in_folders_have_micro_batches_of_one_size(tmp_path: Path) -> None:
+    with pytest.raises(IrcError, match="micro-batches of one size") as caught:
+        irc.export_plan(
+            model_of("frozen"), batch_of("frozen", 10), out=tmp_path / "plan",
+            optimizer="sgd", micro_batches=MICRO_BATCHES,
+        )  # fmt: skip
+    assert caught.value.code == "input-mismatch"
+
+
+def test_a_run_is_given_batches_of_the_plan_s_size() -> None:
+    """Of 10 samples, not of 9, which other micro-batches share."""
+    plan, weights = planned("frozen", 10, "pipe=2", "1f1b")
+    with pytest.raises(IrcError, match="2 of them with a sample more") as caught:
+        run_here(plan, weights, [batch_of("frozen", 9)], lr=0.05)
+    assert caught.value.code == "input-mismatch"
+
+
+def test_planted_faults_of_smaller_micro_batches_are_refused() -> None:
+    """A plan that was edited: no functions for them, or a batch that is shared equally."""
+    plan, _ = planned("frozen", 10, "pipe=2", "1f1b")
+    for samples in (0, 8, 3):
+        broken = replace(plan, facts=replace(plan.facts, samples=samples))
+        with pytest.raises(IrcError) as caught:
+            unpack_parts(pack_parts(broken))
+        assert caught.value.code == "plan-corrupt"
