@@ -25,7 +25,7 @@ from irc.plan.parts import PIPE, PartsPlan
 from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
-from irc.programs.uneven import make_uneven_plan
+from irc.programs.uneven import make_uneven_plan, stage_pins
 from irc.runtime.join import join_processes, shared_bytes
 from irc.runtime.pipeline import PipelineExecutor
 from irc.runtime.same_program import marks_of
@@ -99,7 +99,7 @@ class PipelinedStep(TrainingStep):
         seed: int = 0,
     ) -> None:
         super().__init__(module, recipe, options, loss=loss, seed=seed)
-        self.pipelining = pipelining
+        self.pipelining, self._cut = pipelining, ""
         mesh = options.mesh
         ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
         self.schedule: Schedule = schedule_for(pipelining.schedule, ranks, recipe.micro_batches)
@@ -147,8 +147,13 @@ class PipelinedStep(TrainingStep):
         def make() -> PartsPlan:
             how = recipe, options, self.schedule, self.pipelining.stages
             if smaller is None:
-                return make_parts_plan(captured.program, *how)
-            return make_uneven_plan(captured.program, smaller, samples, *how)
+                made = make_parts_plan(captured.program, *how, cut=self._cut)
+            else:
+                made = make_uneven_plan(captured.program, smaller, samples, *how, cut=self._cut)
+            if not self.pipelining.stages:
+                # The best cut for a further kind of batch may be another; weights stay.
+                self._cut = self._cut or stage_pins(captured.program.module)
+            return made
 
         if mesh.num_ranks == 1:
             plan = make()

@@ -38,6 +38,8 @@ def make_uneven_plan(
     options: Options,
     schedule: Schedule,
     stages: str = "",
+    *,
+    cut: str = "",
 ) -> PartsPlan:
     """Plan a step of micro-batches of two sizes.
 
@@ -49,23 +51,29 @@ def make_uneven_plan(
         options: of the pipeline of passes; the mesh is the whole one.
         schedule: as :func:`irc.programs.schedules.schedule_for` gives it.
         stages: where stages begin, by names of parameters; empty: the best cut of the larger ones.
+        cut: constraints on stages in the place of the user's.
 
     Raises:
         IrcError: ``pipeline-unsupported`` where the two differ in more than sizes; what
             :func:`irc.programs.make.make_parts_plan` raises.
     """
     sizes = micro_batch_sizes(samples, schedule.num_micro_batches)
-    large = make_parts_plan(program, recipe, options, schedule, stages, part=sizes[0] / samples)
-    # The pass that cuts leaves its marks.
-    cut = _stage_pins(program.module) if len(large.parts) > 1 else ""
+    large = make_parts_plan(
+        program, recipe, options, schedule, stages, part=sizes[0] / samples, cut=cut
+    )
+    cut = stage_pins(program.module)
     placed = replace(options, pins="\n".join([constraint_text(options.pins)[0], *_placed(large)]))
     own = placed if large.part_mesh.axes else options
     small = make_parts_plan(smaller, recipe, own, schedule, part=sizes[-1] / samples, cut=cut)
     return _joined(large, small, samples)
 
 
-def _stage_pins(module: ModuleOp) -> str:
-    """Return constraints by which another program's stages have the parameters of these."""
+def stage_pins(module: ModuleOp) -> str:
+    """Return constraints by which another program's stages have the parameters of these.
+
+    Args:
+        module: of which a plan was made: the pass that cuts leaves its marks.
+    """
     names = {v: n for role, n, v in arguments(entry(module)) if role in ("parameter", "buffer")}
     stages: dict[int, list[str]] = {}
     read: set[str] = set()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from irc.dialects.placement import Placement
+from irc.errors import IrcError
 from irc.plan.parts import PartsPlan
 from irc.plan.schema import placement_of
 from irc.runtime.arguments import whole_shape
@@ -34,6 +35,7 @@ class SpreadParts(Parts):
         self.world_rank, self.world = rank, plan.mesh.num_ranks
         self.ranks: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, torch.dtype] = {}
+        self._places = _places(plan)
         for part in plan.parts:
             for loaded in part.values():
                 for index in loaded.plan.weights:
@@ -43,6 +45,21 @@ class SpreadParts(Parts):
                     self.roles[name] = buffer.role
                     self.ranks[name] = plan.ranks[plan.places_of(name)[0]]
                     self._dtypes[name] = dtypes()[buffer.dtype]
+
+    def check_stages(self, plan: PartsPlan) -> None:
+        """Refuse a further kind of batch whose stages have other weights; all ranks do at once.
+
+        Raises:
+            IrcError: ``pipeline-unsupported``.
+        """
+        places = _places(plan)
+        for name in sorted(self._places.keys() | places.keys()):
+            if self._places.get(name) != places.get(name):
+                raise IrcError(
+                    "pipeline-unsupported",
+                    f"for this kind of batch '{name}' is in other stages than the ranks hold it in",
+                    help='say where stages begin: stages="..", or pins="stage NAME = 0"',
+                )
 
     def adopt_stages(self, plan: PartsPlan, wholes: Mapping[str, torch.Tensor]) -> None:
         """Take this rank's parts of what its stages load and is not here yet.
@@ -77,3 +94,15 @@ class SpreadParts(Parts):
         held = Side(lies, self.mesh, self.ranks[name])
         channel = to_first(held, shape, self._dtypes[name], self.world if everywhere else 1)
         return move(channel, self.world_rank, self.local.get(name))
+
+
+def _places(plan: PartsPlan) -> dict[str, tuple[int, ...]]:
+    """Return where on the pipe axis parameters, states and accumulators are, by name."""
+    found: dict[str, tuple[int, ...]] = {}
+    for part in plan.parts:
+        for loaded in part.values():
+            for index in loaded.plan.weights:
+                buffer = loaded.plan.buffers[index]
+                if buffer.role != "constant":
+                    found[buffer.name] = plan.places_of(buffer.name)
+    return found

@@ -85,6 +85,7 @@ class TrainingState:
         """Take what this rank's stages load; see :meth:`adopt`."""
         is_first = not isinstance(self.parts, SpreadParts)
         parts = self.parts if isinstance(self.parts, SpreadParts) else SpreadParts(plan, rank)
+        parts.check_stages(plan)
         self.parts = parts
         is_alone = plan.mesh.num_ranks == 1
         if is_alone:
