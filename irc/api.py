@@ -221,7 +221,7 @@ def compile_step(
 
     A mesh with an axis ``pipe`` makes the model a pipeline of as many ranks: the model is cut into
     stages, each with the parameters of its own layers on a mesh of the other axes, and a schedule
-    says which stage works on which of the ``micro_batches`` when (``irc list schedules``). Values
+    says which stage works on which of the ``micro_batches`` when (``irc schedule list``). Values
     and gradients go between stages while others are computed. The step is that of one device: the
     loss is the mean over micro-batches, clipping counts all gradients, a weight that two stages
     read (tied embeddings) moves once.

@@ -108,7 +108,7 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         metavar="NAME|FILE",
         help="who works on which micro-batch when, on a mesh with an axis pipe: 1f1b (the default),"
-        " interleaved:2, zb-v, ... (irc list schedules), torch's .csv, or a file of irc's notation",
+        " interleaved:2, zb-v, ... (irc schedule list), torch's .csv, or a file of irc's notation",
     )
     parser.add_argument(
         "--stages",
@@ -214,6 +214,12 @@ def _compile_module(args: argparse.Namespace) -> str:
             "option-value",
             "--lr is of a plan of training",
             help="add --train, or leave out --lr",
+        )
+    if args.schedule is not None and args.train is None:
+        raise IrcError(
+            "option-value",
+            "--schedule is of a plan of training",
+            help="add --train, or leave out --schedule",
         )
     optimizer = None if args.train is None else {"kind": args.train}
     if optimizer is not None and args.lr is not None:

@@ -276,7 +276,7 @@ def parts_summary(plan: PartsPlan, source: str) -> str:
 
 
 def _head(facts: PartsFactsReport) -> list[str]:
-    ranks = sum(len(part.ranks) for part in {p.ranks: p for p in facts.parts}.values())
+    ranks = len({rank for part in facts.parts for rank in part.ranks})
     stages = sum(len(part.stages) for part in facts.parts)
     return pairs([
         ("mesh", f"{facts.mesh or 'one device'} ({counted(ranks, 'rank')}), priced for "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
@@ -102,10 +102,17 @@ def _is_costly(op: Operation) -> bool:
 
 @dataclass(frozen=True)
 class _Line:
-    """The ops that are cut, in program order, and what crosses each position between them."""
+    """The ops that are cut, in program order.
+
+    Attributes:
+        ops: in program order.
+        crossing: the bytes that cross each position between them.
+        whole: the positions where nothing can be cut.
+    """
 
     ops: tuple[Operation, ...]
     crossing: tuple[int, ...]
+    whole: frozenset[int]
 
 
 def ops_in_line(func: FuncOp) -> list[Operation]:
@@ -124,7 +131,24 @@ def _line(func: FuncOp) -> _Line:
             if readers and max(readers) > place[op]:
                 change[place[op] + 1] += num_bytes(value)
                 change[max(readers) + 1] -= num_bytes(value)
-    return _Line(tuple(ops), tuple(accumulate(change[: len(ops) + 1])))
+    return _Line(tuple(ops), tuple(accumulate(change[: len(ops) + 1])), _whole(func, place))
+
+
+def _whole(func: FuncOp, place: Mapping[Operation, int]) -> frozenset[int]:
+    """Return the positions where a cut would part what reads a buffer from what moves it.
+
+    Stages work on different micro-batches at one time: one alone can have the buffer.
+    """
+    held = {name: value for role, name, value in arguments(func) if role == "buffer"}
+    end = func.body.block.last_op
+    assert isinstance(end, ReturnOp)
+    chosen: set[int] = set()
+    for (role, name), moved in zip(results(func), end.operands, strict=True):
+        if role == "state" and name in held:
+            using = [*(use.operation for use in held[name].uses), moved.owner]
+            places = [place[op] for op in using if isinstance(op, Operation) and op in place]
+            chosen.update(range(min(places) + 1, max(places) + 1) if places else ())
+    return frozenset(chosen)
 
 
 def balanced(
@@ -146,17 +170,17 @@ def balanced(
     """
     line, fixed = _line(func), fixed or {}
     times = [costs.seconds(op) for op in line.ops]
-    working = sum(1 for seconds in times if seconds > 0)
+    n, before = len(times), [0.0, *accumulate(times)]
+    cuts = [i for i in range(1, n) if before[i] > before[i - 1] and i not in line.whole]
+    points = [0, *cuts, n]
+    working = sum(1 for a, b in pairwise(points) if before[b] > before[a])
     if count > max(working, 1):
         raise IrcError(
             "pipeline-stages",
             f"{count} stages, and the model has {working} ops and blocks to share among them",
-            because="a block of a repeated layer is computed by one stage",
+            because="a block of a repeated layer, and all that moves a buffer, is in one stage",
             help=f"choose at most {working} stages",
         )
-    n, before = len(times), [0.0, *accumulate(times)]
-    cuts = [i for i in range(1, n) if before[i] > before[i - 1] or i == n]
-    points = [0, *cuts, n]
     price = [0.0 if i in (0, n) else costs.transfer(line.crossing[i]) for i in points]
 
     def stage(a: int, b: int) -> float:
@@ -246,25 +270,46 @@ def pinned(func: FuncOp, costs: Costs, text: str, count: int) -> dict[Operation,
             f"stages names {len(stages)}, and the mesh and the schedule have {count}",
             help="write one part for each, with ';' between them",
         )
-    owner: dict[str, int] = {}
+    owners: dict[str, list[int]] = {}
     for stage, part in enumerate(stages):
         for word in filter(None, (w.strip() for w in part.split(","))):
             chosen = named_by(word, names)
             if not chosen:
                 raise unknown_name(word, stage, names)
-            owner.update(dict.fromkeys(chosen, stage))
+            for name in chosen:
+                owners.setdefault(name, []).append(stage)
     line = _line(func)
     named = {value: name for _, name, value in arguments(func)}
     found: dict[Operation, int] = {}
-    latest = 0
+    read: dict[str, set[int]] = {}
     for op in line.ops:
-        own = [owner[named[v]] for v in op.operands if v in named and named[v] in owner]
-        # What reads a tied weight again is where the values that it works on are.
-        stage = max((*own, *_stages_read(op, found)), default=0)
-        found[op] = stage
-        latest = max(latest, stage)
+        own = {n: owners[n] for v in op.operands if (n := named.get(v, "")) in owners}
+        # What reads a tied weight again is where the values that it works on are, or where the
+        # weight is named again.
+        start = max(_stages_read(op, found), default=0)
+        again = (next((s for s in at if s >= start), at[-1]) for at in own.values())
+        found[op] = max((start, *again))
+        for name in own:
+            read.setdefault(name, set()).add(found[op])
     _check_used(found, count, stages)
+    _check_repeated(owners, read)
     return found
+
+
+def _check_repeated(
+    owners: Mapping[str, Sequence[int]], read: Mapping[str, Collection[int]]
+) -> None:
+    """Refuse what is named in several stages, and not read in one of them."""
+    for name, stages in owners.items():
+        idle = [s for s in stages if s not in read.get(name, stages)]
+        if len(set(stages)) > 1 and idle:
+            raise IrcError(
+                "pipeline-stages",
+                f"stages {stages[0]} and {stages[1]} both name '{name}', and stage {idle[0]} would "
+                "not read it",
+                because="only a weight that several layers share is in several stages",
+                help="name it in one of them",
+            )
 
 
 def _stages_read(op: Operation, found: Mapping[Operation, int]) -> list[int]:

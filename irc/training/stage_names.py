@@ -37,5 +37,6 @@ def unknown_name(word: str, stage: int, names: Sequence[str], where: str = "") -
         "pipeline-stages",
         f"stage {stage} is to have '{word}', and no parameter has such a name",
         where=where,
+        because="a weight that several layers share has the name of the first of them",
         help=did_you_mean(word, known),
     )

@@ -74,8 +74,9 @@ def generate(text: str, *, ranks: int, micro_batches: int) -> Schedule:
     >>> print(generate("1f1b", ranks=2, micro_batches=2).ranks[0][2])
     0B0
     """
-    name, _, number = text.partition(":")
-    if number and not (number.isascii() and number.isdigit() and len(number) < 7):
+    name, colon, number = text.partition(":")
+    is_number = number.isascii() and number.isdigit() and 0 < int(number) < 1_000_000
+    if colon and not is_number:
         raise IrcError(
             "schedule-unknown", f"'{number}' after '{name}:' is not a number of stages a rank",
             help=f"write it as {name}:2",

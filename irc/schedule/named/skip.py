@@ -28,7 +28,7 @@ def skip(ranks: int, micro_batches: int, chunks: int = 0) -> Schedule:
             "schedule-size",
             f"schedule 'skip' cannot leave out {skipped} of {ranks} stages",
             because="every micro-batch goes through the first and the last stage",
-            help=f"leave out at most {max(0, ranks - 2)}",
+            help=f"leave out at most {ranks - 2}" if ranks > 2 else "give it 3 ranks or more",
         )
     paths = tuple(_path(m, ranks, skipped) for m in range(micro_batches))
     limits = [float(ranks - rank) for rank in range(ranks)]
