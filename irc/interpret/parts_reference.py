@@ -22,7 +22,6 @@ from irc.training.batch_sums import SHARES, SUMS, take_batch_sums
 from irc.training.functions import NORM
 from irc.training.stages import GRADIENT, Stages
 
-SMALL = 1e-6
 RATE = 0.1
 """A learning rate with which an update is as large as what it is of."""
 
@@ -50,9 +49,9 @@ class Reference:
     shares: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
     @property
-    def floor(self) -> float:
-        """A magnitude below which a gradient is rounding alone."""
-        return SMALL * max((float(g.abs().max()) for g in self.gradients.values()), default=0.0)
+    def largest(self) -> float:
+        """The largest magnitude of a gradient."""
+        return max((float(g.abs().max()) for g in self.gradients.values()), default=0.0)
 
     def arguments(self, stage: int, number: int) -> dict[str, torch.Tensor]:
         """Return what a stage's part of a step is given for a micro-batch, but for its weights.

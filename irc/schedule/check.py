@@ -22,6 +22,8 @@ def check(schedule: Schedule) -> None:
             messages that cross, ``schedule-deadlock``.
     """
     actions = [a for rank in schedule.ranks for a in computed(rank)]
+    if not actions:
+        raise _incomplete("the schedule computes nothing")
     counts = Counter(actions)
     for action, count in counts.items():
         if not _is_on_path(schedule, action):

@@ -87,7 +87,7 @@ def loss_index(func: FuncOp, name: str) -> int:
             because=f"the program gives {shown}",
             help=did_you_mean(name, scalars)
             if name and scalars
-            else 'return the loss from the module, or say how it is computed: loss=FUNCTION of the '
+            else "return the loss from the module, or say how it is computed: loss=FUNCTION of the "
             "output and targets, or --loss NAME:FUNCTION",
         )
     return [n for _, n in results(func)].index(chosen[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import irc
 from irc.cli import main
 from irc.errors import IrcError
 from irc.plan.parts_files import load_parts
+from irc.report.parts import _head as head_of
 from irc.report.parts import gather_parts
 from irc.runtime import load
 from irc.runtime.pipeline import PipelineExecutor
@@ -66,6 +68,8 @@ def test_what_is_compiled_is_described(plan: Path, capsys: pytest.CaptureFixture
         ("blocks.1", "norm", "tok"),
     ]
     assert [part.ranks for part in facts.parts] == [(0,), (1,)]
+    twice = replace(facts, parts=(facts.parts[0], replace(facts.parts[1], ranks=(1, 0))))
+    assert "pipe=2 (2 ranks)" in "\n".join(head_of(twice))
     whole = sum(p.numel() for p in GPT(2, 16, tied=True).parameters())
     tied = GPT(2, 16).tok.weight.numel()
     assert sum(part.num_parameters for part in facts.parts) == whole + tied
@@ -135,6 +139,7 @@ REFUSED = {
     "--mesh pipe=2": "option-value",
     "--micro-batches 4": "option-value",
     "--schedule zb-v": "option-value",
+    "--schedule 1f1b": "option-value",
     "--stages x;y": "option-value",
     "--train --schedule zb-v": "option-value",
     "--train --mesh pipe=2 --micro-batches 0": "option-value",

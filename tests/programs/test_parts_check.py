@@ -32,9 +32,11 @@ from tests.programs.planted_faults import with_tape
 Planned = tuple[PartsPlan, dict[str, torch.Tensor], list[torch.Tensor]]
 
 
-def planned(name: str, schedule: str, mesh: str, pins: str = "") -> Planned:
+def planned(
+    name: str, schedule: str, mesh: str, pins: str = "", dtype: torch.dtype = torch.float64
+) -> Planned:
     """Plan a step of a case; return the plan, its weights and a batch."""
-    model, batch = model_and_batch(name)
+    model, batch = model_and_batch(name, dtype)
     recipe = recipe_of(dict(OPTIMIZER), micro_batches=MICRO_BATCHES)
     with torch.no_grad():
         captured, split = captured_step(model, None, recipe, batch, {})
@@ -82,6 +84,15 @@ def test_all_ranks_in_one_process(name: str, schedule: str, mesh: str, pins: str
     assert [float(loss) for loss in run.losses] == pytest.approx(losses, abs=1e-12)
     for parameter in plan.trained:
         assert (run.whole(parameter) - state[parameter]).abs().max() < 1e-12
+
+
+def test_gradients_that_are_rounding_alone_are_no_faults() -> None:
+    """Those of the biases before batch norms are zero: in float32 no digit of them is told."""
+    given = planned("conv", "1f1b", "pipe=2", dtype=torch.float32)
+    plan, weights, batch = given
+    biased = {n: t + torch.randn(t.shape) for n, t in weights.items() if n.endswith("0.bias")}
+    assert biased
+    assert "are as eager has them" in check((plan, {**weights, **biased}, batch))
 
 
 def named(given: Planned, **options: Any) -> str:

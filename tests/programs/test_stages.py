@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from irc.calls.step_plan import captured_step
-from irc.dialects.builder import entry, functions
+from irc.dialects.builder import arguments, entry, functions, results
 from irc.dialects.dominance import verify_module
 from irc.errors import IrcError
 from irc.pipeline import run_passes
@@ -41,8 +41,6 @@ def cut(name: str, count: int, stages: str = "") -> Stages:
 
 def parameters(stages: Stages) -> list[set[str]]:
     """Return the parameters of each stage, by the layer that they are of."""
-    from irc.dialects.builder import arguments
-
     return [
         {
             name.rpartition(".")[0]
@@ -59,6 +57,27 @@ def test_stages_are_balanced_and_in_order() -> None:
     assert {"tok", "pos", "blocks.0.up", "blocks.1.up"} <= first
     assert {"blocks.2.up", "blocks.3.up", "head"} <= last
     assert not first & last
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6])
+def test_what_moves_a_buffer_is_in_one_stage(count: int) -> None:
+    """Wherever the stages begin, a batch norm is not cut between its statistics and their use."""
+    stages = cut("conv", count)
+    assert len(stages.modules) == count
+    moved = [name for m in stages.modules for role, name in results(entry(m)) if role == "state"]
+    read = [{n for role, n, _ in arguments(entry(m)) if role == "buffer"} for m in stages.modules]
+    assert all(sum(name in names for names in read) == 1 for name in moved)
+
+
+@pytest.mark.parametrize(
+    "stages", ["tok, pos, blocks.0-blocks.1; blocks.2-blocks.3, norm, tok",
+               "tok, pos, blocks.0-blocks.1; blocks.2"],
+)  # fmt: skip
+def test_a_tied_weight_may_be_named_where_it_is_read_again(stages: str) -> None:
+    """As reports name it: in the stage that looks tokens up, and in that of the head."""
+    first, last = parameters(cut("tied", 2, stages))
+    assert {"tok", "pos", "blocks.1.up"} <= first
+    assert {"blocks.2.up", "norm", "tok"} <= last
 
 
 def test_what_reads_inputs_alone_is_in_every_stage() -> None:
@@ -80,6 +99,7 @@ def test_stages_are_fixed_by_names() -> None:
         (2, "tok; blocks.9", "no parameter has such a name"),
         (3, "tok; head", "names 2"),
         (40, "", "40 stages"),
+        (2, "tok, blocks.0-blocks.1; blocks.1-blocks.3", "both name 'blocks.1"),
     ],
 )
 def test_stages_that_cannot_be_are_refused(count: int, stages: str, words: str) -> None:

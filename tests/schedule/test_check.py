@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from irc.errors import IrcError
 from irc.schedule.actions import Action
 from irc.schedule.check import check
+from irc.schedule.csv_table import read_csv
 from irc.schedule.named import generate
+from irc.schedule.notation import read_schedule
 from irc.schedule.timeline import play
 
 
@@ -31,6 +33,21 @@ def test_what_is_missing_or_repeated_is_named(rank, position, name):
     twice = (*actions[:position], actions[position], *actions[position:])
     with pytest.raises(IrcError, match="is there 2 times"):
         check(changed(schedule, rank, twice))
+
+
+@pytest.mark.parametrize("read", [read_csv, read_schedule])
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
+def test_nothing_is_no_schedule(read, text):
+    with pytest.raises(IrcError) as error:
+        check(read(text))
+    assert error.value.code in ("schedule-incomplete", "schedule-syntax")
+
+
+@pytest.mark.parametrize("name", ["interleaved:0", "interleaved:", "zb-v:x", "1f1b:00"])
+def test_a_number_of_stages_that_is_none(name):
+    with pytest.raises(IrcError, match="is not a number of stages a rank") as error:
+        generate(name, ranks=2, micro_batches=4)
+    assert error.value.code == "schedule-unknown"
 
 
 def test_ranks_that_wait_for_each_other_are_named():

@@ -75,7 +75,7 @@ def generate(text: str, *, ranks: int, micro_batches: int) -> Schedule:
     0B0
     """
     name, colon, number = text.partition(":")
-    is_number = number.isascii() and number.isdigit() and 0 < int(number) < 1_000_000
+    is_number = number.isascii() and number.isdigit() and len(number) < 7 and int(number) > 0
     if colon and not is_number:
         raise IrcError(
             "schedule-unknown", f"'{number}' after '{name}:' is not a number of stages a rank",
