@@ -318,7 +318,7 @@ PAGES = (
         what="The program gives no result that is one real number, or several.",
         why="Gradients are those of one number; which of several to train on is your decision.",
         example="differentiate a model that returns logits of shape [2, 9, 97]",
-        fix='return the loss, or name it: differentiate{loss="loss"}',
+        fix="return the loss, or name a function of the output and targets: loss=FUNCTION",
     ),
     ErrorPage(
         code="mapping-syntax",
