@@ -182,9 +182,11 @@ def test_micro_batches_train_as_the_batch() -> None:
     whole = irc.compile_step(theirs, loss=F.cross_entropy, optimizer=option)
     for _ in range(2):
         assert step(X, Y).item() == pytest.approx(whole(X, Y).item(), abs=1e-6)
+    assert step(X[:5], Y[:5]).item() == pytest.approx(whole(X[:5], Y[:5]).item(), abs=1e-6)
     assert_equal_modules(mine, theirs)
-    with pytest.raises(IrcError, match="5 cannot be cut into 3 equal micro-batches"):
-        step(X[:5], Y[:5])
+    with pytest.raises(IrcError, match="3 micro-batches") as caught:
+        step(X[:2], Y[:2])
+    assert caught.value.code == "input-mismatch"
 
 
 @pytest.mark.parametrize(
