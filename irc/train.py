@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
 from irc.dialects.builder import arguments, entry
@@ -88,8 +89,6 @@ def add_training(
 
     See :func:`training_program` for the arguments and errors.
     """
-    from irc.runtime import vjp
-
     if not isinstance(trainable, str):
         named = trainable.named_parameters(remove_duplicate=False)
         still = [name for name, value in named if not value.requires_grad]
@@ -106,7 +105,18 @@ def add_training(
         given = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
         passes.append(builtin_pass("add-optimizer")(**given))
     run_passes(program.module, passes)
-    vjp.check([_call(op) for op in program.module.walk() if _is_vjp(op)])
+    check_vjp(program.module)
+
+
+def check_vjp(module: ModuleOp) -> None:
+    """Refuse ops of libraries whose derivative does not run; all at once.
+
+    Raises:
+        IrcError: ``not-differentiable``.
+    """
+    from irc.runtime import vjp
+
+    vjp.check([_call(op) for op in module.walk() if _is_vjp(op)])
 
 
 def _is_vjp(op: Operation) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -22,6 +23,7 @@ from irc.calls.by_torch import ByTorch
 from irc.calls.direct import MISS, Direct, handing
 from irc.calls.handed_on import HandedOn
 from irc.calls.left import can_be_left
+from irc.calls.loop import Loop, is_trained_on_ranks
 from irc.calls.open_version import OpenVersion
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.calls.trial import Entry, is_tried
@@ -33,13 +35,17 @@ from irc.frontends.torch.capture import Captured, capture
 from irc.frontends.torch.examples import check_devices
 from irc.frontends.torch.export import as_module, shape_specs
 from irc.frontends.torch.faces import face, subclass
+from irc.frontends.torch.guards import Guards
 from irc.frontends.torch.hooks import layer_hooks, on_all_modules
 from irc.frontends.torch.in_place import in_place
 from irc.frontends.torch.reach import reach
 from irc.frontends.torch.settings import default_device, is_elsewhere
 from irc.pipeline import Options, make_plan
+from irc.plan.parts import PIPE
+from irc.runtime import held
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
+from irc.runtime.sharded_parameters import laid_as
 from irc.runtime.shared_memory import apart
 
 if TYPE_CHECKING:
@@ -104,6 +110,7 @@ class Dispatcher:
         self.versions: list[Version | OpenVersion | HandedOn] = []
         self._recompiles = Recompiles(is_open=bool(options.dynamic))
         self._ranks: Ranks | None = None
+        self.loop: Loop | None = None
         self._store = Store()
         self._by_torch: ByTorch | None = None
         self._hooks: tuple[dict[int, Any], ...] = ()
@@ -129,6 +136,8 @@ class Dispatcher:
             return self._eager(args, kwargs, f"new tensors are made on '{default_device()}'")
         if torch.is_grad_enabled() and self._wants_gradients(args, kwargs):
             self._check_gradients()
+            if self.options.mesh.num_ranks > 1:
+                return self._recorded(args, kwargs)
             return self._through_torch(args, kwargs)
         if any(self._hooks):
             return self._through_torch(args, kwargs)
@@ -136,6 +145,8 @@ class Dispatcher:
         if self.options.mesh.num_ranks > 1:
             ready = -1 if version is None else self.versions.index(version)
             self._joined().agree(args, kwargs, ready)
+            if self.loop is not None:
+                self.loop.parameters.count_writes()
         if version is None:
             if self._is_broken:
                 return self._through_torch(args, kwargs)
@@ -310,21 +321,52 @@ class Dispatcher:
         not known when the first one runs. Where all calls are known beforehand, they can:
         :func:`irc.calls.entries.compile_entries`.
         """
-        from irc.runtime import held
         from irc.runtime.same_program import marks_of
 
-        ranks = self._joined()
-        blank = pytree.tree_map(held.blank, (tuple(args), dict(kwargs)))
-        captured = in_place(capture(self.original, *blank, hooks=False))
+        ranks, loop = self._joined(), self.loop
+        if loop is None:
+            blank = pytree.tree_map(held.blank, (tuple(args), dict(kwargs)))
+            captured = in_place(capture(self.original, *blank, hooks=False))
+        else:
+            captured = in_place(loop.captured(args, kwargs))
         given = captured.flatten(args, dict(kwargs))
-        pin(captured.program.module, placements_for(captured, given, ranks.mesh, ranks.placements))
+        known = ranks.placements if loop is None else loop.parameters.placements
+        pin(captured.program.module, placements_for(captured, given, ranks.mesh, known))
         program = captured.program
         executor = ranks.executor(
             lambda: make_plan(program, self.options),
-            program.tensors,
+            program.tensors if loop is None else {**program.tensors, **loop.parameters.whole()},
             marks_of(program.module, self.options),
+            parts=None if loop is None else loop.parameters.parts(),
         )
+        if loop is not None:
+            captured.guards = Guards.of(loop.module, args, dict(kwargs))
         return Version(captured, executor)
+
+    def in_loop(self) -> None:
+        """Let the module's parameters be DTensors, which an optimiser may take from now on."""
+        assert isinstance(self.original, nn.Module)
+        self.loop = Loop(self.original, self.options, self._joined())
+
+    def _recorded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call that records gradients on a mesh."""
+        loop, ranks = self.loop, self._joined()
+        if loop is None:
+            raise _is_whole(self.original)
+        version = loop.find(args, kwargs)
+        # Kinds of calls without gradients count from 0.
+        ready = -1 if version is None else MAX_VERSIONS + loop.versions.index(version)
+        ranks.agree(args, kwargs, ready)
+        if version is None:
+            if len(loop.versions) == MAX_VERSIONS:
+                raise _too_many()
+            if not loop.versions:
+                # They read the parameters that each rank had whole.
+                self.versions.clear()
+                ranks.wholes.clear()
+            with TRACING:
+                version = loop.add(args, kwargs)
+        return version(args, kwargs)
 
     def _joined(self) -> Ranks:
         from irc.runtime.ranks import Ranks
@@ -343,6 +385,8 @@ class Dispatcher:
     def _eager(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str | None) -> Any:
         """Run a call that no version fits and that is not worth one; caches come whole for it."""
         self._recompiles.add_eager(reason)
+        if self.loop is not None:
+            raise _too_many()
         if self.options.mesh.num_ranks > 1:
             args, kwargs = gathered(args, kwargs)
         return self._run(*args, **kwargs)
@@ -374,11 +418,13 @@ class Dispatcher:
 
     def _check_gradients(self) -> None:
         """Refuse to record gradients where no backward pass is planned."""
-        if self.options.mesh.num_ranks > 1:
+        if PIPE in self.options.mesh.names:
             raise IrcError(
                 "op-unsupported",
-                "a module compiled for several ranks runs without gradients",
-                help="call it under torch.no_grad()",
+                f"a module compiled for a mesh with an axis '{PIPE}' runs without gradients",
+                because="stages work on several micro-batches at a time, so that a call of one "
+                "batch has no backward pass of its own",
+                help="train it by irc.compile_step, or leave the axis out",
             )
         if self.options.backend != "cpu":
             raise IrcError(
@@ -421,6 +467,32 @@ class Dispatcher:
             shape_specs(as_module(self.original).forward, tuple(args), {**kwargs}, dynamic)
 
 
+def _is_whole(original: object) -> IrcError:
+    if isinstance(original, nn.Module):
+        return IrcError(
+            "op-unsupported",
+            "gradients are recorded, and every rank has the parameters whole",
+            because="they become parts that ranks hold in irc.compile, before an optimizer takes "
+            "them, where the module is in training mode and runs under torchrun",
+            help="m = irc.compile(model.train(), mesh=...), then the optimizer of m.parameters(); "
+            "or call it under torch.no_grad()",
+        )
+    return IrcError(
+        "op-unsupported",
+        "a function compiled for several ranks runs without gradients",
+        because="what it reads of modules outside of it cannot become parts that ranks hold",
+        help="compile the module, or call the function under torch.no_grad()",
+    )
+
+
+def _too_many() -> IrcError:
+    return IrcError(
+        "input-mismatch",
+        f"this would be version {MAX_VERSIONS + 1} of one module on a mesh",
+        help="pad batches to a few sizes",
+    )
+
+
 _DISPATCHERS: WeakKeyDictionary[nn.Module, Dispatcher] = WeakKeyDictionary()
 
 
@@ -441,6 +513,8 @@ def compiled_class(cls: C, options: Options) -> C:
         dispatcher = _DISPATCHERS.get(self)
         if dispatcher is None:
             dispatcher = _DISPATCHERS[self] = Dispatcher(face(cls, self), options)
+            if options.mesh.num_ranks > 1 and any(map(held.is_held, self.parameters())):
+                dispatcher.in_loop()  # a copy of one that ranks hold in parts
         recent = (ref(self), dispatcher)
         return dispatcher(args, kwargs)
 
@@ -448,8 +522,15 @@ def compiled_class(cls: C, options: Options) -> C:
 
 
 def compiled_instance(module: nn.Module, options: Options) -> nn.Module:
-    """Return a module that shares everything with the given one but its forward."""
-    return face(_anonymous(type(module), options), module)
+    """Return a module that shares everything with the given one but its forward.
+
+    On a mesh the parameters of one that is to be trained become DTensors, in both.
+    """
+    compiled = face(_anonymous(type(module), options), module)
+    if is_trained_on_ranks(module, options):
+        dispatcher = _DISPATCHERS[compiled] = Dispatcher(module, options)
+        dispatcher.in_loop()
+    return compiled
 
 
 def _anonymous(cls: type[nn.Module], options: Options) -> type[nn.Module]:
@@ -459,7 +540,29 @@ def _anonymous(cls: type[nn.Module], options: Options) -> type[nn.Module]:
         kept = super(cls, self).__reduce_ex__(protocol)
         return (_restored, (cls, options), *kept[2:])
 
-    return subclass(compiled_class(cls, options), __reduce_ex__=reduce, _irc_original=cls)
+    more = on_ranks(cls) if options.mesh.num_ranks > 1 else {}
+    return subclass(compiled_class(cls, options), __reduce_ex__=reduce, _irc_original=cls, **more)
+
+
+def on_ranks(cls: type[nn.Module]) -> dict[str, Any]:
+    """Return the methods that a module of a class has besides where ranks hold its parameters."""
+
+    def no_sync(self: nn.Module) -> AbstractContextManager[None]:
+        dispatcher = _DISPATCHERS.get(self)
+        loop = None if dispatcher is None else dispatcher.loop
+        return nullcontext() if loop is None else loop.no_sync()
+
+    @wraps(cls.load_state_dict)
+    def load_state_dict(
+        self: nn.Module, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        return cls.load_state_dict(self, laid_as(self, state_dict), *args, **kwargs)
+
+    no_sync.__doc__ = Loop.no_sync.__doc__
+    # What a class has of its own is not taken from it.
+    return {"load_state_dict": load_state_dict} | (
+        {} if hasattr(cls, "no_sync") else {"no_sync": no_sync}
+    )
 
 
 def _restored(cls: type[nn.Module], options: Options) -> nn.Module:

@@ -144,7 +144,7 @@ def _all_gather(group: Any, _size: int, attrs: Mapping[str, Any], given: Operand
 
 def _reduce_scatter(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
     source = _packed(given, attrs["dim"], size)
-    work = _scatter(
+    work = scatter_sum(
         given.target.view(-1),
         source.reshape(-1),
         op=_reduction(attrs, source),
@@ -272,7 +272,7 @@ STARTS: Mapping[str, Callable[[Any, int, Mapping[str, Any], Operands], Finish]] 
 
 # torch 2.13 renamed both; the old names warn there, the new ones are missing before.
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+scatter_sum: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

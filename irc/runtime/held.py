@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from irc.dialects.placement import Mesh, Placement
@@ -42,17 +43,40 @@ def hold(part: torch.Tensor, placement: Placement, mesh: Mesh) -> torch.Tensor:
     """
     if placement.is_replicated:
         return part
-    from torch.distributed.tensor import DTensor
-
     shape = list(part.shape)
     for dim in range(part.ndim):
         for axis in placement.split_axes(dim):
             shape[dim] *= mesh.size(axis)
-    placements = [_object(text) for text in to_dtensor(placement, mesh)]
-    stride = torch.empty(shape, device="meta").stride()
+    return dtensor(part, placement, mesh, tuple(shape))
+
+
+def dtensor(
+    part: torch.Tensor, placement: Placement, mesh: Mesh, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Return the whole tensor as a DTensor, also where every rank holds all of it.
+
+    Args:
+        part: on this rank; the tensor shares its memory.
+        placement: how it lies, perhaps as a sum that ranks have parts of.
+        mesh: over all processes. Every process calls this.
+        shape: of the whole.
+    """
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
-        part, device_mesh(mesh), placements, run_check=False, shape=torch.Size(shape), stride=stride
+        part,
+        device_mesh(mesh),
+        torch_placements(placement, mesh),
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=torch.empty(shape, device="meta").stride(),
     )
+
+
+@cache
+def torch_placements(placement: Placement, mesh: Mesh) -> tuple[Any, ...]:
+    """Return a placement as DTensor has it, an object for each mesh axis."""
+    return tuple(_object(text) for text in to_dtensor(placement, mesh))
 
 
 def split(whole: torch.Tensor, placement: Placement, mesh: Mesh, rank: int) -> torch.Tensor:
@@ -85,8 +109,13 @@ def placement_of(tensor: Any, mesh: Mesh) -> Placement:
 def whole(tree: Any) -> Any:
     """Return a tensor, or a structure of them, with every tensor whole on every rank.
 
-    Every process calls it; ranks gather what they hold in parts.
+    Of a module it returns a copy with plain parameters, of the class that it had before
+    ``irc.compile``. Every process calls it; ranks gather what they hold in parts.
     """
+    if isinstance(tree, nn.Module):
+        from irc.runtime.sharded_parameters import whole_module
+
+        return whole_module(tree, getattr(tree, "_irc_original", type(tree)))
     return pytree.tree_map(lambda leaf: leaf.full_tensor() if is_held(leaf) else leaf, tree)
 
 

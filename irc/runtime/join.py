@@ -79,6 +79,11 @@ def join_processes(mesh: Mesh) -> int:
     return rank
 
 
+def has_peers() -> bool:
+    """Return whether a launcher has started this process as one of several."""
+    return _place()[1] > 1
+
+
 def _place() -> tuple[int, int]:
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()

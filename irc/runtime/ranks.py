@@ -101,6 +101,7 @@ class Ranks:
         own: Marks,
         *,
         load: LoadSegments = load_segments,
+        parts: Mapping[str, torch.Tensor] | None = None,
     ) -> Executor:
         """Compile on rank 0, send the plan to all, and return what runs it on this rank.
 
@@ -109,9 +110,11 @@ class Ranks:
             tensors: whole weights by name, of which this rank takes its parts.
             own: of what this rank would compile (:func:`irc.runtime.same_program.marks_of`).
             load: compiles the kernels.
+            parts: what this rank holds of some already; these have no whole that would count.
         """
         loaded = shared_plan(make, self.rank, own)
         plan = loaded.plan
+        tensors = {name: t for name, t in tensors.items() if name not in (parts or {})}
         named = {plan.buffers[i].name: i for i in plan.weights if plan.buffers[i].name in tensors}
         agree_on_weights({name: tensors[name] for name in named})
         for name, index in named.items():
@@ -121,7 +124,7 @@ class Ranks:
                 self.wholes[name] = tensors[name], version_of(tensors[name])
         return executor_of(
             loaded,
-            slice_weights(plan, tensors, self.rank),
+            slice_weights(plan, tensors, self.rank, parts),
             rank=self.rank,
             communicator=self.communicator,
             load=load,

@@ -28,12 +28,25 @@ STARTED = ("state", "accumulator")
 
 
 def slice_weights(
-    plan: Plan, tensors: Mapping[str, torch.Tensor], rank: int
+    plan: Plan,
+    tensors: Mapping[str, torch.Tensor],
+    rank: int,
+    parts: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Return the parts of whole tensors that a rank holds; a whole one is not copied."""
+    """Return the parts of whole tensors that a rank holds; a whole one is not copied.
+
+    Args:
+        plan: says which.
+        tensors: whole, by name.
+        rank: whose parts.
+        parts: what the rank holds of others already.
+    """
     found: dict[str, torch.Tensor] = {}
     for index in plan.weights:
         buffer = plan.buffers[index]
+        if parts is not None and buffer.name in parts:
+            found[buffer.name] = parts[buffer.name]
+            continue
         if buffer.name not in tensors:
             raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
         whole = tensors[buffer.name]

@@ -1,0 +1,336 @@
+"""Training in the user's own loop on a mesh: forward and backward of one plan behind autograd.
+
+The first call that records gradients plans both and lets each rank keep its part of the parameters,
+which become DTensors. From then on all calls read these parts; what an optimiser writes to them is
+what the next call reads.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from irc.constraints.pins import pin
+from irc.dialects.placement import Placement
+from irc.errors import IrcError
+from irc.frontends.torch.capture import Captured, capture
+from irc.frontends.torch.guards import Guards
+from irc.pipeline import Options
+from irc.plan.parts import PIPE
+from irc.plan.schema import Plan
+from irc.programs.halves import Halves, is_reduction, pack_halves, plan_halves, unpack_halves
+from irc.runtime import held
+from irc.runtime.agreement import agree_on_weights
+from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
+from irc.runtime.join import has_peers, shared_bytes
+from irc.runtime.ranks import Ranks, argument_placement
+from irc.runtime.reduction import Reduction
+from irc.runtime.same_program import marks_of
+from irc.runtime.sharded_parameters import ShardedParameters
+from irc.runtime.weights import slice_weights
+from irc.training.stages import GRADIENT
+
+
+def is_trained_on_ranks(module: nn.Module, options: Options) -> bool:
+    """Return whether a module that is compiled for a mesh is to be trained on it.
+
+    It is where several processes run it, it is in training mode and has parameters that require a
+    gradient, and the caller has not switched gradients off.
+    """
+    return (
+        options.mesh.num_ranks > 1
+        and PIPE not in options.mesh.names
+        and options.backend == "cpu"
+        and torch.is_grad_enabled()
+        and module.training
+        and all(p.is_cpu for p in module.parameters())
+        and any(p.requires_grad for p in module.parameters())
+        and has_peers()
+    )
+
+
+class Loop:
+    """What the calls of a module on a mesh share that record gradients.
+
+    Args:
+        module: what is trained.
+        options: of the pipeline.
+        ranks: the processes.
+
+    Attributes:
+        parameters: as the ranks hold them.
+        versions: the kinds of calls that there were.
+        is_synced: whether backward adds gradients up over the ranks.
+    """
+
+    def __init__(self, module: nn.Module, options: Options, ranks: Ranks) -> None:
+        self.module, self.options, self.ranks = module, options, ranks
+        self.parameters = ShardedParameters(module, options.mesh, ranks.rank)
+        self.versions: list[LoopVersion] = []
+        self.is_synced = True
+
+    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LoopVersion | None:
+        """Return the version for a call."""
+        wanted = self._wanted()
+        for version in self.versions:
+            if version.wanted == wanted and version.guards.check(args, kwargs) is None:
+                return version
+        return None
+
+    def add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LoopVersion:
+        """Plan forward and backward of a kind of call; every rank calls it."""
+        ranks, options = self.ranks, self.options
+        captured = self.captured(args, kwargs)
+        if captured.mutated_inputs:
+            name = next(iter(captured.mutated_inputs))
+            raise IrcError(
+                "op-unsupported",
+                f"the module writes into its argument '{name}' where gradients are recorded",
+                because="on a mesh the backward pass reads what the call was given",
+                help="copy it in the module before writing",
+            )
+        program, tensors = captured.program, dict(captured.program.tensors)
+        own = self.parameters.by_name
+        trained = [n for n, p in own.items() if p.requires_grad and n in program.tensors]
+        leaves = pytree.tree_leaves((tuple(args), captured.guards.ordered(kwargs)))
+        given = [leaves[i] for i in captured.tensor_leaves]
+        inputs = [
+            name for name, tensor in zip(captured.input_names, given, strict=True)
+            if tensor.requires_grad
+        ]  # fmt: skip
+        whole = Placement.replicated(options.mesh.names)
+        placed = self.parameters.placements
+        fixed = {n: p for n, p in placed.items() if n in program.tensors}
+        fixed |= {name: whole for name in captured.states if name in program.tensors}
+        pin(program.module, fixed)
+        marks = marks_of(program.module, options, trained, inputs)
+        halves = unpack_halves(
+            shared_bytes(
+                lambda: pack_halves(plan_halves(program, options, trained, inputs)),
+                ranks.rank,
+                marks,
+            )
+        )
+        self._place(halves)
+        guards = Guards.of(self.module, args, dict(kwargs))
+        version = LoopVersion(self, captured, halves, guards, tensors, self._wanted())
+        self.versions.append(version)
+        return version
+
+    def captured(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+        """Trace a call; parameters in parts have their whole shapes there."""
+        blank = pytree.tree_map_only(
+            torch.Tensor, lambda x: held.blank(x.detach()), (tuple(args), dict(kwargs))
+        )
+        with self.parameters.blank(), torch.no_grad():
+            return capture(self.module, *blank, hooks=False)
+
+    def local(self, plan: Plan, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what this rank holds of the weights of a plan.
+
+        Args:
+            plan: the plan.
+            tensors: whole ones, of what is not a parameter in parts.
+        """
+        parts = self.parameters.parts()
+        rest = {name: tensor for name, tensor in tensors.items() if name not in parts}
+        return slice_weights(plan, rest, self.ranks.rank, parts)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave gradients as the sums that each rank has of its part of the batch."""
+        before, self.is_synced = self.is_synced, False
+        try:
+            yield
+        finally:
+            self.is_synced = before
+
+    def _wanted(self) -> tuple[bool, ...]:
+        return tuple(p.requires_grad for p in self.module.parameters())
+
+    def _place(self, halves: Halves) -> None:
+        """Take this rank's parts of parameters where the plan wants them."""
+        wholes = self.parameters.whole()
+        if not wholes:
+            return
+        agree_on_weights(wholes)
+        found: dict[str, Placement] = {}
+        for plan in (halves.forward.plan, halves.backward.plan):
+            for index in plan.weights:
+                found[plan.buffers[index].name] = argument_placement(plan, index)
+        self.parameters.place(found)
+
+
+class LoopVersion:
+    """Forward and backward of one kind of call.
+
+    Args:
+        loop: what calls share.
+        captured: the call as it was traced.
+        halves: the plans.
+        guards: what they are for.
+        tensors: what the module holds beside its parameters.
+        wanted: which parameters require a gradient.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        captured: Captured,
+        halves: Halves,
+        guards: Guards,
+        tensors: Mapping[str, torch.Tensor],
+        wanted: tuple[bool, ...],
+    ) -> None:
+        self.guards, self.wanted = guards, wanted
+        self._loop, self._captured, self._halves = loop, captured, halves
+        self._forward = self._executor(halves.forward, tensors)
+        self._backward = self._executor(halves.backward, tensors)
+        parameters = loop.parameters.by_name
+        self._names = [name for name in halves.gradients if name in parameters]
+        self._trained: list[Any] = [parameters[name] for name in self._names]
+        asked = [name for name in halves.gradients if name not in parameters]
+        self._asked = [captured.input_names.index(name) for name in asked]
+        made = halves.backward.plan
+        self._made = [argument_placement(made, index) for index in made.outputs]
+        whole = Placement.replicated(loop.options.mesh.names)
+        placements = loop.parameters.placements
+        self._placed = [placements.get(name, whole) for name in halves.gradients]
+        # What is no sum of ranks' parts is where it is to lie already.
+        partial = [bool(p.partial_axes()) for p in self._made]
+        assert all(
+            is_reduction(a, b) if p else a == b
+            for a, b, p in zip(self._made, self._placed, partial, strict=True)
+        )
+        self._reduction = Reduction(
+            loop.options.mesh,
+            loop.ranks.communicator,
+            list(zip(self._made, self._placed, strict=True)),
+        )
+        self._draws = any(
+            plan.buffers[i].name == SEED
+            for plan in (halves.forward.plan, halves.backward.plan)
+            for i in plan.inputs
+        ) and SEED not in captured.input_names  # fmt: skip
+        seeds = set[str]().union(*halves.reads.values())
+        self._flat = [i for i, name in enumerate(halves.outputs) if name not in seeds]
+
+    def _executor(self, loaded: Any, tensors: Mapping[str, torch.Tensor]) -> Executor:
+        loop = self._loop
+        return executor_of(
+            loaded,
+            loop.local(loaded.plan, tensors),
+            rank=loop.ranks.rank,
+            communicator=loop.ranks.communicator,
+            copies=loop.ranks.copies,
+            store=loop.ranks.store,
+        )
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run forward; autograd runs backward."""
+        self._loop.parameters.count_writes()
+        inputs = self._captured.flatten(args, dict(kwargs))
+        asked = [inputs[index] for index in self._asked]
+        results = _BothWays.apply(self, inputs, *self._trained, *asked)
+        return self._captured.returned(list(results), inputs)
+
+    def forward(self, ctx: Any, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Run the forward plan, and note for autograd what the other one reads."""
+        named = dict(zip(self._captured.input_names, map(held.part_of, inputs), strict=True))
+        if self._draws:
+            named[SEED] = self._seed()
+        results = self._forward(*_in_order(self._forward.plan, named))
+        count = len(self._halves.outputs)
+        saved = dict(zip(self._halves.saved, results[count:], strict=True))
+        kept = {n: named[n] for n in _names_of(self._backward.plan) if n in named}
+        # A parameter among them lets torch see that it was written to in between.
+        ctx.save_for_backward(*saved.values(), *kept.values(), *self._trained)
+        ctx.kept = tuple(kept)
+        outputs = results[:count]
+        ctx.mark_non_differentiable(*(outputs[i] for i in self._flat))
+        ctx.set_materialize_grads(False)
+        ctx.like = [(o.shape, o.dtype) for o in outputs]
+        return outputs
+
+    def backward(self, ctx: Any, given: Sequence[torch.Tensor | None]) -> list[Any]:
+        """Run the backward plan; return gradients of parameters, then of inputs."""
+        halves = self._halves
+        values = ctx.saved_tensors
+        saved = dict(zip(halves.saved, values, strict=False))
+        saved |= dict(zip(ctx.kept, values[len(saved) :], strict=False))
+        for name, g, (shape, dtype) in zip(halves.outputs, given, ctx.like, strict=True):
+            saved[GRADIENT + name] = torch.zeros(shape, dtype=dtype) if g is None else g
+        parts = list(self._backward(*_in_order(self._backward.plan, saved)))
+        asked = {n for n, g in zip(halves.outputs, given, strict=True) if g is not None}
+        is_wanted = [bool(asked & set(halves.reads[n])) for n in halves.gradients]
+        number = len(self._names)
+        if self._loop.is_synced:
+            self._add_pending(parts)
+            parts, lying = self._reduction(parts), self._placed
+        else:
+            lying = self._made
+        found = [
+            self._held(part, placement, parameter) if want else None
+            for part, placement, parameter, want in zip(
+                parts, lying, self._trained, is_wanted, strict=False
+            )
+        ]
+        rest = parts[number:]
+        return found + [g if w else None for g, w in zip(rest, is_wanted[number:], strict=True)]
+
+    def _add_pending(self, parts: list[torch.Tensor]) -> None:
+        """Add what earlier calls left as partial sums, and take it away from the parameters."""
+        mesh = self._loop.options.mesh
+        for place, parameter in enumerate(self._trained):
+            gradient = parameter.grad
+            if gradient is None or not any(p.is_partial() for p in gradient.placements):
+                continue
+            if gradient.placements == held.torch_placements(self._made[place], mesh):
+                parts[place] = parts[place] + held.part_of(gradient)
+                parameter.grad = None
+            else:
+                parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+    def _held(self, part: torch.Tensor, placement: Placement, parameter: nn.Parameter) -> Any:
+        return held.dtensor(part, placement, self._loop.options.mesh, tuple(parameter.shape))
+
+    def _seed(self) -> torch.Tensor:
+        """Draw the seed of a call's random numbers, as ``torch.manual_seed`` repeats it."""
+        seed = torch.empty((), dtype=torch.int64).random_()
+        dist.broadcast(seed, 0)
+        return seed
+
+
+SEED = "seed"
+
+
+class _BothWays(torch.autograd.Function):
+    """Forward and backward of a version, for autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, version: LoopVersion, inputs: Sequence[torch.Tensor], *_: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.version = version
+        return version.forward(ctx, inputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *given: torch.Tensor | None) -> Any:
+        return (None, None, *ctx.version.backward(ctx, given))
+
+
+def _names_of(plan: Plan) -> list[str]:
+    return [plan.buffers[index].name for index in plan.inputs]
+
+
+def _in_order(plan: Plan, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [named[name] for name in _names_of(plan)]

@@ -1,0 +1,74 @@
+"""The user's own training loop on several processes: as eager PyTorch trains on one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plan.programs import rank_environment
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+
+CLOSE = {"float32": 2e-6, "float64": 1e-11}
+"""Of losses; the norms of gradients and parameters may be five times as far, relative to theirs."""
+TRAINED = ("mlp", "outer_loss", "gpt", "convolutions", "frozen", "two_results", "accumulated",
+           "sizes", "hooked", "saved", "dropout")  # fmt: skip
+
+
+def run(folder: Path, mesh: str, dtype: str, *cases: str) -> list[dict[str, Any]]:
+    """Run cases in as many processes as the mesh has ranks; return what each of them says."""
+    world = 1
+    for axis in mesh.split(","):
+        world *= int(axis.partition("=")[2])
+    words = ["-m", "tests.distributed.loop_program", mesh, dtype, str(folder / "saved"), *cases]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env=rank_environment(rank, world, str(folder / f"store-{cases[0]}")),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    said = [process.communicate(timeout=500) for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * world, [err for _, err in said]
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+
+
+def check(found: dict[str, float], dtype: str) -> None:
+    assert found.pop("losses", 0.0) < CLOSE[dtype]
+    for name, error in found.items():
+        assert error < 5 * CLOSE[dtype], name
+
+
+def test_a_loop_under_torchrun(tmp_path: Path) -> None:
+    """Any optimiser, schedule and clipping; evaluation in between; what cannot be says so."""
+    for each in run(tmp_path, "data=2", "float32", "mlp", "refusals"):
+        check(each["mlp"], "float32")
+        said = each["refusals"]
+        assert said.pop("written between").startswith("torch: one of the variables")
+        assert said == {
+            "pipe": "op-unsupported",
+            "evaluating": "op-unsupported",
+            "another batch": "input-mismatch",
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "dtype"),
+    [("data=2", "float32"), ("data=2,tensor=2", "float32"), ("data=2,tensor=2", "float64")],
+)
+def test_models_on_meshes(tmp_path: Path, mesh: str, dtype: str) -> None:
+    """Twenty steps are those of one process, whatever is trained and however it is split."""
+    for each in run(tmp_path, mesh, dtype, *TRAINED):
+        for case in TRAINED:
+            check(each[case], dtype)
