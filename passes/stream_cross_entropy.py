@@ -24,7 +24,8 @@ class StreamCrossEntropyPass(ModulePass):
     pass has them once more. In blocks of rows they take no more than the layer's weight, and the
     gradients need no logits of the forward pass (arXiv:2411.09009; ``irc.kernels.linear_loss``).
 
-    Option ``min_bytes``: so many bytes of logits must be saved by it (64 MiB).
+    Option ``min_bytes``: so many bytes of logits must be saved by it (64 MiB); with a negative
+    number it is done whatever it saves, as whoever cuts the vocabulary wants it.
 
     Run: stream-cross-entropy{min_bytes=0}
 

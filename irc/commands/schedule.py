@@ -21,8 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and print its time, bubble and memory; draw: an SVG picture; convert: as text or as "
         "torch's table; search: the best one by times and memory; simulate: a step on all ranks, "
         "with links, memory, gradients and slow ranks")  # fmt: skip
-    add("name", metavar="NAME|FILE", nargs="?", help="a name, as 1f1b or interleaved:2 (two stages "
-        "a rank), or a file: torch's table where it ends in .csv, else irc's text")  # fmt: skip
+    add("name", metavar="NAME|FILE", nargs="?", help="a name, as 1f1b, interleaved:2 (two stages "
+        "a rank) or vocab-1:1f1b (a vocabulary on all ranks), or a file: torch's table where it "
+        "ends in .csv, else irc's text")  # fmt: skip
     add("--ranks", type=int, metavar="N", help="of the pipeline")
     add("--micro-batches", type=int, metavar="N", help="of a step")
     add("--vocabulary", type=int, choices=(1, 2), metavar="1|2", help="of a named one: weave "
@@ -97,6 +98,10 @@ def _list(_: argparse.Namespace) -> int:
         else:
             words = "[plug-in]"
         print(f"{name:14}  {words}")
+    print(
+        f"{'vocab-1:NAME':14}  Weave in a vocabulary that all ranks share: S and T, two barriers.\n"
+        f"{'vocab-2:NAME':14}  The same with one barrier: the last backward waits for S alone."
+    )
     return 0
 
 

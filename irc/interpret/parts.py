@@ -25,6 +25,7 @@ from irc.runtime.pipeline import PipelineExecutor
 from irc.runtime.spread_parts import SpreadParts
 from irc.schedule.tapes import Event
 from irc.training.accumulators import ACCUMULATED
+from irc.training.slices import Sliced
 
 MOST_RANKS = 64
 
@@ -60,7 +61,8 @@ class TracedExecutor(PipelineExecutor):
         plan = self._functions[self._stages[stage], self.plan.wiring.kind(kind, number)].plan
         written = sorted({plan.buffers[index].name for index in plan.states()})
         sums = {n: self._held.local[n] for n in written if n.startswith(ACCUMULATED)}
-        gives_loss = kind == "F" and self._stages[stage] == len(self.plan.parts) - 1
+        is_last = self._stages[stage] == len(self.plan.parts) - 1
+        gives_loss = is_last and kind == self.plan.loss_kind
         loss = self.plan.facts.loss
 
         def noted() -> None:
@@ -87,14 +89,18 @@ class Run:
         losses: of each step.
         parts: what each rank holds afterwards.
         seen: what went through registers in the last step.
+        sliced: by name, what ranks hold in slices.
     """
 
     losses: list[torch.Tensor]
     parts: list[SpreadParts]
     seen: Values
+    sliced: Mapping[str, Sliced]
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a tensor put together from the ranks that hold it; sums of parts added up."""
+        if (own := self.sliced.get(name)) is not None:
+            return torch.cat([self.whole(each) for each in own.names], own.dim)
         first = next(p for p in self.parts if name in p.local)
         placement, shape = first.placement_and_shape(name)
         holders = [self.parts[rank].local[name] for rank in first.ranks[name]]
@@ -163,7 +169,7 @@ def run_here(
 
     with _one_thread_each():
         _all(world, rank_thread, exchange)
-    return Run(losses[0], parts, seen)
+    return Run(losses[0], parts, seen, plan.sliced)
 
 
 def _all(world: int, run: Callable[[int], None], exchange: Exchange) -> None:

@@ -19,12 +19,16 @@ from irc.interpret.parts import Run, run_here, whole_of
 from irc.interpret.parts_passes import AFTER, has_passes, wrong_pass
 from irc.interpret.parts_peers import Sight, ThreadPeers
 from irc.interpret.parts_reference import Reference, reference_of
+from irc.plan.json_text import corrupt
 from irc.plan.parts import PartsPlan
+from irc.plan.training import HEAD
 from irc.plan.weights import local_slices
 from irc.schedule.tapes import Function, Route
 from irc.sharding.between import Side
 from irc.training.accumulators import ACCUMULATED
-from irc.training.stages import stages_of
+from irc.training.slices import cut
+from irc.training.stages import Stages, stages_of
+from irc.training.vocabulary import Slices, slices_of
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4}
 """Error relative to a value's magnitude that the order of sums explains."""
@@ -90,7 +94,8 @@ def check_parts(
             and which function computed, received, read or added it; where the plan holds its
             functions after each pass, also the first pass and op that are wrong.
     """
-    reference = reference_of(plan, stages_of(load(staged)), wholes, batch)
+    wholes = cut(plan.sliced, wholes)
+    reference = reference_of(plan, *_cut_as(plan, staged), wholes, batch)
     run = run_here(plan, wholes, [batch], lr=0.0, peers=peers)
     count = 0
     for pair in _Pairs(plan, run, reference).all():
@@ -113,6 +118,17 @@ def check_parts(
                 because="what goes between stages, losses and sums are as eager has them",
             )
     return f"{count} values and gradients between stages, losses and sums are as eager has them"
+
+
+def _cut_as(plan: PartsPlan, staged: str) -> tuple[Stages, Slices | None]:
+    """Return the forward pass of a micro-batch in the parts of a plan."""
+    stages = stages_of(load(staged))
+    if not plan.facts.slices:
+        return stages, None
+    if HEAD not in plan.texts:
+        raise corrupt(f"the plan has no {HEAD}, which its slices are cut from")
+    head = load(plan.texts[HEAD].decode("utf-8", "replace"))
+    return slices_of(head, stages, len(plan.slice_parts), plan.written.vocabulary)
 
 
 def _passes(
@@ -159,9 +175,12 @@ class _Pairs:
     reference: Reference
 
     def all(self) -> Iterator[Pair]:
-        last = len(self.plan.parts) - 1
-        forth = [(part, "F") for part in range(last + 1)]
-        back = [(part, kind) for part in range(last, -1, -1) for kind in "BIW"]
+        parts, last = range(len(self.plan.parts)), len(self.plan.parts) - 1
+        forth = [(part, kind) for kind in "FST" for part in parts]
+        back = [(part, kind) for part in reversed(parts) for kind in "BIW"]
+        if self.plan.written.vocabulary == 2:
+            # What joins the slices reads all that S sends, and is not waited for by T.
+            forth.append(forth.pop(last))
         for number in range(self.plan.num_micro_batches):
             for part, kind in (*forth, *back):
                 function = self.plan.wiring.functions[part].get(kind)
@@ -203,7 +222,8 @@ class _Pairs:
                         what = f"micro-batch {number}: '{route.name}', sent after {where} {rank},"
                         yield Pair(what, found, put, is_exact=True)
         loss, what = self.plan.facts.loss, f"micro-batch {number}: the loss, computed by {where}"
-        for rank in ranks if (part, kind) == (len(self.plan.parts) - 1, "F") else ():
+        gives_loss = len(self.plan.parts) - 1, self.plan.loss_kind
+        for rank in ranks if (part, kind) == gives_loss else ():
             own = self.run.seen[Sight("made", rank, stage, loss, number)]
             by = number, part
             yield Pair(f"{what} {rank},", own, self.reference.losses[number], by=by)

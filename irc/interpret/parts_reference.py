@@ -21,6 +21,7 @@ from irc.training.accumulators import ACCUMULATED
 from irc.training.batch_sums import SHARES, SUMS, take_batch_sums
 from irc.training.functions import NORM
 from irc.training.stages import GRADIENT, Stages
+from irc.training.vocabulary import Slices
 
 RATE = 0.1
 """A learning rate with which an update is as large as what it is of."""
@@ -69,6 +70,7 @@ class Reference:
 def reference_of(
     plan: PartsPlan,
     stages: Stages,
+    slices: Slices | None,
     wholes: Mapping[str, torch.Tensor],
     batch: Sequence[torch.Tensor],
 ) -> Reference:
@@ -77,10 +79,11 @@ def reference_of(
     Args:
         plan: whose step it is.
         stages: of the forward pass of a micro-batch.
-        wholes: weights by name; they stay as they are.
+        slices: of its output layer, where the vocabulary is on all ranks.
+        wholes: weights by name, also those that are held in slices; they stay as they are.
         batch: the inputs of a step, in the order of the plan.
     """
-    return _Step(plan, stages, wholes, batch).run()
+    return _Step(plan, stages, slices, wholes, batch).run()
 
 
 class _Step:
@@ -90,12 +93,14 @@ class _Step:
         self,
         plan: PartsPlan,
         stages: Stages,
+        slices: Slices | None,
         wholes: Mapping[str, torch.Tensor],
         batch: Sequence[torch.Tensor],
     ) -> None:
-        self.plan, self.stages = plan, stages
+        self.plan, self.slices = plan, slices
+        self.modules = [*stages.modules, *(slices.alone if slices else ())]
         self.held = {
-            name: tensor.detach().clone().requires_grad_(name in plan.trained)
+            name: tensor.detach().clone().requires_grad_(name in plan.moved)
             for name, tensor in wholes.items()
         }
         self.inputs = dict(zip(plan.facts.inputs, batch, strict=False))
@@ -105,17 +110,19 @@ class _Step:
             for i in range(count)
         ]
         self.shares = [self._shares(module) for module in stages.modules]
+        if slices is not None:
+            # The loss is behind each slice, with what it divides by.
+            count = len(slices.alone) + (slices.join is not None)
+            self.shares += [self._shares(slices.tail)] * count
         self.found = Reference(given=self.each, shares=self.shares)
 
     def run(self) -> Reference:
-        draws = any(
-            name == "seed" for m in self.stages.modules for _, name, _ in arguments(entry(m))
-        )
+        draws = any(name == "seed" for m in self.modules for _, name, _ in arguments(entry(m)))
         for number, own in enumerate(self.each):
             if "seed" in self.held or draws:
                 own["seed"] = torch.tensor(number)
             self._micro_batch(number, own)
-        for name in self.plan.trained:
+        for name in self.plan.moved:
             gradient = self.held[name].grad
             self.found.gradients[name] = (
                 torch.zeros_like(self.held[name]) if gradient is None else gradient
@@ -140,7 +147,7 @@ class _Step:
         leaves: dict[tuple[int, str], torch.Tensor] = {}
         loss = None
         with torch.enable_grad():
-            for stage, module in enumerate(self.stages.modules):
+            for stage, module in enumerate(self.modules):
                 func = entry(module)
                 # A stage's own view of a parameter tells its gradient from another stage's.
                 for _, name, _ in arguments(func):
@@ -162,15 +169,30 @@ class _Step:
                         self.held[name] = self.found.states[name] = value.detach()
                     elif name == self.plan.facts.loss:
                         loss = value
+            if self.slices is not None:
+                sums = {f"sums.{i}": crossing[n[0]] for i, n in enumerate(self.slices.sums)}
+                given = {**self.held, **own, **self.shares[-1], **sums}
+                loss = _call(self.slices.tail, given)[self.plan.facts.loss]
             assert loss is not None
             self.found.losses.append(loss.detach())
             (loss / self.plan.num_micro_batches).backward()
         for name, value in crossing.items():
             if value.requires_grad and value.grad is not None:
                 self.found.crossing[f"{GRADIENT}{name}", number] = value.grad
+        if self.slices is not None and (join := self.slices.join) is not None:
+            # Its readers' gradients in one.
+            every = [c.name for c in self.slices.crossings if _value(c.name) == _value(join.hidden)]
+            grads = [crossing[name].grad for name in every if name != join.hidden]
+            total = torch.stack([grad for grad in grads if grad is not None]).sum(0)
+            self.found.crossing[f"{GRADIENT}{join.hidden}", number] = total
         for (stage, name), leaf in leaves.items():
             grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             self.found.added[stage, name, number] = grad.detach()
+
+
+def _value(name: str) -> str:
+    """Return which value a crossing is of: ``cut3`` of ``cut3.5``."""
+    return name.partition(".")[0]
 
 
 def _call(module: ModuleOp, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

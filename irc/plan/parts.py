@@ -28,15 +28,18 @@ from irc.plan.parts_facts import PartsFacts, schedule_digest
 from irc.plan.schema import AxisCut, Buffer, Plan, placement_of
 from irc.schedule.actions import Schedule
 from irc.schedule.notation import read_schedule
+from irc.schedule.slices import ranks_of_slices, with_slices
 from irc.schedule.tape_writer import tapes_of
 from irc.schedule.tapes import SMALLER, Function, Route, Tape, Wiring
 from irc.sharding.between import Channel, Side
+from irc.training.slices import Sliced, of_states
 
 PARTS = "parts.json"
 SCHEDULE = "schedule.txt"
 PIPE = "pipe"
 """The mesh axis along which parts differ."""
-MICRO_BATCH_KINDS = ("F", "B", "I", "W")
+MICRO_BATCH_KINDS = ("F", "B", "I", "W", "S", "T")
+"""Functions that run for each micro-batch; S and T are those of a slice of the vocabulary."""
 SMALLER_KINDS = tuple(f"{kind}{SMALLER}" for kind in MICRO_BATCH_KINDS)
 """The same for micro-batches of one sample less, where a batch is not shared equally."""
 HANDED_ON = ("saved", "boundary")
@@ -80,7 +83,12 @@ class PartsPlan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """What each rank of the pipe axis does, in order."""
+        """What each rank of the pipe axis does, in order; slices of a vocabulary are stages."""
+        return with_slices(self.written)
+
+    @cached_property
+    def written(self) -> Schedule:
+        """The schedule as its text has it."""
         # Its name stands before it, as a comment.
         first = self.schedule_text.partition("\n")[0]
         name = first.removeprefix("# ") if first.startswith("# ") else ""
@@ -200,8 +208,19 @@ class PartsPlan:
         )
 
     @cached_property
+    def sliced(self) -> Mapping[str, Sliced]:
+        """By name, what ranks hold in slices: weights, their states and accumulators."""
+        return of_states(self.facts.slices, self.holders)
+
+    @cached_property
     def trained(self) -> tuple[str, ...]:
-        """Names of the parameters that move, in sorted order."""
+        """Names of the parameters that move, in sorted order; of slices, the whole ones'."""
+        whole = {each: name for name, own in self.facts.slices.items() for each in own.names}
+        return tuple(sorted({whole.get(name, name) for name in self.moved}))
+
+    @cached_property
+    def moved(self) -> tuple[str, ...]:
+        """Names of the parameters that parts move, slices by themselves, in sorted order."""
         return tuple(
             sorted(
                 {
@@ -213,6 +232,17 @@ class PartsPlan:
                 }
             )
         )
+
+    @property
+    def slice_parts(self) -> range:
+        """The parts that are slices of the vocabulary."""
+        first = self.written.num_stages
+        return range(first, first + len(ranks_of_slices(self.written)))
+
+    @property
+    def loss_kind(self) -> str:
+        """The function of the last part that gives the loss of a micro-batch."""
+        return "T" if self.written.vocabulary == 1 else "F"
 
     @cached_property
     def loss_places(self) -> tuple[int, ...]:

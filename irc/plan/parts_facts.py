@@ -10,6 +10,7 @@ from importlib import import_module
 from irc.plan import json_text
 from irc.plan.schema import AxisCut
 from irc.plan.version import FORMAT, check_format
+from irc.training.slices import Sliced
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class PartsFacts:
         cut: which of them are cut into micro-batches along their first dim.
         loss: name of the result that is the loss.
         fixed: by which names a user fixed what each part computes, empty where that was chosen.
+        slices: weights of an output layer that ranks hold in slices of its vocabulary.
         samples: of the whole batch, where micro-batches do not share it equally; else 0.
         files: SHA-256 of each further file that is beside the parts, by name.
         irc: the version that wrote it.
@@ -65,6 +67,7 @@ class PartsFacts:
     cut: tuple[str, ...]
     loss: str
     fixed: tuple[str, ...]
+    slices: Mapping[str, Sliced] = field(default_factory=dict[str, Sliced])
     samples: int = 0
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     irc: str = ""

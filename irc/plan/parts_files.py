@@ -24,6 +24,7 @@ from irc.plan.parts_verify import KINDS
 from irc.plan.save import check_target, published, save_plan
 from irc.plan.trust import is_trusted
 from irc.plan.weights import Reference, write_safetensors
+from irc.training.slices import cut
 
 FOLDER = "parts"
 MAX_PARTS = 4096
@@ -52,6 +53,7 @@ def save_parts(
     """
     target = Path(folder).absolute()
     check_target(target, force=force)
+    tensors = cut(plan.sliced, tensors)
     try:
         with published(target) as place:
             (place / PARTS).write_text(plan.text, encoding="utf-8")

@@ -6,7 +6,7 @@ differ between the two ends of a channel, a schedule of other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 
 from irc.dialects.placement import Mesh
@@ -72,12 +72,14 @@ def _mesh_faults(plan: PartsPlan) -> Iterator[str]:
 
 
 def _schedule_faults(plan: PartsPlan) -> Iterator[str]:
+    check(plan.written)
     schedule, places = plan.schedule, len(plan.ranks)
-    check(schedule)
     if len(schedule.ranks) != places:
         yield f"{SCHEDULE} is of {len(schedule.ranks)} ranks, the axis '{PIPE}' has {places}"
-    if not schedule.num_micro_batches or schedule.vocabulary:
+    if not schedule.num_micro_batches:
         yield f"{SCHEDULE} is of no step that a plan has"
+    if bool(schedule.vocabulary) != bool(plan.facts.slices):
+        yield f"{SCHEDULE} has a vocabulary on all ranks, or {PARTS} slices, and the other has not"
     for number, path in enumerate(schedule.paths):
         if len(path) != len(plan.parts):
             yield f"micro-batch {number} goes through {len(path)} of {len(plan.parts)} parts"
@@ -95,6 +97,7 @@ def _schedule_faults(plan: PartsPlan) -> Iterator[str]:
 
 def _function_faults(plan: PartsPlan) -> Iterator[str]:
     facts = plan.facts
+    slices = plan.slice_parts
     if not set(facts.cut) < set(facts.inputs):
         yield "an input that is cut into micro-batches is none"
     for number, part in enumerate(plan.parts):
@@ -105,12 +108,14 @@ def _function_faults(plan: PartsPlan) -> Iterator[str]:
             if loaded.plan.mesh != expected:
                 yield f"{kind} of part {number} is for mesh '{loaded.plan.mesh}', not '{expected}'"
             yield from _input_faults(plan, loaded.plan, f"{kind} of part {number}")
-        if "F" not in part:
-            yield f"part {number} has no function F"
+        if (first := "S" if number in slices else "F") not in part:
+            yield f"part {number} has no function {first}"
         yield from _register_faults(plan, number)
         yield from _smaller_faults(plan, number)
-    for kind in ("F",) if not facts.samples else ("F", f"F{SMALLER}"):
-        outputs = {b.name: b for b in _of(plan.parts[-1][kind].plan, "outputs")}
+    gives = plan.loss_kind
+    for kind in (gives,) if not facts.samples else (gives, f"{gives}{SMALLER}"):
+        loaded = plan.parts[-1].get(kind)
+        outputs = {b.name: b for b in _of(loaded.plan, "outputs")} if loaded else {}
         if facts.loss not in outputs or prod(outputs[facts.loss].shape) != 1:
             yield f"the last part gives no loss {facts.loss[:80]!r} of one number"
 
@@ -197,9 +202,40 @@ def _weight_faults(plan: PartsPlan) -> Iterator[str]:
                 own = buffer.role, buffer.dtype, buffer.shape, buffer.placement
                 if known.setdefault(buffer.name, own) != own:
                     yield f"{kind} of part {number} has another '{buffer.name}' than others"
+    yield from _slice_faults(plan, known)
     for name, parts in plan.facts.shared.items():
         if not all(0 <= part < len(plan.parts) for part in parts):
             yield f"{name[:80]!r} is shared by parts that are not there"
+
+
+def _slice_faults(plan: PartsPlan, known: Mapping[str, tuple[object, ...]]) -> Iterator[str]:
+    """Say where slices of a weight are not those of a whole one, one in each of their parts."""
+    count = len(plan.slice_parts)
+    for name, own in plan.facts.slices.items():
+        sizes = {len(each) for each in (own.names, own.starts, own.stops)}
+        bounds = [(0, *own.stops[:-1]), own.starts]
+        if sizes != {count} or bounds[0] != bounds[1] or own.dim < 0:
+            yield f"slices of {name[:80]!r} are not those of a whole weight"
+            return
+        for part, (each, start, stop) in enumerate(
+            zip(own.names, own.starts, own.stops, strict=True), plan.slice_parts.start
+        ):
+            if each not in known or plan.holders[each] != (part,) or name in known:
+                yield f"{each[:80]!r} is no weight of part {part} alone"
+                continue
+            shape = _whole(plan, part, each)
+            if len(shape) <= own.dim or shape[own.dim] < stop - start or stop <= start:
+                yield f"{each[:80]!r} has other sizes than {start} to {stop}"
+
+
+def _whole(plan: PartsPlan, number: int, name: str) -> tuple[int, ...]:
+    """Return the sizes of a part's weight on all of its ranks together, at most."""
+    buffers = (b for loaded in plan.parts[number].values() for b in _of(loaded.plan, "weights"))
+    buffer = next(b for b in buffers if b.name == name)
+    placement = placement_of(buffer)
+    axes = [placement.split_axes(dim) for dim in range(len(buffer.shape))]
+    sizes = [prod(map(plan.part_mesh.size, own)) for own in axes]
+    return tuple(size * parts for size, parts in zip(buffer.shape, sizes, strict=True))
 
 
 def _of(plan: Plan, what: str) -> list[Buffer]:

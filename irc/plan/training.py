@@ -16,6 +16,8 @@ SEARCHED = "report/search.json"
 """What the searches of a plan's stages say that each function takes, and how often it runs."""
 STAGED = "training/stages.mlir"
 """The same before it was cut into stages: its ops have their numbers."""
+HEAD = "training/head.mlir"
+"""The output layer and the loss, where the vocabulary is on all ranks: STAGED is the rest then."""
 SPLIT = "split"
 """What a function of a stage is before passes run on it: the stage was placed, and split."""
 

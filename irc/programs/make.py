@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -26,10 +26,11 @@ from irc.plan.parts import (
 )
 from irc.plan.parts_facts import ChannelFacts, PartsFacts, irc_version, schedule_digest
 from irc.plan.schema import AxisCut
-from irc.plan.training import SEARCHED, STAGED, stage_file
+from irc.plan.training import HEAD, SEARCHED, STAGED, stage_file
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.schedules import splits_backward
+from irc.programs.slice_steps import slice_steps
 from irc.programs.stage_memory import budget_of, check_memory, shares_of
 from irc.programs.stage_pins import pins_of_stages
 from irc.programs.stage_plans import plan_stages
@@ -38,10 +39,13 @@ from irc.programs.stage_step import GRADIENT, StageStep, stage_step
 from irc.schedule.actions import Schedule
 from irc.schedule.copies import copies_of, swapped_forwards
 from irc.schedule.notation import print_schedule
+from irc.schedule.slices import ranks_of_slices, with_slices
 from irc.training.entry import globs, loss_index, matches
 from irc.training.functions import Functions
+from irc.training.head import take_head
 from irc.training.recipe import Recipe
-from irc.training.stages import Stages, stages_of
+from irc.training.stages import Crossing, Stages, stages_of
+from irc.training.vocabulary import slices_of
 
 
 def make_parts_plan(
@@ -79,18 +83,29 @@ def make_parts_plan(
         "pins": cut or options.pins,
     }
     cutting = builtin_pass("cut-stages")(**given)
+    trained, scale = _trained(program, recipe), part or 1 / schedule.num_micro_batches
+    losses: dict[str, object] = {"min_bytes": -1} if schedule.vocabulary else {}
     run_passes(
-        module, [builtin_pass("canonicalize")(), builtin_pass("stream-cross-entropy")(), cutting]
+        module, [builtin_pass("canonicalize")(), builtin_pass("stream-cross-entropy")(**losses)]
     )
+    count = len(ranks_of_slices(schedule))
+    head = take_head(module, loss, count) if count else None
+    run_passes(module, [cutting])
     staged, found = dump(module), stages_of(module)
-    trained = _trained(program, recipe)
+    files, slices = {STAGED: staged}, None
+    if head is not None:
+        files[HEAD] = dump(head)
+        found, slices = slices_of(head, found, count, schedule.vocabulary)
     shared = _shared(found)
     moved = _moved_elsewhere(shared, schedule)
     _check_states(found, schedule)
-    steps = _steps(
-        found, recipe, trained, shared, moved, loss, part or 1 / schedule.num_micro_batches
-    )
-    files = {STAGED: staged}
+    hidden = {c.name for c in slices.crossings if c.is_smooth} if slices else set[str]()
+    steps = _steps(found, recipe, trained, shared, moved, "" if slices else loss, scale, hidden)
+    text, schedule = print_schedule(schedule), with_slices(schedule)
+    crossings = found.crossings
+    if slices is not None:
+        steps += slice_steps(slices, len(steps), recipe, trained, loss=loss, scale=scale)
+        crossings += slices.crossings
     if options.keep_ir:
         files |= {stage_file(stage): dump(step.module) for stage, step in enumerate(steps)}
     inner = Mesh(tuple(axis for axis in options.mesh.axes if axis[0] != PIPE))
@@ -98,27 +113,27 @@ def make_parts_plan(
     splits = [splits_backward(schedule, stage) for stage in range(len(steps))]
     types = [_types(step.module) for step in steps]
     pins = pins_of_stages(options.pins, inner, [step.module for step in steps])
-    runs = runs_of_stages(schedule, steps, found.crossings, splits)
+    runs = runs_of_stages(schedule, steps, crossings, splits)
 
-    text = print_schedule(schedule)
+    fixed = fixed_stages(parse_stages(*constraint_text(options.pins)), stages, len(found.modules))
 
     def plan(budgets: Sequence[int] | None) -> PartsPlan:
         made = plan_stages(steps, runs, own, pins, shared, schedule, budgets)
         if any(each.search for each in made):
-            files[SEARCHED] = json_text.dump(
-                {"stages": [e.search.get("functions", {}) for e in made]}
-            )
+            searched = [_searched(step, e.search) for step, e in zip(steps, made, strict=True)]
+            files[SEARCHED] = json_text.dump({"stages": searched})
         functions, parts = [each.functions for each in made], [each.plans for each in made]
         facts = PartsFacts(
             mesh=str(options.mesh),
             schedule=schedule_digest(text),
             parts=tuple({kind: plan.hash for kind, plan in part.items()} for part in parts),
-            channels=_channels(found, steps, functions, parts, types),
+            channels=_channels(crossings, steps, functions, parts, types),
             shared=shared,
             inputs=(*inputs, "lr"),
             cut=recipe.split,
             loss=loss,
-            fixed=fixed_stages(parse_stages(*constraint_text(options.pins)), stages, len(steps)),
+            fixed=(*fixed, *[""] * (len(steps) - len(fixed))),
+            slices=slices.weights if slices else {},
             irc=irc_version(),
         )
         return make_parts(facts, text, tuple(parts))
@@ -128,6 +143,11 @@ def make_parts_plan(
         planned = plan(shares)
     check_memory(planned, budget)
     return with_files(planned, files)
+
+
+def _searched(step: StageStep, search: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a search says of a stage's functions, by the schedule's letters."""
+    return {step.kinds.get(kind, kind): own for kind, own in search.get("functions", {}).items()}
 
 
 def _loss(module: ModuleOp, recipe: Recipe) -> str:
@@ -215,9 +235,11 @@ def _steps(
     moved: Mapping[int, Collection[str]],
     loss: str,
     scale: float,
+    hidden: Collection[str],
 ) -> list[StageStep]:
+    """Return the steps of the model's stages; ``hidden`` are rows that slices of its head read."""
     steps: list[StageStep] = []
-    expected: set[str] = set()
+    expected = set(hidden)
     last = len(found.modules) - 1
     # From the last: a stage gets gradients for what later ones send back.
     for stage in range(last, -1, -1):
@@ -244,14 +266,14 @@ def _types(module: ModuleOp) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _channels(
-    found: Stages,
+    crossings: Sequence[Crossing],
     steps: Sequence[StageStep],
     functions: Sequence[Functions],
     parts: Sequence[Mapping[str, LoadedPlan]],
     types: Sequence[Mapping[str, tuple[tuple[int, ...], str]]],
 ) -> tuple[ChannelFacts, ...]:
     channels: list[ChannelFacts] = []
-    for crossing in found.crossings:
+    for crossing in crossings:
         for name, producer, consumer in ways_of(crossing, steps):
             if name not in types[consumer]:
                 continue  # nothing reads it there

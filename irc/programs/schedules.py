@@ -53,15 +53,11 @@ def as_functions(schedule: Schedule) -> Schedule:
 
 
 def _require_plain(schedule: Schedule) -> None:
-    if schedule.vocabulary or not has_whole_copies(schedule):
-        what = (
-            "a vocabulary on all ranks"
-            if schedule.vocabulary
-            else "micro-batches that skip stages, or share some with another path"
-        )
+    if not has_whole_copies(schedule):
         raise IrcError(
             "pipeline-unsupported",
-            f"a plan has no {what}, as schedule '{schedule.name}' does",
+            "a plan has no micro-batches that skip stages, or share some with another path, as "
+            f"schedule '{schedule.name}' does",
             help="draw and simulate it with irc schedule; choose another to run",
         )
 

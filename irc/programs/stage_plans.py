@@ -167,7 +167,9 @@ def _place(
         if error.code != "sharding-infeasible" or "memory_bytes" not in error.help:
             raise
         raise too_small(error, stage, schedule, runs, fits) from error
-    return split_functions(module, splits_backward=not runs.merged), search
+    functions = split_functions(module, splits_backward=not runs.merged)
+    named = {step.kinds.get(kind, kind): own for kind, own in functions.modules.items()}
+    return replace(functions, modules=named), search
 
 
 def _placed(

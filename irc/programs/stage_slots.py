@@ -87,7 +87,7 @@ def _functions(step: StageStep, is_split: bool) -> Mapping[str, Function]:
         makes = [name for role, name in results(func) if role == BOUNDARY]
         # What crosses stages, and is read again in its own.
         reads += [n for role, n, _ in arguments(func) if role == "saved" and _crosses(n)]
-        made[kind] = Function(
+        made[step.kinds.get(kind, kind)] = Function(
             (*reads, *(between(*pair) for pair in pairs if pair[1] == kind)),
             (*makes, *(between(*pair) for pair in pairs if pair[0] == kind)),
         )

@@ -8,15 +8,15 @@ schedule runs (:mod:`irc.training.functions`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import argument_attrs, arguments, entry, results
-from irc.dialects.flow import tensor
-from irc.ops.derivative import PhaseBuilder
+from irc.dialects.flow import phase_of, tensor
+from irc.ops.derivative import PhaseBuilder, stamp
 from irc.pipeline.run import run_passes
 from irc.plugin import builtin_pass
 from irc.training.accumulators import accumulate
@@ -34,11 +34,13 @@ class StageStep:
         module: level flow; its entry takes ``lr`` and, where norms are clipped, ``norm``.
         sent: names of what it sends, values forward and gradients back.
         batch: functions of sums over the whole batch, by kind (:mod:`irc.training.batch_sums`).
+        kinds: what its functions F and B are called, where a schedule has other letters for them.
     """
 
     module: ModuleOp
     sent: tuple[str, ...]
     batch: Mapping[str, ModuleOp]
+    kinds: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def stage_step(
@@ -52,6 +54,8 @@ def stage_step(
     loss: str = "",
     uncounted: Collection[str] = (),
     elsewhere: Collection[str] = (),
+    late: Collection[str] = (),
+    gives_loss: bool = True,
 ) -> StageStep:
     """Turn the forward program of a stage into its part of a step, in place.
 
@@ -66,13 +70,16 @@ def stage_step(
         uncounted: parameters whose gradients another stage counts in the common norm.
         elsewhere: parameters that another stage on the same ranks moves: here their gradients are
             added to the sum alone.
+        late: names of values that arrive after F has run: what is computed of them is backward's.
+        gives_loss: whether the loss is a result; several stages may compute it.
     """
     func = entry(module)
     own = [n for role, n, _ in arguments(func) if role == "parameter" and n in trained]
     taken = [n for role, n, _ in arguments(func) if role == BOUNDARY]
     smooth = {c.name for c in crossings if c.is_smooth}
+    rough = {c.name for c in crossings if not c.is_smooth}
     _rename(func, {name: ("input", name) for name in taken})
-    _as_outputs(func, loss)
+    _as_outputs(func, loss, {n for r, n in results(func) if r == BOUNDARY} - rough)
     asked = [name for name in taken if name in smooth]
     chosen: dict[str, object] = {"trainable": ",".join(own), "inputs": ",".join(asked)}
     chosen |= {"outputs": "all", "seeds": "inputs"}
@@ -83,7 +90,11 @@ def stage_step(
     _seed(func, expected, loss, scale)
     drop_unread(func)
     _erase_unread(func, GRADIENT)
+    _compute_late(func, late)
     _name_boundaries(func, set(taken), loss)
+    if not gives_loss:
+        others = [r for r in _returned(func) if r[:2] != ("output", loss)]
+        set_results(func, [v for *_, v in others], [argument_attrs(r, n) for r, n, _ in others])
     batch = take_batch_sums(module, recipe.split, scale)
     accumulate(module, recipe.micro_batches)
     func = entry(module)
@@ -116,10 +127,10 @@ def _returned(func: FuncOp) -> list[tuple[str, str, SSAValue]]:
     return [(role, name, v) for (role, name), v in zip(results(func), end.operands, strict=True)]
 
 
-def _as_outputs(func: FuncOp, loss: str) -> None:
+def _as_outputs(func: FuncOp, loss: str, smooth: Collection[str]) -> None:
     """Keep the loss, states and what crosses; other results have no reader in a step."""
     kept = [
-        (value, argument_attrs("output" if role == BOUNDARY else role, name))
+        (value, argument_attrs("output" if name in smooth else role, name))
         for role, name, value in _returned(func)
         if role != "output" or name == loss
     ]
@@ -146,6 +157,17 @@ def _seed(func: FuncOp, expected: Collection[str], loss: str, scale: float) -> N
         assert first is not None
         block.insert_op_before(made.owner, first)  # type: ignore[arg-type]  # an op
         value.replace_all_uses_with(made)
+
+
+def _compute_late(func: FuncOp, late: Collection[str]) -> None:
+    """Mark what depends on values that arrive late as a part of backward."""
+    reached = {value for _, name, value in arguments(func) if name in late}
+    for op in func.body.block.ops if reached else ():
+        if any(value in reached for value in op.operands):
+            reached |= set(op.results)
+            if phase_of(op) == "forward":
+                for value in op.results:
+                    stamp(value, "backward", "input")
 
 
 def _erase_unread(func: FuncOp, prefix: str) -> None:

@@ -87,7 +87,7 @@ def stream_losses(block: Block, min_bytes: int) -> list[Place]:
 
     Args:
         block: of a function; changed.
-        min_bytes: so many bytes of logits must be saved.
+        min_bytes: so many bytes of logits must be saved; a negative number asks for nothing.
     """
     places: list[Place] = []
     for op in list(block.ops):
@@ -209,7 +209,7 @@ def _worth(layer: Layer, shape: tuple[int, ...], dim: int, min_bytes: int) -> st
     item = ITEM_BYTES[tensor(layer.h).dtype]
     saved = saved_bytes(rows, classes, width, item)
     sizes = f"{rows} x {classes} logits, {_mebibytes(rows * classes * item)}"
-    if saved < min_bytes or saved <= 0:
+    if min_bytes >= 0 and (saved < min_bytes or saved <= 0):
         raise MissError(
             f"{sizes}: made at once, as blocks of rows would save {_mebibytes(saved)}, and it takes"
             f" {_mebibytes(min_bytes)} to be worth it"

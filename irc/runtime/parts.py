@@ -102,6 +102,10 @@ class Parts:
         channel = to_first(held, shape, part.dtype, self.mesh.num_ranks if everywhere else 1)
         return move(channel, self.rank, part)
 
+    def holds(self, name: str) -> bool:
+        """Return whether this rank has some of a tensor."""
+        return name in self.local
+
     def load(self, name: str, whole: torch.Tensor) -> None:
         """Write this rank's part of a whole tensor over the one that it holds."""
         self.local[name].copy_(whole[self._slices(name)])

@@ -152,7 +152,7 @@ class PipelineExecutor:
         return made
 
     def _loss_dtype(self) -> torch.dtype:
-        return _dtype(self.plan.parts[-1]["F"], self.plan.facts.loss)
+        return _dtype(self.plan.parts[-1][self.plan.loss_kind], self.plan.facts.loss)
 
     def _norm_dtype(self) -> torch.dtype:
         norms = [_dtype(part[NORM], NORM) for part in self.plan.parts if NORM in part]
@@ -184,7 +184,7 @@ class PipelineExecutor:
         given: list[Any] = [held.get(name) for name in names]
         fresh = [key for key in keys_of(executor) if key[0] not in held]
         makes = {n.removesuffix(suffix): self._registers[p] for n, p in event.makes.items()}
-        if event.action.kind == "F" and part == len(self.plan.parts) - 1:
+        if event.action.kind == self.plan.loss_kind and part == len(self.plan.parts) - 1:
             makes[self.plan.facts.loss] = self._losses[number]
         run, read = executor.bound(given, executor.into(makes)), self._inputs.part
 

@@ -16,6 +16,7 @@ from irc.runtime.dtypes import dtypes
 from irc.runtime.moving import move, to_first
 from irc.runtime.parts import Parts
 from irc.sharding.between import Side
+from irc.training.slices import cut
 
 
 class SpreadParts(Parts):
@@ -36,6 +37,7 @@ class SpreadParts(Parts):
         self.ranks: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._places = _places(plan)
+        self._sliced = plan.sliced
         for part in plan.parts:
             for loaded in part.values():
                 for index in loaded.plan.weights:
@@ -45,6 +47,7 @@ class SpreadParts(Parts):
                     self.roles[name] = buffer.role
                     self.ranks[name] = plan.ranks[plan.places_of(name)[0]]
                     self._dtypes[name] = dtypes()[buffer.dtype]
+        self.roles |= {name: self.roles[own.names[0]] for name, own in self._sliced.items()}
 
     def check_stages(self, plan: PartsPlan) -> None:
         """Refuse a further kind of batch whose stages have other weights; all ranks do at once.
@@ -67,6 +70,7 @@ class SpreadParts(Parts):
         Raises:
             IrcError: ``input-mismatch`` where a weight has no value.
         """
+        wholes = cut(self._sliced, wholes)
         for part in plan.parts_at(self.place).values():
             for loaded in plan.parts[part].values():
                 self.adopt(loaded.plan, wholes)
@@ -78,7 +82,9 @@ class SpreadParts(Parts):
     @property
     def names(self) -> list[str]:
         """Names of all tensors that ranks hold between steps, the same on every rank."""
-        return [name for name in self._placed if self.roles[name] != "accumulator"]
+        whole = {each: name for name, own in self._sliced.items() for each in own.names}
+        found = dict.fromkeys(whole.get(name, name) for name in self._placed)
+        return [name for name in found if self.roles[name] != "accumulator"]
 
     def placements(self) -> dict[str, Placement]:
         """Return how each tensor lies on the mesh of its stage."""
@@ -87,6 +93,10 @@ class SpreadParts(Parts):
 
     def whole(self, name: str, *, everywhere: bool = True) -> torch.Tensor | None:
         """Return a copy of a whole tensor; every rank calls it, for the same names in one order."""
+        if (own := self._sliced.get(name)) is not None:
+            each = [self.whole(part, everywhere=everywhere) for part in own.names]
+            parts = [part for part in each if part is not None]
+            return torch.cat(parts, own.dim) if parts else None
         placement, shape = self._placed[name]
         if self.world == 1:
             return self.local[name].clone()
@@ -94,6 +104,20 @@ class SpreadParts(Parts):
         held = Side(lies, self.mesh, self.ranks[name])
         channel = to_first(held, shape, self._dtypes[name], self.world if everywhere else 1)
         return move(channel, self.world_rank, self.local.get(name))
+
+    def holds(self, name: str) -> bool:
+        """Return whether this rank has some of a tensor."""
+        own = self._sliced.get(name)
+        return any(map(self.holds, own.names)) if own is not None else name in self.local
+
+    def load(self, name: str, whole: torch.Tensor) -> None:
+        """Write this rank's part of a whole tensor over the one that it holds."""
+        if (own := self._sliced.get(name)) is None:
+            super().load(name, whole)
+            return
+        for number, each in enumerate(own.names):
+            if each in self.local:
+                super().load(each, own.slice(number, whole))
 
 
 def _places(plan: PartsPlan) -> dict[str, tuple[int, ...]]:

@@ -148,7 +148,7 @@ class TrainingState:
         with torch.no_grad():
             self._write_model(model)
             for name, value in states.items():
-                if name in self.parts.local:
+                if self.parts.holds(name):
                     self.parts.load(name, value)
                 elif name not in self.parts.roles:
                     self._pending[name] = value.clone()
@@ -156,7 +156,7 @@ class TrainingState:
     def _write_model(self, model: Mapping[str, Any]) -> None:
         for key, value in self._module.state_dict(keep_vars=True).items():
             name = self._first.get(key, key)
-            if key in model and name in self.parts.local:
+            if key in model and self.parts.holds(name):
                 self.parts.load(name, model[key])
             elif key in model and isinstance(value, torch.Tensor) and not value.is_meta:
                 value.copy_(model[key])

@@ -105,11 +105,17 @@ def load_weights(
 
 
 def whole_weights(plan: PartsPlan) -> dict[str, torch.Tensor]:
-    """Read all weights and states of a plan of several programs, whole; sums start at zero."""
+    """Read all weights and states of a plan of several programs, whole; sums start at zero.
+
+    What ranks hold in slices is put together.
+    """
     found: dict[str, torch.Tensor] = {}
     for part in plan.parts:
         for loaded in part.values():
             found |= load_weights(loaded, None, held=found)
+    for name, own in plan.sliced.items():
+        if own.names[0] in found:
+            found[name] = torch.cat([found.pop(each) for each in own.names], own.dim)
     return found
 
 

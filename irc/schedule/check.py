@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 from irc.errors import IrcError
 from irc.schedule.actions import Action, Schedule, computed
@@ -70,6 +71,28 @@ def _missing(schedule: Schedule, counts: Counter[Action]) -> Iterable[str]:
                 yield f"B (or I and W) is missing for {place}"
             if has["I"] != has["W"]:
                 yield f"{'W' if has['I'] else 'I'} is missing for {place}"
+    yield from _missing_of_slices(schedule, counts)
+
+
+def _missing_of_slices(schedule: Schedule, counts: Counter[Action]) -> Iterable[str]:
+    """Say where a rank has S or T of the vocabulary for some micro-batches alone."""
+    if not schedule.vocabulary:
+        other = next((a for a in counts if a.kind in "ST"), None)
+        if other is not None:
+            yield f"{other} is of a vocabulary, and no line 'vocabulary 1' (or 2) says how"
+        return
+    if len({path[-1] for path in schedule.paths}) > 1:
+        yield "micro-batches end in different stages, which have a vocabulary each"
+    stages = sorted({(schedule.rank_of[a.stage], a.stage) for a in counts if a.kind in "ST"})
+    if not stages:
+        yield f"vocabulary {schedule.vocabulary} has no S and T"
+    if (rank := next((r for (r, _), (s, _) in pairwise(stages) if r == s), None)) is not None:
+        yield f"S and T of rank {rank} are of two stages; all of a rank are of one"
+    for rank, stage in stages:
+        for micro_batch in range(schedule.num_micro_batches):
+            for kind in "ST":
+                if not counts[Action(stage, kind, micro_batch)]:
+                    yield f"{kind} is missing on rank {rank} for micro-batch {micro_batch}"
 
 
 def _check_messages(schedule: Schedule) -> None:

@@ -1,8 +1,10 @@
 """The schedules that have a name: one file each, with the paper and its closed forms.
 
-``interleaved:2`` is the schedule ``interleaved`` with two stages a rank. Another package registers
-one of its own, a function of ``(ranks, micro_batches, chunks)`` that returns a
-:class:`~irc.schedule.actions.Schedule`, under the entry point ``irc.schedules``::
+``interleaved:2`` is the schedule ``interleaved`` with two stages a rank. ``vocab-1:`` or
+``vocab-2:`` before a name weaves in a vocabulary that all ranks share, by the algorithm of that
+number (:mod:`irc.schedule.vocabulary`). Another package registers one of its own, a function of
+``(ranks, micro_batches, chunks)`` that returns a :class:`~irc.schedule.actions.Schedule`, under the
+entry point ``irc.schedules``::
 
     [project.entry-points."irc.schedules"]
     mine = "my_package.mine:mine"
@@ -10,6 +12,7 @@ one of its own, a function of ``(ranks, micro_batches, chunks)`` that returns a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
@@ -17,10 +20,13 @@ from typing import TypeAlias
 
 from irc.errors import IrcError, did_you_mean
 from irc.schedule.actions import Schedule
+from irc.schedule.vocabulary import with_vocabulary
 
 Generator: TypeAlias = Callable[[int, int, int], Schedule]
 
 GROUP = "irc.schedules"
+VOCABULARY = re.compile(r"vocab-([0-9]):(.+)")
+"""The name of a schedule with a vocabulary on all ranks: the algorithm, and the other's name."""
 
 BUILTIN: Mapping[str, str] = {
     "gpipe": "irc.schedule.named.gpipe:gpipe",
@@ -56,7 +62,9 @@ def generator(name: str) -> Generator:
         if entry.name == name:
             return entry.load()
     raise IrcError(
-        "schedule-unknown", f"no schedule '{name}'", help=did_you_mean(name, schedule_names())
+        "schedule-unknown",
+        f"no schedule '{name}'",
+        help=did_you_mean(name, [*schedule_names(), "vocab-1:NAME", "vocab-2:NAME"]),
     )
 
 
@@ -64,7 +72,8 @@ def generate(text: str, *, ranks: int, micro_batches: int) -> Schedule:
     """Return a schedule by its name.
 
     Args:
-        text: the name, and after a colon how many stages a rank has: ``interleaved:4``.
+        text: the name, and after a colon how many stages a rank has: ``interleaved:4``; before
+            it ``vocab-1:`` or ``vocab-2:`` for a vocabulary on all ranks.
         ranks: of the pipeline.
         micro_batches: of a step.
 
@@ -74,6 +83,9 @@ def generate(text: str, *, ranks: int, micro_batches: int) -> Schedule:
     >>> print(generate("1f1b", ranks=2, micro_batches=2).ranks[0][2])
     0B0
     """
+    if match := VOCABULARY.fullmatch(text):
+        base = generate(match[2], ranks=ranks, micro_batches=micro_batches)
+        return replace(with_vocabulary(base, int(match[1])), name=text)
     name, colon, number = text.partition(":")
     is_number = number.isascii() and number.isdigit() and len(number) < 7 and int(number) > 0
     if colon and not is_number:
