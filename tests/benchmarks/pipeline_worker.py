@@ -1,13 +1,16 @@
 """One rank of one contender of the pipelines benchmark: answers commands in JSON.
 
-``python tests/benchmarks/pipeline_worker.py WAY MODEL SCHEDULE MESH MICRO_BATCHES``; rank and world
-come from the environment. Commands: ``check`` (ten steps against one process, irc
-only), ``time N`` (N steps: median seconds), ``memory``.
+Rank and world come from the environment. Commands, each a list of JSON on a line: ``build WAY MODEL
+SCHEDULE MESH MICRO_BATCHES`` (makes and warms the steps that are timed; the losses of irc's),
+``time WAY N`` (the median seconds of N steps), ``values`` (irc's losses in float64, and what its
+allocator took), ``eager MODEL MICRO_BATCHES DTYPE`` (the losses of one process), ``drop``.
 """
 
 # pyright: basic
 from __future__ import annotations
 
+import gc
+import json
 import os
 import sys
 import time
@@ -23,12 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.benchmarks.contenders import answer
 from tests.benchmarks.pipeline_models import batch, cuts, loss, model
 
-SAMPLES = 4
-"""Of a micro-batch."""
+SAMPLES = {"float32": 4, "float64": 2}
+"""Of a micro-batch. What is timed is in float32; in float64 losses alone are compared."""
 STEPS = 10
+WARM = 2
 RATE = 1e-3
 
 Step = Callable[[], float]
@@ -40,13 +43,13 @@ def stage_text(count: int, stages: int) -> str:
     return "; ".join(parts)
 
 
-def irc_step(name: str, schedule: str, mesh: str, micro: int, dtype: torch.dtype) -> Any:
+def irc_step(name: str, schedule: str, mesh: str, micro: int, dtype: str) -> Any:
     """Return irc's step, and its batch."""
     import irc
     from irc.programs.schedules import schedule_for
     from irc.sharding.mesh import parse_mesh
 
-    module = model(name, dtype)
+    module = model(name, getattr(torch, dtype))
     whole = parse_mesh(mesh)
     stages = len(schedule_for(schedule, whole.size("pipe"), micro).paths[0])
     made = irc.compile_step(
@@ -59,21 +62,22 @@ def irc_step(name: str, schedule: str, mesh: str, micro: int, dtype: torch.dtype
         stages=stage_text(len(module.layers), stages),
         pins=PINS if len(whole.axes) > 1 else "",
     )
-    return made, [_cast(x, dtype) for x in batch(name, SAMPLES * micro)]
+    return made, _batch(name, micro, dtype)
 
 
 PINS = "cut* = [data = S(0)]; gradient.cut* = [data = S(0)]"
 
 
-def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return x.to(dtype) if x.is_floating_point() else x
+def _batch(name: str, micro: int, dtype: str) -> list[torch.Tensor]:
+    values = batch(name, SAMPLES[dtype] * micro)
+    return [x.to(getattr(torch, dtype)) if x.is_floating_point() else x for x in values]
 
 
-def eager_losses(name: str, micro: int, dtype: torch.dtype) -> list[float]:
+def eager_losses(name: str, micro: int, dtype: str) -> list[float]:
     """Return the losses of eager training on one process, micro-batch after micro-batch."""
-    module = model(name, dtype)
+    module = model(name, getattr(torch, dtype))
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE)
-    x, target = (_cast(v, dtype) for v in batch(name, SAMPLES * micro))
+    x, target = _batch(name, micro, dtype)
     losses: list[float] = []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -87,53 +91,76 @@ def eager_losses(name: str, micro: int, dtype: torch.dtype) -> list[float]:
     return losses
 
 
-def torch_step(name: str, schedule: str, micro: int, *, compiled: bool) -> Step:
-    """Return a step of torch.distributed.pipelining with the same stages and schedule."""
-    from torch.distributed.pipelining import PipelineStage
-    from torch.distributed.pipelining import schedules as known
+class TorchSteps:
+    """Steps of torch.distributed.pipelining; stages that Inductor compiled serve all schedules."""
 
-    from irc.programs.schedules import schedule_for
-    from irc.schedule.csv_table import write_csv
+    def __init__(self) -> None:
+        store = dist.FileStore(os.environ["IRC_STORE"], int(os.environ["WORLD_SIZE"]))
+        dist.init_process_group(
+            "gloo",
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            store=store,
+        )
+        self._model = ""
+        self._compiled: dict[tuple[int, int], nn.Module] = {}
 
-    rank, world = dist.get_rank(), dist.get_world_size()
-    whole = schedule_for(schedule, world, micro)
-    module = model(name)
-    count = len(whole.paths[0])
-    ranges = cuts(len(module.layers), count)
-    own = sorted({a.stage for a in whole.ranks[rank] for a in a.flat})
-    stages, parameters = [], []
-    for number in own:
-        part: nn.Module = _Part([module.layers[i] for i in ranges[number]])
-        parameters += list(part.parameters())
-        if compiled:
-            part = torch.compile(part)
-        stages.append(PipelineStage(part, number, count, torch.device("cpu")))
-    optimizer = torch.optim.AdamW(parameters, lr=RATE, fused=True)
-    plain = {"gpipe": known.ScheduleGPipe, "1f1b": known.Schedule1F1B}
-    if schedule in plain:
-        runner: Any = plain[schedule](stages[0], micro, loss_fn=loss)
-    else:
-        runner = known._PipelineScheduleRuntime(stages, micro, loss_fn=loss)
-        with TemporaryDirectory() as folder:
-            table = Path(folder, "schedule.csv")
-            table.write_text(write_csv(whole), encoding="utf-8")
-            runner._load_csv(str(table))
-    x, target = batch(name, SAMPLES * micro)
-    place = whole.rank_of
+    def step(self, name: str, schedule: str, micro: int, *, compiled: bool) -> Step:
+        """Return a step with the same stages and schedule as irc's."""
+        from torch.distributed.pipelining import PipelineStage
+        from torch.distributed.pipelining import schedules as known
 
-    def step() -> float:
-        optimizer.zero_grad()
-        losses: list[torch.Tensor] = []
-        given = (x,) if place[0] == rank else ()
-        has_loss = place[count - 1] == rank
-        runner.step(*given, **({"target": target, "losses": losses} if has_loss else {}))
-        optimizer.step()
-        # As irc gives it to every rank.
-        total = torch.stack(losses).mean() if has_loss else torch.zeros(())
-        dist.broadcast(total, place[count - 1])
-        return float(total)
+        from irc.programs.schedules import schedule_for
+        from irc.schedule.csv_table import write_csv
 
-    return step
+        rank, world = dist.get_rank(), dist.get_world_size()
+        whole = schedule_for(schedule, world, micro)
+        count = len(whole.paths[0])
+        own = sorted({a.stage for a in whole.ranks[rank] for a in a.flat})
+        parts = self._parts(name, count, own, compiled=compiled)
+        stages = [PipelineStage(parts[n], n, count, torch.device("cpu")) for n in own]
+        parameters = [p for part in parts.values() for p in part.parameters()]
+        optimizer = torch.optim.AdamW(parameters, lr=RATE, fused=True)
+        plain = {"gpipe": known.ScheduleGPipe, "1f1b": known.Schedule1F1B}
+        if schedule in plain:
+            runner: Any = plain[schedule](stages[0], micro, loss_fn=loss)
+        else:
+            runner = known._PipelineScheduleRuntime(stages, micro, loss_fn=loss)
+            with TemporaryDirectory() as folder:
+                table = Path(folder, "schedule.csv")
+                table.write_text(write_csv(whole), encoding="utf-8")
+                runner._load_csv(str(table))
+        x, target = _batch(name, micro, "float32")
+        place = whole.rank_of
+
+        def step() -> float:
+            optimizer.zero_grad()
+            losses: list[torch.Tensor] = []
+            given = (x,) if place[0] == rank else ()
+            has_loss = place[count - 1] == rank
+            runner.step(*given, **({"target": target, "losses": losses} if has_loss else {}))
+            optimizer.step()
+            # As irc gives it to every rank.
+            total = torch.stack(losses).mean() if has_loss else torch.zeros(())
+            dist.broadcast(total, place[count - 1])
+            return float(total)
+
+        return step
+
+    def _parts(
+        self, name: str, count: int, own: list[int], *, compiled: bool
+    ) -> dict[int, nn.Module]:
+        if self._model != name:
+            self._model, self._compiled = name, {}
+            torch.compiler.reset()
+        layers = model(name).layers
+        ranges = cuts(len(layers), count)
+        parts: dict[int, nn.Module] = {n: _Part([layers[i] for i in ranges[n]]) for n in own}
+        if not compiled:
+            return parts
+        for number, part in parts.items():
+            self._compiled.setdefault((count, number), torch.compile(part))
+        return {number: self._compiled[count, number] for number in own}
 
 
 class _Part(nn.Module):
@@ -146,23 +173,6 @@ class _Part(nn.Module):
             values = layer(*values)
             values = values if isinstance(values, tuple) else (values,)
         return values if len(values) > 1 else values[0]
-
-
-def check(name: str, schedule: str, mesh: str, micro: int, first: list[float]) -> dict[str, float]:
-    """Return how far losses are from one process's, in both precisions; the first rank compares.
-
-    ``first`` are the losses of the first steps in float32.
-    """
-    step, given = irc_step(name, schedule, mesh, micro, torch.float64)
-    own = {torch.float64: [float(step(*given)) for _ in range(STEPS)], torch.float32: first}
-    if os.environ["RANK"] != "0":
-        return {}
-    gaps: dict[str, float] = {}
-    for dtype, losses in own.items():
-        expected = eager_losses(name, micro, dtype)
-        apart = [abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)]
-        gaps[str(dtype).removeprefix("torch.")] = max(apart)
-    return gaps
 
 
 def memory(step: Step, held: dict[str, int]) -> dict[str, float]:
@@ -180,46 +190,70 @@ def memory(step: Step, held: dict[str, int]) -> dict[str, float]:
     return {"planned": planned, "beside": peak}
 
 
-def main(way: str, name: str, schedule: str, mesh: str, micro_text: str) -> None:
+class Worker:
+    """What a rank holds between commands."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, Step] = {}
+        self._row: tuple[Any, ...] = ()
+        self._held: Any = None
+        self._torch: TorchSteps | None = None
+
+    def build(self, way: str, name: str, schedule: str, mesh: str, micro: int) -> list[float]:
+        """Make a step of what is timed and warm it; return the losses."""
+        if way == "irc":
+            self._row = (name, schedule, mesh, micro)
+            made, given = irc_step(*self._row, "float32")
+            self._held, self._steps[way] = made, lambda: float(made(*given))
+            return [self._steps[way]() for _ in range(STEPS)]
+        self._torch = self._torch or TorchSteps()
+        step = self._torch.step(name, schedule, micro, compiled=way == "inductor")
+        self._steps[way] = step
+        return [step() for _ in range(WARM)]
+
+    def values(self) -> dict[str, Any]:
+        """Return what allocator took in a step, and the losses of ten steps in float64."""
+        taken = memory(self._steps["irc"], self._held.memory_bytes())
+        step, given = irc_step(*self._row, "float64")
+        return {**taken, "losses": [float(step(*given)) for _ in range(STEPS)]}
+
+    def time(self, way: str, count: int) -> float:
+        """Return the median seconds of some steps."""
+        seconds: list[float] = []
+        for _ in range(count):
+            start = time.perf_counter()
+            self._steps[way]()
+            seconds.append(time.perf_counter() - start)
+        return median(seconds)
+
+    def eager(self, name: str, micro: int, dtype: str) -> list[float]:
+        """Return the losses of eager training."""
+        return eager_losses(name, micro, dtype)
+
+    def drop(self) -> bool:
+        """Let go of the steps of a row."""
+        self._steps.clear()
+        self._held = None
+        gc.collect()
+        return True
+
+
+def main() -> None:
     """Answer commands until they end."""
-    micro = int(micro_text)
     torch.set_num_threads(1)
-    held: Any = None
-    first: list[float] = []
-    if way == "irc":
-        made, given = irc_step(name, schedule, mesh, micro, torch.float32)
+    worker, answers, rank = Worker(), int(os.environ["ANSWERS"]), int(os.environ["RANK"])
 
-        def step() -> float:
-            return float(made(*given))
+    def say(value: Any) -> None:
+        os.write(answers, (json.dumps([rank, value]) + "\n").encode())
 
-        first = [step() for _ in range(STEPS)]
-        held = made
-    else:
-        store = dist.FileStore(os.environ["IRC_STORE"], int(os.environ["WORLD_SIZE"]))
-        dist.init_process_group(
-            "gloo",
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
-            store=store,
-        )
-        step = torch_step(name, schedule, micro, compiled=way == "inductor")
-        for _ in range(3):
-            step()
-    answer("ready")
+    say("ready")
     for line in sys.stdin:
-        command, *words = line.split()
-        if command == "time":
-            seconds: list[float] = []
-            for _ in range(int(words[0])):
-                start = time.perf_counter()
-                step()
-                seconds.append(time.perf_counter() - start)
-            answer(median(seconds))
-        elif command == "check":
-            answer(check(name, schedule, mesh, micro, first))
-        else:
-            answer(memory(step, held.memory_bytes()))
+        command, *words = json.loads(line)
+        try:
+            say(getattr(worker, command)(*words))
+        except Exception as error:  # the parent says which row it is
+            say({"error": f"{type(error).__name__}: {error}"[:2000]})
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,12 +1,14 @@
 """Pipelines of irc against torch.distributed.pipelining: same stages, schedule and processes.
 
-    python -m tests.benchmarks.pipelines [--quick] [--json FILE] [--models A,B] [--schedules A,B]
+    python -m tests.benchmarks.pipelines [--quick | --values] [--json FILE [--resume]]
+        [--models A,B] [--schedules A,B] [--processes 2,4]
 
-Each contender is a group of gloo processes with one thread each; while one is timed the others are
-stopped. A figure is torch's time of a step (forward, backward, AdamW, loss on every rank) over
-irc's, the median of paired blocks; torch runs each stage eagerly and, where its schedule does not
-split the backward pass, also through Inductor, and the faster counts. Before that, ten steps are
-held against eager training on one process.
+Each contender is a group of gloo processes with one thread each, which outlive the rows; while one
+is timed the others are stopped. A figure is torch's time of a step (forward, backward, AdamW, loss
+on every rank) over irc's, the median of paired blocks; torch runs each stage eagerly and, where its
+schedule does not split the backward pass, also through Inductor, and the faster counts. Before
+that, ten steps are held against eager training on one process; ``--values`` ends there, and may run
+beside other work. With ``--json`` rows are written as they come, and ``--resume`` goes on there.
 
 Targets (issue 21): losses after ten steps equal one process to 2e-6 in float32 and 1e-11 in
 float64; never below 0.97 of torch's speed, median at least 1.05; what torch's allocator takes in a
@@ -18,18 +20,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+
+from tests.benchmarks.pipeline_group import GroupFailed, Groups
 
 SCHEDULES = (
     "gpipe", "1f1b", "interleaved:2", "breadth-first:2", "zb-h1", "zb-h2", "zb-v", "v-half",
@@ -42,159 +43,206 @@ ALONE = ("gpt-tied",)
 LEAST, MEDIAN = 0.97, 1.05
 CLOSE = {"float32": 2e-6, "float64": 1e-11}
 BESIDE = 0.05
+MICRO_BATCHES = 8
+STEPS = 3
+"""Of a timed block."""
+SLOWER = 1.15
+"""A way of torch that takes longer than another by this factor is not timed in pairs."""
 
 
-class Group:
-    """The processes of one contender; ``ask`` lets them run alone for one command."""
+@dataclass(frozen=True)
+class Row:
+    """What is measured."""
 
-    def __init__(self, way: str, name: str, schedule: str, mesh: str, ranks: int, micro: int):
-        self._folder = TemporaryDirectory()
-        environment = {
-            **os.environ,
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "IRC_STORE": f"{self._folder.name}/store",
-            "IRC_RANK_TIMEOUT": "3600",
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": str(ROOT),
-        }
-        script = str(Path(__file__).with_name("pipeline_worker.py"))
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, script, way, name, schedule, mesh, str(micro)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL if way != "irc" else None,
-                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        self._answers()
-        self._signal(signal.SIGSTOP)
+    model: str
+    schedule: str
+    mesh: str
+    ranks: int
 
-    def ask(self, command: str) -> list[Any]:
-        """Return what each process answers."""
-        self._signal(signal.SIGCONT)
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(command + "\n")
-            process.stdin.flush()
-        answers = self._answers()
-        self._signal(signal.SIGSTOP)
-        return answers
+    @property
+    def facts(self) -> dict[str, str]:
+        """Its name in the results."""
+        return {"model": self.model, "schedule": self.schedule, "mesh": self.mesh}
+
+    @property
+    def ways(self) -> list[str]:
+        """How torch can run it."""
+        if self.model in ALONE or self.mesh != f"pipe={self.ranks}":
+            return []
+        return ["eager"] if self.schedule in SPLIT else ["eager", "inductor"]
+
+    def build(self, way: str) -> tuple[object, ...]:
+        """The command that makes its step."""
+        return "build", way, self.model, self.schedule, self.mesh, MICRO_BATCHES
+
+
+class References:
+    """The losses of eager training on one process, by model and precision."""
+
+    def __init__(self) -> None:
+        self._group = Groups(1)
+        self._losses: dict[tuple[str, str], list[float]] = {}
+
+    def gap(self, row: Row, dtype: str, losses: list[float]) -> float:
+        """Return how far losses are from those of one process, relative to them."""
+        key = row.model, dtype
+        if key not in self._losses:
+            (self._losses[key],) = self._group.ask("one", "eager", row.model, MICRO_BATCHES, dtype)
+        pairs = zip(losses, self._losses[key], strict=True)
+        return max(abs(a - b) / abs(b) for a, b in pairs)
 
     def close(self) -> None:
-        """End the processes."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
-        self._folder.cleanup()
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._processes:
-            process.send_signal(number)
-
-    def _answers(self) -> list[Any]:
-        found: list[Any] = []
-        for process in self._processes:
-            assert process.stdout is not None
-            line = next((x for x in process.stdout if x.startswith("@")), None)
-            if line is None:
-                self.close()
-                raise RuntimeError("a process ended")
-            found.append(json.loads(line[1:]))
-        return found
+        """End the process."""
+        self._group.close()
 
 
 def measure(
-    name: str, schedule: str, mesh: str, ranks: int, *, micro: int, rounds: int, steps: int
+    row: Row, groups: Groups, references: References, *, rounds: int, known: dict[str, Any]
 ) -> dict[str, Any]:
-    """Check and time one row."""
-    row: dict[str, Any] = {"model": name, "schedule": schedule, "mesh": mesh}
-    groups = {"irc": Group("irc", name, schedule, mesh, ranks, micro)}
+    """Check a row and, where ``rounds`` says so, time it; ``known`` is left out."""
+    found: dict[str, Any] = {**row.facts, **known}
+    start = time.monotonic()
     try:
-        row["check"] = groups["irc"].ask("check")[0]
-        parts = groups["irc"].ask("memory")
-        row["beside"] = max(p["beside"] / max(p["planned"], 1) for p in parts)
-        if name not in ALONE and mesh == f"pipe={ranks}":
-            ways = ["eager"] if schedule in SPLIT else ["eager", "inductor"]
-            for way in ways:
-                try:
-                    groups[way] = Group(way, name, schedule, mesh, ranks, micro)
-                except RuntimeError:
-                    row[f"{way} fails"] = True
-        times: dict[str, list[float]] = {way: [] for way in groups}
-        for _ in range(rounds):
-            for way, group in groups.items():
-                times[way].append(max(group.ask(f"time {steps}")))
-    finally:
-        for group in groups.values():
-            group.close()
-    row["ms"] = {way: 1e3 * median(own) for way, own in times.items()}
-    peers = [way for way in times if way != "irc"]
+        losses = groups.ask("irc", *row.build("irc"))[0]
+        if "gaps" not in found:
+            taken = groups.ask("irc", "values")
+            found["beside"] = max(p["beside"] / max(p["planned"], 1) for p in taken)
+            both = {"float32": losses, "float64": taken[0]["losses"]}
+            found["gaps"] = {k: references.gap(row, k, own) for k, own in both.items()}
+        if rounds:
+            found |= timed(row, groups, rounds)
+        groups.ask("irc", "drop")
+        found.pop("failed", None)
+    except GroupFailed as error:
+        found["failed"] = str(error)
+    found["took"] = time.monotonic() - start
+    return found
+
+
+def timed(row: Row, groups: Groups, rounds: int) -> dict[str, Any]:
+    """Return the milliseconds of each contender's step, and the ratio to torch's best."""
+    found: dict[str, Any] = {}
+    first: dict[str, float] = {}
+    for way in row.ways:
+        try:
+            groups.ask("torch", *row.build(way))
+            first[way] = max(groups.ask("torch", "time", way, STEPS))
+        except GroupFailed as error:
+            found[f"{way} fails"] = str(error)
+            first.clear()  # the others went with the group
+            if way != row.ways[0]:
+                groups.ask("torch", *row.build(row.ways[0]))
+                first[row.ways[0]] = 0.0
+    peers = [way for way, own in first.items() if own <= SLOWER * min(first.values())]
+    times: dict[str, list[float]] = {way: [] for way in ("irc", *peers)}
+    for _ in range(rounds):
+        for way, own in times.items():
+            group = "irc" if way == "irc" else "torch"
+            own.append(max(groups.ask(group, "time", way, STEPS)))
+    found["ms"] = {way: 1e3 * median(own) for way, own in times.items()}
+    found["rejected ms"] = {way: 1e3 * own for way, own in first.items() if way not in peers}
     if peers:
         best = min(peers, key=lambda way: median(times[way]))
         pairs = zip(times[best], times["irc"], strict=True)
-        row["ratio"], row["peer"] = median(a / b for a, b in pairs), best
-    return row
+        found["ratio"], found["peer"] = median(a / b for a, b in pairs), best
+        groups.ask("torch", "drop")
+    return found
 
 
 def show(row: dict[str, Any]) -> str:
     """Return a line of the table."""
-    ratio = f"{row['ratio']:5.2f} of {row['peer']}" if "ratio" in row else "  -  no peer"
-    checks = " ".join(f"{row['check'][k]:.0e}" for k in CLOSE)
-    return (
-        f"{row['model']:9} {row['schedule']:15} {row['mesh']:14} {row['ms']['irc']:8.1f} ms  "
-        f"{ratio:18} {checks}  +{row['beside']:.1%}"
-    )
+    line = f"{row['model']:9} {row['schedule']:15} {row['mesh']:14} "
+    if "failed" in row:
+        return f"{line} failed: {row['failed']}"
+    if "ms" in row:
+        ratio = f"{row['ratio']:5.2f} of {row['peer']}" if "ratio" in row else "  -  no peer"
+        line += f"{row['ms']['irc']:8.1f} ms  {ratio:18} "
+    gaps = " ".join(f"{row['gaps'][k]:.0e}" for k in CLOSE)
+    marks = [f"GAP {k}" for k, limit in CLOSE.items() if not row["gaps"][k] <= limit]
+    marks += ["MEMORY"] if row["beside"] > BESIDE else []
+    marks += ["SLOW"] if row.get("ratio", LEAST) < LEAST else []
+    return f"{line}{gaps}  +{row['beside']:.1%}  {row['took']:4.0f} s  {' '.join(marks)}"
 
 
 def main() -> int:
     """Measure, print the table, and return 1 where a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="one row, under a minute")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there")
+    parser.add_argument("--values", action="store_true", help="losses and memory, no times")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there as they come")
+    parser.add_argument("--resume", action="store_true", help="keep what FILE has of each row")
     parser.add_argument("--models", default=",".join(MODELS), help="which models")
     parser.add_argument("--schedules", default=",".join(SCHEDULES), help="which schedules")
     parser.add_argument("--processes", default="2,4", help="how many processes")
     parser.add_argument("--rounds", type=int, default=5, help="paired blocks")
     args = parser.parse_args()
-    wanted = [
-        (name, schedule, f"pipe={ranks}", ranks)
-        for ranks in map(int, args.processes.split(","))
-        for name in args.models.split(",")
-        for schedule in args.schedules.split(",")
-    ]
-    if "4" in args.processes.split(","):
-        wanted += [("gpt", s, "pipe=2,data=2", 4) for s in ("1f1b", "zb-h1")]
-        wanted += [("gpt", "1f1b", "pipe=2,tensor=2", 4)]
-    rounds, steps = args.rounds, 3
+    if args.resume and not args.json:
+        parser.error("--resume goes on with the rows of --json FILE")
+    rounds = 0 if args.values else args.rounds
+    wanted = rows_of(args.models.split(","), args.schedules.split(","), args.processes.split(","))
     if args.quick:
-        wanted, rounds = [("gpt", "1f1b", "pipe=2", 2)], 2
-    print("model     schedule        mesh               irc     times the speed    "
-          "gap f32, f64   allocated beside")  # fmt: skip
-    rows: list[dict[str, Any]] = []
-    for name, schedule, mesh, ranks in wanted:
-        start = time.monotonic()
-        row = measure(name, schedule, mesh, ranks, micro=8, rounds=rounds, steps=steps)
-        row["took"] = time.monotonic() - start
-        rows.append(row)
-        print(show(row), flush=True)
-        if args.json:
-            Path(args.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        wanted, rounds = [Row("gpt", "1f1b", "pipe=2", 2)], 2
+    results = Path(args.json) if args.json else None
+    known: list[dict[str, Any]] = []
+    if results is not None and args.resume and results.exists():
+        known = json.loads(results.read_text(encoding="utf-8"))
+    rows = measure_all(wanted, rounds, known, results)
     return verdict(rows)
+
+
+def rows_of(models: list[str], schedules: list[str], processes: list[str]) -> list[Row]:
+    """Return the rows of the table, those of as many processes together."""
+    rows: list[Row] = []
+    for ranks in map(int, processes):
+        rows += [Row(m, s, f"pipe={ranks}", ranks) for m in models for s in schedules]
+        if ranks == 4 and "gpt" in models:
+            inside = [("1f1b", "data"), ("zb-h1", "data"), ("1f1b", "tensor")]
+            rows += [Row("gpt", s, f"pipe=2,{axis}=2", 4) for s, axis in inside if s in schedules]
+    return rows
+
+
+def measure_all(
+    wanted: list[Row], rounds: int, known: list[dict[str, Any]], results: Path | None
+) -> list[dict[str, Any]]:
+    """Measure what is not known of each row; print and write rows as they come."""
+    print("model     schedule        mesh          "
+          + ("      irc     times the speed    " if rounds else "")
+          + "gap f32, f64   allocated beside   took")  # fmt: skip
+    before = {tuple(row[k] for k in ("model", "schedule", "mesh")): row for row in known}
+    rows: list[dict[str, Any]] = []
+    groups, references = Groups(wanted[0].ranks), References()
+    try:
+        for row in wanted:
+            if row.ranks != groups.ranks:
+                groups.close()
+                groups = Groups(row.ranks)
+            own = before.pop(tuple(row.facts.values()), {})
+            if "gaps" not in own or (rounds and "ms" not in own) or "failed" in own:
+                own = measure(row, groups, references, rounds=rounds, known=own)
+            rows.append(own)
+            print(show(own), flush=True)
+            if results is not None:
+                results.write_text(json.dumps([*rows, *before.values()], indent=1), "utf-8")
+    finally:
+        groups.close()
+        references.close()
+    return rows
 
 
 def verdict(rows: list[dict[str, Any]]) -> int:
     """Print the figures in one line, and return 1 where a target is missed."""
-    ratios = [row["ratio"] for row in rows if "ratio" in row]
-    gaps = {k: max(row["check"][k] for row in rows) for k in CLOSE}
-    beside = max(row["beside"] for row in rows)
-    missed = [f"gap {k}" for k, limit in CLOSE.items() if gaps[k] > limit]
+    failed = [row for row in rows if "failed" in row]
+    done = [row for row in rows if "failed" not in row]
+    if not done:
+        print(f"pipelines: all {len(rows)} rows failed")
+        return 1
+    ratios = [row["ratio"] for row in done if "ratio" in row]
+    gaps = {k: max(row["gaps"][k] for row in done) for k in CLOSE}
+    beside = max(row["beside"] for row in done)
+    missed = [f"gap {k}" for k, limit in CLOSE.items() if not gaps[k] <= limit]
     missed += ["memory"] if beside > BESIDE else []
-    speeds = "no peer"
+    missed += [f"{len(failed)} rows failed"] if failed else []
+    speeds = "no speeds"
     if ratios:
         speeds = f"slowest {min(ratios):.2f} ({LEAST}), median {median(ratios):.2f} ({MEDIAN})"
         missed += ["slowest"] if min(ratios) < LEAST else []
@@ -203,6 +251,7 @@ def verdict(rows: list[dict[str, Any]]) -> int:
         f"pipelines: {len(rows)} rows, {speeds}, gap {gaps['float32']:.1e} (2e-6) and "
         f"{gaps['float64']:.1e} (1e-11), {beside:.1%} beside (5%): "
         + (f"missed {', '.join(missed)}" if missed else "all met")
+        + f"; {sum(row['took'] for row in rows) / 60:.0f} minutes"
     )
     return 1 if missed else 0
 
