@@ -15,11 +15,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 300.0
+DEADLINE_S = 600.0
 """How long a command may take; the longest is a compilation by Inductor on four processes."""
 
 
-class GroupFailed(Exception):
+class GroupFailedError(Exception):
     """A process of a group ended, raised, or did not answer; the group is closed."""
 
 
@@ -66,7 +66,7 @@ class Group:
         """Let the processes run alone for one command, and return what each answers.
 
         Raises:
-            GroupFailed: with what the first that failed says.
+            GroupFailedError: with what the first that failed says.
         """
         self._signal(signal.SIGCONT)
         for process in self._processes:
@@ -109,7 +109,7 @@ class Group:
 
     def _fail(self, why: str) -> None:
         self.close()
-        raise GroupFailed(why)
+        raise GroupFailedError(why)
 
 
 class Groups:
@@ -123,15 +123,20 @@ class Groups:
         """Ask the group of a contender, which is started where it does not run.
 
         Raises:
-            GroupFailed: as :meth:`Group.ask` does; the next command starts another group.
+            GroupFailedError: as :meth:`Group.ask` does; the next command starts another group.
         """
         if contender not in self._groups:
             self._groups[contender] = Group(self.ranks)
         try:
             return self._groups[contender].ask(*command)
-        except GroupFailed:
+        except GroupFailedError:
             del self._groups[contender]
             raise
+
+    def drop(self, contender: str) -> None:
+        """Let a contender's processes go of their steps, where there are any."""
+        if contender in self._groups:
+            self.ask(contender, "drop")
 
     def close(self) -> None:
         """End all groups."""

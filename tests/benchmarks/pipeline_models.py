@@ -196,16 +196,17 @@ MODELS: dict[str, Callable[[], Chain]] = {
 }
 
 
-def batch(name: str, samples: int, step: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch and its targets, the same in every process."""
-    g = torch.Generator().manual_seed(step)
+def batch(name: str, samples: int, *, small: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch and its targets, the same in every process; ``small``: of a quarter's size."""
+    g = torch.Generator().manual_seed(0)
     if name == "resnet":
-        return torch.randn(samples, 3, 16, 16, generator=g), torch.randint(
-            10, (samples,), generator=g
-        )
+        side = 8 if small else 16
+        images = torch.randn(samples, 3, side, side, generator=g)
+        return images, torch.randint(10, (samples,), generator=g)
+    tokens = TOKENS // 4 if small else TOKENS
     return (
-        torch.randint(VOCABULARY, (samples, TOKENS), generator=g),
-        torch.randint(VOCABULARY, (samples, TOKENS), generator=g),
+        torch.randint(VOCABULARY, (samples, tokens), generator=g),
+        torch.randint(VOCABULARY, (samples, tokens), generator=g),
     )
 
 

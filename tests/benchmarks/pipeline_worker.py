@@ -1,9 +1,11 @@
 """One rank of one contender of the pipelines benchmark: answers commands in JSON.
 
-Rank and world come from the environment. Commands, each a list of JSON on a line: ``build WAY MODEL
-SCHEDULE MESH MICRO_BATCHES`` (makes and warms the steps that are timed; the losses of irc's),
-``time WAY N`` (the median seconds of N steps), ``values`` (irc's losses in float64, and what its
-allocator took), ``eager MODEL MICRO_BATCHES DTYPE`` (the losses of one process), ``drop``.
+Rank and world come from the environment. Commands, each a list of JSON on a line:
+
+* ``build WAY STEP MODEL SCHEDULE MESH MICRO_BATCHES`` makes and warms a step to be timed, and gives
+  its losses; ``time STEP N`` gives the median seconds of N of them, ``drop`` lets go of them;
+* ``values`` gives irc's losses in float64, and what its allocator took;
+* ``eager MODEL MICRO_BATCHES DTYPE`` gives the losses of one process.
 """
 
 # pyright: basic
@@ -15,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -28,8 +31,8 @@ from torch import nn
 
 from tests.benchmarks.pipeline_models import batch, cuts, loss, model
 
-SAMPLES = {"float32": 4, "float64": 2}
-"""Of a micro-batch. What is timed is in float32; in float64 losses alone are compared."""
+SAMPLES = 4
+"""Of a micro-batch. What is timed is in float32; in float64 losses alone are compared, of less."""
 STEPS = 10
 WARM = 2
 RATE = 1e-3
@@ -69,7 +72,8 @@ PINS = "cut* = [data = S(0)]; gradient.cut* = [data = S(0)]"
 
 
 def _batch(name: str, micro: int, dtype: str) -> list[torch.Tensor]:
-    values = batch(name, SAMPLES[dtype] * micro)
+    small = dtype == "float64"
+    values = batch(name, (SAMPLES // 2 if small else SAMPLES) * micro, small=small)
     return [x.to(getattr(torch, dtype)) if x.is_floating_point() else x for x in values]
 
 
@@ -190,6 +194,30 @@ def memory(step: Step, held: dict[str, int]) -> dict[str, float]:
     return {"planned": planned, "beside": peak}
 
 
+class Captures:
+    """What irc captured of a model, for all rows of it: planning begins at a copy."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, tuple[Any, Any, tuple[str, ...]]] = {}
+
+    def __call__(
+        self, module: nn.Module, fn: Any, recipe: Any, args: Any, kwargs: Any, *, less: int = 0
+    ) -> tuple[Any, tuple[str, ...]]:
+        """As ``irc.calls.step_plan.captured_step``."""
+        from irc.calls.step_plan import captured_step
+        from irc.program import Program
+
+        kind = tuple((name, p.shape, p.dtype) for name, p in module.named_parameters())
+        key = (kind, tuple((x.shape, x.dtype) for x in args), recipe.micro_batches, less)
+        if key not in self._known:
+            captured, split = captured_step(module, fn, recipe, args, kwargs, less=less)
+            self._known[key] = captured, captured.program.module.clone(), split
+        captured, text, split = self._known[key]
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        tensors = {name: own.get(name, value) for name, value in captured.program.tensors.items()}
+        return replace(captured, program=Program(text.clone(), tensors)), split
+
+
 class Worker:
     """What a rank holds between commands."""
 
@@ -198,18 +226,29 @@ class Worker:
         self._row: tuple[Any, ...] = ()
         self._held: Any = None
         self._torch: TorchSteps | None = None
+        self._captures: Captures | None = None
 
-    def build(self, way: str, name: str, schedule: str, mesh: str, micro: int) -> list[float]:
+    def build(
+        self, way: str, label: str, name: str, schedule: str, mesh: str, micro: int
+    ) -> list[float]:
         """Make a step of what is timed and warm it; return the losses."""
         if way == "irc":
+            self._share_captures()
             self._row = (name, schedule, mesh, micro)
             made, given = irc_step(*self._row, "float32")
-            self._held, self._steps[way] = made, lambda: float(made(*given))
-            return [self._steps[way]() for _ in range(STEPS)]
+            self._held, self._steps[label] = made, lambda: float(made(*given))
+            return [self._steps[label]() for _ in range(STEPS)]
         self._torch = self._torch or TorchSteps()
         step = self._torch.step(name, schedule, micro, compiled=way == "inductor")
-        self._steps[way] = step
+        self._steps[label] = step
         return [step() for _ in range(WARM)]
+
+    def _share_captures(self) -> None:
+        from irc.calls import step
+
+        if self._captures is None:
+            step.captured_step = self._captures = Captures()
+            gc.freeze()  # what is imported stays
 
     def values(self) -> dict[str, Any]:
         """Return what allocator took in a step, and the losses of ten steps in float64."""
@@ -217,12 +256,12 @@ class Worker:
         step, given = irc_step(*self._row, "float64")
         return {**taken, "losses": [float(step(*given)) for _ in range(STEPS)]}
 
-    def time(self, way: str, count: int) -> float:
+    def time(self, label: str, count: int) -> float:
         """Return the median seconds of some steps."""
         seconds: list[float] = []
         for _ in range(count):
             start = time.perf_counter()
-            self._steps[way]()
+            self._steps[label]()
             seconds.append(time.perf_counter() - start)
         return median(seconds)
 

@@ -22,15 +22,17 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from threading import Lock
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.pipeline_group import GroupFailed, Groups
+from tests.benchmarks.pipeline_group import GroupFailedError, Groups
 
 SCHEDULES = (
     "gpipe", "1f1b", "interleaved:2", "breadth-first:2", "zb-h1", "zb-h2", "zb-v", "v-half",
@@ -46,6 +48,8 @@ BESIDE = 0.05
 MICRO_BATCHES = 8
 STEPS = 3
 """Of a timed block."""
+AT_ONCE = 2
+"""Rows that are prepared at once; each is timed alone."""
 SLOWER = 1.15
 """A way of torch that takes longer than another by this factor is not timed in pairs."""
 
@@ -71,9 +75,9 @@ class Row:
             return []
         return ["eager"] if self.schedule in SPLIT else ["eager", "inductor"]
 
-    def build(self, way: str) -> tuple[object, ...]:
-        """The command that makes its step."""
-        return "build", way, self.model, self.schedule, self.mesh, MICRO_BATCHES
+    def build(self, way: str, name: str) -> tuple[object, ...]:
+        """The command that makes its step, by a name."""
+        return "build", way, name, self.model, self.schedule, self.mesh, MICRO_BATCHES
 
 
 class References:
@@ -82,12 +86,15 @@ class References:
     def __init__(self) -> None:
         self._group = Groups(1)
         self._losses: dict[tuple[str, str], list[float]] = {}
+        self._lock = Lock()
 
     def gap(self, row: Row, dtype: str, losses: list[float]) -> float:
         """Return how far losses are from those of one process, relative to them."""
         key = row.model, dtype
-        if key not in self._losses:
-            (self._losses[key],) = self._group.ask("one", "eager", row.model, MICRO_BATCHES, dtype)
+        with self._lock:
+            if key not in self._losses:
+                ask = "eager", row.model, MICRO_BATCHES, dtype
+                (self._losses[key],) = self._group.ask("one", *ask)
         pairs = zip(losses, self._losses[key], strict=True)
         return max(abs(a - b) / abs(b) for a, b in pairs)
 
@@ -96,57 +103,91 @@ class References:
         self._group.close()
 
 
-def measure(
-    row: Row, groups: Groups, references: References, *, rounds: int, known: dict[str, Any]
-) -> dict[str, Any]:
-    """Check a row and, where ``rounds`` says so, time it; ``known`` is left out."""
-    found: dict[str, Any] = {**row.facts, **known}
-    start = time.monotonic()
-    try:
-        losses = groups.ask("irc", *row.build("irc"))[0]
-        if "gaps" not in found:
-            taken = groups.ask("irc", "values")
-            found["beside"] = max(p["beside"] / max(p["planned"], 1) for p in taken)
-            both = {"float32": losses, "float64": taken[0]["losses"]}
-            found["gaps"] = {k: references.gap(row, k, own) for k, own in both.items()}
-        if rounds:
-            found |= timed(row, groups, rounds)
-        groups.ask("irc", "drop")
-        found.pop("failed", None)
-    except GroupFailed as error:
-        found["failed"] = str(error)
-    found["took"] = time.monotonic() - start
-    return found
+class Bench:
+    """The groups of one number of processes, which prepare rows at once and time them in turn."""
 
+    def __init__(self, ranks: int, references: References, rounds: int) -> None:
+        self._groups, self._references, self._rounds = Groups(ranks), references, rounds
 
-def timed(row: Row, groups: Groups, rounds: int) -> dict[str, Any]:
-    """Return the milliseconds of each contender's step, and the ratio to torch's best."""
-    found: dict[str, Any] = {}
-    first: dict[str, float] = {}
-    for way in row.ways:
+    def close(self) -> None:
+        """End all processes."""
+        self._groups.close()
+
+    def measure(
+        self, rows: Sequence[Row], known: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Check rows and, where there are rounds, time them; what is known is left out."""
+        start = time.monotonic()
+        found: list[dict[str, Any]] = [{**r.facts, **k} for r, k in zip(rows, known, strict=True)]
+        for own in found:
+            own.pop("failed", None)
+        # Nothing is timed here: cores that one row leaves idle are for another.
+        with ThreadPoolExecutor() as threads:
+            torch_ready = threads.submit(self._prepare_torch, rows, found)
+            places = range(len(rows))
+            ready = list(threads.map(self._prepare, places, rows, found))
+            torch_ready.result()
+        for place, (row, own) in enumerate(zip(rows, found, strict=True)):
+            if ready[place] and self._rounds:
+                own |= self._timed(place, row, own)
+            own["took"] = (time.monotonic() - start) / len(rows)
+        for name in ("torch", *(f"irc{place}" for place, is_ready in enumerate(ready) if is_ready)):
+            self._groups.drop(name)
+        return found
+
+    def _prepare(self, place: int, row: Row, found: dict[str, Any]) -> bool:
+        """Build a row's step, and check it; return whether that went well."""
+        group = f"irc{place}"
         try:
-            groups.ask("torch", *row.build(way))
-            first[way] = max(groups.ask("torch", "time", way, STEPS))
-        except GroupFailed as error:
-            found[f"{way} fails"] = str(error)
-            first.clear()  # the others went with the group
-            if way != row.ways[0]:
-                groups.ask("torch", *row.build(row.ways[0]))
-                first[row.ways[0]] = 0.0
-    peers = [way for way, own in first.items() if own <= SLOWER * min(first.values())]
-    times: dict[str, list[float]] = {way: [] for way in ("irc", *peers)}
-    for _ in range(rounds):
-        for way, own in times.items():
-            group = "irc" if way == "irc" else "torch"
-            own.append(max(groups.ask(group, "time", way, STEPS)))
-    found["ms"] = {way: 1e3 * median(own) for way, own in times.items()}
-    found["rejected ms"] = {way: 1e3 * own for way, own in first.items() if way not in peers}
-    if peers:
-        best = min(peers, key=lambda way: median(times[way]))
-        pairs = zip(times[best], times["irc"], strict=True)
-        found["ratio"], found["peer"] = median(a / b for a, b in pairs), best
-        groups.ask("torch", "drop")
-    return found
+            losses = self._groups.ask(group, *row.build("irc", "irc"))[0]
+            if "gaps" not in found:
+                taken = self._groups.ask(group, "values")
+                found["beside"] = max(p["beside"] / max(p["planned"], 1) for p in taken)
+                both = {"float32": losses, "float64": taken[0]["losses"]}
+                found["gaps"] = {k: self._references.gap(row, k, own) for k, own in both.items()}
+        except GroupFailedError as error:
+            found["failed"] = str(error)
+            return False
+        return True
+
+    def _prepare_torch(self, rows: Sequence[Row], found: Sequence[dict[str, Any]]) -> None:
+        """Build the steps of torch; one that fails takes its group along."""
+        if not self._rounds:
+            return
+        wanted = [(place, way) for place, row in enumerate(rows) for way in row.ways]
+        while wanted:
+            try:
+                for place, way in wanted:
+                    self._groups.ask("torch", *rows[place].build(way, f"{way}{place}"))
+            except GroupFailedError as error:
+                found[place][f"{way} fails"] = str(error)
+                wanted.remove((place, way))
+            else:
+                return
+
+    def _timed(self, place: int, row: Row, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the milliseconds of each contender's step, and the ratio to torch's best."""
+        first: dict[str, float] = {}
+        peers = [way for way in row.ways if f"{way} fails" not in known]
+        if len(peers) > 1:
+            first = {way: self._time(place, way) for way in peers}
+            peers = [way for way, own in first.items() if own <= SLOWER * min(first.values())]
+        times: dict[str, list[float]] = {way: [] for way in ("irc", *peers)}
+        for _ in range(self._rounds):
+            for way, own in times.items():
+                own.append(self._time(place, way))
+        found: dict[str, Any] = {"ms": {way: 1e3 * median(own) for way, own in times.items()}}
+        if rejected := {way: 1e3 * own for way, own in first.items() if way not in peers}:
+            found["rejected ms"] = rejected
+        if peers:
+            best = min(peers, key=lambda way: median(times[way]))
+            pairs = zip(times[best], times["irc"], strict=True)
+            found["ratio"], found["peer"] = median(a / b for a, b in pairs), best
+        return found
+
+    def _time(self, place: int, way: str) -> float:
+        group, step = (f"irc{place}", "irc") if way == "irc" else ("torch", f"{way}{place}")
+        return max(self._groups.ask(group, "time", step, STEPS))
 
 
 def show(row: dict[str, Any]) -> str:
@@ -210,21 +251,34 @@ def measure_all(
           + "gap f32, f64   allocated beside   took")  # fmt: skip
     before = {tuple(row[k] for k in ("model", "schedule", "mesh")): row for row in known}
     rows: list[dict[str, Any]] = []
-    groups, references = Groups(wanted[0].ranks), References()
+
+    def has_all(row: Row) -> bool:
+        own = before.get(tuple(row.facts.values()), {"failed": ""})
+        return "failed" not in own and ("ms" in own or not rounds)
+
+    def add(own: dict[str, Any]) -> None:
+        rows.append(own)
+        print(show(own), flush=True)
+        if results is not None:
+            kept = [*rows, *before.values()]
+            results.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+
+    for row in filter(has_all, wanted):
+        add(before.pop(tuple(row.facts.values())))
+    left = [row for row in wanted if row.facts not in [{k: r[k] for k in row.facts} for r in rows]]
+    references = References()
     try:
-        for row in wanted:
-            if row.ranks != groups.ranks:
-                groups.close()
-                groups = Groups(row.ranks)
-            own = before.pop(tuple(row.facts.values()), {})
-            if "gaps" not in own or (rounds and "ms" not in own) or "failed" in own:
-                own = measure(row, groups, references, rounds=rounds, known=own)
-            rows.append(own)
-            print(show(own), flush=True)
-            if results is not None:
-                results.write_text(json.dumps([*rows, *before.values()], indent=1), "utf-8")
+        for ranks in dict.fromkeys(row.ranks for row in left):
+            bench, own = Bench(ranks, references, rounds), [r for r in left if r.ranks == ranks]
+            try:
+                for place in range(0, len(own), AT_ONCE):
+                    some = own[place : place + AT_ONCE]
+                    facts = [before.pop(tuple(row.facts.values()), {}) for row in some]
+                    for each in bench.measure(some, facts):
+                        add(each)
+            finally:
+                bench.close()
     finally:
-        groups.close()
         references.close()
     return rows
 
