@@ -22,6 +22,7 @@ from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.comm import Comm
 from irc.dialects.dominance import verify_module
 from irc.dialects.flow import Flow
+from irc.dialects.printer import text_of
 from irc.dialects.sbp import Sbp
 from irc.dialects.task import Task
 from irc.errors import IrcError
@@ -90,7 +91,7 @@ def load(text: str, name: str = "<text>") -> ModuleOp:
 
 def dump(module: ModuleOp) -> str:
     """Print a module; :func:`load` reads it back."""
-    return str(module) + "\n"
+    return text_of(module) + "\n"
 
 
 def check_limits(text: str, name: str) -> None:

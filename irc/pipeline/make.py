@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
@@ -106,6 +106,19 @@ def planned(
     return replace(plan, predicted_s=predicted), sources
 
 
+@dataclass(frozen=True)
+class Level:
+    """A function of a stage after a pass.
+
+    Attributes:
+        module: the function.
+        text: of it; empty where texts are not kept.
+    """
+
+    module: ModuleOp
+    text: str
+
+
 def function_plan(
     module: ModuleOp, passes: Sequence[ModulePass], options: Options, before: str = ""
 ) -> LoadedPlan:
@@ -115,7 +128,7 @@ def function_plan(
 
 def function_levels(
     module: ModuleOp, passes: Sequence[ModulePass], options: Options, before: str = ""
-) -> dict[str, ModuleOp]:
+) -> dict[str, Level]:
     """Bring one function of a stage to kernels; return it after each pass that is kept, by file.
 
     Args:
@@ -124,24 +137,25 @@ def function_levels(
         options: what the user chose; the mesh is the stage's.
         before: what gave the module, by which its text is kept where texts are.
     """
-    levels: dict[str, ModuleOp] = {}
-    said: dict[str, str] = {}
+    levels: dict[str, Level] = {}
+    last = ""
 
     def keep(name: str, module: ModuleOp) -> None:
+        nonlocal last
         text = dump(module)
-        if text != said.get("last"):  # there are many functions
-            levels[f"{len(levels):02}-{name}.mlir"] = module.clone()
-        said["last"] = text
+        if text != last:  # there are many functions
+            levels[f"{len(levels):02}-{name}.mlir"] = Level(module.clone(), text)
+        last = text
 
     if before and options.keep_ir:
         keep(before, module)
     on_stage = keep if options.keep_ir else None
     run_passes(module, passes, verify_each=options.verify_each, on_stage=on_stage)
-    return levels or {"00-task.mlir": module}
+    return levels or {"00-task.mlir": Level(module, "")}
 
 
 def levels_plan(
-    levels: Mapping[str, ModuleOp], options: Options, like: LoadedPlan | None = None
+    levels: Mapping[str, Level], options: Options, like: LoadedPlan | None = None
 ) -> LoadedPlan:
     """Plan one function of a stage whose kernels are there.
 
@@ -151,8 +165,8 @@ def levels_plan(
         like: a plan of the same kernels, whose sources are taken.
     """
     known = None if like is None else _sources(like)
-    plan, sources = planned([*levels.values()][-1], options, {}, known)
-    ir = {name: dump(module) for name, module in levels.items()}
+    plan, sources = planned([*levels.values()][-1].module, options, {}, known)
+    ir = {name: level.text for name, level in levels.items() if level.text}
     return bundle(plan, ir=ir, kernels=sources, torch_version=_torch_version())
 
 

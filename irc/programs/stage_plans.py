@@ -11,10 +11,11 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 
 from irc.dialects.builder import arguments, entry
 from irc.dialects.placement import Mesh, Placement
+from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.pipeline import Options, run_passes
 from irc.pipeline.default import split_pipeline
-from irc.pipeline.make import function_levels, function_plan, levels_plan
+from irc.pipeline.make import Level, function_levels, function_plan, levels_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import placement_of
 from irc.plan.training import SPLIT
@@ -26,7 +27,7 @@ from irc.training.call_parts import split_calls
 from irc.training.functions import Functions, sort_by_function, split_functions
 from irc.training.stage_runs import RUNS, StageRuns
 
-Levels: TypeAlias = Mapping[str, ModuleOp]
+Levels: TypeAlias = Mapping[str, Level]
 """A function by the names of its texts."""
 
 
@@ -37,7 +38,7 @@ class StagePlan:
     Attributes:
         functions: what it was split into.
         plans: of each function, by kind.
-        levels: each function after each pass that is kept, as its plan has their texts.
+        levels: each function after each pass that is kept.
         search: what the search says of it; empty where there was nothing to choose.
     """
 
@@ -132,7 +133,7 @@ def plan_stages(
 def _renamed(plan: StagePlan, names: Renaming, options: Options) -> StagePlan:
     """Return the plan of a stage that differs from a planned one in names alone."""
     levels = {
-        kind: {name: names.apply(module) for name, module in own.items()}
+        kind: {name: _renamed_level(level, names) for name, level in own.items()}
         for kind, own in plan.levels.items()
     }
     registers = {
@@ -143,6 +144,11 @@ def _renamed(plan: StagePlan, names: Renaming, options: Options) -> StagePlan:
     plans = {kind: levels_plan(own, plain, like=plan.plans[kind]) for kind, own in levels.items()}
     functions = Functions(plan.functions.modules, registers)
     return StagePlan(functions, plans, levels, plan.search)
+
+
+def _renamed_level(level: Level, names: Renaming) -> Level:
+    module = names.apply(level.module)
+    return Level(module, dump(module) if level.text else "")
 
 
 def _place(

