@@ -112,7 +112,8 @@ def make_parts_plan(
     own = replace(options, mesh=inner, within=options.mesh)
     splits = [splits_backward(schedule, stage) for stage in range(len(steps))]
     types = [_types(step.module) for step in steps]
-    pins = pins_of_stages(options.pins, inner, [step.module for step in steps])
+    sliced = {name: own.names for name, own in slices.weights.items()} if slices else {}
+    pins = pins_of_stages(options.pins, inner, [step.module for step in steps], sliced)
     runs = runs_of_stages(schedule, steps, crossings, splits)
 
     fixed = fixed_stages(parse_stages(*constraint_text(options.pins)), stages, len(found.modules))

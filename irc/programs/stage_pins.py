@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.constraints.fusion import parse_fusion
-from irc.constraints.pins import constraint_text, parse_constraints
+from irc.constraints.pins import Statement, constraint_text, parse_constraints
 from irc.constraints.resolve import resolve
+from irc.dialects.builder import arguments, entry
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 
 
-def pins_of_stages(pins: str, mesh: Mesh, modules: Sequence[ModuleOp]) -> list[str]:
+def pins_of_stages(
+    pins: str,
+    mesh: Mesh,
+    modules: Sequence[ModuleOp],
+    slices: Mapping[str, Sequence[str]] | None = None,
+) -> list[str]:
     """Return the constraints of each stage.
 
     Args:
         pins: text, or the name of a file.
         mesh: of a stage.
         modules: of the stages, level flow.
+        slices: of a weight that stages have in slices, their names: what is said of the whole holds
+            for each.
 
     Raises:
         IrcError: for a statement that no stage can keep, what it raises there;
@@ -39,9 +48,26 @@ def pins_of_stages(pins: str, mesh: Mesh, modules: Sequence[ModuleOp]) -> list[s
             try:
                 resolve(module, mesh, [statement])
             except IrcError as error:
-                refused.append(error)
+                of_slices = list(_of_slices(statement, module, slices or {}))
+                for each in of_slices:
+                    resolve(module, mesh, [each])
+                    own.append(each.text)
+                refused += [] if of_slices else [error]
             else:
                 own.append(statement.text)
         if len(refused) == len(modules):
             raise refused[0]
     return ["\n".join(own) for own in found]
+
+
+def _of_slices(
+    statement: Statement, module: ModuleOp, slices: Mapping[str, Sequence[str]]
+) -> Iterator[Statement]:
+    """Yield what a statement about a whole weight says of the slices that a stage has."""
+    if statement.kind != "argument" or statement.verb == "same":
+        return
+    here = {name for _, name, _ in arguments(entry(module))}
+    for whole, names in slices.items():
+        for name in names if statement.matches(whole) else ():
+            if name in here:
+                yield replace(statement, glob=name)

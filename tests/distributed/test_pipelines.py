@@ -69,6 +69,21 @@ def test_a_further_kind_of_batch_has_the_same_stages(tmp_path: Path) -> None:
         assert said["parameters"] < 1e-11
 
 
+def test_a_vocabulary_on_all_ranks(tmp_path: Path) -> None:
+    """Saved states are those of the whole layer: a schedule without slices goes on from them."""
+    program = "tests.distributed.vocabulary_program"
+    cases = ("smoothed bias,vocab-1:1f1b", "turned,vocab-2:zb-v", "bias,vocab-2:1f1b,f32")
+    for said in programs(tmp_path, 2, program, "pipe=2", *cases):
+        for case, numbers in said.items():
+            assert max(numbers.values()) < (2e-6 if case.endswith("f32") else 1e-11), case
+
+
+@pytest.mark.slow
+def test_a_vocabulary_on_the_ranks_of_stages_with_a_mesh(tmp_path: Path) -> None:
+    """And batches that micro-batches do not share equally, in slices that data splits."""
+    check(run(tmp_path, "pipe=2,data=2", 4, "gpt:8:10,vocab-1:1f1b,data", "gpt,vocab-2:zb-h1"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_schedule(tmp_path: Path, schedule: str) -> None:

@@ -67,7 +67,7 @@ def another_boundary(plan: PartsPlan, seen: Values, rng: Random) -> Fault | None
     channels[i] = replace(sent, register=name)
     wrong = replace(plan, facts=replace(plan.facts, channels=tuple(channels)))
     stage = plan.schedule.paths[0][sent.producer]
-    kind = "F" if not sent.name.startswith("gradient.") else "[BIW]"
+    kind = "[FS]" if not sent.name.startswith("gradient.") else "[FTBIW]"
     words = rf"micro-batch 0: '{sent.name}', computed by {kind} of stage {stage} on rank"
     return Fault(wrong, words)
 
@@ -120,7 +120,7 @@ def swapped_micro_batches(plan: PartsPlan, seen: Values, rng: Random) -> Fault |
 
     def change(event: Event) -> Event:
         action = event.action
-        if event.what != "run" or action.kind != "F" or action.stage != stage:
+        if event.what != "run" or action.kind not in "FS" or action.stage != stage:
             return event
         number = swap.get(action.micro_batch, action.micro_batch)
         return event._replace(action=action._replace(micro_batch=number))
@@ -129,7 +129,7 @@ def swapped_micro_batches(plan: PartsPlan, seen: Values, rng: Random) -> Fault |
     # A stage on the same rank may be the first to read what lies in the wrong place.
     path = plan.schedule.paths[first]
     after = path[min(path.index(stage) + 1, len(path) - 1)]
-    return Fault(wrong, rf"micro-batch {first}: .* F of stage ({stage}|{after}) on rank")
+    return Fault(wrong, rf"micro-batch {first}: .* [FST] of stage ({stage}|{after}) on rank")
 
 
 def another_weight(plan: PartsPlan, seen: Values, rng: Random) -> Fault | None:
@@ -154,16 +154,22 @@ def another_weight(plan: PartsPlan, seen: Values, rng: Random) -> Fault | None:
     if not choices:
         return None
     part, own, other = rng.choice(choices)
-    forward = plan.parts[part]["F"]
+    kind = _first(plan, part)
+    forward = plan.parts[part][kind]
     buffers = tuple(replace(b, name=other) if b.name == own else b for b in forward.plan.buffers)
     wrong = replace(forward, plan=replace(forward.plan, buffers=buffers))
-    parts = tuple({**p, "F": wrong} if i == part else p for i, p in enumerate(plan.parts))
-    words = rf"micro-batch 0: .*, computed by F of stage {path[part]} on rank"
+    parts = tuple({**p, kind: wrong} if i == part else p for i, p in enumerate(plan.parts))
+    words = rf"micro-batch 0: .*, computed by {kind} of stage {path[part]} on rank"
     return Fault(replace(plan, parts=parts), words)
 
 
+def _first(plan: PartsPlan, part: int) -> str:
+    """Return the function that a part begins with: S of a slice of the vocabulary."""
+    return "S" if part in plan.slice_parts else "F"
+
+
 def _parameters(plan: PartsPlan, part: int) -> list[Any]:
-    forward = plan.parts[part]["F"].plan
+    forward = plan.parts[part][_first(plan, part)].plan
     found = [forward.buffers[index] for index in forward.weights]
     return [b for b in found if b.role == "parameter"]
 

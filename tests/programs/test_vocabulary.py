@@ -3,10 +3,9 @@
 # pyright: basic
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Mapping
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,10 +24,17 @@ from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.simulate.parts import held_at
 from irc.training.recipe import recipe_of
-from tests.programs.worded import HEADS, Worded, head_and_batch
+from tests.programs.planted_faults import PLANTERS
+from tests.programs.worded import (
+    HEADS,
+    MICRO_BATCHES,
+    OPTIMIZER,
+    WIDTH,
+    Worded,
+    eager,
+    head_and_batch,
+)
 
-MICRO_BATCHES = 4
-OPTIMIZER: Mapping[str, Any] = {"kind": "momentum", "lr": 0.05, "momentum": 0.9, "clip_norm": 1.0}
 Planned = tuple[PartsPlan, dict[str, torch.Tensor], list[torch.Tensor]]
 
 
@@ -49,24 +55,6 @@ def planned(
         schedule_for(schedule, whole.size("pipe"), MICRO_BATCHES),
     )
     return plan, dict(captured.program.tensors), list(batch)
-
-
-def eager(
-    model: nn.Module, batch: tuple[torch.Tensor, ...], steps: int
-) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Return losses and parameters after some steps on the whole batch."""
-    model = copy.deepcopy(model)
-    moving = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(moving, lr=0.05, momentum=0.9)
-    losses: list[float] = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(*batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(moving, 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, {n: p.detach() for n, p in model.named_parameters()}
 
 
 def furthest(given: Planned, model: nn.Module, steps: int = 3) -> float:
@@ -165,6 +153,36 @@ def test_what_t_waits_for() -> None:
             if set(own.makes) & set(read)
         ]
         assert set(makers) == kinds
+
+
+@pytest.mark.parametrize("algorithm", [1, 2])
+@pytest.mark.parametrize("planter", PLANTERS)
+def test_a_planted_fault_is_named(planter: str, algorithm: int) -> None:
+    """Slices of the size of a layer, so that one weight can be taken for the other."""
+    torch.manual_seed(0)
+    model = Worded(classes=2 * WIDTH).double()
+    batch = tuple(torch.randint(2 * WIDTH, (8, 6)) for _ in range(2))
+    plan, weights, given = planned(model, batch, f"vocab-{algorithm}:1f1b")
+    seen = run_here(plan, weights, [given], lr=0.0).seen
+    planted = 0
+    for seed in range(3):
+        fault = PLANTERS[planter](plan, seen, Random(seed))
+        if fault is None:
+            continue
+        text = plan.texts[STAGED].decode()
+        with pytest.raises(IrcError) as caught:
+            check_parts(fault.plan, text, weights, given, peers=fault.peers)
+        assert re.search(fault.words, caught.value.message), (caught.value.message, fault.words)
+        planted += 1
+    assert planted
+
+
+def test_a_pin_of_the_whole_weight_is_one_of_its_slices() -> None:
+    model, batch = head_and_batch("plain")
+    plan, _, _ = planned(model, batch, "vocab-1:1f1b", "pipe=2,tensor=2", pins="head = S(1)")
+    for part, name in zip(plan.slice_parts, plan.facts.slices["head"].names, strict=True):
+        (buffer,) = (b for b in plan.parts[part]["S"].plan.buffers if b.name == name)
+        assert [(cut.axis, cut.dim) for cut in buffer.placement] == [("tensor", 1)]
 
 
 class Reading(Worded):

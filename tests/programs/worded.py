@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from torch import nn
 
 IGNORED = -100
 SAMPLES, WORDS, WIDTH = 8, 6, 16
+MICRO_BATCHES = 4
+OPTIMIZER: Mapping[str, Any] = {"kind": "momentum", "lr": 0.05, "momentum": 0.9, "clip_norm": 1.0}
 
 
 class Worded(nn.Module):
@@ -118,3 +121,21 @@ def head_and_batch(
     if HEADS[name].ignores:
         targets[torch.rand(SAMPLES, WORDS, generator=g) < 0.3] = IGNORED
     return model, (ids, targets)
+
+
+def eager(
+    model: nn.Module, batch: tuple[torch.Tensor, ...], steps: int
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return losses and parameters after some steps on the whole batch."""
+    model = copy.deepcopy(model)
+    moving = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(moving, lr=0.05, momentum=0.9)
+    losses: list[float] = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(*batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(moving, 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {n: p.detach() for n, p in model.named_parameters()}
