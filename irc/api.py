@@ -15,6 +15,7 @@ from irc.choices import (
     check_backend_of_parts,
     checked,
     dynamic_option,
+    layout_option,
     micro_batches_option,
     names_option,
     programs_option,
@@ -51,6 +52,7 @@ def compile(
     passes: Sequence[str] = (),
     rules: Sequence[str] = (),
     pins: Pins = "",
+    layout: str = "",
     dynamic: Dynamic = None,
     tune: bool = False,
     fullgraph: bool = False,
@@ -66,6 +68,7 @@ def compile(
     passes: Sequence[str] = (),
     rules: Sequence[str] = (),
     pins: Pins = "",
+    layout: str = "",
     dynamic: Dynamic = None,
     tune: bool = False,
     fullgraph: bool = False,
@@ -80,6 +83,7 @@ def compile(
     passes: Sequence[str] = (),
     rules: Sequence[str] = (),
     pins: Pins = "",
+    layout: str = "",
     dynamic: Dynamic = None,
     tune: bool = False,
     fullgraph: bool = False,
@@ -105,6 +109,10 @@ def compile(
         rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
         pins: constraints: text, the name of a file of them (grammar/sharding.lark), or placements
             by globs on the names of parameters.
+        layout: what the axes of the mesh are for: ``ddp`` divides samples, ``fsdp`` also what is
+            stored, ``tp`` matrices over the axis ``tensor`` (or the only one) and samples over the
+            others, ``tp+sp`` what is between matrices too; ``fsdp+tp`` and ``fsdp+tp+sp`` are both.
+            By default what is fastest.
         dynamic: sizes that one compilation serves all numbers of: True for all that the module does
             not fix, or as ``torch.export`` takes them, with names or ``torch.export.Dim``:
             ``{"tokens": {0: "batch", 1: "sequence"}}``. Sizes 0 and 1 are compiled by themselves.
@@ -125,6 +133,7 @@ def compile(
             passes=names_option("passes", passes),
             rules=names_option("rules", rules),
             pins=pins_option(pins),
+            layout=layout_option(layout, mesh),
             dynamic=dynamic_option(dynamic, mesh),
             tune=_tune(backend, tune=tune),
             fullgraph=fullgraph,

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from irc.constraints.layouts import parse_layout
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.pipeline import Options, default_pipeline
 from irc.plan.parts import PIPE
+from irc.sharding.mesh import parse_mesh
 from irc.training.recipe import OptimizerOption, Recipe, recipe_of
 
 if TYPE_CHECKING:
@@ -42,6 +44,23 @@ def dynamic_option(given: object, mesh: str) -> Any:
             help="leave out dynamic or mesh",
         )
     return cast("Any", given)
+
+
+def layout_option(layout: str, mesh: str) -> str:
+    """Check the name of a layout.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if layout and not mesh:
+        raise IrcError(
+            "option-value",
+            f"layout='{layout}' says what the axes of a mesh are for, and there is no mesh",
+            help='choose one, as in mesh="data=2"',
+        )
+    if layout:
+        parse_layout(layout, parse_mesh(mesh))
+    return layout
 
 
 def names_option(option: str, given: object) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.passes import ModulePass
 
 from irc.cluster.load import find_cluster
+from irc.constraints.layouts import parse_layout
 from irc.constraints.pins import Statement, constraint_text, module_pins, parse_constraints
 from irc.constraints.resolve import Constraints, resolve
 from irc.cost.model import ClusterCost
@@ -46,7 +47,8 @@ class AutoShardPass(ModulePass):
     and ``stored_bytes`` what it holds all the time: parameters, states, buffers and constants. They
     may then be stored in smaller parts than they are used. ``regather`` keeps nothing that was
     gathered from forward to backward: it is gathered again, as Megatron-LM's sequence parallelism
-    does (arXiv:2205.05198, section 4.2.2).
+    does (arXiv:2205.05198, section 4.2.2). ``layout`` is ``ddp``, ``fsdp``, ``tp``, or several with
+    ``+`` between: what the axes are for (`irc.constraints.layouts`).
 
     Results of the entry are whole on each rank, a state lies as its buffer. A pass before it has
     bound the named sizes. It writes ``irc.mesh``, and unless ``report=false``, in ``irc.plan_cost``
@@ -114,6 +116,7 @@ class AutoShardPass(ModulePass):
     stored_bytes: int | None = None
     node_limit: int = 10_000
     regather: bool = False
+    layout: str = ""
     report: bool = True
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
@@ -178,6 +181,7 @@ class AutoShardPass(ModulePass):
                     self.memory_bytes,
                     self.stored_bytes,
                     self.regather,
+                    parse_layout(self.layout, constraints.mesh),
                 )
             case other:
                 raise IrcError(

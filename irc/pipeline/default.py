@@ -43,6 +43,8 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         given: dict[str, object] = {k: v for k, v in choices.items() if v}
         if options.regather:
             given["regather"] = True
+        if options.layout:
+            given["layout"] = options.layout
         if options.within is not None:
             given["within"] = str(options.within)
         bounds = {k: v for k, v in limits.items() if v is not None}

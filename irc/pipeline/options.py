@@ -30,6 +30,7 @@ class Options:
         memory_bytes: what a device may hold at any moment; by default what the cluster's have.
         stored_bytes: what it may hold all the time: parameters, states, buffers, constants.
         regather: what a training step gathers is not saved for backward but gathered again.
+        layout: what the axes of the mesh are for, by name; empty: what is fastest.
         recompute: of a training step, what is computed again (pass ``recompute``; ``auto``: as much
             as it takes to fit); empty: as the program says.
         dynamic: which sizes of a module's inputs are left open: None, True for all that it does not
@@ -54,6 +55,7 @@ class Options:
     memory_bytes: int | None = None
     stored_bytes: int | None = None
     regather: bool = False
+    layout: str = ""
     recompute: str = ""
     dynamic: Any = None
     any_rows: bool = False

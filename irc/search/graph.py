@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue, Use
 
+from irc.constraints.layouts import Layout
 from irc.constraints.resolve import Constraints
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import arguments, results
@@ -25,6 +26,7 @@ from irc.dialects.placement import B, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.search.facts import LOADED, Facts
+from irc.search.layouts import LayoutRules
 from irc.search.moments import liveness_of
 from irc.search.options import Options
 from irc.search.partials import AxisPartial, Partials, is_possible
@@ -49,6 +51,7 @@ class Wishes:
         stored_bytes: how many of them may be parameters, states and buffers.
         regather: what a block gives, and saves for backward, lies as it was made; what a reader
             of the block gathered of it is gathered again.
+        layout: what the axes are for.
     """
 
     inputs: Inputs = "replicated"
@@ -56,6 +59,7 @@ class Wishes:
     memory_bytes: int | None = None
     stored_bytes: int | None = None
     regather: bool = False
+    layout: Layout = field(default_factory=Layout)
 
 
 class Graph:
@@ -89,6 +93,7 @@ class Graph:
         self.facts = facts or Facts(module)
         self.options = options or Options(cost, self.facts.key, self.facts.traffic)
         self.functions = self.facts.functions
+        self._rules = LayoutRules(wishes.layout, self.facts, self.mesh)
         self._counts = self.facts.counts
         self._partials = Partials(self.functions, self.options, self._summed())
         self._whole = Placement.replicated(self.mesh.names)
@@ -127,6 +132,7 @@ class Graph:
 
     def _add_op(self, op: FlowOp, function: str) -> None:
         found = self._wishes.constraints.signatures(function, op, self._partials.signatures[op])
+        found = self._rules.signatures(op, found)
         seconds = [self.options.seconds(op, signature) for signature in found]
         kept = undominated(op, found, seconds, self._boxing)
         found, seconds = [found[i] for i in kept], [seconds[i] for i in kept]
@@ -159,7 +165,11 @@ class Graph:
                 linked.setdefault(self._wishes.constraints.same[name], {})[name] = value
             elif options is None:
                 self.sources[value] = self._fixed
-            elif name not in self._restricted and self._follows(role, name in updated, uses):
+            elif (
+                name not in self._restricted
+                and not self._rules.samples
+                and self._follows(role, name in updated, uses)
+            ):
                 self.sources[value] = self.reads[uses[0].operation, uses[0].index]
             else:
                 self.sources[value] = self._argument(role, name, value, options, uses, known)
@@ -179,7 +189,10 @@ class Graph:
             self._restricted.add(name)
             given = self._any_placement(value, uses)
             return self._wishes.constraints.placements(name, given, value.type)
-        return self._any_placement(value, uses) if loaded and uses else None
+        if not uses or not (loaded or self._rules.samples):
+            return None
+        whole = () if loaded else (self._whole,)
+        return self._rules.argument(role, name, value, whole or self._any_placement(value, uses))
 
     def _link(self, group: Mapping[str, SSAValue], roles: Mapping[str, str]) -> None:
         """Let arguments lie in one way, whatever it is: they share a node.
@@ -238,10 +251,19 @@ class Graph:
 
     def _add_entry_results(self, func: FuncOp, end: ReturnOp) -> None:
         held = {name: value for _, name, value in arguments(func)}
+        given = {value for role, _, value in arguments(func) if role == "input"}
         for i, (role, name) in enumerate(results(func)):
             buffer = held.get(name) if role in ("state", "gradient") else None
             if role in ("cache", "boundary"):
                 self.reads[end, i] = self._held_result(name, end.operands[i])
+            elif role == "gradient" and buffer in given:
+                self.reads[end, i] = self._fixed  # as inputs themselves are given
+            elif role == "gradient" and buffer is not None:
+                port, made = self.sources[buffer], self.sources[end.operands[i]].placements
+                lying = self._rules.gradient(port.placements, made)
+                self.reads[end, i] = (
+                    Port(port.node, tuple(lying)) if lying != [*port.placements] else port
+                )
             else:
                 self.reads[end, i] = self._fixed if buffer is None else self.sources[buffer]
 
@@ -342,7 +364,7 @@ class Graph:
         uses, often = self.facts.uses(value), self.facts.often
         if self.facts.runs is None and any(use.operation in often for use in uses):
             return [(use,) for use in uses]
-        is_dropped = self._is_short and value in self.facts.loaded
+        is_dropped = value in self.facts.loaded and (self._is_short or self._rules.gathers_again)
         found: dict[object, list[Use]] = {}
         for use in uses:
             op = use.operation

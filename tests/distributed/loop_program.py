@@ -1,4 +1,4 @@
-"""Training loops as users write them, run by each process: ``MESH DTYPE CASE [CASE ..]``.
+"""Training loops as users write them: ``MESH[/LAYOUT] DTYPE FOLDER CASE [CASE ..]``.
 
 Each trains one model compiled for the mesh and one as it is, side by side, and prints as JSON how
 far they are from each other.
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -71,14 +72,16 @@ def both(make: Callable[[], nn.Module], run: Run, **options: Any) -> tuple[Any, 
     """Return a module that is compiled for the mesh, and its eager twin."""
     torch.manual_seed(0)
     theirs = make().to(run.dtype).train()
-    return irc.compile(copy.deepcopy(theirs), mesh=run.mesh, cluster=CLUSTER, **options), theirs
+    given = {"mesh": run.mesh, "layout": run.layout, "cluster": CLUSTER, **options}
+    return irc.compile(copy.deepcopy(theirs), **given), theirs
 
 
 class Run:
     """What the words of the command say."""
 
     def __init__(self, mesh: str, dtype: str) -> None:
-        self.mesh, self.dtype = mesh, DTYPES[dtype]
+        self.mesh, _, self.layout = mesh.partition("/")
+        self.dtype = DTYPES[dtype]
 
 
 def adamw(module: nn.Module) -> torch.optim.Optimizer:
@@ -263,10 +266,21 @@ def accumulated(run: Run) -> dict[str, Any]:
 
 
 def sizes(run: Run) -> dict[str, Any]:
-    """A short last batch, and one that no axis divides: parameters stay where they are."""
+    """A short last batch, and one that no axis divides: parameters stay where they are.
+
+    Where the layout divides samples, that is refused by name, and nothing is lost by it.
+    """
     mine, theirs = both(Regression, run)
-    whole, short = batches(2, dtype=run.dtype), batches(2, rows=5, dtype=run.dtype)
-    return train(mine, theirs, [whole[0], short[0], whole[1], short[1]])
+    whole, short = batches(3, dtype=run.dtype), batches(2, rows=4, dtype=run.dtype)
+    (odd,) = batches(1, rows=5, dtype=run.dtype)
+    given = [whole[0], short[0], whole[1], short[1]]
+    if run.layout in ("", "tp"):
+        return train(mine, theirs, [*given, odd])
+    found = train(mine, theirs, given)
+    with pytest.raises(IrcError, match=r"ndivisible|could not compile the plan"):
+        mine(*odd)
+    more = train(mine, theirs, whole[2:])
+    return {name: max(value, more[name]) for name, value in found.items()}
 
 
 def hooked(run: Run) -> dict[str, Any]:
@@ -370,7 +384,7 @@ def refusals(run: Run) -> dict[str, Any]:
     x, y = batches(1, dtype=run.dtype)[0]
     mine, _ = both(Regression, run)
     piped = irc.compile(Regression(), mesh=f"pipe={torch.distributed.get_world_size()}")
-    late = irc.compile(Regression().eval(), mesh=run.mesh, cluster=CLUSTER)
+    late = irc.compile(Regression().eval(), mesh=run.mesh)
     own = x + torch.distributed.get_rank()
 
     def twice() -> None:

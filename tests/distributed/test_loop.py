@@ -24,7 +24,7 @@ TRAINED = ("mlp", "outer_loss", "gpt", "convolutions", "frozen", "two_results", 
 def run(folder: Path, mesh: str, dtype: str, *cases: str) -> list[dict[str, Any]]:
     """Run cases in as many processes as the mesh has ranks; return what each of them says."""
     world = 1
-    for axis in mesh.split(","):
+    for axis in mesh.partition("/")[0].split(","):
         world *= int(axis.partition("=")[2])
     words = ["-m", "tests.distributed.loop_program", mesh, dtype, str(folder / "saved"), *cases]
     ranks = [
@@ -65,7 +65,16 @@ def test_a_loop_under_torchrun(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "dtype"),
-    [("data=2", "float32"), ("data=2,tensor=2", "float32"), ("data=2,tensor=2", "float64")],
+    [
+        ("data=2", "float32"),
+        ("data=2,tensor=2", "float32"),
+        ("data=2,tensor=2", "float64"),
+        ("data=2/ddp", "float64"),
+        ("data=4/fsdp", "float32"),
+        ("tensor=2/tp", "float64"),
+        ("tensor=2/tp+sp", "float32"),
+        ("data=2,tensor=2/fsdp+tp+sp", "float64"),
+    ],
 )
 def test_models_on_meshes(tmp_path: Path, mesh: str, dtype: str) -> None:
     """Twenty steps are those of one process, whatever is trained and however it is split."""
