@@ -7,9 +7,12 @@ call has taken their values: no rank then holds the whole (:mod:`irc.runtime.par
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -30,8 +33,12 @@ from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.join import join_processes, shared_plan
 from irc.runtime.same_program import marks_of
-from irc.runtime.training_state import TrainingState, shaped
+from irc.runtime.state_forms import copied_box, in_box, in_torch
+from irc.runtime.training_state import KEYS, TrainingState, shaped
 from irc.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from irc.runtime.checkpoint import Saving
 
 
 @dataclass
@@ -77,6 +84,7 @@ class TrainingStep:
         self._versions: list[StepVersion] = []
         self._state = TrainingState(module, recipe, options.mesh, seed)
         self._wanted = _wanted(module)
+        self._writes: Saving | None = None
 
     def __call__(self, *batch: Any, lr: float | None = None, **named: Any) -> torch.Tensor:
         """Train on a batch, the same on every rank, and return its loss.
@@ -101,7 +109,20 @@ class TrainingStep:
             self._check_wanted()
             if version is None:
                 version = self._add(batch, named)
-            return version(version.captured.flatten(batch, named), rate)
+            loss = version(version.captured.flatten(batch, named), rate)
+            self._state.step += 1
+            return loss
+
+    def prepare(self, *batch: Any, **named: Any) -> None:
+        """Compile the step for a kind of batch and take this rank's parts, but train nothing.
+
+        Args:
+            batch: as a call takes it; only shapes and dtypes count.
+            named: the module's keyword arguments.
+        """
+        with torch.no_grad():
+            if self._find(batch, named) is None:
+                self._add(batch, named)
 
     @property
     def plan(self) -> LoadedPlan | None:
@@ -117,18 +138,100 @@ class TrainingStep:
             "arena": max((v.plan.plan.arena_bytes for v in self._versions), default=0),
         }
 
-    def state_dict(self, *, everywhere: bool = True) -> dict[str, Any]:
-        """Return everything that a run goes on from, whole; on a mesh every rank calls it.
+    @property
+    def count(self) -> int:
+        """How many steps were made, those before a checkpoint that was loaded among them."""
+        return self._state.step
+
+    def state_dict(self, *, everywhere: bool = True, parts: bool = False) -> dict[str, Any]:
+        """Return everything that a run goes on from; on a mesh every rank calls it.
 
         Args:
             everywhere: give it to every rank; otherwise rank 0 gets it, the others ``{}``.
+            parts: put nothing together. Each rank gets DTensors of the parts that it holds, in
+                their own memory: what ``torch.distributed.checkpoint`` saves, and loads in place
+                (``load_state_dict`` then takes what is no tensor). With stages a rank gets those
+                of its own. On one device it is the tensors themselves. What no DTensor says (of a
+                dim that axes split out of mesh order and unevenly) is whole.
 
         Returns:
             ``model``, as the module's own ``state_dict``; ``optimizer``, as torch's distributed
-            checkpoints have it, ``{"state": {NAME: {"exp_avg": ..}}, "param_groups": [..]}``; and
-            ``seed``, of the next step's random numbers.
+            checkpoints have it, ``{"state": {NAME: {"exp_avg": ..}}, "param_groups": [..]}``;
+            ``seed``, of the next step's random numbers; and ``step``, how many were made.
+
+        Raises:
+            IrcError: ``weights-missing`` before the first step of a module on the meta device.
         """
+        if parts:
+            return self._state.state_in_parts(in_torch)
         return self._state.state_dict(everywhere=everywhere)
+
+    def save(
+        self, folder: str | Path, *, keep: int = 0, more: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Save a checkpoint, ``FOLDER/step-N``, of what :meth:`state_dict` has, in parts.
+
+        Each rank writes what it holds. The folder gets its name when all of it is on the disk: what
+        is broken off leaves the checkpoints before it. Any mesh, with stages or without, loads it,
+        and so does ``torch.distributed.checkpoint``.
+
+        Args:
+            folder: of the run's checkpoints, which all ranks see; every rank calls it.
+            keep: how many checkpoints to leave there; 0 for all.
+            more: what else belongs to the run, by name: objects with ``state_dict`` and
+                ``load_state_dict`` (a scheduler, a sampler, a loader), alike on all ranks.
+
+        Returns:
+            The place of the checkpoint.
+
+        Raises:
+            IrcError: ``checkpoint-failed``; ``option-value`` for a name in ``more``.
+        """
+        self._join()
+        return self._saving().save(self._stored(more, copied=False), self._target(folder), keep)
+
+    def save_async(
+        self, folder: str | Path, *, keep: int = 0, more: Mapping[str, Any] | None = None
+    ) -> Future[Path]:
+        """Save a checkpoint while training goes on: copies are taken now, and written in a thread.
+
+        See :meth:`save`. The next one waits for it, and tells its failure where nobody asked for
+        the result.
+        """
+        self._join()
+        state = self._stored(more, copied=True)
+        return self._saving().save_async(state, self._target(folder), keep)
+
+    def load(
+        self, folder: str | Path, *, optimizer: bool = True, more: Mapping[str, Any] | None = None
+    ) -> None:
+        """Go on from a checkpoint in parts, of any mesh; every rank calls it.
+
+        What ranks have no parts of yet is read when they take them. Loading runs the pickle that
+        torch has in its checkpoints: load those alone that you would run.
+
+        Args:
+            folder: a checkpoint, or a folder of several, of which it is the one of the last step;
+                also one that ``torch.distributed.checkpoint`` saved of ``{"model": ..,
+                "optimizer": ..}`` with torch's own names.
+            optimizer: False: the model alone; states, seed and number of the step stay.
+            more: objects that :meth:`save` was given, whose ``load_state_dict`` is called.
+
+        Raises:
+            IrcError: ``checkpoint-missing``, ``checkpoint-corrupt``, ``state-mismatch``; nothing is
+                written then.
+        """
+        from irc.runtime.checkpoint import Checkpoint
+
+        self._join()
+        checkpoint = Checkpoint(Path(folder))
+        sections = {name: checkpoint.section(name) for name in _named(more)}
+        for name, section in sections.items():
+            if section is None:
+                raise IrcError("state-mismatch", f"'{checkpoint.path}' has no '{name}'")
+        self._state.take(checkpoint, optimizer=optimizer)
+        for name, each in _named(more).items():
+            each.load_state_dict(sections[name])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, on any mesh; every rank is given all of it.
@@ -141,6 +244,25 @@ class TrainingStep:
                 written then.
         """
         self._state.load_state_dict(state)
+
+    def _join(self) -> None:
+        if self.options.mesh.num_ranks > 1:
+            join_processes(self.options.mesh)
+
+    def _saving(self) -> Saving:
+        from irc.runtime.checkpoint import Saving
+
+        if self._writes is None:
+            self._writes = Saving()
+        return self._writes
+
+    def _stored(self, more: Mapping[str, Any] | None, *, copied: bool) -> dict[str, Any]:
+        state = self._state.state_in_parts(copied_box if copied else in_box)
+        rest = {name: each.state_dict() for name, each in _named(more).items()}
+        return {**state, **(copy.deepcopy(rest) if copied else rest)}
+
+    def _target(self, folder: str | Path) -> Path:
+        return Path(folder).absolute() / f"step-{self._state.step}"
 
     def _check_wanted(self) -> None:
         if _wanted(self.module) != self._wanted:
@@ -230,6 +352,20 @@ class TrainingStep:
         text, _ = constraint_text(self.options.pins)
         pins = [f'"{name}" = {placement}' for name, placement in placed.items()]
         return replace(self.options, pins="\n".join([text, *pins]))
+
+
+def _named(more: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Check what else a checkpoint has."""
+    for name, each in (more or {}).items():
+        if name in KEYS or "." in name:
+            raise IrcError("option-value", f"'{name}' is no name for more of a checkpoint")
+        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise IrcError(
+                "option-value",
+                f"more['{name}'] is {type(each).__name__}, which has no state_dict to save and "
+                "load_state_dict to go on from",
+            )
+    return more or {}
 
 
 def _wanted(module: nn.Module) -> tuple[bool, ...]:

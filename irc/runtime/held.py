@@ -51,7 +51,11 @@ def hold(part: torch.Tensor, placement: Placement, mesh: Mesh) -> torch.Tensor:
 
 
 def dtensor(
-    part: torch.Tensor, placement: Placement, mesh: Mesh, shape: tuple[int, ...]
+    part: torch.Tensor,
+    placement: Placement,
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    on: Any = None,
 ) -> torch.Tensor:
     """Return the whole tensor as a DTensor, also where every rank holds all of it.
 
@@ -60,12 +64,13 @@ def dtensor(
         placement: how it lies, perhaps as a sum that ranks have parts of.
         mesh: over all processes. Every process calls this.
         shape: of the whole.
+        on: torch's object for the mesh, where it is not over all processes.
     """
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
         part,
-        device_mesh(mesh),
+        device_mesh(mesh) if on is None else on,
         torch_placements(placement, mesh),
         run_check=False,
         shape=torch.Size(shape),

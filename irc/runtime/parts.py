@@ -8,7 +8,8 @@ it is asked for, one at a time; a rank receives what it does not hold itself, an
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
@@ -18,9 +19,11 @@ from irc.plan.schema import Plan, placement_of
 from irc.plan.weights import local_slices
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
+from irc.runtime.held import device_mesh, dtensor
 from irc.runtime.moving import move, to_first
 from irc.runtime.weights import STARTED
 from irc.sharding.between import Side
+from irc.sharding.dtensor import is_exact
 
 
 class Parts:
@@ -37,12 +40,15 @@ class Parts:
         self.roles: dict[str, str] = {}
         self._placed: dict[str, tuple[Placement, tuple[int, ...]]] = {}
 
-    def adopt(self, plan: Plan, wholes: Mapping[str, torch.Tensor]) -> None:
+    def adopt(
+        self, plan: Plan, wholes: Mapping[str, torch.Tensor], later: Collection[str] = ()
+    ) -> None:
         """Take this rank's parts of what a plan loads and is not here yet.
 
         Args:
             plan: says which part; a state or accumulator that has no value starts at zero.
             wholes: values by name.
+            later: names of what gets its value afterwards, and has memory now.
 
         Raises:
             IrcError: ``input-mismatch`` where a weight has no value.
@@ -54,9 +60,10 @@ class Parts:
             shape = whole_shape(plan, index)
             self._placed[buffer.name] = placement_of(buffer), shape
             self.roles[buffer.name] = buffer.role
-            if buffer.name in wholes:
+            is_later = buffer.name in later
+            if buffer.name in wholes and not is_later:
                 self.local[buffer.name] = self._own(wholes[buffer.name].detach(), buffer.name)
-            elif buffer.role in STARTED:
+            elif buffer.role in STARTED or is_later:
                 self.local[buffer.name] = torch.zeros(buffer.shape, dtype=dtypes()[buffer.dtype])
             else:
                 raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
@@ -105,6 +112,27 @@ class Parts:
     def holds(self, name: str) -> bool:
         """Return whether this rank has some of a tensor."""
         return name in self.local
+
+    def pieces(self, name: str) -> dict[str, tuple[slice, ...]]:
+        """Return what this rank has of a whole tensor: the names of parts, and where they lie."""
+        return {name: self._slices(name)} if name in self.local else {}
+
+    def has_torch_form(self, name: str) -> bool:
+        """Whether a DTensor says how a tensor lies; on one device it is as it is."""
+        placement, shape = self._placed[name]
+        return not placement.axes or is_exact(placement, self.mesh, shape)
+
+    def in_torch(self, name: str) -> torch.Tensor | None:
+        """Return a tensor as a DTensor, in the memory of this rank's part; None without one."""
+        part = self.local.get(name)
+        if part is None or self.mesh.num_ranks == 1:
+            return part
+        placement, shape = self._placed[name]
+        placement = placement if placement.axes else Placement.replicated(self.mesh.names)
+        return dtensor(part, placement, self.mesh, shape, on=self._torch_mesh())
+
+    def _torch_mesh(self) -> Any:
+        return device_mesh(self.mesh)
 
     def load(self, name: str, whole: torch.Tensor) -> None:
         """Write this rank's part of a whole tensor over the one that it holds."""

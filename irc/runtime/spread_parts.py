@@ -3,7 +3,8 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from irc.plan.parts import PartsPlan
 from irc.plan.schema import placement_of
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
+from irc.runtime.held import device_mesh
 from irc.runtime.moving import move, to_first
 from irc.runtime.parts import Parts
 from irc.sharding.between import Side
@@ -34,6 +36,7 @@ class SpreadParts(Parts):
         self.place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
         super().__init__(plan.part_mesh, plan.ranks[self.place].index(rank))
         self.world_rank, self.world = rank, plan.mesh.num_ranks
+        self._whole_mesh = plan.mesh
         self.ranks: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._places = _places(plan)
@@ -64,16 +67,20 @@ class SpreadParts(Parts):
                     help='say where stages begin: stages="..", or pins="stage NAME = 0"',
                 )
 
-    def adopt_stages(self, plan: PartsPlan, wholes: Mapping[str, torch.Tensor]) -> None:
-        """Take this rank's parts of what its stages load and is not here yet.
+    def adopt_stages(
+        self, plan: PartsPlan, wholes: Mapping[str, torch.Tensor], later: Collection[str] = ()
+    ) -> None:
+        """Take this rank's parts of what its stages load and is not here yet; see :meth:`adopt`.
 
         Raises:
             IrcError: ``input-mismatch`` where a weight has no value.
         """
         wholes = cut(self._sliced, wholes)
+        slices = [n for name, own in self._sliced.items() if name in later for n in own.names]
+        later = {*later, *slices}
         for part in plan.parts_at(self.place).values():
             for loaded in plan.parts[part].values():
-                self.adopt(loaded.plan, wholes)
+                self.adopt(loaded.plan, wholes, later)
 
     def placement_and_shape(self, name: str) -> tuple[Placement, tuple[int, ...]]:
         """Return how a tensor lies on the mesh of its stage, and its whole shape."""
@@ -90,6 +97,33 @@ class SpreadParts(Parts):
         """Return how each tensor lies on the mesh of its stage."""
         whole = Placement.replicated(self.mesh.names)
         return {n: p if p.axes else whole for n, (p, _) in self._placed.items()}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+        if (own := self._sliced.get(name)) is None:
+            return super().shape(name)
+        shape = list(super().shape(own.names[0]))
+        shape[own.dim] = own.stops[-1]
+        return tuple(shape)
+
+    def pieces(self, name: str) -> dict[str, tuple[slice, ...]]:
+        """Return what this rank has of a whole tensor: the names of parts, and where they lie."""
+        if (own := self._sliced.get(name)) is None:
+            return super().pieces(name)
+        found: dict[str, tuple[slice, ...]] = {}
+        for each, start in zip(own.names, own.starts, strict=True):
+            for where in super().pieces(each).values():
+                along = where[own.dim]
+                moved = slice(along.start + start, along.stop + start)
+                found[each] = (*where[: own.dim], moved, *where[own.dim + 1 :])
+        return found
+
+    def has_torch_form(self, name: str) -> bool:
+        """Whether a DTensor says how a tensor lies: not slices on different stages."""
+        return name not in self._sliced and super().has_torch_form(name)
+
+    def _torch_mesh(self) -> Any:
+        return device_mesh(self._whole_mesh)[self.mesh.names]
 
     def whole(self, name: str, *, everywhere: bool = True) -> torch.Tensor | None:
         """Return a copy of a whole tensor; every rank calls it, for the same names in one order."""

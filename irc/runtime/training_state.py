@@ -7,9 +7,9 @@ the module's parameters are on the meta device.
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -21,13 +21,24 @@ from irc.plan.schema import Plan
 from irc.runtime.agreement import agree_on_weights
 from irc.runtime.parts import Parts
 from irc.runtime.spread_parts import SpreadParts
+from irc.runtime.starts import CheckpointStart, Start
 from irc.runtime.torch_optimizer import STEP, from_torch, state_name, to_torch
 from irc.training.entry import globs, matches
 from irc.training.optimizers import OPTIMIZERS
 from irc.training.recipe import Recipe
 
+if TYPE_CHECKING:
+    from irc.runtime.checkpoint import Checkpoint
+
+Form: TypeAlias = Callable[[Parts, str], Any]
+"""Makes of a tensor what a state in parts has of it; None for one that another stage has."""
+
+MODEL, STATE = "model.", "optimizer.state."
+"""How names in checkpoints begin."""
+
 SEED = "seed"
-KEYS = ("model", "optimizer", SEED)
+COUNT = "step"
+KEYS = ("model", "optimizer", SEED, COUNT)
 
 
 class TrainingState:
@@ -42,6 +53,8 @@ class TrainingState:
     Attributes:
         parts: what this rank holds; empty before the first call.
         trained: names of the parameters that move.
+        step: how many steps were made.
+        starts: what gives values to parts when they are taken; of two that do, the later.
     """
 
     def __init__(self, module: nn.Module, recipe: Recipe, mesh: Mesh, seed: int) -> None:
@@ -55,6 +68,8 @@ class TrainingState:
         ]
         self._first = canonical_names(module)
         self._pending = {SEED: torch.tensor(seed, dtype=torch.int64)}
+        self.step = 0
+        self.starts: list[Start] = []
 
     def adopt(self, plan: Plan, tensors: Mapping[str, torch.Tensor], rank: int) -> None:
         """Take what a plan loads: values of the module at first, then what is held already.
@@ -70,10 +85,13 @@ class TrainingState:
             # A parameter that was replaced in the module is a new tensor.
             moved = [n for n in self.parts.local if self.parts.roles[n] in ("parameter", "buffer")]
             self.parts.local.update({n: tensors[n].detach() for n in moved if n in tensors})
-        wholes = {**tensors, **self._pending}
+        later = {name for start in self.starts for name in start.names}
+        wholes = {n: t for n, t in {**tensors, **self._pending}.items() if n not in later}
         if self._mesh.num_ranks > 1:
             agree_on_weights(self.parts.missing(plan, wholes))
-        self.parts.adopt(plan, wholes)
+        before = self._held()
+        self.parts.adopt(plan, wholes, later)
+        self._start(before)
         self._pending = {n: t for n, t in self._pending.items() if n not in self.parts.local}
         self.trained = [
             plan.buffers[i].name for i in plan.states() if plan.buffers[i].role == "parameter"
@@ -91,17 +109,28 @@ class TrainingState:
         if is_alone:
             moved = [n for n in parts.local if parts.roles[n] in ("parameter", "buffer")]
             parts.local.update({n: tensors[n].detach() for n in moved if n in tensors})
-        wholes = {**tensors, **self._pending}
+        later = {name for start in self.starts for name in start.names}
+        wholes = {n: t for n, t in {**tensors, **self._pending}.items() if n not in later}
         if not is_alone and is_first:  # the module has no values any more, once they were taken
             agree_on_weights(
                 {n: t for n, t in wholes.items() if n in parts.roles and not t.is_meta}
             )
-        parts.adopt_stages(plan, wholes)
+        before = self._held()
+        parts.adopt_stages(plan, wholes, later)
+        self._start(before)
         # What other stages hold stays pending here until somebody asks for the whole state.
         self._pending = {n: t for n, t in self._pending.items() if n not in parts.roles}
         self.trained = list(plan.trained)
         if not is_alone:
             release(self._module, self._first, parts.roles)
+
+    def _held(self) -> set[str]:
+        return {name for start in self.starts for name in start.names if self.parts.holds(name)}
+
+    def _start(self, before: Collection[str]) -> None:
+        """Give their values to parts that were taken now."""
+        for start in self.starts:
+            start.fill(self.parts, [n for n in start.names if n not in before])
 
     def next_seed(self) -> int:
         """Return the seed of this step, and count it up for the next."""
@@ -111,20 +140,129 @@ class TrainingState:
 
     def state_dict(self, *, everywhere: bool) -> dict[str, Any]:
         """Return the whole state; on a mesh every rank calls it."""
-        found = dict(self._pending)
+        held: dict[str, Any] = dict(self._pending)
         for name in self.parts.names:
             whole = self.parts.whole(name, everywhere=everywhere)
             if whole is not None:
-                found[name] = whole
+                held[name] = whole
         if not everywhere and self.parts.world_rank:
             return {}
-        model = {
-            key: found.get(self._first.get(key, key), value)
-            for key, value in self._module.state_dict().items()
+        return self._assembled(held)
+
+    def state_in_parts(self, form: Form) -> dict[str, Any]:
+        """Return the state with this rank's parts alone; on a mesh every rank calls it.
+
+        Args:
+            form: makes of a part what is returned.
+        """
+        held: dict[str, Any] = dict(self._pending)
+        for name in self.parts.names:
+            if name in (STEP, SEED):
+                part = self.parts.local.get(name)
+                held[name] = part if part is None else part.clone()
+            else:
+                held[name] = form(self.parts, name)
+        return self._assembled({n: v for n, v in held.items() if v is not None})
+
+    def _assembled(self, held: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state of values under irc's names, as torch names it."""
+        model: dict[str, Any] = {}
+        for key, value in self._module.state_dict().items():
+            name = self._first.get(key, key)
+            if name in held:
+                model[key] = held[name]
+            elif name in self.parts.roles:
+                continue  # another stage's
+            elif isinstance(value, torch.Tensor) and value.is_meta:
+                raise IrcError(
+                    "weights-missing",
+                    f"'{key}' has no value yet",
+                    because="the module is on the meta device until the first step, or "
+                    "step.prepare(*batch), initialises the parts of each rank",
+                    help="save it after that",
+                )
+            else:
+                model[key] = value.clone() if isinstance(value, torch.Tensor) else value
+        seed = held.get(SEED, self._pending.get(SEED, 0))
+        return {
+            "model": model,
+            "optimizer": to_torch(self._recipe, held, self.trained),
+            SEED: int(seed),
+            COUNT: self.step,
         }
-        copied = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in model.items()}
-        optimizer = to_torch(self._recipe, found, self.trained)
-        return {"model": copied, "optimizer": optimizer, SEED: int(found[SEED])}
+
+    def take(self, checkpoint: Checkpoint, *, optimizer: bool) -> None:
+        """Go on from a checkpoint; parts that are not taken yet are read when they are.
+
+        Args:
+            checkpoint: opened by every rank.
+            optimizer: read states too, with seed and step.
+
+        Raises:
+            IrcError: ``state-mismatch``; nothing is written then.
+        """
+        own = self._module.state_dict()
+        shapes = {k: tuple(v.shape) for k, v in own.items() if isinstance(v, torch.Tensor)}
+        model = {n.removeprefix(MODEL): s for n, s in checkpoint.shapes.items()
+                 if n.startswith(MODEL)}  # fmt: skip
+        check_names(model, shapes, f"'{checkpoint.path}'")
+        stored = {self._first.get(key, key): f"{MODEL}{key}" for key in shapes}
+        wanted = self._state_names() if optimizer else {}
+        lacking = [n for n, key in wanted.items() if key not in checkpoint.shapes]
+        numbers = checkpoint.values((SEED, COUNT)) if optimizer else {}
+        if wanted and len(lacking) == len(wanted) and numbers.get(COUNT) == 0:
+            wanted, lacking = {}, []  # it was saved before the first step
+        if wanted and len(lacking) == len(wanted):
+            raise _mismatch(
+                f"'{checkpoint.path}' has no states of {self._recipe.kind}",
+                "load the parameters alone: step.load(folder, optimizer=False)",
+            )
+        self._check_stored_states(checkpoint, wanted)
+        stored |= {n: key for n, key in wanted.items() if key in checkpoint.shapes}
+        start = CheckpointStart(checkpoint, stored, lacking)
+        # Parameters that the module has whole are written at once; it may be looked at.
+        whole = {n: v for key, v in self._module.state_dict(keep_vars=True).items()
+                 if (n := self._first.get(key, key)) not in self.parts.roles
+                 and isinstance(v, torch.Tensor) and not v.is_meta}  # fmt: skip
+        read = start.whole(whole)
+        start.fill(self.parts, [n for n in stored if n in self.parts.roles])
+        with torch.no_grad():
+            for name, value in whole.items():
+                value.copy_(read[name])
+        if optimizer:
+            self._set_numbers(numbers)
+        if later := {n: k for n, k in stored.items() if n not in {*self.parts.roles, *whole}}:
+            self.starts.append(CheckpointStart(checkpoint, later, lacking))
+
+    def _set_numbers(self, numbers: Mapping[str, Any]) -> None:
+        self.step = int(numbers.get(COUNT, self.step))
+        if SEED in numbers:
+            value = torch.tensor(int(numbers[SEED]), dtype=torch.int64)
+            if SEED in self.parts.local:
+                self.parts.load(SEED, value)
+            else:
+                self._pending[SEED] = value
+
+    def _state_names(self) -> dict[str, str]:
+        """Return the names of states in a checkpoint, by irc's."""
+        kind = OPTIMIZERS[self._recipe.kind]
+        found = {
+            state_name(moment, name): f"{STATE}{name}.{moment}"
+            for name in self.trained
+            for moment in kind.moments
+        }
+        if kind.counts and self.trained:
+            found[STEP] = f"{STATE}{self.trained[0]}.step"
+        return found
+
+    def _check_stored_states(self, checkpoint: Checkpoint, wanted: Mapping[str, str]) -> None:
+        shapes = {n: tuple(p.shape) for n, p in self._module.named_parameters()}
+        for name, key in wanted.items():
+            expected = () if name == STEP else shapes[key.removeprefix(STATE).rpartition(".")[0]]
+            if checkpoint.shapes.get(key, expected) != expected:
+                raise _mismatch(
+                    f"'{key}' is {list(checkpoint.shapes[key])}; the step has {list(expected)}", ""
+                )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Write a whole state over what is held; nothing is written where something does not fit.
@@ -140,6 +278,9 @@ class TrainingState:
             self._check_model(model)
         states = from_torch(self._recipe, state["optimizer"]) if "optimizer" in state else {}
         self._check_states(states)
+        model = {k: whole for k, v in model.items()
+                 if (whole := self._other(self._first.get(k, k), v)) is not None}  # fmt: skip
+        states = {n: w for n, v in states.items() if (w := self._other(n, v)) is not None}
         if SEED in state:
             states[SEED] = torch.tensor(int(state[SEED]), dtype=torch.int64)
         if self._mesh.num_ranks > 1 and self.parts.local:
@@ -152,19 +293,37 @@ class TrainingState:
                     self.parts.load(name, value)
                 elif name not in self.parts.roles:
                     self._pending[name] = value.clone()
+        for start in self.starts:
+            start.leave_out({*states, *(self._first.get(key, key) for key in model)})
+        self.step = int(state.get(COUNT, self.step))
+
+    def _other(self, name: str, value: Any) -> Any:
+        """Return a given value whole; None for a DTensor of the very parts that are held."""
+        if not hasattr(value, "to_local"):
+            return value
+        own, part = self.parts.local.get(name), value.to_local()
+        if own is not None and (own.data_ptr(), own.shape) == (part.data_ptr(), part.shape):
+            return None
+        return value.full_tensor()
 
     def _write_model(self, model: Mapping[str, Any]) -> None:
         for key, value in self._module.state_dict(keep_vars=True).items():
             name = self._first.get(key, key)
             if key in model and self.parts.holds(name):
                 self.parts.load(name, model[key])
-            elif key in model and isinstance(value, torch.Tensor) and not value.is_meta:
+            elif key not in model or not isinstance(value, torch.Tensor):
+                continue
+            elif not value.is_meta:
                 value.copy_(model[key])
+            elif name not in self.parts.roles:
+                self._pending[name] = model[key].clone()
 
     def _check_model(self, model: Mapping[str, Any]) -> None:
         own = self._module.state_dict()
         for name in own:
-            if name not in model:
+            place = self._first.get(name, name)
+            is_elsewhere = place in self.parts.roles and not self.parts.holds(place)
+            if name not in model and not is_elsewhere:
                 raise _mismatch(f"the state lacks '{name}'", "give the module's whole state_dict")
         for name, value in model.items():
             if name not in own:
@@ -193,6 +352,26 @@ def _check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
     if not isinstance(value, torch.Tensor) or tuple(value.shape) != expected:
         given = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise _mismatch(f"'{name}' is {given}; the step has {list(expected)}", "")
+
+
+def check_names(
+    given: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """Hold the names and shapes of a module's stored tensors against its own.
+
+    Raises:
+        IrcError: ``state-mismatch``.
+    """
+    for name, shape in own.items():
+        if name not in given:
+            raise _mismatch(f"{where} lacks '{name}'", did_you_mean(name, given))
+        if given[name] != shape:
+            raise _mismatch(
+                f"'{name}' is {list(given[name])} in {where}; the module has {list(shape)}", ""
+            )
+    for name in given:
+        if name not in own:
+            raise _mismatch(f"the module has no '{name}' as {where}", did_you_mean(name, own))
 
 
 def _mismatch(message: str, advice: str) -> IrcError:

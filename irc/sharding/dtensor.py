@@ -42,6 +42,20 @@ def _write(placement: Placement, mesh: Mesh, axis: str, placed: AxisPlacement) -
             )
 
 
+def is_exact(placement: Placement, mesh: Mesh, shape: Sequence[int]) -> bool:
+    """Whether torch finds the same boxes for a placement as :mod:`irc.sharding.shards`.
+
+    Of a dim that axes split out of mesh order and that they do not divide, it computes others than
+    ceil-sized chunks of chunks.
+    """
+    for text, (_, placed) in zip(to_dtensor(placement, mesh), placement.axes, strict=True):
+        if text.startswith("_StridedShard") and isinstance(placed, Split):
+            axes = placement.split_axes(placed.dim)
+            if shape[placed.dim] % prod(mesh.size(name) for name in axes):
+                return False
+    return True
+
+
 def from_dtensor(placements: Sequence[Any], mesh: Mesh, *, ndim: int) -> Placement:
     """Read DTensor placements: the objects, or the expressions that :func:`to_dtensor` writes.
 

@@ -1,0 +1,223 @@
+"""Checkpoints in parts: each rank writes what it holds, and reads what it needs of any of them."""
+
+# pyright: basic
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+from irc.errors import IrcError
+from irc.runtime.agreement import gathered
+from irc.runtime.boxes import Box
+from irc.runtime.checkpoint_files import (
+    CheckpointWriter,
+    check_files,
+    checkpoint_at,
+    partial_of,
+)
+from irc.runtime.watch import naming_lost_ranks
+
+REASON_BYTES = 512
+
+
+class Saving:
+    """Writes checkpoints of one step, one after the other."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Future[Path] | None = None
+
+    def save(self, state: Mapping[str, Any], target: Path, keep: int) -> Path:
+        """Write a checkpoint; every rank calls it, and it is there when any of them returns.
+
+        Args:
+            state: boxes and plain values in dictionaries; ranks may have other ones.
+            target: its folder.
+            keep: how many to leave beside it, 0 for all.
+
+        Raises:
+            IrcError: ``checkpoint-failed``; ``rank-lost``.
+        """
+        self._prepare(target)
+        with naming_lost_ranks():
+            return _write(state, target, keep, None)
+
+    def save_async(self, state: Mapping[str, Any], target: Path, keep: int) -> Future[Path]:
+        """Write a checkpoint in a thread; its tensors must be copies. See :meth:`save`."""
+        self._prepare(target)
+        if self._group is None and _world() > 1:
+            # Collectives of the thread must not mix with those of the steps.
+            self._group = dist.new_group(backend="gloo")
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="irc-checkpoint")
+        self._last = self._thread.submit(_write, state, target, keep, self._group)
+        return self._last
+
+    def _prepare(self, target: Path) -> None:
+        """Wait for the one before, whose failure is told now, and clear the place."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+        reason = ""
+        if _rank() == 0:
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(partial_of(target), ignore_errors=True)
+                partial_of(target).mkdir()
+            except OSError as error:
+                reason = f"{error.strerror}"
+        agree_on_success(reason, "checkpoint-failed", f"'{target}' cannot be written")
+
+
+def _write(state: Mapping[str, Any], target: Path, keep: int, group: Any) -> Path:
+    try:
+        with _without_warnings():
+            dcp.save(
+                dict(state),
+                storage_writer=CheckpointWriter(target, keep),
+                process_group=group,
+                no_dist=_world() == 1,
+            )
+    except CheckpointException as error:
+        said = "; ".join(f"rank {rank}: {why[0]}" for rank, why in sorted(error.failures.items()))
+        raise IrcError(
+            "checkpoint-failed",
+            f"'{target}' cannot be written: {said}",
+            because="the checkpoints before it are as they were",
+        ) from error
+    return target
+
+
+class Checkpoint:
+    """A checkpoint that is read; every rank makes it, of the same folder.
+
+    Attributes:
+        path: of the checkpoint.
+        shapes: of its tensors, by their names joined by dots.
+        objects: the names of what is no tensor.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        place: list[Any] = [None]
+        failed: IrcError | None = None
+        if _rank() == 0:
+            try:
+                place = [str(checkpoint_at(folder))]
+            except IrcError as error:
+                failed = error
+        if _world() > 1:
+            with naming_lost_ranks():
+                dist.broadcast_object_list(place, 0)
+        if failed is not None:
+            raise failed
+        if place[0] is None:
+            raise IrcError("checkpoint-missing", f"rank 0 has no checkpoint at '{folder}'")
+        self.path = Path(place[0])
+        reason = check_files(self.path, _rank(), _world())
+        entries: Mapping[str, Any] = {}
+        if not reason:
+            try:
+                entries = FileSystemReader(self.path).read_metadata().state_dict_metadata
+            except Exception as error:  # noqa: BLE001 - a pickle fails in any way
+                reason = f"'.metadata' cannot be read: {error}"
+        self._agree(reason)
+        self.shapes = {
+            n: tuple(e.size) for n, e in entries.items() if isinstance(e, TensorStorageMetadata)
+        }
+        self.objects = [name for name in entries if name not in self.shapes]
+
+    def read(self, boxes: Mapping[str, Box]) -> None:
+        """Fill boxes by name; every rank calls it, with its own.
+
+        Raises:
+            IrcError: ``checkpoint-corrupt``; some may be filled then.
+        """
+        self._agree(self._failing(lambda: dcp.load(
+            dict(boxes), storage_reader=FileSystemReader(self.path), no_dist=True
+        )))  # fmt: skip
+
+    def values(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return what is no tensor, by name; every rank calls it."""
+        wanted: dict[str, Any] = dict.fromkeys(n for n in names if n in self.objects)
+        if wanted:
+            self._agree(self._failing(lambda: dcp.load(
+                wanted, storage_reader=FileSystemReader(self.path), no_dist=True
+            )))  # fmt: skip
+        return wanted
+
+    def section(self, name: str) -> Any:
+        """Return all that is under one name, whole; None where there is nothing."""
+        keys = [n for n in (*self.shapes, *self.objects) if n.partition(".")[0] == name]
+        if not keys:
+            return None
+        read: dict[str, Any] = {}
+        self._agree(self._failing(lambda: read.update(
+            _load_state_dict_from_keys({name}, storage_reader=FileSystemReader(self.path))
+        )))  # fmt: skip
+        return read[name]
+
+    def _failing(self, load: Any) -> str:
+        """Run a read, and return why it failed."""
+        try:
+            with _without_warnings():
+                load()
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 - it fails in any way
+            causes = error.failures.values() if isinstance(error, CheckpointException) else []
+            return "; ".join(str(why[0]) for why in causes) or f"{type(error).__name__}: {error}"
+        return ""
+
+    def _agree(self, reason: str) -> None:
+        agree_on_success(
+            reason,
+            "checkpoint-corrupt",
+            f"the checkpoint '{self.path}' is damaged",
+            advice=self._advice(),
+        )
+
+    def _advice(self) -> str:
+        others = [p for p in self.path.parent.glob("step-*") if p != self.path]
+        return f"load '{sorted(others)[-1]}'" if others else "load another one"
+
+
+def agree_on_success(reason: str, code: str, message: str, advice: str = "") -> None:
+    """Fail on all ranks where one has a reason to; every rank calls it.
+
+    Raises:
+        IrcError: of the code, with the reason of the first rank that has one.
+    """
+    said = [reason]
+    if _world() > 1:
+        own = reason.encode()[:REASON_BYTES].ljust(REASON_BYTES, b"\0")
+        said = [row.rstrip(b"\0").decode(errors="replace") for row in gathered(own)]
+    for each in said:
+        if each:
+            raise IrcError(code, f"{message}: {each}", help=advice)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Leave out that torch.distributed is not used where a process works for itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is")
+        yield
+
+
+def _world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
