@@ -966,7 +966,7 @@ PAGES = (
         exit_code=2,
         what="A parameter or buffer is on the meta device, and nothing says what its value is.",
         why="Memory that nobody has written to holds any numbers.",
-        example="with torch.device('meta'): model = Net()   (a layer of it has no reset_parameters)",
+        example="with torch.device('meta'): model = Net()   (one layer has no reset_parameters)",
         fix="irc.compile_step(model, init=fill)   (fill(module) is called for each layer)",
     ),
     ErrorPage(

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys, load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from irc.errors import IrcError
 from irc.runtime.agreement import gathered
@@ -85,7 +85,7 @@ class Saving:
 def _write(state: Mapping[str, Any], target: Path, keep: int, group: Any) -> Path:
     try:
         with _without_warnings():
-            dcp.save(
+            save(
                 dict(state),
                 storage_writer=CheckpointWriter(target, keep),
                 process_group=group,
@@ -131,7 +131,7 @@ class Checkpoint:
         if not reason:
             try:
                 entries = FileSystemReader(self.path).read_metadata().state_dict_metadata
-            except Exception as error:  # noqa: BLE001 - a pickle fails in any way
+            except Exception as error:
                 reason = f"'.metadata' cannot be read: {error}"
         self._agree(reason)
         self.shapes = {
@@ -145,7 +145,7 @@ class Checkpoint:
         Raises:
             IrcError: ``checkpoint-corrupt``; some may be filled then.
         """
-        self._agree(self._failing(lambda: dcp.load(
+        self._agree(self._failing(lambda: load(
             dict(boxes), storage_reader=FileSystemReader(self.path), no_dist=True
         )))  # fmt: skip
 
@@ -153,7 +153,7 @@ class Checkpoint:
         """Return what is no tensor, by name; every rank calls it."""
         wanted: dict[str, Any] = dict.fromkeys(n for n in names if n in self.objects)
         if wanted:
-            self._agree(self._failing(lambda: dcp.load(
+            self._agree(self._failing(lambda: load(
                 wanted, storage_reader=FileSystemReader(self.path), no_dist=True
             )))  # fmt: skip
         return wanted
@@ -169,12 +169,12 @@ class Checkpoint:
         )))  # fmt: skip
         return read[name]
 
-    def _failing(self, load: Any) -> str:
+    def _failing(self, read: Any) -> str:
         """Run a read, and return why it failed."""
         try:
             with _without_warnings():
-                load()
-        except (Exception, CheckpointException) as error:  # noqa: BLE001 - it fails in any way
+                read()
+        except (Exception, CheckpointException) as error:
             causes = error.failures.values() if isinstance(error, CheckpointException) else []
             return "; ".join(str(why[0]) for why in causes) or f"{type(error).__name__}: {error}"
         return ""

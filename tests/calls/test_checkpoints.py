@@ -197,7 +197,7 @@ def test_a_write_that_fails_leaves_those_before(
     step = saved(tmp_path)
     step(X, Y)
 
-    def finish(*_: Any) -> None:
+    def finish(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -26,6 +25,7 @@ def start(
 ) -> list[tuple[int, str, str]]:
     """Run cases in processes; return exit status, output and errors of each."""
     words = ["-m", "tests.distributed.checkpoint_program", mesh, str(folder / "run"), *cases]
+    folder.mkdir(parents=True, exist_ok=True)
     store = folder / f"store-{mesh}-{'-'.join(cases)}"
     ranks = [
         subprocess.Popen(
@@ -121,5 +121,5 @@ def test_a_rank_that_is_killed_while_it_writes(tmp_path: Path, rank: int) -> Non
     said = start(tmp_path, "data=2", 2, "killed", KILLED=str(rank))
     assert said[rank][0] == -signal.SIGKILL
     assert said[1 - rank][0] not in (0, -signal.SIGKILL)
-    assert sorted(os.listdir(tmp_path / "run")) == [".step-3.partial", "step-2"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".step-3.partial", "step-2"]
     run(tmp_path, "data=2", 2, "still_loading")
