@@ -19,6 +19,8 @@ BUILTIN: Mapping[str, str] = {
     "pack-quantized": "irc.passes.pack_quantized:PackQuantizedPass",
     "merge-launches": "irc.passes.merge_launches:MergeLaunchesPass",
     "merge-matmuls": "irc.passes.merge_matmuls:MergeMatmulsPass",
+    "bucket-collectives": "irc.passes.bucket_collectives:BucketCollectivesPass",
+    "hoist-collectives": "irc.passes.hoist_collectives:HoistCollectivesPass",
     "order": "irc.passes.order:OrderPass",
     "cut-stages": "irc.passes.cut_stages:CutStagesPass",
     "rewrite": "irc.passes.rewrite:RewritePass",

@@ -68,6 +68,7 @@ class OrderPass(ModulePass):
     weights would start at once.
 
     Attributes:
+        within: the mesh of the whole run, where the program is one stage's.
         cluster: prices ops, so that a wait comes as soon as its collective has ended; without one
             a collective is taken to last for ever, and every op that can run goes before the wait.
         in_flight: how many collectives may be pending at a time.
@@ -78,6 +79,7 @@ class OrderPass(ModulePass):
     also_on: ClassVar[tuple[str, ...]] = ("spmd",)
 
     cluster: str = ""
+    within: str = ""
     in_flight: int = 4
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
@@ -92,9 +94,9 @@ class OrderPass(ModulePass):
         from irc.cost.actions import ActionCost
 
         mesh = module.attributes.get("irc.mesh")
-        price = ActionCost(
-            module, self.cluster, Mesh.parse(mesh.data if isinstance(mesh, StringAttr) else "")
-        )
+        own = Mesh.parse(mesh.data if isinstance(mesh, StringAttr) else "")
+        within = Mesh.parse(self.within) if self.within else None
+        price = ActionCost(module, self.cluster, own, within=within)
         blocks: dict[str, float] = {}
         known = functions(module)
 

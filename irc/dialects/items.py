@@ -7,6 +7,9 @@ from irc.dialects.size import Dim
 
 Shape: TypeAlias = tuple[Dim, ...]
 
+ALIGNMENT = 64
+"""Bytes of a cache line and of the widest vector: at multiples of it buffers begin."""
+
 ITEM_BYTES: Mapping[str, int] = {
     "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1,
     "u16": 2, "u32": 4, "u64": 8, "i1": 1, "c32": 4, "c64": 8, "c128": 16, "f8e4m3fn": 1,

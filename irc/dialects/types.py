@@ -33,6 +33,7 @@ from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
+from irc.dialects.items import ALIGNMENT as ALIGNMENT
 from irc.dialects.items import ITEM_BYTES as ITEM_BYTES
 from irc.dialects.items import Shape as Shape
 from irc.dialects.items import is_complex as is_complex

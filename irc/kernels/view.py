@@ -66,11 +66,12 @@ class View:
     @property
     def is_plain(self) -> bool:
         """True where the view is the whole root in order, at most reshaped."""
-        return (
-            self.offset == 0
-            and prod(self.shape) == self.size
-            and (self.size == 0 or self.dims == View.contiguous(self.shape).dims)
-        )
+        return self.offset == 0 and prod(self.shape) == self.size and self.is_dense
+
+    @property
+    def is_dense(self) -> bool:
+        """True where the view is a part of the root without gaps, in order."""
+        return self.size == 0 or self.dims == View.contiguous(self.shape).dims
 
     def within(self, margins: Sequence[tuple[int, int]]) -> View:
         """Return the view without its margins, which it remembers."""

@@ -54,6 +54,12 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         _refuse_pins(options.pins)
     target = options.target or _target(options)
     pipeline.append(("lower-externs", {"target": target}))
+    links: dict[str, object] = {"cluster": options.cluster}
+    if options.within is not None:
+        links["within"] = str(options.within)
+    if distributed:
+        pipeline.append(("hoist-collectives", {}))
+        pipeline.append(("bucket-collectives", links))
     weights: dict[str, object] = {"weights_only": True} if target in GPUS else {}
     pipeline.append(("pack-quantized", {"target": target, **weights}))
     any_rows: dict[str, object] = {"any_rows": True} if options.any_rows else {}
@@ -71,7 +77,7 @@ def default_pipeline(options: Options) -> list[ModulePass]:
     if options.backend in NATIVE_BACKENDS and not options.any_rows:
         pipeline.append(("merge-launches", {"target": target}))
     if distributed:
-        pipeline.append(("order", {}))
+        pipeline.append(("order", links))
     passes = [builtin_pass(name)(**given) for name, given in pipeline]
     insert_all(passes, [each for text in options.passes for each in parse_passes(text)])
     return passes

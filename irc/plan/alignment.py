@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-ALIGNMENT = 64
-"""Arena offsets are multiples of a cache line, which is also the widest vector."""
+from irc.dialects.types import ALIGNMENT
 
 
 def aligned(size_bytes: int) -> int:

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 
 from irc.dialects.items import ITEM_BYTES
 from irc.dialects.placement import AxisPlacement, B, Mesh, Partial, Placement, Split
+from irc.dialects.types import ALIGNMENT as ALIGNMENT
 from irc.plan import json_text
-from irc.plan.alignment import ALIGNMENT as ALIGNMENT
 from irc.plan.version import FORMAT as FORMAT
 from irc.plan.version import check_format as check_format
 

@@ -18,7 +18,7 @@ from irc.dialects.flow import (
     tensor,
 )
 from irc.dialects.task import LaunchOp
-from irc.dialects.types import TensorType
+from irc.dialects.types import ALIGNMENT, ITEM_BYTES, TensorType
 from irc.errors import IrcError
 from irc.kernels.attention import is_attention, result_orders
 from irc.kernels.attention_backward import is_attention_backward
@@ -194,13 +194,19 @@ class Launcher:
         return True
 
     def operand(self, value: SSAValue, *, strided: bool) -> SSAValue:
-        """Return what an op that is no kernel reads: the value itself, a view, or a copy."""
+        """Return what an op that is no kernel reads: the value itself, a view, or a copy.
+
+        Args:
+            value: as the program names it.
+            strided: it may have gaps; otherwise it is dense, and begins at an aligned place.
+        """
         if not isinstance(value.type, TensorType):
             return value
         root, view = self.stored(value)
         if root is value:
             return value
-        if view.strides is None or not (strided or view.is_plain):
+        dense = view.is_dense and view.offset * ITEM_BYTES[tensor(value).dtype] % ALIGNMENT == 0
+        if view.strides is None or not (strided or dense):
             self.copy(value, ())
             root, view = self.stored(value)
         if root.type == value.type and view.is_plain:

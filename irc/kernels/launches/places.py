@@ -37,7 +37,7 @@ class Places:
     def view(self, value: SSAValue, root: SSAValue, view: View) -> SSAValue:
         """Return the view op that gives a value as the program names it; it is made once."""
         if value not in self.written:
-            strides = contiguous_strides(shape_of(value)) if view.is_plain else view.strides
+            strides = contiguous_strides(shape_of(value)) if view.is_dense else view.strides
             assert strides is not None
             op = ViewOp.make([root], [value.type], offset=view.offset, strides=strides)
             if isinstance(value.owner, Operation):

@@ -1,0 +1,246 @@
+"""Pass ``hoist-collectives``: collectives at the edges of a block move to its callers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FunctionType, ModuleOp, StringAttr
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
+
+from irc.dialects.builder import functions
+from irc.dialects.comm import AllGatherOp, AllReduceOp, AllToAllOp, ReduceScatterOp, WaitOp
+from irc.dialects.flow import FlowOp, id_of, noted_placement
+from irc.errors import InternalError
+
+MOVED = (AllReduceOp, AllGatherOp, ReduceScatterOp, AllToAllOp)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A collective and its wait, at the beginning or the end of a block.
+
+    Attributes:
+        place: of the argument that it reads, or of the result that it gives.
+    """
+
+    start: FlowOp
+    wait: FlowOp
+    place: int
+
+
+@dataclass(frozen=True)
+class HoistCollectivesPass(ModulePass):
+    """Move collectives on arguments and results of a block out to where it is called.
+
+    Repeated layers and optimiser updates are functions, and ``order`` moves nothing over the edge
+    of one: a gradient that an update reduces would be reduced when the update begins, however early
+    it was there. Outside, it begins behind the backward pass of its layer, and
+    ``bucket-collectives`` joins it with others.
+
+    Before:
+    ```mlir
+    builtin.module attributes {irc.mesh = "data=2"} {
+    func.func @step_0(%w: !flow.tensor<[4], f32>,
+        %g: !flow.tensor<[4], f32> {sbp = #sbp.placement<[data = P(sum)]>})
+        -> !flow.tensor<[4], f32> {
+      %s = comm.all_reduce(%g) {axis = "data", fn = "sum", id = "arg1.box0.start", loc = "m.py:1",
+              sbp = [#sbp.placement<[data = B]>]}
+          : (!flow.tensor<[4], f32>) -> !comm.pending<!flow.tensor<[4], f32>>
+      %r = comm.wait(%s) {id = "arg1.box0", loc = "m.py:1", sbp = [#sbp.placement<[data = B]>]}
+          : (!comm.pending<!flow.tensor<[4], f32>>) -> !flow.tensor<[4], f32>
+      %n = flow.pointwise(%w, %r) {fn = "sub", id = "n0", loc = "m.py:2"}
+          : (!flow.tensor<[4], f32>, !flow.tensor<[4], f32>) -> !flow.tensor<[4], f32>
+      func.return %n : !flow.tensor<[4], f32>
+    }
+    func.func @forward(%w: !flow.tensor<[4], f32>, %g: !flow.tensor<[4], f32>)
+        -> !flow.tensor<[4], f32> {
+      %n = func.call @step_0(%w, %g) {id = "n1", loc = "m.py:2"}
+          : (!flow.tensor<[4], f32>, !flow.tensor<[4], f32>) -> !flow.tensor<[4], f32>
+      func.return %n : !flow.tensor<[4], f32>
+    }
+    }
+    ```
+
+    After:
+    ```mlir
+    builtin.module attributes {irc.mesh = "data=2"} {
+    func.func @step_0(%w: !flow.tensor<[4], f32>,
+        %r: !flow.tensor<[4], f32> {sbp = #sbp.placement<[data = B]>}) -> !flow.tensor<[4], f32> {
+      %n = flow.pointwise(%w, %r) {fn = "sub", id = "n0", loc = "m.py:2"}
+          : (!flow.tensor<[4], f32>, !flow.tensor<[4], f32>) -> !flow.tensor<[4], f32>
+      func.return %n : !flow.tensor<[4], f32>
+    }
+    func.func @forward(%w: !flow.tensor<[4], f32>, %g: !flow.tensor<[4], f32>)
+        -> !flow.tensor<[4], f32> {
+      %s = comm.all_reduce(%g) {axis = "data", fn = "sum", id = "n1.arg1.box0.start",
+              loc = "m.py:1", sbp = [#sbp.placement<[data = B]>]}
+          : (!flow.tensor<[4], f32>) -> !comm.pending<!flow.tensor<[4], f32>>
+      %r = comm.wait(%s) {id = "n1.arg1.box0", loc = "m.py:1", sbp = [#sbp.placement<[data = B]>]}
+          : (!comm.pending<!flow.tensor<[4], f32>>) -> !flow.tensor<[4], f32>
+      %n = func.call @step_0(%w, %r) {id = "n1", loc = "m.py:2"}
+          : (!flow.tensor<[4], f32>, !flow.tensor<[4], f32>) -> !flow.tensor<[4], f32>
+      func.return %n : !flow.tensor<[4], f32>
+    }
+    }
+    ```
+
+    An argument that something else reads, too, and a result that has readers inside stay. Moved are
+    all-reduce, all-gather, reduce-scatter and all-to-all of one operand.
+    """
+
+    name = "hoist-collectives"
+    level: ClassVar[str] = "spmd"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        known = functions(op)
+        calls: dict[str, list[CallOp]] = {name: [] for name in known}
+        for each in op.walk():
+            if isinstance(each, CallOp):
+                calls[each.callee.string_value()].append(each)
+        for name in _callees_first(known):
+            # A boxing over two axes is two collectives, one behind the other.
+            while calls[name] and _hoist(known[name], calls):
+                pass
+
+
+def _callees_first(known: dict[str, FuncOp]) -> Iterator[str]:
+    seen: set[str] = set()
+
+    def visit(name: str) -> Iterator[str]:
+        if name in seen:
+            return
+        seen.add(name)
+        for op in known[name].body.block.ops:
+            if isinstance(op, CallOp):
+                yield from visit(op.callee.string_value())
+        yield name
+
+    for name in known:
+        yield from visit(name)
+
+
+def _hoist(func: FuncOp, calls: dict[str, list[CallOp]]) -> bool:
+    """Move the outermost collectives of a function; return whether there were any."""
+    before, after = list(_on_arguments(func)), list(_on_results(func))
+    if not before and not after:
+        return False
+    placed = [noted_placement(pair.start.inputs[0]) for pair in after]
+    name = func.sym_name.data
+    calls[name] = [_called(call, before, after, placed) for call in calls[name]]
+    for pair in before:
+        argument = func.body.block.args[pair.place]
+        pair.wait.outputs[0].replace_all_uses_with(argument)
+        Rewriter.replace_value_with_new_type(argument, pair.wait.outputs[0].type)
+        func.arg_attrs = _noted(func.arg_attrs, pair.place, _placement(pair.wait))
+    end = _end(func)
+    for pair, placement in zip(after, placed, strict=True):
+        end.operands[pair.place] = pair.start.inputs[0]
+        func.res_attrs = _noted(func.res_attrs, pair.place, placement)
+    for pair in (*before, *after):
+        for op in (pair.wait, pair.start):
+            op.detach()
+            op.erase()
+    func.properties["function_type"] = FunctionType.from_lists(
+        [a.type for a in func.body.block.args], [v.type for v in end.operands]
+    )
+    return True
+
+
+def _on_arguments(func: FuncOp) -> Iterator[Pair]:
+    for place, argument in enumerate(func.body.block.args):
+        use = argument.get_user_of_unique_use()
+        if isinstance(use, MOVED) and (wait := _wait(use)) is not None:
+            yield Pair(use, wait, place)
+
+
+def _on_results(func: FuncOp) -> Iterator[Pair]:
+    for place, value in enumerate(_end(func).operands):
+        wait = value.owner
+        if not isinstance(wait, WaitOp) or not value.has_one_use():
+            continue
+        start = wait.inputs[0].owner
+        # What reads an argument was moved by that; without a placement `irc check` could not tell.
+        is_argument = isinstance(start, MOVED) and isinstance(start.inputs[0], BlockArgument)
+        if isinstance(start, MOVED) and not is_argument and noted_placement(start.inputs[0]):
+            yield Pair(start, wait, place)
+
+
+def _wait(start: FlowOp) -> FlowOp | None:
+    wait = start.outputs[0].get_user_of_unique_use()
+    return wait if isinstance(wait, WaitOp) else None
+
+
+def _called(
+    call: CallOp,
+    before: Sequence[Pair],
+    after: Sequence[Pair],
+    placed: Sequence[Attribute | None],
+) -> CallOp:
+    """Put a call of the changed function, and the collectives around it, in the place of one."""
+    block = call.parent
+    assert block is not None
+    inputs: list[SSAValue] = list(call.operands)
+    for pair in before:
+        start, wait = _copied(pair, inputs[pair.place], call)
+        block.insert_ops_before([start, wait], call)
+        inputs[pair.place] = wait.outputs[0]
+    types = [value.type for value in call.results]
+    for pair in after:
+        types[pair.place] = pair.start.inputs[0].type
+    made = CallOp(call.callee, inputs, types)
+    made.attributes = dict(call.attributes)
+    if "sbp" in call.attributes:
+        noted = cast("ArrayAttr[Attribute]", call.attributes["sbp"])
+        own = list(noted.data)
+        for pair, placement in zip(after, placed, strict=True):
+            assert placement is not None
+            own[pair.place] = placement
+        made.attributes["sbp"] = ArrayAttr(own)
+    block.insert_op_before(made, call)
+    results: list[SSAValue] = list(made.results)
+    for pair in after:
+        start, wait = _copied(pair, results[pair.place], call)
+        block.insert_ops_before([start, wait], call)
+        results[pair.place] = wait.outputs[0]
+    for old, new in zip(call.results, results, strict=True):
+        new.name_hint = old.name_hint
+        old.replace_all_uses_with(new)
+    call.detach()
+    call.erase()
+    return made
+
+
+def _copied(pair: Pair, value: SSAValue, call: CallOp) -> tuple[Operation, FlowOp]:
+    start = pair.start.clone({pair.start.inputs[0]: value})
+    wait = pair.wait.clone({pair.wait.inputs[0]: start.results[0]})
+    for op in (start, wait):
+        op.attributes["id"] = StringAttr(f"{id_of(call)}.{id_of(op)}")
+    return start, wait
+
+
+def _placement(wait: FlowOp) -> Attribute | None:
+    return noted_placement(wait.outputs[0])
+
+
+def _noted(
+    attrs: ArrayAttr[DictionaryAttr] | None, place: int, placement: Attribute | None
+) -> ArrayAttr[DictionaryAttr] | None:
+    """Return the attributes of arguments or results, one of which is placed otherwise now."""
+    if attrs is None or placement is None:
+        return attrs
+    own = list(attrs.data)
+    own[place] = DictionaryAttr({**own[place].data, "sbp": placement})
+    return ArrayAttr(own)
+
+
+def _end(func: FuncOp) -> ReturnOp:
+    end = func.body.block.last_op
+    if not isinstance(end, ReturnOp):
+        raise InternalError(f"@{func.sym_name.data} does not return")
+    return end
