@@ -54,6 +54,19 @@ def test_training(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
+def test_loop(tmp_path: Path) -> None:
+    lines = run("loop.py", tmp_path).splitlines()
+    plain, ours = lines[1 : lines.index("irc")], lines[lines.index("irc") + 1 :]
+    for mine, theirs in zip(ours[:-1], plain[:-1], strict=True):
+        assert abs(float(mine.split()[-1]) - float(theirs.split()[-1])) < 1e-3
+    assert len(plain) == 4
+    whole, part = (int(each[-1].split()[3]) for each in (plain, ours))
+    assert part < 0.4 * whole
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
 def test_generation(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     lines = run("generation.py", tmp_path).splitlines()

@@ -26,12 +26,16 @@ def run(folder: Path, mesh: str, dtype: str, *cases: str) -> list[dict[str, Any]
     world = 1
     for axis in mesh.partition("/")[0].split(","):
         world *= int(axis.partition("=")[2])
-    words = ["-m", "tests.distributed.loop_program", mesh, dtype, str(folder / "saved"), *cases]
+    words = ["tests.distributed.loop_program", mesh, dtype, str(folder / "saved"), *cases]
+    return run_ranks(folder, world, *words)
+
+
+def run_ranks(folder: Path, world: int, *words: str) -> list[dict[str, Any]]:
     ranks = [
         subprocess.Popen(
-            [sys.executable, *words],
+            [sys.executable, "-m", *words],
             cwd=ROOT,
-            env=rank_environment(rank, world, str(folder / f"store-{cases[0]}")),
+            env=rank_environment(rank, world, str(folder / f"store-{words[-1]}")),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -81,3 +85,13 @@ def test_models_on_meshes(tmp_path: Path, mesh: str, dtype: str) -> None:
     for each in run(tmp_path, mesh, dtype, *TRAINED):
         for case in TRAINED:
             check(each[case], dtype)
+
+
+@pytest.mark.slow
+def test_under_wrappers_of_torch(tmp_path: Path) -> None:
+    """DDP and FSDP around a module compiled for one device, and a compiled DDP, are plain DDP."""
+    cases = ("ddp_of_compiled", "compiled_ddp", "fsdp_of_compiled")
+    for each in run_ranks(tmp_path, 2, "tests.distributed.wrapped_program", *cases):
+        for case in cases:
+            assert each[case].pop("forward") == each[case].pop("backward") == 1, case
+            check(each[case], "float32")
