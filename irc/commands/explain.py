@@ -9,7 +9,7 @@ HELP = "explain a pass, an error, a plan, or whose code is run"
 
 OF_PLANS = {
     "op": "--op", "why_not": "--why-not", "fusion": "--fusion", "rewrites": "--rewrites",
-    "json": "--json", "sizes": "--sizes",
+    "json": "--json", "sizes": "--sizes", "overlap": "--overlap",
 }  # fmt: skip
 
 
@@ -43,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sizes",
         action="store_true",
         help="of a plan: which sizes are open, and what is made for each of them, and why",
+    )
+    parser.add_argument(
+        "--overlap",
+        action="store_true",
+        help="of a plan: which collectives compute hides, and at which ones it waits",
     )
     parser.add_argument("--json", action="store_true", help="of a plan: all facts as JSON")
 
@@ -140,6 +145,10 @@ def _plan(args: argparse.Namespace) -> str:
         from irc.report.sizes import explain_sizes
 
         return explain_sizes(args.name, as_json=args.json)
+    if args.overlap:
+        from irc.report.overlap import explain_overlap
+
+        return explain_overlap(args.name, as_json=args.json)
     if args.rewrites is not None:
         return _rewrites(args)
     if args.fusion and not args.op:

@@ -1,0 +1,111 @@
+"""``irc explain plan PLAN --overlap``: which collectives compute hides, and where it waits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from irc.cluster.load import THIS_HOST, find_cluster
+from irc.plan.load import load_plan
+from irc.plan.schema import Plan, Start, Wait
+from irc.report.table import counted, seconds, size, table
+from irc.simulate.plan import predict, steps
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of a predicted call.
+
+    Attributes:
+        start: the action.
+        num_bytes: of what it gives a rank.
+        begin_s, end_s: when it is on its link.
+        bare_s: how long compute stands still at its wait.
+    """
+
+    start: Start
+    num_bytes: int
+    begin_s: float
+    end_s: float
+    bare_s: float
+
+
+def collectives(plan: Plan) -> list[Collective]:
+    """Return the collectives of a predicted call of one rank, in the order in which they begin."""
+    here = plan.cluster or THIS_HOST
+    device = find_cluster(here).device
+    ranks = plan.device_mesh.num_ranks
+    run = predict(plan, cores=device.cores or None, threads=device.threads(ranks))
+    links = {
+        a.after[0]: i for i, a in enumerate(run.actions) if a.stream.startswith("link ") and a.after
+    }
+    computes = [i for i, a in enumerate(run.actions) if a.stream == "compute"]
+    order = steps(plan)
+    on_link: dict[int, int] = {}
+    bare: dict[int, float] = {}
+    before = 0.0
+    for (position, step), index in zip(order, computes, strict=True):
+        if isinstance(step, Start):
+            on_link[position] = links[index]
+        elif isinstance(step, Wait):
+            bare[step.start] = max(0.0, run.timeline.ends[index] - before)
+        before = run.timeline.ends[index]
+    rows: list[Collective] = []
+    for position, step in order:
+        if isinstance(step, Start):
+            result, link = plan.buffers[step.outputs[0]], on_link[position]
+            begin, end = run.timeline.starts[link], run.timeline.ends[link]
+            rows.append(Collective(step, result.size_bytes, begin, end, bare[position]))
+    return rows
+
+
+def _facts(row: Collective) -> dict[str, Any]:
+    return {
+        "op": row.start.op,
+        "axis": row.start.attrs["axis"],
+        "id": row.start.id.removesuffix(".start"),
+        "loc": row.start.loc,
+        "bytes": row.num_bytes,
+        "begin_s": row.begin_s,
+        "end_s": row.end_s,
+        "bare_s": row.bare_s,
+    }
+
+
+def explain_overlap(folder: str, *, as_json: bool = False) -> str:
+    """Say how much of the communication is bare, and of which collectives, the worst first.
+
+    Args:
+        folder: a plan of one program.
+        as_json: the collectives as a list, in the order in which they begin.
+    """
+    rows = collectives(load_plan(folder).plan)
+    if as_json:
+        return json.dumps([_facts(row) for row in rows], indent=1)
+    if not rows:
+        return "nothing is sent: the plan has no collectives"
+    lines: list[str] = []
+    for axis in dict.fromkeys(row.start.attrs["axis"] for row in rows):
+        own = [row for row in rows if row.start.attrs["axis"] == axis]
+        busy, bare = sum(r.end_s - r.begin_s for r in own), sum(r.bare_s for r in own)
+        part = f"{bare / busy:.0%}" if busy else "nothing"
+        lines.append(
+            f"link {axis}: {counted(len(own), 'collective')}, {seconds(busy)} in all,"
+            f" of which compute waits for {seconds(bare)} ({part})"
+        )
+    cells = [
+        (
+            seconds(row.bare_s),
+            seconds(row.end_s - row.begin_s),
+            seconds(row.begin_s),
+            size(row.num_bytes),
+            f"{row.start.op.removeprefix('comm.')}[{row.start.attrs['axis']}]",
+            row.start.id.removesuffix(".start"),
+            row.start.loc,
+        )
+        for row in sorted(rows, key=lambda row: (-row.bare_s, row.begin_s))
+    ]
+    heads = ("bare", "time", "begins at", "bytes", "collective", "id", "line")
+    said = "A bucket stands for the collectives that were joined; its line is that of the first."
+    return "\n".join([*lines, "", *table(heads, cells, right="rrrr"), "", said])
