@@ -23,7 +23,7 @@ from irc.calls.by_torch import ByTorch
 from irc.calls.direct import MISS, Direct, handing
 from irc.calls.handed_on import HandedOn
 from irc.calls.left import can_be_left
-from irc.calls.loop import Loop, is_trained_on_ranks
+from irc.calls.loop import WHOLE, Loop, is_trained_on_ranks
 from irc.calls.open_version import OpenVersion
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.calls.trial import Entry, is_tried
@@ -513,8 +513,11 @@ def compiled_class(cls: C, options: Options) -> C:
         dispatcher = _DISPATCHERS.get(self)
         if dispatcher is None:
             dispatcher = _DISPATCHERS[self] = Dispatcher(face(cls, self), options)
-            if options.mesh.num_ranks > 1 and any(map(held.is_held, self.parameters())):
-                dispatcher.in_loop()  # a copy of one that ranks hold in parts
+            if options.mesh.num_ranks > 1 and (
+                any(map(held.is_held, self.parameters()))  # a copy of one that ranks hold in parts
+                or (options.layout == WHOLE and is_trained_on_ranks(self, options))
+            ):
+                dispatcher.in_loop()
         recent = (ref(self), dispatcher)
         return dispatcher(args, kwargs)
 

@@ -57,6 +57,10 @@ def is_trained_on_ranks(module: nn.Module, options: Options) -> bool:
     )
 
 
+WHOLE = "ddp"
+"""The layout under which every rank has all parameters, so that they can stay plain tensors."""
+
+
 class Loop:
     """What the calls of a module on a mesh share that record gradients.
 
@@ -69,13 +73,16 @@ class Loop:
         parameters: as the ranks hold them.
         versions: the kinds of calls that there were.
         is_synced: whether backward adds gradients up over the ranks.
+        is_pending: whether the gradients of plain parameters are sums that are still to be made.
     """
 
     def __init__(self, module: nn.Module, options: Options, ranks: Ranks) -> None:
         self.module, self.options, self.ranks = module, options, ranks
-        self.parameters = ShardedParameters(module, options.mesh, ranks.rank)
+        stay = options.layout == WHOLE
+        self.parameters = ShardedParameters(module, options.mesh, ranks.rank, stay=stay)
         self.versions: list[LoopVersion] = []
         self.is_synced = True
+        self.is_pending = False
 
     def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LoopVersion | None:
         """Return the version for a call."""
@@ -277,6 +284,7 @@ class LoopVersion:
             parts, lying = self._reduction(parts), self._placed
         else:
             lying = self._made
+            self._leave_pending()
         found = [
             self._held(part, placement, parameter) if want else None
             for part, placement, parameter, want in zip(
@@ -291,15 +299,32 @@ class LoopVersion:
         mesh = self._loop.options.mesh
         for place, parameter in enumerate(self._trained):
             gradient = parameter.grad
-            if gradient is None or not any(p.is_partial() for p in gradient.placements):
+            if gradient is None:
                 continue
-            if gradient.placements == held.torch_placements(self._made[place], mesh):
-                parts[place] = parts[place] + held.part_of(gradient)
-                parameter.grad = None
-            else:
-                parameter.grad = gradient.redistribute(placements=parameter.placements)
+            if not held.is_held(parameter):
+                if self._loop.is_pending:
+                    parts[place] = parts[place] + gradient
+                    parameter.grad = None
+            elif any(p.is_partial() for p in gradient.placements):
+                if gradient.placements == held.torch_placements(self._made[place], mesh):
+                    parts[place] = parts[place] + held.part_of(gradient)
+                    parameter.grad = None
+                else:
+                    parameter.grad = gradient.redistribute(placements=parameter.placements)
+        self._loop.is_pending = False
+
+    def _leave_pending(self) -> None:
+        """Make sums that are there already sums to be made: one rank has them, others nothing."""
+        if not self._loop.is_pending and self._loop.ranks.rank:
+            for parameter, made in zip(self._trained, self._made, strict=False):
+                gradient = parameter.grad
+                if gradient is not None and not held.is_held(parameter) and made.partial_axes():
+                    gradient.zero_()
+        self._loop.is_pending = True
 
     def _held(self, part: torch.Tensor, placement: Placement, parameter: nn.Parameter) -> Any:
+        if not held.is_held(parameter):
+            return part
         return held.dtensor(part, placement, self._loop.options.mesh, tuple(parameter.shape))
 
     def _seed(self) -> torch.Tensor:

@@ -30,12 +30,14 @@ class ShardedParameters:
         module: the module.
         mesh: over all processes.
         rank: of this one.
+        stay: every rank keeps all of them, and they stay plain: an op of torch costs a DTensor some
+            ten times as much as a small tensor itself.
 
     Attributes:
         placements: of the parameters that have their place, by their first name.
     """
 
-    def __init__(self, module: nn.Module, mesh: Mesh, rank: int) -> None:
+    def __init__(self, module: nn.Module, mesh: Mesh, rank: int, *, stay: bool = False) -> None:
         self._module, self._mesh, self._rank = module, mesh, rank
         self._open = {name for name, p in module.named_parameters() if not is_held(p)}
         self.placements = {
@@ -46,7 +48,7 @@ class ShardedParameters:
         self._seen: dict[int, int] = {}
         whole = Placement.replicated(mesh.names)
         made: dict[int, nn.Parameter] = {}
-        for slots, key, value in _slots(module):
+        for slots, key, value in [] if stay else _slots(module):
             if is_held(value):
                 continue
             if id(value) not in made:
@@ -73,6 +75,8 @@ class ShardedParameters:
         What ops of a DTensor do to its part they do below what counts.
         """
         for parameter in self._module.parameters():
+            if not is_held(parameter):
+                continue
             version = parameter._version
             if self._seen.get(id(parameter)) != version:
                 self._seen[id(parameter)] = version
@@ -88,6 +92,10 @@ class ShardedParameters:
             if name not in self._open:
                 continue
             placement = placements.get(name, Placement.replicated(self._mesh.names))
+            if not is_held(parameter):
+                assert placement.is_replicated, name
+                self.placements[name] = placement
+                continue
             shape = tuple(parameter.shape)
             whole = part_of(parameter).detach()
             part = whole[local_slices(placement, self._mesh, self._rank, shape)]
