@@ -48,7 +48,7 @@ class Bucketed:
 
         Args:
             members: collectives of one block, alike in op, axis, reduction and dtype, each with its
-                wait, in the order of their operands; none reads what gives the last operand.
+                wait, of which none is read before all operands are there.
         """
         starts = [start for start, _ in members]
         first, block = starts[0], starts[0].parent
@@ -67,12 +67,7 @@ class Bucketed:
         )
         wait = WaitOp.make(start.outputs, [joined], loc=loc, id=name)
         unpacking = _call(unpack, wait.outputs, f"{name}.unpack", loc)
-        owner = starts[-1].inputs[0].owner
-        if isinstance(owner, Operation):
-            block.insert_ops_after([packing, start], owner)
-        else:
-            assert block.first_op is not None
-            block.insert_ops_before([packing, start], block.first_op)
+        block.insert_ops_before([packing, start], _behind_operands(block, starts))
         block.insert_ops_before([wait, unpacking], _first_reader(block, members))
         for (old, its_wait), value in zip(members, unpacking.results, strict=True):
             value.name_hint = its_wait.outputs[0].name_hint
@@ -182,6 +177,12 @@ def _moved(b: FlowBuilder, value: SSAValue, dim: int, to: int) -> SSAValue:
 def _only_result(func: FuncOp) -> Attribute:
     (kind,) = func.function_type.outputs
     return kind
+
+
+def _behind_operands(block: Block, starts: Sequence[CollectiveOp]) -> Operation:
+    owners = {op.inputs[0].owner for op in starts}
+    ops = list(block.ops)
+    return ops[1 + max((i for i, op in enumerate(ops) if op in owners), default=-1)]
 
 
 def _first_reader(block: Block, members: Sequence[tuple[CollectiveOp, WaitOp]]) -> Operation:
