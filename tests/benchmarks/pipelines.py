@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -219,6 +220,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.resume and not args.json:
         parser.error("--resume goes on with the rows of --json FILE")
+    # Stopped processes outlive a parent that is ended without letting go of them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rounds = 0 if args.values else args.rounds
     wanted = rows_of(args.models.split(","), args.schedules.split(","), args.processes.split(","))
     if args.quick:
