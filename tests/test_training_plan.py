@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import irc.cli
 from irc.errors import IrcError
 from irc.plan.load import load_plan
 from irc.plan.parts_files import load_parts
-from irc.plan.training import recipe_of_plan
+from irc.plan.training import RECIPE, recipe_of_plan, training_files
 from irc.training.optimizers import OPTIMIZERS, Optimizer
 from irc.training.recipe import recipe_of
 
@@ -169,6 +170,19 @@ def test_from_python_with_a_clipped_and_frozen_step(tmp_path: Path) -> None:
     assert "0.bias" in moved
     with pytest.raises(IrcError, match="of a plan of training"):
         irc.export_plan(module, batch[:1], out=tmp_path / "other", frozen="0.weight")
+
+
+def test_a_recipe_of_before_there_were_schedules_is_read() -> None:
+    texts = training_files(recipe_of("adamw", micro_batches=4), "")
+    older = texts[RECIPE].replace('"micro_batches"', '"accumulate"')
+    assert older != texts[RECIPE]
+    read = recipe_of_plan(SimpleNamespace(texts={RECIPE: older.encode()}))
+    assert read is not None
+    assert read.micro_batches == 4
+    both = older.replace('"accumulate"', '"micro_batches":2,"accumulate"')
+    with pytest.raises(IrcError) as caught:
+        recipe_of_plan(SimpleNamespace(texts={RECIPE: both.encode()}))
+    assert caught.value.code == "plan-corrupt"
 
 
 def test_a_recipe_reads_what_torch_users_write() -> None:

@@ -50,7 +50,12 @@ def recipe_of_plan(loaded: Training) -> Recipe | None:
     text = loaded.texts.get(RECIPE)
     if text is None:
         return None
-    return json_text.decode(Recipe, json_text.parse(text, RECIPE), RECIPE)
+    data = json_text.parse_object(text, RECIPE)
+    if "accumulate" in data and "micro_batches" not in data:
+        # So plans from before there were schedules call it.
+        data = {**data, "micro_batches": data["accumulate"]}
+        del data["accumulate"]
+    return json_text.decode(Recipe, data, RECIPE)
 
 
 def check_recipe(plan: Training) -> None:

@@ -11,7 +11,7 @@ from math import prod
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.plan import json_text
 from irc.plan.load import LoadedPlan
-from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
+from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Buffer, Kernels, Start, placement_of
 from irc.plan.training import SEARCHED
 from irc.report.table import counted, pairs, percent, seconds, size, table
@@ -27,6 +27,7 @@ class FunctionFacts:
     """One function of a part."""
 
     kind: str
+    runs: int
     predicted_s: float | None
     kernels: int
     launches: int
@@ -179,6 +180,7 @@ def _functions(plan: PartsPlan, number: int) -> Iterable[FunctionFacts]:
         actions = loaded.plan.actions
         yield FunctionFacts(
             kind,
+            _runs(plan, kind),
             loaded.plan.predicted_s,
             len(loaded.plan.kernels),
             sum(len(a.calls) for a in actions if isinstance(a, Kernels)),
@@ -186,6 +188,16 @@ def _functions(plan: PartsPlan, number: int) -> Iterable[FunctionFacts]:
             loaded.plan.arena_bytes,
             loaded.hash,
         )
+
+
+def _runs(plan: PartsPlan, kind: str) -> int:
+    """Return how often a step runs a function of a kind."""
+    if kind not in (*MICRO_BATCH_KINDS, *SMALLER_KINDS):
+        return 1
+    count, larger = plan.num_micro_batches, plan.smaller_from
+    if larger is None:
+        return count
+    return larger if kind in MICRO_BATCH_KINDS else count - larger
 
 
 def _registers(plan: PartsPlan, number: int, stages: Iterable[int]) -> Iterable[RegisterFacts]:
@@ -326,7 +338,7 @@ def explain_parts(plan: PartsPlan, *, as_json: bool = False) -> str:
         [
             (
                 ranks_text(part.stages), each.kind, seconds(each.predicted_s),
-                f"{facts.micro_batches if each.kind in MICRO_BATCH_KINDS else 1}",
+                f"{each.runs}",
                 f"{each.kernels}", f"{each.launches}", f"{each.collectives}",
                 size(each.arena_bytes),
             )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from irc.schedule.actions import Action
+from irc.schedule.tapes import SMALLER
 from irc.schedule.timeline import Times
 
 
@@ -19,7 +20,8 @@ class StageCosts:
     """What a stage takes of each of its ranks.
 
     Attributes:
-        seconds: by kind of action; a B that is not there is I and W one after the other.
+        seconds: by kind of action, also on a smaller micro-batch (``F.smaller``); a B that is not
+            there is I and W one after the other.
         arena_bytes: by kind, the most that the function allocates for itself while it runs.
         saved_bytes: what F leaves for the backward of its micro-batch; free at the end of B or I.
         kept_bytes: of these, what W reads and frees.
@@ -40,8 +42,9 @@ class StageCosts:
 
     def of(self, kind: str) -> float:
         """Return the seconds of a kind of action; what is not stated takes none."""
-        if kind == "B" and "B" not in self.seconds:
-            return self.of("I") + self.of("W")
+        suffix = SMALLER if kind.endswith(SMALLER) else ""
+        if kind == f"B{suffix}" and kind not in self.seconds:
+            return self.of(f"I{suffix}") + self.of(f"W{suffix}")
         return self.seconds.get(kind, 0.0)
 
     def arena(self, kind: str) -> float:
@@ -84,6 +87,7 @@ class Costs:
         overlap: what actions that run as one take, relative to their sum.
         norm: whether no rank updates before all gradients of all stages are there, as clipping by
             the norm of all of them wants it.
+        smaller_from: the first micro-batch that is smaller than those before it, if any.
     """
 
     stages: Sequence[StageCosts]
@@ -91,6 +95,7 @@ class Costs:
     transfers: Mapping[Way, Transfer] = field(default_factory=dict[Way, Transfer])
     overlap: float = 1.0
     norm: bool = False
+    smaller_from: int | None = None
 
     def stage(self, stage: int) -> StageCosts:
         """Return the costs of a stage."""
@@ -104,7 +109,8 @@ class Costs:
         """Return what an action takes on a rank that is not slow."""
         if action.parts:
             return self.overlap * sum(map(self.seconds, action.parts))
-        return self.stage(action.stage).of(action.kind)
+        is_smaller = self.smaller_from is not None and action.micro_batch >= self.smaller_from
+        return self.stage(action.stage).of(f"{action.kind}{SMALLER if is_smaller else ''}")
 
     def times(self, num_stages: int) -> Times:
         """Return what stages take, without transfers, as a schedule's own timeline has it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from irc.cluster.topology import Cluster
-from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
+from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.simulate.boundaries import transfer_of
 from irc.simulate.costs import Costs, StageCosts, Transfer
 from irc.simulate.plan import StepSeconds, predict, stated_seconds
@@ -15,6 +15,7 @@ from irc.simulate.schedule import Simulation
 from irc.simulate.tapes import simulate_tapes
 
 NORM = "norm"
+OF_MICRO_BATCHES = (*MICRO_BATCH_KINDS, *SMALLER_KINDS)
 
 
 def predict_step(
@@ -30,7 +31,11 @@ def predict_step(
         cluster: whose devices are the ranks, in order.
         seconds: of a step of a function's plan; by default what the plan states.
     """
-    costs = Costs(_stages(plan, seconds), norm=any(NORM in part for part in plan.parts))
+    costs = Costs(
+        _stages(plan, seconds),
+        norm=any(NORM in part for part in plan.parts),
+        smaller_from=plan.smaller_from,
+    )
 
     @cache
     def between(name: str, source: int, target: int) -> Transfer:
@@ -99,9 +104,9 @@ def _stages(plan: PartsPlan, seconds: StepSeconds) -> list[StageCosts]:
         held: set[str] = set()
         for stage, part in sorted(plan.parts_at(place).items()):
             functions = plan.parts[part]
-            kinds = [kind for kind in functions if kind in MICRO_BATCH_KINDS]
+            kinds = [kind for kind in functions if kind in OF_MICRO_BATCHES]
             arenas = {kind: float(each.plan.arena_bytes) for kind, each in functions.items()}
-            rest = [kind for kind in functions if kind not in MICRO_BATCH_KINDS]
+            rest = [kind for kind in functions if kind not in OF_MICRO_BATCHES]
             stages[stage] = StageCosts(
                 {kind: predicted(part, kind) for kind in kinds},
                 {**arenas, "update": max((arenas[kind] for kind in rest), default=0.0)},

@@ -18,6 +18,7 @@ from irc.programs.stage_step import StageStep, stage_step
 from irc.training.call_parts import split_calls
 from irc.training.functions import split_functions
 from irc.training.recipe import recipe_of
+from irc.training.stage_names import named_by
 from irc.training.stages import Stages, stages_of
 from tests.programs.models import GPT, MICRO_BATCHES, model_and_batch
 
@@ -149,3 +150,15 @@ def test_functions_verify_and_hand_on_what_they_read(splits: bool) -> None:
         assert handed <= made, kind
         made |= {name for role, name in results(func) if role == "saved"}
     assert found.registers["gradient.cut0.1"] == "gradient.cut0.1"
+
+
+@pytest.mark.parametrize("stages", ["tok, pos, blocks.0; blocks.1-blocks.9, norm, head"])
+def test_a_run_that_ends_in_no_layer_is_refused(stages: str) -> None:
+    with pytest.raises(IrcError, match="begins with 'blocks.9'") as caught:
+        cut("gpt", 2, stages)
+    assert caught.value.code == "pipeline-stages"
+
+
+def test_a_run_may_end_in_a_module_without_parameters() -> None:
+    names = ["0.weight", "0.bias", "2.weight", "4.weight"]
+    assert named_by("0-3", names) == names[:3]

@@ -15,6 +15,7 @@ from torch import nn
 
 import irc
 from irc.calls.step_plan import captured_step
+from irc.cluster.load import find_cluster
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.interpret.parts import run_here
@@ -23,6 +24,10 @@ from irc.plan.parts import PartsPlan
 from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.programs.schedules import schedule_for
 from irc.programs.uneven import make_uneven_plan
+from irc.report.parts import gather_parts
+from irc.schedule.actions import Action
+from irc.simulate.costs import Costs, StageCosts
+from irc.simulate.parts import predict_step
 from irc.training.recipe import recipe_of
 from tests.programs.models import CASES, IGNORED, MICRO_BATCHES, OPTIMIZER, furthest
 from tests.programs.uneven_batches import batch_of, model_of, trained_eagerly
@@ -194,3 +199,23 @@ def test_planted_faults_of_smaller_micro_batches_are_refused() -> None:
         with pytest.raises(IrcError) as caught:
             unpack_parts(pack_parts(broken))
         assert caught.value.code == "plan-corrupt"
+
+
+def test_functions_of_smaller_micro_batches_are_predicted_and_counted_as_such() -> None:
+    plan, _ = planned("gpt", 10, "pipe=2", "1f1b")
+    costs = Costs(
+        [StageCosts({"F": 3.0, "I": 2.0, "W": 1.0, "F.smaller": 2.0, "I.smaller": 1.5,
+                     "W.smaller": 0.5})],
+        smaller_from=plan.smaller_from,
+    )  # fmt: skip
+    assert [costs.seconds(Action(0, "F", m)) for m in range(4)] == [3.0, 3.0, 2.0, 2.0]
+    assert [costs.seconds(Action(0, "B", m)) for m in range(4)] == [3.0, 3.0, 2.0, 2.0]
+    facts = gather_parts(plan)
+    runs = {f.kind: f.runs for f in facts.parts[0].functions}
+    assert runs == {k: 2 if k[0] in "FBIW" else 1 for k in runs}
+    assert {"F", "F.smaller", "B", "B.smaller", "step"} <= set(runs)
+    # An update is what a step does once: no micro-batch is in it.
+    seconds = {f.kind: f.predicted_s or 0.0 for f in facts.parts[0].functions}
+    cluster = find_cluster("this-host").fit(plan.mesh)
+    spent = predict_step(plan, cluster).busy(0)
+    assert spent == pytest.approx(sum(runs[k] * seconds[k] for k in runs))
