@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,16 +173,23 @@ def test_from_python_with_a_clipped_and_frozen_step(tmp_path: Path) -> None:
         irc.export_plan(module, batch[:1], out=tmp_path / "other", frozen="0.weight")
 
 
+@dataclass(frozen=True)
+class Texts:
+    """Files of a plan of training."""
+
+    texts: Mapping[str, bytes]
+
+
 def test_a_recipe_of_before_there_were_schedules_is_read() -> None:
     texts = training_files(recipe_of("adamw", micro_batches=4), "")
     older = texts[RECIPE].replace('"micro_batches"', '"accumulate"')
     assert older != texts[RECIPE]
-    read = recipe_of_plan(SimpleNamespace(texts={RECIPE: older.encode()}))
+    read = recipe_of_plan(Texts({RECIPE: older.encode()}))
     assert read is not None
     assert read.micro_batches == 4
     both = older.replace('"accumulate"', '"micro_batches":2,"accumulate"')
     with pytest.raises(IrcError) as caught:
-        recipe_of_plan(SimpleNamespace(texts={RECIPE: both.encode()}))
+        recipe_of_plan(Texts({RECIPE: both.encode()}))
     assert caught.value.code == "plan-corrupt"
 
 

@@ -36,9 +36,9 @@ SAMPLES = 4
 STEPS = 10
 WARM = 2
 RATE = 3e-5
-"""At 1e-3 ten steps of AdamW make much of a rounding: eager training of the ResNet is 7e-4 from that
-in float64, and 1e-4 from itself where it adds its micro-batches up in another order. At this rate
-it is 1e-7 from float64, so that 2e-6 says something of a pipeline."""
+"""At 1e-3 ten steps of AdamW make much of a rounding: eager training of the ResNet is 7e-4 from
+that in float64, and 1e-4 from itself where it adds its micro-batches up in another order. At this
+rate it is 1e-7 from float64, so that 2e-6 says something of a pipeline."""
 
 Step = Callable[[], float]
 

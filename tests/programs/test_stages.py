@@ -154,7 +154,7 @@ def test_functions_verify_and_hand_on_what_they_read(splits: bool) -> None:
 
 @pytest.mark.parametrize("stages", ["tok, pos, blocks.0; blocks.1-blocks.9, norm, head"])
 def test_a_run_that_ends_in_no_layer_is_refused(stages: str) -> None:
-    with pytest.raises(IrcError, match="begins with 'blocks.9'") as caught:
+    with pytest.raises(IrcError, match=r"begins with 'blocks\.9'") as caught:
         cut("gpt", 2, stages)
     assert caught.value.code == "pipeline-stages"
 
