@@ -202,7 +202,10 @@ class _Pairs:
         stage = self.plan.schedule.paths[number][part]
         ranks = self.plan.ranks[self.plan.schedule.rank_of[stage]]
         where = f"{kind} of stage {stage} on rank"
-        for route in self.plan.wiring.routes:
+        if self.plan.schedule.leaves_out(stage, number):
+            return
+        routes = self._routes(number)
+        for route in routes:
             if route.consumer == part and route.name in function.reads:
                 yield from self._crossing(number, route, "got", f"received for {where}")
         for name in function.reads:
@@ -212,7 +215,7 @@ class _Pairs:
                 if found is not None and put is not None:
                     what = f"micro-batch {number}: '{name}', read by {where} {rank},"
                     yield Pair(what, found, put, is_exact=True)
-        for route in self.plan.wiring.routes:
+        for route in routes:
             if route.producer == part and route.register in function.makes:
                 yield from self._crossing(number, route, "made", f"computed by {where}")
                 for rank in ranks:
@@ -229,12 +232,16 @@ class _Pairs:
             yield Pair(f"{what} {rank},", own, self.reference.losses[number], by=by)
         yield from self._added(number, part, kind)
 
+    def _routes(self, number: int) -> list[Route]:
+        """Return the routes that a micro-batch's values go."""
+        skips = self.plan.schedule.skips
+        return list(self.plan.wiring.routes_of(skips[number] if skips else ()))
+
     def _put(self, rank: int, number: int, part: int, name: str) -> torch.Tensor | None:
         """Return what a rank's register should hold when a function reads it."""
         path, seen = self.plan.schedule.paths[number], self.run.seen
-        route = next(
-            (r for r in self.plan.wiring.routes if (r.name, r.consumer) == (name, part)), None
-        )
+        routes = self._routes(number)
+        route = next((r for r in routes if (r.name, r.consumer) == (name, part)), None)
         if route is None:
             return seen.get(Sight("made", rank, path[part], name, number))
         got = seen.get(Sight("got", rank, path[part], name, number))

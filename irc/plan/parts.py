@@ -28,6 +28,7 @@ from irc.plan.parts_facts import PartsFacts, schedule_digest
 from irc.plan.schema import AxisCut, Buffer, Plan, placement_of
 from irc.schedule.actions import Schedule
 from irc.schedule.notation import read_schedule
+from irc.schedule.skips import with_skips
 from irc.schedule.slices import ranks_of_slices, with_slices
 from irc.schedule.tape_writer import tapes_of
 from irc.schedule.tapes import SMALLER, Function, Route, Tape, Wiring
@@ -84,7 +85,7 @@ class PartsPlan:
     @cached_property
     def schedule(self) -> Schedule:
         """What each rank of the pipe axis does, in order; slices of a vocabulary are stages."""
-        return with_slices(self.written)
+        return with_slices(with_skips(self.written))
 
     @cached_property
     def written(self) -> Schedule:
@@ -140,7 +141,7 @@ class PartsPlan:
             for part in self.parts
         )
         routes = tuple(
-            Route(c.name, c.producer, c.consumer, c.register) for c in self.facts.channels
+            Route(c.name, c.producer, c.consumer, c.register, c.over) for c in self.facts.channels
         )
         aligned = frozenset(c.name for c in self.facts.channels if c.before == c.after)
         return Wiring(functions, routes, aligned, self.smaller_from)
@@ -156,18 +157,28 @@ class PartsPlan:
 
     def channel(self, name: str, producer: int, consumer: int) -> Channel:
         """Return the channel between two stages of the schedule that a value goes through."""
-        return self._channels(name, *(self.schedule.rank_of[s] for s in (producer, consumer)))
+        return self._channels(name, producer, consumer)
 
-    def _channels(self, name: str, before: int, after: int) -> Channel:
+    def _channels(self, name: str, producer: int, consumer: int) -> Channel:
+        before, after = (self.schedule.rank_of[stage] for stage in (producer, consumer))
+        # Around parts that are left out a value comes from another one than else.
+        ends = self._part_of[producer], self._part_of[consumer]
         key = name, before, after
         if key not in self._made_channels:
-            crossing = next(c for c in self.facts.channels if c.name == name)
+            crossing = next(
+                c for c in self.facts.channels if (c.name, (c.producer, c.consumer)) == (name, ends)
+            )
             sides = [
                 Side(_placement(cuts, self.part_mesh), self.part_mesh, self.ranks[place])
                 for cuts, place in ((crossing.before, before), (crossing.after, after))
             ]
             self._made_channels[key] = Channel(crossing.shape, crossing.dtype, *sides)
         return self._made_channels[key]
+
+    @cached_property
+    def _part_of(self) -> Mapping[int, int]:
+        """By stage of the schedule, the part that it is."""
+        return {stage: part for path in self.schedule.paths for part, stage in enumerate(path)}
 
     @cached_property
     def _made_channels(self) -> dict[tuple[str, int, int], Channel]:

@@ -26,6 +26,7 @@ class ChannelFacts:
         dtype: irc's short name.
         before: how the producer's mesh holds it; empty: whole on each rank.
         after: how the consumer's is to.
+        over: parts between the two that micro-batches leave out whose value goes so.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ChannelFacts:
     dtype: str
     before: tuple[AxisCut, ...] = ()
     after: tuple[AxisCut, ...] = ()
+    over: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from irc.plan.training import HEAD, SEARCHED, STAGED, stage_file
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.schedules import splits_backward
+from irc.programs.skips import Way, ways_around
 from irc.programs.slice_steps import slice_steps
 from irc.programs.stage_memory import budget_of, check_memory, shares_of
 from irc.programs.stage_pins import pins_of_stages
@@ -39,12 +40,13 @@ from irc.programs.stage_step import GRADIENT, StageStep, stage_step
 from irc.schedule.actions import Schedule
 from irc.schedule.copies import copies_of, swapped_forwards
 from irc.schedule.notation import print_schedule
+from irc.schedule.skips import with_skips
 from irc.schedule.slices import ranks_of_slices, with_slices
 from irc.training.entry import globs, loss_index, matches
 from irc.training.functions import Functions
 from irc.training.head import take_head
 from irc.training.recipe import Recipe
-from irc.training.stages import Crossing, Stages, stages_of
+from irc.training.stages import Stages, stages_of
 from irc.training.vocabulary import slices_of
 
 
@@ -73,6 +75,7 @@ def make_parts_plan(
         IrcError: ``pipeline-stages``, ``pipeline-unsupported``, ``pipeline-memory``,
             ``loss-unknown``; what the passes raise.
     """
+    text, schedule = print_schedule(schedule), with_skips(schedule)
     module = program.module
     loss = _loss(module, recipe)
     inputs = tuple(program.input_names)
@@ -101,7 +104,7 @@ def make_parts_plan(
     _check_states(found, schedule)
     hidden = {c.name for c in slices.crossings if c.is_smooth} if slices else set[str]()
     steps = _steps(found, recipe, trained, shared, moved, "" if slices else loss, scale, hidden)
-    text, schedule = print_schedule(schedule), with_slices(schedule)
+    schedule = with_slices(schedule)
     crossings = found.crossings
     if slices is not None:
         steps += slice_steps(slices, len(steps), recipe, trained, loss=loss, scale=scale)
@@ -114,8 +117,11 @@ def make_parts_plan(
     types = [_types(step.module) for step in steps]
     sliced = {name: own.names for name, own in slices.weights.items()} if slices else {}
     pins = pins_of_stages(options.pins, inner, [step.module for step in steps], sliced)
-    runs = runs_of_stages(schedule, steps, crossings, splits)
+    kinds = {name: kind for own in types for name, kind in own.items()}
+    around = ways_around(schedule, crossings, kinds)
+    runs = runs_of_stages(schedule, steps, crossings, splits, around)
 
+    ways = [way for crossing in crossings for way in ways_of(crossing, steps)]
     fixed = fixed_stages(parse_stages(*constraint_text(options.pins)), stages, len(found.modules))
 
     def plan(budgets: Sequence[int] | None) -> PartsPlan:
@@ -128,7 +134,7 @@ def make_parts_plan(
             mesh=str(options.mesh),
             schedule=schedule_digest(text),
             parts=tuple({kind: plan.hash for kind, plan in part.items()} for part in parts),
-            channels=_channels(crossings, steps, functions, parts, types),
+            channels=_channels([*ways, *around], functions, parts, types),
             shared=shared,
             inputs=(*inputs, "lr"),
             cut=recipe.split,
@@ -267,24 +273,22 @@ def _types(module: ModuleOp) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _channels(
-    crossings: Sequence[Crossing],
-    steps: Sequence[StageStep],
+    ways: Sequence[Way],
     functions: Sequence[Functions],
     parts: Sequence[Mapping[str, LoadedPlan]],
     types: Sequence[Mapping[str, tuple[tuple[int, ...], str]]],
 ) -> tuple[ChannelFacts, ...]:
     channels: list[ChannelFacts] = []
-    for crossing in crossings:
-        for name, producer, consumer in ways_of(crossing, steps):
-            if name not in types[consumer]:
-                continue  # nothing reads it there
-            shape, dtype = types[consumer][name]
-            register = functions[producer].registers[name]
-            before = _placement(parts[producer], register, "outputs")
-            after = _placement(parts[consumer], name, "inputs")
-            channels.append(
-                ChannelFacts(name, producer, consumer, register, shape, dtype, before, after)
-            )
+    for way in ways:
+        name, producer, consumer = way.name, way.producer, way.consumer
+        if name not in types[consumer]:
+            continue  # nothing reads it there
+        shape, dtype = types[consumer][name]
+        register = functions[producer].registers[way.sent]
+        before = _placement(parts[producer], register, "outputs")
+        after = _placement(parts[consumer], name, "inputs")
+        ends = name, producer, consumer
+        channels.append(ChannelFacts(*ends, register, shape, dtype, before, after, way.over))
     return tuple(channels)
 
 

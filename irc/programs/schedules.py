@@ -11,6 +11,7 @@ from irc.schedule.check import check
 from irc.schedule.copies import has_whole_copies
 from irc.schedule.named import generate
 from irc.schedule.notation import load_schedule
+from irc.schedule.skips import with_skips
 
 
 def schedule_for(text: str, ranks: int, micro_batches: int) -> Schedule:
@@ -48,7 +49,7 @@ def as_functions(schedule: Schedule) -> Schedule:
     Raises:
         IrcError: ``pipeline-unsupported`` for what no plan can do yet.
     """
-    _require_plain(schedule)
+    _require_plain(with_skips(schedule))
     return _one_way(schedule)
 
 
@@ -56,8 +57,9 @@ def _require_plain(schedule: Schedule) -> None:
     if not has_whole_copies(schedule):
         raise IrcError(
             "pipeline-unsupported",
-            "a plan has no micro-batches that skip stages, or share some with another path, as "
-            f"schedule '{schedule.name}' does",
+            f"the paths of schedule '{schedule.name}' are not those of a plan",
+            because="micro-batches go through all stages of a copy of the model, or from the first "
+            "to the last in order, leaving some out",
             help="draw and simulate it with irc schedule; choose another to run",
         )
 
@@ -73,11 +75,12 @@ def splits_backward(schedule: Schedule, part: int) -> bool:
 
 def _one_way(schedule: Schedule) -> Schedule:
     """Write B as I and W in the stages of a part that has both: its functions are either."""
+    paths = with_skips(schedule).paths
     both = {
         path[part]
-        for part in range(len(schedule.paths[0]))
-        if splits_backward(schedule, part)
-        for path in schedule.paths
+        for part in range(len(paths[0]))
+        if splits_backward(replace(schedule, paths=paths), part)
+        for path in paths
     }
 
     def apart(action: Action) -> Iterator[Action]:

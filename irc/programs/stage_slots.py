@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from irc.dialects.builder import arguments, entry, results
+from irc.programs.skips import Way
 from irc.programs.stage_step import GRADIENT, StageStep
 from irc.schedule.actions import Schedule
 from irc.schedule.tape_writer import tapes_of
@@ -25,6 +26,7 @@ def runs_of_stages(
     steps: Sequence[StageStep],
     crossings: Sequence[Crossing],
     splits: Sequence[bool],
+    around: Sequence[Way] = (),
 ) -> list[StageRuns]:
     """Return how each stage's functions run on a rank of it.
 
@@ -33,17 +35,18 @@ def runs_of_stages(
         steps: of the stages, level flow; they stay as they are.
         crossings: what goes between them.
         splits: by stage, whether backward is I and W.
+        around: ways around stages that micro-batches skip.
 
     Raises:
         IrcError: ``schedule-order``, ``schedule-deadlock``.
     """
     functions = [_functions(step, is_split) for step, is_split in zip(steps, splits, strict=True)]
+    ways = [way for crossing in crossings for way in ways_of(crossing, steps)]
     routes = [
-        Route(name, producer, consumer, register)
-        for crossing in crossings
-        for name, producer, consumer in ways_of(crossing, steps)
-        if any(name in f.reads for f in functions[consumer].values())
-        for register in [_register(steps[producer], name)]
+        Route(way.name, way.producer, way.consumer, register, way.over)
+        for way in (*ways, *around)
+        if any(way.name in f.reads for f in functions[way.consumer].values())
+        for register in [_register(steps[way.producer], way.sent)]
     ]
     wiring = Wiring(tuple(functions), tuple(routes), frozenset(route.name for route in routes))
     tapes = tapes_of(schedule, wiring)
@@ -58,17 +61,18 @@ def runs_of_stages(
             for name in sorted(names)
         }
         # Two copies of a model have some of the micro-batches each.
-        most = max(map(taken.count, taken))
+        skipped = sum(part in each for each in schedule.skips)
+        most = max(map(taken.count, taken)) - skipped
         found.append(StageRuns(most, merged=not is_split, slots=slots))
     return found
 
 
-def ways_of(crossing: Crossing, steps: Sequence[StageStep]) -> list[tuple[str, int, int]]:
-    """Return the name, producer and consumer of a value, and of its gradient where one goes."""
-    ways = [(crossing.name, crossing.producer, crossing.consumer)]
-    back = f"{GRADIENT}{crossing.name}"
+def ways_of(crossing: Crossing, steps: Sequence[StageStep]) -> list[Way]:
+    """Return the ways of a value, and of its gradient where one goes."""
+    name, back = crossing.name, f"{GRADIENT}{crossing.name}"
+    ways = [Way(name, crossing.producer, crossing.consumer, name)]
     if back in steps[crossing.consumer].sent:
-        ways.append((back, crossing.consumer, crossing.producer))
+        ways.append(Way(back, crossing.consumer, crossing.producer, back))
     return ways
 
 

@@ -77,6 +77,8 @@ class Schedule:
             (DualPipe, whose second copy of the model is stages p to 2p - 1).
         vocabulary: which algorithm of Vocabulary Parallelism S and T follow, 1 or 2; 0 for none.
         name: by which a user asked for it.
+        skips: by micro-batch, the stages of its path that it leaves out; empty where none does.
+            Only the form that plans have functions for says it so (`irc.schedule.skips`).
         blanks: by rank, the positions of a table's empty cells, so that it prints as it was read.
     """
 
@@ -84,6 +86,7 @@ class Schedule:
     paths: tuple[tuple[int, ...], ...]
     vocabulary: int = 0
     name: str = ""
+    skips: tuple[tuple[int, ...], ...] = ()
     blanks: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     @cached_property
@@ -104,6 +107,10 @@ class Schedule:
             for rank, actions in enumerate(self.ranks)
             for action in computed(actions)
         }
+
+    def leaves_out(self, stage: int, micro_batch: int) -> bool:
+        """Return whether a micro-batch skips a stage of its path."""
+        return bool(self.skips) and stage in self.skips[micro_batch]
 
     @cached_property
     def splits_backward(self) -> bool:

@@ -81,17 +81,23 @@ class _Rank:
         key = action.stage, name, action.micro_batch
         if key not in self.values:
             stage = self._model_stage(action)
-            routes = [r for r in self.wiring.routes if r.name == name and r.consumer == stage]
+            own = self._routes(action.micro_batch)
+            routes = [r for r in own if r.name == name and r.consumer == stage]
             if not routes:
                 raise IrcError(
                     "schedule-order",
                     f"{action} reads '{name}', which nothing before it on its rank makes",
                     help="run F before B or I, and I before W",
                 )
-            if (own := self._on_own_rank(routes[0], action.micro_batch)) is not None:
-                return self.values[own, routes[0].register, action.micro_batch]
+            if (made := self._on_own_rank(routes[0], action.micro_batch)) is not None:
+                return self.values[made, routes[0].register, action.micro_batch]
             self.values[key] = _Value(*key, at, at, arrives=routes[0])
         return self.values[key]
+
+    def _routes(self, micro_batch: int) -> Iterator[Route]:
+        """Yield the routes that a micro-batch's values go."""
+        skips = self.schedule.skips
+        return self.wiring.routes_of(skips[micro_batch] if skips else ())
 
     def _on_own_rank(self, route: Route, micro_batch: int) -> int | None:
         """Return the stage that makes a value which this rank reads where it lies."""
@@ -105,7 +111,7 @@ class _Rank:
     def _goes(self, action: Action, register: str) -> Iterator[tuple[Route, int]]:
         path = self.schedule.paths[action.micro_batch]
         stage = path.index(action.stage)
-        for route in self.wiring.routes:
+        for route in self._routes(action.micro_batch):
             if (route.producer, route.register) != (stage, register):
                 continue
             if self._on_own_rank(route, action.micro_batch) is None:

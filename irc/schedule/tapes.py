@@ -8,7 +8,7 @@ slot is the credit without which a producer waits, as in OneFlow's actors (arXiv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -40,12 +40,14 @@ class Route:
         producer: the stage that makes it, counted along a micro-batch's path.
         consumer: the stage that reads it.
         register: the producer's register.
+        over: parts between the two that a micro-batch leaves out whose value goes so.
     """
 
     name: str
     producer: int
     consumer: int
     register: str
+    over: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,13 @@ class Wiring:
     aligned: frozenset[str] = frozenset()
     smaller_from: int | None = None
 
+    def routes_of(self, skipped: Collection[int]) -> Iterator[Route]:
+        """Yield the routes of a micro-batch that leaves out some parts."""
+        for route in self.routes:
+            ends = route.producer in skipped or route.consumer in skipped
+            if not ends and _is_way(route, skipped):
+                yield route
+
     def kind(self, kind: str, micro_batch: int) -> str:
         """Return the kind of the function that does an action's kind for a micro-batch."""
         is_smaller = self.smaller_from is not None and micro_batch >= self.smaller_from
@@ -74,6 +83,11 @@ class Wiring:
     def function(self, stage: int, kind: str, micro_batch: int) -> Function | None:
         """Return what an action of a stage runs; None where it has nothing to do."""
         return self.functions[stage].get(self.kind(kind, micro_batch))
+
+
+def _is_way(route: Route, skipped: Collection[int]) -> bool:
+    """Return whether a value goes by a route: around what is left out, and nothing else."""
+    return all(part in skipped for part in route.over)
 
 
 class Place(NamedTuple):
