@@ -82,7 +82,7 @@ def test_random_schedules_train_models_right(name: str, seed: int, tmp_path: Pat
     ("name", "text", "words"),
     [
         ("conv", SWAPPED, "runs micro-batch 1 before 0 in stage 0"),
-        ("gpt", SHARING, "share some with another path"),
+        ("gpt", SHARING, "are not those of a plan"),
     ],
 )
 def test_what_would_be_wrong_is_refused(name: str, text: str, words: str, tmp_path: Path) -> None:

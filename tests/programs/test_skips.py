@@ -135,9 +135,11 @@ def test_a_stage_that_is_no_identity_when_left_out_is_refused(tmp_path: Path) ->
 
 
 def test_paths_in_another_order_are_refused(tmp_path: Path) -> None:
-    text = "path 0: 0 2 1 3\nrank 0: 0F0 0B0\nrank 1: 1F0 1B0\nrank 2: 2F0 2B0\nrank 3: 3F0 3B0\n"
+    text = "path 1: 0 2 1 3\n" + "".join(
+        f"rank {stage}: {stage}F0 {stage}F1 {stage}B0 {stage}B1\n" for stage in range(4)
+    )
     file = tmp_path / "turned.txt"
     file.write_text(text)
     with pytest.raises(IrcError, match="are not those of a plan") as caught:
-        schedule_for(str(file), 4, 1)
+        schedule_for(str(file), 4, 2)
     assert caught.value.code == "pipeline-unsupported"
