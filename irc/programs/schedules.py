@@ -12,6 +12,7 @@ from irc.schedule.copies import has_whole_copies
 from irc.schedule.named import generate
 from irc.schedule.notation import load_schedule
 from irc.schedule.skips import with_skips
+from irc.schedule.slices import ranks_of_slices
 
 
 def schedule_for(text: str, ranks: int, micro_batches: int) -> Schedule:
@@ -61,6 +62,13 @@ def _require_plain(schedule: Schedule) -> None:
             because="micro-batches go through all stages of a copy of the model, or from the first "
             "to the last in order, leaving some out",
             help="draw and simulate it with irc schedule; choose another to run",
+        )
+
+    if schedule.vocabulary and len(ranks_of_slices(schedule)) < 2:
+        raise IrcError(
+            "pipeline-unsupported",
+            f"schedule '{schedule.name}' shares a vocabulary out, and has one rank for it",
+            help="leave out 'vocab-', or give the axis 'pipe' two ranks or more",
         )
 
 

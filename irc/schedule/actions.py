@@ -77,17 +77,17 @@ class Schedule:
             (DualPipe, whose second copy of the model is stages p to 2p - 1).
         vocabulary: which algorithm of Vocabulary Parallelism S and T follow, 1 or 2; 0 for none.
         name: by which a user asked for it.
+        blanks: by rank, the positions of a table's empty cells, so that it prints as it was read.
         skips: by micro-batch, the stages of its path that it leaves out; empty where none does.
             Only the form that plans have functions for says it so (`irc.schedule.skips`).
-        blanks: by rank, the positions of a table's empty cells, so that it prints as it was read.
     """
 
     ranks: tuple[tuple[Action, ...], ...]
     paths: tuple[tuple[int, ...], ...]
     vocabulary: int = 0
     name: str = ""
-    skips: tuple[tuple[int, ...], ...] = ()
     blanks: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
+    skips: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def num_stages(self) -> int:
@@ -135,7 +135,8 @@ class Schedule:
         A gradient comes from the next stage's I, or from its B where that is not split.
         """
         stage, kind, micro_batch, _ = action
-        earlier, later = self._neighbours[micro_batch, stage]
+        # S and T of a rank are of a stage that their micro-batch may skip.
+        earlier, later = self._neighbours.get((micro_batch, stage), (-1, -1))
         match kind:
             case "F":
                 if earlier >= 0:

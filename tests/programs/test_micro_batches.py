@@ -83,6 +83,7 @@ def test_memory_is_what_a_rank_holds() -> None:
         ({"mesh": "pipe=2", "schedule": "1f2b"}, "schedule-unknown"),
         ({"mesh": "pipe=2", "schedule": "none.csv"}, "file-missing"),
         ({"mesh": "pipe=3", "micro_batches": 8, "schedule": "skip"}, "pipeline-unsupported"),
+        ({"mesh": "pipe=1", "schedule": "vocab-1:1f1b"}, "pipeline-unsupported"),
         ({"mesh": "pipe=2", "micro_batches": 0}, "option-value"),
         ({"micro_batches": 2, "accumulate": 2}, "option-value"),
         ({"stages": "tok; head"}, "option-value"),

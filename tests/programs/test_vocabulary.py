@@ -102,6 +102,17 @@ def test_in_other_schedules_and_on_other_meshes(schedule: str, mesh: str) -> Non
 
 
 @pytest.mark.parametrize("algorithm", [1, 2])
+def test_micro_batches_that_skip_stages_go_through_all_slices(algorithm: int) -> None:
+    """In a mesh of four stages, each micro-batch without one of the inner two."""
+    model, batch = head_and_batch("ignored")
+    cut = (["tok", "layers.0"], ["layers.1"], ["layers.2"], ["layers.3", "norm"])
+    pins = "; ".join(f"stage {', '.join(own)} = {stage}" for stage, own in enumerate(cut))
+    given = planned(model, batch, f"vocab-{algorithm}:skip", "pipe=4", pins=pins)
+    assert given[0].schedule.skips == ((1,), (2,), (1,), (2,))
+    assert "are as eager has them" in check(given)
+
+
+@pytest.mark.parametrize("algorithm", [1, 2])
 def test_in_float32(algorithm: int) -> None:
     model, batch = head_and_batch("smoothed bias", torch.float32)
     assert furthest(planned(model, batch, f"vocab-{algorithm}:1f1b"), model) < 2e-6

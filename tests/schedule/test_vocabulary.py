@@ -22,7 +22,7 @@ def test_the_first_rank_of_1f1b_holds_one_more_for_each_barrier(algorithm, ranks
 
 
 @pytest.mark.parametrize("name", ["gpipe", "zb-h1", "zb-h2", "interleaved:2", "gis:2", "zb-v",
-                                  "v-half", "v-min", "breadth-first:2"])  # fmt: skip
+                                  "v-half", "v-min", "breadth-first:2", "skip"])  # fmt: skip
 @pytest.mark.parametrize("algorithm", [1, 2])
 def test_goes_into_any_schedule(name, algorithm):
     schedule = with_vocabulary(generate(name, ranks=4, micro_batches=12), algorithm)
