@@ -47,11 +47,22 @@ def with_vocabulary(schedule: Schedule, algorithm: int, times: Times | None = No
             "schedule-size", "no vocabulary can be woven into actions that run as one (DualPipe)"
         )
     times = times or Times(logits=1 / 3, vocabulary_gradient=1 / 3)
-    ahead = replace(
-        schedule,
-        ranks=tuple(_earlier_forwards(actions, BARRIERS[algorithm]) for actions in schedule.ranks),
+    # Where micro-batches skip stages, ranks that run ahead may come to wait for each other.
+    for barriers in range(BARRIERS[algorithm], -1, -1):
+        ranks = tuple(_earlier_forwards(actions, barriers) for actions in schedule.ranks)
+        woven = _woven(replace(schedule, ranks=ranks), algorithm, times)
+        if sum(map(len, woven.ranks)) == sum(map(len, ranks)) + _num_of_slices(schedule):
+            return woven
+    raise IrcError(
+        "schedule-size",
+        f"no vocabulary can be woven into schedule '{schedule.name}'",
+        because="its backwards begin in another order than that of the micro-batches",
     )
-    return _woven(ahead, algorithm, times)
+
+
+def _num_of_slices(schedule: Schedule) -> int:
+    """Return how many S and T there are: one of each on every rank for each micro-batch."""
+    return 2 * len(schedule.ranks) * schedule.num_micro_batches
 
 
 def _earlier_forwards(actions: Sequence[Action], barriers: int) -> tuple[Action, ...]:
