@@ -163,7 +163,7 @@ def _write_training(
 
     from irc.calls.step_plan import captured_step, check_device, training_plan
 
-    check_device(module)
+    check_device(module, planned=True)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
     with torch.no_grad():
         captured, split = captured_step(module, called, recipe, args, dict(kwargs or {}))
@@ -210,7 +210,7 @@ def _write_parts(
             help=f"give a multiple of {recipe.micro_batches} samples, or train with "
             "irc.compile_step, which takes any number",
         )
-    check_device(module)
+    check_device(module, planned=True)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
     with torch.no_grad():
         captured, split = captured_step(module, called, recipe, args, dict(kwargs or {}))

@@ -125,15 +125,19 @@ def training_plan(
     return make_plan(program, options, keep_ir=keep_ir, extra=extra)
 
 
-def check_device(module: nn.Module) -> None:
+def check_device(module: nn.Module, *, planned: bool = False) -> None:
     """Refuse a module without values, or on another device.
+
+    Args:
+        module: what is trained.
+        planned: a plan alone is made, which needs no values: all may be on the meta device.
 
     Raises:
         IrcError: ``input-mismatch``.
     """
     named = (*module.named_parameters(), *module.named_buffers())
     for name, value in named:
-        if not value.is_cpu:
+        if not value.is_cpu and not (planned and value.is_meta):
             raise IrcError(
                 "input-mismatch",
                 f"'{name}' is on {value.device}; a training step starts from values on the CPU",

@@ -23,7 +23,7 @@ from irc.plan.parts_facts import parse_facts
 from irc.plan.parts_verify import KINDS
 from irc.plan.save import check_target, published, save_plan
 from irc.plan.trust import is_trusted
-from irc.plan.weights import Reference, write_safetensors
+from irc.plan.weights import Reference, with_values, write_safetensors
 from irc.training.slices import cut
 
 FOLDER = "parts"
@@ -53,7 +53,7 @@ def save_parts(
     """
     target = Path(folder).absolute()
     check_target(target, force=force)
-    tensors = cut(plan.sliced, tensors)
+    tensors = cut(plan.sliced, with_values(tensors))
     try:
         with published(target) as place:
             (place / PARTS).write_text(plan.text, encoding="utf-8")

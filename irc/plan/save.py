@@ -20,7 +20,7 @@ from irc.plan.digests import note_weights, write_digests
 from irc.plan.files import MANIFEST, PLAN, REFERENCES, WEIGHTS
 from irc.plan.load import LoadedPlan, from_files
 from irc.plan.schema import Plan, to_json
-from irc.plan.weights import Reference, references_text, write_safetensors
+from irc.plan.weights import Reference, references_text, with_values, write_safetensors
 
 OLD = ".old"
 LEFT = re.compile(r"irc-[0-9a-f]{8}-(\d+)-(\d*)\.[^.]+(?:\.old)?")
@@ -71,7 +71,8 @@ def save_plan(
     Args:
         folder: where to.
         plan: what :func:`make_plan` gave.
-        tensors: weights to write (torch tensors), whole, by argument name.
+        tensors: weights to write (torch tensors), whole, by argument name; those without values
+            are left out.
         references: weights that stay in a file of the user's, by argument name.
         force: replace a plan that is there already.
         also: writes more into the folder, before it is at its place.
@@ -81,6 +82,7 @@ def save_plan(
     """
     target = Path(folder).absolute()
     check_target(target, force=force)
+    tensors = with_values(tensors or {})
     try:
         with published(target) as place:
             for name, content in (*plan.texts.items(), (MANIFEST, plan.manifest)):

@@ -60,6 +60,11 @@ def parse_references(text: bytes, where: str) -> dict[str, Reference]:
     return json_text.decode(Mapping[str, Reference], json_text.parse(text, where), where)
 
 
+def with_values(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out torch tensors on the meta device, of which a plan has shapes alone."""
+    return {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
+
+
 def write_safetensors(path: Path, tensors: Mapping[str, Any]) -> None:
     """Write torch tensors; their bytes go straight from memory to the file.
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from irc.errors import IrcError
 from irc.plan import files, json_text
-from irc.plan.digests import check_weights
+from irc.plan.digests import DIGESTS, check_weights
 from irc.plan.files import MANIFEST, REFERENCES, WEIGHTS
 from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
@@ -98,6 +98,14 @@ def load_weights(
                 shape = buffer.shape if rank is not None else whole_shape(plan, index)
                 found[buffer.name] = torch.zeros(shape, dtype=dtypes()[buffer.dtype])
                 continue
+            is_own = buffer.name not in references
+            if is_own and _was_without_value(path, reference.tensor, opened):
+                raise IrcError(
+                    "weights-missing",
+                    f"the plan has no value for '{buffer.name}'",
+                    because="its model was on the meta device when it was compiled",
+                    help="compile it with its values to run it; the plan is the same",
+                )
             found[buffer.name] = _read(plan, buffer, reference, path, rank, opened)
         except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
             raise corrupt(f"weight '{buffer.name}' cannot be read: {error}", str(path)) from None
@@ -175,6 +183,14 @@ def _has(path: Path, tensor: str, opened: dict[Path, Any]) -> bool:
     if path not in opened:
         opened[path] = safe_open(path, framework="pt")
     return tensor in opened[path].keys()  # noqa: SIM118 - the file is no mapping
+
+
+def _was_without_value(path: Path, tensor: str, opened: dict[Path, Any]) -> bool:
+    """Whether a plan was written without a weight: its files are as they were, and lack it."""
+    has_digests = (path.parent / DIGESTS).is_file()
+    if not path.is_file():
+        return not has_digests
+    return has_digests and not _has(path, tensor, opened)
 
 
 def _read(
