@@ -208,6 +208,7 @@ def compile_step(
     stored_bytes: int | None = None,
     regather: bool = False,
     seed: int = 0,
+    init: Callable[[nn.Module], Any] | None = None,
 ) -> TrainingStep:
     """Return a step of training, to be called with each batch: ``loss = step(*batch, lr=1e-3)``.
 
@@ -273,6 +274,10 @@ def compile_step(
         stored_bytes: the most that it may hold all the time.
         regather: do not save for backward what was gathered, but gather it again.
         seed: of random numbers.
+        init: of a model that was made on the meta device, gives values to the parameters and
+            buffers that are a layer's own, and is called for each of ``model.modules()``; by
+            default the layer's ``reset_parameters()``. Each rank keeps its parts, and the numbers
+            are the same on every mesh.
 
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
@@ -302,8 +307,8 @@ def compile_step(
     called = None if isinstance(loss, str) else loss
     if count is not None:
         pipelining = Pipelining(f"{schedule}", stages)
-        return PipelinedStep(model, recipe, options, pipelining, loss=called, seed=seed)
-    return TrainingStep(model, recipe, options, loss=called, seed=seed)
+        return PipelinedStep(model, recipe, options, pipelining, loss=called, seed=seed, init=init)
+    return TrainingStep(model, recipe, options, loss=called, seed=seed, init=init)
 
 
 def original(compiled: Any) -> Any:

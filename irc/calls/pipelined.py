@@ -26,6 +26,7 @@ from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.programs.uneven import make_uneven_plan, stage_pins
+from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, shared_bytes
 from irc.runtime.pipeline import PipelineExecutor
 from irc.runtime.same_program import marks_of
@@ -86,6 +87,7 @@ class PipelinedStep(TrainingStep):
         pipelining: schedule and stages.
         loss: a function of the module's output, where the module itself gives none.
         seed: of random numbers (dropout).
+        init: initialises each layer of a module on the meta device.
     """
 
     def __init__(
@@ -97,8 +99,9 @@ class PipelinedStep(TrainingStep):
         *,
         loss: Loss | None = None,
         seed: int = 0,
+        init: Init | None = None,
     ) -> None:
-        super().__init__(module, recipe, options, loss=loss, seed=seed)
+        super().__init__(module, recipe, options, loss=loss, seed=seed, init=init)
         self.pipelining, self._cut = pipelining, ""
         mesh = options.mesh
         ranks = mesh.size(PIPE) if PIPE in mesh.names else 1

@@ -31,6 +31,7 @@ from irc.runtime.agreement import agree_on_call, is_checked
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
+from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, shared_plan
 from irc.runtime.same_program import marks_of
 from irc.runtime.state_forms import copied_box, in_box, in_torch
@@ -68,6 +69,7 @@ class TrainingStep:
         options: of the pipeline.
         loss: a function of the module's output, where the module itself gives none.
         seed: of random numbers (dropout); each call counts it up.
+        init: initialises each layer of a module on the meta device.
     """
 
     def __init__(
@@ -78,11 +80,12 @@ class TrainingStep:
         *,
         loss: Loss | None = None,
         seed: int = 0,
+        init: Init | None = None,
     ) -> None:
         self.module, self.recipe, self.options = module, recipe, options
         self._loss = loss
         self._versions: list[StepVersion] = []
-        self._state = TrainingState(module, recipe, options.mesh, seed)
+        self._state = TrainingState(module, recipe, options.mesh, seed, init)
         self._wanted = _wanted(module)
         self._writes: Saving | None = None
 
@@ -331,7 +334,9 @@ class TrainingStep:
     ) -> tuple[Captured, tuple[str, ...]]:
         # On a mesh the parameters are in parts after the first call, and the module's on meta.
         if not self._versions or self.options.mesh.num_ranks == 1:
-            check_device(self.module)
+            if self.options.mesh.num_ranks == 1:
+                self._state.start_here()
+            check_device(self.module, planned=True)
         with TRACING, shaped(self.module):
             captured, split = captured_step(
                 self.module, self._loss, self.recipe, batch, named, less=less

@@ -8,7 +8,7 @@ initialisers of a module on the meta device.
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -41,6 +41,10 @@ class Start(Protocol):
             parts: of this rank.
             names: which of :attr:`names`; those that this rank has no part of do not count.
         """
+        ...
+
+    def wholes(self, names: Mapping[str, torch.Tensor]) -> Iterable[tuple[str, torch.Tensor]]:
+        """Give whole tensors by name, like others of these names; every rank calls it."""
         ...
 
 
@@ -86,6 +90,10 @@ class CheckpointStart:
         self._checkpoint.read(boxes)
         for name, part in read.items():
             parts.local[name].copy_(part)
+
+    def wholes(self, names: Mapping[str, torch.Tensor]) -> Iterable[tuple[str, torch.Tensor]]:
+        """Give whole tensors by name, like others of these names; every rank calls it."""
+        return self.whole(names).items()
 
     def whole(self, names: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return whole tensors that are like others, by name; every rank calls it."""

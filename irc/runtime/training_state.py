@@ -19,6 +19,7 @@ from irc.errors import IrcError, did_you_mean
 from irc.plan.parts import PartsPlan
 from irc.plan.schema import Plan
 from irc.runtime.agreement import agree_on_weights
+from irc.runtime.initialisers import Init, InitialStart
 from irc.runtime.parts import Parts
 from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.starts import CheckpointStart, Start
@@ -49,6 +50,7 @@ class TrainingState:
         recipe: says which optimiser, and what is frozen.
         mesh: of the run.
         seed: of random numbers.
+        init: initialises each layer of a module on the meta device.
 
     Attributes:
         parts: what this rank holds; empty before the first call.
@@ -57,7 +59,14 @@ class TrainingState:
         starts: what gives values to parts when they are taken; of two that do, the later.
     """
 
-    def __init__(self, module: nn.Module, recipe: Recipe, mesh: Mesh, seed: int) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        recipe: Recipe,
+        mesh: Mesh,
+        seed: int,
+        init: Init | None = None,
+    ) -> None:
         self._module, self._recipe, self._mesh = module, recipe, mesh
         self.parts = Parts(mesh, 0)
         still = globs(recipe.frozen)
@@ -69,7 +78,24 @@ class TrainingState:
         self._first = canonical_names(module)
         self._pending = {SEED: torch.tensor(seed, dtype=torch.int64)}
         self.step = 0
-        self.starts: list[Start] = []
+        initial = InitialStart(module, self._first, seed, init)
+        self.starts: list[Start] = [initial] if initial.names else []
+
+    def start_here(self) -> None:
+        """Give a module on the meta device memory and values, on one device."""
+        if not any(t.is_meta for t in (*self._module.parameters(), *self._module.buffers())):
+            return
+        empty = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
+        values: dict[str, torch.Tensor] = {}
+        for start in self.starts:
+            names = {n: empty[n] for n in start.names if n in empty}
+            values |= dict(start.wholes(names))
+            start.leave_out(names)
+        _make_room(self._module)
+        held = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
+        with torch.no_grad():
+            for name, value in values.items():
+                held[name].copy_(value)
 
     def adopt(self, plan: Plan, tensors: Mapping[str, torch.Tensor], rank: int) -> None:
         """Take what a plan loads: values of the module at first, then what is held already.
@@ -404,20 +430,32 @@ def release(module: nn.Module, first: Mapping[str, str], roles: Mapping[str, str
 
 @contextmanager
 def shaped(module: nn.Module) -> Iterator[None]:
-    """Give parameters of the meta device memory that nobody reads, so that capture takes them."""
-    kept: list[tuple[dict[str, Any], str, nn.Parameter]] = []
-    made: dict[int, nn.Parameter] = {}
-    for child in module.modules():
-        for key, value in child._parameters.items():
-            if value is not None and value.is_meta:
-                kept.append((child._parameters, key, value))
-                # Never touched, so the system gives it no pages.
-                room = torch.empty_like(value, device="cpu")
-                made.setdefault(id(value), nn.Parameter(room, requires_grad=value.requires_grad))
+    """Give what is on the meta device memory that nobody reads, so that capture takes it."""
+    kept = _make_room(module)
     try:
-        for slots, key, value in kept:
-            slots[key] = made[id(value)]
         yield
     finally:
         for slots, key, value in kept:
             slots[key] = value
+
+
+def _make_room(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """Put memory in the place of what is on the meta device; return what was where."""
+    kept: list[tuple[dict[str, Any], str, Any]] = []
+    made: dict[int, Any] = {}
+    for child in module.modules():
+        for slots in (child._parameters, child._buffers):
+            for key, value in slots.items():
+                if value is None or not value.is_meta:
+                    continue
+                kept.append((slots, key, value))
+                if id(value) not in made:
+                    # Never touched, so the system gives it no pages.
+                    room: Any = torch.empty_like(value, device="cpu")
+                    is_parameter = isinstance(value, nn.Parameter)
+                    made[id(value)] = (
+                        nn.Parameter(room, value.requires_grad) if is_parameter else room
+                    )
+    for slots, key, value in kept:
+        slots[key] = made[id(value)]
+    return kept

@@ -204,10 +204,29 @@ def killed() -> dict[str, Any]:
     return {}
 
 
+def from_meta() -> dict[str, Any]:
+    """Start on the meta device; the numbers are those of one process, and each has its part."""
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(24, 64), nn.GELU(), nn.Linear(64, 12))
+    step = make(module=module, pins="*.weight = [data = S(0)]; *.bias = [data = S(0)]")
+    step.prepare(torch.zeros(8, 24), torch.zeros(8, dtype=torch.long))
+    model = nn.Sequential(nn.Linear(24, 64), nn.GELU(), nn.Linear(64, 12))
+    torch.manual_seed(3)
+    for layer in (model[0], model[2]):
+        layer.reset_parameters()
+    wanted, found = model.state_dict(), step.state_dict()["model"]
+    whole = sum(t.nbytes for t in wanted.values())
+    return {
+        "equal": all(torch.equal(found[n], t) for n, t in wanted.items()),
+        "share": step.memory_bytes()["parameters"] / whole,
+        "on_meta": all(p.is_meta for p in module.parameters()),
+    }
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     function.__name__: function
     for function in (
-        *(still_saving, still_loading),
+        *(still_saving, still_loading, from_meta),
         *(saving, saving_pinned, saving_async, loading, loading_later, titan, killed),
     )
 }

@@ -123,3 +123,11 @@ def test_a_rank_that_is_killed_while_it_writes(tmp_path: Path, rank: int) -> Non
     assert said[1 - rank][0] not in (0, -signal.SIGKILL)
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".step-3.partial", "step-2"]
     run(tmp_path, "data=2", 2, "still_loading")
+
+
+def test_a_start_on_the_meta_device(tmp_path: Path) -> None:
+    """Numbers are those of one process; no rank has more than its part."""
+    said = run(tmp_path, "data=2", 2, "from_meta")["from_meta"]
+    assert said["equal"]
+    assert said["on_meta"]
+    assert said["share"] <= 0.55
