@@ -205,8 +205,9 @@ class Dispatcher:
         found = self._recompiles
         opened = tuple(v.work for v in self.versions if isinstance(v, OpenVersion))
         left = sum(v.left for v in self.versions if isinstance(v, (Version, OpenVersion)))
+        count = len(self.versions) + (0 if self.loop is None else len(self.loop.versions))
         return Statistics(
-            len(self.versions), tuple(found.reasons), found.eager_calls, opened,
+            count, tuple(found.reasons), found.eager_calls, opened,
             left + len(self.handed),
         )  # fmt: skip
 
@@ -379,7 +380,7 @@ class Dispatcher:
         """See writes to weights that torch does not count; on a mesh all ranks call it."""
         if self._ranks is not None:
             self._ranks.compare()
-        for version in self.versions:
+        for version in (*self.versions, *([] if self.loop is None else self.loop.versions)):
             version.refresh()
 
     def _eager(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str | None) -> Any:

@@ -249,6 +249,11 @@ class LoopVersion:
         results = _BothWays.apply(self, inputs, *self._trained, *asked)
         return self._captured.returned(list(results), inputs)
 
+    def refresh(self) -> None:
+        """See writes to weights that torch does not count."""
+        self._forward.forget_prepared()
+        self._backward.forget_prepared()
+
     def forward(self, ctx: Any, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Run the forward plan, and note for autograd what the other one reads."""
         named = dict(zip(self._captured.input_names, map(held.part_of, inputs), strict=True))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import irc
+from irc.calls.compiled import refresh, statistics
 from irc.errors import IrcError
 from tests.training.models import TARGETS, TOKENS, Classifier, small_gpt
 
@@ -305,6 +306,11 @@ def hooked(run: Run) -> dict[str, Any]:
     x, _ = batches(1, dtype=run.dtype)[0]
     with torch.no_grad():
         found["averaged"] = far(averages[0].eval()(x), averages[1].eval()(x))
+    for module in (mine, theirs):
+        module.up.weight.data.mul_(2.0)
+    refresh(mine)
+    found["refreshed"] = far(mine(x).detach(), theirs(x).detach())
+    assert statistics(mine).compilations == 2  # with targets, and without
     return found
 
 
