@@ -336,7 +336,7 @@ class TrainingStep:
         if not self._versions or self.options.mesh.num_ranks == 1:
             if self.options.mesh.num_ranks == 1:
                 self._state.start_here()
-            check_device(self.module, planned=True)
+            check_device(self.module, planned=self.options.mesh.num_ranks > 1)
         with TRACING, shaped(self.module):
             captured, split = captured_step(
                 self.module, self._loss, self.recipe, batch, named, less=less

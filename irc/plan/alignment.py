@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from irc.dialects.types import ALIGNMENT
+from irc.dialects.items import ALIGNMENT
 
 
 def aligned(size_bytes: int) -> int:

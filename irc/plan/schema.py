@@ -13,9 +13,9 @@ from functools import cached_property
 from math import prod
 from typing import Any, Literal, TypeAlias
 
+from irc.dialects.items import ALIGNMENT as ALIGNMENT
 from irc.dialects.items import ITEM_BYTES
 from irc.dialects.placement import AxisPlacement, B, Mesh, Partial, Placement, Split
-from irc.dialects.types import ALIGNMENT as ALIGNMENT
 from irc.plan import json_text
 from irc.plan.version import FORMAT as FORMAT
 from irc.plan.version import check_format as check_format

@@ -82,10 +82,14 @@ class TrainingState:
         self.starts: list[Start] = [initial] if initial.names else []
 
     def start_here(self) -> None:
-        """Give a module on the meta device memory and values, on one device."""
-        if not any(t.is_meta for t in (*self._module.parameters(), *self._module.buffers())):
-            return
+        """Give a module on the meta device memory and values, on one device.
+
+        What went there later has no value to start from, and stays.
+        """
         empty = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
+        absent = {name for name, tensor in empty.items() if tensor.is_meta}
+        if not absent or absent.difference(*(start.names for start in self.starts)):
+            return
         values: dict[str, torch.Tensor] = {}
         for start in self.starts:
             names = {n: empty[n] for n in start.names if n in empty}

@@ -103,7 +103,8 @@ def load_weights(
                 raise IrcError(
                     "weights-missing",
                     f"the plan has no value for '{buffer.name}'",
-                    because="its model was on the meta device when it was compiled",
+                    because="its model was on the meta device when it was compiled, or the file of "
+                    "weights is another plan's",
                     help="compile it with its values to run it; the plan is the same",
                 )
             found[buffer.name] = _read(plan, buffer, reference, path, rank, opened)

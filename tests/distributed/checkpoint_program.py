@@ -139,7 +139,7 @@ def saving() -> dict[str, Any]:
 
 def saving_pinned() -> dict[str, Any]:
     """Parameters split unevenly, out of mesh order, over both axes."""
-    pins = "tok.weight = [data = S(0)@1, tensor = S(0)]; *.weight = [data = S(0)]"
+    pins = "tok.weight = [data = S(0, 1), tensor = S(0)]; *.weight = [data = S(0)]"
     return {"path": two_steps(pins=pins).save(FOLDER).name}
 
 

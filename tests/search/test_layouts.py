@@ -33,9 +33,9 @@ def weights(plan: Plan) -> dict[str, Placement]:
 
 
 def test_samples_are_divided_and_gradients_left_as_sums() -> None:
-    """Forward adds up the loss and what divides it; backward says nothing to other ranks."""
+    """Forward adds up the loss and what divides it at once; backward says nothing to others."""
     halves = planned("data=2", "ddp")
-    assert collectives(halves.forward.plan) == {"comm.all_reduce": 2}
+    assert collectives(halves.forward.plan) == {"comm.all_reduce": 1}
     assert not collectives(halves.backward.plan)
     assert not weights(halves.forward.plan)
     plan = halves.backward.plan
