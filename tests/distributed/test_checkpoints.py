@@ -88,17 +88,6 @@ def test_saved_on_one_axis_loads_on_two_and_in_stages(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_parts_that_torch_has_other_words_for(tmp_path: Path) -> None:
-    """Split out of mesh order, unevenly, with empty parts."""
-    run(tmp_path, "data=3,tensor=2", 6, "saving_pinned")
-    found = plain(str(tmp_path / "run" / "step-2"))
-    run(tmp_path / "other", "data=2", 2, "saving")
-    wanted = plain(str(tmp_path / "other" / "run" / "step-2"))
-    for key in ("sums", "states", "steps"):
-        assert found[key] == pytest.approx(wanted[key], rel=CLOSE, abs=CLOSE)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "world"), [("data=2,tensor=2", 4), ("pipe=2,data=2", 4)])
 def test_by_the_functions_of_torch(tmp_path: Path, mesh: str, world: int) -> None:
     """``dcp.save`` and ``dcp.load`` of the step's own state; irc reads what torch wrote."""
