@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TypeAlias
 
@@ -127,8 +128,14 @@ def best_buckets(
     """
     timing = _Timing(cost, block, members, known)
     small = [m for m in members if timing.is_dear(m)]
-    choices = [buckets(small, size) for size in SIZES]
-    tried = [(timing.seconds(each), len(each), each) for each in choices if each]
+    choices: list[list[list[Member]]] = []
+    for size in SIZES:
+        # Many sizes part the members alike.
+        if (each := buckets(small, size)) and each not in choices:
+            choices.append(each)
+    if not choices:
+        return []
+    tried = [(timing.seconds(each), len(each), each) for each in choices]
     alone = timing.seconds([])
     most = min([alone, *(seconds for seconds, _, _ in tried)]) + TIE * timing.apart
     near = [(n, each) for seconds, n, each in tried if seconds <= most]
@@ -148,8 +155,8 @@ class _Timing:
         known: Mapping[str, FuncOp],
     ) -> None:
         self._cost, self._members, self._known = cost, members, known
+        self._block = block
         self._called: dict[str, float] = {}
-        self._compute = [self._op_seconds(op) for op in block.ops]
         self._kind: Collective = KINDS[members[0].start.name]
         self._axis = members[0].start.axis.data
         self._alone = {m.start: cost.start_seconds(m.start) for m in members}
@@ -157,6 +164,11 @@ class _Timing:
         self._launch_s = cost.cluster.device.launch_s
         # Processes of one host take its cores for their transport: nothing is hidden.
         self._hides = not cost.cluster.device.cores
+
+    @cached_property
+    def _compute(self) -> list[float]:
+        """Seconds of each op, by position; most blocks have nothing to join and never ask."""
+        return [self._op_seconds(op) for op in self._block.ops]
 
     def is_dear(self, member: Member) -> bool:
         """Return whether beginning a collective takes longer than the copies into a bucket."""
