@@ -218,7 +218,11 @@ def from_meta() -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    function.__name__: function for function in (*(still_saving, still_loading, from_meta),)
+    function.__name__: function
+    for function in (
+        *(still_saving, still_loading, from_meta),
+        *(saving, saving_async, loading, loading_later, titan, killed),
+    )
 }
 
 
