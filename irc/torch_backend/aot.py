@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_t
 from irc.calls.left import leave
 from irc.calls.open_graph import OpenGraph, RefusedError
 from irc.errors import IrcError
-from irc.frontends.torch.export import every_decomposition
+from irc.frontends.torch.export import LOOKING, every_decomposition
 from irc.frontends.torch.failures import of_error
 from irc.frontends.torch.graphs import FlatProgram, flat_program
 from irc.frontends.torch.idle_dropout import drop_idle
@@ -243,5 +243,5 @@ def _aot_decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         op: fn
         for op, fn in every_decomposition().items()
-        if not (isinstance(op, torch._ops.OpOverload) and row_of(op))
+        if op not in LOOKING and not (isinstance(op, torch._ops.OpOverload) and row_of(op))
     }

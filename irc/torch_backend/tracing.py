@@ -15,7 +15,7 @@ from irc.calls.left import leave
 from irc.calls.trial import is_tried, tried
 from irc.collection import collection_held
 from irc.errors import IrcError
-from irc.frontends.torch.eager_refusals import refused_write
+from irc.frontends.torch.eager_refusals import of_other_dtype, refused
 from irc.frontends.torch.graphs import flat_program, pre_dispatch, returns_inputs, source_name
 from irc.frontends.torch.kinds import peculiar_argument
 from irc.frontends.torch.linear_loss import stream_losses
@@ -58,6 +58,7 @@ def compile_graph(
     """
     try:
         run, writes = _compiled(gm, inputs, options, fakes)
+        run = _with_drawn(gm, inputs, run)
         if fakes is None and is_tried(options):
             return tried(run, gm.forward, copies=writes)
         return run
@@ -67,6 +68,32 @@ def compile_graph(
         leave("a graph", error, options)
         counters["graphs run by torch"] += 1
         return gm.forward
+
+
+def _with_drawn(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
+    """Cast numbers that Dynamo draws from a generator of Python's for a call.
+
+    They come in float64, where its trace has the default dtype.
+    """
+    from torch._dynamo.source import RandomValueSource
+
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    drawn = [
+        (i, value.dtype)
+        for i, (node, value) in enumerate(zip(placeholders, inputs, strict=True))
+        if isinstance(getattr(node, "_dynamo_source", None), RandomValueSource)
+        and isinstance(value, torch.Tensor)
+    ]
+    if not drawn:
+        return run
+
+    def cast(*args: Any) -> Any:
+        given = [*args]
+        for i, dtype in drawn:
+            given[i] = given[i].to(dtype)
+        return run(*given)
+
+    return cast
 
 
 def compile_around(gm: GraphModule, inputs: Sequence[Any], compiled: Compile) -> Flat | None:
@@ -122,8 +149,8 @@ def _compiled(
 ) -> tuple[Flat, bool]:
     """Return what runs a graph, and whether it may write to its inputs or record gradients."""
     keep_open = fakes is not None
-    if any(_refuses_write(node) for node in gm.graph.nodes):
-        counters["graphs run by torch"] += 1  # which raises its error
+    if any(_departs(node) for node in gm.graph.nodes):
+        counters["graphs run by torch"] += 1  # which raises its error, or has its dtypes
         return gm.forward, True
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
@@ -153,10 +180,12 @@ def _compiled(
     return runner_of(program, options), False
 
 
-def _refuses_write(node: Node) -> bool:
+def _departs(node: Node) -> bool:
+    """True for a call that eager refuses, or gives in other dtypes than the trace has."""
     if not node.op.startswith("call"):
         return False
-    return refused_write(node.target, node.args, node.kwargs) is not None
+    call, traced = (node.target, node.args, node.kwargs), node.meta.get("example_value")
+    return refused(*call) is not None or of_other_dtype(*call, traced) is not traced
 
 
 def _fakes(gm: GraphModule, inputs: Sequence[Any]) -> list[torch.Tensor]:

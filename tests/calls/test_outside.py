@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections import UserDict, deque
+import threading
+import weakref
+from collections import ChainMap, UserDict, deque
 from collections.abc import Callable
+from configparser import ConfigParser
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -34,6 +38,16 @@ WEIGHTS = {"w": torch.ones(4)}
 BAG = SimpleNamespace(scale=2.0)
 PARSED = argparse.Namespace(scale=2.0)
 ORDER = [1, 2]
+LAYERED = ChainMap({"scale": 2.0}, {"bias": 1.0})
+FILE = ConfigParser()
+FILE.read_dict({"model": {"scale": "2"}})
+FLAG = threading.Event()
+LOCAL = threading.local()
+LOCAL.scale = 2.0
+DATA = bytearray([2])
+SEEN = memoryview(DATA)
+WEAK = weakref.ref(PARSED)
+VARIABLE = ContextVar("scale", default=2.0)
 
 
 class Held:
@@ -245,6 +259,17 @@ CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any, Any]] = {
         "IRC_TEST_SCALE",
         "3",
     ),
+    "layered dictionaries": (lambda x: x * LAYERED["scale"], LAYERED.maps[0], "scale", 3.0),
+    "a settings file": (
+        lambda x: x * float(FILE["model"]["scale"]),
+        FILE._sections["model"],
+        "scale",
+        "3",
+    ),
+    "a flag of threads": (lambda x: x * (2 if FLAG.is_set() else 3), FLAG, "_flag", True),
+    "a value of this thread": (lambda x: x * LOCAL.scale, LOCAL, "scale", 3.0),
+    "memory that is looked at": (lambda x: x * SEEN[0], DATA, 0, 3),
+    "an object by a weak reference": (lambda x: x * WEAK().scale, PARSED, "scale", 3.0),
     "of a layer": (nn.Sequential(nn.ReLU(), MODULE), CONFIG, "SCALE", 3.0),
 }
 
@@ -272,6 +297,17 @@ def test_a_change_is_seen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if kind != "a float for an equal integer":
             assert now.dtype is not before.dtype or not torch.equal(now, before)
         torch.testing.assert_close(fast(X), before)
+    assert statistics(fast).compilations == 2
+
+
+def test_a_variable_of_the_context_is_read() -> None:
+    fast = irc.compile(lambda x: x * VARIABLE.get())
+    with torch.no_grad():
+        assert torch.equal(fast(X), X * 2)
+        token = VARIABLE.set(3.0)
+        assert torch.equal(fast(X), X * 3)
+        VARIABLE.reset(token)
+        assert torch.equal(fast(X), X * 2)
     assert statistics(fast).compilations == 2
 
 

@@ -3,9 +3,11 @@
 # pyright: basic
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,6 +72,91 @@ def test_a_seed_set_by_what_is_compiled_is_set_by_each_call() -> None:
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[1], results[2])
     torch.set_rng_state(before)
+
+
+def forked(x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        inside = F.dropout(x)
+    return inside, torch.rand(4)
+
+
+def put_back(x: Tensor) -> tuple[Tensor, Tensor]:
+    state = torch.get_rng_state()
+    first = F.dropout(x)
+    torch.set_rng_state(state)
+    return first, F.dropout(x)
+
+
+def looked_at(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x + 1, torch.get_rng_state()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("run", [forked, put_back, looked_at])
+def test_a_state_that_is_put_back_is_part_of_each_call(
+    run: Callable[[Tensor], tuple[Tensor, Tensor]], grad: bool
+) -> None:
+    x = torch.ones(40, requires_grad=grad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fast = irc.compile(run)
+        torch.manual_seed(5)
+        one = fast(x)
+        other = fast(x)
+    if run is forked:
+        assert torch.equal(one[0], other[0])
+        assert not torch.equal(one[1], other[1])
+    if run is put_back:
+        assert torch.equal(*one) and torch.equal(*other)
+        assert not torch.equal(one[0], other[0])
+    if run is looked_at:
+        torch.manual_seed(5)
+        assert torch.equal(one[1], run(x)[1])
+
+
+ARRAYS, OLD = np.random.default_rng(3), np.random.RandomState(3)
+ITEMS = iter(range(100))
+STREAMS: dict[str, tuple[Callable[[], float], Callable[[], object]]] = {
+    "Python's": (lambda: random.random(), lambda: random.seed(3)),
+    "NumPy's": (lambda: float(np.random.rand()), lambda: np.random.seed(3)),
+    "an object that is made": (
+        lambda: random.Random(3).random() + random.random(),
+        lambda: random.seed(3),
+    ),
+    "an object of NumPy's": (
+        lambda: float(ARRAYS.random()),
+        lambda: setattr(ARRAYS.bit_generator, "state", np.random.PCG64(3).state),
+    ),
+    "an old object of NumPy's": (lambda: float(OLD.rand()), lambda: OLD.seed(3)),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("kind", STREAMS)
+def test_other_generators_are_drawn_from_in_each_call(kind: str, grad: bool) -> None:
+    draw, seed = STREAMS[kind]
+
+    def run(x: Tensor) -> Tensor:
+        return x * draw()
+
+    x = torch.ones(4, requires_grad=grad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seed()
+        wanted = [run(x) for _ in range(4)]
+        fast = irc.compile(run)
+        seed()
+        found = [fast(x) for _ in range(4)]
+    assert not torch.equal(wanted[0], wanted[1])
+    torch.testing.assert_close(found, wanted)
+
+
+def test_items_of_an_iterator_are_taken_by_each_call() -> None:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        fast = irc.compile(lambda x: x * 0 + next(ITEMS))
+        assert [int(fast(torch.ones(1))) for _ in range(4)] == [0, 1, 2, 3]
 
 
 def test_a_capture_leaves_the_generator_as_it_was() -> None:

@@ -29,12 +29,12 @@ from irc.frontends.torch.caches import (
     put_together,
     spans_of,
 )
-from irc.frontends.torch.eager_refusals import RefusedWrites
+from irc.frontends.torch.eager_refusals import of_other_dtype, refused
 from irc.frontends.torch.examples import bound, check_held, check_leaves, positional
-from irc.frontends.torch.export import as_module, export, shape_specs
+from irc.frontends.torch.export import LOOKING, as_module, export, shape_specs
 from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
-from irc.frontends.torch.idle_dropout import WithoutIdleDropout
+from irc.frontends.torch.idle_dropout import idle
 from irc.frontends.torch.locations import location
 from irc.frontends.torch.memory_views import looks_at_memory
 from irc.frontends.torch.open_sizes import (
@@ -50,8 +50,15 @@ from irc.frontends.torch.real_writes import RealWrites
 from irc.frontends.torch.seeds import Seeds
 from irc.frontends.torch.settings import settings_of
 from irc.frontends.torch.sizes import SizeNames, named_symbols
-from irc.frontends.torch.stride_reads import StrideReads, perhaps_written, writes_around
+from irc.frontends.torch.streams import Streams
+from irc.frontends.torch.stride_reads import (
+    StrideReads,
+    lying_as_angles,
+    perhaps_written,
+    writes_around,
+)
 from irc.frontends.torch.structure import argument_names, output_names, register_known
+from irc.frontends.torch.traced_calls import TracedCalls
 from irc.process_wide import deep_recursion
 from irc.program import Program
 
@@ -188,6 +195,7 @@ def capture(
         hooks: of the module itself are part of the program; those of its layers always are.
         memory: :meth:`Captured.returned` is to return tensors that lie in memory as eager's do:
             with their strides, and views of arguments, of what the module holds, of each other.
+            The program then runs here, and refuses the numbers that eager refuses.
 
     Raises:
         IrcError: ``capture-failed`` or ``op-unsupported``, all causes at once; ``input-mismatch``
@@ -216,17 +224,16 @@ def capture(
             is_around = overlapping is not None or writes_around(found)
             traced.append((sharing_of(found), perhaps_written(found), is_around))
 
-        writes = RealWrites()
+        reads, writes = StrideReads(), RealWrites()
         watched = watch.over(module, hooks=hooks, changed=guards.changed)
         try:
+            asks = (reads.note, writes.keep, idle, refused)
             with (
-                StrideReads() as reads,
-                writes,
-                WithoutIdleDropout(),
-                RefusedWrites(),
+                TracedCalls(asks, (lying_as_angles, of_other_dtype)),
                 Seeds() as seeds,
+                Streams(guards.streams) as streams,
             ):
-                exported = export(watched, args, kwargs, spec, look)
+                exported = export(watched, args, kwargs, spec, look, LOOKING if memory else ())
         finally:
             guards.restore()
             writes.undo()
@@ -292,7 +299,7 @@ def capture(
         parts_spec=parts[1],
         open=found,
         is_entangled=is_entangled,
-        effect=watch.effect or seeds.effect,
+        effect=watch.effect or seeds.effect or streams.effect,
     )
 
 

@@ -22,7 +22,7 @@ PLAIN = (int, float, complex, str, bytes, slice, range, torch.device)
 
 def is_container(value: object) -> bool:
     """True for what holds items, and may hold others at the next call."""
-    kinds = (list, dict, set, deque, bytearray, array, MappingProxyType)
+    kinds = (list, dict, set, deque, bytearray, array, memoryview, MappingProxyType)
     return isinstance(value, kinds) or is_array(value)
 
 
@@ -42,12 +42,14 @@ def items_of(container: Container) -> list[Any]:
         if container.dtype.hasobject:
             return [container.shape, *container.flat]
         return [container.shape, container.dtype, container.tobytes()]
+    if isinstance(container, memoryview):
+        return [container.tobytes()]
     return [*container]
 
 
 def restore(container: Container, items: Sequence[Any]) -> None:
     """Give a container the items that it had; views of dictionaries and arrays stay as they are."""
-    if isinstance(container, MappingProxyType) or is_array(container):
+    if isinstance(container, MappingProxyType | memoryview) or is_array(container):
         return
     if isinstance(container, list | bytearray | array):
         container[:] = type(container)(items) if not isinstance(container, array) else array(

@@ -2,7 +2,8 @@
 
 Traces run on fake tensors, and torch's fakes and decompositions take many mixtures that its kernels
 refuse: ``heaviside`` of two dtypes, ``-`` of booleans, ``//`` by the number 0. What the kernels do
-not take stays one op, which raises eager's own error when it runs.
+not take stays one op, which raises eager's own error when it runs. Of a few mixtures the fakes have
+another dtype than the kernels give: ``huber_loss`` of bfloat16 and float32.
 """
 
 # pyright: basic
@@ -12,14 +13,14 @@ import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Node
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from irc.errors import IrcError
 from irc.frontends.torch.real_writes import IN_PLACE
 
 ELEMENTWISE = frozenset(
@@ -27,7 +28,7 @@ ELEMENTWISE = frozenset(
     for name in (
         "floor_divide", "rsub", "subtract", "multiply", "divide", "clip", "absolute", "negative",
         "hardswish", "hardshrink", "isclose", "l1_loss", "mse_loss", "huber_loss", "smooth_l1_loss",
-        "binary_cross_entropy", "binary_cross_entropy_with_logits",
+        "binary_cross_entropy", "binary_cross_entropy_with_logits", "soft_margin_loss",
     )
 )  # fmt: skip
 """Ops that look at their operands element by element, though torch does not tag them so."""
@@ -47,8 +48,12 @@ SPELT = {
 """Operators by Python's names: their ops."""
 
 
-OF_ONE_DTYPE = frozenset({"aten::linalg_cross"})
-"""Ops with sizes of their own that refuse tensors of several dtypes, where their fakes do not."""
+SIZED = frozenset({"nansum", "topk", "linalg_cross"})
+"""Ops with sizes of their own that refuse element types in other words than kernels do."""
+
+
+Answer: TypeAlias = "Exception | tuple[torch.dtype, ...]"
+"""What eager gives for operands of some element types: an error, or tensors of these."""
 
 
 def is_known(op: torch._ops.OpOverload) -> bool:
@@ -56,7 +61,8 @@ def is_known(op: torch._ops.OpOverload) -> bool:
     name, tags = op._schema.name, op.tags
     if torch.Tag.nondeterministic_seeded in tags or op._schema.is_mutable:
         return False
-    return torch.Tag.pointwise in tags or name in ELEMENTWISE or name in OF_ONE_DTYPE
+    is_sized = name.removeprefix("aten::") in SIZED
+    return torch.Tag.pointwise in tags or name in ELEMENTWISE or is_sized
 
 
 def refuses(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -69,52 +75,76 @@ def refuses(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str,
     """
     if not is_known(op):
         return False
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    kinds = tuple(map(_kind, leaves))
-    if op._schema.name in OF_ONE_DTYPE:
-        return len({kind[1] for kind in kinds if kind and kind[0] is torch.Tensor}) > 1
-    return None not in kinds and _refusal(op, kinds, spec) is not None
+    sized = op._schema.name.removeprefix("aten::") in SIZED
+    return isinstance(_asked(op, args, kwargs, sized=sized), Exception)
 
 
-class RefusedWrites(TorchFunctionMode):
-    """Raises eager's own errors for calls inside that write what their operand does not hold.
-
-    A trace makes such a call one that does not write, and a cast: it would answer.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run a call."""
-        named = kwargs or {}
-        if (refusal := refused_write(func, args, named)) is not None:
-            raise type(refusal)(*refusal.args)  # the one that is kept gathers no frames
-        return func(*args, **named)
-
-
-def refused_write(
+def refused(
     function: Callable[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Exception | None:
-    """Return the error that eager raises where a call writes elements into its first operand.
+    """Return the error that eager raises for a call with operands of these element types.
 
     Args:
         function: of torch or its operators, or the name of a method.
         args: as :func:`refuses` takes them.
         kwargs: likewise; with ``out``, a call writes there.
     """
+    answer = _answer_to(function, args, kwargs)
+    # The one that is kept gathers no frames.
+    return type(answer)(*answer.args) if isinstance(answer, Exception) else None
+
+
+def of_other_dtype(
+    function: Callable[..., Any] | str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    value: Any,
+) -> Any:
+    """Return the result of a call; an error where a trace takes it for another dtype than it has.
+
+    Args:
+        function: as :func:`refused` takes it.
+        args: likewise.
+        kwargs: likewise.
+        value: what the trace has as its result.
+    """
+    answer = _answer_to(function, args, kwargs)
+    if not isinstance(answer, tuple) or (traced := _dtypes(value)) == answer:
+        return value
     name = function if isinstance(function, str) else getattr(function, "__name__", "")
-    if "out" not in kwargs and not (name.endswith("_") or name in IN_PLACE or name in OPERATORS):
-        return None
-    if not _is_elementwise(_op_name(name)):
-        return None
+    return IrcError(
+        "op-unsupported",
+        f"'{name}' gives {', '.join(map(str, answer))} for these operands, and torch's traces take"
+        f" it to give {', '.join(map(str, traced))}",
+    )
+
+
+def _answer_to(
+    function: Callable[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Answer | None:
+    """Return what eager gives for a call of torch; None where it cannot be asked."""
+    name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    plain = _op_name(name)
     call = _method(name) if isinstance(function, str) else function
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    kinds = tuple(map(_kind, leaves))
-    return None if None in kinds else _refusal(call, kinds, spec)
+    if _is_elementwise(plain) or plain in SIZED:
+        return _asked(call, args, kwargs, sized=plain in SIZED)
+    if name.startswith("__") or not _is_torchs(function):
+        return None
+    answer = _asked(call, args, kwargs, sized=True)
+    # No kernel for these element types: all else may come of what the stand-ins hold.
+    return answer if isinstance(answer, NotImplementedError) else None
+
+
+def _is_torchs(function: Callable[..., Any] | str) -> bool:
+    """True for a function of tensors that torch itself has: to run it does nothing else."""
+    if isinstance(function, torch._ops.OpOverload):
+        return function.namespace == "aten"
+    return (getattr(function, "__module__", None) or "torch") in HOMES
+
+
+HOMES = ("torch", "builtins", "torch._C._nn", "torch._tensor", "torch.functional",
+         "torch.nn.functional")  # fmt: skip
+"""Modules of torch with functions of tensors."""
 
 
 def _op_name(name: str) -> str:
@@ -151,7 +181,28 @@ def as_eager_takes(
     return decompose
 
 
-def _kind(leaf: Any) -> tuple[Any, ...] | None:
+def _asked(
+    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, sized: bool
+) -> Answer | None:
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    kinds = tuple(_kind(leaf, sized) for leaf in leaves)
+    if None in kinds or (sized and _is_usual(kinds)):
+        return None
+    casts = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+    return _answer(call, kinds, spec, (casts, torch.get_default_dtype()))
+
+
+def _is_usual(kinds: Sequence[tuple[Any, ...] | None]) -> bool:
+    """True where all tensors are of one dtype that is a float, whose kernels there are.
+
+    Integers beside it are indices, mostly.
+    """
+    dtypes = {kind[1] for kind in kinds if kind and kind[0] is torch.Tensor}
+    floats = {dtype for dtype in dtypes if dtype.is_floating_point}
+    return not dtypes or (len(floats) == 1 and not any(dtype.is_complex for dtype in dtypes))
+
+
+def _kind(leaf: Any, sized: bool) -> tuple[Any, ...] | None:
     """Return what eager's answer depends on; None where it cannot be asked."""
     value = leaf
     if isinstance(leaf, Node):
@@ -159,7 +210,9 @@ def _kind(leaf: Any) -> tuple[Any, ...] | None:
     if isinstance(value, torch.Tensor):
         is_here = value.device.type in ("cpu", "meta") and value.layout is torch.strided
         # Tensors with dims outrank those without: only whether there are some matters.
-        return (torch.Tensor, value.dtype, min(value.ndim, 1)) if is_here else None
+        shape = tuple(value.shape) if sized else (1,) * min(value.ndim, 1)
+        is_here = is_here and all(type(size) is int for size in shape)
+        return (torch.Tensor, value.dtype, shape) if is_here else None
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return (type(value),)
     if value is None or isinstance(value, bool | int | float | complex | str | torch.dtype):
@@ -171,20 +224,33 @@ STAND_INS = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 
 
 @lru_cache(4096)
-def _refusal(
-    call: Callable[..., Any], kinds: Sequence[tuple[Any, ...]], spec: Any
-) -> Exception | None:
-    with _disable_current_modes(), torch.no_grad(), warnings.catch_warnings():
+def _answer(
+    call: Callable[..., Any], kinds: Sequence[tuple[Any, ...]], spec: Any, _set: Any
+) -> Answer | None:
+    with (
+        _disable_current_modes(),
+        torch._C._DisablePythonDispatcher(),  # it has other kernels, of torch's references
+        torch.no_grad(),
+        torch.random.fork_rng(devices=()),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
-        args, kwargs = pytree.tree_unflatten([_stand_in(*kind) for kind in kinds], spec)
         try:
-            call(*args, **kwargs)
+            leaves = [_stand_in(*kind) for kind in kinds]
+        except NotImplementedError:  # not even ones are there in the dtype
+            return None
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        try:
+            return _dtypes(call(*args, **kwargs))
         except Exception as error:
             return error.with_traceback(None)
-    return None
 
 
-def _stand_in(kind: type, value: Any = None, ndim: int = 0) -> Any:
+def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
+    return tuple(x.dtype for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor))
+
+
+def _stand_in(kind: type, value: Any = None, shape: Sequence[int] = ()) -> Any:
     if kind is torch.Tensor:
-        return torch.ones((1,) * ndim, dtype=value)
+        return torch.ones(shape, dtype=value)
     return STAND_INS.get(kind, value)

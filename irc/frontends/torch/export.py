@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -67,11 +67,11 @@ def export(
     kwargs: dict[str, Any],
     dynamic_shapes: Any,
     look: Callable[[ExportedProgram], object] = lambda _: None,
+    whole: Collection[torch._ops.OpOverload] = (),
 ) -> ExportedProgram:
     """Trace a module once, and make the graph functional where it is not.
 
-    ``look`` is called with the trace as it was, with its writes.
-
+    ``look`` is called with the trace as it was, with its writes; ``whole`` are not taken apart.
 
     The graph that torch.export gives keeps attention, linear, norms and the like whole, and the
     table has rows for them. Tracing it again, to make it functional or to decompose it, doubles the
@@ -107,7 +107,7 @@ def export(
             look(program)
             settle(program.graph_module)
             copy_into_strided(program.graph)
-        return program.run_decompositions(decompositions())
+        return program.run_decompositions(decompositions(whole))
 
 
 def _exported(
@@ -166,12 +166,21 @@ def _decomposes(target: torch._ops.OpOverload) -> bool:
     return target._can_decompose() or target in torch._decomp.core_aten_decompositions()
 
 
-def decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
-    """Return how to take apart the ops that have no row."""
+LOOKING = frozenset({torch.ops.aten.binary_cross_entropy.default})
+"""Ops whose kernels refuse some numbers: taken apart, they would answer.
+
+A program for several devices has them in parts that can be sharded all the same.
+"""
+
+
+def decompositions(
+    whole: Collection[torch._ops.OpOverload] = (),
+) -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+    """Return how to take apart the ops that have no row and are not to stay ``whole``."""
     return {
         op: function
         for op, function in every_decomposition().items()
-        if not (isinstance(op, torch._ops.OpOverload) and _stays(op))
+        if op not in whole and not (isinstance(op, torch._ops.OpOverload) and _stays(op))
     }
 
 

@@ -99,6 +99,7 @@ class Guards:
     hooks: tuple[dict[int, Any], ...]
     hooked: list[dict[int, Any]]
     outside: Outside
+    streams: tuple[Any, ...]
     sized: tuple[dict[str, Any], ...]
     counts: tuple[int, ...]
 
@@ -141,6 +142,7 @@ class Guards:
             hooks=hooks,
             hooked=[dict(each) for each in hooks] if any(hooks) else [],
             outside=read.outside(),
+            streams=tuple(read.streams),
             sized=tuple(sizes),
             counts=tuple(map(len, sizes)),
         )

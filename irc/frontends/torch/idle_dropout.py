@@ -7,32 +7,15 @@ before there is a trace: its fake values would say otherwise.
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.fx import Graph, GraphModule
-from torch.overrides import TorchFunctionMode
 
 DROPOUTS = (F.dropout, torch.dropout, torch.ops.aten.dropout.default)
 """Those of which torch's own decomposition makes a copy; the other kinds return their operand."""
-
-
-class WithoutIdleDropout(TorchFunctionMode):
-    """Lets dropout that is off return its operand in calls inside."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run a call."""
-        named = kwargs or {}
-        idle = _idle(func, args, named)
-        return func(*args, **named) if idle is None else idle
 
 
 def drop_idle(module: GraphModule) -> None:
@@ -46,13 +29,13 @@ def _without_idle(graph: Graph) -> bool:
     """Take dropout that is off out of one graph; True where there was some."""
     were = len(graph.nodes)
     for node in list(graph.nodes):
-        if (operand := _idle(node.target, node.args, node.kwargs)) is not None:
+        if (operand := idle(node.target, node.args, node.kwargs)) is not None:
             node.replace_all_uses_with(operand)
             graph.erase_node(node)
     return len(graph.nodes) < were
 
 
-def _idle(target: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+def idle(target: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Return the operand of dropout that drops nothing, None for all other calls."""
     if target not in DROPOUTS:
         return None

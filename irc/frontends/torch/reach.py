@@ -12,6 +12,7 @@ import builtins
 import os
 from collections import UserDict, UserList
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
@@ -24,6 +25,7 @@ from types import (
     ModuleType,
 )
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 from torch import nn
@@ -43,6 +45,7 @@ from irc.frontends.torch.read_names import (
     words_in,
 )
 from irc.frontends.torch.settings import default_device
+from irc.frontends.torch.streams import is_stream
 
 Slot = tuple[str, dict[str, Any], str]
 """A name for messages, and the entry of a dictionary."""
@@ -58,6 +61,7 @@ class Reach:
         fields: attributes and variables; what they hold has to be the same, or equal.
         containers: that are read; so have their items.
         questions: settings of the process that are asked for.
+        streams: what gives something else each time that it is asked.
         modules: those among all that.
         tensors: those among all that.
     """
@@ -67,6 +71,7 @@ class Reach:
     fields: list[Field] = field(default_factory=list[Field])
     containers: list[Container] = field(default_factory=list[Container])
     questions: list[Question] = field(default_factory=list[Question])
+    streams: list[Any] = field(default_factory=list[Any])
     modules: list[nn.Module] = field(default_factory=list[nn.Module])
     tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
@@ -132,6 +137,13 @@ class _Walk:
                     self.visit(item)
             case UserDict() | UserList():
                 self.visit(value.data)
+            case ReferenceType():
+                self.visit(value())
+            case ContextVar():
+                self.reach.fields.append((Variable(value), "value"))
+                self.visit(value.get(None))
+            case _ if is_stream(value):
+                self.reach.streams.append(value)
             case Enum():
                 pass
             case _ if is_container(value):
@@ -306,6 +318,22 @@ class Globals:
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.__dict__ = names
+
+
+class Variable:
+    """A variable of a context: what it is here."""
+
+    def __init__(self, variable: ContextVar[Any]) -> None:
+        self._variable = variable
+
+    @property
+    def value(self) -> Any:
+        """What the variable is."""
+        return self._variable.get(MISSING)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self._variable.set(value)
 
 
 CODE = (property, cached_property, FunctionType, staticmethod, classmethod)

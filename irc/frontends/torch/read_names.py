@@ -95,7 +95,11 @@ def unwrapped(value: Any) -> Any:
     return value.__func__ if isinstance(value, staticmethod | classmethod | MethodType) else value
 
 
-BAGS = ("types.SimpleNamespace", "argparse.Namespace")
+BAGS = (
+    "types.SimpleNamespace", "argparse.Namespace", "_thread._local", "threading.Event",
+    "collections.ChainMap", "configparser.RawConfigParser", "configparser.ConfigParser",
+    "configparser.SectionProxy",
+)  # fmt: skip
 """Classes of Python's own whose objects hold what users put there."""
 
 

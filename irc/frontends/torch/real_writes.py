@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 MOVES_STATISTICS = ("batch_norm", "instance_norm")
+
+WRITING = ("out", "inplace", "max_norm")
+"""Options with which functions write."""
 
 IN_PLACE = frozenset(
     {"__setitem__", "__set__"}
@@ -32,27 +34,18 @@ IN_PLACE = frozenset(
 """Special methods that write; ``__invert__`` and ``__index__`` do not."""
 
 
-class RealWrites(TorchFunctionMode):
-    """Keeps what real tensors hold before calls inside write to them."""
+class RealWrites:
+    """Keeps what real tensors hold before calls write to them."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._kept: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run a call; keep its operands first where it may write to them."""
-        named = kwargs or {}
+    def keep(self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Keep the operands of a call that may write to them."""
         if _writes(func, named):
             for operand in pytree.tree_leaves((args, named)):
                 if type(operand) in (torch.Tensor, torch.nn.Parameter):
                     self._keep(operand)
-        return func(*args, **named)
 
     def _keep(self, operand: torch.Tensor) -> None:
         if operand.layout is torch.strided and not isinstance(operand, FakeTensor):
@@ -75,4 +68,8 @@ def _writes(func: Callable[..., Any], named: Mapping[str, Any]) -> bool:
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
         return name in IN_PLACE
-    return name.endswith("_") or name in MOVES_STATISTICS or named.get("out") is not None
+    return (
+        name.endswith("_")
+        or name in MOVES_STATISTICS
+        or any(named.get(option) is not None and named[option] is not False for option in WRITING)
+    )

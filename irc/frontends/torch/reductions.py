@@ -71,6 +71,8 @@ def _extreme(fn: str) -> Any:
         dims = dims_of(dim, tensor(self).ndim)
         if not dims:
             return self
+        if any(tensor(self).shape[dim] == 0 for dim in dims):
+            t.decline()  # torch knows no extreme of nothing
         if tensor(self).dtype == "i1":
             return t.b.reduce("any" if fn == "max" else "all", self, dims, keep_dims=keepdim)
         return t.b.reduce(fn, self, dims, keep_dims=keepdim)

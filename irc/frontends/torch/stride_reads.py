@@ -17,7 +17,6 @@ import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.overrides import TorchFunctionMode
 
 from irc.frontends.torch.locations import LAYERS, OURS, TORCH
 from irc.frontends.torch.result_memory import may_own
@@ -38,8 +37,8 @@ OF_MEMORY = frozenset(
 """What says in whose memory, and where in it."""
 
 
-class StrideReads(TorchFunctionMode):
-    """Notes what code that is traced inside asks tensors of how they lie.
+class StrideReads:
+    """Notes what traced code asks tensors of how they lie.
 
     Torch itself asks all the time; of it only layers are traced code.
 
@@ -51,24 +50,23 @@ class StrideReads(TorchFunctionMode):
     of_strides = False
     of_memory = False
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run a call, and note it."""
+    def note(self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Note what a call asks."""
         if func in OF_STRIDES and _is_traced_code():
             self.of_strides = True
         elif func in OF_MEMORY and _is_traced_code():
             self.of_memory = True
-        value = func(*args, **(kwargs or {}))
-        return value.contiguous() if func in ANGLES and args[0].is_complex() else value
 
 
 ANGLES = frozenset({torch.angle, torch.Tensor.angle})
 """Angles of complex numbers lie in order, whatever fake tensors say (torch 2.11 to 2.13)."""
+
+
+def lying_as_angles(
+    func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any], value: Any
+) -> Any:
+    """Return the result of a call as it lies in memory."""
+    return value.contiguous() if func in ANGLES and args[0].is_complex() else value
 
 
 def _is_traced_code() -> bool:

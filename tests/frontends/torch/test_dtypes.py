@@ -122,6 +122,20 @@ DOMAINS: dict[str, Callable[[torch.Tensor], Any]] = {
     "largest of booleans": lambda a: (a > 0).argmax(0),
     "targets of int32": lambda a: F.cross_entropy(a, torch.zeros(4, dtype=torch.int32)),
     "integers by zero": lambda a: a.long() // 0, "rests by zero": lambda a: a.long() % 0,
+    "hardshrink of integers": lambda a: F.hardshrink(a.long()),
+    "nansum of complex numbers": lambda a: torch.nansum(a * 1j),
+    "nanmean of complex numbers": lambda a: torch.nanmean(a * 1j),
+    "topk of booleans": lambda a: (a > 0).topk(2)[0], "glu of integers": lambda a: F.glu(a.long()),
+    "prelu of integers": lambda a: F.prelu(a.long(), a[0, :1].long()),
+    "trace of booleans": lambda a: torch.trace(a > 0),
+    "windows of integers": lambda a: F.unfold(a.long()[None, None], 2),
+    "sizes of integers": lambda a: F.interpolate(a.long()[None], scale_factor=2),
+    "random integers between 0 and 1": lambda a: torch.rand_like(a.long()),
+    "classes of integers": lambda a: F.cross_entropy(a.long(), torch.zeros(4, dtype=torch.int64)),
+    "margins of two dtypes": lambda a: F.soft_margin_loss(a > 0, a),
+    "the largest of nothing": lambda a: a[:0].max(),
+    "probabilities above 1": lambda a: F.binary_cross_entropy(a.abs() + 1, a.sigmoid()),
+    "targets below 0": lambda a: F.binary_cross_entropy(a.sigmoid(), -a.abs()),
 }
 # fmt: on
 
@@ -140,6 +154,29 @@ def _refused(function: Callable[..., Any], *operands: torch.Tensor) -> None:
             with pytest.raises(RuntimeError) as refused:
                 compiled(*operands)
             assert str(eager.value) in str(refused.value)
+
+
+# fmt: off
+NARROW: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "huber": F.huber_loss, "soft margin": F.soft_margin_loss,
+    "huber, element by element": lambda a, b: F.huber_loss(a, b, reduction="none") * 2,
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", NARROW)
+def test_results_have_eagers_dtype_where_fakes_have_another(name: str, grad: bool) -> None:
+    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return NARROW[name](a, b)
+
+    a, b = A.bfloat16().requires_grad_(grad), A.flip(0)
+    wanted = run(a, b)
+    torch._dynamo.reset()
+    for compiled in (irc.compile(run), torch.compile(run, backend="irc")):
+        found = compiled(a, b)
+        assert found.dtype is torch.bfloat16
+        torch.testing.assert_close(found, wanted)
 
 
 def test_a_transposed_convolution_of_two_dtypes_is_refused() -> None:
