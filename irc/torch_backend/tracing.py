@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ from irc.frontends.torch.eager_refusals import of_other_dtype, refused
 from irc.frontends.torch.graphs import flat_program, pre_dispatch, returns_inputs, source_name
 from irc.frontends.torch.kinds import peculiar_argument
 from irc.frontends.torch.linear_loss import stream_losses
+from irc.frontends.torch.real_writes import writes
 from irc.pipeline import Options
 from irc.process_wide import deep_recursion
 from irc.torch_backend.aot import compile_through_aot
@@ -57,10 +59,10 @@ def compile_graph(
         IrcError: for what the user chose; with ``fakes`` for all that the graph is refused for.
     """
     try:
-        run, writes = _compiled(gm, inputs, options, fakes)
-        run = _with_drawn(gm, inputs, run)
+        run, changes = _compiled(gm, inputs, options, fakes)
+        run = _counting(gm, inputs, _with_drawn(gm, inputs, run))
         if fakes is None and is_tried(options):
-            return tried(run, gm.forward, copies=writes)
+            return tried(run, gm.forward, copies=changes)
         return run
     except Exception as error:  # what it is, leave() decides
         if fakes is not None:
@@ -94,6 +96,53 @@ def _with_drawn(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
         return run(*given)
 
     return cast
+
+
+def _counting(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
+    """Count writes to arguments that share memory, as autograd wants to be told of them.
+
+    AOTAutograd makes such arguments views of one that it makes, and writes to that.
+    """
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    memories = [x.untyped_storage()._cdata if _is_counted(x) else None for x in inputs]
+    shared = {each for each, n in Counter(memories).items() if n > 1 and each is not None}
+    written = {_owner(node.args[0]) for node in gm.graph.nodes if _is_write(node)}
+    places = [
+        i
+        for i, (node, memory) in enumerate(zip(placeholders, memories, strict=True))
+        if memory in shared and node in written
+    ]
+    if not places:
+        return run
+
+    def counted(*args: Any) -> Any:
+        told = [args[i] for i in places if _is_counted(args[i])]
+        before = [each._version for each in told]
+        results = run(*args)
+        for each, was in zip(told, before, strict=True):
+            if each._version == was:
+                torch.autograd.graph.increment_version(each)
+        return results
+
+    return counted
+
+
+def _is_counted(value: object) -> bool:
+    """True for a tensor with memory, whose writes autograd counts."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return not value.is_inference()
+
+
+def _is_write(node: Node) -> bool:
+    return node.op.startswith("call") and bool(node.args) and writes(node.target, node.kwargs)
+
+
+def _owner(value: Any) -> Any:
+    """Return the node whose memory a view is of: what it is a view of, by first arguments."""
+    while isinstance(value, Node) and value.op.startswith("call") and value.args:
+        value = value.args[0]
+    return value
 
 
 def compile_around(gm: GraphModule, inputs: Sequence[Any], compiled: Compile) -> Flat | None:

@@ -156,3 +156,29 @@ def test_a_strided_view_of_a_part_sees_what_is_written_to_it() -> None:
 
     x = torch.arange(24.0).reshape(4, 3, 2).transpose(0, 2)
     assert torch.equal(irc.compile(call)(x), call(x))
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]])
+def test_writes_to_one_of_two_arguments_in_one_memory_are_counted(way: Any) -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        x.contiguous(memory_format=torch.channels_last)
+        y += 1
+        return x * 2
+
+    torch._dynamo.reset()
+    fast = way(run)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such calls run uncompiled
+        for _ in range(2):
+            x = torch.zeros(2, 2, 3, 2)
+            y = x.detach()
+            assert torch.equal(fast(x, y), torch.full_like(x, 2))
+            assert (x._version, y._version) == (1, 1)
+    w = torch.ones(2, 2, 3, 2, requires_grad=True)
+    kept = (w * 1).detach()
+    product = w * kept
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fast(kept, kept.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()

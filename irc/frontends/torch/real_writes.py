@@ -42,7 +42,7 @@ class RealWrites:
 
     def keep(self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> None:
         """Keep the operands of a call that may write to them."""
-        if _writes(func, named):
+        if writes(func, named):
             for operand in pytree.tree_leaves((args, named)):
                 if type(operand) in (torch.Tensor, torch.nn.Parameter):
                     self._keep(operand)
@@ -62,14 +62,21 @@ class RealWrites:
         self._kept.clear()
 
 
-def _writes(func: Callable[..., Any], named: Mapping[str, Any]) -> bool:
+def writes(func: Callable[..., Any] | str, named: Mapping[str, Any]) -> bool:
+    """True for a call that may write to its operands.
+
+    Args:
+        func: of torch, of an operator, or the name of a method.
+        named: its keyword arguments.
+    """
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.is_mutable
-    name = getattr(func, "__name__", "")
+    name = func if isinstance(func, str) else getattr(func, "__name__", "")
     if name.startswith("__"):
         return name in IN_PLACE
     return (
         name.endswith("_")
+        or f"__{name}__" in IN_PLACE
         or name in MOVES_STATISTICS
         or any(named.get(option) is not None and named[option] is not False for option in WRITING)
     )
