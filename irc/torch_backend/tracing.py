@@ -129,9 +129,9 @@ def _counting(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
 
 def _is_counted(value: object) -> bool:
     """True for a tensor with memory, whose writes autograd counts."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+    if type(value) not in (torch.Tensor, nn.Parameter) or value.layout is not torch.strided:
         return False
-    return not value.is_inference()
+    return not value.is_inference() and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _is_write(node: Node) -> bool:
