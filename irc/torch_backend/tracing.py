@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -129,9 +130,11 @@ def _counting(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
 
 def _is_counted(value: object) -> bool:
     """True for a tensor with memory, whose writes autograd counts."""
-    if type(value) not in (torch.Tensor, nn.Parameter) or value.layout is not torch.strided:
+    if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, nn.Parameter):
         return False
-    return not value.is_inference() and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    if value.layout is not torch.strided or value.is_inference():
+        return False
+    return not is_functorch_wrapped_tensor(value)
 
 
 def _is_write(node: Node) -> bool:

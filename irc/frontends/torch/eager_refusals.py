@@ -13,9 +13,11 @@ import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, wraps
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -126,7 +128,9 @@ def _answer_to(
     name = function if isinstance(function, str) else getattr(function, "__name__", "")
     plain = _op_name(name)
     call = _method(name) if isinstance(function, str) else function
-    if _is_elementwise(plain) or plain in SIZED:
+    writes = "out" in kwargs or plain != name
+    is_elementwise = _is_elementwise(plain) if writes else _is_always_elementwise(plain)
+    if is_elementwise or plain in SIZED:
         return _asked(call, args, kwargs, sized=plain in SIZED)
     if name.startswith("__") or not _is_torchs(function):
         return None
@@ -162,6 +166,16 @@ def _is_elementwise(name: str) -> bool:
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
     return any(is_known(getattr(packet, overload)) for overload in packet.overloads())
+
+
+@cache
+def _is_always_elementwise(name: str) -> bool:
+    """True for a function of elements whatever its arguments; ``max`` is one of two tensors."""
+    if not _is_elementwise(name):
+        return False
+    packet = getattr(torch.ops.aten, name)
+    ops = [getattr(packet, overload) for overload in packet.overloads()]
+    return all(is_known(op) or torch.Tag.out in op.tags for op in ops)
 
 
 @cache
@@ -211,7 +225,7 @@ def _kind(leaf: Any, sized: bool) -> tuple[Any, ...] | None:
         is_here = value.device.type in ("cpu", "meta") and value.layout is torch.strided
         # Tensors with dims outrank those without: only whether there are some matters.
         shape = tuple(value.shape) if sized else (1,) * min(value.ndim, 1)
-        is_here = is_here and all(type(size) is int for size in shape)
+        is_here = is_here and all(type(size) is int for size in shape) and prod(shape) <= LARGEST
         return (torch.Tensor, value.dtype, shape) if is_here else None
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return (type(value),)
@@ -219,6 +233,9 @@ def _kind(leaf: Any, sized: bool) -> tuple[Any, ...] | None:
         return (type(value), value)
     return None
 
+
+LARGEST = 1 << 20
+"""Elements of a stand-in: to ask must cost little, and a tensor on the meta device has no bound."""
 
 STAND_INS = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 
@@ -229,6 +246,7 @@ def _answer(
 ) -> Answer | None:
     with (
         _disable_current_modes(),
+        temporarily_clear_interpreter_stack(),  # of transforms of functions
         torch._C._DisablePythonDispatcher(),  # it has other kernels, of torch's references
         torch.no_grad(),
         torch.random.fork_rng(devices=()),

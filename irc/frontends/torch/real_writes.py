@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -48,12 +49,15 @@ class RealWrites:
                     self._keep(operand)
 
     def _keep(self, operand: torch.Tensor) -> None:
-        if operand.layout is torch.strided and not isinstance(operand, FakeTensor):
-            memory = operand.untyped_storage()
-            if memory.device.type != "meta" and memory._cdata not in self._kept:
-                # The copy is ours, and none of the graph that is traced.
-                with _disable_current_modes():
-                    self._kept[memory._cdata] = memory, memory.clone()
+        while is_functorch_wrapped_tensor(operand):
+            operand = get_unwrapped(operand)
+        if isinstance(operand, FakeTensor) or not torch._C._has_storage(operand):
+            return
+        memory = operand.untyped_storage()
+        if memory.device.type != "meta" and memory._cdata not in self._kept:
+            # The copy is ours, and none of the graph that is traced.
+            with _disable_current_modes():
+                self._kept[memory._cdata] = memory, memory.clone()
 
     def undo(self) -> None:
         """Give the tensors back what they held."""
