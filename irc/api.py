@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from irc.choices import (
     Dynamic,
-    check_backend_of_parts,
     checked,
     dynamic_option,
     layout_option,
@@ -249,8 +248,8 @@ def compile_step(
             is given to each call), and what it does not have stays as it is.
         mesh: axes of a mesh, ``data=2,tensor=2``.
         backend: what writes the kernels: ``cpu``; ``triton`` or ``cuda`` for ranks with GPUs, whose
-            collectives then go by NCCL. Weights that lie on the host are copied there and back each
-            step. Steps with micro-batches have the backend cpu.
+            collectives and transfers then go by NCCL. Ranks of a mesh hold their parts on the GPU;
+            on one device, weights that lie on the host are copied there and back each step.
         cluster: a preset or TOML file that prices the plan and says how much memory a device has.
         pins: constraints, as :func:`compile` takes them.
         passes: names of plug-in passes to run.
@@ -289,8 +288,6 @@ def compile_step(
     asked = micro_batches_option(micro_batches, accumulate)
     count = programs_option(whole, asked, f"{schedule}", stages)
     recipe = recipe_option(model, loss, optimizer, frozen, count or 1, recompute)
-    if count is not None:
-        check_backend_of_parts(backend)
     options = Options(
         mesh=whole,
         backend=backend,

@@ -128,21 +128,6 @@ def checked(options: Options) -> Options:
     return options
 
 
-def check_backend_of_parts(backend: str) -> None:
-    """Refuse another backend than cpu for a plan of several programs.
-
-    Raises:
-        IrcError: ``pipeline-unsupported``.
-    """
-    if backend != "cpu":
-        raise IrcError(
-            "pipeline-unsupported",
-            f"a plan with micro-batches or stages has kernels of the backend cpu, not of {backend}",
-            because="its registers lie in the memory of the host",
-            help="leave out backend=, or micro_batches= and the axis pipe",
-        )
-
-
 def recipe_option(
     model: object,
     loss: object,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 from irc.choices import (
     DEFAULT_SCHEDULE,
     Dynamic,
-    check_backend_of_parts,
     dynamic_option,
     micro_batches_option,
     names_option,
@@ -192,33 +191,34 @@ def _write_parts(
     from irc.dialects.text import dump
     from irc.plan.parts import PIPE, with_files
     from irc.plan.parts_files import save_parts
-    from irc.plan.training import training_files
+    from irc.plan.training import FORWARD, smaller_file, training_files
     from irc.programs.make import make_parts_plan
     from irc.programs.schedules import schedule_for
+    from irc.programs.uneven import make_uneven_plan
     from irc.report.parts import parts_summary
 
-    check_backend_of_parts(options.backend)
     named, stages = pipelining
     mesh = options.mesh
     ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
     schedule = schedule_for(named, ranks, recipe.micro_batches)  # before the long work
-    if samples := uneven_samples(args, dict(kwargs or {}), recipe.micro_batches):
-        raise IrcError(
-            "input-mismatch",
-            f"a batch of {samples} cannot be cut into {recipe.micro_batches} equal micro-batches",
-            because="plans in folders have micro-batches of one size",
-            help=f"give a multiple of {recipe.micro_batches} samples, or train with "
-            "irc.compile_step, which takes any number",
-        )
     check_device(module, planned=True)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
+    batch, options = (recipe, args, dict(kwargs or {})), replace(options, keep_ir=True)
+    samples = uneven_samples(*batch[1:], recipe.micro_batches)
     with torch.no_grad():
-        captured, split = captured_step(module, called, recipe, args, dict(kwargs or {}))
+        captured, split = captured_step(module, called, *batch)
+        smaller = captured_step(module, called, *batch, less=1)[0].program if samples else None
     recipe = stages_recipe(module, captured, replace(recipe, split=split))
-    forward, program = dump(captured.program.module), captured.program
-    plan = make_parts_plan(program, recipe, replace(options, keep_ir=True), schedule, stages)
-    plan = with_files(plan, training_files(recipe, forward))
-    save_parts(out, plan, program.tensors, force=force)
+    program, how = captured.program, (recipe, options, schedule, stages)
+    files = training_files(recipe, dump(program.module))
+    if smaller is None:
+        plan, tensors = make_parts_plan(program, *how), program.tensors
+    else:
+        files[smaller_file(FORWARD)] = dump(smaller.module)
+        plan = make_uneven_plan(program, smaller, samples, *how)
+        tensors = {**smaller.tensors, **program.tensors}
+    plan = with_files(plan, files)
+    save_parts(out, plan, tensors, force=force)
     return parts_summary(plan, program.source)
 
 

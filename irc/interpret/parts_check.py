@@ -12,23 +12,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.text import load
 from irc.errors import IrcError
 from irc.interpret.parts import Run, run_here, whole_of
 from irc.interpret.parts_passes import AFTER, has_passes, wrong_pass
 from irc.interpret.parts_peers import Sight, ThreadPeers
-from irc.interpret.parts_reference import Reference, reference_of
+from irc.interpret.parts_reference import CutModel, Reference, reference_of
 from irc.plan.json_text import corrupt
-from irc.plan.parts import PartsPlan
-from irc.plan.training import HEAD
+from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
+from irc.plan.training import HEAD, STAGED, smaller_file
 from irc.plan.weights import local_slices
 from irc.schedule.tapes import Function, Route
 from irc.sharding.between import Side
 from irc.training.accumulators import ACCUMULATED
 from irc.training.slices import cut
-from irc.training.stages import Stages, stages_of
-from irc.training.vocabulary import Slices, slices_of
+from irc.training.stages import stages_of
+from irc.training.vocabulary import slices_of
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4}
 """Error relative to a value's magnitude that the order of sums explains."""
@@ -74,7 +75,6 @@ class Pair:
 
 def check_parts(
     plan: PartsPlan,
-    staged: str,
     wholes: Mapping[str, torch.Tensor],
     batch: Sequence[torch.Tensor],
     *,
@@ -83,8 +83,7 @@ def check_parts(
     """Hold a step of a plan against the model run eagerly, and return what was compared.
 
     Args:
-        plan: for at most 64 ranks.
-        staged: the forward pass of a micro-batch, its ops with their stages.
+        plan: for at most 64 ranks, with the text of its model.
         wholes: weights by name.
         batch: the inputs of a step, in the order of the plan.
         peers: how ranks talk to each other.
@@ -95,7 +94,8 @@ def check_parts(
             functions after each pass, also the first pass and op that are wrong.
     """
     wholes = cut(plan.sliced, wholes)
-    reference = reference_of(plan, *_cut_as(plan, staged), wholes, batch)
+    files = (STAGED,) if plan.smaller_from is None else (STAGED, smaller_file(STAGED))
+    reference = reference_of(plan, [_cut_as(plan, file) for file in files], wholes, batch)
     run = run_here(plan, wholes, [batch], lr=0.0, peers=peers)
     count = 0
     for pair in _Pairs(plan, run, reference).all():
@@ -120,15 +120,25 @@ def check_parts(
     return f"{count} values and gradients between stages, losses and sums are as eager has them"
 
 
-def _cut_as(plan: PartsPlan, staged: str) -> tuple[Stages, Slices | None]:
-    """Return the forward pass of a micro-batch in the parts of a plan."""
-    stages = stages_of(load(staged))
+def _cut_as(plan: PartsPlan, file: str) -> CutModel:
+    """Return the forward pass of a micro-batch in the parts of a plan.
+
+    Args:
+        plan: the plan.
+        file: with that forward pass, its ops with their stages.
+    """
+    stages = stages_of(_module(plan, file, "says which stage an op is of"))
     if not plan.facts.slices:
-        return stages, None
-    if HEAD not in plan.texts:
-        raise corrupt(f"the plan has no {HEAD}, which its slices are cut from")
-    head = load(plan.texts[HEAD].decode("utf-8", "replace"))
-    return slices_of(head, stages, len(plan.slice_parts), plan.written.vocabulary)
+        return CutModel(stages)
+    name = HEAD if file == STAGED else smaller_file(HEAD)
+    head = _module(plan, name, "its slices are cut from")
+    return CutModel(*slices_of(head, stages, len(plan.slice_parts), plan.written.vocabulary))
+
+
+def _module(plan: PartsPlan, file: str, purpose: str) -> ModuleOp:
+    if file not in plan.texts:
+        raise corrupt(f"the plan has no {file}, which {purpose}", str(plan.folder or ""))
+    return load(plan.texts[file].decode("utf-8", "replace"))
 
 
 def _passes(
@@ -138,7 +148,9 @@ def _passes(
     if pair.by is None or not has_passes(plan):
         return "", []
     number, part = pair.by
-    fault = wrong_pass(plan, part, {**wholes, **reference.arguments(part, number)})
+    given, suffix = {**wholes, **reference.arguments(part, number)}, plan.wiring.kind("", number)
+    kinds = [*(f"{kind}{suffix}" for kind in MICRO_BATCH_KINDS), *AFTER]
+    fault = wrong_pass(plan, part, given, kinds)
     if fault is not None:
         return f"; {fault.render()}", []
     return "", [
@@ -183,10 +195,12 @@ class _Pairs:
             forth.append(forth.pop(last))
         for number in range(self.plan.num_micro_batches):
             for part, kind in (*forth, *back):
-                function = self.plan.wiring.functions[part].get(kind)
+                function = self.plan.wiring.function(part, kind, number)
                 if function is not None:
                     yield from self._function(number, part, kind, function)
-        yield Pair("the loss", self.run.losses[0], torch.stack(self.reference.losses).mean())
+        losses = torch.stack(self.reference.losses)
+        weights = torch.tensor(self.plan.weights_of_losses, dtype=losses.dtype)
+        yield Pair("the loss", self.run.losses[0], (losses * weights).sum())
         for name, gradient in self.reference.gradients.items():
             stages = ", ".join(map(str, self.plan.holders[name]))
             what = f"the gradient of '{name}' (stage {stages}), added up,"

@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from irc.interpret.parts_check import check_parts
-from irc.plan.json_text import corrupt
 from irc.plan.parts_files import load_parts
-from irc.plan.training import STAGED, check_recipe
+from irc.plan.training import check_recipe
 from irc.runtime.code import asked
 from irc.runtime.inputs import given_inputs, specs_of_parts
 from irc.runtime.weights import whole_weights
@@ -30,10 +29,7 @@ def check_parts_folder(folder: str, *, inputs: str | None = None, trust: bool = 
     """
     plan = load_parts(folder, trust=trust)
     check_recipe(plan)
-    if STAGED not in plan.texts:
-        raise corrupt(f"the plan has no {STAGED}, which says which stage an op is of", folder)
     parts = ({kind: asked(loaded) for kind, loaded in part.items()} for part in plan.parts)
     plan = replace(plan, parts=tuple(parts))
     batch = given_inputs(specs_of_parts(plan), inputs, 0)
-    staged = plan.texts[STAGED].decode("utf-8", "replace")
-    return check_parts(plan, staged, whole_weights(plan), batch[:-1])
+    return check_parts(plan, whole_weights(plan), batch[:-1])

@@ -24,8 +24,8 @@ from irc.interpret.spmd import run_spmd
 from irc.interpret.stages import run_flow, run_planned, run_stage
 from irc.interpret.states import moving
 from irc.plan.load import LoadedPlan
-from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
-from irc.plan.training import SPLIT, stage_file
+from irc.plan.parts import PartsPlan, smaller_suffix
+from irc.plan.training import SPLIT, smaller_file, stage_file
 from irc.runtime.code import load_program
 from irc.sharding.mesh import mesh_of
 from irc.training.accumulators import ACCUMULATED
@@ -34,7 +34,6 @@ IR = "ir/"
 MEMORY = "plan-memory"
 AFTER = ("norm", "step")
 """Functions that run once, after all micro-batches."""
-KINDS = (*MICRO_BATCH_KINDS, *AFTER)
 HANDED = ("state", "saved", "boundary")
 """Roles of results that later functions read."""
 WEIGHTS = ".w"
@@ -58,11 +57,14 @@ class FunctionFault:
 
 def has_passes(plan: PartsPlan) -> bool:
     """True where a plan holds its functions after each pass."""
-    return all(stage_file(part) in plan.texts for part in range(len(plan.parts)))
+    names = [stage_file(part) for part in range(len(plan.parts))]
+    if plan.smaller_from is not None:
+        names += [smaller_file(name) for name in names]
+    return all(name in plan.texts for name in names)
 
 
 def wrong_pass(
-    plan: PartsPlan, part: int, given: Mapping[str, torch.Tensor], kinds: Collection[str] = KINDS
+    plan: PartsPlan, part: int, given: Mapping[str, torch.Tensor], kinds: Collection[str]
 ) -> FunctionFault | None:
     """Return the first wrong value of a stage's functions, None where all passes agree.
 
@@ -70,9 +72,12 @@ def wrong_pass(
         plan: with the texts of its passes.
         part: the stage.
         given: arguments of the stage by name; others are drawn.
-        kinds: which functions; those that read what others save need them.
+        kinds: which functions, of micro-batches of one size; those that read what others save need
+            them.
     """
-    stage = load_program(plan, plan.texts[stage_file(part)].decode(), stage_file(part))
+    is_smaller = any(smaller_suffix(kind) for kind in kinds)
+    name = smaller_file(stage_file(part)) if is_smaller else stage_file(part)
+    stage = load_program(plan, plan.texts[name].decode(), name)
     tensors = moving(stage, random_inputs(stage, given={**given}))
     names = [name for _, name, _ in arguments(entry(stage))]
     held = dict(zip(names, tensors, strict=True))

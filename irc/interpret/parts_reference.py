@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.builder import arguments, entry, results
 from irc.interpret.flow import run_function
-from irc.plan.parts import PartsPlan
+from irc.plan.parts import PartsPlan, smaller_suffix
 from irc.runtime.inputs import LR
 from irc.training.accumulators import ACCUMULATED
 from irc.training.batch_sums import SHARES, SUMS, take_batch_sums
@@ -38,7 +38,7 @@ class Reference:
         gradients: of the batch, by parameter.
         states: buffers that the model moves, after the batch.
         given: by micro-batch, its inputs.
-        shares: by stage, its shares of sums over the batch.
+        shares: by micro-batch and stage, its shares of sums over the batch.
     """
 
     crossing: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Reference:
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     states: dict[str, torch.Tensor] = field(default_factory=dict)
     given: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    shares: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    shares: list[list[dict[str, torch.Tensor]]] = field(default_factory=list)
 
     @property
     def largest(self) -> float:
@@ -60,17 +60,39 @@ class Reference:
         Sums of gradients are those before it, of a step's first micro-batch.
         """
         squares = [g.double().square().sum() for g in self.gradients.values()]
-        crossing = {name: value for (name, at), value in self.crossing.items() if at == number}
+        crossing = {
+            name.removesuffix(smaller_suffix(name)): value
+            for (name, at), value in self.crossing.items()
+            if at == number
+        }
         sums = {f"{ACCUMULATED}{n}": torch.zeros_like(g) for n, g in self.gradients.items()}
         norm = {NORM: torch.stack(squares).sum().to(squares[0].dtype)} if squares else {}
         rate = {LR: torch.tensor(RATE, dtype=torch.float64)}
-        return {**self.given[number], **self.shares[stage], **crossing, **sums, **norm, **rate}
+        shares = self.shares[number][stage]
+        return {**self.given[number], **shares, **crossing, **sums, **norm, **rate}
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """The forward pass of a micro-batch of one size, in the parts of a plan.
+
+    Attributes:
+        stages: of it.
+        slices: of its output layer, where the vocabulary is on all ranks.
+    """
+
+    stages: Stages
+    slices: Slices | None = None
+
+    @property
+    def modules(self) -> list[ModuleOp]:
+        """What runs, one after the other."""
+        return [*self.stages.modules, *(self.slices.alone if self.slices else ())]
 
 
 def reference_of(
     plan: PartsPlan,
-    stages: Stages,
-    slices: Slices | None,
+    models: Sequence[CutModel],
     wholes: Mapping[str, torch.Tensor],
     batch: Sequence[torch.Tensor],
 ) -> Reference:
@@ -78,12 +100,11 @@ def reference_of(
 
     Args:
         plan: whose step it is.
-        stages: of the forward pass of a micro-batch.
-        slices: of its output layer, where the vocabulary is on all ranks.
+        models: of the micro-batches; where some have a sample less, theirs is the second.
         wholes: weights by name, also those that are held in slices; they stay as they are.
         batch: the inputs of a step, in the order of the plan.
     """
-    return _Step(plan, stages, slices, wholes, batch).run()
+    return _Step(plan, models, wholes, batch).run()
 
 
 class _Step:
@@ -92,32 +113,38 @@ class _Step:
     def __init__(
         self,
         plan: PartsPlan,
-        stages: Stages,
-        slices: Slices | None,
+        models: Sequence[CutModel],
         wholes: Mapping[str, torch.Tensor],
         batch: Sequence[torch.Tensor],
     ) -> None:
-        self.plan, self.slices = plan, slices
-        self.modules = [*stages.modules, *(slices.alone if slices else ())]
+        self.plan = plan
         self.held = {
             name: tensor.detach().clone().requires_grad_(name in plan.moved)
             for name, tensor in wholes.items()
         }
         self.inputs = dict(zip(plan.facts.inputs, batch, strict=False))
         count, cut = plan.num_micro_batches, plan.facts.cut
+        larger = count if plan.smaller_from is None else plan.smaller_from
+        self.models = [models[0 if number < larger else 1] for number in range(count)]
+        self.suffixes = [smaller_suffix(plan.wiring.kind("F", number)) for number in range(count)]
         self.each = [
-            {n: t.chunk(count)[i] if n in cut else t for n, t in self.inputs.items()}
+            {n: t.tensor_split(count)[i] if n in cut else t for n, t in self.inputs.items()}
             for i in range(count)
         ]
-        self.shares = [self._shares(module) for module in stages.modules]
-        if slices is not None:
+        by_stage = [
+            self._shares([model.stages.modules[stage] for model in self.models])
+            for stage in range(len(models[0].stages.modules))
+        ]
+        if (slices := models[0].slices) is not None:
             # The loss is behind each slice, with what it divides by.
-            count = len(slices.alone) + (slices.join is not None)
-            self.shares += [self._shares(slices.tail)] * count
+            tails = self._shares([model.slices.tail for model in self.models if model.slices])
+            by_stage += [tails] * (len(slices.alone) + (slices.join is not None))
+        self.shares = [list(own) for own in zip(*by_stage, strict=True)]
         self.found = Reference(given=self.each, shares=self.shares)
 
     def run(self) -> Reference:
-        draws = any(name == "seed" for m in self.modules for _, name, _ in arguments(entry(m)))
+        modules = self.models[0].modules
+        draws = any(name == "seed" for m in modules for _, name, _ in arguments(entry(m)))
         for number, own in enumerate(self.each):
             if "seed" in self.held or draws:
                 own["seed"] = torch.tensor(number)
@@ -129,25 +156,37 @@ class _Step:
             )
         return self.found
 
-    def _shares(self, module: ModuleOp) -> dict[str, torch.Tensor]:
-        """Return a stage's shares of sums over the batch."""
-        functions = take_batch_sums(module, self.plan.facts.cut, 1 / self.plan.num_micro_batches)
-        if not functions:
-            return {}
-        own = [_call(functions[SUMS], {**self.held, **given}) for given in self.each]
+    def _shares(self, modules: Sequence[ModuleOp]) -> list[dict[str, torch.Tensor]]:
+        """Return, by micro-batch, a stage's shares of sums over the batch.
+
+        Args:
+            modules: the stage, for each micro-batch; changed.
+        """
+        parts = dict(zip(modules, self.plan.weights_of_losses, strict=True))
+        taken = {m: take_batch_sums(m, self.plan.facts.cut, part) for m, part in parts.items()}
+        functions = [taken[module] for module in modules]
+        if not functions[0]:
+            return [{} for _ in modules]
+        own = [
+            _call(each[SUMS], {**self.held, **given})
+            for each, given in zip(functions, self.each, strict=True)
+        ]
         totals = {
             f"sum.{i}": torch.stack(values).sum(0)
             for i, values in enumerate(zip(*(made.values() for made in own), strict=True))
         }
-        return _call(functions[SHARES], {**self.held, **self.inputs, **totals})
+        given = {**self.held, **self.inputs, **totals}
+        found = {id(each): _call(each[SHARES], given) for each in functions}
+        return [found[id(each)] for each in functions]
 
     def _micro_batch(self, number: int, own: Mapping[str, torch.Tensor]) -> None:
         """Run one micro-batch through all stages and back."""
         crossing: dict[str, torch.Tensor] = {}
         leaves: dict[tuple[int, str], torch.Tensor] = {}
-        loss = None
+        loss, slices = None, self.models[number].slices
+        shares, suffix = self.shares[number], self.suffixes[number]
         with torch.enable_grad():
-            for stage, module in enumerate(self.modules):
+            for stage, module in enumerate(self.models[number].modules):
                 if self.plan.schedule.leaves_out(stage, number):
                     self._around(stage, number, crossing)
                     continue
@@ -158,7 +197,7 @@ class _Step:
                         leaves[stage, name] = self.held[name].view_as(self.held[name])
                         leaves[stage, name].retain_grad()
                 views = {name: leaf for (at, name), leaf in leaves.items() if at == stage}
-                given = {**self.held, **views, **own, **self.shares[stage], **crossing}
+                given = {**self.held, **views, **own, **shares[stage], **crossing}
                 values = _call(module, given)
                 for (role, name), value in zip(results(func), values.values(), strict=True):
                     if role == "boundary":
@@ -167,40 +206,41 @@ class _Step:
                         if sent.requires_grad:
                             sent.retain_grad()
                         crossing[name] = sent
-                        self.found.crossing[name, number] = sent.detach()
+                        self.found.crossing[f"{name}{suffix}", number] = sent.detach()
                     elif role == "state" and name in self.held:
                         self.held[name] = self.found.states[name] = value.detach()
                     elif name == self.plan.facts.loss:
                         loss = value
-            if self.slices is not None:
-                sums = {f"sums.{i}": crossing[n[0]] for i, n in enumerate(self.slices.sums)}
-                given = {**self.held, **own, **self.shares[-1], **sums}
-                loss = _call(self.slices.tail, given)[self.plan.facts.loss]
+            if slices is not None:
+                sums = {f"sums.{i}": crossing[n[0]] for i, n in enumerate(slices.sums)}
+                given = {**self.held, **own, **shares[-1], **sums}
+                loss = _call(slices.tail, given)[self.plan.facts.loss]
             assert loss is not None
             self.found.losses.append(loss.detach())
-            (loss / self.plan.num_micro_batches).backward()
+            (loss * self.plan.weights_of_losses[number]).backward()
         for name, value in crossing.items():
             if value.requires_grad and value.grad is not None:
-                self.found.crossing[f"{GRADIENT}{name}", number] = value.grad
-        if self.slices is not None and (join := self.slices.join) is not None:
+                self.found.crossing[f"{GRADIENT}{name}{suffix}", number] = value.grad
+        if slices is not None and (join := slices.join) is not None:
             # Its readers' gradients in one.
-            every = [c.name for c in self.slices.crossings if _value(c.name) == _value(join.hidden)]
+            every = [c.name for c in slices.crossings if _value(c.name) == _value(join.hidden)]
             grads = [crossing[name].grad for name in every if name != join.hidden]
             total = torch.stack([grad for grad in grads if grad is not None]).sum(0)
-            self.found.crossing[f"{GRADIENT}{join.hidden}", number] = total
+            self.found.crossing[f"{GRADIENT}{join.hidden}{suffix}", number] = total
         for (stage, name), leaf in leaves.items():
             grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             self.found.added[stage, name, number] = grad.detach()
 
     def _around(self, stage: int, number: int, crossing: dict[str, torch.Tensor]) -> None:
         """Let what a stage would be given be what it would give."""
-        func = entry(self.modules[stage])
+        func = entry(self.models[number].modules[stage])
         (taken,) = (crossing[name] for role, name, _ in arguments(func) if role == "boundary")
         (name,) = (name for role, name in results(func) if role == "boundary")
         crossing[name] = taken.view_as(taken)
         if crossing[name].requires_grad:
             crossing[name].retain_grad()
-        self.found.crossing[name, number] = crossing[name].detach()
+        key = f"{name}{self.suffixes[number]}", number
+        self.found.crossing[key] = crossing[name].detach()
 
 
 def _value(name: str) -> str:

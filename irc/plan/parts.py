@@ -111,6 +111,11 @@ class PartsPlan:
         return ranks_by_place(self.mesh)
 
     @property
+    def backend(self) -> str:
+        """What the kernels of all functions are compiled by."""
+        return next(iter(self.parts[0].values())).plan.backend
+
+    @property
     def num_micro_batches(self) -> int:
         """Micro-batches of a step."""
         return self.schedule.num_micro_batches

@@ -22,6 +22,16 @@ SPLIT = "split"
 """What a function of a stage is before passes run on it: the stage was placed, and split."""
 
 
+def smaller_file(name: str) -> str:
+    """Return the name of the same file for micro-batches of a sample less.
+
+    >>> smaller_file("training/forward.mlir")
+    'training/forward-smaller.mlir'
+    """
+    stem, dot, suffix = name.rpartition(".")
+    return f"{stem}-smaller{dot}{suffix}"
+
+
 def stage_file(stage: int) -> str:
     """Return the name of the file with a stage's whole part of a step, before it is placed."""
     return f"training/stage-{stage}.mlir"
@@ -72,13 +82,17 @@ def check_recipe(plan: Training) -> None:
         )
 
 
-def forward_text(loaded: Training) -> str:
+def forward_text(loaded: Training, name: str = FORWARD) -> str:
     """Return the model of a training plan.
+
+    Args:
+        loaded: the plan.
+        name: of the file: ``FORWARD``, or that of smaller micro-batches.
 
     Raises:
         IrcError: ``plan-corrupt`` where it is missing.
     """
-    text = loaded.texts.get(FORWARD)
+    text = loaded.texts.get(name)
     if text is None:
-        raise json_text.corrupt(f"the plan has {RECIPE} and no {FORWARD}")
+        raise json_text.corrupt(f"the plan has {RECIPE} and no {name}")
     return text.decode("utf-8", "replace")

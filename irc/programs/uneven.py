@@ -20,10 +20,11 @@ from irc.dialects.placement import Placement
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
-from irc.plan.parts import PartsPlan, make_parts, micro_batch_sizes, smaller_kind
+from irc.plan.parts import PartsPlan, make_parts, micro_batch_sizes, smaller_kind, with_files
 from irc.plan.parts_facts import ChannelFacts
 from irc.plan.parts_verify import OF_MICRO_BATCHES, verify_parts
 from irc.plan.schema import placement_of
+from irc.plan.training import smaller_file
 from irc.program import Program
 from irc.programs.make import make_parts_plan
 from irc.schedule.actions import Schedule
@@ -135,7 +136,9 @@ def _joined(large: PartsPlan, small: PartsPlan, samples: int) -> PartsPlan:
             help=f"give a multiple of {count} samples",
         )
     joined = make_parts(facts, large.schedule_text, tuple(parts))
-    return replace(joined, texts=large.texts)
+    models = {n: t.decode() for n, t in small.texts.items() if n.endswith(".mlir")}
+    texts = {name: text.decode() for name, text in large.texts.items()}
+    return with_files(joined, texts | {smaller_file(n): text for n, text in models.items()})
 
 
 def _of_smaller(channel: ChannelFacts) -> ChannelFacts:

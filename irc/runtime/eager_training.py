@@ -17,7 +17,7 @@ from irc.dialects.builder import arguments, entry, results
 from irc.interpret.flow import run_function
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan
-from irc.plan.training import FORWARD, forward_text, recipe_of_plan
+from irc.plan.training import FORWARD, forward_text, recipe_of_plan, smaller_file
 from irc.runtime.code import load_program
 from irc.runtime.compare import HALF_SLACK, TOLERANCE, Comparison
 from irc.runtime.torch_optimizer import STEP, state_name, torch_optimizer
@@ -68,8 +68,16 @@ def train_eagerly(
     trained = trained_names(loaded)
     held = {n: _wide(t, dtype).clone().requires_grad_(n in trained) for n, t in weights.items()}
     optimizer = torch_optimizer(recipe, {name: held[name] for name in trained})
-    model = _Model(load_program(loaded, forward_text(loaded), FORWARD), recipe, dtype)
-    losses = [_step(model, held, optimizer, batch) for batch in batches]
+    count = recipe.micro_batches
+    is_parts = isinstance(loaded, PartsPlan)
+    sizes = loaded.weights_of_losses if is_parts else (1 / count,) * count
+    files = {size: FORWARD if size == sizes[0] else smaller_file(FORWARD) for size in sizes}
+    models = {
+        size: _Model(load_program(loaded, forward_text(loaded, name), name), recipe, dtype, size)
+        for size, name in files.items()
+    }
+    run = [models[size] for size in sizes]
+    losses = [_step(run, held, optimizer, batch) for batch in batches]
     found = {name: value.detach() for name, value in held.items()}
     for name in trained:
         for key, value in optimizer.state[held[name]].items():
@@ -81,60 +89,79 @@ class _Model:
     """The captured forward pass of a micro-batch.
 
     Where its loss is divided by a sum over a micro-batch, it is given its share of that of the
-    whole batch instead (:mod:`irc.training.normalisers`): the mean over micro-batches is then the
-    loss of the batch.
+    whole batch instead (:mod:`irc.training.normalisers`): the sum over micro-batches, each by its
+    part of the samples, is then the loss of the batch.
     """
 
-    def __init__(self, module: ModuleOp, recipe: Recipe, dtype: torch.dtype | None) -> None:
-        self.module, self.recipe, self._dtype = module, recipe, dtype
-        self._sums = take_batch_sums(module, recipe.split, 1 / recipe.micro_batches)
+    def __init__(
+        self, module: ModuleOp, recipe: Recipe, dtype: torch.dtype | None, part: float
+    ) -> None:
+        self.module, self.recipe, self._dtype, self.part = module, recipe, dtype, part
+        self._sums = take_batch_sums(module, recipe.split, part)
         func = entry(module)
         self.results = results(func)
         self.loss = loss_index(func, recipe.loss)
+
+    @property
+    def divides(self) -> bool:
+        """Whether the loss is divided by sums over the batch."""
+        return bool(self._sums)
 
     def run(self, given: Tensors) -> list[torch.Tensor]:
         """Return all results."""
         return self._call(self.module, given)
 
-    def micro_batches(self, held: Tensors, batch: Tensors) -> list[Tensors]:
-        """Return the inputs of each micro-batch, with its shares of sums over the batch."""
-        count = self.recipe.micro_batches
-        each = [
-            {n: t.chunk(count)[i] if n in self.recipe.split else t for n, t in batch.items()}
-            for i in range(count)
-        ]
-        if not self._sums:
-            return list(each)
-        own = [self._call(self._sums[SUMS], {**held, **inputs}) for inputs in each]
-        totals = {
-            f"sum.{i}": torch.stack(parts).sum(0) for i, parts in enumerate(zip(*own, strict=True))
-        }
-        found = self._call(self._sums[SHARES], {**held, **batch, **totals})
-        shares = {f"{SHARE}{i}": share for i, share in enumerate(found)}
-        return [{**inputs, **shares} for inputs in each]
+    def sums(self, given: Tensors) -> list[torch.Tensor]:
+        """Return what the loss is divided by, of this micro-batch."""
+        return self._call(self._sums[SUMS], given)
+
+    def shares(self, given: Tensors, totals: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the micro-batch's shares of the sums over the batch."""
+        named = {f"sum.{i}": total for i, total in enumerate(totals)}
+        found = self._call(self._sums[SHARES], {**given, **named})
+        return {f"{SHARE}{i}": share for i, share in enumerate(found)}
 
     def _call(self, module: ModuleOp, given: Tensors) -> list[torch.Tensor]:
         ordered = [given[name] for _, name, _ in arguments(entry(module))]
         return run_function(module, ordered, dtype=self._dtype)
 
 
+def _micro_batches(models: Sequence[_Model], held: Tensors, batch: Tensors) -> list[Tensors]:
+    """Return the inputs of each micro-batch, with its shares of sums over the batch."""
+    split, count = models[0].recipe.split, len(models)
+    each = [
+        {n: t.tensor_split(count)[i] if n in split else t for n, t in batch.items()}
+        for i in range(count)
+    ]
+    if not models[0].divides:
+        return list(each)
+    own = [model.sums({**held, **inputs}) for model, inputs in zip(models, each, strict=True)]
+    totals = [torch.stack(parts).sum(0) for parts in zip(*own, strict=True)]
+    return [
+        {**inputs, **model.shares({**held, **batch}, totals)}
+        for model, inputs in zip(models, each, strict=True)
+    ]
+
+
 def _step(
-    model: _Model,
+    models: Sequence[_Model],
     held: dict[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
     batch: Tensors,
 ) -> torch.Tensor:
-    recipe = model.recipe
+    recipe = models[0].recipe
     optimizer.zero_grad()
     losses: list[torch.Tensor] = []
-    for number, inputs in enumerate(model.micro_batches(held, batch)):
+    every = _micro_batches(models, held, batch)
+    for number, (model, inputs) in enumerate(zip(models, every, strict=True)):
         given = {**held, **inputs}
         if "seed" in held and recipe.micro_batches > 1:
             given["seed"] = held["seed"] * recipe.micro_batches + number
         with torch.enable_grad():
             values = model.run(given)
             loss = values[model.loss]
-            (loss / recipe.micro_batches).backward()  # type: ignore[no-untyped-call]  # torch's
+            loss = loss * model.part
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
         losses.append(loss.detach())
         for (role, name), value in zip(model.results, values, strict=True):
             if role == "state" and name in held:
@@ -147,7 +174,7 @@ def _step(
     optimizer.step()
     if "seed" in held:
         held["seed"] = held["seed"] + 1
-    return torch.stack(losses).mean()
+    return torch.stack(losses).sum()
 
 
 def _wide(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

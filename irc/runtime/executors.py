@@ -1,4 +1,4 @@
-"""Which executor runs a plan: the one of the device that its kernels run on."""
+"""Which executor runs a plan: the one of the device that its kernels run on, and where that is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ import torch
 from irc.plan.load import LoadedPlan
 from irc.runtime.executor import Executor
 from irc.runtime.segments import DEVICE_BACKENDS
+
+
+def memory_of(backend: str) -> torch.device:
+    """Return where what a plan's functions hand on lies: on the device that its kernels run on.
+
+    Raises:
+        IrcError: ``device-missing``.
+    """
+    if backend not in DEVICE_BACKENDS:
+        return torch.device("cpu")
+    from irc.runtime.device import device_of
+
+    return device_of(backend)
 
 
 def executor_of(

@@ -74,7 +74,8 @@ def specs_of_parts(plan: PartsPlan) -> list[InputSpec]:
         kind = tensor(value)
         shape = kind.static_shape()
         if name in plan.facts.cut:
-            shape = (shape[0] * plan.num_micro_batches, *shape[1:])
+            samples = plan.facts.samples or shape[0] * plan.num_micro_batches
+            shape = (samples, *shape[1:])
         named[name] = InputSpec(name, kind.dtype, shape, bounds.get(name))
     named[LR] = InputSpec(LR, "f64", (), None, known_inputs(plan).get(LR))
     if set(named) != set(plan.facts.inputs):

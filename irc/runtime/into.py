@@ -47,6 +47,13 @@ def _sort(attrs: Mapping[str, Any]) -> Write:
     return run
 
 
+def _concat(attrs: Mapping[str, Any]) -> Write:
+    import torch
+
+    dim = attrs["dim"]
+    return lambda inputs, out: torch.cat(list(inputs), dim, out=out[0])
+
+
 def _arg_reduce(attrs: Mapping[str, Any]) -> Write:
     import torch
 
@@ -102,6 +109,7 @@ def _scatter(attrs: Mapping[str, Any]) -> Write:
 
 WRITERS: Mapping[str, Callable[[Mapping[str, Any]], Write | None]] = {
     "flow.sort": _sort,
+    "flow.concat": _concat,
     "flow.arg_reduce": _arg_reduce,
     "flow.cumulative": _cumulative,
     "flow.take": _take,

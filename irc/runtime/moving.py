@@ -21,8 +21,12 @@ def move(channel: Channel, rank: int, own: torch.Tensor | None) -> torch.Tensor 
         channel: from whom to whom.
         rank: of this process.
         own: what this rank holds, None for nothing.
+
+    Returns:
+        It, on the host.
     """
     dtype = dtypes()[channel.dtype]
+    own = None if own is None else own.cpu()
     position = channel.after.positions.get(rank)
     needed = None
     if position is not None:

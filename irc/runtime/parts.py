@@ -3,6 +3,7 @@
 Parts are copies of their own, so that the whole tensors that they come from can be freed: a rank
 of N then needs 1/N of what is split (ZeRO, arXiv:1910.02054). A whole tensor is put together when
 it is asked for, one at a time; a rank receives what it does not hold itself, and nothing twice.
+Parts lie on the device that the plan runs on, whole tensors on the host.
 """
 
 # pyright: basic
@@ -19,6 +20,7 @@ from irc.plan.schema import Plan, placement_of
 from irc.plan.weights import local_slices
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
+from irc.runtime.executors import memory_of
 from irc.runtime.held import device_mesh, dtensor
 from irc.runtime.moving import move, to_first
 from irc.runtime.weights import STARTED
@@ -36,6 +38,7 @@ class Parts:
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
         self.mesh, self.rank, self.world_rank = mesh, rank, rank
+        self.world = mesh.num_ranks
         self.local: dict[str, torch.Tensor] = {}
         self.roles: dict[str, str] = {}
         self._placed: dict[str, tuple[Placement, tuple[int, ...]]] = {}
@@ -53,6 +56,7 @@ class Parts:
         Raises:
             IrcError: ``input-mismatch`` where a weight has no value.
         """
+        device = memory_of(plan.backend) if self.world > 1 else None
         for index in plan.weights:
             buffer = plan.buffers[index]
             if buffer.name in self.local:
@@ -62,9 +66,11 @@ class Parts:
             self.roles[buffer.name] = buffer.role
             is_later = buffer.name in later
             if buffer.name in wholes and not is_later:
-                self.local[buffer.name] = self._own(wholes[buffer.name].detach(), buffer.name)
+                own = self._own(wholes[buffer.name].detach(), buffer.name)
+                self.local[buffer.name] = own if device is None else own.to(device)
             elif buffer.role in STARTED or is_later:
-                self.local[buffer.name] = torch.zeros(buffer.shape, dtype=dtypes()[buffer.dtype])
+                dtype = dtypes()[buffer.dtype]
+                self.local[buffer.name] = torch.zeros(buffer.shape, dtype=dtype, device=device)
             else:
                 raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
 
@@ -104,7 +110,7 @@ class Parts:
         """
         part, (placement, shape) = self.local[name], self._placed[name]
         if placement.is_replicated or self.mesh.num_ranks == 1:
-            return part.clone() if everywhere or self.rank == 0 else None
+            return part.to("cpu", copy=True) if everywhere or self.rank == 0 else None
         held = Side(placement, self.mesh, range(self.mesh.num_ranks))
         channel = to_first(held, shape, part.dtype, self.mesh.num_ranks if everywhere else 1)
         return move(channel, self.rank, part)

@@ -50,13 +50,14 @@ class TorchPeers:
     Args:
         plan: the plan.
         rank: of this process.
+        in_order: messages have no tags, as of :class:`irc.runtime.transfers.Transfers`.
     """
 
-    def __init__(self, plan: PartsPlan, rank: int) -> None:
+    def __init__(self, plan: PartsPlan, rank: int, *, in_order: bool = False) -> None:
         self._plan, self._is_alone = plan, plan.mesh.num_ranks == 1
         self._place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
         self._local = plan.ranks[self._place].index(rank)
-        self._transfers = Transfers(plan, rank)
+        self._transfers = Transfers(plan, rank, in_order=in_order)
         self._groups: dict[Places, Group] = {}
         self._communicator: Communicator | None = None
         if not self._is_alone:

@@ -1,14 +1,16 @@
 """Running a plan of several programs: each rank its own functions, in the order of a schedule.
 
-Registers are allocated once. A function reads and writes them where they lie; what crosses to
-another part is sent from its register and received into one, while other functions run. Nothing is
-decided at run time: the tape of a rank (:mod:`irc.schedule.tapes`) says what comes next.
+Registers are allocated once, on the device that the functions run on. A function reads and writes
+them where they lie; what crosses to another part is sent from its register and received into one,
+while other functions run. Nothing is decided at run time: the tape of a rank
+(:mod:`irc.schedule.tapes`) says what comes next.
 """
 
 # pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +20,7 @@ from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan, smaller_kind, smaller_suffix
 from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
-from irc.runtime.executors import executor_of
+from irc.runtime.executors import executor_of, memory_of
 from irc.runtime.frame import new_arena
 from irc.runtime.micro_batches import SEED, BatchSums, MicroBatches, keys_of
 from irc.runtime.parts import Parts
@@ -53,7 +55,20 @@ class PipelineExecutor:
         self, plan: PartsPlan, parts: Parts, rank: int, peers: Peers | None = None
     ) -> None:
         self.plan, self.rank, self._held = plan, rank, parts
-        self._peers: Peers = peers or TorchPeers(plan, rank)
+        self._device = memory_of(plan.backend)
+        with self._scope():
+            self._prepare(peers)
+
+    def _scope(self) -> AbstractContextManager[object]:
+        """Let torch make new tensors where the functions run."""
+        return nullcontext() if self._device.type == "cpu" else self._device
+
+    def _prepare(self, peers: Peers | None) -> None:
+        """Allocate what steps work in, and decide all that they do."""
+        plan, parts, rank = self.plan, self._held, self.rank
+        # NCCL, which moves what lies on GPUs, has no tags.
+        in_order = self._device.type != "cpu"
+        self._peers: Peers = peers or TorchPeers(plan, rank, in_order=in_order)
         self.place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
         self.local = plan.ranks[self.place].index(rank)
         self._stages = plan.parts_at(self.place)
@@ -124,11 +139,11 @@ class PipelineExecutor:
                 "input-mismatch",
                 f"the plan takes {len(plan.facts.inputs) - 1} inputs, not {len(inputs)}",
             )
-        self._rate.fill_(lr)
-        torch.add(self._numbers, seed * plan.num_micro_batches, out=self._seeds)
         named = dict(zip(plan.facts.inputs, inputs, strict=False))
         self._inputs.take(named)
-        with torch.no_grad(), naming_lost_ranks():
+        with self._scope(), torch.no_grad(), naming_lost_ranks():
+            self._rate.fill_(lr)
+            torch.add(self._numbers, seed * plan.num_micro_batches, out=self._seeds)
             for sums in self._batch.values():
                 sums.run()
             if self._sums:

@@ -133,7 +133,7 @@ class SpreadParts(Parts):
             return torch.cat(parts, own.dim) if parts else None
         placement, shape = self._placed[name]
         if self.world == 1:
-            return self.local[name].clone()
+            return self.local[name].to("cpu", copy=True)
         lies = placement if placement.axes else Placement.replicated(self.mesh.names)
         held = Side(lies, self.mesh, self.ranks[name])
         channel = to_first(held, shape, self._dtypes[name], self.world if everywhere else 1)

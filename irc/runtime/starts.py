@@ -84,7 +84,7 @@ class CheckpointStart:
         boxes: dict[str, Box] = {}
         for name in names:
             if pieces := parts.pieces(name):
-                own = {each: torch.empty_like(parts.local[each]) for each in pieces}
+                own = {each: torch.empty_like(parts.local[each], device="cpu") for each in pieces}
                 read |= own
                 boxes[self._stored[name]] = Box([*own.values()], pieces.values(), parts.shape(name))
         self._checkpoint.read(boxes)

@@ -17,9 +17,9 @@ def in_box(parts: Parts, name: str) -> Box | None:
 
 
 def copied_box(parts: Parts, name: str) -> Box | None:
-    """Return a copy of what this rank has of a tensor, with its place."""
+    """Return a copy, on the host, of what this rank has of a tensor, with its place."""
     pieces = parts.pieces(name)
-    own = [parts.local[each].clone() for each in pieces]
+    own = [parts.local[each].to("cpu", copy=True) for each in pieces]
     return Box(own, pieces.values(), parts.shape(name)) if own else None
 
 

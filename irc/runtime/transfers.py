@@ -3,8 +3,9 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -16,18 +17,26 @@ from irc.sharding.between import Message
 Run: TypeAlias = Callable[[], object]
 
 Key: TypeAlias = tuple[str, int]
+Way: TypeAlias = tuple[str, int, int]
+"""A channel, and the ranks that send and receive."""
 
 
 class Transfers:
-    """What one rank sends and receives; torch's tags tell messages of one pair apart.
+    """What one rank sends and receives.
+
+    Torch's tags tell messages of one pair of ranks apart. NCCL has none, and runs what goes between
+    two ranks one after the other, in both directions: there each channel has a group of its own for
+    each pair and direction, in which messages are received in the order in which they are sent.
 
     Args:
         plan: the plan.
         rank: of this process.
+        in_order: messages have no tags, as over NCCL; every rank says the same.
     """
 
-    def __init__(self, plan: PartsPlan, rank: int) -> None:
+    def __init__(self, plan: PartsPlan, rank: int, *, in_order: bool = False) -> None:
         self._plan, self._rank = plan, rank
+        self._groups = _groups(plan, rank) if in_order else None
         self._sent: dict[Key, list[Any]] = {}
         self._coming: dict[Key, list[Any]] = {}
         # Of a value that stays on its rank, the end that came first.
@@ -61,21 +70,29 @@ class Transfers:
 
     def _tag(self, key: Key) -> int:
         name, micro_batch = key
+        if self._groups is not None:
+            return 0
         return self._numbers[name] * self._plan.num_micro_batches + micro_batch
+
+    def _group(self, name: str, message: Message) -> Callable[[], Any]:
+        if self._groups is None:
+            return _whole_world
+        return self._groups[name, message.source, message.target]
 
     def _send(self, key: Key, register: torch.Tensor, channel: Any) -> Run:
         tag, copy = self._tag(key), channel.copy(self._rank)
         moves = [
-            (message.target, *_packed(register, message.source_part))
+            (message.target, self._group(key[0], message), *_packed(register, message.source_part))
             for message in sorted(channel.sends(self._rank), key=_order)
         ]
 
         def start() -> None:
             works: list[Any] = []
-            for peer, part, packed in moves:
+            for peer, group, part, packed in moves:
                 if packed is not part:
                     packed.copy_(part)
-                works.append(dist.isend(_bytes(packed), peer, tag=tag).wait)  # type: ignore[union-attr]
+                work: Any = dist.isend(_bytes(packed), peer, group=group(), tag=tag)
+                works.append(work.wait)
             self._sent[key] = works
             if copy is not None:
                 self._meet(key, register[copy.source_part], is_source=True)
@@ -85,14 +102,15 @@ class Transfers:
     def _post(self, key: Key, register: torch.Tensor, channel: Any) -> Run:
         tag, copy = self._tag(key), channel.copy(self._rank)
         moves = [
-            (message.source, *_packed(register, message.target_part))
+            (message.source, self._group(key[0], message), *_packed(register, message.target_part))
             for message in sorted(channel.receives(self._rank), key=_order)
         ]
 
         def start() -> None:
             works: list[Any] = []
-            for peer, part, packed in moves:
-                works.append(dist.irecv(_bytes(packed), peer, tag=tag).wait)  # type: ignore[union-attr]
+            for peer, group, part, packed in moves:
+                work: Any = dist.irecv(_bytes(packed), peer, group=group(), tag=tag)
+                works.append(work.wait)
                 if packed is not part:
                     works.append(_copying(part, packed))
             self._coming[key] = works
@@ -110,6 +128,31 @@ class Transfers:
             other.copy_(own)
         else:
             own.copy_(other)
+
+
+def _groups(plan: PartsPlan, rank: int) -> Mapping[Way, Callable[[], Any]]:
+    """Make a group for each channel, pair of ranks and direction that this rank is a part of."""
+    place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
+    ways: set[Way] = set()
+    for event in plan.tapes[place].events:
+        if event.route is None or event.what not in ("send", "post"):
+            continue
+        name, here, there = event.route.name, event.action.stage, event.peer
+        if event.what == "send":
+            messages = plan.channel(name, here, there).sends(rank)
+        else:
+            messages = plan.channel(name, there, here).receives(rank)
+        ways |= {(name, message.source, message.target) for message in messages}
+    found: dict[Way, Callable[[], Any]] = {}
+    for way in sorted(ways):  # in one order on all ranks, of which two make each
+        made: Any = dist.new_group(list(way[1:]), use_local_synchronization=True)
+        # torch lets go of its groups when the processes part: we hold none.
+        found[way] = ref(made)
+    return found
+
+
+def _whole_world() -> None:
+    return None
 
 
 def _order(message: Message) -> tuple[int, int]:

@@ -144,12 +144,17 @@ class _Rank:
 
     def _events(self) -> Iterator[Event]:
         posts: dict[int, list[_Value]] = {}
-        for value in self.values.values():
+        last: dict[tuple[int, str], int] = {}
+        for value in sorted(self.values.values(), key=lambda v: (v.first, v.micro_batch)):
             if value.arrives is not None:
-                at = 0 if value.follows is None else value.follows.last + 1
+                # In the order in which they are sent: some transports tell messages by that alone.
+                at, key = 0, (value.stage, value.register)
+                if value.follows is not None:
+                    at = value.follows.last + 1
+                at = last[key] = max(at, last.get(key, 0))
                 posts.setdefault(at, []).append(value)
         for at, action in enumerate(self.actions):
-            for value in sorted(posts.get(at, ()), key=lambda v: v.first):
+            for value in posts.get(at, ()):
                 yield from self._credit(value)
                 yield self._event("post", value, value.arrives)
             yield from self._run(at, action)

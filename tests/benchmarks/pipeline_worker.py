@@ -66,7 +66,7 @@ def irc_step(name: str, schedule: str, mesh: str, micro: int, dtype: str) -> Any
         micro_batches=micro,
         schedule=schedule,
         stages=stage_text(len(module.layers), stages),
-        pins=PINS if len(whole.axes) > 1 else "",
+        pins=PINS if "data" in whole.names else "",
     )
     return made, _batch(name, micro, dtype)
 

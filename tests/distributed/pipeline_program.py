@@ -1,14 +1,18 @@
 """One rank of pipelines: ``python -m tests.distributed.pipeline_program MESH CASE,SCHEDULE``.
 
-``CASE:10:7,SCHEDULE`` trains on batches of these sizes, which micro-batches do not share equally.
+``CASE:10:7,SCHEDULE`` trains on batches of these sizes, which micro-batches do not share equally;
+``CASE,SCHEDULE,untagged`` has messages without tags, as NCCL has them.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import irc
+from irc.runtime import pipeline
+from irc.runtime.peers import TorchPeers
 from tests.programs.models import CASES, MICRO_BATCHES, OPTIMIZER, furthest, model_and_batch
 from tests.programs.models import trained_eagerly as eager
 from tests.programs.uneven_batches import batch_of
@@ -30,13 +34,14 @@ def main(mesh: str, *cases: str) -> None:
         model, batch = model_and_batch(name)
         # A step is given batches of these sizes, or one batch again and again.
         uneven = [batch_of(name, int(size), seed) for seed, size in enumerate(sizes)]
+        pipeline.TorchPeers = partial(TorchPeers, in_order="untagged" in pins)
         step = irc.compile_step(
             model,
             optimizer=OPTIMIZER,
             mesh=mesh,
             micro_batches=MICRO_BATCHES,
             schedule=schedule,
-            pins="\n".join(PINS[pin] for pin in pins),
+            pins="\n".join(PINS[pin] for pin in pins if pin in PINS),
         )
         losses = [step(*each).item() for each in uneven or [batch] * STEPS]
         state = step.state_dict()["model"]

@@ -143,13 +143,12 @@ REFUSED = {
     "--stages x;y": "option-value",
     "--train --schedule zb-v": "option-value",
     "--train --mesh pipe=2 --micro-batches 0": "option-value",
-    "--train --mesh pipe=2 --micro-batches 3": "input-mismatch",
+    "--train --mesh pipe=2 --micro-batches 99": "input-mismatch",
     "--train --mesh pipe=2 --schedule 2f2b": "schedule-unknown",
     "--train --mesh pipe=2 --schedule none.csv": "file-missing",
     "--train --mesh pipe=2 --schedule interleaved:2 --micro-batches 1": "schedule-size",
     "--train --mesh pipe=2 --stages tok;nose": "pipeline-stages",
     "--train --mesh pipe=2 --stages tok": "pipeline-stages",
-    "--train --mesh pipe=2 --backend triton": "pipeline-unsupported",
 }
 
 

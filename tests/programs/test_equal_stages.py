@@ -15,7 +15,6 @@ from irc.errors import IrcError
 from irc.interpret.parts_check import check_parts
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
-from irc.plan.training import STAGED
 from irc.programs import stage_plans
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
@@ -107,8 +106,7 @@ def test_other_pins_make_another_plan(placed: list[int]) -> None:
 def test_weights_of_an_equal_stage_are_named() -> None:
     """Each stage has its own: with those of the one that it was planned as, the check says so."""
     plan, weights, batch = planned("1f1b", "pipe=4")
-    text = plan.texts[STAGED].decode()
-    assert "are as eager has them" in check_parts(plan, text, weights, batch)
+    assert "are as eager has them" in check_parts(plan, weights, batch)
     first, second = (plan.parts[part]["F"] for part in (1, 2))
     assert first.kernel_sources() == second.kernel_sources()
     names = {
@@ -124,5 +122,5 @@ def test_weights_of_an_equal_stage_are_named() -> None:
     swapped = replace(second, plan=replace(second.plan, buffers=buffers))
     wrong = replace(plan, parts=(*plan.parts[:2], {**plan.parts[2], "F": swapped}, plan.parts[3]))
     with pytest.raises(IrcError) as caught:
-        check_parts(wrong, text, weights, batch)
+        check_parts(wrong, weights, batch)
     assert "computed by F of stage 2" in caught.value.message

@@ -16,7 +16,6 @@ from irc.interpret.parts_check import check_parts
 from irc.interpret.parts_peers import Sight, ThreadPeers
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
-from irc.plan.training import STAGED
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.schedule.tapes import Event, Place
@@ -58,7 +57,7 @@ def gpt() -> Planned:
 
 def check(given: Planned, **options: Any) -> str:
     plan, weights, batch = given
-    return check_parts(plan, plan.texts[STAGED].decode(), weights, batch, **options)
+    return check_parts(plan, weights, batch, **options)
 
 
 @pytest.mark.parametrize(

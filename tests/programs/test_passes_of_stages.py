@@ -20,7 +20,7 @@ from irc.errors import IrcError
 from irc.interpret.parts_check import check_parts
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
-from irc.plan.training import STAGED, stage_file
+from irc.plan.training import stage_file
 from irc.plugin import builtin_pass
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
@@ -47,7 +47,7 @@ def planned(name: str, schedule: str, mesh: str, pins: str = "") -> Checked:
 
 def check(given: Checked) -> str:
     plan, weights, batch = given
-    return check_parts(plan, plan.texts[STAGED].decode(), weights, batch)
+    return check_parts(plan, weights, batch)
 
 
 def test_texts_of_stages_are_kept_where_they_are_asked_for() -> None:

@@ -21,7 +21,6 @@ from irc.interpret.parts_check import check_parts
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan, make_parts
 from irc.plan.parts_facts import schedule_digest
-from irc.plan.training import STAGED
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import as_functions
 from irc.schedule.actions import Schedule
@@ -132,7 +131,6 @@ def furthest(base: Trained, schedule: Schedule) -> float:
 def check(base: Trained, plan: PartsPlan, **options: object) -> str:
     return check_parts(
         plan,
-        plan.texts[STAGED].decode(),
         base.weights,
         base.batch,
         **options,  # type: ignore[arg-type]

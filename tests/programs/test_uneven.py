@@ -15,17 +15,23 @@ from torch import nn
 
 import irc
 from irc.calls.step_plan import captured_step
+from irc.cli import main
 from irc.cluster.load import find_cluster
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.interpret.parts import run_here
+from irc.interpret.parts_check import check_parts
+from irc.interpret.parts_folder import check_parts_folder
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
+from irc.plan.parts_files import load_parts
 from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.programs.schedules import schedule_for
 from irc.programs.uneven import make_uneven_plan
 from irc.report.parts import gather_parts
+from irc.runtime.weights import whole_weights
 from irc.schedule.actions import Action
+from irc.schedule.tapes import SMALLER
 from irc.simulate.costs import Costs, StageCosts
 from irc.simulate.parts import predict_step
 from irc.training.recipe import recipe_of
@@ -174,13 +180,55 @@ def test_fewer_samples_than_micro_batches_are_refused() -> None:
     assert caught.value.code == "input-mismatch"
 
 
-def test_plans_in_folders_have_micro_batches_of_one_size(tmp_path: Path) -> None:
-    with pytest.raises(IrcError, match="micro-batches of one size") as caught:
-        irc.export_plan(
-            model_of("frozen"), batch_of("frozen", 10), out=tmp_path / "plan",
-            optimizer="sgd", micro_batches=MICRO_BATCHES,
-        )  # fmt: skip
-    assert caught.value.code == "input-mismatch"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan for 10 samples as 3, 3, 2 and 2, in two stages; nothing in it is changed by a test."""
+    out = tmp_path_factory.mktemp("uneven") / "plan"
+    irc.export_plan(
+        model_of("tied"), batch_of("tied", 10), out=out, optimizer=dict(OPTIMIZER),
+        micro_batches=MICRO_BATCHES, mesh="pipe=2",
+    )  # fmt: skip
+    return out
+
+
+def test_a_folder_is_checked_value_by_value(folder: Path) -> None:
+    assert "are as eager has them" in check_parts_folder(str(folder), trust=True)
+
+
+def test_a_folder_is_trained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two processes, held against eager training of both sizes."""
+    assert main(["run", str(folder), "--steps", "2"]) == 0
+    assert "OK" in capsys.readouterr().out
+
+
+def test_a_fault_in_smaller_micro_batches_is_named(folder: Path) -> None:
+    """Their stage 0 sends another of its values, of the same shape."""
+    plan = load_parts(folder, trust=True)
+    channels = list(plan.facts.channels)
+    at = next(i for i, c in enumerate(channels) if c.name.endswith(SMALLER) and c.producer == 0)
+    sent, registers = channels[at], plan.registers(0)
+    other = next(
+        name
+        for name, buffer in registers.items()
+        if buffer.shape == registers[sent.register].shape
+        and name != sent.register
+        and name.startswith("saved")
+        and name.endswith(SMALLER)
+    )
+    channels[at] = replace(sent, register=other)
+    wrong = replace(plan, facts=replace(plan.facts, channels=tuple(channels)))
+    words = f"micro-batch 2: '{sent.name}', computed by F of stage 0 on rank 0"
+    with pytest.raises(IrcError, match=words) as caught:
+        check_parts(wrong, whole_weights(plan), batch_of("tied", 10))
+    assert caught.value.code == "check-failed"
+
+
+def test_a_folder_without_the_smaller_model_is_refused(folder: Path) -> None:
+    plan = load_parts(folder, trust=True)
+    texts = {n: t for n, t in plan.texts.items() if n != "training/stages-smaller.mlir"}
+    with pytest.raises(IrcError, match=r"has no training/stages-smaller\.mlir") as caught:
+        check_parts(replace(plan, texts=texts), whole_weights(plan), batch_of("tied", 10))
+    assert caught.value.code == "plan-corrupt"
 
 
 def test_a_run_is_given_batches_of_the_plan_s_size() -> None:

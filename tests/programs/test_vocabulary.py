@@ -19,7 +19,6 @@ from irc.interpret.parts import run_here
 from irc.interpret.parts_check import check_parts
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
-from irc.plan.training import STAGED
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.simulate.parts import held_at
@@ -70,7 +69,7 @@ def furthest(given: Planned, model: nn.Module, steps: int = 3) -> float:
 
 def check(given: Planned) -> str:
     plan, weights, batch = given
-    return check_parts(plan, plan.texts[STAGED].decode(), weights, batch)
+    return check_parts(plan, weights, batch)
 
 
 @pytest.mark.parametrize("algorithm", [1, 2])
@@ -180,9 +179,8 @@ def test_a_planted_fault_is_named(planter: str, algorithm: int) -> None:
         fault = PLANTERS[planter](plan, seen, Random(seed))
         if fault is None:
             continue
-        text = plan.texts[STAGED].decode()
         with pytest.raises(IrcError) as caught:
-            check_parts(fault.plan, text, weights, given, peers=fault.peers)
+            check_parts(fault.plan, weights, given, peers=fault.peers)
         assert re.search(fault.words, caught.value.message), (caught.value.message, fault.words)
         planted += 1
     assert planted

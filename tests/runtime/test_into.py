@@ -23,6 +23,7 @@ FLOW: list[tuple[str, dict[str, Any], list[Tensor]]] = [
     ("flow.arg_reduce", {"fn": "max", "dim": 0, "keep_dims": True}, [X]),
     ("flow.arg_reduce", {"fn": "min", "dim": 1, "keep_dims": False}, [X]),
     ("flow.cumulative", {"fn": "sum", "dim": 1, "exclusive": False, "reverse": False}, [X]),
+    ("flow.concat", {"dim": 1}, [X, X[:, :2], X[:, :0], X.flip(1)]),
     ("flow.take", {"dim": 1}, [X, torch.tensor([[3, 0], [6, 3], [1, 1]])]),
     ("flow.gather", {"dim": 0}, [X, AT]),
     ("flow.scatter", {"dim": 0, "fn": "set"}, [X, AT, X[:4] * 2]),

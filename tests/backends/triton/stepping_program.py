@@ -1,4 +1,4 @@
-"""Trains three steps with kernels of Triton, on the mesh that is named; prints how far from eager.
+"""Trains three steps with kernels of Triton on a mesh, in some micro-batches; how far from eager.
 
 A rank prints the largest difference of losses and of parameters.
 """
@@ -18,14 +18,21 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 8))
 
 
-def main(mesh: str) -> None:
+def main(mesh: str, micro_batches: str) -> None:
     """Train it by a step of irc and eagerly."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(8, 16, generator=generator)
     y = torch.randint(0, 8, (8,), generator=generator)
     loss = nn.functional.cross_entropy
     recipe = {"kind": "adamw", "lr": 1e-2}
-    step = irc.compile_step(model(), loss=loss, optimizer=recipe, mesh=mesh, backend="triton")
+    step = irc.compile_step(
+        model(),
+        loss=loss,
+        optimizer=recipe,
+        mesh=mesh,
+        backend="triton",
+        micro_batches=int(micro_batches) or None,
+    )
     own = [step(x, y).item() for _ in range(3)]
     eager = model()
     optimizer = torch.optim.AdamW(eager.parameters(), lr=1e-2)
@@ -42,4 +49,4 @@ def main(mesh: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
