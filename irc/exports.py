@@ -17,6 +17,7 @@ from irc.choices import (
     recipe_option,
     refuse_pipeline,
 )
+from irc.collection import collection_held
 from irc.constraints.pins import Pins, pins_option
 from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from irc.frontends.onnx.read import Source
 
 
+@collection_held()
 def export_plan(
     module: Any,
     args: Sequence[Any] = (),
@@ -222,6 +224,7 @@ def _write_parts(
     return parts_summary(plan, program.source)
 
 
+@collection_held()
 def compile_file(
     path: str,
     out: str,
@@ -360,6 +363,7 @@ def _save(
     return f"{summary(plan, options.cluster, program)}\n{found.summary()}"
 
 
+@collection_held()
 def export_entries(
     entries: Mapping[str, Sequence[Any]],
     *,

@@ -16,6 +16,7 @@ from torch import nn
 from irc.calls.compiled import MAX_VERSIONS
 from irc.calls.step import TrainingStep
 from irc.calls.step_plan import Loss, uneven_samples
+from irc.collection import collection_held
 from irc.constraints.pins import constraint_text
 from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured
@@ -130,6 +131,7 @@ class PipelinedStep(TrainingStep):
     def _parts_versions(self) -> list[PartsVersion]:
         return [v for v in self._versions if isinstance(v, PartsVersion)]
 
+    @collection_held()
     def _add(self, batch: Sequence[Any], named: Mapping[str, Any]) -> Any:
         if len(self._versions) == MAX_VERSIONS:
             raise IrcError(

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.printer import Printer
+from xdsl.traits import IsolatedFromAbove
 from xdsl.utils.mlir_lexer import MLIRLexer
 
 T = TypeVar("T")
@@ -84,6 +86,75 @@ class TextPrinter(Printer):
 
     def print_bytes_literal(self, bytestring: bytes) -> None:
         self.pieces.append(literal(bytestring))
+
+
+class Texts:
+    """The texts of one module while passes run on it.
+
+    A function or kernel that a pass leaves as it is, is not printed again: its ops, their operands,
+    attributes and types are the same objects as before.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Operation, tuple[Contents, str]] = {}
+
+    def of(self, module: ModuleOp) -> str:
+        """Return what ``str`` does."""
+        printer = _Again(module, self._known)
+        printer.print_op(module)
+        self._known = printer.found
+        return "".join(printer.pieces)
+
+
+class _Again(TextPrinter):
+    """Prints a module, but for what is known of the ops in it that stand for themselves."""
+
+    def __init__(self, module: ModuleOp, known: Mapping[Operation, tuple[Contents, str]]) -> None:
+        super().__init__()
+        self._block, self._before = module.body.block, known
+        self.found: dict[Operation, tuple[Contents, str]] = {}
+
+    def print_op(self, op: Operation) -> None:
+        if op.parent is not self._block or not op.get_traits_of_type(IsolatedFromAbove):
+            super().print_op(op)
+            return
+        contents = Contents(op)
+        known = self._before.get(op)
+        if known is None or known[0] != contents:
+            start = len(self.pieces)
+            super().print_op(op)
+            known = contents, "".join(self.pieces[start:])
+        else:
+            self.pieces.append(known[1])
+        self.found[op] = known
+
+
+class Contents:
+    """What an op's text says, as objects; two are equal where all objects are the same."""
+
+    def __init__(self, op: Operation) -> None:
+        self._objects: list[object] = []
+        for each in op.walk():
+            self._objects += (each, *each.operands, *each.results, *each.successors)
+            for held in (each.attributes, each.properties):
+                self._objects += (*map(sys.intern, held), *held.values())
+            for block in (block for region in each.regions for block in region.blocks):
+                self._objects += (block, *block.args)
+                self._objects += _shown(block.args)
+            self._objects += _shown(each.results)
+        # An id is that of one object as long as the object lives.
+        self._ids = [*map(id, self._objects)]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Contents) and self._ids == other._ids
+
+    __hash__ = None  # type: ignore[assignment]  # it is compared alone
+
+
+def _shown(values: Sequence[SSAValue]) -> Iterator[object]:
+    for value in values:
+        yield value.type
+        yield value.name_hint and sys.intern(value.name_hint)
 
 
 class Delimited:

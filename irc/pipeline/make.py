@@ -11,8 +11,8 @@ from xdsl.passes import ModulePass
 from irc.backends.launch.target import launch_files
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.actions import ActionCost
+from irc.dialects.printer import Texts
 from irc.dialects.task import KernelOp
-from irc.dialects.text import dump
 from irc.pipeline.default import default_pipeline
 from irc.pipeline.options import Options
 from irc.pipeline.run import OnStage, run_passes
@@ -54,9 +54,10 @@ def make_plan(
         extra: other files of the plan, by name.
     """
     texts: dict[str, str] = {}
+    printed = Texts()
 
     def keep(name: str, module: ModuleOp) -> None:
-        texts[f"{len(texts):02}-{name}.mlir"] = dump(module)
+        texts[f"{len(texts):02}-{name}.mlir"] = f"{printed.of(module)}\n"
 
     ranges = input_ranges(program.module)
     lower(program, options, keep if keep_ir else None)
@@ -107,67 +108,64 @@ def planned(
 
 
 @dataclass(frozen=True)
-class Level:
-    """A function of a stage after a pass.
+class Lowered:
+    """A function of a stage, lowered to kernels.
 
     Attributes:
-        module: the function.
-        text: of it; empty where texts are not kept.
+        module: level task.
+        texts: of it after each pass that changed something, by file; none where they are not kept.
     """
 
     module: ModuleOp
-    text: str
+    texts: Mapping[str, str]
 
 
 def function_plan(
     module: ModuleOp, passes: Sequence[ModulePass], options: Options, before: str = ""
 ) -> LoadedPlan:
-    """Plan one function of a stage; see :func:`function_levels`."""
-    return levels_plan(function_levels(module, passes, options, before), options)
+    """Plan one function of a stage; see :func:`lower_function`."""
+    return lowered_plan(lower_function(module, passes, options, before), options)
 
 
-def function_levels(
+def lower_function(
     module: ModuleOp, passes: Sequence[ModulePass], options: Options, before: str = ""
-) -> dict[str, Level]:
-    """Bring one function of a stage to kernels; return it after each pass that is kept, by file.
+) -> Lowered:
+    """Bring one function of a stage to kernels.
 
     Args:
-        module: level spmd; its entry is the function.
+        module: level spmd; its entry is the function; changed.
         passes: those on functions (:func:`irc.pipeline.default.split_pipeline`).
         options: what the user chose; the mesh is the stage's.
         before: what gave the module, by which its text is kept where texts are.
     """
-    levels: dict[str, Level] = {}
-    last = ""
+    texts: dict[str, str] = {}
+    printed, last = Texts(), ""
 
     def keep(name: str, module: ModuleOp) -> None:
         nonlocal last
-        text = dump(module)
+        text = printed.of(module)
         if text != last:  # there are many functions
-            levels[f"{len(levels):02}-{name}.mlir"] = Level(module.clone(), text)
+            texts[f"{len(texts):02}-{name}.mlir"] = f"{text}\n"
         last = text
 
     if before and options.keep_ir:
         keep(before, module)
     on_stage = keep if options.keep_ir else None
     run_passes(module, passes, verify_each=options.verify_each, on_stage=on_stage)
-    return levels or {"00-task.mlir": Level(module, "")}
+    return Lowered(module, texts)
 
 
-def levels_plan(
-    levels: Mapping[str, Level], options: Options, like: LoadedPlan | None = None
-) -> LoadedPlan:
+def lowered_plan(function: Lowered, options: Options, like: LoadedPlan | None = None) -> LoadedPlan:
     """Plan one function of a stage whose kernels are there.
 
     Args:
-        levels: as :func:`function_levels` gives them; the last is of level task.
+        function: as :func:`lower_function` gives it.
         options: what the user chose; the mesh is the stage's.
         like: a plan of the same kernels, whose sources are taken.
     """
     known = None if like is None else _sources(like)
-    plan, sources = planned([*levels.values()][-1].module, options, {}, known)
-    ir = {name: level.text for name, level in levels.items() if level.text}
-    return bundle(plan, ir=ir, kernels=sources, torch_version=_torch_version())
+    plan, sources = planned(function.module, options, {}, known)
+    return bundle(plan, ir=function.texts, kernels=sources, torch_version=_torch_version())
 
 
 def _sources(plan: LoadedPlan) -> dict[str, str]:

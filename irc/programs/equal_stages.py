@@ -18,11 +18,17 @@ from irc.constraints.pins import Statement, parse_constraints
 from irc.constraints.resolve import resolve
 from irc.dialects.builder import arguments, entry, results
 from irc.dialects.placement import Mesh
+from irc.dialects.printer import literal
 from irc.dialects.text import dump
 
 OWN = ("parameter", "buffer", "state", "accumulator", "boundary")
 """Roles of what each stage has of its own."""
-TOKEN = re.compile(r"[^./:+,]+")
+ENTRY = re.compile(r"^  func\.func @forward\(.*?^  \}$", re.MULTILINE | re.DOTALL)
+"""The entry in a module's text: strings in it have no line breaks."""
+OWN_LINE = re.compile(r"^    \S.*$", re.MULTILINE)
+"""An op of the entry, and not of a region in it."""
+NAMED = re.compile(r'\b(name|id) = ("[^"]*")')
+TOKEN = re.compile(r"[^./:+,\"]+")
 """A part of an op's id: ``n4``, ``b0n3`` and ``g1`` in ``n4/b0n3.g1``."""
 
 
@@ -79,6 +85,25 @@ class Renaming:
             if isinstance(attr := op.attributes.get("id"), StringAttr):
                 op.attributes["id"] = StringAttr(self.op(attr.data))
         return copy
+
+    def apply_to_text(self, text: str) -> str:
+        """Return the text of :meth:`apply`'s copy, from that of the module."""
+        values = {literal(n.encode()): literal(o.encode()) for n, o in self.values.items()}
+
+        def named(match: re.Match[str]) -> str:
+            key, name = match.groups()
+            return f"{key} = {values.get(name, name) if key == 'name' else self.op(name)}"
+
+        def own_id(match: re.Match[str]) -> str:
+            return named(match) if match[1] == "id" else match[0]
+
+        def entry_of(match: re.Match[str]) -> str:
+            head, line_break, body = match[0].partition("\n")
+            head = NAMED.sub(lambda m: named(m) if m[1] == "name" else m[0], head)
+            body = OWN_LINE.sub(lambda line: NAMED.sub(own_id, line[0]), body)
+            return head + line_break + body
+
+        return ENTRY.sub(entry_of, text, count=1)
 
     def _attributes(
         self, known: ArrayAttr[DictionaryAttr] | None

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 
 from irc.dialects.builder import arguments, entry
 from irc.dialects.placement import Mesh, Placement
-from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.pipeline import Options, run_passes
 from irc.pipeline.default import split_pipeline
-from irc.pipeline.make import Level, function_levels, function_plan, levels_plan
+from irc.pipeline.make import Lowered, function_plan, lower_function, lowered_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import placement_of
 from irc.plan.training import SPLIT
@@ -27,9 +26,6 @@ from irc.training.call_parts import split_calls
 from irc.training.functions import Functions, sort_by_function, split_functions
 from irc.training.stage_runs import RUNS, StageRuns
 
-Levels: TypeAlias = Mapping[str, Level]
-"""A function by the names of its texts."""
-
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -38,13 +34,13 @@ class StagePlan:
     Attributes:
         functions: what it was split into.
         plans: of each function, by kind.
-        levels: each function after each pass that is kept.
+        lowered: each function as it was planned.
         search: what the search says of it; empty where there was nothing to choose.
     """
 
     functions: Functions
     plans: Mapping[str, LoadedPlan]
-    levels: Mapping[str, Levels]
+    lowered: Mapping[str, Lowered]
     search: Mapping[str, Any]
 
 
@@ -121,9 +117,9 @@ def plan_stages(
             functions, search = _place(step, chosen, often, stage, schedule)
             batch = {k: _whole_plan(module.clone(), alone) for k, module in step.batch.items()}
             plain = replace(options, pins="")
-            levels = _levels(functions, plain)
-            plans = {kind: levels_plan(own, plain) for kind, own in levels.items()}
-            plan = StagePlan(functions, {**plans, **batch}, levels, search)
+            lowered = _lowered(functions, plain)
+            plans = {kind: lowered_plan(own, plain) for kind, own in lowered.items()}
+            plan = StagePlan(functions, {**plans, **batch}, lowered, search)
             known.setdefault(key, []).append(_Known(names, often, plan))
         found.append(plan)
         placed |= {n: p for n, p in _weight_placements(plan.plans).items() if n in shared}
@@ -132,23 +128,20 @@ def plan_stages(
 
 def _renamed(plan: StagePlan, names: Renaming, options: Options) -> StagePlan:
     """Return the plan of a stage that differs from a planned one in names alone."""
-    levels = {
-        kind: {name: _renamed_level(level, names) for name, level in own.items()}
-        for kind, own in plan.levels.items()
-    }
+    lowered = {kind: _renamed_function(own, names) for kind, own in plan.lowered.items()}
     registers = {
         names.value(name): names.value(register)
         for name, register in plan.functions.registers.items()
     }
     plain = replace(options, pins="")
-    plans = {kind: levels_plan(own, plain, like=plan.plans[kind]) for kind, own in levels.items()}
+    plans = {k: lowered_plan(own, plain, like=plan.plans[k]) for k, own in lowered.items()}
     functions = Functions(plan.functions.modules, registers)
-    return StagePlan(functions, plans, levels, plan.search)
+    return StagePlan(functions, plans, lowered, plan.search)
 
 
-def _renamed_level(level: Level, names: Renaming) -> Level:
-    module = names.apply(level.module)
-    return Level(module, dump(module) if level.text else "")
+def _renamed_function(function: Lowered, names: Renaming) -> Lowered:
+    texts = {name: names.apply_to_text(text) for name, text in function.texts.items()}
+    return Lowered(names.apply(function.module), texts)
 
 
 def _place(
@@ -197,9 +190,9 @@ def _placed(
     return module, json.loads(report.data) if isinstance(report, StringAttr) else {}
 
 
-def _levels(functions: Functions, options: Options) -> dict[str, Levels]:
+def _lowered(functions: Functions, options: Options) -> dict[str, Lowered]:
     return {
-        kind: function_levels(module, split_pipeline(options)[1], options, SPLIT)
+        kind: lower_function(module, split_pipeline(options)[1], options, SPLIT)
         for kind, module in functions.modules.items()
     }
 
