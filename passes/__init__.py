@@ -28,4 +28,11 @@ BUILTIN: Mapping[str, str] = {
     "split-reduction": "irc.passes.split_reduction:SplitReductionPass",
     "tune-tiles": "irc.passes.tune_tiles:TuneTilesPass",
     "recompute": "irc.passes.recompute:RecomputePass",
+    "inline-blocks": "irc.passes.inline_blocks:InlineBlocksPass",
+    "update-caches": "irc.passes.update_caches:UpdateCachesPass",
+    "insert-copies": "irc.passes.insert_copies:InsertCopiesPass",
+    "update-in-place": "irc.passes.update_in_place:UpdateInPlacePass",
+    "prepare-weights": "irc.passes.prepare_weights:PrepareWeightsPass",
+    "reuse-memory": "irc.passes.reuse_memory:ReuseMemoryPass",
+    "plan-memory": "irc.passes.plan_memory:PlanMemoryPass",
 }

@@ -15,15 +15,14 @@ from typing import Protocol, TypeAlias
 
 from irc.calls.open_template import OpenTemplate, Values, Work
 from irc.calls.trial_bytes import FEW_BYTES, refusal, trial_bytes
-from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
-from irc.pipeline import Options, lower
-from irc.plan.build import place, unplaced
+from irc.pipeline import Options, lower, run_passes
+from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.template.template import PlanTemplate, Witness, plan_template
 from irc.plan.template.unify import DifferentError
 from irc.plan.template.witnesses import witnesses
-from irc.plugin import find_backend
+from irc.plugin import builtin_pass, find_backend
 from irc.program import Program
 
 Check: TypeAlias = Callable[[LoadedPlan, Program], str | None]
@@ -278,16 +277,13 @@ class OpenPlans:
     def _witness(self, values: Values) -> Witness:
         self.work.planned += 1
         program = self.program_at(values)
-        lower(program, self._options)
-        module = program.module
-        plan = unplaced(module)
-        kernels = {op.sym_name.data: op for op in module.body.block.ops if isinstance(op, KernelOp)}
-        in_order = tuple(kernels[kernel.name] for kernel in plan.kernels)
-        return Witness(self._sizes.extended(values), plan, in_order)
+        lower(program, self._options, is_placed=False)
+        return Witness.of(self._sizes.extended(values), program.module)
 
     def _alone(self, witness: Witness) -> LoadedPlan:
         """Return the plan of one witness, as it is."""
-        plan = place(witness.plan, backend=self._options.backend)
+        run_passes(witness.module, [builtin_pass("plan-memory")()])
+        plan = build_plan(witness.module, backend=self._options.backend)
         sources = find_backend(self._options.backend).emit_plan_sources(witness.kernels)
         self.work.emitted += len(sources)
         return LoadedPlan(plan, {f"kernels/{n}": t.encode() for n, t in sources.items()}, b"")

@@ -8,7 +8,7 @@ where types carry placements, and on level ``spmd``, where they are what one ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from xdsl.dialects.builtin import (
@@ -609,6 +609,15 @@ def result_id(value: SSAValue) -> str:
     if isinstance(op, FusionOp) and len(names := name.split(",")) == len(op.results):
         return names[value.index]
     return f"{name}#{value.index}" if name and value.index else name
+
+
+def rename_ids(op: Operation, change: Callable[[str], str]) -> None:
+    """Give an op, and each of its results that says whose it is, other ids."""
+    if "id" in op.attributes:
+        op.attributes["id"] = StringAttr(change(id_of(op)))
+    if (attr := op.attributes.get("results")) is not None:
+        names = cast("ArrayAttr[StringAttr]", attr).data
+        op.attributes["results"] = ArrayAttr([StringAttr(change(each.data)) for each in names])
 
 
 def carry(new: Operation, old: Operation, *, part: int = 0) -> Operation:

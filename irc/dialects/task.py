@@ -16,7 +16,8 @@ A kernel with ``lengths`` (template ``foreach``) does one pointwise body for sev
 for each: its one dim runs over the parts laid end to end, and its buffers come part by part. The
 body names the buffers of the first part.
 
-``task.launch`` in a function calls a kernel on contiguous tensors; ``task.view`` renames memory.
+``task.launch`` in a function calls a kernel on contiguous tensors; ``task.view`` renames memory,
+and ``task.copy`` fills other memory.
 """
 
 from __future__ import annotations
@@ -522,6 +523,22 @@ class ViewOp(FlowOp):
             raise VerifyException("a view keeps the dtype")
 
 
+@irdl_op_definition
+class CopyOp(FlowOp):
+    """The elements of a tensor in other memory: the caller's, or dense memory of their own.
+
+    ```mlir
+    %y = task.copy(%x) {loc = "unknown"} : (!flow.tensor<[4, 6], f32>) -> !flow.tensor<[4, 6], f32>
+    ```
+    """
+
+    name = "task.copy"
+
+    def verify_(self) -> None:
+        if tensor(self.inputs[0]) != tensor(self.outputs[0]):
+            raise VerifyException(f"a copy of {self.inputs[0].type} is no {self.outputs[0].type}")
+
+
 def blocks_of(op: LoadOp | StoreOp) -> dict[int, tuple[int, int]]:
     """Return the size and the inner stride of the blocks of each dim that has them."""
     flat: tuple[int, ...] = () if op.blocks is None else to_python(op.blocks)
@@ -609,7 +626,7 @@ Task = Dialect(
     "task",
     [
         KernelOp, LoadOp, StoreOp, KernelConstantOp, IndexOp, KernelPointwiseOp, KernelReduceOp,
-        KernelContractOp, LaunchOp, ViewOp,
+        KernelContractOp, LaunchOp, ViewOp, CopyOp,
     ],
     [BufferType, ValueType, MappingAttr],
 )  # fmt: skip

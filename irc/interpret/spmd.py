@@ -17,7 +17,7 @@ from irc.dialects.builder import entry, functions
 from irc.dialects.comm import WaitOp
 from irc.dialects.flow import FlowOp, id_of
 from irc.dialects.placement import Mesh, Placement, Split
-from irc.dialects.task import LaunchOp, ViewOp
+from irc.dialects.task import CopyOp, LaunchOp, ViewOp
 from irc.dialects.types import PlacementAttr, TensorType
 from irc.errors import InternalError
 from irc.interpret.collectives import run_collective
@@ -145,6 +145,8 @@ def _task_launch(module: ModuleOp, dtype: torch.dtype | None) -> Launch:
                 return run_launch(op, known, operands, dtype)
             case ViewOp():
                 return [run_view(op, operands[0])]
+            case CopyOp():
+                return [operands[0].clone()]
             case _:
                 raise InternalError(f"{op.name} cannot be run")
 

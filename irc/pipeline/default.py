@@ -9,6 +9,7 @@ from irc.constraints.pins import constraint_text, parse_constraints
 from irc.constraints.stages import parse_stages
 from irc.errors import IrcError
 from irc.kernels.gpu.limits import GPUS
+from irc.pipeline.memory import MEMORY
 from irc.pipeline.options import Options
 from irc.pipeline.places import insert_all
 from irc.plan.parts import PIPE
@@ -78,6 +79,7 @@ def default_pipeline(options: Options) -> list[ModulePass]:
         pipeline.append(("merge-launches", {"target": target}))
     if distributed:
         pipeline.append(("order", links))
+    pipeline += [(name, {}) for name in MEMORY]
     passes = [builtin_pass(name)(**given) for name, given in pipeline]
     insert_all(passes, [each for text in options.passes for each in parse_passes(text)])
     return passes

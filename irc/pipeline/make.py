@@ -14,6 +14,7 @@ from irc.cost.actions import ActionCost
 from irc.dialects.printer import Texts
 from irc.dialects.task import KernelOp
 from irc.pipeline.default import default_pipeline
+from irc.pipeline.memory import MEMORY, PLACING
 from irc.pipeline.options import Options
 from irc.pipeline.run import OnStage, run_passes
 from irc.plan.build import build_plan
@@ -26,13 +27,27 @@ from irc.program import Program
 from irc.simulate.plan import predicted_seconds
 
 
-def lower(program: Program, options: Options, on_stage: OnStage | None = None) -> None:
-    """Run the whole pipeline on a program, in place."""
+def lower(
+    program: Program,
+    options: Options,
+    on_stage: OnStage | None = None,
+    *,
+    is_placed: bool = True,
+) -> None:
+    """Run the whole pipeline on a program, in place.
+
+    Args:
+        program: its module is changed.
+        options: what the user chose.
+        on_stage: called after each pass with its name and the module.
+        is_placed: leave out the passes that give values places in an arena where it is False.
+    """
     if on_stage is not None:
         on_stage("capture", program.module)
+    passes = default_pipeline(options)
     run_passes(
         program.module,
-        default_pipeline(options),
+        [each for each in passes if is_placed or each.name not in PLACING],
         verify_each=options.verify_each,
         on_stage=on_stage,
     )
@@ -57,7 +72,8 @@ def make_plan(
     printed = Texts()
 
     def keep(name: str, module: ModuleOp) -> None:
-        texts[f"{len(texts):02}-{name}.mlir"] = f"{printed.of(module)}\n"
+        if name not in MEMORY:  # the plan says what they decide
+            texts[f"{len(texts):02}-{name}.mlir"] = f"{printed.of(module)}\n"
 
     ranges = input_ranges(program.module)
     lower(program, options, keep if keep_ir else None)
@@ -80,7 +96,7 @@ def planned(
     """Turn a module of level task into a plan, priced, and the sources of its kernels by name.
 
     Args:
-        module: level task.
+        module: level task, behind ``plan-memory``.
         options: what the user chose.
         ranges: of inputs that are indices.
         known: the sources, where kernels like these were written before.
@@ -112,7 +128,7 @@ class Lowered:
     """A function of a stage, lowered to kernels.
 
     Attributes:
-        module: level task.
+        module: level task, behind ``plan-memory``.
         texts: of it after each pass that changed something, by file; none where they are not kept.
     """
 
@@ -130,7 +146,7 @@ def function_plan(
 def lower_function(
     module: ModuleOp, passes: Sequence[ModulePass], options: Options, before: str = ""
 ) -> Lowered:
-    """Bring one function of a stage to kernels.
+    """Bring one function of a stage to kernels, and decide its memory.
 
     Args:
         module: level spmd; its entry is the function; changed.
@@ -143,6 +159,8 @@ def lower_function(
 
     def keep(name: str, module: ModuleOp) -> None:
         nonlocal last
+        if name in MEMORY:
+            return
         text = printed.of(module)
         if text != last:  # there are many functions
             texts[f"{len(texts):02}-{name}.mlir"] = f"{text}\n"

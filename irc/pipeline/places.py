@@ -9,6 +9,7 @@ from xdsl.passes import ModulePass
 from irc.dialects.levels import LEVELS
 from irc.errors import IrcError
 from irc.pipeline.levels import left_level, level, taken_levels
+from irc.pipeline.memory import MEMORY
 from irc.plugin import package_of
 
 
@@ -48,7 +49,10 @@ def _position(passes: Sequence[ModulePass], plugin: ModulePass) -> int:
         )
     own = LEVELS.index(level(plugin))
     below = [LEVELS.index(left_level(each)) > own for each in passes]
-    return below.index(True) if any(below) else len(passes)
+    if any(below):
+        return below.index(True)
+    # Where values lie is decided of the program that will run: nothing changes it later.
+    return names.index(MEMORY[0]) if MEMORY[0] in names else len(names)
 
 
 def _was_put(each: ModulePass) -> bool:

@@ -17,6 +17,7 @@ from xdsl.dialects.func import FuncOp
 from irc.constraints.pins import Statement, parse_constraints
 from irc.constraints.resolve import resolve
 from irc.dialects.builder import arguments, entry, results
+from irc.dialects.flow import rename_ids
 from irc.dialects.placement import Mesh
 from irc.dialects.printer import literal
 from irc.dialects.text import dump
@@ -27,7 +28,7 @@ ENTRY = re.compile(r"^  func\.func @forward\(.*?^  \}$", re.MULTILINE | re.DOTAL
 """The entry in a module's text: strings in it have no line breaks."""
 OWN_LINE = re.compile(r"^    \S.*$", re.MULTILINE)
 """An op of the entry, and not of a region in it."""
-NAMED = re.compile(r'\b(name|id) = ("[^"]*")')
+NAMED = re.compile(r'\b(name|id|results) = ("[^"]*"|\[[^\]]*\])')
 TOKEN = re.compile(r"[^./:+,\"]+")
 """A part of an op's id: ``n4``, ``b0n3`` and ``g1`` in ``n4/b0n3.g1``."""
 
@@ -82,8 +83,7 @@ class Renaming:
         func.arg_attrs = self._attributes(func.arg_attrs)
         func.res_attrs = self._attributes(func.res_attrs)
         for op in func.body.block.ops:
-            if isinstance(attr := op.attributes.get("id"), StringAttr):
-                op.attributes["id"] = StringAttr(self.op(attr.data))
+            rename_ids(op, self.op)
         return copy
 
     def apply_to_text(self, text: str) -> str:
@@ -95,7 +95,7 @@ class Renaming:
             return f"{key} = {values.get(name, name) if key == 'name' else self.op(name)}"
 
         def own_id(match: re.Match[str]) -> str:
-            return named(match) if match[1] == "id" else match[0]
+            return match[0] if match[1] == "name" else named(match)
 
         def entry_of(match: re.Match[str]) -> str:
             head, line_break, body = match[0].partition("\n")

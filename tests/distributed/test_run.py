@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from irc.errors import IrcError
-from irc.plan.build import build_plan
 from irc.plan.save import make_plan, save_plan
 from irc.runtime import launch
 from irc.runtime.launch import run_plan
-from tests.plan.programs import rank_environment, sharded, sharded_eager
+from tests.plan.programs import build_plan, rank_environment, sharded, sharded_eager
 
 ROOT = Path(__file__).parents[2]
 WORKER = "tests.plan.reference_worker"

@@ -209,7 +209,7 @@ def _in_place_too_early(applied: Applied) -> AbstractContextManager[Target]:
         import torch
 
         import irc
-        from irc.plan import update
+        from irc.passes import update_in_place
 
         def written(cache: Any, index: Any, source: Any) -> Any:
             old = cache.clone()
@@ -224,11 +224,11 @@ def _in_place_too_early(applied: Applied) -> AbstractContextManager[Target]:
             torch.testing.assert_close(found, wanted)
             return program.function()(*inputs)
 
-        def nobody(*_: Any) -> dict[int, list[int]]:
+        def nobody(*_: Any) -> dict[Any, int]:
             applied.times += 1
             return {}
 
-        with patch.object(update, "_last_touch", nobody):
+        with patch.object(update_in_place, "_last_touch", nobody):
             yield run
 
     return plant()
@@ -329,7 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("cpu: a sum starts from what memory holds", _in_code(
         "irc.backends.cpu.matmul.packed", "tile_function", _never_fresh)),
     Mutant("plan: live ranges end too early", _in_code(
-        "irc.plan.build", "assign_offsets", _shorter_lives)),
+        "irc.passes.plan_memory", "assign_offsets", _shorter_lives)),
     Mutant("plan: a scatter in place before the last reader", _in_place_too_early),
     Mutant("runtime: threads share one arena", _one_frame),
     # cuda

@@ -7,8 +7,7 @@ import torch
 from irc.dialects import comm
 from irc.dialects.task import KernelOp
 from irc.interpret.plan import run_plan_ranks
-from irc.plan.build import build_plan
-from tests.plan.programs import Task, mlp, mlp_eager, sharded, sharded_eager
+from tests.plan.programs import Task, build_plan, mlp, mlp_eager, sharded, sharded_eager
 
 
 def kernels(module) -> dict[str, KernelOp]:

@@ -13,8 +13,7 @@ from irc.dialects.builder import entry
 from irc.dialects.text import context
 from irc.interpret.plan import run_plan_ranks
 from irc.passes.order import OrderPass, scheduled
-from irc.plan.build import build_plan
-from tests.plan.programs import Task, sharded, sharded_eager
+from tests.plan.programs import Task, build_plan, sharded, sharded_eager
 
 
 def ids(module: ModuleOp) -> list[str]:

@@ -22,6 +22,7 @@ from irc.dialects.text import dump, load
 from irc.errors import InternalError, IrcError
 from irc.frontends.torch.capture import capture
 from irc.pipeline import Options, default_pipeline, lower, make_plan, run_passes
+from irc.pipeline.memory import MEMORY
 from irc.program import Program
 from tests.models.gpt import GPT, GPTConfig
 
@@ -141,10 +142,11 @@ def small_gpt() -> Program:
 
 
 def test_the_order_of_passes() -> None:
-    assert names(Options()) == ONE_DEVICE
-    assert names(Options(mesh=Mesh.parse("data=1"))) == ONE_DEVICE
-    assert names(Options(mesh=TWO_BY_TWO)) == DISTRIBUTED
-    assert names(Options(mesh=TWO_BY_TWO, sizes={"B": 4})) == ["bind-sizes", *DISTRIBUTED]
+    on_ranks = [*DISTRIBUTED, *MEMORY]
+    assert names(Options()) == [*ONE_DEVICE, *MEMORY]
+    assert names(Options(mesh=Mesh.parse("data=1"))) == [*ONE_DEVICE, *MEMORY]
+    assert names(Options(mesh=TWO_BY_TWO)) == on_ranks
+    assert names(Options(mesh=TWO_BY_TWO, sizes={"B": 4})) == ["bind-sizes", *on_ranks]
 
 
 def test_choices_reach_their_pass() -> None:
@@ -160,9 +162,10 @@ def test_choices_reach_their_pass() -> None:
         "w = [data = B]",
     )
     assert vars(specs["map-tasks"])["target"] == "cpu"
-    on_cuda = default_pipeline(Options(backend="cuda"))[-1]
-    assert vars(on_cuda)["target"].startswith("sm_")
-    assert vars(default_pipeline(Options(backend="cuda", target="sm_80"))[-1])["target"] == "sm_80"
+    on_cuda = {each.name: each for each in default_pipeline(Options(backend="cuda"))}
+    assert vars(on_cuda["split-reduction"])["target"].startswith("sm_")
+    on_cuda = {e.name: e for e in default_pipeline(Options(backend="cuda", target="sm_80"))}
+    assert vars(on_cuda["split-reduction"])["target"] == "sm_80"
 
 
 @pytest.mark.usefixtures("plugins")
@@ -181,7 +184,7 @@ def test_choices_reach_their_pass() -> None:
     ],
 )
 def test_plugins_go_where_they_say(mesh: str, given: Sequence[str], expected: list[str]) -> None:
-    assert names(Options(mesh=Mesh.parse(mesh), passes=tuple(given))) == expected
+    assert names(Options(mesh=Mesh.parse(mesh), passes=tuple(given))) == [*expected, *MEMORY]
 
 
 @pytest.mark.usefixtures("plugins")
@@ -199,7 +202,7 @@ def test_every_pass_keeps_the_numbers_of_a_gpt(mesh: str) -> None:
     seen: list[str] = []
     options = Options(mesh=Mesh.parse(mesh), verify_each="exec")
     lower(small_gpt(), options, lambda name, _: seen.append(name))
-    assert seen == ["capture", *(DISTRIBUTED if mesh else ONE_DEVICE)]
+    assert seen == ["capture", *(DISTRIBUTED if mesh else ONE_DEVICE), *MEMORY]
 
 
 @pytest.mark.usefixtures("plugins")
@@ -217,7 +220,7 @@ def test_a_pass_of_irc_that_breaks_the_program_is_a_bug(monkeypatch: pytest.Monk
         run_passes(load(FUSABLE), [DropReturn()], verify_each="ir")
 
 
-def test_the_plan_keeps_the_text_after_each_pass() -> None:
+def test_the_plan_keeps_the_text_after_each_pass_whose_result_it_is_not() -> None:
     plan = make_plan(small_gpt(), Options(mesh=TWO_BY_TWO))
     texts = plan.ir()
     assert [*texts] == [f"ir/{i:02}-{n}.mlir" for i, n in enumerate(["capture", *DISTRIBUTED])]
@@ -263,4 +266,5 @@ def test_run_passes_shows_each_stage() -> None:
         default_pipeline(Options()),
         on_stage=lambda name, now: seen.append((name, "task.kernel" in dump(now))),
     )
-    assert seen == [(name, name in KERNELS) for name in ONE_DEVICE]
+    late = (*KERNELS, *MEMORY)
+    assert seen == [(name, name in late) for name in (*ONE_DEVICE, *MEMORY)]

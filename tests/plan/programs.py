@@ -8,6 +8,7 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import torch
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FunctionType, ModuleOp, StringAttr
@@ -19,9 +20,13 @@ from irc.dialects.builder import argument_attrs
 from irc.dialects.mapping import Atom, TaskMapping
 from irc.dialects.placement import Placement
 from irc.dialects.types import PlacementAttr, TensorType
-from irc.plan.build import build_plan
+from irc.pipeline import run_passes
+from irc.pipeline.memory import MEMORY
+from irc.plan.build import build_plan as written
 from irc.plan.load import LoadedPlan
 from irc.plan.save import make_plan
+from irc.plan.schema import Plan
+from irc.plugin import builtin_pass
 from irc.runtime.dtypes import dtypes
 from irc.runtime.segments import SegmentCall
 
@@ -184,6 +189,12 @@ def matmul_kernel(name: str, m: int, n: int, k: int) -> task.KernelOp:
         mapping=TaskMapping((Atom("spatial", (1, 1)), Atom("repeat", (m, n)))),
         tile={"block_m": 8, "block_n": 8, "block_k": 8},
     )  # fmt: skip
+
+
+def build_plan(module: ModuleOp, **options: Any) -> Plan:
+    """Decide where values lie, and write the plan down."""
+    run_passes(module, [builtin_pass(name)() for name in MEMORY], verify_each="ir")
+    return written(module, **options)
 
 
 def loaded(module: ModuleOp, **options: object) -> LoadedPlan:

@@ -9,10 +9,9 @@ from irc.dialects import comm, flow
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.plan.arena import Interval, aligned, assign_offsets, lower_bound_bytes
-from irc.plan.build import build_plan
 from irc.plan.schema import Copy, Kernels, Library, Start, Wait, from_json, to_json
 from irc.plan.verify import verify_plan
-from tests.plan.programs import Task, loaded, mlp, reference_segments, sharded
+from tests.plan.programs import Task, build_plan, loaded, mlp, reference_segments, sharded
 
 
 def test_a_plan_of_kernels_is_one_segment_and_shares_kernels() -> None:

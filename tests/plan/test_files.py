@@ -14,12 +14,11 @@ import torch
 
 from irc.errors import IrcError
 from irc.plan import json_text
-from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan, load_plan, pack, unpack
 from irc.plan.save import check_target, make_plan, published, save_plan, sweep
 from irc.plan.schema import from_json, to_json
 from irc.plan.verify import verify_plan
-from tests.plan.programs import mlp, sharded
+from tests.plan.programs import build_plan, mlp, sharded
 
 
 @pytest.fixture

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from irc.calls.open_plans import OpenPlans
 from irc.dialects.size import Dim, Size, product, symbol, value_of
-from irc.dialects.task import KernelOp
 from irc.dialects.text import load
 from irc.passes.bind_sizes import BindSizesPass
 from irc.pipeline import Options, lower
 from irc.plan.arena import Interval, aligned
-from irc.plan.build import unplaced
 from irc.plan.template.fit import Fitter
 from irc.plan.template.stack import stack
 from irc.plan.template.template import PlanTemplate, Witness, plan_template
@@ -62,10 +60,8 @@ def program_at(values: Mapping[str, int]) -> Program:
 
 def witness(values: Mapping[str, int]) -> Witness:
     program = program_at(values)
-    lower(program, Options(any_rows=True))
-    plan = unplaced(program.module)
-    ops = {op.sym_name.data: op for op in program.module.body.block.ops if isinstance(op, KernelOp)}
-    return Witness(values, plan, tuple(ops[kernel.name] for kernel in plan.kernels))
+    lower(program, Options(any_rows=True), is_placed=False)
+    return Witness.of(values, program.module)
 
 
 @pytest.fixture(scope="module")

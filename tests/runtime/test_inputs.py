@@ -12,14 +12,13 @@ from irc.dialects.placement import B, Placement, Split
 from irc.dialects.text import load
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
-from irc.plan.build import build_plan
 from irc.plan.load import load_plan
 from irc.plan.ranges import input_ranges
 from irc.plan.save import make_plan, save_plan
 from irc.plan.weights import Reference, write_safetensors
 from irc.runtime.inputs import inputs_for
 from irc.runtime.weights import load_weights, slice_weights
-from tests.plan.programs import Task, sharded
+from tests.plan.programs import Task, build_plan, sharded
 
 TAKES = """
 func.func @block(%i: !flow.tensor<[3], i64>, %t: !flow.tensor<[5, 2], f32>)

@@ -8,12 +8,11 @@ import torch
 
 import irc.cli
 from irc.errors import IrcError
-from irc.plan.build import build_plan
 from irc.plan.save import make_plan, save_plan
 from irc.runtime.compare import Comparison
 from irc.runtime.processes import place_of
 from irc.runtime.report import RunReport
-from tests.plan.programs import Task, mlp
+from tests.plan.programs import Task, build_plan, mlp
 
 FLOW = """
 func.func @forward(%x: !flow.tensor<[5, 6], f32> {role = "input", name = "x"},

@@ -5,12 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irc.dialects import comm
-from irc.plan.build import build_plan
 from irc.plan.schema import Plan, Start, Step, Wait
 from irc.simulate.actions import SimAction
 from irc.simulate.engine import simulate
 from irc.simulate.plan import CORES, StepSeconds, label, predict, predicted_seconds, steps
-from tests.plan.programs import Task, mlp, sharded
+from tests.plan.programs import Task, build_plan, mlp, sharded
 
 SHARDED = build_plan(sharded(), seconds=lambda _: 1.0)
 

@@ -1,7 +1,7 @@
 """Which values are the same at every call: weights that no call writes, and what is made of them.
 
 A kernel may then ask for such a value in the layout that suits it; the plan makes it once
-(:mod:`irc.plan.prepare`).
+(pass ``prepare-weights``).
 """
 
 from __future__ import annotations

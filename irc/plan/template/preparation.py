@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from irc.plan.build import Unplaced
-from irc.plan.schema import Buffer, Call, Kernel, Library, Step, Storage
+from irc.plan.arena import Interval
+from irc.plan.schema import Buffer, Call, Kernel, Library, Step, Storage, touched
+from irc.plan.steps import Unplaced
 from irc.plan.template.unify import sizes_in
 
 
@@ -55,6 +56,21 @@ def at_every_call(plan: Unplaced, moved: frozenset[int]) -> Unplaced:
     )
     kept = tuple(step for i, step in enumerate(plan.prepared) if i not in moved)
     return replace(plan, buffers=buffers, prepared=kept, steps=(*steps, *plan.steps))
+
+
+def intervals_of(plan: Unplaced) -> list[tuple[int, Interval]]:
+    """When each buffer of the arena is alive; the prepared steps come first."""
+    spans: dict[int, tuple[int, int]] = {}
+    for time, step in enumerate((*plan.prepared, *plan.steps)):
+        for index in touched(step, plan.steps):
+            owner = _root(plan.buffers, index)
+            first, _ = spans.get(owner, (time, time))
+            spans[owner] = (first, time)
+    return [
+        (i, Interval(b.size_bytes, *spans.get(i, (0, 0))))
+        for i, b in enumerate(plan.buffers)
+        if b.storage == "arena"
+    ]
 
 
 def _operands(step: Step, kernels: Sequence[Kernel]) -> tuple[tuple[int, ...], tuple[int, ...]]:

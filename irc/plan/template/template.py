@@ -21,13 +21,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from xdsl.dialects.builtin import ModuleOp
+
 from irc.dialects.size import Dim, Size, symbol, value_of
 from irc.dialects.task import KernelOp
-from irc.plan.build import Unplaced, grouped, intervals_of
+from irc.plan.build import grouped
 from irc.plan.schema import Buffer, Call, Plan, Step
+from irc.plan.steps import Unplaced, steps_on_buffers
 from irc.plan.template.fit import Fitter
 from irc.plan.template.forms import KernelForm, KernelTemplate, agrees, form_of, kernel_template
-from irc.plan.template.preparation import at_every_call, sized_preparation
+from irc.plan.template.preparation import at_every_call, intervals_of, sized_preparation
 from irc.plan.template.stack import Stack, stack
 from irc.plan.template.unify import DifferentError, evaluate, sizes_in, unify
 
@@ -38,13 +41,22 @@ class Witness:
 
     Attributes:
         values: a number for each symbol.
-        plan: not placed.
+        module: level task, behind ``prepare-weights``.
+        plan: of it, not placed.
         kernels: of the plan, in its order.
     """
 
     values: Mapping[str, int]
+    module: ModuleOp
     plan: Unplaced
     kernels: tuple[KernelOp, ...]
+
+    @staticmethod
+    def of(values: Mapping[str, int], module: ModuleOp) -> Witness:
+        """Return what a module of level task is for some sizes."""
+        plan = steps_on_buffers(module)
+        kernels = {op.sym_name.data: op for op in module.ops if isinstance(op, KernelOp)}
+        return Witness(values, module, plan, tuple(kernels[each.name] for each in plan.kernels))
 
 
 @dataclass(frozen=True)

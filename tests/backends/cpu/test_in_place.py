@@ -13,7 +13,7 @@ import irc
 from irc.backends.cpu import Features, KernelCall, compile_segment, emit, info_of
 from irc.dialects.task import BufferType, KernelOp
 from irc.pipeline import Options, default_pipeline, run_passes
-from irc.plan.update import element_pairs
+from irc.plan.element_pairs import element_pairs
 
 
 def added(make: Any, sizes: tuple[int, int, int]) -> KernelOp:

@@ -12,9 +12,8 @@ import pytest
 import irc.cli
 from irc.backends.launch.target import FORMATS, Job, launch_files, render_launch
 from irc.errors import IrcError
-from irc.plan.build import build_plan
 from irc.plan.save import make_plan, save_plan
-from tests.plan.programs import sharded
+from tests.plan.programs import build_plan, sharded
 
 HOSTILE = [
     "plain", "a b", "it's", '"quoted"', "$(touch canary)", "`touch canary`", "; touch canary",
