@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import sqrt
+from typing import TYPE_CHECKING
 
 from irc.search.columns import SMALL, matrix_of, spaces_of, with_least_memory
 from irc.search.memory_rows import MemoryRows
@@ -12,6 +13,9 @@ from irc.search.program import MAX_ROUNDS, solve
 from irc.search.relaxation import Infeasible, Relaxation, choice_of
 from irc.sharding.boxing import Boxing
 from irc.sharding.trees import Trees
+
+if TYPE_CHECKING:
+    from irc.search.liveness import Moment
 
 TOLERANCE = 1e-6
 
@@ -49,13 +53,19 @@ def _bisected(problem: Problem, boxing: Boxing, *, stored: bool) -> tuple[int, t
     trees = Trees(boxing)
     low = (problem.stored_bytes if stored else problem.memory_bytes) or 1
     high, best = _held(problem, free.choice, trees, stored=stored), free.choice
+    # Memory is short at the same moments whatever the budget: each found costs a round.
+    moments: dict[Moment, None] = {}
     while high > low * CLOSE:
         budget = int(sqrt(low * high))
+        bounded = _bounded(problem, budget, stored=stored)
         try:
-            best = solve(_bounded(problem, budget, stored=stored), boxing).choice
-            high = min(budget, _held(problem, best, trees, stored=stored))
+            found = solve(bounded, boxing, moments=() if stored else moments)
         except Infeasible:
             low = budget
+            continue
+        best = found.choice
+        moments |= dict.fromkeys(found.moments)
+        high = min(budget, _held(problem, best, trees, stored=stored))
     return high, best
 
 
