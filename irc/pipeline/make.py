@@ -18,6 +18,7 @@ from irc.pipeline.memory import MEMORY, PLACING
 from irc.pipeline.options import Options
 from irc.pipeline.run import OnStage, run_passes
 from irc.plan.build import build_plan
+from irc.plan.held import check_budget
 from irc.plan.load import LoadedPlan
 from irc.plan.ranges import input_ranges
 from irc.plan.save import make_plan as bundle
@@ -78,6 +79,8 @@ def make_plan(
     ranges = input_ranges(program.module)
     lower(program, options, keep if keep_ir else None)
     plan, sources = planned(program.module, options, ranges)
+    if options.num_ranks == 1:
+        check_budget(plan, options.memory_bytes, options.stored_bytes)
     return bundle(
         plan,
         ir=texts,

@@ -148,7 +148,7 @@ def make_parts_plan(
     budget, planned = budget_of(own), plan(None)
     if (shares := shares_of(planned, budget)) is not None:
         planned = plan(shares)
-    check_memory(planned, budget)
+    check_memory(planned, budget, own.stored_bytes)
     return with_files(planned, files)
 
 

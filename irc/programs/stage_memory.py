@@ -74,8 +74,13 @@ def _registers(held: Held, stages: Sequence[int]) -> float:
     return sum(n * size for (stage, _), (n, size) in held.registers.items() if stage in stages)
 
 
-def check_memory(plan: PartsPlan, budget: int) -> None:
+def check_memory(plan: PartsPlan, budget: int, stored: int | None = None) -> None:
     """Check that every rank holds no more than it has.
+
+    Args:
+        plan: the plan.
+        budget: bytes at any moment.
+        stored: bytes of weights, states and sums of gradients; None for any.
 
     Raises:
         IrcError: ``pipeline-memory`` with the fewest bytes and the most micro-batches in flight
@@ -84,6 +89,7 @@ def check_memory(plan: PartsPlan, budget: int) -> None:
     held = [held_at(plan, place) for place in range(len(plan.ranks))]
     place = max(range(len(held)), key=lambda place: held[place].num_bytes())
     worst = held[place]
+    _check_stored(plan, held, stored)
     if worst.num_bytes() <= budget:
         return
     stages = ", ".join(map(str, sorted(plan.parts_at(place))))
@@ -99,6 +105,21 @@ def check_memory(plan: PartsPlan, budget: int) -> None:
             f"what functions work in: {int(worst.arena)} bytes",
         ],
         help=_advice(worst.num_bytes(), fitting),
+    )
+
+
+def _check_stored(plan: PartsPlan, held: Sequence[Held], stored: int | None) -> None:
+    place = max(range(len(held)), key=lambda place: held[place].weights)
+    least = int(held[place].weights)
+    if stored is None or least <= stored:
+        return
+    stages = ", ".join(map(str, sorted(plan.parts_at(place))))
+    raise IrcError(
+        "pipeline-memory",
+        f"a rank of stage {stages} holds {least} bytes all the time, and may hold {stored}",
+        because="those are weights, states and sums of gradients",
+        help=f"the smallest budget that works is stored_bytes={least}; more stages, or an axis "
+        "beside pipe, hold less each",
     )
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 
+import irc
 from irc.calls.step_plan import captured_step
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
@@ -96,6 +98,40 @@ def test_the_smallest_budget_is_named_and_how_many_fit() -> None:
     assert most(planned("dropped", "gpipe", "pipe=2", memory_bytes=least)) == least
     refused("dropped", "gpipe", "pipe=2", least - 1)
     assert "a single slot" in refused("dropped", "gpipe", "pipe=2", 1000).help
+
+
+@pytest.mark.parametrize(
+    ("mesh", "code"), [("pipe=2", "pipeline-memory"), ("pipe=2,data=2", "sharding-infeasible")]
+)
+def test_what_is_held_all_the_time_has_a_budget(mesh: str, code: str) -> None:
+    """With what the plan needs it is made again; far less is refused, on a mesh by the search."""
+    plan = planned("dropped", "1f1b", mesh)
+    least = int(max(held_at(plan, place).weights for place in range(2)))
+    again = planned("dropped", "1f1b", mesh, stored_bytes=least)
+    assert max(held_at(again, place).weights for place in range(2)) <= least
+    with pytest.raises(IrcError, match=r"all the time|no sharding holds") as caught:
+        planned("dropped", "1f1b", mesh, stored_bytes=100)
+    assert caught.value.code == code
+    assert "smallest budget that works is stored_bytes=" in caught.value.help
+
+
+def test_one_device_without_stages_has_a_budget() -> None:
+    """Its plan is all there is to choose: it fits, or the smallest budget is named."""
+    x = torch.randn(4, 8)
+
+    def step(**budget: int) -> None:
+        model = nn.Linear(8, 1)
+        irc.compile_step(model, loss=lambda y: y.square().mean(), optimizer="sgd", **budget)(x)
+
+    for option in ("memory_bytes", "stored_bytes"):
+        with pytest.raises(IrcError) as caught:
+            step(**{option: 10})
+        assert caught.value.code == "sharding-infeasible"
+        found = re.search(rf"{option}=(\d+)", caught.value.help)
+        assert found
+        step(**{option: int(found[1])})
+        with pytest.raises(IrcError):
+            step(**{option: int(found[1]) - 1})
 
 
 def smallest(error: IrcError) -> int:

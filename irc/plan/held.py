@@ -1,0 +1,44 @@
+"""What a plan of one device holds, against what the device may hold.
+
+With one device nothing is to be chosen: a budget is met, or it is not. On a mesh the search keeps
+to it (:mod:`irc.search.on_mesh`), and in stages :mod:`irc.programs.stage_memory` checks it.
+"""
+
+from __future__ import annotations
+
+from irc.errors import IrcError
+from irc.plan.schema import Plan
+
+
+def check_budget(plan: Plan, memory_bytes: int | None, stored_bytes: int | None) -> None:
+    """Check that a plan of one device holds no more than it may.
+
+    Args:
+        plan: the plan.
+        memory_bytes: the most at any moment; None for what there is.
+        stored_bytes: the most all the time: weights, states, and what is prepared of weights.
+
+    Raises:
+        IrcError: ``sharding-infeasible`` with the smallest budget that works.
+    """
+    buffers = plan.buffers
+    loaded = sum(buffers[index].size_bytes for index in plan.weights)
+    prepared = sum(b.size_bytes for b in buffers if b.storage == "prepared")
+    passed = sum(buffers[index].size_bytes for index in plan.inputs)
+    passed += sum(b.size_bytes for b in buffers if b.storage == "output")
+    stored = loaded + prepared
+    because = [
+        f"weights and states: {loaded} bytes; prepared of weights: {prepared} bytes",
+        f"inputs and outputs: {passed} bytes; the arena: {plan.arena_bytes} bytes",
+    ]
+    limits = {"memory_bytes": memory_bytes, "stored_bytes": stored_bytes}
+    held = {"memory_bytes": stored + passed + plan.arena_bytes, "stored_bytes": stored}
+    for option, limit in limits.items():
+        if limit is not None and held[option] > limit:
+            raise IrcError(
+                "sharding-infeasible",
+                f"the plan holds {held[option]} bytes, and its one device may hold {limit}",
+                because=because,
+                help=f"the smallest budget that works is {option}={held[option]}; a mesh splits "
+                "what is held over several devices",
+            )
