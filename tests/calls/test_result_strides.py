@@ -29,6 +29,18 @@ def laid(shape: tuple[int, ...], strides: tuple[int, ...]) -> Callable[..., torc
     return lambda x: torch.empty_strided(shape, strides, dtype=x.dtype).copy_(x)
 
 
+def resized(first: tuple[int, ...], then: tuple[int, ...]) -> Callable[..., torch.Tensor]:
+    """Return what looks at the beginning of a copy's memory, channels last."""
+    last = torch.channels_last
+    return lambda x: (x + 1).reshape(first).resize_(then, memory_format=last) * 2
+
+
+def resized_beside_a_view(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x + 1
+    row = y[0]
+    return y.resize_(1, 3, 2, 4, memory_format=torch.channels_last) * 2, row * 3
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "cholesky": (torch.linalg.cholesky, (POSITIVE,)),
     "cholesky_inverse": (torch.cholesky_inverse, (POSITIVE[0],)),
@@ -65,6 +77,16 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (BATCH[0],),
     ),
     "no row": (laid((0, 3), (5, 1)), (torch.empty(0, 3),)),
+    "resized rows": (resized((2, 3, 4, 4), (2, 3, 2, 4)), (IMAGE.contiguous(),)),
+    "resized to other dims": (resized((6, 4, 2, 2), (1, 6, 3, 2)), (IMAGE.contiguous(),)),
+    "resized images": (
+        lambda x: (x + 1).resize_(2, 3, 2, 4, memory_format=torch.channels_last) * 2,
+        (IMAGE,),
+    ),
+    "resized as images": (
+        lambda x: (x * 2).contiguous().resize_as_(x[:1], memory_format=torch.channels_last) + 0,
+        (IMAGE,),
+    ),
     "one channel": (torch.relu, (IMAGE[:, :1].contiguous(memory_format=torch.channels_last),)),
 }
 
@@ -80,6 +102,14 @@ def test_strides_are_those_of_eager(name: str, compiler: Callable[..., Any]) -> 
             got = compiled(*args)
             torch.testing.assert_close(got, want, check_stride=True)
             assert memory(got) == memory(want)
+
+
+@pytest.mark.filterwarnings("ignore::irc.calls.left.LeftToTorchWarning")
+def test_a_view_of_what_is_resized_stays_as_it_was() -> None:
+    with torch.no_grad():
+        want = resized_beside_a_view(IMAGE)
+        got = irc.compile(resized_beside_a_view)(IMAGE)
+    torch.testing.assert_close(got, want, check_stride=True)
 
 
 OPEN: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -20,8 +20,8 @@ from irc.frontends.torch.eager_refusals import as_eager_takes, is_known
 from irc.frontends.torch.examples import bound
 from irc.frontends.torch.experts import whole_experts
 from irc.frontends.torch.flex import plain_flex_attention
-from irc.frontends.torch.fresh_writes import renew
-from irc.frontends.torch.locations import user_frames
+from irc.frontends.torch.fresh_writes import renew, resized_in_order
+from irc.frontends.torch.locations import location, user_frames
 from irc.frontends.torch.own_containers import own_containers
 from irc.frontends.torch.repeat import expand, stubbed
 from irc.frontends.torch.strided_writes import copy_into_strided
@@ -107,6 +107,13 @@ def export(
             look(program)
             settle(program.graph_module)
             copy_into_strided(program.graph)
+        if (resized := resized_in_order(program.graph)) is not None:
+            raise IrcError(
+                "capture-failed",
+                "a tensor is resized in place to a memory format, while others may read it",
+                location(resized),
+                help="resize a clone, or use .to(memory_format=...)",
+            )
         return program.run_decompositions(decompositions(whole))
 
 

@@ -31,6 +31,9 @@ FRESH = frozenset(
 )  # fmt: skip
 """Composite ops whose result is always new memory."""
 
+RESIZING = frozenset({torch.ops.aten.resize.default, torch.ops.aten.resize_as.default})
+"""Ops whose in-place forms leave their operand with another shape."""
+
 ENTER = torch.ops.irc_capture.enter.default
 """The mark in front of a layer that is traced for others like it."""
 
@@ -62,6 +65,22 @@ def renew(graph: Graph) -> int:
     return renewed
 
 
+def resized_in_order(graph: Graph) -> Node | None:
+    """Return the first resize in place to a memory format that is not the order of the dims.
+
+    Where torch makes a graph functional, it leaves the format out: other numbers than eager's.
+    """
+    return next((node for node in graph.nodes if _is_resized_in_order(node)), None)
+
+
+def _is_resized_in_order(node: Node) -> bool:
+    if node.target not in (torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default):
+        return False
+    value = node.meta.get("val")
+    is_told = node.kwargs.get("memory_format") not in (None, torch.contiguous_format)
+    return is_told and not (isinstance(value, Tensor) and value.is_contiguous())
+
+
 def _functional(node: Node) -> torch._ops.OpOverload | None:
     """Return the op that returns what an op writes into its first operand, None for others."""
     target = node.target
@@ -89,7 +108,7 @@ def _leaves_as_much(functional: torch._ops.OpOverload, node: Node) -> bool:
 
     It does not for half += float, nor where the operand lies with gaps, as a part of other memory.
     """
-    first = node.args[0]
+    first = node if functional in RESIZING else node.args[0]
     operand = first.meta.get("val") if isinstance(first, Node) else None
     if not isinstance(operand, FakeTensor):
         return False
