@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from irc.api import load as load
     from irc.api import original as original
     from irc.calls.frozen import freeze as freeze
+    from irc.calls.sampler import data_sampler as data_sampler
     from irc.exports import export_entries as export_entries
     from irc.exports import export_plan as export_plan
     from irc.frontends.torch.annotations import place as place
@@ -29,6 +30,7 @@ _LAZY = {
     "compile": "irc.api",
     "compile_entries": "irc.api",
     "compile_step": "irc.api",
+    "data_sampler": "irc.calls.sampler",
     "export_entries": "irc.exports",
     "export_plan": "irc.exports",
     "freeze": "irc.calls.frozen",
@@ -46,6 +48,7 @@ __all__ = [
     "compile",
     "compile_entries",
     "compile_step",
+    "data_sampler",
     "export_entries",
     "export_plan",
     "freeze",

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from irc.choices import (
     Dynamic,
+    batch_option,
     checked,
+    count_option,
     dynamic_option,
     layout_option,
     micro_batches_option,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from irc.calls.entries import Entries
+    from irc.calls.feeding import BatchOption
     from irc.calls.step import TrainingStep
     from irc.runtime.executor import Executor
     from irc.runtime.host import HostExecutor
@@ -52,6 +55,8 @@ def compile(
     rules: Sequence[str] = (),
     pins: Pins = "",
     layout: str = "",
+    batch: BatchOption = "global",
+    check_every: int = 0,
     dynamic: Dynamic = None,
     tune: bool = False,
     fullgraph: bool = False,
@@ -68,6 +73,8 @@ def compile(
     rules: Sequence[str] = (),
     pins: Pins = "",
     layout: str = "",
+    batch: BatchOption = "global",
+    check_every: int = 0,
     dynamic: Dynamic = None,
     tune: bool = False,
     fullgraph: bool = False,
@@ -83,6 +90,8 @@ def compile(
     rules: Sequence[str] = (),
     pins: Pins = "",
     layout: str = "",
+    batch: BatchOption = "global",
+    check_every: int = 0,
     dynamic: Dynamic = None,
     tune: bool = False,
     fullgraph: bool = False,
@@ -112,6 +121,16 @@ def compile(
             stored, ``tp`` matrices over the axis ``tensor`` (or the only one) and samples over the
             others, ``tp+sp`` what is between matrices too; ``fsdp+tp`` and ``fsdp+tp+sp`` are both.
             By default what is fastest.
+        batch: of a module that is trained on a mesh, what a rank is given: the whole batch
+            (``global``), or its own part of the samples (``local``), for all arguments or by
+            argument: ``{"tokens": "local"}``. The axes that the layout divides samples over, or
+            that are called ``data`` (``dp``, ``fsdp``), divide them; ``model.feeding()`` says which
+            part a rank is to be given, :func:`data_sampler` gives it. A loss that the module
+            computes is that of the whole batch; of other results with samples each rank gets its
+            own, and the gradient is the mean of what the ranks make of them, as
+            ``DistributedDataParallel`` has it.
+        check_every: of such a module, after so many calls that record gradients, compare the
+            parameters that several ranks hold copies of; one that differs is named, with its rank.
         dynamic: sizes that one compilation serves all numbers of: True for all that the module does
             not fix, or as ``torch.export`` takes them, with names or ``torch.export.Dim``:
             ``{"tokens": {0: "batch", 1: "sequence"}}``. Sizes 0 and 1 are compiled by themselves.
@@ -133,6 +152,8 @@ def compile(
             rules=names_option("rules", rules),
             pins=pins_option(pins),
             layout=layout_option(layout, mesh),
+            batch=batch_option(batch, mesh, layout),
+            check_every=count_option("check_every", check_every),
             dynamic=dynamic_option(dynamic, mesh),
             tune=_tune(backend, tune=tune),
             fullgraph=fullgraph,
@@ -208,18 +229,23 @@ def compile_step(
     regather: bool = False,
     seed: int = 0,
     init: Callable[[nn.Module], Any] | None = None,
+    batch: BatchOption = "global",
+    check_every: int = 0,
 ) -> TrainingStep:
     """Return a step of training, to be called with each batch: ``loss = step(*batch, lr=1e-3)``.
 
     The first batch of a kind compiles forward, backward and optimiser as one program. On one device
     the module's own parameters move. With a mesh the program runs under torchrun with as many
-    processes; each calls the step with the same, whole batch, and keeps only its parts of
-    parameters and optimiser states, while the module's parameters go to the meta device. Each call
-    compares a checksum of the batch between the ranks, as calls of a module compiled for a mesh do;
-    weights are compared when parts are taken of them. ``IRC_CHECK_RANKS=off`` in the environment of
-    all ranks leaves the comparison to the first call of a kind.
+    processes; each calls the step with the same, whole batch, or with its own part of the samples
+    (``batch``), and keeps only its parts of parameters and optimiser states, while the module's
+    parameters go to the meta device. Each call compares a checksum of the batch between the ranks,
+    as calls of a module compiled for a mesh do: ranks that are given another one are named, and the
+    argument, before a parameter moves. Weights are compared when parts are taken of them.
+    ``IRC_CHECK_RANKS=off`` in the environment of all ranks leaves the comparison to the first call
+    of a kind.
     ``step.state_dict()`` puts everything together, ``step.load_state_dict`` goes on from there, on
-    any mesh.
+    any mesh. ``step.evaluate(*args)`` calls the module on the ranks' parts; ``step.materialize()``
+    lets the module hold its values, whole, until the next step.
 
     Where parameters and states lie is the planner's choice, within the memory of the cluster's
     devices. ``stored_bytes`` (or a small device) makes it split what is stored: parameters and
@@ -277,16 +303,26 @@ def compile_step(
             buffers that are a layer's own, and is called for each of ``model.modules()``; by
             default the layer's ``reset_parameters()``. Each rank keeps its parts, and the numbers
             are the same on every mesh.
+        batch: what a rank is given: the whole batch (``global``) or its own part of the samples
+            (``local``), which the axes of the mesh that are called ``data`` (``dp``, ``fsdp``)
+            divide; for all arguments, or by argument: ``{"tokens": "local", "mask": "global"}``.
+            ``step.feeding()`` says which part a rank is to be given, and with whom;
+            :func:`data_sampler` gives it.
+        check_every: after so many steps, compare what several ranks hold copies of (parameters,
+            buffers, states); one that differs is named, with its rank. 0: never.
 
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
     """
+    from irc.calls.feeding import feeding_of
     from irc.calls.pipelined import PipelinedStep, Pipelining
     from irc.calls.step import TrainingStep
 
     whole = parse_mesh(mesh)
     asked = micro_batches_option(micro_batches, accumulate)
     count = programs_option(whole, asked, f"{schedule}", stages)
+    feeding = feeding_of(batch, whole)
+    check_every = count_option("check_every", check_every)
     recipe = recipe_option(model, loss, optimizer, frozen, count or 1, recompute)
     options = Options(
         mesh=whole,
@@ -304,8 +340,27 @@ def compile_step(
     called = None if isinstance(loss, str) else loss
     if count is not None:
         pipelining = Pipelining(f"{schedule}", stages)
-        return PipelinedStep(model, recipe, options, pipelining, loss=called, seed=seed, init=init)
-    return TrainingStep(model, recipe, options, loss=called, seed=seed, init=init)
+        return PipelinedStep(
+            model,
+            recipe,
+            options,
+            pipelining,
+            loss=called,
+            seed=seed,
+            init=init,
+            feeding=feeding,
+            check_every=check_every,
+        )
+    return TrainingStep(
+        model,
+        recipe,
+        options,
+        loss=called,
+        seed=seed,
+        init=init,
+        feeding=feeding,
+        check_every=check_every,
+    )
 
 
 def original(compiled: Any) -> Any:

@@ -63,6 +63,32 @@ def layout_option(layout: str, mesh: str) -> str:
     return layout
 
 
+def count_option(option: str, given: object) -> int:
+    """Check a number of calls, 0 for never.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise IrcError("option-value", f"{option}={given!r} is no number of calls")
+    return given
+
+
+def batch_option(batch: object, mesh: str, layout: str) -> Any:
+    """Check what ranks are given of a batch.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if batch == "global":
+        return batch
+    from irc.calls.feeding import feeding_of
+
+    whole = parse_mesh(mesh)
+    feeding_of(cast("Any", batch), whole, parse_layout(layout, whole).samples)
+    return batch
+
+
 def names_option(option: str, given: object) -> tuple[str, ...]:
     """Return names of passes, or of files.
 

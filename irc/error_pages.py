@@ -752,6 +752,15 @@ PAGES = (
         fix="build the same model with the same options on every rank, from the same files",
     ),
     ErrorPage(
+        code="ranks-diverged",
+        title="ranks of a run wait for each other in different calls",
+        exit_code=1,
+        what="Each rank waits in a collective, not all in the same call; the message says where.",
+        why="A collective ends when all of its ranks have come to it, which these never do.",
+        example="if rank == 0: state = step.state_dict()   (the others go on to the next step)",
+        fix="state = step.state_dict(everywhere=False)   (on every rank; rank 0 gets it)",
+    ),
+    ErrorPage(
         code="recompile-limit",
         title="a module is compiled for size after size",
         exit_code=2,
@@ -759,6 +768,15 @@ PAGES = (
         why="Such a plan is for fixed sizes; with dynamic= one serves every size of 2 and more.",
         example="fast.generate(ids)   (the cache is one longer with every token)",
         fix="irc.compile(model, dynamic={'ids': {0: 'batch', 1: 'tokens'}})   (or dynamic=True)",
+    ),
+    ErrorPage(
+        code="replicas-differ",
+        title="ranks that hold the same part of a tensor have other values",
+        exit_code=1,
+        what="Copies of a parameter or a state on several ranks were compared, and differ.",
+        why="Each rank goes on from its own copy, so that the run trains several models.",
+        example="irc.compile_step(model, mesh='data=2', check_every=100)",
+        fix="go on from the last checkpoint; a rank that differs again has a machine that errs",
     ),
     ErrorPage(
         code="rewrite-endless",

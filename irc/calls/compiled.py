@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -21,15 +22,16 @@ from torch.utils import _pytree as pytree
 
 from irc.calls.by_torch import ByTorch
 from irc.calls.direct import MISS, Direct, handing
+from irc.calls.feeding import Feeding
 from irc.calls.handed_on import HandedOn
 from irc.calls.left import can_be_left
-from irc.calls.loop import WHOLE, Loop, is_trained_on_ranks
+from irc.calls.loop import WHOLE, Loop, is_trained_on_ranks, loop_feeding, samples_of
 from irc.calls.open_version import OpenVersion
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.calls.trial import Entry, is_tried
-from irc.calls.version import Version, gathered, placements_for
+from irc.calls.version import PartVersion, Version, gathered, placements_for
 from irc.collection import collection_held
-from irc.constraints.pins import pin
+from irc.constraints.pins import constraint_text, pin
 from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured, capture
 from irc.frontends.torch.examples import check_devices
@@ -40,6 +42,7 @@ from irc.frontends.torch.hooks import layer_hooks, on_all_modules
 from irc.frontends.torch.in_place import in_place
 from irc.frontends.torch.reach import reach
 from irc.frontends.torch.settings import default_device, is_elsewhere
+from irc.frontends.torch.structure import argument_names
 from irc.pipeline import Options, make_plan
 from irc.plan.parts import PIPE
 from irc.runtime import held
@@ -49,6 +52,7 @@ from irc.runtime.sharded_parameters import laid_as
 from irc.runtime.shared_memory import apart
 
 if TYPE_CHECKING:
+    from irc.runtime.call_agreement import Call
     from irc.runtime.ranks import Ranks
 
 C = TypeVar("C", bound=type[nn.Module])
@@ -141,10 +145,12 @@ class Dispatcher:
             return self._through_torch(args, kwargs)
         if any(self._hooks):
             return self._through_torch(args, kwargs)
+        if self.loop is not None and self.loop.feeding.is_local:
+            kwargs = dict(sorted(kwargs.items()))  # leaves are told by number
         version, _ = self._find(args, kwargs)
         if self.options.mesh.num_ranks > 1:
             ready = -1 if version is None else self.versions.index(version)
-            self._joined().agree(args, kwargs, ready)
+            self._joined().agree(self._call(args, kwargs), ready)
             if self.loop is not None:
                 self.loop.parameters.count_writes()
         if version is None:
@@ -334,14 +340,22 @@ class Dispatcher:
         known = ranks.placements if loop is None else loop.parameters.placements
         pin(captured.program.module, placements_for(captured, given, ranks.mesh, known))
         program = captured.program
+        fed = [] if loop is None else loop.fed(captured, args, kwargs)
+        samples, options = samples_of(program, fed), self.options
+        if loop is not None and fed:
+            text, _ = constraint_text(options.pins)
+            options = replace(options, pins="\n".join([text, *loop.feeding.pins(fed)]))
         executor = ranks.executor(
-            lambda: make_plan(program, self.options),
+            lambda: make_plan(program, options),
             program.tensors if loop is None else {**program.tensors, **loop.parameters.whole()},
-            marks_of(program.module, self.options),
+            marks_of(program.module, options),
             parts=None if loop is None else loop.parameters.parts(),
+            fed=None if loop is None else lambda plan: loop.feeding.of_plan(plan, fed),
         )
         if loop is not None:
             captured.guards = Guards.of(loop.module, args, dict(kwargs))
+        if loop is not None and samples:
+            return PartVersion(captured, executor, lambda x: loop.own_rows(x, samples))
         return Version(captured, executor)
 
     def in_loop(self) -> None:
@@ -354,10 +368,13 @@ class Dispatcher:
         loop, ranks = self.loop, self._joined()
         if loop is None:
             raise _is_whole(self.original)
+        if loop.feeding.is_local:
+            kwargs = dict(sorted(kwargs.items()))
         version = loop.find(args, kwargs)
         # Kinds of calls without gradients count from 0.
         ready = -1 if version is None else MAX_VERSIONS + loop.versions.index(version)
-        ranks.agree(args, kwargs, ready)
+        goes_on = version is not None and version.collects_first
+        ranks.agree(self._call(args, kwargs), ready, goes_on=goes_on)
         if version is None:
             if len(loop.versions) == MAX_VERSIONS:
                 raise _too_many()
@@ -367,7 +384,22 @@ class Dispatcher:
                 ranks.wholes.clear()
             with TRACING:
                 version = loop.add(args, kwargs)
+        loop.check()
         return version(args, kwargs)
+
+    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """Return what ranks compare of a call."""
+        from irc.runtime.call_agreement import Call
+
+        def names() -> list[str]:
+            return argument_names(self._run, args, dict(sorted(kwargs.items())))
+
+        what = "a call that records gradients" if torch.is_grad_enabled() else "a call without"
+        loop = self.loop
+        if loop is None or not loop.feeding.is_local:
+            return Call(what, args, kwargs, names=names)
+        own = loop.own(args, kwargs)
+        return Call(what, args, kwargs, names=names, own=own, samples=loop.feeding.parts)
 
     def _joined(self) -> Ranks:
         from irc.runtime.ranks import Ranks
@@ -544,11 +576,11 @@ def _anonymous(cls: type[nn.Module], options: Options) -> type[nn.Module]:
         kept = super(cls, self).__reduce_ex__(protocol)
         return (_restored, (cls, options), *kept[2:])
 
-    more = on_ranks(cls) if options.mesh.num_ranks > 1 else {}
+    more = on_ranks(cls, options) if options.mesh.num_ranks > 1 else {}
     return subclass(compiled_class(cls, options), __reduce_ex__=reduce, _irc_original=cls, **more)
 
 
-def on_ranks(cls: type[nn.Module]) -> dict[str, Any]:
+def on_ranks(cls: type[nn.Module], options: Options) -> dict[str, Any]:
     """Return the methods that a module of a class has besides where ranks hold its parameters."""
 
     def no_sync(self: nn.Module) -> AbstractContextManager[None]:
@@ -562,11 +594,22 @@ def on_ranks(cls: type[nn.Module]) -> dict[str, Any]:
     ) -> Any:
         return cls.load_state_dict(self, laid_as(self, state_dict), *args, **kwargs)
 
+    def feeding(self: nn.Module) -> Feeding:
+        """Return what this rank is to be given of each batch: see :class:`Feeding`.
+
+        With ``batch="global"`` it is the whole batch. With ``batch="local"`` it is this rank's part
+        of the samples: ``part`` of ``count``, the same as for all ranks of ``shares[part]``.
+        """
+        from irc.runtime.join import own_rank
+
+        return loop_feeding(options, own_rank())
+
     no_sync.__doc__ = Loop.no_sync.__doc__
     # What a class has of its own is not taken from it.
-    return {"load_state_dict": load_state_dict} | (
-        {} if hasattr(cls, "no_sync") else {"no_sync": no_sync}
-    )
+    more = {"no_sync": no_sync, "feeding": feeding}
+    return {"load_state_dict": load_state_dict} | {
+        name: method for name, method in more.items() if not hasattr(cls, name)
+    }
 
 
 def _restored(cls: type[nn.Module], options: Options) -> nn.Module:

@@ -32,6 +32,7 @@ from irc.plan.load import LoadedPlan
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.runtime import held
+from irc.runtime.call_agreement import Call as RankCall
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
 from irc.runtime.ranks import Ranks
@@ -170,7 +171,8 @@ class Entries:
             with torch.no_grad():
                 reason = version.mismatch(args, kwargs)
                 if self._ranks is not None:
-                    self._ranks.agree(args, kwargs, 0 if reason is None else -1)
+                    call = RankCall(f"entry '{name}'", args, kwargs)
+                    self._ranks.agree(call, 0 if reason is None else -1)
                 if reason is not None:
                     raise IrcError(
                         "input-mismatch",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,22 +18,31 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from irc.constraints.pins import pin
+from irc.calls.feeding import Feeding, feeding_of
+from irc.constraints.layouts import parse_layout
+from irc.constraints.pins import constraint_text, pin
+from irc.dialects.builder import arguments, entry, results
+from irc.dialects.flow import tensor
 from irc.dialects.placement import Placement
+from irc.dialects.types import TensorType, is_float
 from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured, capture
 from irc.frontends.torch.guards import Guards
+from irc.frontends.torch.structure import argument_names
 from irc.pipeline import Options
 from irc.plan.parts import PIPE
 from irc.plan.schema import Plan
+from irc.program import Program
 from irc.programs.halves import Halves, is_reduction, pack_halves, plan_halves, unpack_halves
 from irc.runtime import held
 from irc.runtime.agreement import agree_on_weights
+from irc.runtime.call_agreement import collects_first
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.join import has_peers, shared_bytes
 from irc.runtime.ranks import Ranks, argument_placement
 from irc.runtime.reduction import Reduction
+from irc.runtime.replicas import check_copies
 from irc.runtime.same_program import marks_of
 from irc.runtime.sharded_parameters import ShardedParameters
 from irc.runtime.weights import slice_weights
@@ -57,6 +67,12 @@ def is_trained_on_ranks(module: nn.Module, options: Options) -> bool:
     )
 
 
+def loop_feeding(options: Options, rank: int) -> Feeding:
+    """Return what a rank is given of a batch in a loop."""
+    axes = parse_layout(options.layout, options.mesh).samples
+    return feeding_of(options.batch, options.mesh, axes).of_rank(rank)
+
+
 WHOLE = "ddp"
 """The layout under which every rank has all parameters, so that they can stay plain tensors."""
 
@@ -70,6 +86,7 @@ class Loop:
         ranks: the processes.
 
     Attributes:
+        feeding: what each rank is given of a batch.
         parameters: as the ranks hold them.
         versions: the kinds of calls that there were.
         is_synced: whether backward adds gradients up over the ranks.
@@ -78,6 +95,9 @@ class Loop:
 
     def __init__(self, module: nn.Module, options: Options, ranks: Ranks) -> None:
         self.module, self.options, self.ranks = module, options, ranks
+        self.feeding = loop_feeding(options, ranks.rank)
+        self._names: dict[Any, list[str]] = {}
+        self._calls = 0
         stay = options.layout == WHOLE
         self.parameters = ShardedParameters(module, options.mesh, ranks.rank, stay=stay)
         self.versions: list[LoopVersion] = []
@@ -113,11 +133,25 @@ class Loop:
             name for name, tensor in zip(captured.input_names, given, strict=True)
             if tensor.requires_grad
         ]  # fmt: skip
+        fed = self.fed(captured, args, kwargs)
+        for name in inputs:
+            if name in fed:
+                raise IrcError(
+                    "op-unsupported",
+                    f"the argument '{name}', of which each rank has its own part, requires a "
+                    "gradient",
+                    help="detach it, or give every rank the whole batch",
+                )
         whole = Placement.replicated(options.mesh.names)
         placed = self.parameters.placements
         fixed = {n: p for n, p in placed.items() if n in program.tensors}
         fixed |= {name: whole for name in captured.states if name in program.tensors}
         pin(program.module, fixed)
+        samples = samples_of(program, fed)
+        divided = [*fed, *(f"{GRADIENT}{name}" for name in _with_samples(program, samples))]
+        if divided:
+            text, _ = constraint_text(options.pins)
+            options = replace(options, pins="\n".join([text, *self.feeding.pins(divided)]))
         marks = marks_of(program.module, options, trained, inputs)
         halves = unpack_halves(
             shared_bytes(
@@ -128,17 +162,65 @@ class Loop:
         )
         self._place(halves)
         guards = Guards.of(self.module, args, dict(kwargs))
-        version = LoopVersion(self, captured, halves, guards, tensors, self._wanted())
+        version = LoopVersion(
+            self, captured, halves, guards, tensors, self._wanted(), divided, samples
+        )
         self.versions.append(version)
         return version
 
     def captured(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
         """Trace a call; parameters in parts have their whole shapes there."""
-        blank = pytree.tree_map_only(
-            torch.Tensor, lambda x: held.blank(x.detach()), (tuple(args), dict(kwargs))
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        own = self.own(args, kwargs)
+        blank = pytree.tree_unflatten(
+            [self._blank(leaf, is_part=number in own) for number, leaf in enumerate(leaves)], spec
         )
         with self.parameters.blank(), torch.no_grad():
             return capture(self.module, *blank, hooks=False)
+
+    def _blank(self, leaf: Any, *, is_part: bool) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        blank = held.blank(leaf.detach())
+        return self.feeding.widened(blank) if is_part else blank
+
+    def own(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozenset[int]:
+        """Return which leaves of the arguments are this rank's own part."""
+        if not self.feeding.is_local:
+            return frozenset()
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        if spec not in self._names:
+            self._names[spec] = argument_names(self.module.forward, tuple(args), dict(kwargs))
+        return self.feeding.own(leaves, self._names[spec])
+
+    def fed(self, captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+        """Return the names of the inputs of which each rank is given its own part."""
+        own = self.own(args, kwargs)
+        names = captured.program.input_names
+        return [n for n, i in zip(names, captured.tensor_leaves, strict=True) if i in own]
+
+    def own_rows(self, tensor: torch.Tensor, samples: int) -> torch.Tensor:
+        """Return this rank's part of a result, where that has the samples along its first dim.
+
+        Args:
+            tensor: whole.
+            samples: of the whole batch; 0 where every rank is given all of it.
+        """
+        if not samples or not tensor.ndim or len(tensor) != samples:
+            return tensor
+        size = samples // self.feeding.count
+        return tensor.narrow(0, self.feeding.part * size, size)
+
+    def check(self) -> None:
+        """Count a call, and compare the copies of parameters where that is due; all ranks call it.
+
+        Raises:
+            IrcError: ``replicas-differ``.
+        """
+        self._calls += 1
+        every = self.options.check_every
+        if every and self._calls % every == 0:
+            check_copies(self.parameters.copies(), f"before call {self._calls}")
 
     def local(self, plan: Plan, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return what this rank holds of the weights of a plan.
@@ -186,6 +268,8 @@ class LoopVersion:
         guards: what they are for.
         tensors: what the module holds beside its parameters.
         wanted: which parameters require a gradient.
+        divided: names of what each rank gives its own part of.
+        samples: of the whole batch; 0 where every rank is given all of it.
     """
 
     def __init__(
@@ -196,11 +280,15 @@ class LoopVersion:
         guards: Guards,
         tensors: Mapping[str, torch.Tensor],
         wanted: tuple[bool, ...],
+        divided: Sequence[str] = (),
+        samples: int = 0,
     ) -> None:
         self.guards, self.wanted = guards, wanted
+        self._samples, self._divided = samples, set(divided)
         self._loop, self._captured, self._halves = loop, captured, halves
-        self._forward = self._executor(halves.forward, tensors)
-        self._backward = self._executor(halves.backward, tensors)
+        fed = [loop.feeding.of_plan(each, divided) for each in (halves.forward, halves.backward)]
+        self._forward = self._executor(fed[0], tensors)
+        self._backward = self._executor(fed[1], tensors)
         parameters = loop.parameters.by_name
         self._names = [name for name in halves.gradients if name in parameters]
         self._trained: list[Any] = [parameters[name] for name in self._names]
@@ -227,6 +315,8 @@ class LoopVersion:
             for plan in (halves.forward.plan, halves.backward.plan)
             for i in plan.inputs
         ) and SEED not in captured.input_names  # fmt: skip
+        # A seed that is drawn is sent first.
+        self.collects_first = not self._draws and collects_first(halves.forward.plan)
         seeds = set[str]().union(*halves.reads.values())
         self._flat = [i for i, name in enumerate(halves.outputs) if name not in seeds]
 
@@ -266,7 +356,7 @@ class LoopVersion:
         # A parameter among them lets torch see that it was written to in between.
         ctx.save_for_backward(*saved.values(), *kept.values(), *self._trained)
         ctx.kept = tuple(kept)
-        outputs = results[:count]
+        outputs = tuple(self._loop.own_rows(each, self._samples) for each in results[:count])
         ctx.mark_non_differentiable(*(outputs[i] for i in self._flat))
         ctx.set_materialize_grads(False)
         ctx.like = [(o.shape, o.dtype) for o in outputs]
@@ -279,7 +369,11 @@ class LoopVersion:
         saved = dict(zip(halves.saved, values, strict=False))
         saved |= dict(zip(ctx.kept, values[len(saved) :], strict=False))
         for name, g, (shape, dtype) in zip(halves.outputs, given, ctx.like, strict=True):
-            saved[GRADIENT + name] = torch.zeros(shape, dtype=dtype) if g is None else g
+            own = GRADIENT + name
+            saved[own] = torch.zeros(shape, dtype=dtype) if g is None else g
+            if g is not None and own in self._divided:
+                # Each part counts as one of so many means of equally many samples.
+                saved[own] = g / self._loop.feeding.count
         parts = list(self._backward(*_in_order(self._backward.plan, saved)))
         asked = {n for n, g in zip(halves.outputs, given, strict=True) if g is not None}
         is_wanted = [bool(asked & set(halves.reads[n])) for n in halves.gradients]
@@ -356,6 +450,28 @@ class _BothWays(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *given: torch.Tensor | None) -> Any:
         return (None, None, *ctx.version.backward(ctx, given))
+
+
+def samples_of(program: Program, fed: Sequence[str]) -> int:
+    """Return how many samples the whole batch has; 0 where every rank is given all of it."""
+    for _, name, value in arguments(entry(program.module)):
+        if fed and name == fed[0]:
+            return tensor(value).static_shape()[0]
+    return 0
+
+
+def _with_samples(program: Program, samples: int) -> list[str]:
+    """Return the names of the real results that have the samples along their first dim."""
+    func = entry(program.module)
+    end = func.body.block.last_op
+    assert end is not None
+    found: list[str] = []
+    for (role, name), value in zip(results(func), end.operands, strict=True):
+        kind = value.type
+        if samples and role == "output" and isinstance(kind, TensorType) and is_float(kind.dtype):
+            shape = kind.static_shape()
+            found += [name] if shape and shape[0] == samples else []
+    return found
 
 
 def _names_of(plan: Plan) -> list[str]:

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from irc.calls.compiled import MAX_VERSIONS
+from irc.calls.feeding import Feeding
 from irc.calls.step import TrainingStep
 from irc.calls.step_plan import Loss, uneven_samples
 from irc.collection import collection_held
-from irc.constraints.pins import constraint_text
+from irc.dialects.placement import Placement
 from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured
 from irc.frontends.torch.guards import Guards
@@ -56,6 +57,8 @@ class PartsVersion:
     plan: PartsPlan
     executor: PipelineExecutor
     state: Any
+    communicator: None = None
+    collects_first: bool = False
 
     def __call__(self, inputs: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
         """Run on the flattened batch."""
@@ -89,6 +92,8 @@ class PipelinedStep(TrainingStep):
         loss: a function of the module's output, where the module itself gives none.
         seed: of random numbers (dropout).
         init: initialises each layer of a module on the meta device.
+        feeding: what each rank is given of a batch.
+        check_every: after so many steps, copies on several ranks are compared; 0: never.
     """
 
     def __init__(
@@ -101,8 +106,13 @@ class PipelinedStep(TrainingStep):
         loss: Loss | None = None,
         seed: int = 0,
         init: Init | None = None,
+        feeding: Feeding | None = None,
+        check_every: int = 0,
     ) -> None:
-        super().__init__(module, recipe, options, loss=loss, seed=seed, init=init)
+        super().__init__(
+            module, recipe, options, loss=loss, seed=seed, init=init, feeding=feeding,
+            check_every=check_every,
+        )  # fmt: skip
         self.pipelining, self._cut = pipelining, ""
         mesh = options.mesh
         ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
@@ -127,6 +137,9 @@ class PipelinedStep(TrainingStep):
         held["arena"] = max((e.arena_bytes for e in executors), default=0)
         return held
 
+    def _evaluated(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        return self.materialize()(*args, **named)
+
     @property
     def _parts_versions(self) -> list[PartsVersion]:
         return [v for v in self._versions if isinstance(v, PartsVersion)]
@@ -143,7 +156,8 @@ class PipelinedStep(TrainingStep):
         rank = join_processes(mesh) if mesh.num_ranks > 1 else 0
         captured, split = self._capture(batch, named)
         recipe = stages_recipe(self.module, captured, replace(self.recipe, split=split))
-        tensors, options = captured.program.tensors, self._options()
+        own = self._own_names(captured, batch, named)
+        tensors, options = captured.program.tensors, self._options(own)
         samples = uneven_samples(batch, named, self.recipe.micro_batches)
         smaller = self._capture(batch, named, less=1)[0].program if samples else None
         if smaller is not None:
@@ -163,20 +177,19 @@ class PipelinedStep(TrainingStep):
         if mesh.num_ranks == 1:
             plan = make()
         else:
-            own = marks_of(captured.program.module, recipe, options, self.pipelining)
-            plan = unpack_parts(shared_bytes(lambda: pack_parts(make()), rank, own))
+            marks = marks_of(captured.program.module, recipe, options, self.pipelining)
+            plan = unpack_parts(shared_bytes(lambda: pack_parts(make()), rank, marks))
         self._state.adopt_parts(plan, tensors, rank)
         captured.guards = Guards.of(self._face(batch, named), batch, dict(named))
-        executor = PipelineExecutor(plan, self._state.parts, rank)
+        fed = self._feeding.of_parts(plan, own)
+        executor = PipelineExecutor(
+            fed, self._state.parts, rank, divided=own, axes=self._feeding.axes
+        )
         version: Any = PartsVersion(captured, plan, executor, self._state)
         self._versions.append(version)
         return version
 
-    def _options(self) -> Options:
-        """What was chosen; a further kind of batch has to leave what ranks hold where it is."""
+    def _placements(self) -> Mapping[str, Placement]:
+        """Return where ranks hold what they have taken."""
         parts = self._state.parts
-        if not parts.local or not parts.mesh.axes:
-            return self.options
-        text, _ = constraint_text(self.options.pins)
-        pins = [f'"{name}" = {placement}' for name, placement in parts.placements().items()]
-        return replace(self.options, pins="\n".join([text, *pins]))
+        return parts.placements() if parts.local and parts.mesh.axes else {}

@@ -16,23 +16,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from irc.calls.compiled import MAX_VERSIONS, TRACING
 from irc.calls.constants import name_constants
+from irc.calls.evaluation import Evaluation, evaluating
+from irc.calls.feeding import Feeding
 from irc.calls.step_plan import Loss, captured_step, check_device, training_plan
 from irc.constraints.pins import constraint_text
+from irc.dialects.placement import Placement
 from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured
+from irc.frontends.torch.examples import positional
 from irc.frontends.torch.guards import Guards
 from irc.frontends.torch.loss import with_loss
+from irc.frontends.torch.structure import argument_names
 from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
-from irc.runtime.agreement import agree_on_call, is_checked
+from irc.runtime.agreement import is_checked
+from irc.runtime.call_agreement import Call, agree_on_call, collects_first, compare_call
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.initialisers import Init
-from irc.runtime.join import join_processes, shared_plan
+from irc.runtime.join import join_processes, own_rank, shared_plan
+from irc.runtime.replicas import check_copies
 from irc.runtime.same_program import marks_of
 from irc.runtime.state_forms import copied_box, in_box, in_torch
 from irc.runtime.training_state import KEYS, TrainingState, shaped
@@ -44,11 +52,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class StepVersion:
-    """The step for one kind of batch."""
+    """The step for one kind of batch.
+
+    Attributes:
+        captured: the forward pass.
+        plan: of the step.
+        executor: runs it.
+        communicator: starts its collectives; None on one device.
+        collects_first: what ranks compare of a call may be waited for in its first collective.
+    """
 
     captured: Captured
     plan: LoadedPlan
     executor: Executor
+    communicator: TorchCommunicator | None = None
+    collects_first: bool = False
 
     def __call__(self, inputs: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
         """Run on the flattened batch."""
@@ -70,6 +88,12 @@ class TrainingStep:
         loss: a function of the module's output, where the module itself gives none.
         seed: of random numbers (dropout); each call counts it up.
         init: initialises each layer of a module on the meta device.
+        feeding: what each rank is given of a batch.
+        check_every: after so many steps, copies on several ranks are compared; 0: never.
+
+    Attributes:
+        samples: how many this step has trained on, of all ranks together: the first dim of a
+            batch's first tensor.
     """
 
     def __init__(
@@ -81,19 +105,28 @@ class TrainingStep:
         loss: Loss | None = None,
         seed: int = 0,
         init: Init | None = None,
+        feeding: Feeding | None = None,
+        check_every: int = 0,
     ) -> None:
+        self._check_every = check_every
         self.module, self.recipe, self.options = module, recipe, options
+        self._feeding = feeding or Feeding(options.mesh)
+        self.samples = 0
         self._loss = loss
         self._versions: list[StepVersion] = []
         self._state = TrainingState(module, recipe, options.mesh, seed, init)
         self._wanted = _wanted(module)
         self._writes: Saving | None = None
+        self._known_names: dict[Any, list[str]] = {}
+        self._evaluation: Evaluation | None = None
 
     def __call__(self, *batch: Any, lr: float | None = None, **named: Any) -> torch.Tensor:
-        """Train on a batch, the same on every rank, and return its loss.
+        """Train on a batch and return its loss.
 
-        On a mesh each call compares what the ranks are given; ``IRC_CHECK_RANKS=off`` on all of
-        them leaves that to the first call of a kind.
+        On a mesh every rank is given the whole batch, or its own part of what ``batch="local"``
+        says (:meth:`feeding`). Each call compares what ranks are given that has to be the same,
+        before a parameter moves; ``IRC_CHECK_RANKS=off`` on all of them leaves that to the first
+        call of a kind.
 
         Args:
             batch: the module's arguments, then the targets of a loss function.
@@ -105,6 +138,9 @@ class TrainingStep:
                 a kind, what capture and planning raise.
         """
         rate = self.recipe.lr if lr is None else float(lr)
+        if self._feeding.is_local:
+            named = dict(sorted(named.items()))  # leaves are told by number
+        self._state.hide()
         with torch.no_grad():
             version = self._find(batch, named)
             if self.options.mesh.num_ranks > 1:
@@ -112,9 +148,31 @@ class TrainingStep:
             self._check_wanted()
             if version is None:
                 version = self._add(batch, named)
-            loss = version(version.captured.flatten(batch, named), rate)
+            inputs = version.captured.flatten(batch, named)
+            loss = version(inputs, rate)
             self._state.step += 1
+            first = next((x for x in inputs if x.ndim), None)
+            self.samples += 0 if first is None else len(first) * self._feeding.count
+            if self._check_every and self._state.step % self._check_every == 0:
+                self.check()
             return loss
+
+    def feeding(self) -> Feeding:
+        """Return what this rank is to be given of each batch.
+
+        With ``batch="global"`` every rank is given the whole batch. With ``batch="local"`` the axes
+        of the mesh that are called ``data`` (or ``dp``, ``fsdp``, ..) divide the samples, the first
+        dim of an argument: ranks that differ in other axes alone, such as ``tensor`` or ``pipe``,
+        are given the very same samples, all ranks as many, and the batch is all parts one after the
+        other. :func:`irc.data_sampler` gives each rank its own::
+
+            step = irc.compile_step(model, loss=f, mesh="data=2,tensor=2", batch="local")
+            sampler = irc.data_sampler(step, dataset, seed=0)
+            loader = DataLoader(dataset, batch_size=8, sampler=sampler)  # 8 of the batch's 16
+
+        Its ``count`` is the number of parts, ``part`` this rank's, ``shares`` the ranks of each.
+        """
+        return self._feeding.of_rank(own_rank()) if self._feeding.is_local else self._feeding
 
     def prepare(self, *batch: Any, **named: Any) -> None:
         """Compile the step for a kind of batch and take this rank's parts, but train nothing.
@@ -123,9 +181,86 @@ class TrainingStep:
             batch: as a call takes it; only shapes and dtypes count.
             named: the module's keyword arguments.
         """
+        if self._feeding.is_local:
+            named = dict(sorted(named.items()))
+        self._state.hide()
         with torch.no_grad():
             if self._find(batch, named) is None:
                 self._add(batch, named)
+
+    def check(self) -> None:
+        """Compare what several ranks hold copies of (parameters, buffers, states); all call it.
+
+        ``check_every`` of :func:`irc.compile_step` calls it after so many steps. It reads what a
+        rank holds once, and sends 5 bytes for each tensor.
+
+        Raises:
+            IrcError: ``replicas-differ``, naming the first tensor and the ranks.
+        """
+        if self.options.mesh.num_ranks > 1:
+            check_copies(self._state.parts.copies(), f"after step {self._state.step}")
+
+    def evaluate(self, *args: Any, **named: Any) -> Any:
+        """Call the module as it stands, in evaluation mode and without gradients.
+
+        On a mesh every rank calls it with the same arguments, and gets the whole result. Ranks read
+        the parts that they hold, which takes no further memory; with stages the parameters are
+        whole on each rank until the next step (:meth:`materialize`). Before the first step it is
+        the module's own call::
+
+            for x, y in validation:
+                hits += int((step.evaluate(x).argmax(-1) == y).sum())
+
+        Args:
+            args: of the module, without the targets of a loss function.
+            named: keyword arguments of the module.
+
+        Raises:
+            IrcError: ``input-mismatch`` where a rank calls it with others; what capture and
+                planning raise; ``weights-missing`` before the first step of a module on the meta
+                device.
+        """
+        with torch.no_grad(), evaluating(self.module):
+            if self.options.mesh.num_ranks == 1 or not self._state.parts.local:
+                self._check_values()
+                return self.module(*args, **named)
+            return self._evaluated(args, named)
+
+    def _evaluated(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call the module on the parts that ranks hold."""
+        self._state.hide()
+        if self._evaluation is None:
+            self._evaluation = Evaluation(self.module, self.options, lambda: self._state.parts)
+        return self._evaluation(args, named)
+
+    def _check_values(self) -> None:
+        """Refuse to call a module that has no values."""
+        for name, value in self.module.named_parameters():
+            if value.is_meta:
+                raise IrcError(
+                    "weights-missing",
+                    f"'{name}' has no value yet",
+                    because="the module is on the meta device until the first step, or "
+                    "step.prepare(*batch), initialises the parts of each rank",
+                    help="call it after that",
+                )
+
+    def materialize(self) -> nn.Module:
+        """Let the module hold its values until the next step, and return it; every rank calls it.
+
+        On a mesh the module's parameters are on the meta device, since no rank has the whole. This
+        puts them together on each rank, as plain parameters: the module can be called, generate,
+        and be saved as any other. It takes the memory of all parameters once on every rank, which
+        the next step (or ``prepare``, ``evaluate``, a load) gives back; what is written into them
+        in between does not reach the ranks' parts: :meth:`load_state_dict` does::
+
+            step.materialize()
+            torch.save(model.state_dict(), path)
+        """
+        with torch.no_grad():
+            if self.options.mesh.num_ranks > 1:
+                self._state.show()
+        return self.module
 
     @property
     def plan(self) -> LoadedPlan | None:
@@ -227,6 +362,7 @@ class TrainingStep:
         from irc.runtime.checkpoint import Checkpoint
 
         self._join()
+        self._state.hide()
         checkpoint = Checkpoint(Path(folder))
         sections = {name: checkpoint.section(name) for name in _named(more)}
         for name, section in sections.items():
@@ -246,6 +382,7 @@ class TrainingStep:
             IrcError: ``state-mismatch`` for a name or a shape that does not fit; nothing is
                 written then.
         """
+        self._state.hide()
         self._state.load_state_dict(state)
 
     def _join(self) -> None:
@@ -287,7 +424,40 @@ class TrainingStep:
         if version is not None and not is_checked():
             return
         ready = -1 if version is None else self._versions.index(version)
-        agree_on_call(batch, named, rate, _wanted(self.module), ready=ready)
+        call = Call(
+            "a step of training",
+            batch,
+            named,
+            {
+                "the learning rate": rate,
+                "the number of steps made": self._state.step,
+                "the requires_grad of parameters": _wanted(self.module),
+            },
+            lambda: self._names(batch, named),
+            self._own(batch, named),
+            self._feeding.parts if self._feeding.is_local else (),
+        )
+        if version is not None and version.collects_first and version.communicator is not None:
+            version.communicator.end_before()
+            version.communicator.before = compare_call(call, ready=ready)
+        else:
+            agree_on_call(call, ready=ready)
+
+    def _names(self, batch: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
+        """Return the names of the leaves of a batch."""
+        forward = self._face(batch, named).forward
+        return argument_names(forward, positional(batch), dict(sorted(named.items())))
+
+    def _own(self, batch: Sequence[Any], named: Mapping[str, Any]) -> frozenset[int]:
+        """Return which leaves of a batch are this rank's own part."""
+        if not self._feeding.is_local:
+            return frozenset()
+        leaves, spec = pytree.tree_flatten((positional(batch), dict(named)))
+        names: list[str] = []
+        if self._feeding.arguments is not None:
+            names = self._known_names.get(spec) or self._names(batch, named)
+            self._known_names[spec] = names
+        return self._feeding.own(leaves, names)
 
     def _find(self, batch: Sequence[Any], named: Mapping[str, Any]) -> StepVersion | None:
         for version in self._versions:
@@ -305,29 +475,52 @@ class TrainingStep:
         rank = join_processes(self.options.mesh) if self.options.mesh.num_ranks > 1 else 0
         captured, split = self._capture(batch, named)
         recipe = replace(self.recipe, split=split)
+        own = self._own_names(captured, batch, named)
+        options = self._options(own)
         # The plan is made from the program, but the tensors are those of this process.
         tensors = captured.program.tensors
 
         def make() -> LoadedPlan:
-            return training_plan(captured.program, recipe, self._options(), self.module)
+            return training_plan(captured.program, recipe, options, self.module)
 
         if self.options.mesh.num_ranks == 1:
             plan = make()
         else:
-            own = marks_of(captured.program.module, recipe, self._options())
-            plan = shared_plan(make, rank, own)
+            plan = shared_plan(make, rank, marks_of(captured.program.module, recipe, options))
         self._state.adopt(plan.plan, tensors, rank)
         # Its parameters may have gone to the meta device, which is no other kind of batch.
         captured.guards = Guards.of(self._face(batch, named), batch, dict(named))
-        version = StepVersion(captured, plan, self._executor(plan, rank))
+        tensors, mesh = self._state.parts.local, self.options.mesh
+        fed = self._feeding.of_plan(plan, own)
+        if mesh.num_ranks == 1:
+            version = StepVersion(captured, plan, executor_of(fed, tensors))
+        else:
+            communicator = TorchCommunicator.of(mesh, rank)
+            executor = executor_of(fed, tensors, rank=rank, communicator=communicator)
+            version = StepVersion(captured, plan, executor, communicator, collects_first(plan.plan))
         self._versions.append(version)
         return version
 
-    def _executor(self, plan: LoadedPlan, rank: int) -> Executor:
-        tensors, mesh = self._state.parts.local, self.options.mesh
-        if mesh.num_ranks == 1:
-            return executor_of(plan, tensors)
-        return executor_of(plan, tensors, rank=rank, communicator=TorchCommunicator.of(mesh, rank))
+    def _own_names(
+        self, captured: Captured, batch: Sequence[Any], named: Mapping[str, Any]
+    ) -> list[str]:
+        """Return the names of the inputs of which each rank is given its own part.
+
+        Raises:
+            IrcError: ``op-unsupported`` where the module writes into one.
+        """
+        own = self._own(batch, named)
+        names = captured.program.input_names
+        found = [n for n, i in zip(names, captured.tensor_leaves, strict=True) if i in own]
+        for index in captured.mutated_inputs.values():
+            if names[index] in found:
+                raise IrcError(
+                    "op-unsupported",
+                    f"the module writes into its argument '{names[index]}', of which each rank has "
+                    "its own part",
+                    help="copy it in the module before writing, or give every rank the whole batch",
+                )
+        return found
 
     def _capture(
         self, batch: Sequence[Any], named: Mapping[str, Any], less: int = 0
@@ -339,7 +532,14 @@ class TrainingStep:
             check_device(self.module, planned=self.options.mesh.num_ranks > 1)
         with TRACING, shaped(self.module):
             captured, split = captured_step(
-                self.module, self._loss, self.recipe, batch, named, less=less
+                self.module,
+                self._loss,
+                self.recipe,
+                batch,
+                named,
+                less=less,
+                own=self._own(batch, named),
+                widened=self._feeding.widened if self._feeding.is_local else None,
             )
         name_constants(captured.program)
         return captured, split
@@ -349,14 +549,23 @@ class TrainingStep:
             return self.module
         return with_loss(self.module, self._loss, batch, named)
 
-    def _options(self) -> Options:
-        """What was chosen; a further kind of batch has to leave what ranks hold where it is."""
-        placed = self._state.parts.placements() if self.options.mesh.num_ranks > 1 else {}
-        if not placed:
+    def _options(self, own: Sequence[str] = ()) -> Options:
+        """What was chosen; a further kind of batch has to leave what ranks hold where it is.
+
+        Args:
+            own: names of the inputs of which each rank is given its own part.
+        """
+        placed = self._placements()
+        pins = [f'"{name}" = {placement}' for name, placement in placed.items()]
+        pins += self._feeding.pins(own)
+        if not pins:
             return self.options
         text, _ = constraint_text(self.options.pins)
-        pins = [f'"{name}" = {placement}' for name, placement in placed.items()]
         return replace(self.options, pins="\n".join([text, *pins]))
+
+    def _placements(self) -> Mapping[str, Placement]:
+        """Return where ranks hold what they have taken."""
+        return self._state.parts.placements() if self.options.mesh.num_ranks > 1 else {}
 
 
 def _named(more: Mapping[str, Any] | None) -> Mapping[str, Any]:

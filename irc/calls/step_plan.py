@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -34,6 +34,8 @@ def captured_step(
     kwargs: Mapping[str, Any],
     *,
     less: int = 0,
+    own: Collection[int] = (),
+    widened: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[Captured, tuple[str, ...]]:
     """Capture the forward pass of one micro-batch of a batch.
 
@@ -44,6 +46,8 @@ def captured_step(
         args: the whole batch.
         kwargs: the module's keyword arguments.
         less: 1 for the smaller ones of micro-batches that do not share the batch equally.
+        own: the leaves of the arguments of which there is a part on each rank.
+        widened: gives such a leaf the shape that all parts have together.
 
     Returns:
         It, and the names of the inputs that are cut into micro-batches.
@@ -55,6 +59,8 @@ def captured_step(
     cut = _cut(leaves, recipe.micro_batches)
     small = [leaf[: -(-len(leaf) // recipe.micro_batches) - less] if i in cut else leaf
              for i, leaf in enumerate(leaves)]  # fmt: skip
+    if widened is not None:
+        small = [widened(leaf) if i in own else leaf for i, leaf in enumerate(small)]
     micro_args, micro_kwargs = pytree.tree_unflatten(small, spec)
     face = module if loss is None else with_loss(module, loss, micro_args, micro_kwargs)
     captured = capture(face, micro_args, micro_kwargs)

@@ -254,6 +254,29 @@ def _is_all(view: View, result: Buffer) -> bool:
     return prod(view.shape) == prod(result.shape) and 0 not in view.strides and not view.offset
 
 
+class PartVersion(Version):
+    """A version of whose results with samples each rank gives its own part.
+
+    Args:
+        captured: as :class:`Version` has it.
+        executor: as :class:`Version` has it.
+        own: gives this rank's part of a result.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        executor: Executor,
+        own: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        super().__init__(captured, executor)
+        self._own = own
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run on arguments that meet the guards."""
+        return pytree.tree_map_only(torch.Tensor, self._own, super().__call__(args, kwargs))
+
+
 class Layout:
     """How the tensors lie that a plan is given and gives back as its ranks hold them.
 

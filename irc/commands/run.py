@@ -30,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", metavar="N", type=int, help="steps of a plan of training (default: 3)"
     )
     parser.add_argument(
+        "--check",
+        metavar="N",
+        type=int,
+        default=0,
+        help="after every N steps of a plan of training, compare what several ranks hold copies of",
+    )
+    parser.add_argument(
         "--size",
         metavar="NAME=N",
         action="append",
@@ -54,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if args.steps is not None and args.steps < 1:
         raise IrcError("option-value", f"--steps {args.steps}: a run has 1 step or more")
 
+    if args.check < 0:
+        raise IrcError("option-value", f"--check {args.check} is no number of steps")
     report = run_plan(
         args.plan,
         inputs=args.inputs,
@@ -62,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         outputs=args.outputs,
         steps=args.steps,
+        check_every=args.check,
         sizes=parse_sizes(args.size),
         trust=args.trust,
         verify=args.verify,

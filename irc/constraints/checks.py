@@ -31,8 +31,17 @@ def check_mesh(statement: Statement, mesh: Mesh) -> None:
         ) from None
 
 
-def check_argument(statement: Statement, name: str, kind: TensorType, mesh: Mesh) -> None:
+def check_argument(
+    statement: Statement, name: str, kind: TensorType, mesh: Mesh, *, is_sum: bool = False
+) -> None:
     """Refuse what an argument cannot be: partial, split along a dim that it lacks, uneven.
+
+    Args:
+        statement: what is asked for.
+        name: of the argument.
+        kind: of the argument.
+        mesh: of the program.
+        is_sum: it holds a sum of gradients, of which each rank may have its part.
 
     Raises:
         IrcError: ``placement-syntax`` or ``mesh-axis-indivisible``.
@@ -47,7 +56,7 @@ def check_argument(statement: Statement, name: str, kind: TensorType, mesh: Mesh
     _check_dims(statement, pattern, name, kind, mesh)
     partial = [a for a, p in zip(mesh.names, pattern.axes(mesh), strict=True)
                if isinstance(p.placed, Partial) or p.placed == "P(*)"]  # fmt: skip
-    if statement.verb == "pin" and partial:
+    if statement.verb == "pin" and partial and not is_sum:
         raise IrcError(
             "placement-syntax",
             f"pin '{statement.glob}' makes an argument partial on {', '.join(partial)}",

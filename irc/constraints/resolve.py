@@ -156,6 +156,7 @@ def resolve(module: ModuleOp, mesh: Mesh, statements: Iterable[Statement]) -> Co
         IrcError: a glob matches nothing, or a placement does not fit the mesh or the tensor.
     """
     entry_values = {name: value for _, name, value in arguments(entry(module))}
+    sums = {name for role, name, _ in arguments(entry(module)) if role == "accumulator"}
     entry_values |= _held_results(entry(module))
     ops = {
         f"{name}/{id_of(op)}": op
@@ -175,7 +176,8 @@ def resolve(module: ModuleOp, mesh: Mesh, statements: Iterable[Statement]) -> Co
             for name in _with_dims(
                 _named_arguments(statement, entry_values), statement, entry_values
             ):
-                check_argument(statement, name, tensor(entry_values[name]), mesh)
+                kind = tensor(entry_values[name])
+                check_argument(statement, name, kind, mesh, is_sum=name in sums)
                 on_arguments.setdefault(name, []).append(statement)
         else:
             for name in _named_ops(statement, ops):

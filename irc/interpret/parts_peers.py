@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -131,6 +131,16 @@ class ThreadPeers:
         results = COLLECTIVES[action.op](action.attrs, *held)
         operands.target.copy_(results[own].reshape(operands.target.shape))
         return lambda: None
+
+    def gather(self, own: torch.Tensor, axes: Sequence[str]) -> list[torch.Tensor]:
+        """Return what the ranks of a part have along some axes, this rank's among them."""
+        found = [own]
+        for axis in reversed(axes):
+            group = next(g for g in self._plan.part_mesh.groups(axis) if self._local in g)
+            place = group.index(self._local)
+            every = self._meet((self._place, axis, group[0]), place, len(group), found)
+            found = [part for parts in every for part in parts]
+        return found
 
     def _meet(self, group: Any, index: int, size: int, value: Any) -> list[Any]:
         # All members meet in one order, so that a number tells one meeting from the next.

@@ -37,6 +37,9 @@ class Options:
             fix, or as torch.export takes them.
         any_rows: kernels are to be those of any number of rows, not the best for one.
         tune: time the tiles of GPU kernels that no table has yet.
+        batch: in a loop on a mesh, which arguments each rank is given its own part of: ``local`` or
+            ``global``, or by argument.
+        check_every: in a loop on a mesh, after so many calls copies of parameters are compared.
         fullgraph: nothing is left to torch or Python: where a graph would break is an error.
         keep_ir: keep the text after each pass of the functions of a pipeline's stages, for
             ``irc check``.
@@ -61,6 +64,8 @@ class Options:
     any_rows: bool = False
     tune: bool = False
     fullgraph: bool = False
+    batch: Any = "global"
+    check_every: int = 0
     keep_ir: bool = False
     verify_each: VerifyEach = None
 

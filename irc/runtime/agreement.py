@@ -1,9 +1,7 @@
-"""What the processes of a run are given has to be the same: digests of it are compared.
+"""What the processes of a run hold has to be the same: digests of it are compared.
 
-Each rank takes its part of the whole inputs and of the whole weights. One that is given others
-computes a part of something else, and a sum over ranks mixes both without a word. So each call
-begins with one gather of a few bytes: a checksum of the inputs, and whether weights were written
-to. It reads the inputs once (about 4 GB/s) and takes as long as one small collective.
+Each rank takes its part of the whole weights. One that has others computes a part of something
+else, and a sum over ranks mixes both without a word.
 """
 
 # pyright: basic
@@ -17,17 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils import _pytree as pytree
 
 from irc.errors import IrcError
-from irc.frontends.torch.caches import is_cache
 from irc.runtime.held import is_held
 from irc.runtime.watch import naming_lost_ranks
 
 VARIABLE = "IRC_CHECK_RANKS"
 """``off`` on every rank: only the first call of a kind, and weights when they are taken."""
-
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 
 
 def is_checked() -> bool:
@@ -35,38 +29,33 @@ def is_checked() -> bool:
     return os.environ.get(VARIABLE, "on") != "off"
 
 
-def call_digest(args: Sequence[Any], kwargs: Mapping[str, Any], *more: object) -> bytes:
-    """Return a digest of the arguments of a call: shapes, dtypes and bytes of tensors, and numbers.
-
-    Caches, of which ranks hold parts, and what is no plain value count by their type alone.
-    """
-    named = [kwargs[name] for name in sorted(kwargs)]
-    leaves = pytree.tree_leaves((list(args), named), is_leaf=is_cache)
-    found = hashlib.sha256(repr((sorted(kwargs), more)).encode())
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            _add(found, leaf)
-        else:
-            found.update(repr(leaf if isinstance(leaf, PLAIN) else type(leaf)).encode())
-    return found.digest()
-
-
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Return a digest of named tensors."""
     found = hashlib.sha256()
     for name in sorted(tensors):
         found.update(name.encode())
-        _add(found, tensors[name])
+        add_tensor(found, tensors[name])
     return found.digest()
 
 
-def _add(found: Any, tensor: torch.Tensor) -> None:
-    found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+def add_tensor(found: Any, tensor: torch.Tensor) -> None:
+    """Add a tensor's shape, dtype and bytes to a digest; of one in parts, the first two."""
+    found.update(kind_of(tensor).encode())
+    found.update(checksum(tensor).to_bytes(4, "little"))
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """Say what a tensor is, but for its values."""
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Return a checksum of a tensor's bytes; 0 of one that has none here."""
     if is_held(tensor) or tensor.is_meta or tensor.layout is not torch.strided:
-        return
+        return 0
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
     # A cyclic redundancy check sees what moved, which a sum does not, and is faster than a hash.
-    found.update(zlib.crc32(flat.view(torch.uint8).numpy().data).to_bytes(4, "little"))
+    return zlib.crc32(flat.view(torch.uint8).numpy().data)
 
 
 def gathered(own: bytes) -> list[bytes]:
@@ -82,48 +71,29 @@ def gathered(own: bytes) -> list[bytes]:
     return [row.numpy().tobytes() for row in rows]
 
 
+def texts(own: str) -> list[str]:
+    """Return the text of every rank, of any length; all ranks call it."""
+    data = own.encode()
+    sizes = gathered(len(data).to_bytes(8, "little"))
+    longest = max(1, *(int.from_bytes(row, "little") for row in sizes))
+    return [row.rstrip(b"\0").decode() for row in gathered(data.ljust(longest, b"\0"))]
+
+
 def others(rows: Iterable[bytes]) -> list[int]:
     """Return the ranks whose bytes are not those of rank 0."""
     each = list(rows)
     return [rank for rank, row in enumerate(each) if row != each[0]]
 
 
-def agree_on_call(
-    args: Sequence[Any], kwargs: Mapping[str, Any], *more: object, ready: int = 0, due: bool = False
-) -> bool:
-    """Compare a call between ranks, before anything of it runs; all call it.
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Name ranks, not too many.
 
-    Args:
-        args: of the call.
-        kwargs: of the call.
-        more: further numbers that have to be equal.
-        ready: which compiled version this rank has for the call, -1 for none.
-        due: on this rank there is something else to compare.
-
-    Returns:
-        Whether there is on any.
-
-    Raises:
-        IrcError: ``input-mismatch`` on every rank.
+    >>> ranks_named([1]), ranks_named([1, 2]), ranks_named(range(40))
+    ('rank 1', 'ranks 1, 2', 'ranks 0, 1, 2, 3, 4, 5, 6, 7, and 32 more')
     """
-    digest = call_digest(args, kwargs, *more)
-    rows = gathered(digest + (ready + 1).to_bytes(2, "little") + bytes([due]))
-    size = len(digest)
-    if different := others(row[:size] for row in rows):
-        raise IrcError(
-            "input-mismatch",
-            f"{_named(different)} given other inputs than rank 0",
-            because="each rank is given the whole batch, and takes its part of it",
-            help="give every rank the same tensors: no DistributedSampler, one seed",
-        )
-    if different := others(row[size : size + 2] for row in rows):
-        raise IrcError(
-            "input-mismatch",
-            f"{_named(different)} in another state than rank 0: only some have to compile",
-            because="a training flag, an attribute or a weight of the module is another there",
-            help="change the module in the same way on every rank",
-        )
-    return any(row[-1] for row in rows)
+    shown = ", ".join(map(str, ranks[:8]))
+    more = f", and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
 
 
 def agree_on_weights(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -140,16 +110,8 @@ def agree_on_weights(tensors: Mapping[str, torch.Tensor]) -> None:
         if different := others(gathered(digest)):
             raise IrcError(
                 "state-mismatch",
-                f"'{name}' has other values on {_ranks(different)} than on rank 0",
+                f"'{name}' has other values on {ranks_named(different)} than on rank 0",
                 because="each rank takes its part of the whole weights, which would be mixed",
                 help="set the same seed before the module is made, or load one checkpoint on every "
                 "rank",
             )
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"{_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"

@@ -8,7 +8,7 @@ buffers that the plan has for them: packed before, unpacked after the wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 from weakref import ref
 
@@ -69,10 +69,14 @@ class TorchCommunicator:
     which lets go of them when the processes part: a reference of a compiled function's own would
     keep a group's threads, and one that wants the interpreter when it has ended aborts the process
     (pytorch issue 190489).
+
+    Attributes:
+        groups: by axis, the group of this rank and its size.
+        before: what has to end before the next collective begins, once: a comparison under way.
     """
 
     groups: Mapping[str, tuple[Callable[[], Any], int]]
-    counts: dict[str, int] = field(default_factory=dict[str, int])
+    before: Callable[[], object] | None = None
 
     @staticmethod
     def of_parts(
@@ -122,10 +126,22 @@ class TorchCommunicator:
 
     def start(self, action: Start, operands: Operands) -> Finish:
         """Pack if needed, start, and return what waits and unpacks."""
+        if self.before is not None:
+            self.end_before()
         group, size = self.groups[action.attrs["axis"]]
         if size == 1:
             return NoPeers().start(action, operands)
         return STARTS[action.op](group(), size, action.attrs, operands)
+
+    def end_before(self) -> None:
+        """Wait for what has to end before a collective begins.
+
+        Raises:
+            IrcError: what that ends with.
+        """
+        before, self.before = self.before, None
+        if before is not None:
+            before()
 
 
 def _all_reduce(group: Any, _size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:

@@ -445,7 +445,9 @@ class Executor:
 
                 return begin
             case Wait(start=started):
-                return lambda: pending.pop(started)()
+                # Nobody reads it but who asks what a rank waits in (irc.runtime.pending).
+                begun = self.plan.actions[started]
+                return lambda waited=begun: pending.pop(started)()
 
     def _library(self, action: Library, t: list[Any]) -> Run:
         plan, inputs, outputs = self.plan, action.inputs, action.outputs

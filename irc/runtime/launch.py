@@ -44,6 +44,7 @@ def run_plan(
     seed: int = 0,
     outputs: str | None = None,
     steps: int | None = None,
+    check_every: int = 0,
     sizes: Mapping[str, int] | None = None,
     worker: str = WORKER,
     trust: bool = False,
@@ -61,6 +62,7 @@ def run_plan(
         outputs: a ``.safetensors`` file for the outputs, by name; of a plan of training, for all
             parameters and states after the steps.
         steps: how many a plan of training makes.
+        check_every: after so many of them, ranks compare what several hold copies of; 0: never.
         sizes: numbers for open sizes of the plan, by name; of random inputs.
         worker: the module that each process runs.
         trust: run the plan's code as it is, whoever made it.
@@ -82,8 +84,8 @@ def run_plan(
         from irc.frontends.torch.named import import_all
         from irc.runtime.host_run import run_host
 
-        if steps is not None:
-            raise _no_training()
+        if steps is not None or check_every:
+            raise _no_training(steps)
         check_world(Mesh.parse(""), 1 if nproc is None else nproc)
         import_all(imports)
         return run_host(
@@ -96,7 +98,7 @@ def run_plan(
             trust=trust,
             verify=verify,
         )
-    mesh = _checked_mesh(plan, steps, sizes)
+    mesh = _checked_mesh(plan, steps, check_every, sizes)
     ranks = mesh.num_ranks
     check_world(mesh, ranks if nproc is None else nproc)
     words = [str(Path(plan).absolute()), f"--seed={seed}"]
@@ -106,6 +108,7 @@ def run_plan(
     words += [f"--import={Path(n).absolute() if n.endswith('.py') else n}" for n in imports]
     words += [f"--size={name}={number}" for name, number in (sizes or {}).items()]
     words += [f"--steps={steps}"] if steps is not None else []
+    words += [f"--check={check_every}"] if check_every else []
     words += [f"--inputs={Path(inputs).absolute()}"] if inputs is not None else []
     words += [f"--save={Path(outputs).absolute()}"] if outputs is not None else []
     if ranks == 1 and worker == WORKER:
@@ -114,7 +117,9 @@ def run_plan(
         return _run_processes(words, ranks, Path(folder), worker)
 
 
-def _checked_mesh(plan: str | Path, steps: int | None, sizes: Mapping[str, int] | None) -> Mesh:
+def _checked_mesh(
+    plan: str | Path, steps: int | None, check_every: int, sizes: Mapping[str, int] | None
+) -> Mesh:
     """Return the mesh of a plan; options that are none of it are refused before ranks start."""
     if is_parts(plan):
         parts = load_parts(plan)
@@ -124,17 +129,18 @@ def _checked_mesh(plan: str | Path, steps: int | None, sizes: Mapping[str, int] 
         loaded = load_plan(plan)
         mesh, trains = loaded.plan.device_mesh, recipe_of_plan(loaded) is not None
         is_open = loaded.sized is not None
-    if steps is not None and not trains:
-        raise _no_training()
+    if (steps is not None or check_every) and not trains:
+        raise _no_training(steps)
     if sizes and not is_open:
         raise IrcError("size-unknown", "all sizes of the plan are fixed", help="leave out --size")
     return mesh
 
 
-def _no_training() -> IrcError:
+def _no_training(steps: int | None) -> IrcError:
+    option = "--check" if steps is None else "--steps"
     return IrcError(
         "option-value",
-        "--steps is of plans of training, and this plan is of a call",
+        f"{option} is of plans of training, and this plan is of a call",
         help="leave it out, or compile with --train",
     )
 

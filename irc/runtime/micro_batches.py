@@ -43,6 +43,8 @@ class MicroBatches:
         readers: the functions that read them, of the micro-batches of each size.
         cut: names of the inputs that are cut along their first dim; each gets the others whole.
         sizes: how many micro-batches have each size, the larger first.
+        divided: names of the inputs of which each rank is given its own part of the samples.
+        gather: returns all parts of such an input, for functions that are on no mesh.
     """
 
     def __init__(
@@ -50,8 +52,11 @@ class MicroBatches:
         readers: Sequence[Sequence[Executor]],
         cut: Collection[str],
         sizes: Sequence[int],
+        divided: Collection[str] = (),
+        gather: Callable[[torch.Tensor], list[torch.Tensor]] | None = None,
     ) -> None:
         self._cut, self._count = cut, sum(sizes)
+        self._divided, self._gather = divided, gather
         self._rest = sizes[0] % self._count
         self._readers: list[tuple[slice, dict[Key, Executor]]] = []
         first = 0
@@ -72,10 +77,16 @@ class MicroBatches:
         Raises:
             IrcError: ``input-mismatch``.
         """
+        parts_of: dict[str, list[torch.Tensor]] = {}
         for numbers, readers in self._readers:
             for key, executor in readers.items():
                 name, whole = key[0], inputs[key[0]]
                 each = self._each(name, whole, numbers)
+                if self._gather and name in self._divided and not executor.plan.device_mesh.axes:
+                    if name not in parts_of:
+                        parts_of[name] = self._gather(whole)
+                    every = [self._each(name, part, numbers) for part in parts_of[name]]
+                    each = [torch.cat(parts) for parts in zip(*every, strict=True)]
                 parts = [executor.part_of(name, each[0])]
                 if name not in self._cut:
                     parts *= numbers.stop - numbers.start

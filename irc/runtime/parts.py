@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from irc.dialects.placement import Mesh, Placement
+from irc.dialects.placement import Mesh, Placement, Split
 from irc.errors import IrcError
 from irc.plan.schema import Plan, placement_of
 from irc.plan.weights import local_slices
@@ -23,6 +23,7 @@ from irc.runtime.dtypes import dtypes
 from irc.runtime.executors import memory_of
 from irc.runtime.held import device_mesh, dtensor
 from irc.runtime.moving import move, to_first
+from irc.runtime.replicas import Copies
 from irc.runtime.weights import STARTED
 from irc.sharding.between import Side
 from irc.sharding.dtensor import is_exact
@@ -118,6 +119,23 @@ class Parts:
     def holds(self, name: str) -> bool:
         """Return whether this rank has some of a tensor."""
         return name in self.local
+
+    def copies(self) -> list[Copies]:
+        """Return of each tensor which ranks hold copies of one part, the same on every rank."""
+        return [
+            Copies(name, self.local.get(name), self._slices_by_rank(name))
+            for name in self._placed
+            if self.roles[name] not in ("accumulator", "constant")
+        ]
+
+    def _slices_by_rank(self, name: str) -> list[object]:
+        """Return which slice of a tensor each rank of the run holds; None for nothing."""
+        return [self._slice_number(name, rank) for rank in range(self.mesh.num_ranks)]
+
+    def _slice_number(self, name: str, rank: int) -> object:
+        """Return what tells the slice of a rank of the mesh from those of others."""
+        placement, place = self._placed[name][0], self.mesh.coordinates(rank)
+        return tuple(place[axis] for axis, p in placement.axes if isinstance(p, Split))
 
     def pieces(self, name: str) -> dict[str, tuple[slice, ...]]:
         """Return what this rank has of a whole tensor: the names of parts, and where they lie."""

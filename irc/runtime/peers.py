@@ -3,7 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeAlias
 from weakref import ref
 
@@ -37,6 +37,10 @@ class Peers(Protocol):
 
     def add(self, tensor: torch.Tensor, places: Places) -> None:
         """Add a tensor up over the ranks at some places that have the same slice, in place."""
+        ...
+
+    def gather(self, own: torch.Tensor, axes: Sequence[str]) -> list[torch.Tensor]:
+        """Return what the ranks of a part have along some axes, this rank's among them."""
         ...
 
     def loss(self, own: torch.Tensor) -> torch.Tensor:
@@ -77,6 +81,18 @@ class TorchPeers:
         """Add up with an all-reduce."""
         if (group := self._groups.get(places)) is not None:
             dist.all_reduce(tensor, group=group())
+
+    def gather(self, own: torch.Tensor, axes: Sequence[str]) -> list[torch.Tensor]:
+        """Gather along one axis after the other, the last one first."""
+        found = own.contiguous().reshape(1, -1).view(torch.uint8)  # gloo knows few dtypes
+        communicator: Any = self._communicator
+        for axis in reversed(axes):
+            group, size = communicator.groups[axis]
+            if size > 1:
+                rows = [torch.empty_like(found) for _ in range(size)]
+                dist.all_gather(rows, found, group=group())
+                found = torch.cat(rows)
+        return [row.view(own.dtype).view(own.shape) for row in found]
 
     def loss(self, own: torch.Tensor) -> torch.Tensor:
         """Return the loss; ranks that do not compute it receive it."""

@@ -9,7 +9,7 @@ while other functions run. Nothing is decided at run time: the tape of a rank
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -49,12 +49,22 @@ class PipelineExecutor:
         parts: this rank's weights, states and accumulators, by name.
         rank: of this process; every process of the run makes one, at the same time.
         peers: how it talks to the other ranks; by default through torch.distributed.
+        divided: names of the inputs of which each rank is given its own part of the samples.
+        axes: of the mesh, over which these are divided.
     """
 
     def __init__(
-        self, plan: PartsPlan, parts: Parts, rank: int, peers: Peers | None = None
+        self,
+        plan: PartsPlan,
+        parts: Parts,
+        rank: int,
+        peers: Peers | None = None,
+        *,
+        divided: Collection[str] = (),
+        axes: Sequence[str] = (),
     ) -> None:
         self.plan, self.rank, self._held = plan, rank, parts
+        self._divided, self._axes = divided, axes
         self._device = memory_of(plan.backend)
         with self._scope():
             self._prepare(peers)
@@ -95,7 +105,13 @@ class PipelineExecutor:
             self._sizes = [larger, count - larger]
         kinds = (READERS, SMALLER_READERS)[: len(self._sizes)]
         readers = [[e for (_, k), e in self._functions.items() if k in own] for own in kinds]
-        self._inputs = MicroBatches(readers, plan.facts.cut, self._sizes)
+        self._inputs = MicroBatches(
+            readers,
+            plan.facts.cut,
+            self._sizes,
+            self._divided,
+            lambda part: self._peers.gather(part, self._axes),
+        )
         sums = {part: self._batch_sums(part) for part in dict.fromkeys(self._stages.values())}
         self._batch = {part: own for part, own in sums.items() if own is not None}
         self._losses = torch.zeros(count, dtype=self._loss_dtype())
@@ -126,7 +142,8 @@ class PipelineExecutor:
         """Run one step and return its loss, the mean of those of the micro-batches.
 
         Args:
-            inputs: of the whole batch, in the order of the plan, the same on every rank.
+            inputs: of the whole batch, in the order of the plan, the same on every rank, but for
+                those of which each is given its own part.
             lr: the learning rate.
             seed: of this step's random numbers.
 

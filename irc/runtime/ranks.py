@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from irc.dialects.placement import Mesh, Placement
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Plan, placement_of
-from irc.runtime.agreement import agree_on_call, agree_on_weights, is_checked
+from irc.runtime.agreement import agree_on_weights, is_checked
+from irc.runtime.call_agreement import Call, compare_call
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
@@ -78,21 +78,30 @@ class Ranks:
         for name, (whole, _) in self.wholes.items():
             self.wholes[name] = whole, version_of(whole)
 
-    def agree(self, args: Sequence[Any], kwargs: Mapping[str, Any], ready: int) -> None:
+    def agree(self, call: Call, ready: int, *, goes_on: bool = False) -> None:
         """Compare a call between ranks, and parameters that were written to; all call it.
 
         Args:
-            args: of the call.
-            kwargs: of the call.
+            call: what this rank calls.
             ready: which compiled version this rank has for the call, -1 for none.
+            goes_on: the call may go on meanwhile, as far as its first collective.
 
         Raises:
             IrcError: ``input-mismatch``, ``state-mismatch``.
         """
         if ready >= 0 and not is_checked():
             return
-        if agree_on_call(args, kwargs, ready=ready, due=self.are_written()):
-            self.compare()
+        self.communicator.end_before()
+        finish = compare_call(call, ready=ready, due=self.are_written())
+
+        def end() -> None:
+            if finish():
+                self.compare()
+
+        if goes_on:
+            self.communicator.before = end
+        else:
+            end()
 
     def executor(
         self,
@@ -102,6 +111,7 @@ class Ranks:
         *,
         load: LoadSegments = load_segments,
         parts: Mapping[str, torch.Tensor] | None = None,
+        fed: Callable[[LoadedPlan], LoadedPlan] | None = None,
     ) -> Executor:
         """Compile on rank 0, send the plan to all, and return what runs it on this rank.
 
@@ -111,6 +121,7 @@ class Ranks:
             own: of what this rank would compile (:func:`irc.runtime.same_program.marks_of`).
             load: compiles the kernels.
             parts: what this rank holds of some already; these have no whole that would count.
+            fed: changes the plan so that it takes of inputs what a rank is given.
         """
         loaded = shared_plan(make, self.rank, own)
         plan = loaded.plan
@@ -123,7 +134,7 @@ class Ranks:
             if plan.buffers[index].role == "parameter":
                 self.wholes[name] = tensors[name], version_of(tensors[name])
         return executor_of(
-            loaded,
+            loaded if fed is None else fed(loaded),
             slice_weights(plan, tensors, self.rank, parts),
             rank=self.rank,
             communicator=self.communicator,

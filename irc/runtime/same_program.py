@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.text import dump
 from irc.errors import IrcError
-from irc.runtime.agreement import gathered
+from irc.runtime.agreement import gathered, ranks_named
 
 LOCATION = re.compile(r'loc = "(?:[^"\\]|\\.)*"')
 """Hosts may have the same files in other places."""
@@ -58,22 +58,11 @@ def agree_on_program(own: Marks) -> None:
         part = slice(place * size, (place + 1) * size)
         others = [rank for rank, row in enumerate(found) if row[part] != usual[part]]
         if others:
-            notes.append(f"{name} of {named(others)} is not that of the others")
+            notes.append(f"{name} of {ranks_named(others)} is not that of the others")
     different = [rank for rank, row in enumerate(found) if row != usual]
     raise IrcError(
         "ranks-differ",
-        f"{named(different)} would compile another program than rank {found.index(usual)}",
+        f"{ranks_named(different)} would compile another program than rank {found.index(usual)}",
         because=notes,
         help="build the same model, with the same options, on every rank",
     )
-
-
-def named(ranks: list[int]) -> str:
-    """Name ranks, not too many.
-
-    >>> named([1]), named([1, 2]), named(list(range(40)))
-    ('rank 1', 'ranks 1, 2', 'ranks 0, 1, 2, 3, 4, 5, 6, 7, and 32 more')
-    """
-    shown = ", ".join(map(str, ranks[:8]))
-    more = f", and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"

@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from irc.dialects.placement import Mesh, Placement
+from irc.dialects.placement import Mesh, Placement, Split
 from irc.frontends.torch.faces import face
 from irc.plan.weights import local_slices
 from irc.runtime.held import dtensor, is_held, part_of, placement_of
+from irc.runtime.replicas import Copies
 
 
 class ShardedParameters:
@@ -68,6 +69,20 @@ class ShardedParameters:
     def parts(self) -> dict[str, torch.Tensor]:
         """Return this rank's part of each parameter that has its place."""
         return {n: part_of(p).detach() for n, p in self.by_name.items() if n not in self._open}
+
+    def copies(self) -> list[Copies]:
+        """Return of each parameter which ranks hold copies of one part."""
+        whole = Placement.replicated(self._mesh.names)
+        return [
+            Copies(name, part_of(p).detach(), self._slices(self.placements.get(name, whole)))
+            for name, p in self.by_name.items()
+        ]
+
+    def _slices(self, placement: Placement) -> list[object]:
+        """Return for each rank what tells the slice that it holds from others."""
+        split = [axis for axis, placed in placement.axes if isinstance(placed, Split)]
+        places = map(self._mesh.coordinates, range(self._mesh.num_ranks))
+        return [tuple(place[axis] for axis in split) for place in places]
 
     def count_writes(self) -> None:
         """Count a write to a part where torch counted one to the parameter.

@@ -39,7 +39,7 @@ class SpreadParts(Parts):
         self._whole_mesh = plan.mesh
         self.ranks: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, torch.dtype] = {}
-        self._places = _places(plan)
+        self._places, self._ranks_by_place = _places(plan), plan.ranks
         self._sliced = plan.sliced
         for part in plan.parts:
             for loaded in part.values():
@@ -81,6 +81,14 @@ class SpreadParts(Parts):
         for part in plan.parts_at(self.place).values():
             for loaded in plan.parts[part].values():
                 self.adopt(loaded.plan, wholes, later)
+
+    def _slices_by_rank(self, name: str) -> list[object]:
+        """Return which slice of a tensor each rank of the run holds; None for nothing."""
+        found: list[object] = [None] * self.world
+        for place in self._places.get(name, ()):
+            for number, rank in enumerate(self._ranks_by_place[place]):
+                found[rank] = self._slice_number(name, number)
+        return found
 
     def placement_and_shape(self, name: str) -> tuple[Placement, tuple[int, ...]]:
         """Return how a tensor lies on the mesh of its stage, and its whole shape."""

@@ -30,6 +30,7 @@ from irc.runtime.inputs import InputSpec, given_inputs, specs_of, specs_of_parts
 from irc.runtime.parts import Parts
 from irc.runtime.pipeline import SEED, PipelineExecutor
 from irc.runtime.processes import gather_seconds
+from irc.runtime.replicas import check_copies
 from irc.runtime.report import RunReport, TrainingReport
 from irc.runtime.segments import LoadSegments
 from irc.runtime.spread_parts import SpreadParts
@@ -155,7 +156,7 @@ def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | Non
         given_inputs(own.specs, args.inputs, args.seed + step, own.bytes["arena"])
         for step in range(args.steps)
     ]
-    losses = torch.stack([own.run(batch, step) for step, batch in enumerate(batches)])
+    losses = torch.stack([_stepped(args, own, batch, n) for n, batch in enumerate(batches)])
     wholes = {name: own.parts.whole(name, everywhere=False) for name in own.parts.names}
     seconds = _timed(own, batches[-1])
     held = {**own.bytes, "resident": _resident_bytes()}
@@ -181,6 +182,16 @@ def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | Non
         own.cluster,
         training,
     )
+
+
+def _stepped(
+    args: argparse.Namespace, own: _Rank, batch: Sequence[torch.Tensor], number: int
+) -> torch.Tensor:
+    """Make a step; compare copies where that is asked for."""
+    loss = own.run(batch, number)
+    if args.check and (number + 1) % args.check == 0 and dist.is_initialized():
+        check_copies(own.parts.copies(), f"after step {number + 1}")
+    return loss
 
 
 def _timed(own: _Rank, batch: Sequence[torch.Tensor]) -> float:

@@ -78,6 +78,7 @@ class TrainingState:
         self._first = canonical_names(module)
         self._pending = {SEED: torch.tensor(seed, dtype=torch.int64)}
         self.step = 0
+        self._shown: list[tuple[dict[str, Any], str, Any]] = []
         initial = InitialStart(module, self._first, seed, init)
         self.starts: list[Start] = [initial] if initial.names else []
 
@@ -153,6 +154,33 @@ class TrainingState:
         self.trained = list(plan.trained)
         if not is_alone:
             release(self._module, self._first, parts.roles)
+
+    def show(self) -> None:
+        """Let the module hold its values, whole, until :meth:`hide`; every rank calls it."""
+        if self._shown or not self.parts.local:
+            return
+        own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        wholes = {name: self.parts.whole(name) for name in self.parts.names if name in own}
+        made: dict[str, nn.Parameter] = {}
+        for path, child in self._module.named_modules():
+            for key, value in child._parameters.items():
+                name = self._first.get(f"{path}.{key}" if path else key, "")
+                if value is None or not value.is_meta or (whole := wholes.get(name)) is None:
+                    continue
+                if name not in made:
+                    made[name] = nn.Parameter(whole, requires_grad=value.requires_grad)
+                self._shown.append((child._parameters, key, value))
+                child._parameters[key] = made[name]
+        with torch.no_grad():
+            for name, whole in wholes.items():
+                if whole is not None and name not in made and not own[name].is_meta:
+                    own[name].copy_(whole)
+
+    def hide(self) -> None:
+        """Put parameters that the module was shown back on the meta device."""
+        for slots, key, value in self._shown:
+            slots[key] = value
+        self._shown.clear()
 
     def _held(self) -> set[str]:
         return {name for start in self.starts for name in start.names if self.parts.holds(name)}

@@ -4,11 +4,14 @@ A collective waits for a rank that does not come: for half an hour, since ranks 
 the one that compiles. So each rank has a thread that looks, once a second, at the processes of the
 other ranks on its machine (Linux says which are stopped), and the first rank of each machine leaves
 a sign of life in the run's store, where those of other machines look for it. What one sees, it
-writes into the store, and all ranks end with ``rank-lost``. A rank that computes for long is no
-lost one.
+writes into the store, and all ranks end with ``rank-lost``, each with the collective that it waits
+in. A rank that computes for long is no lost one.
 
-``IRC_RANK_TIMEOUT`` says how many seconds a rank may be stopped (15; 0: for ever); another machine
-may be silent for eight times as long.
+Ranks that call different things wait for each other, too: one that has waited for long says so in
+the store, and where all have, in different calls, all end with ``ranks-diverged``.
+
+``IRC_RANK_TIMEOUT`` says how many seconds a rank may be stopped, or all may wait in different calls
+(15; 0: for ever); another machine may be silent for eight times as long.
 """
 
 # pyright: basic
@@ -23,7 +26,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -32,6 +35,7 @@ import torch.distributed as dist
 from irc.cluster import process
 from irc.cluster.process import ENDED, STOPPED
 from irc.errors import IrcError
+from irc.runtime.pending import Looks, Pending, own_pending, pending_in
 
 TIMEOUT_VARIABLE = "IRC_RANK_TIMEOUT"
 TIMEOUT_S = 15.0
@@ -41,6 +45,9 @@ INTERVAL_S = 1.0
 BEAT_S = 5.0
 PREFIX = "irc/watch"
 LOST = f"{PREFIX}/lost"
+STUCK = f"{PREFIX}/stuck"
+
+DIVERGED = "diverged: "
 
 Tell = Callable[[IrcError], None]
 
@@ -122,6 +129,8 @@ class Watch:
         self._stopped_since: dict[int, float] = {}
         self._heard: dict[int, tuple[bytes, float]] = {}
         self._places: list[dict[str, Any]] = []
+        self._looks = Looks()
+        self._is_stuck = False
 
     @property
     def is_alive(self) -> bool:
@@ -151,6 +160,17 @@ class Watch:
                 found.append(described(rank, self._places[rank], state))
         return found
 
+    def first_cause(self, pending: Pending) -> IrcError | None:
+        """Return what one rank has said of the end of the run, if any has.
+
+        Args:
+            pending: what this rank was in.
+        """
+        with contextlib.suppress(RuntimeError, ValueError):
+            if self._store.check([LOST]):
+                return cause(self._store.get(LOST).decode("utf-8", "replace"), pending)
+        return None
+
     def _run(self) -> None:
         beat = 0.0
         # The store ends with the rank that keeps it, whose end the others see in their collectives.
@@ -161,6 +181,7 @@ class Watch:
                 if not self._places and not self._meet():
                     continue
                 self._look_here()
+                self._look_at_itself()
                 now = time.monotonic()
                 if now >= beat and self._rank in self._leaders():
                     beat = now + BEAT_S
@@ -213,6 +234,27 @@ class Watch:
                     f"rank {rank} on {host} has been silent for {now - known[1]:.0f} s", None
                 )
 
+    def _look_at_itself(self) -> None:
+        """Say where this rank has waited for long, and end where all have, in different calls."""
+        is_stuck = self._looks.waited_s() > self._limit_s
+        if is_stuck or self._is_stuck:
+            here = own_pending() if is_stuck else None
+            said = "" if here is None else json.dumps([here.call, f"{here}"])
+            self._store.set(f"{STUCK}/{self._rank}", said)
+            self._is_stuck = bool(said)
+        keys = [f"{STUCK}/{rank}" for rank in range(self._world)]
+        if not self._is_stuck or not self._store.check(keys):
+            return
+        texts = [text.decode("utf-8", "replace") for text in self._store.multi_get(keys)]
+        if not all(texts):
+            return
+        calls: dict[str, list[int]] = {}
+        for rank, text in enumerate(texts):
+            calls.setdefault(json.loads(text)[0], []).append(rank)
+        if len(calls) > 1:
+            waits = [f"{_ranks(own)}: {json.loads(texts[own[0]])[1]}" for own in calls.values()]
+            self._lose(f"{DIVERGED}{json.dumps(waits)}", None)
+
     def _is_done(self, rank: int) -> bool:
         return bool(self._store.check([f"{PREFIX}/done/{rank}"]))
 
@@ -222,12 +264,14 @@ class Watch:
             # A stopped process would keep its launcher waiting: it takes no other signal.
             with contextlib.suppress(OSError):
                 os.kill(place["pid"], signal.SIGKILL)
+        # The others look once a second, and are to say the same.
+        time.sleep(1.5 * INTERVAL_S)
         self._end(what)
 
     def _end(self, what: str) -> NoReturn:
         if self._ended.is_set():
             sys.exit()
-        error = lost(what)
+        error = cause(what, own_pending())
         # The main thread is inside a collective, where no exception reaches it.
         try:
             _tell(error)
@@ -236,14 +280,50 @@ class Watch:
             os._exit(error.exit_code)
 
 
-def lost(what: str) -> IrcError:
-    """Return the error for a rank that does not answer."""
+def cause(what: str, pending: Pending | None) -> IrcError:
+    """Return the error for what a rank has written into the store.
+
+    Args:
+        what: it has written.
+        pending: what this rank is in.
+    """
+    if what.startswith(DIVERGED):
+        return diverged(json.loads(what.removeprefix(DIVERGED)))
+    return lost(what, pending)
+
+
+def lost(what: str, pending: Pending | None = None) -> IrcError:
+    """Return the error for a rank that does not answer.
+
+    Args:
+        what: became of it.
+        pending: what this rank is in.
+    """
+    waits = [f"this rank waits in {pending}"] if pending is not None and f"{pending}" else []
     return IrcError(
         "rank-lost",
         what,
-        because="the other ranks wait for it, and would for ever",
+        because=[*waits, "the other ranks wait for it, and would for ever"],
         help=f"see what became of it; {TIMEOUT_VARIABLE}=N waits N seconds for a stopped one",
     )
+
+
+def diverged(waits: Sequence[str]) -> IrcError:
+    """Return the error for ranks that wait for each other in different calls.
+
+    Args:
+        waits: what ranks wait in, by rank.
+    """
+    return IrcError(
+        "ranks-diverged",
+        "the ranks call different things, and wait for each other",
+        because=waits,
+        help="call what works together on every rank: not under `if rank == 0`, and as often",
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def own_place() -> dict[str, Any]:
@@ -277,11 +357,17 @@ def naming_lost_ranks() -> Generator[None]:
         if not is_of_connection(error):
             raise
         time.sleep(0.2)  # the end of a process is seen later than that of its connections
+        here = pending_in(error)
+        if _watch is not None and (first := _watch.first_cause(here)) is not None:
+            raise first from error
         gone = [] if _watch is None else _watch.gone()
         raise IrcError(
             "rank-lost",
             "; ".join(gone) or "a rank of the run is gone, or does not answer",
-            because=str(error).partition("\n")[0][:300],
+            because=[
+                *([f"this rank waited in {here}"] if f"{here}" else []),
+                str(error).partition("\n")[0][:300],
+            ],
             help="its own output says why it ended; killed without a word, it lacked memory",
         ) from error
 

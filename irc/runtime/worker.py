@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--import", metavar="FILE.py|MODULE", dest="imports", action="append",
                       default=[], help="import it before")  # fmt: skip
     made.add_argument("--steps", type=int, default=STEPS, help="of a plan of training")
+    made.add_argument("--check", type=int, default=0, help="compare copies every so many steps")
     return made
 
 

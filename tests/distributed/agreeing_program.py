@@ -117,6 +117,72 @@ def forward(mesh: str) -> list[str]:
     return found
 
 
+class Regression(nn.Module):
+    """Two layers and their loss, for a loop of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss."""
+        return F.mse_loss(self.net(x), y)
+
+
+def seventh(mesh: str) -> list[str]:
+    """Other batches in step 7, in both ways of training: named, and nothing has moved.
+
+    What differs on ranks 1, 3, ..: the last element, the labels alone, the shape, the dtype. A NaN
+    that every rank is given is no difference.
+    """
+    found: list[str] = []
+    x, y = batch()
+    last, label = x.clone(), y.clone()
+    last[-1, -1] += 1e-6
+    label[0, 0] = -label[0, 0]
+    cases = {
+        "last": (last, y),
+        "label": (x, label),
+        "shape": batch(4),
+        "dtype": (x, y.double()),
+    }
+    step = irc.compile_step(net(), loss=F.mse_loss, mesh=mesh)
+    model = irc.compile(Regression(), mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def own_step(x: Tensor, y: Tensor) -> Tensor:
+        loss: Tensor = model(x, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    def values(way: str) -> dict[str, Tensor]:
+        if way == "step":
+            return step.state_dict()["model"]
+        return {n: p.detach().clone() for n, p in irc.whole(model).named_parameters()}
+
+    ways: dict[str, Callable[..., Tensor]] = {"step": step, "loop": own_step}
+    for way, run in ways.items():
+        for _ in range(6):
+            run(x, y)
+        before = values(way)
+        for name, other in cases.items():
+            try:
+                run(*(other if RANK % 2 else (x, y)))
+                found.append(f"{way} {name}: nothing said")
+            except IrcError as error:
+                found.append(f"{way} {name}: {error.message}; {error.because[0]}")
+            optimizer.zero_grad()
+        after = values(way)
+        assert all(torch.equal(before[n], after[n]) for n in before), way
+        assert bool(run(x, y).isfinite())
+        x_nan = x.clone()
+        x_nan[0] = float("nan")
+        assert bool(run(x_nan, y).isnan())
+    return found
+
+
 @torch.no_grad()
 def after_a_step(mesh: str) -> list[str]:
     """The parameters are in parts, the module's on meta: its forward pass needs them back."""
@@ -143,7 +209,7 @@ def entries(mesh: str) -> list[str]:
 
 CASES: dict[str, Callable[[str], list[str]]] = {
     function.__name__: function
-    for function in (batches, unchecked, weights, forward, after_a_step, entries)
+    for function in (batches, unchecked, weights, forward, seventh, after_a_step, entries)
 }
 
 if __name__ == "__main__":

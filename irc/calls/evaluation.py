@@ -1,0 +1,92 @@
+"""Calling a module whose parameters the ranks of a training step hold in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from irc.calls.compiled import MAX_VERSIONS, TRACING
+from irc.calls.constants import name_constants
+from irc.calls.version import Version
+from irc.constraints.pins import pin
+from irc.errors import IrcError
+from irc.frontends.torch.capture import capture
+from irc.frontends.torch.guards import Guards
+from irc.frontends.torch.in_place import in_place
+from irc.frontends.torch.structure import argument_names
+from irc.pipeline import Options, make_plan
+from irc.runtime.call_agreement import Call
+from irc.runtime.parts import Parts
+from irc.runtime.ranks import WEIGHTS, Ranks
+from irc.runtime.same_program import marks_of
+from irc.runtime.training_state import shaped
+
+
+class Evaluation:
+    """The forward pass of a module in evaluation mode, on the parts that ranks hold.
+
+    Args:
+        module: on the meta device, what of it ranks hold.
+        options: of the pipeline, with a mesh.
+        parts: returns what this rank holds.
+    """
+
+    def __init__(self, module: nn.Module, options: Options, parts: Callable[[], Parts]) -> None:
+        self._module, self._options, self._parts = module, options, parts
+        self._ranks = Ranks.of(options.mesh)
+        self._versions: list[Version] = []
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call, the same on every rank; results are whole on each."""
+        version = next((v for v in self._versions if v.mismatch(args, kwargs) is None), None)
+        ready = -1 if version is None else self._versions.index(version)
+        self._ranks.agree(
+            Call("an evaluation", args, kwargs, names=self._names(args, kwargs)), ready
+        )
+        if version is None:
+            if len(self._versions) == MAX_VERSIONS:
+                raise IrcError(
+                    "input-mismatch",
+                    f"this would be version {MAX_VERSIONS + 1} of one module on a mesh",
+                    help="pad batches to a few sizes",
+                )
+            version = self._add(args, kwargs)
+            self._versions.append(version)
+        return version(args, kwargs)
+
+    def _names(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], list[str]]:
+        return lambda: argument_names(self._module.forward, args, dict(sorted(kwargs.items())))
+
+    def _add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
+        parts, module = self._parts(), self._module
+        with TRACING, shaped(module):
+            captured = in_place(capture(module, args, dict(kwargs), hooks=False))
+        name_constants(captured.program)
+        program = captured.program
+        held = [n for n in program.tensors if n in parts.local and parts.roles[n] in WEIGHTS]
+        placed = parts.placements()
+        pin(program.module, {name: placed[name] for name in held})
+        executor = self._ranks.executor(
+            lambda: make_plan(program, self._options),
+            program.tensors,
+            marks_of(program.module, self._options),
+            parts={name: parts.local[name] for name in held},
+        )
+        guards = Guards.of(module, args, dict(kwargs))
+        return Version(replace(captured, guards=guards), executor)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Generator[None]:
+    """Let a module be in evaluation mode, and each of its layers as it was afterwards."""
+    flags = [(layer, layer.training) for layer in module.modules()]
+    try:
+        module.eval()
+        yield
+    finally:
+        for layer, flag in flags:
+            layer.training = flag

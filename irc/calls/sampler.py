@@ -1,0 +1,189 @@
+"""Which samples of a data set each rank loads: a sampler for torch's ``DataLoader``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Sampler
+
+from irc.calls.feeding import Feeding
+from irc.calls.step import TrainingStep
+from irc.errors import IrcError
+
+KEYS = ("epoch", "position", "seed", "shuffle", "size")
+
+
+class DataSampler(Sampler[int]):
+    """Gives the numbers of the samples that this rank loads, in the order of an epoch.
+
+    Ranks that share samples are given the same numbers. Of the others each takes its turn: batches
+    of B samples on each of N parts are the batches of N B samples that one process would load. An
+    epoch gives every rank as many: of a last batch that is short each has its part, and
+    :attr:`left_out` samples, fewer than there are parts, are in no batch of that epoch.
+
+    Args:
+        feeding: says which part this rank is given.
+        size: of the data set.
+        shuffle: another order in each epoch; otherwise as they come.
+        seed: of the orders; the same on all ranks.
+        step: counts the samples that were trained on.
+    """
+
+    def __init__(
+        self,
+        feeding: Feeding,
+        size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        step: TrainingStep | None = None,
+    ) -> None:
+        self._feeding, self._size, self._shuffle, self._seed = feeding, size, shuffle, seed
+        self._step = step
+        self.epoch = 0
+        self._start = self._given = self._trained_before = 0
+        self._is_over = False
+
+    @property
+    def left_out(self) -> int:
+        """How many samples an epoch leaves out, so that every rank has as many."""
+        return self._size % self._feeding.count
+
+    def __len__(self) -> int:
+        """How many samples this rank loads in a whole epoch."""
+        return self._size // self._feeding.count
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch, or stay in it where a state was loaded that is in it."""
+        if epoch != self.epoch:
+            self.epoch, self._start, self._given, self._is_over = epoch, 0, 0, False
+
+    def __iter__(self) -> Iterator[int]:
+        """Give this rank's samples of the epoch; after a state was loaded, those that are left."""
+        feeding = self._feeding
+        if self._is_over:  # a further round of the same epoch
+            self._start = 0
+        self._given, self._is_over = 0, False
+        self._trained_before = self._trained()
+        order = self._order()[self._start :]
+        count = len(order) // feeding.count
+        for number in order[feeding.part :: feeding.count][:count]:
+            self._given += 1
+            yield number
+        self._is_over = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the run is, the same on every rank: it goes on on any mesh.
+
+        Samples count once a step was trained on them: what the workers of a loader have read ahead
+        is read again. In a loop of the user's own, where nothing says what was trained on, those
+        count that the loader asked for.
+        """
+        given = self._given * self._feeding.count
+        if self._step is not None:
+            given = min(given, self._trained() - self._trained_before)
+        return {
+            "epoch": self.epoch,
+            "position": self._start + given,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "size": self._size,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a run was; the next round gives what is left of the epoch.
+
+        Raises:
+            IrcError: ``state-mismatch`` for one of another data set.
+        """
+        lacking = [key for key in KEYS if key not in state]
+        if lacking or int(state["size"]) != self._size:
+            what = f"lacks '{lacking[0]}'" if lacking else f"is of {state['size']} samples"
+            raise IrcError(
+                "state-mismatch",
+                f"the state of a sampler {what}; the data set has {self._size}",
+                help="give the sampler that was saved the same data set",
+            )
+        self.epoch, self._start = int(state["epoch"]), int(state["position"])
+        self._seed, self._shuffle = int(state["seed"]), bool(state["shuffle"])
+        self._given, self._is_over = 0, False
+        self._trained_before = self._trained()
+
+    def _order(self) -> list[int]:
+        if not self._shuffle:
+            return list(range(self._size))
+        draw = torch.Generator().manual_seed(self._seed + self.epoch)
+        order: Any = torch.randperm(self._size, generator=draw)
+        return order.tolist()
+
+    def _trained(self) -> int:
+        return 0 if self._step is None else self._step.samples
+
+
+def data_sampler(
+    trained: TrainingStep | nn.Module,
+    dataset: Sized | int,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+) -> DataSampler:
+    """Return a sampler for a ``DataLoader``, which gives each rank the samples it is to be given.
+
+    ``batch_size`` of the loader is that of a rank. Where ranks are given the whole batch, each gets
+    all samples, in one order. A last batch that is short is shared by all ranks; the loader's
+    ``drop_last`` leaves it out::
+
+        step = irc.compile_step(model, loss=f, mesh="data=2,tensor=2", batch="local")
+        sampler = irc.data_sampler(step, dataset, seed=0)
+        loader = DataLoader(dataset, batch_size=8, sampler=sampler)  # 8 of the batch's 16
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            for x, y in loader:
+                step(x, y)
+            step.save(folder, more={"sampler": sampler})  # step.load goes on where it was
+
+    Args:
+        trained: what :func:`irc.compile_step` made, or a module that ``irc.compile`` made.
+        dataset: of which samples are taken, or how many there are.
+        shuffle: give them in another order in each epoch (``set_epoch``).
+        seed: of the orders; the same on all ranks.
+
+    Raises:
+        IrcError: ``input-mismatch`` for what irc did not make; ``option-value`` for a data set
+            without a length.
+    """
+    if isinstance(dataset, int):
+        size = dataset
+    elif hasattr(dataset, "__len__"):
+        size = len(dataset)
+    else:
+        raise IrcError(
+            "option-value",
+            f"{type(dataset).__name__} has no length, so its samples cannot be shared out",
+            help="give the number of samples, or share them out in the data set itself: "
+            "step.feeding() has `part` and `count`",
+        )
+    step = trained if isinstance(trained, TrainingStep) else None
+    return DataSampler(feeding_of_trained(trained), size, shuffle=shuffle, seed=seed, step=step)
+
+
+def feeding_of_trained(trained: object) -> Feeding:
+    """Return what ranks are given of a batch of something that is trained.
+
+    Raises:
+        IrcError: ``input-mismatch``.
+    """
+    if isinstance(trained, TrainingStep):
+        return trained.feeding()
+    feeding = getattr(trained, "feeding", None)
+    found = feeding() if callable(feeding) else None
+    if isinstance(found, Feeding):
+        return found
+    raise IrcError(
+        "input-mismatch",
+        f"{type(trained).__name__} was made neither by irc.compile_step nor by irc.compile with a "
+        "mesh",
+    )
