@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation
+from typing import TYPE_CHECKING
 
 from irc.dialects.builder import arguments, entry
-from irc.dialects.flow import ExternOp, tensor
-from irc.ops.derivatives_extern import VJP
+from irc.dialects.flow import tensor
 from irc.pipeline import run_passes
-from irc.plugin import builtin_pass
+from irc.pipeline.training import Training, check_vjp
 from irc.program import Program
 
 if TYPE_CHECKING:
@@ -89,44 +84,42 @@ def add_training(
 
     See :func:`training_program` for the arguments and errors.
     """
+    training = training_of(
+        program,
+        trainable=trainable,
+        frozen=frozen,
+        optimizer=optimizer,
+        loss=loss,
+        recompute=recompute,
+        stream=stream,
+    )
+    run_passes(program.module, training.passes)
+    check_vjp(program.module)
+
+
+def training_of(
+    program: Program,
+    *,
+    trainable: str | nn.Module = "*",
+    frozen: str = "",
+    optimizer: str | Mapping[str, object] | None = "adamw",
+    loss: str = "",
+    recompute: str = "none",
+    stream: bool = False,
+) -> Training:
+    """Return what makes a program one of training, as options of a pipeline take it.
+
+    See :func:`training_program` for the arguments.
+    """
     if not isinstance(trainable, str):
         named = trainable.named_parameters(remove_duplicate=False)
         still = [name for name, value in named if not value.requires_grad]
         frozen = ",".join([*filter(None, [frozen]), *(n for n in still if n in program.tensors)])
         trainable = "*"
-    options = {"loss": loss, "trainable": trainable, "frozen": frozen}
-    passes = [builtin_pass("canonicalize")()]
-    if stream:
-        passes.append(builtin_pass("stream-cross-entropy")())
-    passes.append(builtin_pass("differentiate")(**options))
-    again: dict[str, object] = {"policy": recompute}
-    passes.append(builtin_pass("recompute")(**again))
-    if optimizer is not None:
-        given = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
-        passes.append(builtin_pass("add-optimizer")(**given))
-    run_passes(program.module, passes)
-    check_vjp(program.module)
-
-
-def check_vjp(module: ModuleOp) -> None:
-    """Refuse ops of libraries whose derivative does not run; all at once.
-
-    Raises:
-        IrcError: ``not-differentiable``.
-    """
-    from irc.runtime import vjp
-
-    vjp.check([_call(op) for op in module.walk() if _is_vjp(op)])
-
-
-def _is_vjp(op: Operation) -> bool:
-    if not isinstance(op, ExternOp) or op.plain["target"] != VJP:
-        return False
-    # Without numbers for all sizes the first run has to tell.
-    return all(isinstance(d, int) for value in op.inputs for d in tensor(value).shape)
-
-
-def _call(op: Operation) -> tuple[Any, list[tuple[tuple[int, ...], str]]]:
-    assert isinstance(op, ExternOp)
-    kinds = [(tensor(value).static_shape(), tensor(value).dtype) for value in op.inputs]
-    return json.loads(op.plain["arguments"]), kinds
+    given = {"kind": optimizer} if isinstance(optimizer, str) else optimizer
+    return Training(
+        stream={} if stream else None,
+        differentiate={"loss": loss, "trainable": trainable, "frozen": frozen},
+        recompute=recompute,
+        optimizer=given,
+    )

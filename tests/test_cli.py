@@ -102,6 +102,16 @@ def test_explain_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Options:\n  " in page
 
 
+def test_passes_are_listed_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "passes"]) == 0
+    rows = [row.split() for row in capsys.readouterr().out.splitlines()]
+    numbered = [row for row in rows if row[1].isdecimal()]
+    assert [int(row[1]) for row in numbered] == [*range(1, len(numbered) + 1)]
+    assert numbered[0][:4] == ["canonicalize", "1", "flow", "model"]
+    assert [row[0] for row in numbered][-2:] == ["reuse-memory", "plan-memory"]
+    assert numbered[-1][2:4] == ["task", "function"]
+
+
 @pytest.mark.parametrize("kind", irc.commands.list.KINDS)
 def test_lists_say_something_of_each_name(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", kind]) == 0

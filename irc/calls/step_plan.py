@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +19,7 @@ from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.training import training_files
 from irc.program import Program
-from irc.train import add_training
+from irc.train import training_of
 from irc.training.recipe import Recipe
 
 Loss: TypeAlias = Callable[..., Any]
@@ -118,7 +119,7 @@ def training_plan(
         keep_ir: keep the text after every pass, and the model, which ``irc run`` trains eagerly.
     """
     forward = dump(program.module) if keep_ir else ""
-    add_training(
+    training = training_of(
         program,
         trainable=module,
         frozen=recipe.frozen,
@@ -128,7 +129,7 @@ def training_plan(
         stream=True,
     )
     extra = training_files(recipe, forward) if keep_ir else None
-    return make_plan(program, options, keep_ir=keep_ir, extra=extra)
+    return make_plan(program, replace(options, training=training), keep_ir=keep_ir, extra=extra)
 
 
 def check_device(module: nn.Module, *, planned: bool = False) -> None:

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one name a line, with a few words about it."""
-    rows = sorted(KINDS[args.kind]())
+    rows = [*KINDS[args.kind]()]
     width = max((len(name) for name, _ in rows), default=0)
     for name, words in rows:
         print(f"{name:{width}}  {words}".rstrip())
@@ -21,15 +21,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _passes() -> Iterable[tuple[str, str]]:
+    """The passes in the order in which they run, each with its number, level and scope.
+
+    One that stands in several places has a line for each; those of plug-ins come last.
+    """
     from irc.errors import IrcError
+    from irc.pipeline.order import ORDER
     from irc.plugin import builtin_pass, builtin_passes, plugin_passes
 
-    for name, package, _ in builtin_passes():
+    for number, row in enumerate(ORDER, 1):
         try:
-            words = _first_line(builtin_pass(name))
+            each = builtin_pass(row.name)
+            level, words = getattr(each, "level", "?"), _first_line(each)
         except IrcError as error:
-            words = f"({error.message})"
-        yield name, f"{words}  [{package}]"
+            level, words = "?", f"({error.message})"
+        when = f"  [{row.when}]" if row.when else ""
+        yield row.name, f"{number:2}  {level:8}  {row.scope:8}  {words}{when}"
     # What a plug-in says of itself would cost its import, which waits until it is named.
     own = {name for name, _, _ in builtin_passes()}
     for name, package, _ in plugin_passes():
@@ -40,7 +47,7 @@ def _passes() -> Iterable[tuple[str, str]]:
 def _errors() -> Iterable[tuple[str, str]]:
     from irc.error_pages import PAGES
 
-    return ((page.code, f"{page.title} (exit code {page.exit_code})") for page in PAGES)
+    return sorted((page.code, f"{page.title} (exit code {page.exit_code})") for page in PAGES)
 
 
 def _backends() -> Iterable[tuple[str, str]]:
@@ -48,7 +55,7 @@ def _backends() -> Iterable[tuple[str, str]]:
 
     from irc.backends import BUILTIN
 
-    yield from ((name, "[irc]") for name in BUILTIN)
+    yield from ((name, "[irc]") for name in sorted(BUILTIN))
     for entry in entry_points(group="irc.backends"):
         yield entry.name, f"[plug-in: {entry.dist.name if entry.dist else entry.value}]"
 
@@ -56,9 +63,8 @@ def _backends() -> Iterable[tuple[str, str]]:
 def _ops() -> Iterable[tuple[str, str]]:
     from irc.universe import DIALECTS, load_dialect
 
-    for dialect in DIALECTS:
-        for op in load_dialect(dialect).operations:
-            yield op.name, _first_line(op)
+    ops = (op for dialect in DIALECTS for op in load_dialect(dialect).operations)
+    return sorted((op.name, _first_line(op)) for op in ops)
 
 
 def _first_line(documented: object) -> str:

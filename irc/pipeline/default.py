@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from xdsl.passes import ModulePass
 
 from irc.cluster.load import THIS_HOST
@@ -17,8 +19,28 @@ from irc.plugin import builtin_pass, find_backend, parse_passes
 from irc.runtime.segments import DEVICE_BACKENDS, NATIVE_BACKENDS
 
 
+class Passes(NamedTuple):
+    """The list of passes, by what they run on (:mod:`irc.pipeline.order`).
+
+    Attributes:
+        training: make a step of the captured program; none where it is run as it is.
+        stage: on what is placed as one: a stage, or the whole program.
+        function: on what is run as one: a function of a stage, or the whole program.
+    """
+
+    training: list[ModulePass]
+    stage: list[ModulePass]
+    function: list[ModulePass]
+
+
 def default_pipeline(options: Options) -> list[ModulePass]:
-    """Return the passes from captured flow to ordered kernels, in order.
+    """Return all passes, from a captured program to one that a plan is written from, in order."""
+    parts = passes_by_part(options)
+    return [*parts.training, *parts.stage, *parts.function]
+
+
+def passes_by_part(options: Options) -> Passes:
+    """Return the passes from a captured program to one whose memory is decided, in order.
 
     Each line is one decision (ARCHITECTURE section 9); nothing after a line makes it again.
     """
@@ -80,20 +102,13 @@ def default_pipeline(options: Options) -> list[ModulePass]:
     if distributed:
         pipeline.append(("order", links))
     pipeline += [(name, {}) for name in MEMORY]
-    passes = [builtin_pass(name)(**given) for name, given in pipeline]
+    training = options.training.passes if options.training is not None else []
+    passes = [*training, *(builtin_pass(name)(**given) for name, given in pipeline)]
+    whole, each = passes[len(training)], next(p for p in passes if p.name == "lower-externs")
     insert_all(passes, [each for text in options.passes for each in parse_passes(text)])
-    return passes
-
-
-def split_pipeline(options: Options) -> tuple[list[ModulePass], list[ModulePass]]:
-    """Return the passes of :func:`default_pipeline` on a whole stage, and those on its functions.
-
-    A stage is placed as one program, so that its functions agree on what they share; kernels are
-    those of one function.
-    """
-    passes = default_pipeline(options)
-    place = next(i for i, each in enumerate(passes) if each.name == "lower-externs")
-    return passes[:place], passes[place:]
+    # Equal passes may stand in several places.
+    start, cut = (next(i for i, p in enumerate(passes) if p is own) for own in (whole, each))
+    return Passes(passes[:start], passes[start:cut], passes[cut:])
 
 
 def _target(options: Options) -> str:

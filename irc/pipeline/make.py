@@ -13,10 +13,11 @@ from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.actions import ActionCost
 from irc.dialects.printer import Texts
 from irc.dialects.task import KernelOp
-from irc.pipeline.default import default_pipeline
+from irc.pipeline.default import passes_by_part
 from irc.pipeline.memory import MEMORY, PLACING
 from irc.pipeline.options import Options
 from irc.pipeline.run import OnStage, run_passes
+from irc.pipeline.training import check_vjp
 from irc.plan.build import build_plan
 from irc.plan.held import check_budget
 from irc.plan.load import LoadedPlan
@@ -40,15 +41,20 @@ def lower(
     Args:
         program: its module is changed.
         options: what the user chose.
-        on_stage: called after each pass with its name and the module.
+        on_stage: called with ``capture`` where the program is all that is to be computed, as a
+            whole, and after each pass from there on with its name.
         is_placed: leave out the passes that give values places in an arena where it is False.
     """
+    passes = passes_by_part(options)
+    if options.training is not None:
+        run_passes(program.module, passes.training)
+        check_vjp(program.module)
     if on_stage is not None:
         on_stage("capture", program.module)
-    passes = default_pipeline(options)
+    rest = [*passes.stage, *passes.function]
     run_passes(
         program.module,
-        [each for each in passes if is_placed or each.name not in PLACING],
+        [each for each in rest if is_placed or each.name not in PLACING],
         verify_each=options.verify_each,
         on_stage=on_stage,
     )
@@ -70,14 +76,15 @@ def make_plan(
         extra: other files of the plan, by name.
     """
     texts: dict[str, str] = {}
-    printed = Texts()
+    printed, ranges = Texts(), dict[str, tuple[int, int]]()
 
     def keep(name: str, module: ModuleOp) -> None:
-        if name not in MEMORY:  # the plan says what they decide
+        if name == "capture":
+            ranges.update(input_ranges(module))
+        if keep_ir and name not in MEMORY:  # the plan says what they decide
             texts[f"{len(texts):02}-{name}.mlir"] = f"{printed.of(module)}\n"
 
-    ranges = input_ranges(program.module)
-    lower(program, options, keep if keep_ir else None)
+    lower(program, options, keep)
     plan, sources = planned(program.module, options, ranges)
     if options.num_ranks == 1:
         check_budget(plan, options.memory_bytes, options.stored_bytes)
@@ -153,7 +160,7 @@ def lower_function(
 
     Args:
         module: level spmd; its entry is the function; changed.
-        passes: those on functions (:func:`irc.pipeline.default.split_pipeline`).
+        passes: those on functions (:func:`irc.pipeline.default.passes_by_part`).
         options: what the user chose; the mesh is the stage's.
         before: what gave the module, by which its text is kept where texts are.
     """

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from irc.cluster.load import THIS_HOST
 from irc.dialects.placement import Mesh
+from irc.pipeline.training import Training
 
 VerifyEach: TypeAlias = Literal["ir", "exec"] | None
 
@@ -17,6 +18,7 @@ class Options:
     """What the user chose.
 
     Attributes:
+        training: what makes a step of training of the program; None where it is run as it is.
         mesh: named axes; the empty mesh is one device.
         within: the mesh of the whole run, where ``mesh`` is that of one stage in it.
         backend: what writes the kernels: ``cpu``, ``triton``, ``cuda`` or a plug-in's.
@@ -47,6 +49,7 @@ class Options:
     """
 
     mesh: Mesh = field(default_factory=lambda: Mesh(()))
+    training: Training | None = None
     within: Mesh | None = None
     backend: str = "cpu"
     target: str = ""

@@ -20,13 +20,12 @@ from irc.dialects.placement import Partial, Placement
 from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import TensorType
 from irc.pipeline import Options, run_passes
-from irc.pipeline.default import split_pipeline
+from irc.pipeline.default import passes_by_part
 from irc.pipeline.make import function_plan
+from irc.pipeline.training import Training, check_vjp
 from irc.plan import json_text
 from irc.plan.load import LoadedPlan, pack, unpack
-from irc.plugin import builtin_pass
 from irc.program import Program
-from irc.train import check_vjp
 from irc.training.functions import SAVED, sort_by_function, split_functions
 from irc.training.stages import GRADIENT
 
@@ -71,17 +70,10 @@ def plan_halves(
     module = program.module
     chosen: dict[str, object] = {"trainable": ",".join(trained), "inputs": ",".join(inputs)}
     chosen |= {"outputs": "all", "seeds": "inputs"}
-    run_passes(
-        module,
-        [
-            builtin_pass("canonicalize")(),
-            builtin_pass("stream-cross-entropy")(),
-            builtin_pass("differentiate")(**chosen),
-        ],
-    )
+    run_passes(module, Training(stream={}, differentiate=chosen, recompute=None).passes)
     check_vjp(module)
     reads = _reads(module)
-    before, after = split_pipeline(options)
+    _, before, after = passes_by_part(options)
     at = next(i for i, each in enumerate(before) if each.name == "auto-shard")
     run_passes(module, before[:at], verify_each=options.verify_each)
     sort_by_function(module, merged=True)

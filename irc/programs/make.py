@@ -16,6 +16,7 @@ from irc.dialects.placement import Mesh
 from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.pipeline import Options, run_passes
+from irc.pipeline.training import Training
 from irc.plan import json_text
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import (
@@ -27,7 +28,6 @@ from irc.plan.parts import (
 from irc.plan.parts_facts import ChannelFacts, PartsFacts, irc_version, schedule_digest
 from irc.plan.schema import AxisCut
 from irc.plan.training import HEAD, SEARCHED, STAGED, stage_file
-from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.schedules import splits_backward
 from irc.programs.skips import Way, ways_around
@@ -85,15 +85,13 @@ def make_parts_plan(
         "stages": stages,
         "pins": cut or options.pins,
     }
-    cutting = builtin_pass("cut-stages")(**given)
     trained, scale = _trained(program, recipe), part or 1 / schedule.num_micro_batches
     losses: dict[str, object] = {"min_bytes": -1} if schedule.vocabulary else {}
-    run_passes(
-        module, [builtin_pass("canonicalize")(), builtin_pass("stream-cross-entropy")(**losses)]
-    )
+    training = Training(stream=losses, cut=given)
+    run_passes(module, training.of_model)
     count = len(ranks_of_slices(schedule))
     head = take_head(module, loss, count) if count else None
-    run_passes(module, [cutting])
+    run_passes(module, training.of_cut)
     staged, found = dump(module), stages_of(module)
     files, slices = {STAGED: staged}, None
     if head is not None:

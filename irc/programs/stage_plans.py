@@ -13,7 +13,7 @@ from irc.dialects.builder import arguments, entry
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.pipeline import Options, run_passes
-from irc.pipeline.default import split_pipeline
+from irc.pipeline.default import passes_by_part
 from irc.pipeline.make import Lowered, function_plan, lower_function, lowered_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import placement_of
@@ -176,7 +176,7 @@ def _placed(
 ) -> tuple[ModuleOp, Mapping[str, Any]]:
     """Return a stage placed, and what the search says of it."""
     module = step.module.clone()
-    passes = split_pipeline(options)[0]
+    passes = passes_by_part(options).stage
     at = next((i for i, each in enumerate(passes) if each.name == "auto-shard"), len(passes))
     run_passes(module, passes[:at], verify_each=options.verify_each)
     if not runs.merged:
@@ -192,7 +192,7 @@ def _placed(
 
 def _lowered(functions: Functions, options: Options) -> dict[str, Lowered]:
     return {
-        kind: lower_function(module, split_pipeline(options)[1], options, SPLIT)
+        kind: lower_function(module, passes_by_part(options).function, options, SPLIT)
         for kind, module in functions.modules.items()
     }
 
@@ -214,6 +214,6 @@ def _weight_placements(part: Mapping[str, LoadedPlan]) -> dict[str, str]:
 
 def _whole_plan(module: ModuleOp, options: Options) -> LoadedPlan:
     """Plan a function that every rank computes whole."""
-    before, after = split_pipeline(options)
+    _, before, after = passes_by_part(options)
     run_passes(module, before, verify_each=options.verify_each)
     return function_plan(module, after, options)

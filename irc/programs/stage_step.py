@@ -18,7 +18,7 @@ from irc.dialects.builder import argument_attrs, arguments, entry, results
 from irc.dialects.flow import phase_of, tensor
 from irc.ops.derivative import PhaseBuilder, stamp
 from irc.pipeline.run import run_passes
-from irc.plugin import builtin_pass
+from irc.pipeline.training import Training
 from irc.training.accumulators import accumulate
 from irc.training.batch_sums import take_batch_sums
 from irc.training.entry import drop_unread, set_results
@@ -83,9 +83,14 @@ def stage_step(
     asked = [name for name in taken if name in smooth]
     chosen: dict[str, object] = {"trainable": ",".join(own), "inputs": ",".join(asked)}
     chosen |= {"outputs": "all", "seeds": "inputs"}
-    again: dict[str, object] = {"policy": recipe.recompute}
-    backward = builtin_pass("differentiate")(**chosen)
-    run_passes(module, [backward, builtin_pass("recompute")(**again)])
+    apart: dict[str, object] = {"uncounted": ",".join(uncounted), "norm_apart": True}
+    clipped = apart if recipe.numbers.get("clip_norm") else {}
+    training = Training(
+        differentiate=chosen,
+        recompute=recipe.recompute,
+        optimizer={**recipe.optimizer, **clipped},
+    )
+    run_passes(module, training.of_gradients)
     func = entry(module)
     _seed(func, expected, loss, scale)
     drop_unread(func)
@@ -101,9 +106,7 @@ def stage_step(
     kept = [r for r in _returned(func) if r[0] != "gradient" or r[1] not in elsewhere]
     set_results(func, [v for *_, v in kept], [argument_attrs(role, name) for role, name, _ in kept])
     if any(role == "gradient" for role, _ in results(func)):
-        apart: dict[str, object] = {"uncounted": ",".join(uncounted), "norm_apart": True}
-        clipped = apart if recipe.numbers.get("clip_norm") else {}
-        run_passes(module, [builtin_pass("add-optimizer")(**{**recipe.optimizer, **clipped})])
+        run_passes(module, training.of_update)
     func = entry(module)
     sent = tuple(n for role, n in results(func) if role == BOUNDARY)
     return StageStep(module, sent, batch)

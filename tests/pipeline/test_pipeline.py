@@ -21,9 +21,14 @@ from irc.dialects.task import KernelPointwiseOp
 from irc.dialects.text import dump, load
 from irc.errors import InternalError, IrcError
 from irc.frontends.torch.capture import capture
+from irc.passes import BUILTIN
 from irc.pipeline import Options, default_pipeline, lower, make_plan, run_passes
+from irc.pipeline.default import passes_by_part
 from irc.pipeline.memory import MEMORY
+from irc.pipeline.order import ORDER
+from irc.pipeline.training import Training
 from irc.program import Program
+from irc.train import training_of, training_program
 from tests.models.gpt import GPT, GPTConfig
 
 TWO_BY_TWO = Mesh.parse("data=2,tensor=2")
@@ -52,6 +57,13 @@ class AfterFuse(Quiet):
     name = "after-fuse"
     level: ClassVar[str] = "spmd"
     after: ClassVar[str] = "fuse"
+
+
+class AfterDifferentiate(Quiet):
+    """Goes after a pass that training alone runs."""
+
+    name = "after-differentiate"
+    after: ClassVar[str] = "differentiate"
 
 
 class AfterOrder(Quiet):
@@ -109,6 +121,7 @@ class DropReturn(Quiet):
 PLUGINS: dict[str, type[ModulePass]] = {
     each.name: each
     for each in (
+        AfterDifferentiate,
         AfterFuse,
         AfterOrder,
         DropReturn,
@@ -166,6 +179,67 @@ def test_choices_reach_their_pass() -> None:
     assert vars(on_cuda["split-reduction"])["target"].startswith("sm_")
     on_cuda = {e.name: e for e in default_pipeline(Options(backend="cuda", target="sm_80"))}
     assert vars(on_cuda["split-reduction"])["target"] == "sm_80"
+
+
+TRAINING = Training(stream={}, differentiate={"trainable": "*"}, optimizer={"kind": "adamw"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(any_rows=True),
+        Options(training=TRAINING),
+        Options(training=TRAINING, mesh=TWO_BY_TWO, sizes={"B": 4}, recompute="auto"),
+        Options(training=Training(cut={"count": 2}), mesh=Mesh.parse("data=2")),
+        Options(backend="cuda", target="sm_90"),
+        Options(backend="triton", target="sm_80", mesh=TWO_BY_TWO),
+    ],
+)
+def test_pipelines_follow_the_one_list(options: Options) -> None:
+    """Every pass stands in it behind the one before, and runs on what the list says."""
+    parts = passes_by_part(options)
+    rest = iter(ORDER)
+    for part, scopes in zip(parts, (("model", "stage"), ("stage",), ("function",)), strict=True):
+        for each in part:
+            rows = (row for row in rest if row.name == each.name and row.scope in scopes)
+            assert next(rows, None), f"{each.name} is out of order"
+    assert [each.name for each in default_pipeline(options)][-1] == "plan-memory"
+
+
+def test_the_one_list_has_every_pass() -> None:
+    assert {row.name for row in ORDER} == set(BUILTIN)
+    assert tuple(row.name for row in ORDER[-len(MEMORY) :]) == MEMORY
+
+
+def test_training_is_a_part_of_the_list() -> None:
+    """A plan is the same whether a step is made first or by the pipeline."""
+
+    def captured() -> Program:
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(layers=2, hidden=24, heads=2, block=10, vocab=17))
+        tokens = torch.randint(0, 17, (4, 10))
+        return capture(model, (tokens, tokens)).program
+
+    program = captured()
+    training = training_of(program, stream=True)
+    names = [each.name for each in default_pipeline(Options(training=training))]
+    head = ["canonicalize", "stream-cross-entropy", "differentiate", "recompute", "add-optimizer"]
+    assert names[: len(head)] == head
+    at_once = make_plan(program, Options(training=training))
+    step = training_program(captured(), stream=True)
+    assert at_once.hash == make_plan(step, Options()).hash
+    assert at_once.plan.ranges
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plugin_may_go_behind_a_pass_of_training() -> None:
+    options = Options(training=TRAINING, passes=("after-differentiate",))
+    at = names(options).index("after-differentiate")
+    assert names(options)[at - 1] == "differentiate"
+    assert "after-differentiate" in [each.name for each in passes_by_part(options).training]
+    with pytest.raises(IrcError, match="after 'differentiate'"):
+        names(Options(passes=("after-differentiate",)))
 
 
 @pytest.mark.usefixtures("plugins")
