@@ -99,6 +99,8 @@ class UpdateInPlacePass(ModulePass):
             (state,) = decided(copy, INTO)
             if targets[state] == 1:
                 update.try_at(copy, func.body.block.args[state])
+        for launch, into in update.into.items():
+            decide(launch, INTO, into)
 
 
 class _Update:
@@ -111,6 +113,7 @@ class _Update:
     """
 
     def __init__(self, memories: Memories, pairs: KernelPairs, steps: Sequence[Operation]) -> None:
+        self.into: dict[LaunchOp, list[int]] = {}
         self._memories, self._pairs = memories, pairs
         self._time = {step: time for time, step in enumerate(steps)}
         self._last = _last_touch(memories, steps)
@@ -121,16 +124,16 @@ class _Update:
         value = self._memories.whole(copy.inputs[0])
         if not isinstance(value, OpResult) or not isinstance(launch := value.op, LaunchOp):
             return
-        into = list(decided(launch, INTO) or [-1] * len(launch.results))
+        into = self.into.get(launch)
         fits = (
             self._memories.is_in_arena(value)
-            and into[value.index] < 0
+            and (into is None or into[value.index] < 0)
             and _lie_alike(value, state)
             and self._last.get(state, -1) <= self._time[launch]
         )
         if fits and self._may_be_one(launch, value.index, state):
-            into[value.index] = state.index
-            decide(launch, INTO, into)
+            # Written at once when all are known: an optimizer's launch has hundreds of results.
+            self.into.setdefault(launch, [-1] * len(launch.results))[value.index] = state.index
             copy.outputs[0].replace_all_uses_with(copy.inputs[0])
             copy.detach()
             copy.erase()
