@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
@@ -116,7 +116,7 @@ def gather_parts(plan: PartsPlan) -> PartsFactsReport:
     """Collect the facts of a plan."""
     cluster = plan.parts[0]["F"].plan.cluster or THIS_HOST
     simulated = predict_step(plan, find_cluster(cluster).fit(plan.mesh))
-    idle = [simulated.bubble(place) for place in range(len(plan.ranks))]
+    idle, divided = [simulated.bubble(place) for place in range(len(plan.ranks))], _divided(plan)
     return PartsFactsReport(
         plan.hash,
         plan.facts.mesh,
@@ -124,14 +124,14 @@ def gather_parts(plan: PartsPlan) -> PartsFactsReport:
         plan.schedule.name or "of a file",
         plan.num_micro_batches,
         plan.facts.loss,
-        tuple(_part(plan, number, idle) for number in range(len(plan.parts))),
+        tuple(_part(plan, number, idle, divided) for number in range(len(plan.parts))),
         _channels(plan),
         dict(plan.facts.shared),
         simulated.seconds,
     )
 
 
-def _part(plan: PartsPlan, number: int, idle: list[float]) -> PartFacts:
+def _part(plan: PartsPlan, number: int, idle: list[float], divided: Collection[str]) -> PartFacts:
     part = plan.parts[number]
     held = held_buffers(part)
     stages = tuple(dict.fromkeys(path[number] for path in plan.schedule.paths))
@@ -144,7 +144,7 @@ def _part(plan: PartsPlan, number: int, idle: list[float]) -> PartFacts:
     return PartFacts(
         stages,
         tuple(rank for place in dict.fromkeys(places) for rank in plan.ranks[place]),
-        layers_of(b.name for b in parameters),
+        layers_of((b.name for b in parameters), divided),
         plan.facts.fixed[number],
         sum(plan_elements(plan, b.name, number) for b in parameters),
         by_role["parameter"],
@@ -231,16 +231,44 @@ def _channels(plan: PartsPlan) -> tuple[ChannelTraffic, ...]:
     return tuple(found)
 
 
-def layers_of(names: Iterable[str]) -> tuple[str, ...]:
+def _divided(plan: PartsPlan) -> set[str]:
+    """Return the layers of which several stages have parameters, each its own."""
+    holders: dict[str, set[int]] = {}
+    for number, part in enumerate(plan.parts):
+        for buffer in held_buffers(part).values():
+            if buffer.role == "parameter" and len(plan.holders[buffer.name]) == 1:
+                holders.setdefault(layer_of(buffer.name), set()).add(number)
+    return {layer for layer, parts in holders.items() if len(parts) > 1}
+
+
+def layer_of(name: str) -> str:
+    """Return the layer that a parameter is of.
+
+    >>> layer_of("l.0.up.weight"), layer_of("tok.weight")
+    ('l.0', 'tok')
+    """
+    match = LAYER.match(name)
+    return match[1] if match else name.rpartition(".")[0] or name
+
+
+def layers_of(names: Iterable[str], divided: Collection[str] = ()) -> tuple[str, ...]:
     """Return the layers of some parameters, runs of one list together.
+
+    Args:
+        names: of the parameters.
+        divided: layers that others have parameters of, too: theirs are named one by one.
 
     >>> layers_of(["tok.weight", "l.0.up.weight", "l.1.up.weight", "l.2.b", "l.4.b", "scale"])
     ('tok', 'l.0-l.2', 'l.4', 'scale')
+    >>> layers_of(["l.0.w", "l.1.w"], ["l.1"])
+    ('l.0', 'l.1.w')
     """
     found: list[tuple[str, str]] = []
     for name in names:
-        match = LAYER.match(name)
-        layer = match[1] if match else name.rpartition(".")[0] or name
+        match, layer = LAYER.match(name), layer_of(name)
+        if layer in divided:
+            found.append((name, name))
+            continue
         if any(layer in _run(*each) for each in found):
             continue
         head, _, number = layer.rpartition(".")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import irc
 from irc.cli import main
@@ -267,3 +268,20 @@ def test_a_stage_may_end_inside_of_the_loss(
     assert main(["compile", net, "-o", out, "--train", *words]) == 0
     assert main(["check", out, "--inputs", ignoring]) == 0
     assert "are as eager has them" in capsys.readouterr().out
+
+
+def test_a_layer_that_is_cut_is_named_by_its_parameters(tmp_path: Path) -> None:
+    """Between a matmul and its bias: no layer is said to be in two stages."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    said = irc.export_plan(
+        model,
+        (torch.randn(4, 8),),
+        out=tmp_path / "plan",
+        loss=lambda y: y.square().mean(),
+        optimizer="sgd",
+        mesh="pipe=2",
+        micro_batches=2,
+        pins='stage "0.weight" = 0\nstage "0.bias", "1.*" = 1',
+    )
+    rows = [line.split("%")[-1].strip() for line in said.splitlines() if "%" in line]
+    assert rows == ["0.weight", "0.bias, 1"]
