@@ -19,9 +19,12 @@ import torch
 from irc.dialects.placement import Mesh, Partial, Placement
 from irc.errors import IrcError
 from irc.interpret.parts_peers import Ended, Exchange, Sight, ThreadPeers, Values
+from irc.interpret.segments import interpreted_segments
 from irc.plan.parts import PartsPlan
+from irc.plan.schema import Plan
 from irc.plan.weights import local_slices
 from irc.runtime.pipeline import PipelineExecutor
+from irc.runtime.segments import DEVICE_BACKENDS
 from irc.runtime.spread_parts import SpreadParts
 from irc.schedule.tapes import Event
 from irc.training.accumulators import ACCUMULATED
@@ -79,6 +82,13 @@ class TracedExecutor(PipelineExecutor):
                 seen[Sight("added", rank, stage, name, number, kind)] = total - before[name]
 
         return noted
+
+
+class HostParts(SpreadParts):
+    """Parts that lie on the host, whatever the plan is for."""
+
+    def _memory(self, plan: Plan) -> None:
+        return None
 
 
 @dataclass
@@ -155,7 +165,9 @@ def run_here(
             help="compile the plan for a smaller mesh, with the same stages",
         )
     exchange = Exchange()
-    parts: list[SpreadParts] = [SpreadParts(plan, rank) for rank in range(world)]
+    # Kernels for GPUs are interpreted: there need not be any, and one would not do for all ranks.
+    load = interpreted_segments if plan.backend in DEVICE_BACKENDS else None
+    parts: list[SpreadParts] = [HostParts(plan, rank) for rank in range(world)]
     losses: list[list[torch.Tensor]] = [[] for _ in range(world)]
     seen: Values = {}
 
@@ -163,7 +175,7 @@ def run_here(
         own = {name: tensor.detach().clone() for name, tensor in wholes.items()}
         parts[rank].adopt_stages(plan, own)
         talk = peers(plan, rank, exchange, seen)
-        run = TracedExecutor(plan, parts[rank], rank, talk, seen=seen)
+        run = TracedExecutor(plan, parts[rank], rank, talk, load=load, seen=seen)
         for number, batch in enumerate(batches):
             losses[rank].append(run(batch, lr, seed + number))
 

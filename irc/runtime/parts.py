@@ -57,7 +57,7 @@ class Parts:
         Raises:
             IrcError: ``input-mismatch`` where a weight has no value.
         """
-        device = memory_of(plan.backend) if self.world > 1 else None
+        device = self._memory(plan)
         for index in plan.weights:
             buffer = plan.buffers[index]
             if buffer.name in self.local:
@@ -74,6 +74,10 @@ class Parts:
                 self.local[buffer.name] = torch.zeros(buffer.shape, dtype=dtype, device=device)
             else:
                 raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
+
+    def _memory(self, plan: Plan) -> torch.device | None:
+        """Return where parts lie; None for where their values are."""
+        return memory_of(plan.backend) if self.world > 1 else None
 
     @property
     def names(self) -> list[str]:

@@ -26,6 +26,7 @@ from irc.runtime.micro_batches import SEED, BatchSums, MicroBatches, keys_of
 from irc.runtime.parts import Parts
 from irc.runtime.peers import Peers, TorchPeers, shared_sums
 from irc.runtime.prepared import Store
+from irc.runtime.segments import LoadSegments
 from irc.runtime.torch_optimizer import STEP
 from irc.runtime.watch import naming_lost_ranks
 from irc.schedule.tapes import SMALLER, Event, Place
@@ -51,6 +52,8 @@ class PipelineExecutor:
         peers: how it talks to the other ranks; by default through torch.distributed.
         divided: names of the inputs of which each rank is given its own part of the samples.
         axes: of the mesh, over which these are divided.
+        load: runs the kernels on the host, whatever they are for; by default the plan's backend
+            does, where that computes.
     """
 
     def __init__(
@@ -62,10 +65,11 @@ class PipelineExecutor:
         *,
         divided: Collection[str] = (),
         axes: Sequence[str] = (),
+        load: LoadSegments | None = None,
     ) -> None:
-        self.plan, self.rank, self._held = plan, rank, parts
+        self.plan, self.rank, self._held, self._load = plan, rank, parts, load
         self._divided, self._axes = divided, axes
-        self._device = memory_of(plan.backend)
+        self._device = memory_of(plan.backend) if load is None else torch.device("cpu")
         with self._scope():
             self._prepare(peers)
 
@@ -87,14 +91,7 @@ class PipelineExecutor:
         self._functions: dict[tuple[int, str], Executor] = {}
         for part in dict.fromkeys(self._stages.values()):
             for kind, loaded in plan.parts[part].items():
-                self._functions[part, kind] = executor_of(
-                    loaded,
-                    parts.local,
-                    rank=self.local,
-                    communicator=self._peers.communicator,
-                    store=store,
-                    arena=self._arena,
-                )
+                self._functions[part, kind] = self._function(loaded, store)
         self._tape = plan.tapes[self.place]
         self._registers = self._allocate()
         self._shared = shared_sums(plan, parts.local)
@@ -126,6 +123,17 @@ class PipelineExecutor:
         self._weights = torch.tensor(plan.weights_of_losses, dtype=self._losses.dtype)
         self._norms, self._updates = self._norm_runs(), self._update_runs()
         self._sums = [t for name, t in parts.local.items() if name.startswith(ACCUMULATED)]
+
+    def _function(self, loaded: LoadedPlan, store: Store) -> Executor:
+        options: dict[str, Any] = {
+            "rank": self.local,
+            "communicator": self._peers.communicator,
+            "store": store,
+            "arena": self._arena,
+        }
+        if self._load is not None:
+            return Executor(loaded, self._held.local, load=self._load, **options)
+        return executor_of(loaded, self._held.local, **options)
 
     @property
     def register_bytes(self) -> int:

@@ -285,3 +285,14 @@ def test_a_layer_that_is_cut_is_named_by_its_parameters(tmp_path: Path) -> None:
     )
     rows = [line.split("%")[-1].strip() for line in said.splitlines() if "%" in line]
     assert rows == ["0.weight", "0.bias, 1"]
+
+
+def test_a_plan_for_gpus_is_checked_without_one(
+    net: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its kernels are interpreted, on the registers and in the order that it has."""
+    out = str(tmp_path / "plan")
+    words = ["--train", "sgd", "--mesh", "pipe=2", "--micro-batches", "2", "--backend", "triton"]
+    assert main(["compile", net, "-o", out, *words]) == 0
+    assert main(["check", out]) == 0
+    assert "are as eager has them" in capsys.readouterr().out
