@@ -270,8 +270,9 @@ def compile_step(
             function ``loss(output, *targets)``, whose targets are the last arguments of a batch.
         optimizer: adamw, adam, sgd or momentum, or ``{"kind": "adamw", "lr": 3e-4, "betas": (0.9,
             0.95), "weight_decay": 0.1, "no_decay": "*.bias", "clip_norm": 1.0}``. A new AdamW, Adam
-            or SGD of ``torch.optim`` says the same: its numbers are read once (a scheduler's rate
-            is given to each call), and what it does not have stays as it is.
+            or SGD of ``torch.optim`` says the same, and what it does not have stays as it is. Each
+            step reads the numbers of its groups, as a scheduler changes them: another rate costs
+            nothing, other betas or another decay compile the step again.
         mesh: axes of a mesh, ``data=2,tensor=2``.
         backend: what writes the kernels: ``cpu``; ``triton`` or ``cuda`` for ranks with GPUs, whose
             collectives and transfers then go by NCCL. Ranks of a mesh hold their parts on the GPU;
@@ -317,6 +318,7 @@ def compile_step(
     from irc.calls.feeding import feeding_of
     from irc.calls.pipelined import PipelinedStep, Pipelining
     from irc.calls.step import TrainingStep
+    from irc.runtime.given_optimizer import GivenOptimizer
 
     whole = parse_mesh(mesh)
     asked = micro_batches_option(micro_batches, accumulate)
@@ -338,6 +340,7 @@ def compile_step(
     if backend != "cpu":
         checked(options)
     called = None if isinstance(loss, str) else loss
+    followed = None if isinstance(optimizer, str | Mapping) else GivenOptimizer(optimizer, model)
     if count is not None:
         pipelining = Pipelining(f"{schedule}", stages)
         return PipelinedStep(
@@ -350,6 +353,7 @@ def compile_step(
             init=init,
             feeding=feeding,
             check_every=check_every,
+            optimizer=followed,
         )
     return TrainingStep(
         model,
@@ -360,6 +364,7 @@ def compile_step(
         init=init,
         feeding=feeding,
         check_every=check_every,
+        optimizer=followed,
     )
 
 

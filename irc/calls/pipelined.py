@@ -7,7 +7,7 @@ schedule. A step of several micro-batches on one stage is the same with a pipe o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.programs.uneven import make_uneven_plan, stage_pins
+from irc.runtime.given_optimizer import GivenOptimizer
 from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, shared_bytes
 from irc.runtime.pipeline import PipelineExecutor
@@ -59,6 +60,7 @@ class PartsVersion:
     state: Any
     communicator: None = None
     collects_first: bool = False
+    optimizer: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __call__(self, inputs: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
         """Run on the flattened batch."""
@@ -94,6 +96,7 @@ class PipelinedStep(TrainingStep):
         init: initialises each layer of a module on the meta device.
         feeding: what each rank is given of a batch.
         check_every: after so many steps, copies on several ranks are compared; 0: never.
+        optimizer: one of torch, of which each step reads the numbers.
     """
 
     def __init__(
@@ -108,10 +111,11 @@ class PipelinedStep(TrainingStep):
         init: Init | None = None,
         feeding: Feeding | None = None,
         check_every: int = 0,
+        optimizer: GivenOptimizer | None = None,
     ) -> None:
         super().__init__(
             module, recipe, options, loss=loss, seed=seed, init=init, feeding=feeding,
-            check_every=check_every,
+            check_every=check_every, optimizer=optimizer,
         )  # fmt: skip
         self.pipelining, self._cut = pipelining, ""
         mesh = options.mesh
@@ -185,7 +189,9 @@ class PipelinedStep(TrainingStep):
         executor = PipelineExecutor(
             fed, self._state.parts, rank, divided=own, axes=self._feeding.axes
         )
-        version: Any = PartsVersion(captured, plan, executor, self._state)
+        version: Any = PartsVersion(
+            captured, plan, executor, self._state, optimizer=self.recipe.optimizer
+        )
         self._versions.append(version)
         return version
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ from irc.runtime.call_agreement import Call, agree_on_call, collects_first, comp
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
+from irc.runtime.given_optimizer import GivenOptimizer
 from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, own_rank, shared_plan
 from irc.runtime.replicas import check_copies
@@ -60,6 +61,7 @@ class StepVersion:
         executor: runs it.
         communicator: starts its collectives; None on one device.
         collects_first: what ranks compare of a call may be waited for in its first collective.
+        optimizer: its numbers.
     """
 
     captured: Captured
@@ -67,6 +69,7 @@ class StepVersion:
     executor: Executor
     communicator: TorchCommunicator | None = None
     collects_first: bool = False
+    optimizer: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __call__(self, inputs: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
         """Run on the flattened batch."""
@@ -90,6 +93,7 @@ class TrainingStep:
         init: initialises each layer of a module on the meta device.
         feeding: what each rank is given of a batch.
         check_every: after so many steps, copies on several ranks are compared; 0: never.
+        optimizer: one of torch, of which each step reads the numbers.
 
     Attributes:
         samples: how many this step has trained on, of all ranks together: the first dim of a
@@ -107,8 +111,9 @@ class TrainingStep:
         init: Init | None = None,
         feeding: Feeding | None = None,
         check_every: int = 0,
+        optimizer: GivenOptimizer | None = None,
     ) -> None:
-        self._check_every = check_every
+        self._check_every, self._given = check_every, optimizer
         self.module, self.recipe, self.options = module, recipe, options
         self._feeding = feeding or Feeding(options.mesh)
         self.samples = 0
@@ -130,13 +135,15 @@ class TrainingStep:
 
         Args:
             batch: the module's arguments, then the targets of a loss function.
-            lr: the learning rate of this step; by default the optimiser's.
+            lr: the learning rate of this step; by default the optimiser's, of one of torch what
+                its groups say now.
             named: the module's keyword arguments.
 
         Raises:
             IrcError: ``input-mismatch`` where a rank is given another batch; on the first batch of
                 a kind, what capture and planning raise.
         """
+        self._follow()
         rate = self.recipe.lr if lr is None else float(lr)
         if self._feeding.is_local:
             named = dict(sorted(named.items()))  # leaves are told by number
@@ -156,6 +163,11 @@ class TrainingStep:
             if self._check_every and self._state.step % self._check_every == 0:
                 self.check()
             return loss
+
+    def _follow(self) -> None:
+        """Read the numbers of an optimiser that was given: schedulers change them, and users."""
+        if self._given is not None:
+            self.recipe = self._state.recipe = self._given.recipe(self.recipe)
 
     def feeding(self) -> Feeding:
         """Return what this rank is to be given of each batch.
@@ -183,6 +195,7 @@ class TrainingStep:
         """
         if self._feeding.is_local:
             named = dict(sorted(named.items()))
+        self._follow()
         self._state.hide()
         with torch.no_grad():
             if self._find(batch, named) is None:
@@ -430,6 +443,7 @@ class TrainingStep:
             named,
             {
                 "the learning rate": rate,
+                "the optimiser": self.recipe.optimizer,
                 "the number of steps made": self._state.step,
                 "the requires_grad of parameters": _wanted(self.module),
             },
@@ -461,7 +475,8 @@ class TrainingStep:
 
     def _find(self, batch: Sequence[Any], named: Mapping[str, Any]) -> StepVersion | None:
         for version in self._versions:
-            if version.captured.guards.check(batch, named) is None:
+            same = version.optimizer == self.recipe.optimizer
+            if same and version.captured.guards.check(batch, named) is None:
                 return version
         return None
 
@@ -498,6 +513,7 @@ class TrainingStep:
             communicator = TorchCommunicator.of(mesh, rank)
             executor = executor_of(fed, tensors, rank=rank, communicator=communicator)
             version = StepVersion(captured, plan, executor, communicator, collects_first(plan.plan))
+        version.optimizer = self.recipe.optimizer
         self._versions.append(version)
         return version
 

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from irc.errors import IrcError
+from irc.training.recipe import Recipe, recipe_of
 
 KINDS = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
 SHARED = {
@@ -23,6 +25,47 @@ OFF = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
 """Options that have to be off."""
 
 
+READ = ("lr", "betas", "eps", "momentum", "weight_decay", *OFF)
+"""What of a group may change from step to step."""
+
+
+class GivenOptimizer:
+    """An optimiser of torch whose groups say the numbers of each step.
+
+    Args:
+        optimizer: of torch, over parameters of the module.
+        module: what is trained.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+        self._optimizer = optimizer
+        # The module's parameters may become others; the optimiser keeps these.
+        self._names = {id(value): name for name, value in module.named_parameters()}
+        self._read = self._numbers()
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """Return the recipe of the next step: that of the last one, where no number has changed.
+
+        Raises:
+            IrcError: ``option-value`` for what a step does not compute.
+        """
+        now = self._numbers()
+        if now == self._read:
+            return recipe
+        found = recipe_of(_options(self._optimizer, self._names))
+        if found.kind != recipe.kind:
+            raise _refused(
+                f"the optimiser was {recipe.kind} and is {found.kind} now, which has other states",
+                "make another step, and give it the parameters by load_state_dict",
+            )
+        self._read = now
+        return replace(recipe, numbers=found.numbers, no_decay=found.no_decay, lr=found.lr)
+
+    def _numbers(self) -> list[tuple[Any, ...]]:
+        groups: list[dict[str, Any]] = self._optimizer.param_groups
+        return [tuple(_number(group.get(name)) for name in READ) for group in groups]
+
+
 def options_of(optimizer: object, module: nn.Module) -> tuple[dict[str, object], tuple[str, ...]]:
     """Return the options of a step, and names of parameters that the optimiser does not have.
 
@@ -32,6 +75,22 @@ def options_of(optimizer: object, module: nn.Module) -> tuple[dict[str, object],
 
     Raises:
         IrcError: ``option-value`` for what a step does not compute.
+    """
+    names = {id(value): name for name, value in module.named_parameters()}
+    found = _options(optimizer, names)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    known = {_name(names, p) for group in groups for p in group["params"]}
+    others = [n for n, p in module.named_parameters() if p.requires_grad and n not in known]
+    return found, tuple(others)
+
+
+def _options(optimizer: object, names: Mapping[int, str]) -> dict[str, object]:
+    """Return the options of a step.
+
+    Args:
+        optimizer: of torch.
+        names: of the parameters, by their identity.
     """
     kind = KINDS.get(type(optimizer))  # type: ignore[arg-type]  # any class may be looked up
     if kind is None or not isinstance(optimizer, torch.optim.Optimizer):
@@ -47,7 +106,6 @@ def options_of(optimizer: object, module: nn.Module) -> tuple[dict[str, object],
             raise _refused(f"the optimiser has {name}={groups[0].get(name)!r}")
     if kind == "adam" and all(group.get("decoupled_weight_decay") for group in groups):
         kind = "adamw"
-    names = {id(value): name for name, value in module.named_parameters()}
     found: dict[str, object] = {"kind": kind}
     for option in SHARED[kind]:
         values = [_number(group[option]) for group in groups]
@@ -70,9 +128,7 @@ def options_of(optimizer: object, module: nn.Module) -> tuple[dict[str, object],
     if used:
         pairs = zip(held, decays, strict=True)
         found["no_decay"] = [name for each, decay in pairs for name in each if not decay]
-    known = {name for each in held for name in each}
-    others = [n for n, p in module.named_parameters() if p.requires_grad and n not in known]
-    return found, tuple(others)
+    return found
 
 
 def _name(names: Mapping[int, str], parameter: torch.Tensor) -> str:

@@ -53,6 +53,7 @@ class TrainingState:
         init: initialises each layer of a module on the meta device.
 
     Attributes:
+        recipe: says which optimiser, and its numbers now.
         parts: what this rank holds; empty before the first call.
         trained: names of the parameters that move.
         step: how many steps were made.
@@ -67,7 +68,7 @@ class TrainingState:
         seed: int,
         init: Init | None = None,
     ) -> None:
-        self._module, self._recipe, self._mesh = module, recipe, mesh
+        self._module, self.recipe, self._mesh = module, recipe, mesh
         self.parts = Parts(mesh, 0)
         still = globs(recipe.frozen)
         self.trained = [
@@ -244,7 +245,7 @@ class TrainingState:
         seed = held.get(SEED, self._pending.get(SEED, 0))
         return {
             "model": model,
-            "optimizer": to_torch(self._recipe, held, self.trained),
+            "optimizer": to_torch(self.recipe, held, self.trained),
             SEED: int(seed),
             COUNT: self.step,
         }
@@ -272,7 +273,7 @@ class TrainingState:
             wanted, lacking = {}, []  # it was saved before the first step
         if wanted and len(lacking) == len(wanted):
             raise _mismatch(
-                f"'{checkpoint.path}' has no states of {self._recipe.kind}",
+                f"'{checkpoint.path}' has no states of {self.recipe.kind}",
                 "load the parameters alone: step.load(folder, optimizer=False)",
             )
         self._check_stored_states(checkpoint, wanted)
@@ -303,7 +304,7 @@ class TrainingState:
 
     def _state_names(self) -> dict[str, str]:
         """Return the names of states in a checkpoint, by irc's."""
-        kind = OPTIMIZERS[self._recipe.kind]
+        kind = OPTIMIZERS[self.recipe.kind]
         found = {
             state_name(moment, name): f"{STATE}{name}.{moment}"
             for name in self.trained
@@ -334,7 +335,7 @@ class TrainingState:
         model: Mapping[str, Any] = state.get("model", {})
         if "model" in state:
             self._check_model(model)
-        states = from_torch(self._recipe, state["optimizer"]) if "optimizer" in state else {}
+        states = from_torch(self.recipe, state["optimizer"]) if "optimizer" in state else {}
         self._check_states(states)
         model = {k: whole for k, v in model.items()
                  if (whole := self._other(self._first.get(k, k), v)) is not None}  # fmt: skip
@@ -391,17 +392,17 @@ class TrainingState:
 
     def _check_states(self, states: Mapping[str, torch.Tensor]) -> None:
         parameters = dict(self._module.named_parameters())
-        moments = OPTIMIZERS[self._recipe.kind].moments
+        moments = OPTIMIZERS[self.recipe.kind].moments
         shapes = {
             state_name(moment, name): tuple(parameters[name].shape)
             for name in self.trained
             for moment in moments
         }
-        if OPTIMIZERS[self._recipe.kind].counts:
+        if OPTIMIZERS[self.recipe.kind].counts:
             shapes[STEP] = ()
         for name, value in states.items():
             if name not in shapes:
-                kind = self._recipe.kind
+                kind = self.recipe.kind
                 raise _mismatch(f"'{kind}' keeps no '{name}'", did_you_mean(name, shapes))
             _check_shape(name, value, shapes[name])
 

@@ -85,3 +85,31 @@ def test_what_a_step_does_not_compute_is_refused(make: Any, says: str) -> None:
         irc.compile_step(module, loss=F.cross_entropy, optimizer=make(module))
     assert raised.value.code == "option-value"
     assert "AdamW, Adam and SGD" in str(raised.value)
+
+
+def scheduled(optimizer: torch.optim.Optimizer, number: int) -> None:
+    """Change what a scheduler changes, then decay and betas, as users do between steps."""
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-2 / (number + 1)
+        if number >= 2:
+            group["weight_decay"] = 0.3
+            group["betas"] = (0.8, 0.9)
+
+
+@pytest.mark.parametrize("micro_batches", [None, 2])
+def test_each_step_reads_the_groups(micro_batches: int | None) -> None:
+    mine, theirs = net(), net()
+    optimizer, eager = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (mine, theirs))
+    step = irc.compile_step(
+        mine, loss=F.cross_entropy, optimizer=optimizer, micro_batches=micro_batches
+    )
+    for number in range(4):
+        for each in (optimizer, eager):
+            scheduled(each, number)
+        assert float(step(X, Y)) == pytest.approx(eager_steps(theirs, eager, 1)[0], rel=1e-5)
+    assert_equal_modules(mine, theirs)
+    assert len(step._versions) == 2
+    assert step.state_dict()["optimizer"]["param_groups"][0]["betas"] == (0.8, 0.9)
+    optimizer.param_groups[0]["amsgrad"] = True
+    with pytest.raises(IrcError, match="amsgrad"):
+        step(X, Y)
