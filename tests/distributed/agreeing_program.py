@@ -183,6 +183,25 @@ def seventh(mesh: str) -> list[str]:
     return found
 
 
+def copies(mesh: str) -> list[str]:
+    """A parameter, then a state, goes apart on one rank: named at the next comparison."""
+    x, y = batch()
+    found: list[str] = []
+    pins = "* = [data = B]"
+    for name in ("0.bias", "optimizer.exp_avg.2.weight"):
+        step = irc.compile_step(net(), loss=F.mse_loss, mesh=mesh, check_every=2, pins=pins)
+        found += [said(step, x, y), said(step, x, y)]
+        step._state.parts.local[name].view(-1)[-1] += RANK
+        found += [said(step.check), said(step, x, y)]
+        # By the next comparison more than that one has gone apart.
+        found.append(said(step, x, y).partition(":")[0])
+    model = irc.compile(Regression(), mesh=mesh, layout="ddp", check_every=2)
+    found += [said(model, x, y), said(model, x, y)]
+    with torch.no_grad():
+        model.net[0].bias[-1] += RANK
+    return [*found, said(model, x, y), said(model, x, y)]
+
+
 @torch.no_grad()
 def after_a_step(mesh: str) -> list[str]:
     """The parameters are in parts, the module's on meta: its forward pass needs them back."""
@@ -209,7 +228,7 @@ def entries(mesh: str) -> list[str]:
 
 CASES: dict[str, Callable[[str], list[str]]] = {
     function.__name__: function
-    for function in (batches, unchecked, weights, forward, seventh, after_a_step, entries)
+    for function in (batches, unchecked, weights, forward, seventh, copies, after_a_step, entries)
 }
 
 if __name__ == "__main__":

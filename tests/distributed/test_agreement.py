@@ -77,6 +77,17 @@ def test_other_batches_in_the_seventh_step_are_named(tmp_path: Path) -> None:
     assert run(tmp_path, "seventh")["seventh"] == seventh("rank 1")
 
 
+def test_copies_that_go_apart_are_named(tmp_path: Path) -> None:
+    def apart(when: str, name: str) -> str:
+        return f"replicas-differ: {when}, '{name}' has other values on rank 1 than on rank 0"
+
+    assert run(tmp_path, "copies")["copies"] == [
+        *("", "", apart("after step 2", "0.bias"), "", "replicas-differ"),
+        *("", "", apart("after step 2", "optimizer.exp_avg.2.weight"), "", "replicas-differ"),
+        *("", "", "", apart("before call 4", "net.0.bias")),
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=4", "data=2,tensor=2"])
 def test_all_ranks_that_are_given_another_batch_are_named(tmp_path: Path, mesh: str) -> None:
