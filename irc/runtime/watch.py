@@ -356,11 +356,15 @@ def naming_lost_ranks() -> Generator[None]:
     except RuntimeError as error:
         if not is_of_connection(error):
             raise
-        time.sleep(0.2)  # the end of a process is seen later than that of its connections
         here = pending_in(error)
         if _watch is not None and (first := _watch.first_cause(here)) is not None:
             raise first from error
-        gone = [] if _watch is None else _watch.gone()
+        gone: list[str] = []
+        # The end of a process is seen later than that of its connections.
+        for _ in range(0 if _watch is None else 20):
+            time.sleep(0.1)
+            if gone := _watch.gone():
+                break
         raise IrcError(
             "rank-lost",
             "; ".join(gone) or "a rank of the run is gone, or does not answer",
