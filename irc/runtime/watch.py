@@ -361,9 +361,9 @@ def naming_lost_ranks() -> Generator[None]:
             raise first from error
         gone: list[str] = []
         # The end of a process is seen later than that of its connections.
-        for _ in range(0 if _watch is None else 20):
+        for _ in range(20):
             time.sleep(0.1)
-            if gone := _watch.gone():
+            if _watch is None or (gone := _watch.gone()):
                 break
         raise IrcError(
             "rank-lost",
