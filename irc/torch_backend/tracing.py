@@ -21,6 +21,7 @@ from irc.frontends.torch.eager_refusals import of_other_dtype, refused
 from irc.frontends.torch.graphs import flat_program, pre_dispatch, returns_inputs, source_name
 from irc.frontends.torch.kinds import peculiar_argument
 from irc.frontends.torch.linear_loss import stream_losses
+from irc.frontends.torch.own_thread import own_thread
 from irc.frontends.torch.real_writes import writes
 from irc.pipeline import Options
 from irc.process_wide import deep_recursion
@@ -39,6 +40,7 @@ GLOBAL_STATE = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
 
 @collection_held()
 @deep_recursion()
+@own_thread()
 def compile_graph(
     gm: GraphModule,
     inputs: Sequence[Any],

@@ -23,6 +23,7 @@ from irc.frontends.torch.flex import plain_flex_attention
 from irc.frontends.torch.fresh_writes import renew, resized_in_order
 from irc.frontends.torch.locations import location, user_frames
 from irc.frontends.torch.own_containers import own_containers
+from irc.frontends.torch.own_thread import own_thread
 from irc.frontends.torch.repeat import expand, stubbed
 from irc.frontends.torch.strided_writes import copy_into_strided
 from irc.frontends.torch.table import row_of
@@ -120,7 +121,7 @@ def export(
 def _exported(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
-    with own_containers(module):
+    with own_containers(module), own_thread():
         return torch.export.export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
         )
