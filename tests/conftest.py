@@ -30,6 +30,12 @@ COMMANDS = {
 }
 
 
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Let a worker that has no tests left take some of another's: single ones last a minute."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "worksteal"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what this machine was calibrated to out of the tests, and the tests out of that.

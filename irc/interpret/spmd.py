@@ -22,7 +22,7 @@ from irc.dialects.types import PlacementAttr, TensorType
 from irc.errors import InternalError
 from irc.interpret.collectives import run_collective
 from irc.interpret.flow import run_op
-from irc.interpret.task import kernels, run_launch, run_view
+from irc.interpret.task import kernels, run_launch, run_memory
 from irc.interpret.walk import run_block, widened
 from irc.sharding.collectives import check_collectives
 from irc.sharding.mesh import placements_in
@@ -143,10 +143,8 @@ def _task_launch(module: ModuleOp, dtype: torch.dtype | None) -> Launch:
         match op:
             case LaunchOp():
                 return run_launch(op, known, operands, dtype)
-            case ViewOp():
-                return [run_view(op, operands[0])]
-            case CopyOp():
-                return [operands[0].clone()]
+            case ViewOp() | CopyOp():
+                return [run_memory(op, operands[0])]
             case _:
                 raise InternalError(f"{op.name} cannot be run")
 

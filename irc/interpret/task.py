@@ -16,7 +16,7 @@ from xdsl.ir import Operation
 
 from irc.dialects.flow import result_id, tensor, to_python
 from irc.dialects.mapping import TaskMapping
-from irc.dialects.task import KernelOp, LaunchOp, StoreOp, ViewOp
+from irc.dialects.task import CopyOp, KernelOp, LaunchOp, StoreOp, ViewOp
 from irc.errors import InternalError
 from irc.interpret.kernel import contracts_only, run_body
 from irc.runtime.dtypes import dtypes
@@ -116,6 +116,11 @@ def run_launch(
     flat = [value.reshape(-1) for value in inputs]
     run_kernel(known[op.kernel_name], flat, [out.view(-1) for out in outputs], dtype)
     return outputs
+
+
+def run_memory(op: ViewOp | CopyOp, value: torch.Tensor) -> torch.Tensor:
+    """Return what an op that computes nothing gives: a view of a value, or a copy."""
+    return value.clone() if isinstance(op, CopyOp) else run_view(op, value)
 
 
 def run_view(op: ViewOp, value: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     check(said, found)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_while_it_writes(tmp_path: Path, rank: int) -> None:
     """The checkpoint before is the last that there is, and loads."""
     said = start(tmp_path, "data=2", 2, "killed", KILLED=str(rank))

@@ -75,7 +75,7 @@ def check(folder: Path, mesh: str, way: str, case: str) -> None:
     assert "the comparison of what ranks are given, failing_program.py:" in every, every
 
 
-@pytest.mark.parametrize("case", ["stopped", "diverges"])
+@pytest.mark.parametrize("case", ["stopped", pytest.param("diverges", marks=pytest.mark.slow)])
 def test_a_rank_that_does_not_go_on_is_named(tmp_path: Path, case: str) -> None:
     check(tmp_path, "data=2", "step", case)
 

@@ -19,7 +19,7 @@ from xdsl.dialects.builtin import StringAttr
 from irc.dialects.task import KernelOp, LaunchOp
 from irc.errors import IrcError
 from irc.interpret.spmd import run_spmd
-from irc.interpret.task import run_view
+from irc.interpret.task import run_memory
 from irc.sharding.mesh import mesh_of
 from tests.backends.cuda.host import build, run_in_all_orders
 from tests.fuzz.launched import output_buffers
@@ -87,7 +87,7 @@ class Shim:
 
         def launch(op: Any, operands: list[torch.Tensor]) -> list[torch.Tensor]:
             if not isinstance(op, LaunchOp):
-                return [run_view(op, operands[0])]
+                return [run_memory(op, operands[0])]
             assert library is not None
             kernel = lowered.kernels[op.kernel_name]
             flat = [x.contiguous().reshape(-1) for x in operands]

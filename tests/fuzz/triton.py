@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.task import LaunchOp
 from irc.interpret.spmd import run_spmd
-from irc.interpret.task import run_view
+from irc.interpret.task import run_memory
 from irc.sharding.mesh import mesh_of
 from tests.fuzz.launched import output_buffers
 from tests.fuzz.program import Program
@@ -53,7 +53,7 @@ def run(
 
         def launch(op: Any, operands: list[torch.Tensor]) -> list[torch.Tensor]:
             if not isinstance(op, LaunchOp):
-                return [run_view(op, operands[0])]
+                return [run_memory(op, operands[0])]
             outputs = output_buffers(op)
             flat = [x.contiguous().reshape(-1) for x in operands]
             launches[op.kernel_name](*flat, *[out.view(-1) for out in outputs])

@@ -64,7 +64,7 @@ OTHERS = ",".join(DTYPES[1:])
 
 @pytest.mark.timeout(900)
 def test_some_operators_in_each_other_dtype_in_four_ways(tmp_path: Path) -> None:
-    options = ("--through", "all", "--forward", "--backward", "--samples", "1", "--part", "80")
+    options = ("--through", "all", "--forward", "--backward", "--samples", "1", "--part", "160")
     tables = run(tmp_path, "--dtype", OTHERS, *options)
     assert len(tables) == 24 and all(tables.values())
 
@@ -72,7 +72,7 @@ def test_some_operators_in_each_other_dtype_in_four_ways(tmp_path: Path) -> None
 @pytest.mark.timeout(900)
 def test_some_modules(tmp_path: Path) -> None:
     options = ("--modules", "--dtype", "all", "--forward", "--backward", "--samples", "1")
-    tables = run(tmp_path, *options, "--part", "20")
+    tables = run(tmp_path, *options, "--part", "40")
     assert len(tables) == 6 and all(tables.values())
 
 

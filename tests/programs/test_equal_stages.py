@@ -67,7 +67,12 @@ def parts_table(text: str) -> list[str]:
     ("schedule", "mesh", "pins"),
     [
         ("1f1b", "pipe=4", ""),
-        ("zb-h1", "pipe=4,data=2", '"blocks.*.up.weight" = [data = S(0)]'),
+        pytest.param(
+            "zb-h1",
+            "pipe=4,data=2",
+            '"blocks.*.up.weight" = [data = S(0)]',
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_plan_is_that_of_each_alone(

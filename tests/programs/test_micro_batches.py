@@ -20,7 +20,7 @@ STEPS = 3
 
 
 @pytest.mark.parametrize("name", [n for n, case in CASES.items() if not case.draws])
-@pytest.mark.parametrize("schedule", ["gpipe", "zb-h1"])
+@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.slow), "zb-h1"])
 def test_steps_equal_eager_training(name: str, schedule: str) -> None:
     """In float64, to the last digits: ignored targets, batch norm, tied and frozen weights."""
     model, batch = model_and_batch(name)

@@ -87,7 +87,7 @@ def planned(name: str, size: int, mesh: str, schedule: str) -> tuple[PartsPlan, 
         ("experts", 11, "pipe=2", "dualpipe-v"),
         ("tied", 6, "pipe=2", "dualpipe"),
         ("gpt", 10, "pipe=2,data=2", "1f1b"),
-        ("gpt", 14, "pipe=2,tensor=2", "zb-h1"),
+        pytest.param("gpt", 14, "pipe=2,tensor=2", "zb-h1", marks=pytest.mark.slow),
     ],
 )
 def test_stages_equal_eager_training(name: str, size: int, mesh: str, schedule: str) -> None:
@@ -102,6 +102,7 @@ def test_stages_equal_eager_training(name: str, size: int, mesh: str, schedule: 
     assert furthest(held, {n: state[n] for n in held}) < 1e-11
 
 
+@pytest.mark.slow
 def test_further_kinds_of_batches_go_on_with_the_same_state() -> None:
     """The last batch of an epoch is smaller, and may be shared equally, or not."""
     sizes = (10, 7, 10, 8, 13, 4)

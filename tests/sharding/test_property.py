@@ -302,9 +302,8 @@ def check_all(instances: Sequence[Case], mesh: Mesh, *, uneven: bool) -> Counter
     return counted
 
 
-MESHES = [
-    "data=2", "data=3", "data=2,tensor=2", pytest.param("data=3,tensor=2", marks=pytest.mark.slow)
-]  # fmt: skip
+LARGER = ["data=2,tensor=2", "data=3,tensor=2"]
+MESHES = ["data=2", "data=3", LARGER[0], pytest.param(LARGER[1], marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -314,7 +313,9 @@ def test_even_shards_compute_the_op(mesh: str) -> None:
     assert set(counted) == set(RULES)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(
+    "mesh", [*MESHES[:2], *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in LARGER)]
+)
 def test_uneven_shards_compute_the_op(mesh: str) -> None:
     counted = check_all(cases(7, 5), Mesh.parse(mesh), uneven=True)
     print(f"{mesh}: {counted.total()} uneven signatures of {len(counted)} ops")

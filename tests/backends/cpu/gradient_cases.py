@@ -12,10 +12,10 @@ from xdsl.ir import Block, SSAValue
 from irc.backends.cpu.features import Features
 from irc.dialects.builder import FlowBuilder, finish_function
 from irc.dialects.flow import ExternOp, TransposeOp
-from irc.dialects.task import KernelOp, LaunchOp, ViewOp
+from irc.dialects.task import CopyOp, KernelOp, LaunchOp, ViewOp
 from irc.dialects.text import context
 from irc.dialects.types import TensorType
-from irc.interpret.task import run_view
+from irc.interpret.task import run_memory
 from irc.ops.attention_ops import Form
 from irc.passes.fuse import FusePass
 from irc.passes.map_tasks import MapTasksPass
@@ -156,8 +156,8 @@ class Case:
         block = func.regions[0].block
         values: dict[SSAValue, torch.Tensor] = dict(zip(block.args, given, strict=True))
         for op in block.ops:
-            if isinstance(op, ViewOp):
-                values[op.outputs[0]] = run_view(op, values[op.inputs[0]])
+            if isinstance(op, ViewOp | CopyOp):
+                values[op.outputs[0]] = run_memory(op, values[op.inputs[0]])
             elif isinstance(op, LaunchOp):
                 flat = [values[v].contiguous().reshape(-1) for v in op.inputs]
                 found = run(kernels[op.kernel_name], flat)

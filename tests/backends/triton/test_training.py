@@ -23,7 +23,7 @@ def _step() -> None:
     from irc.interpret.flow import run_function
     from irc.interpret.levels import difference, random_inputs
     from irc.interpret.spmd import run_spmd
-    from irc.interpret.task import run_view
+    from irc.interpret.task import run_memory
     from irc.pipeline import Options, default_pipeline, run_passes
     from irc.sharding.mesh import mesh_of
     from irc.train import training_program
@@ -50,7 +50,7 @@ def _step() -> None:
 
         def launch(op, operands):
             if not isinstance(op, LaunchOp):
-                return [run_view(op, operands[0])]
+                return [run_memory(op, operands[0])]
             outputs = output_buffers(op)
             flat = [x.contiguous().reshape(-1) for x in operands]
             launches[op.kernel_name](*flat, *[out.view(-1) for out in outputs])
