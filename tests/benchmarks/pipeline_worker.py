@@ -204,16 +204,16 @@ class Captures:
         self._known: dict[object, tuple[Any, Any, tuple[str, ...]]] = {}
 
     def __call__(
-        self, module: nn.Module, fn: Any, recipe: Any, args: Any, kwargs: Any, *, less: int = 0
+        self, module: nn.Module, fn: Any, recipe: Any, args: Any, kwargs: Any, **more: Any
     ) -> tuple[Any, tuple[str, ...]]:
         """As ``irc.calls.step_plan.captured_step``."""
         from irc.calls.step_plan import captured_step
         from irc.program import Program
 
         kind = tuple((name, p.shape, p.dtype) for name, p in module.named_parameters())
-        key = (kind, tuple((x.shape, x.dtype) for x in args), recipe.micro_batches, less)
+        key = (kind, tuple((x.shape, x.dtype) for x in args), recipe.micro_batches, *more.values())
         if key not in self._known:
-            captured, split = captured_step(module, fn, recipe, args, kwargs, less=less)
+            captured, split = captured_step(module, fn, recipe, args, kwargs, **more)
             self._known[key] = captured, captured.program.module.clone(), split
         captured, text, split = self._known[key]
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}

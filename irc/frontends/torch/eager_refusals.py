@@ -13,6 +13,7 @@ import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, wraps
+from itertools import zip_longest
 from math import prod
 from typing import Any, TypeAlias
 
@@ -110,10 +111,13 @@ def of_other_dtype(
         kwargs: likewise.
         value: what the trace has as its result.
     """
+    name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    plain = _op_name(name)
+    if not (plain in SIZED or _is_elementwise(plain)):  # of others errors alone are asked
+        return value
     answer = _answer_to(function, args, kwargs)
     if not isinstance(answer, tuple) or (traced := _dtypes(value)) == answer:
         return value
-    name = function if isinstance(function, str) else getattr(function, "__name__", "")
     return IrcError(
         "op-unsupported",
         f"'{name}' gives {', '.join(map(str, answer))} for these operands, and torch's traces take"
@@ -126,6 +130,8 @@ def _answer_to(
 ) -> Answer | None:
     """Return what eager gives for a call of torch; None where it cannot be asked."""
     name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    if name == "__get__":  # most calls read a shape or a device
+        return None
     plain = _op_name(name)
     call = _method(name) if isinstance(function, str) else function
     writes = "out" in kwargs or plain != name
@@ -200,10 +206,17 @@ def _asked(
 ) -> Answer | None:
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     kinds = tuple(_kind(leaf, sized) for leaf in leaves)
-    if None in kinds or (sized and _is_usual(kinds)):
+    if None in kinds or (sized and (_is_usual(kinds) or not _is_small(kinds))):
         return None
     casts = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
     return _answer(call, kinds, spec, (casts, torch.get_default_dtype()))
+
+
+def _is_small(kinds: Sequence[tuple[Any, ...] | None]) -> bool:
+    """True where what the tensors may be broadcast to has few elements."""
+    shapes = [kind[2] for kind in kinds if kind and kind[0] is torch.Tensor]
+    dims = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
+    return prod(map(max, dims)) <= LARGEST
 
 
 def _is_usual(kinds: Sequence[tuple[Any, ...] | None]) -> bool:
