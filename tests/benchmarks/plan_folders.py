@@ -85,6 +85,8 @@ def llama() -> dict[str, Any]:
 def run_case(name: str) -> dict[str, float]:
     """Plan one case in this process, and return its figures."""
     import irc
+    import irc.calls.pipelined
+    import irc.exports
 
     options = gpt() if name == "GPT in 8 stages" else llama()
     module, args = options.pop("module"), options.pop("args")
