@@ -23,6 +23,7 @@ from irc.calls.constants import name_constants
 from irc.calls.evaluation import Evaluation, evaluating
 from irc.calls.feeding import Feeding
 from irc.calls.step_plan import Loss, captured_step, check_device, training_plan
+from irc.collection import collection_held
 from irc.constraints.pins import constraint_text
 from irc.dialects.placement import Placement
 from irc.errors import IrcError
@@ -480,6 +481,7 @@ class TrainingStep:
                 return version
         return None
 
+    @collection_held()
     def _add(self, batch: Sequence[Any], named: Mapping[str, Any]) -> StepVersion:
         if len(self._versions) == MAX_VERSIONS:
             raise IrcError(
