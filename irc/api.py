@@ -245,7 +245,8 @@ def compile_step(
     of a kind.
     ``step.state_dict()`` puts everything together, ``step.load_state_dict`` goes on from there, on
     any mesh. ``step.evaluate(*args)`` calls the module on the ranks' parts; ``step.materialize()``
-    lets the module hold its values, whole, until the next step.
+    lets the module hold its values, whole, until the next step. The module itself, called in
+    between, has no values and says so (``weights-apart``).
 
     Where parameters and states lie is the planner's choice, within the memory of the cluster's
     devices. ``stored_bytes`` (or a small device) makes it split what is stored: parameters and

@@ -979,6 +979,16 @@ PAGES = (
         fix="irc compile model.onnx -o plan --cluster my-h100.json",
     ),
     ErrorPage(
+        code="weights-apart",
+        title="a module was called whose weights the ranks of a step hold",
+        exit_code=2,
+        what="On a mesh the parameters of a module that irc.compile_step trains are on the meta "
+        "device; something asked them for their values.",
+        why="Each rank keeps its parts; no rank need have the memory of the whole.",
+        example="step(x, y); model(x)",
+        fix="step.evaluate(x), or step.materialize() and then model(x)",
+    ),
+    ErrorPage(
         code="weights-missing",
         title="a weight has no value",
         exit_code=2,

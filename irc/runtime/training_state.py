@@ -18,6 +18,7 @@ from irc.dialects.placement import Mesh
 from irc.errors import IrcError, did_you_mean
 from irc.plan.parts import PartsPlan
 from irc.plan.schema import Plan
+from irc.runtime.absent import AbsentParameter
 from irc.runtime.agreement import agree_on_weights
 from irc.runtime.initialisers import Init, InitialStart
 from irc.runtime.parts import Parts
@@ -453,11 +454,12 @@ def release(module: nn.Module, first: Mapping[str, str], roles: Mapping[str, str
     for path, child in module.named_modules():
         for key, value in child._parameters.items():
             name = first.get(f"{path}.{key}" if path else key)
-            if value is None or value.is_meta or name is None or roles.get(name) != "parameter":
+            if value is None or isinstance(value, AbsentParameter):
+                continue
+            if name is None or roles.get(name) != "parameter":
                 continue
             if name not in made:
-                shown = torch.empty_like(value, device="meta")
-                made[name] = nn.Parameter(shown, requires_grad=value.requires_grad)
+                made[name] = AbsentParameter.of(value, name)
             child._parameters[key] = made[name]
 
 

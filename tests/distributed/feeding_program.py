@@ -251,6 +251,12 @@ def called(mesh: str) -> Any:
         return abs(float(step(tokens, labels)) - float(loss.detach()))
 
     found["losses"] = max(trained() for _ in range(2))
+    try:
+        mine(tokens)
+    except IrcError as error:
+        assert error.code == "weights-apart" and "step.evaluate" in f"{error}"
+    else:
+        raise AssertionError("the module has no values, and was called")
     for number in range(2):
         errors = [far(step.evaluate(x), theirs(x).detach()) for x in (tokens, tokens[:4])]
         found["evaluated"] = max(found["evaluated"], *errors)
