@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, wraps
 from itertools import zip_longest
 from math import prod
@@ -49,6 +49,18 @@ SPELT = {
     "rshift": "bitwise_right_shift",
 }  # fmt: skip
 """Operators by Python's names: their ops."""
+
+
+READS = frozenset(
+    {
+        "__get__", "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset",
+        "element_size", "untyped_storage", "_typed_storage", "storage", "data_ptr", "get_device",
+        "device", "is_contiguous", "is_complex", "is_floating_point", "is_conj", "is_neg",
+        "is_inference", "is_signed", "is_same_size", "is_set_to", "is_shared", "is_pinned",
+        "_is_view", "has_names", "sym_max", "sym_min", "sym_int", "sym_float", "sym_ite", "sym_not",
+    }
+)  # fmt: skip
+"""Functions that say of a tensor what it is and how it lies, for any element type; and of sizes."""
 
 
 SIZED = frozenset({"nansum", "topk", "linalg_cross"})
@@ -112,6 +124,8 @@ def of_other_dtype(
         value: what the trace has as its result.
     """
     name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    if name in READS:
+        return value
     plain = _op_name(name)
     if not (plain in SIZED or _is_elementwise(plain)):  # of others errors alone are asked
         return value
@@ -130,7 +144,7 @@ def _answer_to(
 ) -> Answer | None:
     """Return what eager gives for a call of torch; None where it cannot be asked."""
     name = function if isinstance(function, str) else getattr(function, "__name__", "")
-    if name == "__get__":  # most calls read a shape or a device
+    if name in READS:  # most calls of a trace, torch's own
         return None
     plain = _op_name(name)
     call = _method(name) if isinstance(function, str) else function
@@ -204,9 +218,11 @@ def as_eager_takes(
 def _asked(
     call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, sized: bool
 ) -> Answer | None:
+    if sized and _is_usual(args, kwargs):
+        return None
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     kinds = tuple(_kind(leaf, sized) for leaf in leaves)
-    if None in kinds or (sized and (_is_usual(kinds) or not _is_small(kinds))):
+    if None in kinds or (sized and not _is_small(kinds)):
         return None
     casts = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
     return _answer(call, kinds, spec, (casts, torch.get_default_dtype()))
@@ -219,21 +235,36 @@ def _is_small(kinds: Sequence[tuple[Any, ...] | None]) -> bool:
     return prod(map(max, dims)) <= LARGEST
 
 
-def _is_usual(kinds: Sequence[tuple[Any, ...] | None]) -> bool:
+def _is_usual(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """True where all tensors are of one dtype that is a float, whose kernels there are.
 
     Integers beside it are indices, mostly.
     """
-    dtypes = {kind[1] for kind in kinds if kind and kind[0] is torch.Tensor}
+    dtypes = set(_operand_dtypes((*args, *kwargs.values())))
     floats = {dtype for dtype in dtypes if dtype.is_floating_point}
     return not dtypes or (len(floats) == 1 and not any(dtype.is_complex for dtype in dtypes))
 
 
+def _operand_dtypes(values: Iterable[Any]) -> Iterator[torch.dtype]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _operand_dtypes(value)
+        elif isinstance(value, dict):
+            yield from _operand_dtypes(value.values())
+        elif isinstance(known := _value(value), torch.Tensor):
+            yield known.dtype
+
+
+def _value(leaf: Any) -> Any:
+    """Return what a node of a graph stands for; all else is itself."""
+    if isinstance(leaf, Node):
+        return leaf.meta.get("val", leaf.meta.get("example_value"))
+    return leaf
+
+
 def _kind(leaf: Any, sized: bool) -> tuple[Any, ...] | None:
     """Return what eager's answer depends on; None where it cannot be asked."""
-    value = leaf
-    if isinstance(leaf, Node):
-        value = leaf.meta.get("val", leaf.meta.get("example_value"))
+    value = _value(leaf)
     if isinstance(value, torch.Tensor):
         is_here = value.device.type in ("cpu", "meta") and value.layout is torch.strided
         # Tensors with dims outrank those without: only whether there are some matters.
