@@ -12,6 +12,7 @@ from irc.errors import IrcError
 from irc.pipeline import Options, default_pipeline
 from irc.plan.parts import PIPE
 from irc.sharding.mesh import parse_mesh
+from irc.training.groups import check_groups
 from irc.training.recipe import OptimizerOption, Recipe, recipe_of
 
 if TYPE_CHECKING:
@@ -183,9 +184,11 @@ def recipe_option(
 
         optimizer, still = options_of(optimizer, model)
         frozen = ",".join([*filter(None, [frozen]), *still])
-    return recipe_of(
+    recipe = recipe_of(
         optimizer, loss=name, frozen=frozen, micro_batches=micro_batches, recompute=recompute
     )
+    check_groups(recipe.groups, [name for name, _ in model.named_parameters()])
+    return recipe
 
 
 def micro_batches_option(micro_batches: int | None, accumulate: int | None) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -14,6 +15,7 @@ from xdsl.passes import ModulePass
 from irc.dialects.builder import entry, results
 from irc.errors import IrcError, did_you_mean
 from irc.training.entry import globs, matches
+from irc.training.groups import NumberedGroup, group_of, parse_groups
 from irc.training.optimizers import OPTIMIZERS, Settings
 from irc.training.update import Options, Update
 
@@ -25,11 +27,13 @@ class AddOptimizerPass(ModulePass):
     Parameters and moments are then states of the program: their new values are results of role
     ``state``, which lie as the arguments of the same name do, so that no gradient or moment need be
     whole on a rank that does not keep it (ZeRO, arXiv:1910.02054). The learning rate is an input,
-    ``lr``, and the number of steps so far a state, ``optimizer.step``.
+    ``lr``, and the number of steps so far a state, ``optimizer.step``. Where groups have rates of
+    their own, ``lr`` has one number for each.
 
     Options: ``kind`` is adamw, adam, sgd or momentum (sgd with one); ``beta1``, ``beta2``, ``eps``,
     ``momentum`` and ``weight_decay`` are torch's, with torch's defaults; ``no_decay`` has globs of
-    parameters without decay; ``clip_norm`` limits the norm of all gradients together. Where other
+    parameters without decay; ``groups`` are told other numbers (:mod:`irc.training.groups`);
+    ``clip_norm`` limits the norm of all gradients together. Where other
     programs (stages of a pipeline) have gradients too, ``norm_apart`` gives the sum of the squares
     of this one's as result ``norm`` and takes that of all as input ``norm``; ``uncounted`` has
     globs of parameters that another program counts.
@@ -84,6 +88,17 @@ class AddOptimizerPass(ModulePass):
     clip_norm: float = 0.0
     norm_apart: bool = False
     uncounted: str = ""
+    groups: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            self._groups  # noqa: B018  # read once, so that it is refused here
+        except ValueError as error:
+            raise IrcError(
+                "option-value",
+                f"add-optimizer: {error}",
+                help="head.*: rate=1 weight_decay=0; *.bias: weight_decay=0",
+            ) from None
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Replace the results of role gradient by new states."""
@@ -111,6 +126,7 @@ class AddOptimizerPass(ModulePass):
             self.clip_norm,
             self.norm_apart,
             tuple(globs(self.uncounted)),
+            1 + max((group.rate for group in self._groups), default=0),
         )
         Update(op, func, chosen).run(gradients)
 
@@ -121,7 +137,24 @@ class AddOptimizerPass(ModulePass):
             decay = OPTIMIZERS[self.kind].weight_decay
         if matches(name, globs(self.no_decay)):
             decay = 0.0
-        return Settings((self.beta1, self.beta2), self.eps, decay, self.momentum)
+        own = Settings((self.beta1, self.beta2), self.eps, decay, self.momentum)
+        group = group_of(name, self._groups)
+        return own if group is None else _in_group(own, group)
+
+    @cached_property
+    def _groups(self) -> list[NumberedGroup]:
+        return parse_groups(self.groups)
+
+
+def _in_group(settings: Settings, group: NumberedGroup) -> Settings:
+    given = group.numbers
+    return Settings(
+        (given.get("beta1", settings.betas[0]), given.get("beta2", settings.betas[1])),
+        given.get("eps", settings.eps),
+        given.get("weight_decay", settings.weight_decay),
+        given.get("momentum", settings.momentum),
+        group.rate,
+    )
 
 
 def _returned(func: FuncOp) -> list[SSAValue]:

@@ -62,7 +62,7 @@ class PartsVersion:
     collects_first: bool = False
     optimizer: Mapping[str, object] = field(default_factory=dict[str, object])
 
-    def __call__(self, inputs: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
+    def __call__(self, inputs: Sequence[torch.Tensor], lr: torch.Tensor) -> torch.Tensor:
         """Run on the flattened batch."""
         return self.executor(inputs, lr, self.state.next_seed())
 

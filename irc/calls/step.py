@@ -45,6 +45,7 @@ from irc.runtime.join import join_processes, own_rank, shared_plan
 from irc.runtime.replicas import check_copies
 from irc.runtime.same_program import marks_of
 from irc.runtime.state_forms import copied_box, in_box, in_torch
+from irc.runtime.torch_optimizer import rates_tensor
 from irc.runtime.training_state import KEYS, TrainingState, shaped
 from irc.training.recipe import Recipe
 
@@ -72,10 +73,9 @@ class StepVersion:
     collects_first: bool = False
     optimizer: Mapping[str, object] = field(default_factory=dict[str, object])
 
-    def __call__(self, inputs: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
+    def __call__(self, inputs: Sequence[torch.Tensor], lr: torch.Tensor) -> torch.Tensor:
         """Run on the flattened batch."""
-        rate = torch.tensor(lr, dtype=torch.float64)
-        loss, *written = self.executor(*inputs, rate)
+        loss, *written = self.executor(*inputs, lr)
         # What the module writes into its arguments comes last.
         for index, value in zip(self.captured.mutated_inputs.values(), written, strict=True):
             inputs[index].copy_(value)
@@ -136,8 +136,8 @@ class TrainingStep:
 
         Args:
             batch: the module's arguments, then the targets of a loss function.
-            lr: the learning rate of this step; by default the optimiser's, of one of torch what
-                its groups say now.
+            lr: the learning rate of this step, for all parameters; by default the optimiser's and
+                those of its groups, of one of torch what its groups say now.
             named: the module's keyword arguments.
 
         Raises:
@@ -145,19 +145,20 @@ class TrainingStep:
                 a kind, what capture and planning raise.
         """
         self._follow()
-        rate = self.recipe.lr if lr is None else float(lr)
+        own = self.recipe.rates
+        rates = own if lr is None else (float(lr),) * len(own)
         if self._feeding.is_local:
             named = dict(sorted(named.items()))  # leaves are told by number
         self._state.hide()
         with torch.no_grad():
             version = self._find(batch, named)
             if self.options.mesh.num_ranks > 1:
-                self._agree(version, batch, named, rate)
+                self._agree(version, batch, named, rates)
             self._check_wanted()
             if version is None:
                 version = self._add(batch, named)
             inputs = version.captured.flatten(batch, named)
-            loss = version(inputs, rate)
+            loss = version(inputs, rates_tensor(rates))
             self._state.step += 1
             first = next((x for x in inputs if x.ndim), None)
             self.samples += 0 if first is None else len(first) * self._feeding.count
@@ -431,7 +432,7 @@ class TrainingStep:
         version: StepVersion | None,
         batch: Sequence[Any],
         named: Mapping[str, Any],
-        rate: float,
+        rates: tuple[float, ...],
     ) -> None:
         """Compare a call between the ranks, before any of them moves a parameter."""
         join_processes(self.options.mesh)
@@ -443,7 +444,7 @@ class TrainingStep:
             batch,
             named,
             {
-                "the learning rate": rate,
+                "the learning rate": rates[0] if len(rates) == 1 else rates,
                 "the optimiser": self.recipe.optimizer,
                 "the number of steps made": self._state.step,
                 "the requires_grad of parameters": _wanted(self.module),

@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 from irc.dialects.builder import arguments, entry, results
 from irc.interpret.flow import run_function
 from irc.plan.parts import PartsPlan, smaller_suffix
-from irc.runtime.inputs import LR
+from irc.runtime.inputs import LR, known_inputs
 from irc.training.accumulators import ACCUMULATED
 from irc.training.batch_sums import SHARES, SUMS, take_batch_sums
 from irc.training.functions import NORM
@@ -39,6 +39,7 @@ class Reference:
         states: buffers that the model moves, after the batch.
         given: by micro-batch, its inputs.
         shares: by micro-batch and stage, its shares of sums over the batch.
+        rates: the shape of the learning rate: of several, how many there are.
     """
 
     crossing: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class Reference:
     states: dict[str, torch.Tensor] = field(default_factory=dict)
     given: list[dict[str, torch.Tensor]] = field(default_factory=list)
     shares: list[list[dict[str, torch.Tensor]]] = field(default_factory=list)
+    rates: tuple[int, ...] = ()
 
     @property
     def largest(self) -> float:
@@ -67,7 +69,7 @@ class Reference:
         }
         sums = {f"{ACCUMULATED}{n}": torch.zeros_like(g) for n, g in self.gradients.items()}
         norm = {NORM: torch.stack(squares).sum().to(squares[0].dtype)} if squares else {}
-        rate = {LR: torch.tensor(RATE, dtype=torch.float64)}
+        rate = {LR: torch.full(self.rates, RATE, dtype=torch.float64)}
         shares = self.shares[number][stage]
         return {**self.given[number], **shares, **crossing, **sums, **norm, **rate}
 
@@ -140,7 +142,9 @@ class _Step:
             tails = self._shares([model.slices.tail for model in self.models if model.slices])
             by_stage += [tails] * (len(slices.alone) + (slices.join is not None))
         self.shares = [list(own) for own in zip(*by_stage, strict=True)]
-        self.found = Reference(given=self.each, shares=self.shares)
+        self.found = Reference(
+            given=self.each, shares=self.shares, rates=tuple(known_inputs(plan)[LR].shape)
+        )
 
     def run(self) -> Reference:
         modules = self.models[0].modules

@@ -20,7 +20,7 @@ from irc.plan.parts import PartsPlan
 from irc.plan.training import FORWARD, forward_text, recipe_of_plan, smaller_file
 from irc.runtime.code import load_program
 from irc.runtime.compare import HALF_SLACK, TOLERANCE, Comparison
-from irc.runtime.torch_optimizer import STEP, state_name, torch_optimizer
+from irc.runtime.torch_optimizer import STEP, set_rates, state_name, torch_optimizer
 from irc.training.batch_sums import SHARE, SHARES, SUMS, take_batch_sums
 from irc.training.entry import loss_index
 from irc.training.recipe import Recipe
@@ -166,10 +166,10 @@ def _step(
         for (role, name), value in zip(model.results, values, strict=True):
             if role == "state" and name in held:
                 held[name] = value.detach()
-    for group in optimizer.param_groups:
-        group["lr"] = float(batch[LR])
+    moved = [p for group in optimizer.param_groups for p in group["params"]]
+    own = {id(p) for p in moved}
+    set_rates(optimizer, recipe, {n: t for n, t in held.items() if id(t) in own}, batch[LR])
     if limit := recipe.numbers.get("clip_norm"):
-        moved = [p for group in optimizer.param_groups for p in group["params"]]
         torch.nn.utils.clip_grad_norm_(moved, limit)
     optimizer.step()
     if "seed" in held:

@@ -3,7 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,12 @@ from irc.errors import IrcError
 from irc.training.recipe import Recipe, recipe_of
 
 KINDS = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
-SHARED = {
-    "adamw": ("lr", "betas", "eps"),
-    "adam": ("lr", "betas", "eps"),
-    "sgd": ("lr", "momentum"),
+TOLD = {
+    "adamw": ("betas", "eps", "weight_decay"),
+    "adam": ("betas", "eps", "weight_decay"),
+    "sgd": ("momentum", "weight_decay"),
 }
-"""What all parameters have in common."""
+"""What an optimiser is told of each group beside its rate."""
 
 OFF = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
 """Options that have to be off."""
@@ -42,6 +42,7 @@ class GivenOptimizer:
         # The module's parameters may become others; the optimiser keeps these.
         self._names = {id(value): name for name, value in module.named_parameters()}
         self._read = self._numbers()
+        self._apart = _apart(optimizer, frozenset())
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """Return the recipe of the next step: that of the last one, where no number has changed.
@@ -49,17 +50,27 @@ class GivenOptimizer:
         Raises:
             IrcError: ``option-value`` for what a step does not compute.
         """
+        # Else a scheduler of torch warns that it goes on without a step.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # a mark of schedulers
         now = self._numbers()
         if now == self._read:
             return recipe
-        found = recipe_of(_options(self._optimizer, self._names))
+        # A scheduler may let rates be equal for a while, which is no other program.
+        self._apart = _apart(self._optimizer, self._apart)
+        found = recipe_of(_options(self._optimizer, self._names, self._apart))
         if found.kind != recipe.kind:
             raise _refused(
                 f"the optimiser was {recipe.kind} and is {found.kind} now, which has other states",
                 "make another step, and give it the parameters by load_state_dict",
             )
         self._read = now
-        return replace(recipe, numbers=found.numbers, no_decay=found.no_decay, lr=found.lr)
+        return replace(
+            recipe,
+            numbers=found.numbers,
+            no_decay=found.no_decay,
+            lr=found.lr,
+            groups=found.groups,
+        )
 
     def _numbers(self) -> list[tuple[Any, ...]]:
         groups: list[dict[str, Any]] = self._optimizer.param_groups
@@ -77,7 +88,7 @@ def options_of(optimizer: object, module: nn.Module) -> tuple[dict[str, object],
         IrcError: ``option-value`` for what a step does not compute.
     """
     names = {id(value): name for name, value in module.named_parameters()}
-    found = _options(optimizer, names)
+    found = _options(optimizer, names, _apart(optimizer, frozenset()))
     assert isinstance(optimizer, torch.optim.Optimizer)
     groups: list[dict[str, Any]] = optimizer.param_groups
     known = {_name(names, p) for group in groups for p in group["params"]}
@@ -85,12 +96,22 @@ def options_of(optimizer: object, module: nn.Module) -> tuple[dict[str, object],
     return found, tuple(others)
 
 
-def _options(optimizer: object, names: Mapping[int, str]) -> dict[str, object]:
+def _apart(optimizer: object, before: frozenset[int]) -> frozenset[int]:
+    """Return the numbers of groups that have had another rate than the first."""
+    groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
+    rates = [_number(group["lr"]) for group in groups]
+    return before | {i for i, rate in enumerate(rates) if rate != rates[0]}
+
+
+def _options(
+    optimizer: object, names: Mapping[int, str], apart: frozenset[int]
+) -> dict[str, object]:
     """Return the options of a step.
 
     Args:
         optimizer: of torch.
         names: of the parameters, by their identity.
+        apart: numbers of the groups that have a rate of their own.
     """
     kind = KINDS.get(type(optimizer))  # type: ignore[arg-type]  # any class may be looked up
     if kind is None or not isinstance(optimizer, torch.optim.Optimizer):
@@ -106,29 +127,24 @@ def _options(optimizer: object, names: Mapping[int, str]) -> dict[str, object]:
             raise _refused(f"the optimiser has {name}={groups[0].get(name)!r}")
     if kind == "adam" and all(group.get("decoupled_weight_decay") for group in groups):
         kind = "adamw"
-    found: dict[str, object] = {"kind": kind}
-    for option in SHARED[kind]:
-        values = [_number(group[option]) for group in groups]
-        if any(value != values[0] for value in values):
-            raise _refused(
-                f"the optimiser's groups have different {option}: {_list(values)}",
-                "one step has one; parameters differ in weight decay alone, which is 0 or one "
-                "number",
-            )
-        found[option] = values[0]
+    told = [{option: group[option] for option in TOLD[kind]} for group in groups]
     held = [[_name(names, p) for p in group["params"]] for group in groups]
-    decays = [float(group["weight_decay"]) for group in groups]
-    used = sorted({decay for decay in decays if decay})
-    if len(used) > 1:
-        raise _refused(
-            f"the optimiser's groups have different weight_decay: {_list(used)}",
-            "weight decay is 0 or one number",
-        )
-    found["weight_decay"] = used[0] if used else 0.0
-    if used:
-        pairs = zip(held, decays, strict=True)
-        found["no_decay"] = [name for each, decay in pairs for name in each if not decay]
-    return found
+    rates = [_number(group["lr"]) for group in groups]
+    found: dict[str, object] = {"kind": kind, "lr": rates[0]}
+    decays = {own["weight_decay"] for own in told}
+    alike = [{**own, "weight_decay": 0.0} for own in told]
+    if not apart and all(own == alike[0] for own in alike) and len(decays - {0.0}) <= 1:
+        found |= {**told[0], "weight_decay": max(decays)}
+        if max(decays):
+            pairs = zip(held, told, strict=True)
+            found["no_decay"] = [n for each, own in pairs for n in each if not own["weight_decay"]]
+        return found
+    own_groups: list[dict[str, object]] = []
+    for number, (params, own, rate) in enumerate(zip(held, told, rates, strict=True)):
+        own_rate = {"lr": rate} if number in apart else {}
+        if number and params and (own_rate or own != told[0]):
+            own_groups.append({"params": params, **own_rate, **own})
+    return {**found, **told[0], "groups": own_groups}
 
 
 def _name(names: Mapping[int, str], parameter: torch.Tensor) -> str:
@@ -143,10 +159,6 @@ def _name(names: Mapping[int, str], parameter: torch.Tensor) -> str:
 
 def _number(value: Any) -> Any:
     return float(value) if isinstance(value, torch.Tensor) else value
-
-
-def _list(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, dict.fromkeys(values)))
 
 
 def _refused(message: str, advice: str = "") -> IrcError:

@@ -25,6 +25,7 @@ from irc.plan.training import FORWARD, Training, forward_text, recipe_of_plan
 from irc.runtime.arguments import whole_shape
 from irc.runtime.code import load_program
 from irc.runtime.dtypes import dtypes
+from irc.runtime.torch_optimizer import rates_tensor
 
 LR = "lr"
 """The input of a step that is its learning rate."""
@@ -77,7 +78,8 @@ def specs_of_parts(plan: PartsPlan) -> list[InputSpec]:
             samples = plan.facts.samples or shape[0] * plan.num_micro_batches
             shape = (samples, *shape[1:])
         named[name] = InputSpec(name, kind.dtype, shape, bounds.get(name))
-    named[LR] = InputSpec(LR, "f64", (), None, known_inputs(plan).get(LR))
+    rates = known_inputs(plan)[LR]
+    named[LR] = InputSpec(LR, "f64", tuple(rates.shape), None, rates)
     if set(named) != set(plan.facts.inputs):
         raise corrupt(f"the model takes {', '.join(named)}, not what a step does", FORWARD)
     return [named[name] for name in plan.facts.inputs]
@@ -139,9 +141,9 @@ def check_memory(drawn: Sequence[tuple[str, Sequence[int]]], more_bytes: int = 0
 
 
 def known_inputs(loaded: Training) -> dict[str, torch.Tensor]:
-    """Return what a plan has values for itself: of one of training, the learning rate."""
+    """Return what a plan has values for itself: of one of training, the learning rates."""
     recipe = recipe_of_plan(loaded)
-    return {} if recipe is None else {LR: torch.tensor(recipe.lr, dtype=torch.float64)}
+    return {} if recipe is None else {LR: rates_tensor(recipe.rates)}
 
 
 def random_inputs(plan: Plan, seed: int) -> list[torch.Tensor]:

@@ -18,6 +18,7 @@ import torch
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan, smaller_kind, smaller_suffix
+from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of, memory_of
@@ -112,7 +113,7 @@ class PipelineExecutor:
         sums = {part: self._batch_sums(part) for part in dict.fromkeys(self._stages.values())}
         self._batch = {part: own for part, own in sums.items() if own is not None}
         self._losses = torch.zeros(count, dtype=self._loss_dtype())
-        self._rate = torch.zeros((), dtype=torch.float64)
+        self._rate = torch.zeros(self._rate_shape(), dtype=torch.float64)
         self._norm = torch.zeros((), dtype=self._norm_dtype())
         self._numbers = torch.arange(count)
         self._seeds = torch.zeros(count, dtype=torch.int64)
@@ -146,13 +147,15 @@ class PipelineExecutor:
         own = (self.plan.parts[part] for part in dict.fromkeys(self._stages.values()))
         return max(loaded.plan.arena_bytes for part in own for loaded in part.values())
 
-    def __call__(self, inputs: Sequence[torch.Tensor], lr: float, seed: int = 0) -> torch.Tensor:
+    def __call__(
+        self, inputs: Sequence[torch.Tensor], lr: torch.Tensor, seed: int = 0
+    ) -> torch.Tensor:
         """Run one step and return its loss, the mean of those of the micro-batches.
 
         Args:
             inputs: of the whole batch, in the order of the plan, the same on every rank, but for
                 those of which each is given its own part.
-            lr: the learning rate.
+            lr: the learning rate, float64; of shape [rates] where groups have their own.
             seed: of this step's random numbers.
 
         Raises:
@@ -167,7 +170,7 @@ class PipelineExecutor:
         named = dict(zip(plan.facts.inputs, inputs, strict=False))
         self._inputs.take(named)
         with self._scope(), torch.no_grad(), naming_lost_ranks():
-            self._rate.fill_(lr)
+            self._rate.copy_(lr)
             torch.add(self._numbers, seed * plan.num_micro_batches, out=self._seeds)
             for sums in self._batch.values():
                 sums.run()
@@ -261,6 +264,16 @@ class PipelineExecutor:
         ]
         names = [[e.plan.buffers[i].name for i in e.plan.inputs] for e in steps]
         return [e.bound([held[n] for n in own], ()) for e, own in zip(steps, names, strict=True)]
+
+    def _rate_shape(self) -> tuple[int, ...]:
+        steps = [part["step"].plan for part in self.plan.parts if "step" in part]
+        shapes = [
+            whole_shape(plan, index)
+            for plan in steps
+            for index in plan.inputs
+            if plan.buffers[index].name == LR
+        ]
+        return shapes[0] if shapes else ()
 
     def _update(self) -> None:
         for executor in self._late:

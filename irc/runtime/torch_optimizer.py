@@ -3,12 +3,13 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from irc.training.entry import globs, matches
+from irc.training.groups import group_of, numbered
 from irc.training.optimizers import OPTIMIZERS
 from irc.training.recipe import Recipe
 
@@ -20,20 +21,56 @@ def torch_optimizer(recipe: Recipe, named: Mapping[str, torch.Tensor]) -> torch.
 
     Args:
         recipe: the kind and its numbers.
-        named: the trained tensors by name; those without weight decay are a group of their own.
+        named: the trained tensors by name; those that are told the same numbers are a group.
     """
-    numbers = dict(recipe.numbers)
-    decay = numbers.get("weight_decay", OPTIMIZERS[recipe.kind].weight_decay)
-    still = [name for name in named if matches(name, globs(recipe.no_decay))]
-    groups = [{"params": [t for n, t in named.items() if n not in still], "weight_decay": decay}]
-    if still:
-        groups.append({"params": [named[name] for name in still], "weight_decay": 0.0})
+    groups: dict[tuple[object, ...], dict[str, Any]] = {}
+    for name, value in named.items():
+        told, _ = told_of(recipe, name)
+        groups.setdefault(tuple(told.items()), {"params": [], **told})["params"].append(value)
+    cls = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}.get(recipe.kind, torch.optim.SGD)
+    return cls(list(groups.values()), lr=recipe.lr)
+
+
+def told_of(recipe: Recipe, name: str) -> tuple[dict[str, Any], int]:
+    """Return what torch's optimiser is told of a parameter, and the number of its rate."""
+    group = group_of(name, numbered(recipe.groups))
+    numbers = {"weight_decay": OPTIMIZERS[recipe.kind].weight_decay, **recipe.numbers}
+    if matches(name, globs(recipe.no_decay)):
+        numbers["weight_decay"] = 0.0
+    numbers |= {} if group is None else group.numbers
+    rate = 0 if group is None else group.rate
+    told: dict[str, Any] = {"lr": recipe.rates[rate], "weight_decay": numbers["weight_decay"]}
     if recipe.kind in ("adam", "adamw"):
-        betas = numbers.get("beta1", 0.9), numbers.get("beta2", 0.999)
-        cls = torch.optim.AdamW if recipe.kind == "adamw" else torch.optim.Adam
-        return cls(groups, lr=recipe.lr, betas=betas, eps=numbers.get("eps", 1e-8))
-    momentum = numbers.get("momentum", 0.9) if recipe.kind == "momentum" else 0.0
-    return torch.optim.SGD(groups, lr=recipe.lr, momentum=momentum)
+        told["betas"] = numbers.get("beta1", 0.9), numbers.get("beta2", 0.999)
+        told["eps"] = numbers.get("eps", 1e-8)
+    else:
+        told["momentum"] = numbers.get("momentum", 0.9) if recipe.kind == "momentum" else 0.0
+    return told, rate
+
+
+def set_rates(
+    optimizer: torch.optim.Optimizer,
+    recipe: Recipe,
+    named: Mapping[str, torch.Tensor],
+    rates: torch.Tensor,
+) -> None:
+    """Give the groups of :func:`torch_optimizer` other learning rates.
+
+    Args:
+        optimizer: of the recipe.
+        recipe: says which rate a parameter has.
+        named: the trained tensors by name.
+        rates: one number, or one for each of the recipe's.
+    """
+    names = {id(value): name for name, value in named.items()}
+    for group in optimizer.param_groups:
+        _, rate = told_of(recipe, names[id(group["params"][0])])
+        group["lr"] = float(rates[rate] if rates.ndim else rates)
+
+
+def rates_tensor(rates: Sequence[float]) -> torch.Tensor:
+    """Return learning rates as a step takes them: float64, of shape [] where there is one."""
+    return torch.tensor(rates[0] if len(rates) == 1 else rates, dtype=torch.float64)
 
 
 def to_torch(recipe: Recipe, states: Mapping[str, torch.Tensor], trained: list[str]) -> Any:

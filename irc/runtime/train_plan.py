@@ -121,7 +121,7 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
 
     def step(batch: Sequence[torch.Tensor], number: int) -> torch.Tensor:
         given = dict(zip(names, batch, strict=True))
-        return run(batch[:-1], float(given[LR]), number)
+        return run(batch[:-1], given[LR], number)
 
     held = {
         "parameters": parts.num_bytes("parameter"),

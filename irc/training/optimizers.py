@@ -1,7 +1,7 @@
 """Optimiser steps as formulas: from a parameter, its gradient and its state to their new values.
 
-Numbers that all parameters share (the learning rate with its bias corrections) are computed once,
-in float64 scalars, as torch computes them in Python. Half types are updated in float32 and rounded
+Numbers that parameters share (a learning rate with its bias corrections) are computed once, in
+float64 scalars, as torch computes them in Python. Half types are updated in float32 and rounded
 once; their moments are float32.
 """
 
@@ -27,12 +27,14 @@ class Settings:
         eps: added to the root of the second moment.
         weight_decay: how fast parameters decay.
         momentum: of sgd.
+        rate: the number of its learning rate.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
     momentum: float = 0.0
+    rate: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from irc.errors import IrcError, did_you_mean
+from irc.training.groups import OWN, Group, groups_text
 from irc.training.optimizers import OPTIMIZERS
 
 OptimizerOption: TypeAlias = "str | Mapping[str, object]"
 """A kind, ``adamw``, or ``{"kind": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), ...}``."""
 
-NUMBERS = ("beta1", "beta2", "eps", "weight_decay", "momentum", "clip_norm")
+NUMBERS = (*OWN, "clip_norm")
 DEFAULT_LR = 1e-3
 
 
@@ -30,6 +31,7 @@ class Recipe:
         micro_batches: of a step.
         split: inputs that are cut into micro-batches; others are given to each.
         recompute: what backward computes again (pass ``recompute``).
+        groups: parameters that are told other numbers.
     """
 
     kind: str = "adamw"
@@ -41,11 +43,18 @@ class Recipe:
     micro_batches: int = 1
     split: tuple[str, ...] = ()
     recompute: str = "none"
+    groups: tuple[Group, ...] = ()
 
     @property
     def optimizer(self) -> dict[str, object]:
         """The options of pass ``add-optimizer``."""
-        return {"kind": self.kind, "no_decay": self.no_decay, **self.numbers}
+        more = {"groups": groups_text(self.groups)} if self.groups else {}
+        return {"kind": self.kind, "no_decay": self.no_decay, **self.numbers, **more}
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The rates of a call that gives none: the optimiser's, then those of groups."""
+        return (self.lr, *(group.lr for group in self.groups if group.lr is not None))
 
 
 def recipe_of(
@@ -58,7 +67,8 @@ def recipe_of(
 ) -> Recipe:
     """Read what the user says of a training step.
 
-    ``betas`` is taken as torch has it; ``sgd`` with a momentum is ``momentum``.
+    ``betas`` is taken as torch has it; ``sgd`` with a momentum is ``momentum``. ``groups`` are
+    mappings with the globs ``params``, a ``lr`` and numbers of their own.
 
     >>> recipe_of({"kind": "sgd", "momentum": 0.9, "lr": 0.1}).optimizer
     {'kind': 'momentum', 'no_decay': '', 'momentum': 0.9}
@@ -74,22 +84,58 @@ def recipe_of(
         raise IrcError(
             "option-value", f"no optimiser '{kind}'", help=did_you_mean(f"{kind}", OPTIMIZERS)
         )
-    if "betas" in given:
-        given["beta1"], given["beta2"] = _pair(given.pop("betas"))
     lr = _number("lr", given.pop("lr", DEFAULT_LR))
-    no_decay = _globs(given.pop("no_decay", ""))
-    for name in given:
-        if name not in NUMBERS:
-            known = ("kind", "lr", "betas", "no_decay", *NUMBERS)
+    no_decay = _globs("no_decay", given.pop("no_decay", ""))
+    groups = tuple(_group(group) for group in _mappings(given.pop("groups", ())))
+    numbers = _numbers(given, NUMBERS, ("kind", "lr", "betas", "no_decay", "groups"))
+    if kind == "sgd" and any(
+        each.get("momentum") for each in (numbers, *(g.numbers for g in groups))
+    ):
+        kind = "momentum"
+        numbers = {"momentum": 0.0, **numbers}
+    return Recipe(kind, numbers, no_decay, lr, loss, frozen, micro_batches, (), recompute, groups)
+
+
+def _group(given: Mapping[str, object]) -> Group:
+    rest = dict(given)
+    params = _globs("params", rest.pop("params", ""))
+    if not params:
+        raise IrcError(
+            "option-value",
+            "a group of an optimiser names no parameters",
+            help="{'params': 'head.*', 'lr': 1e-4}",
+        )
+    lr = rest.pop("lr", None)
+    numbers = _numbers(rest, OWN, ("params", "lr", "betas"))
+    return Group(params, numbers, None if lr is None else _number("lr", lr))
+
+
+def _mappings(value: object) -> list[Mapping[str, object]]:
+    given = list(cast("Sequence[object]", value)) if isinstance(value, tuple | list) else [value]
+    if not all(isinstance(each, Mapping) for each in given):
+        raise IrcError(
+            "option-value",
+            f"groups={value!r}: give a list of groups",
+            help="[{'params': 'head.*', 'lr': 1e-4}]",
+        )
+    return cast("list[Mapping[str, object]]", given)
+
+
+def _numbers(
+    given: Mapping[str, object], names: Sequence[str], others: Sequence[str]
+) -> dict[str, float]:
+    """Return numbers by name, ``betas`` as two."""
+    rest = dict(given)
+    if "betas" in rest:
+        rest["beta1"], rest["beta2"] = _pair(rest.pop("betas"))
+    for name in rest:
+        if name not in names:
             raise IrcError(
                 "option-unknown",
                 f"the optimiser has no option '{name}'",
-                help=did_you_mean(name, known),
+                help=did_you_mean(name, (*others, *names)),
             )
-    numbers = {name: _number(name, value) for name, value in given.items() if value is not None}
-    if kind == "sgd" and numbers.get("momentum"):
-        kind = "momentum"
-    return Recipe(kind, numbers, no_decay, lr, loss, frozen, micro_batches, (), recompute)
+    return {name: _number(name, value) for name, value in rest.items() if value is not None}
 
 
 def _pair(betas: object) -> tuple[object, object]:
@@ -106,11 +152,11 @@ def _number(name: str, value: object) -> float:
     raise IrcError("option-value", f"{name}={value!r} is not a number")
 
 
-def _globs(value: object) -> str:
+def _globs(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, tuple | list):
         given = list(cast("Sequence[object]", value))
         if all(isinstance(glob, str) for glob in given):
             return ",".join(map(str, given))
-    raise IrcError("option-value", f"no_decay={value!r}: give globs of parameter names")
+    raise IrcError("option-value", f"{name}={value!r}: give globs of parameter names")

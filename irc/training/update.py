@@ -9,7 +9,7 @@ its formula in the entry.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Block, OpResult, SSAValue
 
 from irc.dialects.builder import argument_attrs, arguments, finish_function, functions, results
-from irc.dialects.flow import loc_of, tensor
+from irc.dialects.flow import SliceOp, loc_of, tensor
 from irc.dialects.types import TensorType
 from irc.ops.derivative import PhaseBuilder
 from irc.training.entry import add_argument, add_arguments, matches, set_results
@@ -41,6 +41,7 @@ class Options:
         norm_apart: other programs have gradients too: the sum of the squares of this one's is the
             result ``norm``, and that of all the input ``norm``.
         uncounted: globs of parameters whose gradients another program counts.
+        rates: how many learning rates there are.
     """
 
     optimizer: Optimizer
@@ -48,6 +49,7 @@ class Options:
     clip_norm: float = 0.0
     norm_apart: bool = False
     uncounted: tuple[str, ...] = ()
+    rates: int = 1
 
 
 @dataclass
@@ -80,10 +82,11 @@ class Update:
         end.detach()
         self._alike = Counter(self._origin(name, value) for name, value in gradients.items())
         scale = self._clip_scale(gradients)
-        by = self._shared(self._settings(gradients))
+        by = self._shared(gradients)
         moments = self._moments(held, gradients)
         for number, (name, gradient) in enumerate(gradients.items()):
-            self._parameter(number, name, held[name], gradient, moments[name], by, scale)
+            own = by[_of_many(self.options.settings(name))]
+            self._parameter(number, name, held[name], gradient, moments[name], own, scale)
         for value in self._casts.values():
             if value.first_use is None and isinstance(value, OpResult):
                 value.op.detach()
@@ -91,10 +94,6 @@ class Update:
         func.body.block.add_op(end)
         every = [*kept, *self.new]
         set_results(func, [value for value, _ in every], [attrs for _, attrs in every])
-
-    def _settings(self, gradients: Mapping[str, SSAValue]) -> Settings:
-        # What all parameters share does not depend on the name.
-        return self.options.settings(next(iter(gradients)))
 
     def _builder(self, name: str, loc: str) -> PhaseBuilder:
         # Names are the user's; ids are ours.
@@ -106,16 +105,20 @@ class Update:
         callee = gradient.op.callee.string_value()
         return callee, gradient.index, self.options.settings(name)
 
-    def _shared(self, settings: Settings) -> Shared:
-        scalar = TensorType.of((), "f64")
-        lr = add_argument(self.func, scalar, "input", "lr")
+    def _shared(self, names: Iterable[str]) -> dict[Settings, Shared]:
+        """Return the scalars of parameters that have a rate and betas in common."""
+        many = self.options.rates
+        kind = TensorType.of((many,) if many > 1 else (), "f64")
+        lr, count = add_argument(self.func, kind, "input", "lr"), None
         b = self._builder("lr", "optimizer")
-        if not self.options.optimizer.counts:
-            return shared(b, settings, lr, None)
-        steps = add_argument(self.func, TensorType.of((), "i64"), "state", "optimizer.step")
-        count = b.pointwise("add", steps, b.scalar(1, "i64"))
-        self.new.append((count, argument_attrs("state", "optimizer.step")))
-        return shared(b, settings, lr, count)
+        if self.options.optimizer.counts:
+            steps = add_argument(self.func, TensorType.of((), "i64"), "state", "optimizer.step")
+            count = b.pointwise("add", steps, b.scalar(1, "i64"))
+            self.new.append((count, argument_attrs("state", "optimizer.step")))
+        found: dict[Settings, Shared] = {}
+        for settings in dict.fromkeys(_of_many(self.options.settings(name)) for name in names):
+            found[settings] = shared(b, settings, _rate(b, lr, settings.rate), count)
+        return found
 
     def _moments(
         self, held: Mapping[str, SSAValue], gradients: Mapping[str, SSAValue]
@@ -237,6 +240,19 @@ class Update:
         while (free := f"{name}_{number}" if number else name) in known:
             number += 1
         return free
+
+
+def _of_many(settings: Settings) -> Settings:
+    """Return settings with what a step's scalars depend on alone."""
+    return Settings(betas=settings.betas, rate=settings.rate)
+
+
+def _rate(b: PhaseBuilder, lr: SSAValue, number: int) -> SSAValue:
+    """Return one of the learning rates."""
+    if not tensor(lr).ndim:
+        return lr
+    part = b.op(SliceOp, [lr], starts=(number,), stops=(number + 1,), steps=(1,))
+    return b.reshape(part, ())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import irc
+from irc.calls.step import TrainingStep
 from irc.errors import IrcError
 from tests.calls.test_step import X, Y, assert_equal_modules, eager_steps, net
 
@@ -36,6 +37,20 @@ MAKERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     ),
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.1),
     "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "rates, momenta, decays": lambda m: torch.optim.SGD(
+        [
+            {"params": [p], "lr": 0.1 * i, "momentum": 0.3 * i, "weight_decay": 0.01 * i}
+            for i, p in enumerate(m.parameters())
+        ],
+        lr=1.0,
+    ),
+    "rates, betas, decays": lambda m: torch.optim.AdamW(
+        [
+            {"params": [p], "lr": 1e-3 * i, "betas": (0.1 * i, 0.9), "weight_decay": 0.1 * i}
+            for i, p in enumerate(m.parameters(), 1)
+        ],
+        eps=1e-5,
+    ),
     "no decay": lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.0),
     "of a part": lambda m: torch.optim.SGD(list(m.children())[2].parameters(), lr=0.1),
 }
@@ -65,16 +80,6 @@ def stepped(module: nn.Module) -> torch.optim.Optimizer:
         (lambda m: torch.optim.SGD(m.parameters(), 0.1, 0.9, nesterov=True), "nesterov=True"),
         (lambda m: torch.optim.SGD(m.parameters(), 0.1, 0.9, dampening=0.5), "dampening=0.5"),
         (lambda m: torch.optim.Adam(m.parameters(), maximize=True), "maximize=True"),
-        (
-            lambda m: torch.optim.SGD([{"params": [p], "lr": 0.1 * i} for i, p in
-                                       enumerate(m.parameters(), 1)], lr=1.0),
-            "different lr: 0.1, 0.2",
-        ),
-        (
-            lambda m: torch.optim.AdamW([{"params": [p], "weight_decay": 0.1 * i} for i, p in
-                                         enumerate(m.parameters(), 1)]),
-            "different weight_decay",
-        ),
         (lambda m: torch.optim.AdamW(net().parameters()), "no parameter of the module"),
         (stepped, "has taken steps"),
     ],
@@ -87,6 +92,59 @@ def test_what_a_step_does_not_compute_is_refused(make: Any, says: str) -> None:
     assert "AdamW, Adam and SGD" in str(raised.value)
 
 
+GROUPS = {
+    "kind": "adamw",
+    "lr": 1e-2,
+    "no_decay": "*.bias",
+    "groups": [
+        {"params": "2.bias", "lr": 3e-2, "eps": 1e-4, "weight_decay": 0.2},
+        {"params": ["2.*"], "lr": 1e-3, "betas": (0.5, 0.6)},
+        {"params": "0.bias", "weight_decay": 0.4},
+    ],
+}
+
+
+@pytest.mark.parametrize("micro_batches", [None, 3])
+def test_groups_that_are_written_down(micro_batches: int | None) -> None:
+    mine, theirs = net(), net()
+    named = dict(theirs.named_parameters())
+    eager = torch.optim.AdamW(
+        [
+            {"params": [named["0.weight"]]},
+            {"params": [named["0.bias"]], "weight_decay": 0.4},
+            {"params": [named["2.weight"]], "lr": 1e-3, "betas": (0.5, 0.6)},
+            {"params": [named["2.bias"]], "lr": 3e-2, "eps": 1e-4, "weight_decay": 0.2},
+        ],
+        lr=1e-2,
+    )
+    step = irc.compile_step(
+        mine, loss=F.cross_entropy, optimizer=GROUPS, micro_batches=micro_batches
+    )
+    losses = [float(step(X, Y)) for _ in range(3)]
+    assert losses == pytest.approx(eager_steps(theirs, eager), rel=1e-5)
+    assert_equal_modules(mine, theirs)
+    rates = [group["lr"] for group in step.state_dict()["optimizer"]["param_groups"]]
+    assert sorted(rates) == [0.001, 0.01, 0.01, 0.03]
+    before = mine.get_parameter("2.bias").detach().clone()
+    step(X, Y, lr=0.0)
+    assert torch.equal(mine.get_parameter("2.bias"), before)
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        ([{"lr": 0.1}], "names no parameters"),
+        ("2.*", "give a list of groups"),
+        ([{"params": "2.*", "clip_norm": 1.0}], "no option 'clip_norm'"),
+        ([{"params": "2.*", "lr": "fast"}], "is not a number"),
+        ([{"params": "9.*", "lr": 0.1}], "no parameter is called '9.\\*'"),
+    ],
+)
+def test_groups_that_cannot_be(groups: object, says: str) -> None:
+    with pytest.raises(IrcError, match=says):
+        irc.compile_step(net(), optimizer={"kind": "sgd", "groups": groups})
+
+
 def scheduled(optimizer: torch.optim.Optimizer, number: int) -> None:
     """Change what a scheduler changes, then decay and betas, as users do between steps."""
     for group in optimizer.param_groups:
@@ -94,6 +152,17 @@ def scheduled(optimizer: torch.optim.Optimizer, number: int) -> None:
         if number >= 2:
             group["weight_decay"] = 0.3
             group["betas"] = (0.8, 0.9)
+
+
+def rated(
+    before: torch.optim.Optimizer, module: nn.Module
+) -> tuple[torch.optim.AdamW, TrainingStep]:
+    """Return another optimiser with two groups, and a step of it."""
+    first, *rest = module.parameters()
+    made: torch.optim.Optimizer = torch.optim.AdamW(
+        [{"params": [first]}, {"params": rest}], lr=1e-2
+    )
+    return made, irc.compile_step(module, loss=F.cross_entropy, optimizer=made)
 
 
 @pytest.mark.parametrize("micro_batches", [None, 2])
@@ -110,6 +179,17 @@ def test_each_step_reads_the_groups(micro_batches: int | None) -> None:
     assert_equal_modules(mine, theirs)
     assert len(step._versions) == 2
     assert step.state_dict()["optimizer"]["param_groups"][0]["betas"] == (0.8, 0.9)
+    # Rates of their own, then equal ones again, are one further program.
+    optimizer, step = rated(optimizer, mine)
+    eager, _ = rated(eager, theirs)
+    for number in range(3):
+        for each in (optimizer, eager):
+            each.param_groups[1]["lr"] = 1e-2 * (1 + number % 2)
+        assert float(step(X, Y)) == pytest.approx(eager_steps(theirs, eager, 1)[0], rel=1e-5)
+    assert len(step._versions) == 2
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    step(X, Y)
+    scheduler.step()  # without a warning that no step was made
     optimizer.param_groups[0]["amsgrad"] = True
     with pytest.raises(IrcError, match="amsgrad"):
         step(X, Y)
