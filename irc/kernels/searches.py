@@ -40,19 +40,23 @@ class Search:
     Attributes:
         table: [n], or [.., n] with the other dims of ``values``; each row sorted.
         values: what is searched for.
-        sorter: of the table's shape: positions in it in sorted order; None where it is sorted.
         right: the last suitable place, not the first one.
     """
 
     table: SSAValue
     values: SSAValue
-    sorter: SSAValue | None
     right: bool
 
 
 def searched(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
-    """Append what a search computes; None where it stays in the library: empty or odd dtypes."""
+    """Append what a search computes; None where it stays in the library.
+
+    That is empty or of odd dtypes, or what the library looks at and may refuse: a table of rows for
+    ``bucketize``, a side that there is not, positions to sort by.
+    """
     found = _search_of(b, op)
+    if found is None:
+        return None
     kinds = [tensor(value) for value in (found.table, found.values, op.outputs[0])]
     if any(0 in kind.shape or kind.dtype in (*LIBRARY_DTYPES, "i1") for kind in kinds):
         return None
@@ -65,8 +69,8 @@ def _rows_agree(found: Search) -> bool:
     return shape_of(found.table)[:-1] == shape_of(found.values)[:-1]
 
 
-def _search_of(b: FlowBuilder, op: ExternOp) -> Search:
-    """Read a call."""
+def _search_of(b: FlowBuilder, op: ExternOp) -> Search | None:
+    """Read a call; None for one that the library may refuse."""
     positional, keywords = json.loads(op.arguments.data)
 
     def operand(value: Any, dtype: str) -> SSAValue:
@@ -79,13 +83,15 @@ def _search_of(b: FlowBuilder, op: ExternOp) -> Search:
     bucketize = op.target.data.startswith("aten::bucketize")
     given = positional[::-1] if bucketize else positional
     table = operand(given[0], "")
-    sorter = keywords.get("sorter")
-    return Search(
-        table,
-        operand(given[1], tensor(table).dtype),
-        None if sorter is None else operand(sorter, "i64"),
-        keywords.get("right", False) or keywords.get("side") == "right",
-    )
+    if keywords.get("sorter") is not None or keywords.get("side", "left") not in SIDES:
+        return None
+    if bucketize and tensor(table).ndim != 1:
+        return None
+    right = keywords.get("right", False) or keywords.get("side") == "right"
+    return Search(table, operand(given[1], tensor(table).dtype), right)
+
+
+SIDES = ("left", "right")
 
 
 def bisection(b: FlowBuilder, search: Search) -> SSAValue:
@@ -97,19 +103,13 @@ def bisection(b: FlowBuilder, search: Search) -> SSAValue:
     for _ in range(n.bit_length()):
         middle = b.pointwise("shift_right", b.pointwise("add", first, last), one)
         # Where nothing is left to search, the middle may be n: it is looked up inside.
-        here = _looked_up(b, search, b.pointwise("minimum", middle, end))
+        here = _element(b, search.table, b.pointwise("minimum", middle, end))
         reached = b.pointwise("gt" if search.right else "ge", here, search.values)
         # Not reached, and more to search; else the middle is the end of what is left.
         up = b.pointwise("lt", reached, b.pointwise("lt", first, last))
         first = b.pointwise("where", up, b.pointwise("add", middle, one), first)
         last = b.pointwise("where", up, last, middle)
     return first
-
-
-def _looked_up(b: FlowBuilder, search: Search, place: SSAValue) -> SSAValue:
-    if search.sorter is not None:
-        place = _element(b, search.sorter, place)
-    return _element(b, search.table, place)
 
 
 def _element(b: FlowBuilder, table: SSAValue, place: SSAValue) -> SSAValue:

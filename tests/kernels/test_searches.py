@@ -64,11 +64,8 @@ def test_what_is_not_in_order() -> None:
         check(lambda t, v, r=right: torch.searchsorted(t, v, right=r), table, x)
 
 
-def test_sorter_and_numbers() -> None:
+def test_numbers() -> None:
     table = torch.randn(4, 29)
-    order = table.argsort()
-    x = torch.randn(4, 6)
-    check(lambda t, v, s: torch.searchsorted(t, v, sorter=s), table, x, order)
     check(lambda t: torch.searchsorted(t, 0.25), table[0].sort().values)
     check(lambda t: torch.bucketize(0.25, t, right=True), table[0].sort().values)
 
@@ -90,3 +87,18 @@ def test_nothing_to_search_stays_in_the_library() -> None:
 
     check(search, torch.randn(0), torch.randn(3), kernels=False)
     check(search, torch.randn(4), torch.randn(0), kernels=False)
+
+
+def test_what_the_library_looks_at_is_its_own() -> None:
+    """Positions to sort by may lie outside; tables of rows and odd sides are refused."""
+    table, x = torch.randn(4, 29), torch.randn(4, 6)
+    check(
+        lambda t, v, s: torch.searchsorted(t, v, sorter=s), table, x, table.argsort(), kernels=False
+    )
+    for refused, said in (
+        (lambda t, v: torch.searchsorted(t, v, sorter=t.argsort() + 1), "out of range"),
+        (lambda t, v: torch.searchsorted(t, v, side="middle"), "can only be"),
+        (lambda t, v: torch.bucketize(v, t), "must be 1 dimension"),
+    ):
+        with torch.no_grad(), pytest.raises(RuntimeError, match=said):
+            irc.compile(refused)(table, x)
