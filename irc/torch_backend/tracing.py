@@ -104,7 +104,9 @@ def _with_drawn(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
 def _counting(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
     """Count writes to arguments that share memory, as autograd wants to be told of them.
 
-    AOTAutograd makes such arguments views of one that it makes, and writes to that.
+    AOTAutograd makes such arguments views of one that it makes, and writes to that. What it makes
+    is for arguments that lie in their memory as these do, which Dynamo does not guard: torch runs
+    the graph for others.
     """
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     memories = [x.untyped_storage()._cdata if _is_counted(x) else None for x in inputs]
@@ -117,8 +119,13 @@ def _counting(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
     ]
     if not places:
         return run
+    sharing = [i for i, memory in enumerate(memories) if memory in shared]
+    lying = [_lies(inputs[i]) for i in sharing]
 
     def counted(*args: Any) -> Any:
+        if [_lies(args[i]) for i in sharing] != lying:
+            counters["graphs run by torch"] += 1
+            return gm.forward(*args)
         told = [args[i] for i in places if _is_counted(args[i])]
         before = [each._version for each in told]
         results = run(*args)
@@ -128,6 +135,11 @@ def _counting(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
         return results
 
     return counted
+
+
+def _lies(value: torch.Tensor) -> tuple[int, int]:
+    """Return where in its memory a tensor starts, and of how many bytes that is."""
+    return value.storage_offset(), value.untyped_storage().nbytes()
 
 
 def _is_counted(value: object) -> bool:

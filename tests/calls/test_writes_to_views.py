@@ -77,12 +77,70 @@ def test_what_eager_refuses_is_refused(way: Callable[[Any], Any], name: str) -> 
         way(call)(x)
 
 
+def turned(x: Tensor) -> None:
+    x += x.t()
+
+
+# fmt: off
+REFUSED: dict[str, Callable[[Tensor], Any]] = {
+    "transposed": lambda x: x.t().add_(x), "an operator": turned,
+    "rows further on": lambda x: x.__setitem__(slice(1, None), x[:-1]),
+    "out": lambda x: torch.cumsum(x, 0, out=x.t()),
+}
+TAKEN: dict[str, Callable[[Tensor], Any]] = {
+    "columns further on": lambda x: x[:, 1:].copy_(x[:, :-1]),
+    "columns apart": lambda x: x.__setitem__((..., slice(2, None)), x[:, :2]),
+    "itself": lambda x: x.mul_(x),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("way", WAYS[::2])
+@pytest.mark.parametrize("name", [*REFUSED, *TAKEN])
+def test_what_is_written_may_be_read_elsewhere(way: Callable[[Any], Any], name: str) -> None:
+    torch._dynamo.reset()
+    write = {**REFUSED, **TAKEN}[name]
+
+    def call(x: Tensor) -> Tensor:
+        write(x)
+        return x * 2
+
+    with torch.no_grad():
+        mine, theirs = (torch.arange(16.0).reshape(4, 4) for _ in range(2))
+        if name in REFUSED:
+            for each in (call, way(call)):
+                with pytest.raises(RuntimeError, match="single memory location"):
+                    each(mine)
+        else:
+            assert torch.equal(way(call)(mine), call(theirs))
+            assert torch.equal(mine, theirs)
+
+
+def test_arguments_of_one_memory_may_start_elsewhere_in_it() -> None:
+    """AOTAutograd makes views of all of the memory, and Dynamo does not guard where they start."""
+    torch._dynamo.reset()
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        y.reshape(-1).unfold(0, 1, 1).zero_()
+        return x.reshape(-1).unfold(0, 1, 1)
+
+    fast = torch.compile(call, backend=compile_fx, dynamic=False)
+    with torch.no_grad():
+        for start in (0, 3):
+            mine, theirs = (torch.arange(40.0) + 1 for _ in range(2))
+            given = mine[start : start + 24].reshape(4, 6)
+            given = given if start else given.clone()
+            wanted = theirs[start : start + 24].reshape(4, 6)
+            assert torch.equal(fast(given, given.detach()), call(wanted, wanted.detach()))
+            assert not start or torch.equal(mine, theirs)
+
+
 def test_a_plan_of_its_own_names_the_line() -> None:
     class Module(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return own(x)
 
-    with pytest.raises(IrcError, match="several elements are one place") as error:
+    with pytest.raises(IrcError, match="several elements of what it takes") as error:
         irc.capture(Module(), (torch.ones(2, 3),))
     assert "test_writes_to_views.py" in error.value.render()
 

@@ -306,9 +306,10 @@ def capture(
 def _written_at_once(node: Node) -> IrcError:
     return IrcError(
         "capture-failed",
-        f"'{name_of(node)}' writes to a tensor of which several elements are one place in memory",
+        f"'{name_of(node)}' writes to memory that is several elements of what it takes",
         location(node),
-        help="write to the tensor that was expanded, or to a copy: x.expand(...).clone()",
+        because="the tensor that it writes to is expanded, or what it reads lies there too",
+        help="write to the tensor that was expanded, or read or write a copy: x.clone()",
     )
 
 

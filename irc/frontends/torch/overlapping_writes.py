@@ -1,15 +1,17 @@
-"""Writes to tensors of which several elements are one place in memory, such as expanded ones.
+"""Writes to memory that is several elements of a tensor, or that the same call reads elsewhere.
 
-Eager takes few of them (``fill_``, ``zero_``) and refuses the rest. A functional graph knows
-neither: torch makes one a sum over the places, other numbers than eager's. So torch itself runs
-what holds such a write.
+Eager takes few of them (``fill_`` of an expanded tensor, a copy between columns) and refuses the
+rest (``a.t().add_(a)``). A functional graph knows neither: its numbers are those of a copy. So
+torch itself runs what holds such a write.
 """
 
 # pyright: basic
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,14 +19,24 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from irc.frontends.torch.real_writes import IN_PLACE
+from irc.frontends.torch.result_memory import hint_of
+
 
 def overlapping_write(nodes: Iterable[Node]) -> Node | None:
-    """Return the first call that writes to a tensor with a stride of 0 and several elements there.
+    """Return the first call that writes to memory which is more than one element of its operands.
 
     Args:
         nodes: of a graph of ``torch.export`` or of Dynamo, as traced: with its writes.
     """
-    return next((n for n in nodes if any(map(is_overlapping, _written(n)))), None)
+    return next((node for node in nodes if _overlaps(node)), None)
+
+
+def _overlaps(node: Node) -> bool:
+    written, read = _operands(node)
+    return any(map(is_overlapping, written)) or any(
+        meet_elsewhere(one, other) for one, other in product(written, read)
+    )
 
 
 def is_overlapping(value: object) -> bool:
@@ -37,12 +49,77 @@ def is_overlapping(value: object) -> bool:
     )
 
 
+def meet_elsewhere(one: object, other: object) -> bool:
+    """True for two tensors with an element in common that lies elsewhere in one than in the other.
+
+    >>> a = torch.zeros(4, 4)
+    >>> [meet_elsewhere(a, x) for x in (a, a.t(), a[0])]
+    [False, True, True]
+    >>> [meet_elsewhere(a[:, :2], x) for x in (a[:, 2:], a[:, 1:3], a.t()[:2])]
+    [False, True, True]
+    """
+    if not _has_memory(one) or not _has_memory(other):
+        return False
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    places = [_place(one), _place(other)]
+    if None in places or places[0] == places[1]:
+        return False
+    low, high = Counter[int](), Counter[int]()
+    starts: list[int] = []
+    for (shape, strides, start), width, bounds, sign in zip(
+        places, (one.itemsize, other.itemsize), (high, low), (1, -1), strict=True
+    ):
+        if 0 in shape:
+            return False
+        for size, stride in zip(shape, strides, strict=True):
+            bounds[stride * width] += sign * (size - 1)
+        bounds[1] += sign * (width - 1)  # an element is some bytes
+        starts.append(start * width)
+    steps = sorted({*low, *high} - {0}, reverse=True)
+    return _is_sum(starts[1] - starts[0], [(step, low[step], high[step]) for step in steps])
+
+
+def _place(value: torch.Tensor) -> Any:
+    """Return sizes, strides and start of a tensor; None where they are not known.
+
+    Of sizes that are open, the numbers decide with which the graph was traced.
+    """
+    shape, strides = (tuple(map(hint_of, each)) for each in (value.shape, value.stride()))
+    start = hint_of(value.storage_offset())
+    return None if None in (*shape, *strides, start) else (shape, strides, start)
+
+
+def _has_memory(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and torch._C._has_storage(value)
+    )
+
+
+def _is_sum(total: int, terms: Sequence[tuple[int, int, int]]) -> bool:
+    """True where some ``k`` have ``total == sum(k * step)``, each from its low to its high number.
+
+    Args:
+        total: what is to be reached.
+        terms: (step, low, high), the largest step first: of memory that is cut up row by row, one
+            or two ``k`` of each step come into question.
+    """
+    if not terms:
+        return total == 0
+    (step, low, high), rest = terms[0], terms[1:]
+    least, most = (sum(each[0] * each[end] for each in rest) for end in (1, 2))
+    first, last = max(low, -((most - total) // step)), min(high, (total - least) // step)
+    return any(_is_sum(total - k * step, rest) for k in range(first, last + 1))
+
+
 def writes(node: Node) -> bool:
     """True for a call in a graph of Dynamo that writes to what it is given."""
     name = name_of(node)
     if getattr(node.target, "__module__", "") == "_operator":
         return name == "setitem" or (name.startswith("i") and hasattr(operator, name[1:]))
-    is_in_place = name.endswith("_") and not name.endswith("__")
+    is_in_place = name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
     return node.op.startswith("call") and (
         is_in_place or "out" in node.kwargs or node.kwargs.get("inplace") is True
     )
@@ -53,19 +130,45 @@ def name_of(node: Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def _written(node: Node) -> Iterator[Any]:
+def _operands(node: Node) -> tuple[list[Any], list[Any]]:
+    """Return what a call writes to, and what else it takes: none where it does not write."""
     if isinstance(node.target, OpOverload):
-        if not node.target._schema.is_mutable:
-            return
-        for told, operand in zip(node.target._schema.arguments, node.args, strict=False):
-            if told.alias_info is not None and told.alias_info.is_write:
-                yield from map(_value, pytree.tree_leaves(operand))
-    elif writes(node):
-        first = [] if "out" in node.kwargs else node.args[:1]
-        yield from map(_value, pytree.tree_leaves([first, node.kwargs.get("out")]))
+        schema = node.target._schema
+        if not schema.is_mutable:
+            return [], []
+        told = [each.alias_info for each in schema.arguments]
+        is_written = [each is not None and each.is_write for each in told]
+        named = {each.name: i for i, each in enumerate(schema.arguments)}
+        given = [*enumerate(node.args), *((named[name], x) for name, x in node.kwargs.items())]
+        return (
+            [x for i, operand in given if is_written[i] for x in _values(operand)],
+            [x for i, operand in given if not is_written[i] for x in _values(operand)],
+        )
+    if not writes(node):
+        return [], []
+    if "out" in node.kwargs:
+        rest = {name: x for name, x in node.kwargs.items() if name != "out"}
+        return [*_values(node.kwargs["out"])], [*_values((node.args, rest))]
+    if name_of(node) in ("setitem", "__setitem__"):
+        return [*_part(*node.args[:2])], [*_values(node.args[1:])]
+    return [*_values(node.args[:1])], [*_values((node.args[1:], node.kwargs))]
 
 
-def _value(operand: object) -> object:
-    if not isinstance(operand, Node):
-        return None
-    return operand.meta.get("val", operand.meta.get("example_value"))
+def _part(operand: Any, index: Any) -> Iterator[Any]:
+    """Yield the view of a tensor that an index names, or all of it where that is no view."""
+    (value,) = _values(operand)
+    parts = pytree.tree_leaves(index, is_leaf=lambda part: isinstance(part, slice))
+    is_view = all(part is None or type(part) in (int, slice, type(...)) for part in parts)
+    numbers = [x for part in parts if isinstance(part, slice) for x in (part.start, part.stop)]
+    is_view &= all(number is None or type(number) is int for number in numbers)
+    if not is_view or not isinstance(value, torch.Tensor):
+        yield value
+        return
+    with torch.no_grad():
+        yield value[tuple(parts)]
+
+
+def _values(operand: Any) -> Iterator[Any]:
+    for leaf in pytree.tree_leaves(operand):
+        if isinstance(leaf, Node):
+            yield from pytree.tree_leaves(leaf.meta.get("val", leaf.meta.get("example_value")))

@@ -213,7 +213,7 @@ def _order(node: Node) -> tuple[int, ...] | None:
     Of sizes that are open, the numbers decide with which the graph was traced.
     """
     value = node.meta["val"]
-    shape, strides = (tuple(map(_hint, each)) for each in (value.shape, value.stride()))
+    shape, strides = (tuple(map(hint_of, each)) for each in (value.shape, value.stride()))
     if None in shape or None in strides or value.is_conj() or value.is_neg():
         return None
     order = sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))
@@ -225,7 +225,8 @@ def _order(node: Node) -> tuple[int, ...] | None:
     return tuple(dim for dim in order)
 
 
-def _hint(size: Any) -> int | None:
+def hint_of(size: Any) -> int | None:
+    """Return the number that a size has or, where it is open, had in the trace; None for others."""
     return size if isinstance(size, int) else size.node.hint
 
 
@@ -235,14 +236,14 @@ def _is_row_major(node: Node) -> bool:
     Dims of one element say nothing: what torch traces for them differs from what its kernels give.
     """
     value = node.meta["val"]
-    shape, strides = (tuple(map(_hint, each)) for each in (value.shape, value.stride()))
+    shape, strides = (tuple(map(hint_of, each)) for each in (value.shape, value.stride()))
     pairs = zip(shape, strides, row_major([size or 0 for size in shape]), strict=True)
     return all(size == 1 or one == other for size, one, other in pairs)
 
 
 def _turned(node: Node, order: tuple[int, ...]) -> Node:
     """Return a node with the dims in the order in which a node's lie in memory; itself if so."""
-    kept = [dim for dim in order if _hint(node.meta["val"].shape[dim]) != 1]
+    kept = [dim for dim in order if hint_of(node.meta["val"].shape[dim]) != 1]
     if kept == sorted(kept):
         return node
     return _appended(node, torch.ops.aten.permute.default, list(order))
@@ -254,7 +255,7 @@ def _spread(node: Node) -> Node | None:
     None where elements share places. Of sizes that are open, torch notes what is asked here.
     """
     value = node.meta["val"]
-    shape, strides = (tuple(map(_hint, each)) for each in (value.shape, value.stride()))
+    shape, strides = (tuple(map(hint_of, each)) for each in (value.shape, value.stride()))
     if None in shape or None in strides or value.is_conj() or value.is_neg():
         return None
     if 0 in shape:
