@@ -156,7 +156,12 @@ def _answer_to(
         return None
     answer = _asked(call, args, kwargs, sized=True)
     # No kernel for these element types: all else may come of what the stand-ins hold.
-    return answer if isinstance(answer, NotImplementedError) else None
+    is_of_dtypes = isinstance(answer, Exception) and any(word in f"{answer}" for word in OF_DTYPES)
+    return answer if is_of_dtypes or isinstance(answer, NotImplementedError) else None
+
+
+OF_DTYPES = ("object of scalar type", "can't be cast", "same dtype")
+"""What errors say that come of element types, whatever the numbers are."""
 
 
 def _is_torchs(function: Callable[..., Any] | str) -> bool:

@@ -132,6 +132,7 @@ DOMAINS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sizes of integers": lambda a: F.interpolate(a.long()[None], scale_factor=2),
     "random integers between 0 and 1": lambda a: torch.rand_like(a.long()),
     "classes of integers": lambda a: F.cross_entropy(a.long(), torch.zeros(4, dtype=torch.int64)),
+    "an out of another dtype": lambda a: torch.complex(a.double(), a.double(), out=a * 1j),
     "margins of two dtypes": lambda a: F.soft_margin_loss(a > 0, a),
     "the largest of nothing": lambda a: a[:0].max(),
     "probabilities above 1": lambda a: F.binary_cross_entropy(a.abs() + 1, a.sigmoid()),
