@@ -318,7 +318,7 @@ def compile_step(
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
     """
-    from irc.calls.feeding import feeding_of
+    from irc.calls.feeding import axes_called_so, feeding_of
     from irc.calls.pipelined import PipelinedStep, Pipelining
     from irc.calls.step import TrainingStep
     from irc.runtime.given_optimizer import GivenOptimizer
@@ -339,6 +339,7 @@ def compile_step(
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
         regather=regather,
+        samples=() if count is not None else axes_called_so(whole),
     )
     if backend != "cpu":
         checked(options)

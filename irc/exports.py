@@ -162,6 +162,7 @@ def _write_training(
 ) -> str:
     import torch
 
+    from irc.calls.feeding import axes_called_so
     from irc.calls.step_plan import captured_step, check_device, training_plan
 
     check_device(module, planned=True)
@@ -169,6 +170,7 @@ def _write_training(
     with torch.no_grad():
         captured, split = captured_step(module, called, recipe, args, dict(kwargs or {}))
     recipe = replace(recipe, split=split)
+    options = replace(options, samples=axes_called_so(options.mesh))
     plan = training_plan(captured.program, recipe, options, module, keep_ir=True)
     save_plan(out, plan, tensors=captured.program.tensors, force=force)
     return summary(plan, options.cluster, captured.program)

@@ -24,8 +24,10 @@ from irc.search.budget import infeasible
 from irc.search.graph import Graph, Wishes
 from irc.search.on_mesh import Plan, TooSmall, search
 from irc.search.plan_cost import plan_cost
+from irc.search.samples import check_samples
 from irc.search.write import write_placements
 from irc.sharding.mesh import parse_mesh
+from irc.training.entry import globs
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class AutoShardPass(ModulePass):
     may then be stored in smaller parts than they are used. ``regather`` keeps nothing that was
     gathered from forward to backward: it is gathered again, as Megatron-LM's sequence parallelism
     does (arXiv:2205.05198, section 4.2.2). ``layout`` is ``ddp``, ``fsdp``, ``tp``, or several with
-    ``+`` between: what the axes are for (`irc.constraints.layouts`).
+    ``+`` between: what the axes are for (`irc.constraints.layouts`). ``samples`` names axes that
+    are to divide the samples of a batch; it is refused where they do not and nothing else is
+    divided over them (`irc.search.samples`).
 
     Results of the entry are whole on each rank, a state lies as its buffer. A pass before it has
     bound the named sizes. It writes ``irc.mesh``, and unless ``report=false``, in ``irc.plan_cost``
@@ -117,6 +121,7 @@ class AutoShardPass(ModulePass):
     node_limit: int = 10_000
     regather: bool = False
     layout: str = ""
+    samples: str = ""
     report: bool = True
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
@@ -127,21 +132,29 @@ class AutoShardPass(ModulePass):
         cost = ClusterCost(find_cluster(self.cluster), mesh, within=within)
         text, source = constraint_text(self.pins)
         statements = (*module_pins(op), *parse_constraints(text, source))
-        found = self._search(op, cost, statements)
+        constraints = resolve(op, mesh, statements)
+        found = self._search(op, cost, statements, constraints)
         graph, solution, trees = found.graph, found.solution, found.trees
         # Before the types change: it says what the search saw.
         report = (
             plan_cost(graph, solution, self.cluster, cost.boxing, trees) if self.report else None
         )
         write_placements(op, graph, solution.choice, trees, cost.boxing)
+        check_samples(op, mesh, globs(self.samples), set(constraints.arguments))
         op.attributes["irc.mesh"] = StringAttr(str(mesh))
         if report is not None:
             op.attributes["irc.plan_cost"] = StringAttr(report)
             # For `irc explain plan --why-not`, which plans again from the folder alone.
             op.attributes["irc.auto_shard"] = StringAttr(json.dumps({**asdict(self), "pins": text}))
 
-    def _search(self, op: ModuleOp, cost: ClusterCost, statements: Sequence[Statement]) -> Plan:
-        wishes = self._wishes(resolve(op, cost.mesh, statements))
+    def _search(
+        self,
+        op: ModuleOp,
+        cost: ClusterCost,
+        statements: Sequence[Statement],
+        constraints: Constraints,
+    ) -> Plan:
+        wishes = self._wishes(constraints)
         try:
             return search(op, cost, wishes, node_limit=self.node_limit)
         except TooSmall as error:

@@ -36,7 +36,8 @@ class Evaluation:
     """
 
     def __init__(self, module: nn.Module, options: Options, parts: Callable[[], Parts]) -> None:
-        self._module, self._options, self._parts = module, options, parts
+        # One sample is called as well as many.
+        self._module, self._options, self._parts = module, replace(options, samples=()), parts
         self._ranks = Ranks.of(options.mesh)
         self._versions: list[Version] = []
 

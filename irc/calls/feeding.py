@@ -194,8 +194,13 @@ def feeding_of(batch: BatchOption, mesh: Mesh, axes: Sequence[str] = ()) -> Feed
     return Feeding(mesh, own, named)
 
 
+def axes_called_so(mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes of a mesh whose names say that samples are divided over them."""
+    return tuple(axis for axis in mesh.names if axis in SAMPLES)
+
+
 def _axes_of_samples(mesh: Mesh) -> tuple[str, ...]:
-    called = tuple(axis for axis in mesh.names if axis in SAMPLES)
+    called = axes_called_so(mesh)
     rest = [axis for axis in mesh.names if axis != PIPE and axis not in TENSOR]
     if not called and len(rest) == 1:
         called = (rest[0],)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from irc.calls.feeding import Feeding, feeding_of
+from irc.calls.feeding import Feeding, axes_called_so, feeding_of
 from irc.constraints.layouts import parse_layout
 from irc.constraints.pins import constraint_text, pin
 from irc.dialects.builder import arguments, entry, results
@@ -114,7 +114,8 @@ class Loop:
 
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LoopVersion:
         """Plan forward and backward of a kind of call; every rank calls it."""
-        ranks, options = self.ranks, self.options
+        ranks, mesh = self.ranks, self.options.mesh
+        options = replace(self.options, samples=axes_called_so(mesh))
         captured = self.captured(args, kwargs)
         if captured.mutated_inputs:
             name = next(iter(captured.mutated_inputs))
@@ -142,7 +143,7 @@ class Loop:
                     "gradient",
                     help="detach it, or give every rank the whole batch",
                 )
-        whole = Placement.replicated(options.mesh.names)
+        whole = Placement.replicated(mesh.names)
         placed = self.parameters.placements
         fixed = {n: p for n, p in placed.items() if n in program.tensors}
         fixed |= {name: whole for name in captured.states if name in program.tensors}

@@ -68,6 +68,8 @@ def passes_by_part(options: Options) -> Passes:
             given["regather"] = True
         if options.layout:
             given["layout"] = options.layout
+        if options.samples:
+            given["samples"] = ",".join(options.samples)
         if options.within is not None:
             given["within"] = str(options.within)
         bounds = {k: v for k, v in limits.items() if v is not None}

@@ -32,6 +32,8 @@ class Options:
         memory_bytes: what a device may hold at any moment; by default what the cluster's have.
         stored_bytes: what it may hold all the time: parameters, states, buffers, constants.
         regather: what a training step gathers is not saved for backward but gathered again.
+        samples: axes that are to divide the samples of a batch: where none of a batch is divided
+            over one, since it does not divide their number, that is an error.
         layout: what the axes of the mesh are for, by name; empty: what is fastest.
         recompute: of a training step, what is computed again (pass ``recompute``; ``auto``: as much
             as it takes to fit); empty: as the program says.
@@ -61,6 +63,7 @@ class Options:
     memory_bytes: int | None = None
     stored_bytes: int | None = None
     regather: bool = False
+    samples: tuple[str, ...] = ()
     layout: str = ""
     recompute: str = ""
     dynamic: Any = None
