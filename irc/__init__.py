@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from irc.frontends.torch.capture import capture as capture
     from irc.ops.custom import register_op as register_op
     from irc.runtime.held import whole as whole
+    from irc.training.precision import Precision as Precision
     from irc.weight_only import quantize as quantize
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Precision": "irc.training.precision",
     "capture": "irc.frontends.torch.capture",
     "compile": "irc.api",
     "compile_entries": "irc.api",
@@ -43,6 +45,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Precision",
     "__version__",
     "capture",
     "compile",

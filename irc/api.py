@@ -28,6 +28,7 @@ from irc.pipeline import Options
 from irc.plan.host import is_host, load_host
 from irc.plan.load import LoadedPlan, load_plan
 from irc.sharding.mesh import parse_mesh
+from irc.training.precision import PrecisionOption
 from irc.training.recipe import OptimizerOption
 
 if TYPE_CHECKING:
@@ -231,6 +232,7 @@ def compile_step(
     init: Callable[[nn.Module], Any] | None = None,
     batch: BatchOption = "global",
     check_every: int = 0,
+    precision: PrecisionOption = None,
 ) -> TrainingStep:
     """Return a step of training, to be called with each batch: ``loss = step(*batch, lr=1e-3)``.
 
@@ -314,6 +316,9 @@ def compile_step(
             :func:`data_sampler` gives it.
         check_every: after so many steps, compare what several ranks hold copies of (parameters,
             buffers, states); one that differs is named, with its rank. 0: never.
+        precision: dtypes that are stored and computed in: ``"bfloat16"`` computes in it, from
+            float32 parameters, as under ``torch.autocast``; a :class:`irc.Precision` says also in
+            what parameters are stored, and whether they have masters.
 
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
@@ -328,7 +333,7 @@ def compile_step(
     count = programs_option(whole, asked, f"{schedule}", stages)
     feeding = feeding_of(batch, whole)
     check_every = count_option("check_every", check_every)
-    recipe = recipe_option(model, loss, optimizer, frozen, count or 1, recompute)
+    recipe = recipe_option(model, loss, optimizer, frozen, count or 1, recompute, precision)
     options = Options(
         mesh=whole,
         backend=backend,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -13,10 +14,12 @@ from irc.pipeline import Options, default_pipeline
 from irc.plan.parts import PIPE
 from irc.sharding.mesh import parse_mesh
 from irc.training.groups import check_groups
+from irc.training.precision import PrecisionOption, precision_of
 from irc.training.recipe import OptimizerOption, Recipe, recipe_of
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 DEFAULT_SCHEDULE = "1f1b"
 
@@ -162,6 +165,7 @@ def recipe_option(
     frozen: str,
     micro_batches: int,
     recompute: str,
+    precision: PrecisionOption = None,
 ) -> Recipe:
     """Return how a model is to be trained.
 
@@ -188,7 +192,19 @@ def recipe_option(
         optimizer, loss=name, frozen=frozen, micro_batches=micro_batches, recompute=recompute
     )
     check_groups(recipe.groups, [name for name, _ in model.named_parameters()])
-    return recipe
+    chosen = precision_of(precision)
+    if chosen.masters and not chosen.parameters and not _has_halves(model):
+        raise IrcError(
+            "option-value",
+            "precision: masters are of parameters that are bfloat16, and none is",
+            help="irc.Precision(parameters='bfloat16', masters='float32'); float32 parameters are "
+            "their own masters",
+        )
+    return replace(recipe, precision=chosen)
+
+
+def _has_halves(model: nn.Module) -> bool:
+    return any(p.is_floating_point() and p.itemsize == 2 for p in model.parameters())
 
 
 def micro_batches_option(micro_batches: int | None, accumulate: int | None) -> int | None:

@@ -72,6 +72,7 @@ class AddOptimizerPass(ModulePass):
     ```
 
     Half-precision parameters are updated in float32 and rounded once; their moments are float32.
+    With ``masters`` what rounding takes away is a state, ``remainder``, and added next time.
     Weights of a block that many layers call share one function, ``@step_N``, as the layers do.
     """
 
@@ -89,6 +90,7 @@ class AddOptimizerPass(ModulePass):
     norm_apart: bool = False
     uncounted: str = ""
     groups: str = ""
+    masters: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -127,6 +129,7 @@ class AddOptimizerPass(ModulePass):
             self.norm_apart,
             tuple(globs(self.uncounted)),
             1 + max((group.rate for group in self._groups), default=0),
+            self.masters,
         )
         Update(op, func, chosen).run(gradients)
 

@@ -30,6 +30,7 @@ from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured
 from irc.frontends.torch.examples import positional
 from irc.frontends.torch.guards import Guards
+from irc.frontends.torch.in_precision import store
 from irc.frontends.torch.loss import with_loss
 from irc.frontends.torch.structure import argument_names
 from irc.pipeline import Options
@@ -119,6 +120,7 @@ class TrainingStep:
         self._feeding = feeding or Feeding(options.mesh)
         self.samples = 0
         self._loss = loss
+        store(module, recipe.precision)
         self._versions: list[StepVersion] = []
         self._state = TrainingState(module, recipe, options.mesh, seed, init)
         self._wanted = _wanted(module)

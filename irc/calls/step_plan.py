@@ -14,6 +14,7 @@ from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured, capture
 from irc.frontends.torch.examples import positional
+from irc.frontends.torch.in_precision import computing
 from irc.frontends.torch.loss import with_loss
 from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
@@ -64,7 +65,7 @@ def captured_step(
         small = [widened(leaf) if i in own else leaf for i, leaf in enumerate(small)]
     micro_args, micro_kwargs = pytree.tree_unflatten(small, spec)
     face = module if loss is None else with_loss(module, loss, micro_args, micro_kwargs)
-    captured = capture(face, micro_args, micro_kwargs)
+    captured = capture(computing(face, recipe.precision), micro_args, micro_kwargs)
     names = captured.program.input_names
     if LR in names:
         raise IrcError(

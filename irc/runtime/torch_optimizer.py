@@ -10,7 +10,7 @@ import torch
 
 from irc.training.entry import globs, matches
 from irc.training.groups import group_of, numbered
-from irc.training.optimizers import OPTIMIZERS
+from irc.training.optimizers import OPTIMIZERS, REMAINDER
 from irc.training.recipe import Recipe
 
 STEP = "optimizer.step"
@@ -90,7 +90,7 @@ def to_torch(recipe: Recipe, states: Mapping[str, torch.Tensor], trained: list[s
     groups = [
         {**group, "params": [number[id(p)] for p in group["params"]]} for group in made.param_groups
     ]
-    moments = OPTIMIZERS[recipe.kind].moments
+    moments = (*OPTIMIZERS[recipe.kind].moments, REMAINDER)
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name in trained:
         own = {m: states[state_name(m, name)] for m in moments if state_name(m, name) in states}

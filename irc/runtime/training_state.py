@@ -26,7 +26,7 @@ from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.starts import CheckpointStart, Start
 from irc.runtime.torch_optimizer import STEP, from_torch, state_name, to_torch
 from irc.training.entry import globs, matches
-from irc.training.optimizers import OPTIMIZERS
+from irc.training.optimizers import OPTIMIZERS, REMAINDER
 from irc.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -309,11 +309,17 @@ class TrainingState:
         found = {
             state_name(moment, name): f"{STATE}{name}.{moment}"
             for name in self.trained
-            for moment in kind.moments
+            for moment in self._moments(name)
         }
         if kind.counts and self.trained:
             found[STEP] = f"{STATE}{self.trained[0]}.step"
         return found
+
+    def _moments(self, name: str) -> tuple[str, ...]:
+        """Return the names of the states of a parameter."""
+        own = OPTIMIZERS[self.recipe.kind].moments
+        is_half = self._module.get_parameter(name).dtype in (torch.bfloat16, torch.float16)
+        return (*own, REMAINDER) if is_half and self.recipe.precision.masters else own
 
     def _check_stored_states(self, checkpoint: Checkpoint, wanted: Mapping[str, str]) -> None:
         shapes = {n: tuple(p.shape) for n, p in self._module.named_parameters()}
@@ -393,11 +399,10 @@ class TrainingState:
 
     def _check_states(self, states: Mapping[str, torch.Tensor]) -> None:
         parameters = dict(self._module.named_parameters())
-        moments = OPTIMIZERS[self.recipe.kind].moments
         shapes = {
             state_name(moment, name): tuple(parameters[name].shape)
             for name in self.trained
-            for moment in moments
+            for moment in self._moments(name)
         }
         if OPTIMIZERS[self.recipe.kind].counts:
             shapes[STEP] = ()

@@ -2,7 +2,8 @@
 
 Numbers that parameters share (a learning rate with its bias corrections) are computed once, in
 float64 scalars, as torch computes them in Python. Half types are updated in float32 and rounded
-once; their moments are float32.
+once; their moments are float32. Where they have masters, what a parameter lacks of its float32
+value is kept as a state: the sum of both is that value exactly.
 """
 
 from __future__ import annotations
@@ -154,6 +155,9 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "momentum": Optimizer(("momentum_buffer",), counts=False, step=_sgd),
 }
 """By name; ``momentum`` is torch's SGD with a momentum."""
+
+REMAINDER = "remainder"
+"""What a master has more than its parameter, float32: a state beside the moments, zero at first."""
 
 SQUARES = frozenset({"exp_avg_sq"})
 """Moments that are means of squares: no element is negative."""

@@ -9,6 +9,7 @@ from typing import TypeAlias, cast
 from irc.errors import IrcError, did_you_mean
 from irc.training.groups import OWN, Group, groups_text
 from irc.training.optimizers import OPTIMIZERS
+from irc.training.precision import AS_IS, Precision
 
 OptimizerOption: TypeAlias = "str | Mapping[str, object]"
 """A kind, ``adamw``, or ``{"kind": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), ...}``."""
@@ -32,6 +33,7 @@ class Recipe:
         split: inputs that are cut into micro-batches; others are given to each.
         recompute: what backward computes again (pass ``recompute``).
         groups: parameters that are told other numbers.
+        precision: the dtypes that are stored and computed in.
     """
 
     kind: str = "adamw"
@@ -44,11 +46,14 @@ class Recipe:
     split: tuple[str, ...] = ()
     recompute: str = "none"
     groups: tuple[Group, ...] = ()
+    precision: Precision = AS_IS
 
     @property
     def optimizer(self) -> dict[str, object]:
         """The options of pass ``add-optimizer``."""
-        more = {"groups": groups_text(self.groups)} if self.groups else {}
+        more: dict[str, object] = {"groups": groups_text(self.groups)} if self.groups else {}
+        if self.precision.masters:
+            more["masters"] = True
         return {"kind": self.kind, "no_decay": self.no_decay, **self.numbers, **more}
 
     @property

@@ -22,7 +22,7 @@ from irc.dialects.flow import SliceOp, loc_of, tensor
 from irc.dialects.types import TensorType
 from irc.ops.derivative import PhaseBuilder
 from irc.training.entry import add_argument, add_arguments, matches, set_results
-from irc.training.optimizers import Optimizer, Settings, Shared, shared
+from irc.training.optimizers import REMAINDER, Optimizer, Settings, Shared, shared
 
 Origin: TypeAlias = tuple[object, ...]
 """Equal for weights of different layers that get their gradient, and their step, in one way."""
@@ -42,6 +42,7 @@ class Options:
             result ``norm``, and that of all the input ``norm``.
         uncounted: globs of parameters whose gradients another program counts.
         rates: how many learning rates there are.
+        masters: keep what half-precision parameters lack of their float32 values.
     """
 
     optimizer: Optimizer
@@ -50,6 +51,7 @@ class Options:
     norm_apart: bool = False
     uncounted: tuple[str, ...] = ()
     rates: int = 1
+    masters: bool = False
 
 
 @dataclass
@@ -125,19 +127,24 @@ class Update:
     ) -> dict[str, dict[str, SSAValue]]:
         """Add the arguments of all moments; return them by parameter and name."""
         wanted: list[tuple[TensorType, str, str]] = []
+        owners: list[str] = []
         for name in gradients:
             kind = tensor(held[name])
             wide = TensorType.of(kind.shape, widened(kind.dtype))
-            wanted += [
-                (wide, "state", f"optimizer.{moment}.{name}")
-                for moment in self.options.optimizer.moments
+            own = [
+                *self.options.optimizer.moments,
+                *([REMAINDER] if self._has_master(kind) else []),
             ]
-        added = iter(add_arguments(self.func, wanted))
-        names = iter(wanted)
-        return {
-            name: {next(names)[2]: next(added) for _ in self.options.optimizer.moments}
-            for name in gradients
-        }
+            wanted += [(wide, "state", f"optimizer.{moment}.{name}") for moment in own]
+            owners += [name] * len(own)
+        found: dict[str, dict[str, SSAValue]] = {name: {} for name in gradients}
+        added = add_arguments(self.func, wanted)
+        for owner, (_, _, name), value in zip(owners, wanted, added, strict=True):
+            found[owner][name] = value
+        return found
+
+    def _has_master(self, kind: TensorType) -> bool:
+        return self.options.masters and widened(kind.dtype) != kind.dtype
 
     def _parameter(
         self,
@@ -162,9 +169,16 @@ class Update:
             if clip is not None:
                 g = b.pointwise("mul", g, clip)
             p, g = b.cast(p, wide), b.cast(g, wide)
+            lacking = [state.pop()] if self._has_master(kind) else []
+            for value in lacking:
+                p = b.pointwise("add", p, value)
             step = self.options.optimizer.step
             value, *moved = step(b, settings, Shared(lr, first, root), p, g, state)
-            return [b.cast(value, kind.dtype), *moved]
+            rounded = b.cast(value, kind.dtype)
+            if lacking:
+                # Exact: what rounding takes away has fewer digits than the value.
+                moved.append(b.pointwise("sub", value, b.cast(rounded, wide)))
+            return [rounded, *moved]
 
         operands = [parameter, gradient, *moments.values(), *(n for n in given if n is not None)]
         value, *moved = self._written("step", number, name, gradient, operands, formula)

@@ -202,6 +202,35 @@ def micro_batches(mesh: str) -> dict[str, Any]:
     return compare(mine, theirs, step, cross_entropy, [*batches(3)])
 
 
+def half(mesh: str) -> dict[str, Any]:
+    """Parameters in bfloat16 with masters, split over the ranks: the numbers of one device."""
+    given: dict[str, Any] = {
+        "loss": F.cross_entropy,
+        "optimizer": ADAMW,
+        "precision": irc.Precision(parameters="bfloat16", masters="float32"),
+    }
+    mine, alone = net(), net()
+    pins = '"*.weight" = [data = S(0), tensor = B]'
+    step = irc.compile_step(mine, **given, mesh=mesh, cluster=CLUSTER, pins=pins)
+    other = irc.compile_step(alone, **given)
+    losses = max(abs(float(step(*batch)) - float(other(*batch))) for batch in batches(3))
+    held, wanted = step.state_dict(), other.state_dict()
+    states, found = (s["optimizer"]["state"]["0.weight"] for s in (held, wanted))
+    pairs = [(held["model"][name], value) for name, value in wanted["model"].items()]
+    sums = [w["model"]["0.weight"].float() + s["remainder"] for w, s in
+            ((held, states), (wanted, found))]  # fmt: skip
+    step.load_state_dict(held)
+    again = step.state_dict()["optimizer"]["state"]["0.weight"]["remainder"]
+    return {
+        "losses": losses,
+        "parameters": max(far(a, b) for a, b in pairs),
+        "states": far(*sums),
+        "split": step.memory_bytes()["states"] < 0.6 * other.memory_bytes()["states"],
+        "kept": bool(torch.equal(again, states["remainder"])),
+        "dtype": str(held["model"]["0.weight"].dtype),
+    }
+
+
 def saving(mesh: str) -> dict[str, Any]:
     """Two of four steps; rank 0 saves the state."""
     step = irc.compile_step(
@@ -259,7 +288,7 @@ CASES: dict[str, Callable[[str], dict[str, Any]]] = {
     function.__name__: function
     for function in (
         *(mlp, gpt, hugging_face, frozen, short_of_memory, split_states, dropout),
-        *(micro_batches, saving, loading, another_batch),
+        *(micro_batches, saving, loading, another_batch, half),
     )
 }
 

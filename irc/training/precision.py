@@ -1,0 +1,89 @@
+"""In which dtypes a step of training stores parameters, computes, and moves what is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from irc.errors import IrcError, did_you_mean
+
+FULL, HALVES = "float32", ("bfloat16",)
+"""What masters are, and what one can compute and store in beside the module's own dtypes."""
+
+PrecisionOption: TypeAlias = "Precision | str | object | None"
+"""A policy; a dtype to compute in, by name or torch's; None: everything as the module has it."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A policy of dtypes; each is a name (``bfloat16``), torch's dtype, or None.
+
+    With ``compute`` alone parameters, states and updates stay float32 and are the masters: matrix
+    products, convolutions and attention are computed in ``compute``, what needs more in float32, by
+    the rules of ``torch.autocast``. Weights that ranks hold in parts may then be gathered in
+    ``compute``, and gradients of products be added up in it. With ``parameters`` the module itself
+    is changed: what it holds, ranks store and a checkpoint has is of that dtype; updates are made
+    in float32 and rounded once. With ``masters`` what is lost by rounding is kept beside the
+    moments, so that updates far smaller than a parameter still count::
+
+        irc.compile_step(model, loss=f, precision="bfloat16")  # compute
+        irc.compile_step(model, loss=f, precision=irc.Precision(parameters="bfloat16"))
+        irc.compile_step(
+            model, loss=f, precision=irc.Precision(parameters="bfloat16", masters="float32")
+        )
+
+    Attributes:
+        parameters: ``bfloat16``, of float32 parameters; None: as they are.
+        compute: ``bfloat16``; None: what parameters are changed to, or what the module says.
+        masters: ``float32``, of parameters that are ``bfloat16``; None: they have none.
+
+    Raises:
+        IrcError: ``option-value`` for other dtypes.
+    """
+
+    parameters: str | object | None = None
+    compute: str | object | None = None
+    masters: str | object | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "compute", "masters"):
+            known = (FULL,) if name == "masters" else HALVES
+            value = dtype_name(getattr(self, name))
+            if value and value not in known:
+                raise IrcError(
+                    "option-value",
+                    f"precision: {name}={value} is none that a step trains in",
+                    because=f"{name} may be {', '.join(known)}, or left out",
+                    help=did_you_mean(value, known),
+                )
+            object.__setattr__(self, name, value or None)
+
+    @property
+    def computes(self) -> str:
+        """The dtype that autocast is to compute in; empty: as the module says."""
+        return f"{self.compute or self.parameters or ''}"
+
+
+def dtype_name(dtype: object) -> str:
+    """Return a dtype by name, without ``torch.``; empty for None.
+
+    >>> dtype_name("torch.bfloat16"), dtype_name(None)
+    ('bfloat16', '')
+    """
+    return "" if dtype is None else f"{dtype}".removeprefix("torch.")
+
+
+AS_IS = Precision()
+"""Everything as the module has it."""
+
+
+def precision_of(option: PrecisionOption) -> Precision:
+    """Read what a user says of dtypes.
+
+    >>> precision_of("bfloat16").computes
+    'bfloat16'
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    return option if isinstance(option, Precision) else Precision(compute=option)

@@ -1,0 +1,121 @@
+"""Steps in other dtypes: the numbers are those of torch's autocast, and masters lose nothing."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import irc
+from irc.errors import IrcError
+from tests.calls.test_step import X, Y, net
+
+HALF = torch.bfloat16
+POLICIES: dict[str, Any] = {
+    "compute": "bfloat16",
+    "parameters": irc.Precision(parameters=HALF),
+    "masters": irc.Precision(parameters="bfloat16", masters=torch.float32),
+}
+RATE = 1e-3
+
+
+def eagerly(module: nn.Module, kind: str, steps: int) -> tuple[list[float], Sequence[torch.Tensor]]:
+    """Train as torch's users do; return losses and what is updated."""
+    held = list(module.parameters())
+    if kind != "compute":
+        for p in held:
+            p.data = p.data.to(HALF)
+    masters = [p.detach().float() for p in held] if kind == "masters" else held
+    optimizer = torch.optim.AdamW(masters, lr=RATE)
+    losses = []
+    for _ in range(steps):
+        with torch.autocast("cpu", HALF):
+            loss = F.cross_entropy(module(X), Y)
+        gradients = torch.autograd.grad(loss, held)
+        for p, g in zip(masters, gradients, strict=True):
+            p.grad = g.to(p.dtype)
+        optimizer.step()
+        with torch.no_grad():
+            for p, master in zip(held, masters, strict=True):
+                p.copy_(master)
+        losses.append(float(loss.detach()))
+    return losses, masters
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_steps_are_those_of_autocast(kind: str) -> None:
+    mine, theirs = net(), net()
+    step = irc.compile_step(
+        mine, loss=F.cross_entropy, optimizer={"lr": RATE}, precision=POLICIES[kind]
+    )
+    losses = [float(step(X, Y)) for _ in range(4)]
+    wanted, masters = eagerly(theirs, kind, 4)
+    assert losses == pytest.approx(wanted, abs=5e-3)
+    state = step.state_dict()["optimizer"]["state"]
+    for (name, p), master in zip(mine.named_parameters(), masters, strict=True):
+        assert p.dtype == (torch.float32 if kind == "compute" else HALF)
+        assert state[name]["exp_avg"].dtype == torch.float32
+        assert ("remainder" in state[name]) == (kind == "masters")
+        own = p.detach().float() + state[name].get("remainder", 0.0)
+        if kind == "masters":
+            # Each is the nearest to its master: nothing is lost on the way.
+            assert torch.equal(own.to(HALF), p)
+        # Adam moves by the sign of a gradient that is nothing but rounding.
+        torch.testing.assert_close(own, master.detach().float(), rtol=2e-2, atol=8 * RATE)
+
+
+def test_small_updates_count_with_masters_alone() -> None:
+    """A parameter of 1 has neighbours 2**-8 away: steps of 2**-12 are lost without a master."""
+    found = {}
+    for kind in ("parameters", "masters"):
+        module = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(module.weight)
+        step = irc.compile_step(
+            module,
+            loss=lambda out: out.sum(),
+            optimizer={"kind": "sgd", "lr": 2**-12},
+            precision=POLICIES[kind],
+        )
+        for _ in range(32):
+            step(torch.ones(1, 1))
+        found[kind] = float(module.weight.detach())
+    assert found == {"parameters": 1.0, "masters": 1.0 - 32 * 2**-12}
+
+
+def test_masters_go_on_with_the_state() -> None:
+    options: dict[str, Any] = {"loss": F.cross_entropy, "precision": POLICIES["masters"]}
+    step = irc.compile_step(net(), **options)
+    for _ in range(2):
+        step(X, Y)
+    again = irc.compile_step(net(), **options)
+    again.load_state_dict(step.state_dict())
+    assert [float(again(X, Y)) for _ in range(2)] == [float(step(X, Y)) for _ in range(2)]
+    for name, value in step.state_dict()["optimizer"]["state"]["0.weight"].items():
+        other = again.state_dict()["optimizer"]["state"]["0.weight"][name]
+        assert torch.equal(value, other), name
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("float8", "compute=float8"),
+        (torch.int32, "compute=int32"),
+        ({"compute": "bfloat17"}, "help: did you mean 'bfloat16'"),
+        ({"parameters": "float64"}, "parameters=float64"),
+        ({"masters": "bfloat16"}, "masters may be float32"),
+        ({"masters": "float32"}, "masters are of parameters that are bfloat16"),
+    ],
+)
+def test_what_a_step_does_not_train_in(option: Any, says: str) -> None:
+    def asked() -> None:
+        given = irc.Precision(**option) if isinstance(option, dict) else option
+        irc.compile_step(net(), precision=given)
+
+    with pytest.raises(IrcError, match=says) as caught:
+        asked()
+    assert caught.value.code == "option-value"
