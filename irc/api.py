@@ -19,6 +19,7 @@ from irc.choices import (
     layout_option,
     micro_batches_option,
     names_option,
+    offload_option,
     programs_option,
     recipe_option,
 )
@@ -228,6 +229,7 @@ def compile_step(
     memory_bytes: int | None = None,
     stored_bytes: int | None = None,
     regather: bool = False,
+    offload: str = "",
     seed: int = 0,
     init: Callable[[nn.Module], Any] | None = None,
     batch: BatchOption = "global",
@@ -304,6 +306,12 @@ def compile_step(
         memory_bytes: the most that a device may hold at any moment.
         stored_bytes: the most that it may hold all the time.
         regather: do not save for backward what was gathered, but gather it again.
+        offload: where what forward saves of a micro-batch lies while others are computed, until
+            backward reads it: nothing for its place on the device; ``disk`` for a file of each
+            rank, without a name, in the folder ``IRC_SCRATCH`` (by default that for temporary
+            files); ``host`` for the pinned memory of a GPU's host. Values are moved while functions
+            run, and the numbers stay the same. It pays where a schedule keeps many micro-batches
+            (``gpipe``, the first stages of ``1f1b``): the device holds two or three of each value.
         seed: of random numbers.
         init: of a model that was made on the meta device, gives values to the parameters and
             buffers that are a layer's own, and is called for each of ``model.modules()``; by
@@ -345,6 +353,7 @@ def compile_step(
         stored_bytes=stored_bytes,
         regather=regather,
         samples=() if count is not None else axes_called_so(whole),
+        offload=offload_option(offload, count, backend),
     )
     if backend != "cpu":
         checked(options)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from irc.constraints.layouts import parse_layout
 from irc.dialects.placement import Mesh
-from irc.errors import IrcError
+from irc.errors import IrcError, did_you_mean
 from irc.pipeline import Options, default_pipeline
 from irc.plan.parts import PIPE
+from irc.runtime.segments import DEVICE_BACKENDS
 from irc.sharding.mesh import parse_mesh
 from irc.training.groups import check_groups
 from irc.training.precision import PrecisionOption, precision_of
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 DEFAULT_SCHEDULE = "1f1b"
+HOST = "host"
+OFFLOAD = ("disk", HOST)
+"""Where what a step in micro-batches saves may lie until it is read."""
 
 Dynamic: TypeAlias = bool | Mapping[str, Any] | Sequence[Any] | None
 """Which sizes are left open."""
@@ -247,7 +251,43 @@ def programs_option(
     return None if micro_batches == 1 and not is_ordered else micro_batches
 
 
-def refuse_pipeline(mesh: Mesh, micro_batches: int | None, schedule: str, stages: str) -> None:
+def offload_option(offload: str, micro_batches: int | None, backend: str) -> str:
+    """Check where what a step saves is to lie until it is read.
+
+    Args:
+        offload: as a user says; empty: on the device.
+        micro_batches: of a step of several programs; None for a step of one.
+        backend: what writes the kernels.
+
+    Raises:
+        IrcError: ``option-value``, ``offload-unsupported``.
+    """
+    if offload not in ("", *OFFLOAD):
+        raise IrcError(
+            "option-value",
+            f"offload is {' or '.join(map(repr, OFFLOAD))}, not {offload!r}",
+            help=did_you_mean(str(offload), OFFLOAD),
+        )
+    if offload and micro_batches is None:
+        raise IrcError(
+            "offload-unsupported",
+            f"offload='{offload}' moves what waits while other micro-batches are computed, and the "
+            "step has one",
+            help="give it micro_batches=8 and a schedule that keeps several of them (gpipe), or a "
+            "mesh with an axis 'pipe'; recompute='full' saves memory in a step of one",
+        )
+    if offload == HOST and backend not in DEVICE_BACKENDS:
+        raise IrcError(
+            "offload-unsupported",
+            f"with backend '{backend}' registers are in the memory of the host already",
+            help="choose offload='disk'",
+        )
+    return offload
+
+
+def refuse_pipeline(
+    mesh: Mesh, micro_batches: int | None, schedule: str, stages: str, offload: str = ""
+) -> None:
     """Refuse options of pipelines for a plan that is not of training.
 
     Raises:
@@ -257,6 +297,7 @@ def refuse_pipeline(mesh: Mesh, micro_batches: int | None, schedule: str, stages
         "micro_batches": micro_batches is not None,
         "schedule": schedule != DEFAULT_SCHEDULE,
         "stages": bool(stages),
+        "offload": bool(offload),
         f"the axis '{PIPE}'": PIPE in mesh.names,
     }
     for what, is_given in given.items():

@@ -482,6 +482,28 @@ PAGES = (
         fix="irc compile model.onnx -o plan",
     ),
     ErrorPage(
+        code="offload-storage",
+        title="saved activations cannot be put on the disk",
+        exit_code=2,
+        what="The folder for what a step moves out of memory is missing, cannot be written, or has "
+        "too little space; or a read or a write failed.",
+        why="A rank sets the space of its places aside before its first step, in the folder that "
+        "IRC_SCRATCH names, or in that for temporary files.",
+        example="IRC_SCRATCH=/missing torchrun --nproc-per-node 2 train.py",
+        fix="IRC_SCRATCH=/local/nvme torchrun --nproc-per-node 2 train.py",
+    ),
+    ErrorPage(
+        code="offload-unsupported",
+        title="a step has nothing that could be moved out of memory",
+        exit_code=3,
+        what="The step has no micro-batches, none of its values waits while others are computed, "
+        "or the memory that they are to go to is where they are already.",
+        why="What forward saves of a micro-batch can lie elsewhere while other micro-batches are "
+        "computed. With one micro-batch at a time its backward follows at once.",
+        example='irc.compile_step(model, offload="disk")',
+        fix='irc.compile_step(model, micro_batches=8, schedule="gpipe", offload="disk")',
+    ),
+    ErrorPage(
         code="onnx-invalid",
         title="the ONNX model contradicts itself",
         exit_code=2,
@@ -858,6 +880,17 @@ PAGES = (
         why="A channel between two stages delivers in the order of its sends.",
         example="rank 0: 0F0 0F1 ...   with   rank 1: 1F1 1F0 ...",
         fix="rank 1: 1F0 1F1 ...",
+    ),
+    ErrorPage(
+        code="schedule-registers",
+        title="a rank of a plan writes or reads a register at the wrong time",
+        exit_code=2,
+        what="A slot of a register would be written while what is in it is sent or stored, or read "
+        "before it has what a function is to read.",
+        why="Slots are few, and taken again as soon as what was in them has gone. A plan follows "
+        "from its schedule, so that this is a fault of the program that made its tapes.",
+        example="a tape of events that were written by hand",
+        fix="tapes_of(schedule, wiring)",
     ),
     ErrorPage(
         code="schedule-search",

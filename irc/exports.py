@@ -13,6 +13,7 @@ from irc.choices import (
     dynamic_option,
     micro_batches_option,
     names_option,
+    offload_option,
     programs_option,
     recipe_option,
     refuse_pipeline,
@@ -62,6 +63,7 @@ def export_plan(
     memory_bytes: int | None = None,
     stored_bytes: int | None = None,
     regather: bool = False,
+    offload: str = "",
 ) -> str:
     """Compile a PyTorch module to a plan folder that ``irc run`` and torchrun start.
 
@@ -97,6 +99,8 @@ def export_plan(
         memory_bytes: the most that a device may hold at any moment.
         stored_bytes: the most that it may hold all the time.
         regather: do not save for backward what was gathered, but gather it again.
+        offload: where what forward saves of a micro-batch lies until backward reads it, as
+            :func:`compile_step` takes it.
 
     Returns:
         A summary of the plan.
@@ -125,6 +129,7 @@ def export_plan(
     if optimizer is not None:
         count = programs_option(options.mesh, micro_batches, f"{schedule}", stages)
         recipe = recipe_option(module, loss, optimizer, frozen, count or 1, recompute)
+        options = replace(options, offload=offload_option(offload, count, backend))
         check_target(Path(out), force=force)
         if count is not None:
             pipelining = f"{schedule}", stages
@@ -138,7 +143,7 @@ def export_plan(
             "loss, frozen and recompute are of a plan of training",
             help='name an optimiser: optimizer="adamw", or --train adamw',
         )
-    refuse_pipeline(options.mesh, micro_batches, f"{schedule}", stages)
+    refuse_pipeline(options.mesh, micro_batches, f"{schedule}", stages, offload)
     check_target(Path(out), force=force)
     if options.dynamic is not None:
         from irc.calls.open_module import open_module

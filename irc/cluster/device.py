@@ -18,6 +18,10 @@ class Device:
         launch_s: the least time that one kernel takes, launch included.
         cores: where ranks share the host's processors, how many there are; 0 where they do not.
             The peaks are then those of one core, bandwidth and memory those of the host.
+        host_bytes_per_s: between its memory and pinned memory of the host, each way; 0: not known,
+            or its memory is the host's.
+        disk_bytes_per_s: to and from a disk of its node while all devices of the node do that (of a
+            host: what its ranks share); 0: not known.
     """
 
     name: str
@@ -26,6 +30,8 @@ class Device:
     memory_bytes: int
     launch_s: float
     cores: int = 0
+    host_bytes_per_s: float = 0.0
+    disk_bytes_per_s: float = 0.0
 
     def flops(self, dtype: str) -> float:
         """Return the peak for a dtype; one that is not listed computes as float32.
@@ -65,6 +71,7 @@ class Device:
             peak_flops={dtype: flops * part for dtype, flops in self.peak_flops.items()},
             bytes_per_s=drawn,
             memory_bytes=self.memory_bytes // ranks,
+            disk_bytes_per_s=self.disk_bytes_per_s / ranks,
         )
 
 
@@ -87,4 +94,6 @@ def slowest(devices: Sequence[Device]) -> Device:
         min(device.memory_bytes for device in devices),
         max(device.launch_s for device in devices),
         min(device.cores for device in devices),
+        min(device.host_bytes_per_s for device in devices),
+        min(device.disk_bytes_per_s for device in devices),
     )

@@ -13,6 +13,8 @@ A complete file, in which every key that is commented out is optional:
     memory_gb_per_s = 600
     # launch_us = 7         # the least time of a kernel
     # cores = 2             # ranks are processes that share a host: its cores
+    # host_gb_per_s = 25    # to and from pinned memory of the host: prices offload="host"
+    # disk_gb_per_s = 3     # of a disk, while all devices of a node use theirs: offload="disk"
 
     [[link]]                # a level, innermost first: here the node
     devices = 4             # devices in one group of this level
@@ -99,9 +101,12 @@ def find_cluster(name: str) -> Cluster:
     """
     if name == THIS_HOST:
         text = read_text(CALIBRATED)
-        if text is not None:
-            return parse_cluster(text, str(cache_root() / CALIBRATED))
         host = PRESETS[name]
+        if text is not None:
+            found = parse_cluster(text, str(cache_root() / CALIBRATED))
+            # What was measured before disks were is as good for the rest.
+            speed = found.device.disk_bytes_per_s or host.device.disk_bytes_per_s
+            return replace(found, device=replace(found.device, disk_bytes_per_s=speed))
         here = replace(host.device, cores=num_cores(), memory_bytes=memory_bytes())
         return replace(host, device=here)
     if name in PRESETS:
@@ -169,7 +174,8 @@ def _cluster(top: Fields, stem: str) -> Cluster:
 
 def _kind(table: Fields) -> tuple[Device, int]:
     table.only(
-        *("name", "peak_tflops", "memory_gb", "memory_gb_per_s", "launch_us", "cores", "count")
+        *("name", "peak_tflops", "memory_gb", "memory_gb_per_s", "launch_us", "cores", "count"),
+        *("host_gb_per_s", "disk_gb_per_s"),
     )
     tflops = Fields(table.table("peak_tflops"), "peak_tflops.")
     peaks = {dtype: tflops.number(dtype) * 1e12 for dtype in tflops}
@@ -182,6 +188,8 @@ def _kind(table: Fields) -> tuple[Device, int]:
         int(table.number("memory_gb") * GB),
         table.number("launch_us", 0.0) / 1e6,
         table.whole("cores", 0, MAX_DEVICES),
+        table.number("host_gb_per_s", 0.0) * GB,
+        table.number("disk_gb_per_s", 0.0) * GB,
     )
     return device, table.whole("count", 0, MAX_DEVICES)
 

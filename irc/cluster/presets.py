@@ -18,10 +18,15 @@ from irc.cluster.links import Link, Protocol
 from irc.cluster.topology import Cluster
 
 REACHED = 0.7
-PORT_REACHED = 0.8  # of a port between nodes
+PORT_REACHED = 0.8  # of a port between nodes, or to the host: pinned copies over PCIe 4, 25 GB/s
 GPU_LAUNCH_S = 7e-6  # AutoParallel's floor for one kernel
 GB = 10**9
 MAX_NODES = 1 << 16
+# One way, x16. Between the host and a die of an MI250X go 36 GB/s (Frontier User Guide).
+PCIE_4, PCIE_5, HOST_FABRIC = 32, 64, 36
+# What is written: a drive of PCIe 4 (Samsung PM9A3 data sheet, 3.84 TB: 4.1 GB/s), as a DGX A100
+# 640GB or DGX H100 has for each GPU. A node of Frontier has two of 2 GB/s for its eight dies.
+U2_DISK, FRONTIER_DISK = 4.1, 0.5
 
 
 def _gpu(
@@ -32,6 +37,8 @@ def _gpu(
     f64_tflops: float,
     tb_per_s: float,
     gb: int,
+    host_gb_per_s: float,
+    disk_gb_per_s: float = U2_DISK,
 ) -> Device:
     peaks = {"bf16": tensor_tflops, "f16": tensor_tflops, "f32": f32_tflops, "f64": f64_tflops}
     return Device(
@@ -40,29 +47,43 @@ def _gpu(
         tb_per_s * 1e12 * REACHED,
         gb * GB,
         GPU_LAUNCH_S,
+        host_bytes_per_s=host_gb_per_s * GB * PORT_REACHED,
+        disk_bytes_per_s=disk_gb_per_s * GB * REACHED,
     )
 
 
 # NVIDIA A100 80GB SXM data sheet: 312 TF bf16, 19.5 TF f32 and f64 (tensor core), 2039 GB/s.
 A100 = _gpu(
-    "A100-80GB-SXM", tensor_tflops=312, f32_tflops=19.5, f64_tflops=19.5, tb_per_s=2.039, gb=80
-)
+    "A100-80GB-SXM", tensor_tflops=312, f32_tflops=19.5, f64_tflops=19.5, tb_per_s=2.039, gb=80,
+    host_gb_per_s=PCIE_4,
+)  # fmt: skip
 # NVIDIA H100 SXM data sheet: 989 TF bf16 dense, 67 TF f32 and f64 (tensor core), 3.35 TB/s.
-H100 = _gpu("H100-80GB-SXM", tensor_tflops=989, f32_tflops=67, f64_tflops=67, tb_per_s=3.35, gb=80)
+H100 = _gpu(
+    "H100-80GB-SXM", tensor_tflops=989, f32_tflops=67, f64_tflops=67, tb_per_s=3.35, gb=80,
+    host_gb_per_s=PCIE_5,
+)  # fmt: skip
 # NVIDIA H200 SXM data sheet: an H100 with 141 GB at 4.8 TB/s.
-H200 = _gpu("H200-141GB-SXM", tensor_tflops=989, f32_tflops=67, f64_tflops=67, tb_per_s=4.8, gb=141)
+H200 = _gpu(
+    "H200-141GB-SXM", tensor_tflops=989, f32_tflops=67, f64_tflops=67, tb_per_s=4.8, gb=141,
+    host_gb_per_s=PCIE_5,
+)  # fmt: skip
 # NVIDIA HGX B200 data sheet, an eighth of it: 2250 TF bf16 dense, 75 TF f32 and 37 TF f64, 180 GB
 # at 7.7 TB/s.
-B200 = _gpu("B200-180GB", tensor_tflops=2250, f32_tflops=75, f64_tflops=37, tb_per_s=7.7, gb=180)
+B200 = _gpu(
+    "B200-180GB", tensor_tflops=2250, f32_tflops=75, f64_tflops=37, tb_per_s=7.7, gb=180,
+    host_gb_per_s=PCIE_5,
+)  # fmt: skip
 # AMD MI250X data sheet, halved: each of its two dies is a device. 383 TF bf16, 47.9 TF f32 and f64
 # (vector), 3.2 TB/s, 128 GB.
 MI250X = _gpu(
-    "MI250X-GCD", tensor_tflops=191.5, f32_tflops=23.95, f64_tflops=23.95, tb_per_s=1.6, gb=64
-)
+    "MI250X-GCD", tensor_tflops=191.5, f32_tflops=23.95, f64_tflops=23.95, tb_per_s=1.6, gb=64,
+    host_gb_per_s=HOST_FABRIC, disk_gb_per_s=FRONTIER_DISK,
+)  # fmt: skip
 # AMD MI300X data sheet: 1307 TF bf16 dense, 163.4 TF f32 and f64 (matrix), 5.3 TB/s, 192 GB.
 MI300X = _gpu(
-    "MI300X", tensor_tflops=1307, f32_tflops=163.4, f64_tflops=163.4, tb_per_s=5.3, gb=192
-)
+    "MI300X", tensor_tflops=1307, f32_tflops=163.4, f64_tflops=163.4, tb_per_s=5.3, gb=192,
+    host_gb_per_s=PCIE_5,
+)  # fmt: skip
 
 # NCCL's `src/graph/tuning.cc`: base latencies of rings by protocol, and those of a step over NVLink
 # and over the network. LL sends a flag with every word; that it reaches a quarter of the link is
@@ -129,7 +150,8 @@ KINDS: Mapping[str, Kind] = {
 # Measured on two Zen 4 cores at hand: see `irc cluster calibrate`, which measures these figures
 # where it runs. Matmul of 768 x 768 reached 92 GF/s a core in float32 and 48 in float64; copying
 # 64 MiB moved 28 GB/s (read and written); a small torch op took 1.3 us. Gloo between two processes:
-# all-reduce of 64 B 0.39 ms, of 4 MiB 3.0 ms (2.8 GB/s a rank on paper, 1.4 GB/s each way).
+# all-reduce of 64 B 0.39 ms, of 4 MiB 3.0 ms (2.8 GB/s a rank on paper, 1.4 GB/s each way). A file
+# of 64 MiB was written again, and read, at 3.4 to 4.8 GB/s: the system keeps it in its memory.
 HOST = Device(
     "host-core",
     {"f32": 92e9, "f64": 48e9, "bf16": 92e9, "f16": 92e9},
@@ -137,10 +159,14 @@ HOST = Device(
     8 * GB,
     1.5e-6,
     cores=2,
+    disk_bytes_per_s=3.4e9,
 )
 GLOO = Link(2, 50e-6, 1.4e9, 250e-6)
 
-DEMO = Device("demo", {"f32": 1e9, "f64": 1e9, "bf16": 2e9, "f16": 2e9}, 1e9, 4 * GB, 1e-7)
+DEMO = Device(
+    "demo", {"f32": 1e9, "f64": 1e9, "bf16": 2e9, "f16": 2e9}, 1e9, 4 * GB, 1e-7,
+    host_bytes_per_s=2e8, disk_bytes_per_s=5e7,
+)  # fmt: skip
 
 
 def node_cluster(name: str) -> Cluster | None:

@@ -48,6 +48,8 @@ def _device(device: Device) -> Iterator[str]:
         yield f"launch_us = {_us(device.launch_s)}"
     if device.cores:
         yield f"cores = {device.cores}"
+    moves = {"host_gb_per_s": device.host_bytes_per_s, "disk_gb_per_s": device.disk_bytes_per_s}
+    yield from (f"{key} = {_number(speed / GB)}" for key, speed in moves.items() if speed)
 
 
 def _link(link: Link) -> Iterator[str]:
@@ -135,6 +137,9 @@ def _shown(device: Device) -> Iterator[str]:
         f"    memory     {device.memory_bytes / GB:.4g} GB at {device.bytes_per_s / GB:.4g} GB/s,"
         f" a kernel takes {device.launch_s * 1e6:.3g} us at least"
     )
+    moves = {"the host": device.host_bytes_per_s, "a disk": device.disk_bytes_per_s}
+    if shown := [f"{where} {speed / GB:.4g} GB/s" for where, speed in moves.items() if speed]:
+        yield f"    to and from {', '.join(shown)}"
 
 
 def _flops(flops: float) -> str:

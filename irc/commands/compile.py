@@ -123,6 +123,13 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         help="what backward computes again: none, cheap, selective, full, or globs",
     )
     parser.add_argument(
+        "--offload",
+        metavar="disk|host",
+        help="where what a step saves of a micro-batch lies while others are computed: a file of"
+        " each rank in the folder IRC_SCRATCH, or the memory of a GPU's host (default: on the"
+        " device)",
+    )
+    parser.add_argument(
         "--stored-bytes",
         metavar="N",
         type=int,
@@ -173,6 +180,7 @@ def _compile_file(args: argparse.Namespace) -> str:
         name: getattr(args, name)
         for name in ("train", "lr", "loss", "frozen", "stored_bytes", "schedule", "stages")
     }
+    given["offload"] = args.offload
     given["micro_batches"] = args.micro_batches is not None
     given["recompute"] = args.recompute != "none"
     for option, value in given.items():
@@ -243,6 +251,7 @@ def _compile_module(args: argparse.Namespace) -> str:
         micro_batches=args.micro_batches,
         schedule=args.schedule or DEFAULT_SCHEDULE,
         stages=args.stages or "",
+        offload=args.offload or "",
         recompute=args.recompute,
         stored_bytes=args.stored_bytes,
     )

@@ -18,6 +18,7 @@ import torch
 
 from irc.dialects.placement import Mesh, Partial, Placement
 from irc.errors import IrcError
+from irc.interpret.parts_moves import LateMoves
 from irc.interpret.parts_peers import Ended, Exchange, Sight, ThreadPeers, Values
 from irc.interpret.segments import interpreted_segments
 from irc.plan.parts import PartsPlan
@@ -175,7 +176,7 @@ def run_here(
         own = {name: tensor.detach().clone() for name, tensor in wholes.items()}
         parts[rank].adopt_stages(plan, own)
         talk = peers(plan, rank, exchange, seen)
-        run = TracedExecutor(plan, parts[rank], rank, talk, load=load, seen=seen)
+        run = TracedExecutor(plan, parts[rank], rank, talk, load=load, moves=LateMoves(), seen=seen)
         for number, batch in enumerate(batches):
             losses[rank].append(run(batch, lr, seed + number))
 

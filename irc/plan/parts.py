@@ -30,6 +30,7 @@ from irc.schedule.actions import Schedule
 from irc.schedule.notation import read_schedule
 from irc.schedule.skips import with_skips
 from irc.schedule.slices import ranks_of_slices, with_slices
+from irc.schedule.tape_check import check_tapes
 from irc.schedule.tape_writer import tapes_of
 from irc.schedule.tapes import SMALLER, Function, Route, Tape, Wiring
 from irc.sharding.between import Channel, Side
@@ -149,7 +150,8 @@ class PartsPlan:
             Route(c.name, c.producer, c.consumer, c.register, c.over) for c in self.facts.channels
         )
         aligned = frozenset(c.name for c in self.facts.channels if c.before == c.after)
-        return Wiring(functions, routes, aligned, self.smaller_from)
+        moved = tuple(map(frozenset, self.facts.moved))
+        return Wiring(functions, routes, aligned, self.smaller_from, moved)
 
     @cached_property
     def tapes(self) -> tuple[Tape, ...]:
@@ -342,10 +344,11 @@ def make_parts(
     """Put a plan together and check it.
 
     Raises:
-        IrcError: ``schedule-order``, ``schedule-deadlock``.
+        IrcError: ``schedule-order``, ``schedule-deadlock``; ``schedule-registers`` where a register
+            is written or read at the wrong time, which no schedule makes a plan do.
     """
     plan = PartsPlan(facts, schedule_text, parts)
-    _ = plan.tapes  # says what is wrong with the order
+    check_tapes(plan.tapes)
     return plan
 
 

@@ -56,6 +56,9 @@ class PartsFacts:
         fixed: by which names a user fixed what each part computes, empty where that was chosen.
         slices: weights of an output layer that ranks hold in slices of its vocabulary.
         samples: of the whole batch, where micro-batches do not share it equally; else 0.
+        offload: where values of registers lie while no function uses them: ``disk``, or ``host``,
+            the memory of a GPU's host; empty: in their slots.
+        moved: by part, the registers whose values go there; empty without offload.
         files: SHA-256 of each further file that is beside the parts, by name.
         irc: the version that wrote it.
     """
@@ -71,6 +74,8 @@ class PartsFacts:
     fixed: tuple[str, ...]
     slices: Mapping[str, Sliced] = field(default_factory=dict[str, Sliced])
     samples: int = 0
+    offload: str = ""
+    moved: tuple[tuple[str, ...], ...] = ()
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     irc: str = ""
     format: int = FORMAT

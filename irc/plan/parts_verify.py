@@ -34,6 +34,8 @@ WHOLE_KINDS = (SUMS, SHARES, f"{SUMS}{SMALLER}", f"{SHARES}{SMALLER}")
 """Functions that every rank of a part computes whole."""
 KINDS = (*MICRO_BATCH_KINDS, *SMALLER_KINDS, "norm", "step", *WHOLE_KINDS)
 """All functions that a part may have."""
+OFFLOAD = ("", "disk", "host")
+"""Where values of registers may lie while no function uses them."""
 GIVEN = ("lr", "seed", "norm")
 """Inputs that the executor of a schedule gives by itself."""
 
@@ -55,6 +57,20 @@ def _faults(plan: PartsPlan) -> Iterator[str]:
     for crossing in plan.facts.channels:
         yield from _channel_faults(plan, crossing)
     yield from _weight_faults(plan)
+    yield from _move_faults(plan)
+
+
+def _move_faults(plan: PartsPlan) -> Iterator[str]:
+    """Say where registers are moved that are not there, or to nowhere."""
+    where, moved = plan.facts.offload, plan.facts.moved
+    if where not in OFFLOAD:
+        yield f"offload is {where[:40]!r}, and is one of {', '.join(filter(None, OFFLOAD))}"
+    if len(moved) != (len(plan.parts) if where else 0):
+        yield f"registers of {len(moved)} parts are moved to '{where[:40]}'"
+        return
+    for number, names in enumerate(moved):
+        if unknown := sorted(set(names) - set(plan.registers(number))):
+            yield f"part {number} moves a register {unknown[0][:80]!r} that it has not"
 
 
 def _mesh_faults(plan: PartsPlan) -> Iterator[str]:

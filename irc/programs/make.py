@@ -29,6 +29,7 @@ from irc.plan.parts_facts import ChannelFacts, PartsFacts, irc_version, schedule
 from irc.plan.schema import AxisCut
 from irc.plan.training import HEAD, SEARCHED, STAGED, stage_file
 from irc.program import Program
+from irc.programs.offload import with_offload
 from irc.programs.schedules import splits_backward
 from irc.programs.skips import Way, ways_around
 from irc.programs.slice_steps import slice_steps
@@ -117,7 +118,8 @@ def make_parts_plan(
     pins = pins_of_stages(options.pins, inner, [step.module for step in steps], sliced)
     kinds = {name: kind for own in types for name, kind in own.items()}
     around = ways_around(schedule, crossings, kinds)
-    runs = runs_of_stages(schedule, steps, crossings, splits, around)
+    moves = bool(options.offload)
+    runs = runs_of_stages(schedule, steps, crossings, splits, around, moves=moves)
 
     ways = [way for crossing in crossings for way in ways_of(crossing, steps)]
     fixed = fixed_stages(parse_stages(*constraint_text(options.pins)), stages, len(found.modules))
@@ -141,6 +143,8 @@ def make_parts_plan(
             slices=slices.weights if slices else {},
             irc=irc_version(),
         )
+        if options.offload:
+            return with_offload(facts, text, tuple(parts), options.offload)
         return make_parts(facts, text, tuple(parts))
 
     budget, planned = budget_of(own), plan(None)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from irc.dialects.builder import arguments, entry, results
+from irc.programs.offload import moving_all
 from irc.programs.skips import Way
 from irc.programs.stage_step import GRADIENT, StageStep
 from irc.schedule.actions import Schedule
@@ -27,6 +28,8 @@ def runs_of_stages(
     crossings: Sequence[Crossing],
     splits: Sequence[bool],
     around: Sequence[Way] = (),
+    *,
+    moves: bool = False,
 ) -> list[StageRuns]:
     """Return how each stage's functions run on a rank of it.
 
@@ -36,6 +39,7 @@ def runs_of_stages(
         crossings: what goes between them.
         splits: by stage, whether backward is I and W.
         around: ways around stages that micro-batches skip.
+        moves: whether values leave their slots while no function uses them.
 
     Raises:
         IrcError: ``schedule-order``, ``schedule-deadlock``.
@@ -49,7 +53,7 @@ def runs_of_stages(
         for register in [_register(steps[way.producer], way.sent)]
     ]
     wiring = Wiring(tuple(functions), tuple(routes), frozenset(route.name for route in routes))
-    tapes = tapes_of(schedule, wiring)
+    tapes = tapes_of(schedule, moving_all(wiring) if moves else wiring)
     found: list[StageRuns] = []
     for part, is_split in enumerate(splits):
         taken = [path[part] for path in schedule.paths]

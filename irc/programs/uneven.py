@@ -27,6 +27,7 @@ from irc.plan.schema import placement_of
 from irc.plan.training import smaller_file
 from irc.program import Program
 from irc.programs.make import make_parts_plan
+from irc.programs.offload import with_offload
 from irc.schedule.actions import Schedule
 from irc.training.recipe import Recipe
 
@@ -136,6 +137,9 @@ def _joined(large: PartsPlan, small: PartsPlan, samples: int) -> PartsPlan:
             help=f"give a multiple of {count} samples",
         )
     joined = make_parts(facts, large.schedule_text, tuple(parts))
+    if large.facts.offload:
+        plain = replace(facts, offload="", moved=())
+        joined = with_offload(plain, large.schedule_text, tuple(parts), large.facts.offload)
     models = {n: t.decode() for n, t in small.texts.items() if n.endswith(".mlir")}
     texts = {name: text.decode() for name, text in large.texts.items()}
     return with_files(joined, texts | {smaller_file(n): text for n, text in models.items()})

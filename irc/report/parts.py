@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
@@ -38,7 +39,13 @@ class FunctionFacts:
 
 @dataclass(frozen=True)
 class RegisterFacts:
-    """What functions hand on: so many equal places of so many bytes on each rank."""
+    """What functions hand on: so many equal places of so many bytes on each rank.
+
+    Attributes:
+        slots: on the device.
+        outside: in the memory of its host, or on a disk.
+        moves: of a step, out and back.
+    """
 
     name: str
     stage: int
@@ -46,6 +53,8 @@ class RegisterFacts:
     shape: tuple[int, ...]
     slots: int
     bytes: int
+    outside: int = 0
+    moves: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,7 @@ class PartsFactsReport:
     channels: tuple[ChannelTraffic, ...]
     shared: dict[str, tuple[int, ...]]
     predicted_s: float
+    offload: str = ""
 
 
 def gather_parts(plan: PartsPlan) -> PartsFactsReport:
@@ -128,6 +138,7 @@ def gather_parts(plan: PartsPlan) -> PartsFactsReport:
         _channels(plan),
         dict(plan.facts.shared),
         simulated.seconds,
+        plan.facts.offload,
     )
 
 
@@ -203,12 +214,19 @@ def _runs(plan: PartsPlan, kind: str) -> int:
 def _registers(plan: PartsPlan, number: int, stages: Iterable[int]) -> Iterable[RegisterFacts]:
     buffers = plan.registers(number)
     for stage in stages:
-        slots = plan.tapes[plan.schedule.rank_of[stage]].slots
+        tape = plan.tapes[plan.schedule.rank_of[stage]]
+        moves = Counter(
+            event.place[:2]
+            for event in tape.events
+            if event.what in ("store", "fetch") and event.place
+        )
         for name, buffer in buffers.items():
-            if count := slots.get((stage, name), 0):
+            key = stage, name
+            if count := tape.slots.get(key, 0):
                 yield RegisterFacts(
-                    name, stage, buffer.dtype, buffer.shape, count, buffer.size_bytes
-                )
+                    name, stage, buffer.dtype, buffer.shape, count, buffer.size_bytes,
+                    tape.outside.get(key, 0), moves[key],
+                )  # fmt: skip
 
 
 def _channels(plan: PartsPlan) -> tuple[ChannelTraffic, ...]:
@@ -318,12 +336,18 @@ def parts_summary(plan: PartsPlan, source: str) -> str:
 def _head(facts: PartsFactsReport) -> list[str]:
     ranks = len({rank for part in facts.parts for rank in part.ranks})
     stages = sum(len(part.stages) for part in facts.parts)
-    return pairs([
+    rows = [
         ("mesh", f"{facts.mesh or 'one device'} ({counted(ranks, 'rank')}), priced for "
          f"{facts.cluster}"),
         ("schedule", f"{facts.schedule}, {facts.micro_batches:,} micro-batch"
          f"{'es' * (facts.micro_batches != 1)}, {counted(stages, 'stage')}"),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    if facts.offload:
+        own = [each for part in facts.parts for each in part.registers]
+        moved = sum(each.moves * each.bytes for each in own)
+        rows.append(("offload", f"{facts.offload}: {size(moved)} a step moved out and back, "
+                     f"{size(sum(each.outside * each.bytes for each in own))} there"))  # fmt: skip
+    return pairs(rows)
 
 
 def _stages(facts: PartsFactsReport) -> list[str]:
@@ -386,16 +410,20 @@ def explain_parts(plan: PartsPlan, *, as_json: bool = False) -> str:
         right="lrrlllr",
     )  # fmt: skip
     lines += ["", "registers of a rank"]
-    lines += table(
-        ("stage", "register", "type", "slots", "bytes"),
-        [
-            (f"{r.stage}", r.name, _type(r.dtype, r.shape), f"{r.slots}", size(r.slots * r.bytes))
-            for part in facts.parts for r in part.registers
-        ],
-        right="rllrr",
-    )  # fmt: skip
+    lines += _registers_table(facts)
     lines += ["", f"predicted   {seconds(facts.predicted_s)} a step"]
     return "\n".join(lines)
+
+
+def _registers_table(facts: PartsFactsReport) -> list[str]:
+    heads, right = ["stage", "register", "type", "slots", "bytes"], "rllrr"
+    moved = [f"on the {facts.offload}", "moves"] if facts.offload else []
+    rows = [
+        (f"{r.stage}", r.name, _type(r.dtype, r.shape), f"{r.slots}", size(r.slots * r.bytes),
+         f"{r.outside or ''}", f"{r.moves or ''}")[: len(heads) + len(moved)]
+        for part in facts.parts for r in part.registers
+    ]  # fmt: skip
+    return table([*heads, *moved], rows, right=right + "r" * len(moved))
 
 
 @dataclass(frozen=True)

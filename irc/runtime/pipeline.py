@@ -24,13 +24,14 @@ from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of, memory_of
 from irc.runtime.frame import new_arena
 from irc.runtime.micro_batches import SEED, BatchSums, MicroBatches, keys_of
+from irc.runtime.offload import Moves, moves_of
 from irc.runtime.parts import Parts
 from irc.runtime.peers import Peers, TorchPeers, shared_sums
 from irc.runtime.prepared import Store
 from irc.runtime.segments import LoadSegments
 from irc.runtime.torch_optimizer import STEP
 from irc.runtime.watch import naming_lost_ranks
-from irc.schedule.tapes import SMALLER, Event, Place
+from irc.schedule.tapes import MOVES, SMALLER, Event, Place
 from irc.training.accumulators import ACCUMULATED
 from irc.training.batch_sums import SHARES, SUMS
 
@@ -55,6 +56,7 @@ class PipelineExecutor:
         axes: of the mesh, over which these are divided.
         load: runs the kernels on the host, whatever they are for; by default the plan's backend
             does, where that computes.
+        moves: of values that leave their slots; by default to where the plan says.
     """
 
     def __init__(
@@ -67,18 +69,19 @@ class PipelineExecutor:
         divided: Collection[str] = (),
         axes: Sequence[str] = (),
         load: LoadSegments | None = None,
+        moves: Moves | None = None,
     ) -> None:
         self.plan, self.rank, self._held, self._load = plan, rank, parts, load
         self._divided, self._axes = divided, axes
         self._device = memory_of(plan.backend) if load is None else torch.device("cpu")
         with self._scope():
-            self._prepare(peers)
+            self._prepare(peers, moves)
 
     def _scope(self) -> AbstractContextManager[object]:
         """Let torch make new tensors where the functions run."""
         return nullcontext() if self._device.type == "cpu" else self._device
 
-    def _prepare(self, peers: Peers | None) -> None:
+    def _prepare(self, peers: Peers | None, moves: Moves | None) -> None:
         """Allocate what steps work in, and decide all that they do."""
         plan, parts, rank = self.plan, self._held, self.rank
         # NCCL, which moves what lies on GPUs, has no tags.
@@ -95,6 +98,7 @@ class PipelineExecutor:
                 self._functions[part, kind] = self._function(loaded, store)
         self._tape = plan.tapes[self.place]
         self._registers = self._allocate()
+        self._moves = moves or moves_of(plan, self._tape, self._registers)
         self._shared = shared_sums(plan, parts.local)
         self._clips = any(NORM in part for part in plan.parts)
         count = plan.num_micro_batches
@@ -216,6 +220,8 @@ class PipelineExecutor:
         """Return what does one event of the tape."""
         if event.what != "run":
             assert event.place is not None
+            if event.what in MOVES:
+                return self._moves.step(event, self._registers[event.place])
             return self._peers.transfer(event, self._registers[event.place])
         number, part = event.action.micro_batch, self._stages[event.action.stage]
         kind = self.plan.wiring.kind(event.action.kind, number)

@@ -2,40 +2,19 @@
 
 Slots are assigned before anything runs, by colouring the intervals in which values are alive in the
 rank's order of actions (left-edge algorithm), so that each function is given addresses. A receive
-begins as soon as its slot is free, so it is under way while earlier actions run.
+begins as soon as its slot is free, so it is under way while earlier actions run. A value that is
+moved is stored behind the last action that uses it before its slot is wanted, and fetched some
+actions before the next that does.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from irc.errors import IrcError
 from irc.schedule.actions import Action, Schedule, computed
-from irc.schedule.tapes import Event, Function, Place, Route, Tape, What, Wiring, play_tapes
-
-
-@dataclass
-class _Value:
-    """A value in a register of this rank.
-
-    Attributes:
-        first: when it is made, or first read, in the rank's order of actions.
-        last: when it is read last.
-        arrives: the route by which it comes, None for what is made here.
-        sent: routes by which it goes.
-    """
-
-    stage: int
-    register: str
-    micro_batch: int
-    first: int
-    last: int
-    arrives: Route | None = None
-    sent: list[tuple[Route, int]] = field(default_factory=list[tuple[Route, int]])
-    slot: int = -1
-    follows: _Value | None = None
+from irc.schedule.lifetimes import Value, assign_outside, assign_slots, divided
+from irc.schedule.tapes import Event, Function, Route, Tape, What, Wiring, play_tapes
 
 
 class _Rank:
@@ -52,7 +31,8 @@ class _Rank:
         self.schedule, self.wiring, self.rank = schedule, wiring, rank
         self.ahead, self.more = ahead, more
         self.actions = [a for a in computed(schedule.ranks[rank]) if self._function(a)]
-        self.values: dict[tuple[int, str, int], _Value] = {}
+        self.values: dict[tuple[int, str, int], Value] = {}
+        self._stored: set[int] = set()
 
     def _model_stage(self, action: Action) -> int:
         return self.schedule.paths[action.micro_batch].index(action.stage)
@@ -63,21 +43,25 @@ class _Rank:
     def write(self) -> Tape:
         for at, action in enumerate(self.actions):
             self._visit(at, action)
-        slots = self._assign()
-        return Tape(tuple(self._events()), slots)
+        slots, outside = self._assign()
+        return Tape(tuple(self._events()), slots, outside)
+
+    def _part(self, value: Value) -> int:
+        return self.schedule.paths[value.micro_batch].index(value.stage)
 
     def _visit(self, at: int, action: Action) -> None:
         function = self._function(action)
         assert function is not None
         for name in function.reads:
             value = self._value(action, name, at)
-            value.last = max(value.last, at)
+            if value.last < at:
+                value.uses.append(at)
         for name in function.makes:
             key = action.stage, name, action.micro_batch
-            value = self.values[key] = _Value(*key, at, at)
+            value = self.values[key] = Value(*key, [at])
             value.sent = list(self._goes(action, name))
 
-    def _value(self, action: Action, name: str, at: int) -> _Value:
+    def _value(self, action: Action, name: str, at: int) -> Value:
         key = action.stage, name, action.micro_batch
         if key not in self.values:
             stage = self._model_stage(action)
@@ -91,7 +75,7 @@ class _Rank:
                 )
             if (made := self._on_own_rank(routes[0], action.micro_batch)) is not None:
                 return self.values[made, routes[0].register, action.micro_batch]
-            self.values[key] = _Value(*key, at, at, arrives=routes[0])
+            self.values[key] = Value(*key, [at], arrives=routes[0])
         return self.values[key]
 
     def _routes(self, micro_batch: int) -> Iterator[Route]:
@@ -117,88 +101,108 @@ class _Rank:
             if self._on_own_rank(route, action.micro_batch) is None:
                 yield route, path[route.consumer]
 
-    def _assign(self) -> dict[tuple[int, str], int]:
-        """Give each value a slot: the left-edge algorithm, by register."""
-        by_register: dict[tuple[int, str], list[_Value]] = {}
+    def _assign(self) -> tuple[dict[tuple[int, str], int], dict[tuple[int, str], int]]:
+        """Give each value its slots, and its places outside; return how many, by register."""
+        by_register: dict[tuple[int, str], list[Value]] = {}
         for value in self.values.values():
             by_register.setdefault((value.stage, value.register), []).append(value)
         slots: dict[tuple[int, str], int] = {}
+        outside: dict[tuple[int, str], int] = {}
         for key, values in by_register.items():
-            # What comes from elsewhere is under way before it is read; what goes is, after.
-            values.sort(key=lambda v: (v.first, v.micro_batch))
-            ahead = self.ahead + self.more.get(key, 0)
-            free: list[tuple[int, int]] = []
-            occupant: dict[int, _Value] = {}
-            count = 0
-            for value in values:
-                begin = value.first - (ahead if value.arrives else 0)
-                if free and free[0][0] < begin:
-                    _, slot = heapq.heappop(free)
-                else:
-                    slot, count = count, count + 1
-                value.slot, value.follows = slot, occupant.get(slot)
-                occupant[slot] = value
-                heapq.heappush(free, (value.last + (ahead if value.sent else 0), slot))
-            slots[key] = count
-        return slots
+            allowed = self.ahead, self.more.get(key, 0)
+            if self.wiring.moved and key[1] in self.wiring.moved[self._part(values[0])]:
+                values = divided(values, *allowed)
+                if count := assign_outside(values):
+                    outside[key] = count
+            slots[key] = assign_slots(values, *allowed)
+        return slots, outside
+
+    def _lives(self) -> Iterator[Value]:
+        for value in self.values.values():
+            yield from value.parts()
 
     def _events(self) -> Iterator[Event]:
-        posts: dict[int, list[_Value]] = {}
+        begun: dict[int, list[Value]] = {}
         last: dict[tuple[int, str], int] = {}
-        for value in sorted(self.values.values(), key=lambda v: (v.first, v.micro_batch)):
+        for value in sorted(self._lives(), key=lambda v: (v.first, v.micro_batch)):
             if value.arrives is not None:
                 # In the order in which they are sent: some transports tell messages by that alone.
                 at, key = 0, (value.stage, value.register)
-                if value.follows is not None:
-                    at = value.follows.last + 1
+                if (before := value.follows) is not None:
+                    # While what was there is being stored, the rank would wait for that.
+                    at = before.last + 1 + (self.ahead if before.back else 0)
                 at = last[key] = max(at, last.get(key, 0))
-                posts.setdefault(at, []).append(value)
+                begun.setdefault(at, []).append(value)
+            elif value.came is not None:
+                begun.setdefault(value.first - self.ahead, []).append(value)
         for at, action in enumerate(self.actions):
-            for value in posts.get(at, ()):
+            for value in begun.get(at, ()):
                 yield from self._credit(value)
-                yield self._event("post", value, value.arrives)
+                yield from self._begin(value)
             yield from self._run(at, action)
-        followed = {id(value.follows) for value in self.values.values()}
-        for value in self.values.values():
+        followed = {id(value.follows) for value in self._lives()}
+        for value in self._lives():
             for route, peer in value.sent if id(value) not in followed else ():
                 yield self._event("sent", value, route, peer)
+
+    def _begin(self, value: Value) -> Iterator[Event]:
+        """Begin to receive a value, or to fetch it back."""
+        if value.came is None:
+            yield self._event("post", value, value.arrives)
+            return
+        yield from self._stored_once(value.came)
+        yield self._move("fetch", value, value.came.outside)
 
     def _run(self, at: int, action: Action) -> Iterator[Event]:
         function = self._function(action)
         assert function is not None
-        own = {n: self._value(action, n, at) for n in (*function.reads, *function.makes)}
-        for name in function.reads:
-            value = own[name]
+        used = (*function.reads, *function.makes)
+        own = {name: self._value(action, name, at).at(at) for name in used}
+        # A stage may read one value by two names.
+        each = list({id(value): value for value in own.values()}.values())
+        for value in each:
             if value.arrives is not None and value.first == at:
                 yield self._event("arrive", value, value.arrives)
+            if value.came is not None and value.first == at:
+                yield self._move("fetched", value, value.came.outside)
         for name in function.makes:
             yield from self._credit(own[name])
         yield Event(
             "run",
             action,
-            reads={n: _place(own[n]) for n in function.reads},
-            makes={n: _place(own[n]) for n in function.makes},
+            reads={n: own[n].place for n in function.reads},
+            makes={n: own[n].place for n in function.makes},
         )
         for name in function.makes:
             for route, peer in own[name].sent:
                 yield self._event("send", own[name], route, peer)
+        for value in each:
+            if value.back is not None and value.last == at:
+                yield self._move("store", value, value.outside)
 
-    def _credit(self, value: _Value) -> Iterator[Event]:
-        """Wait until what lay in a value's slot before has been sent."""
+    def _credit(self, value: Value) -> Iterator[Event]:
+        """Wait until what lay in a value's slot before has been sent, and is outside."""
         before = value.follows
         if before is not None:
             for route, peer in before.sent:
                 yield self._event("sent", before, route, peer)
+            yield from self._stored_once(before)
 
-    def _event(self, what: What, value: _Value, route: Route | None, peer: int = -1) -> Event:
+    def _stored_once(self, value: Value) -> Iterator[Event]:
+        """Wait until a value is outside, where nothing has waited for that yet."""
+        if value.back is not None and id(value) not in self._stored:
+            self._stored.add(id(value))
+            yield self._move("stored", value, value.outside)
+
+    def _move(self, what: What, value: Value, outside: int) -> Event:
+        action = Action(value.stage, "F", value.micro_batch)
+        return Event(what, action, place=value.place, outside=outside)
+
+    def _event(self, what: What, value: Value, route: Route | None, peer: int = -1) -> Event:
         action = Action(value.stage, "F", value.micro_batch)
         if peer < 0 and route is not None:
             peer = self.schedule.paths[value.micro_batch][route.producer]
-        return Event(what, action, route, _place(value), peer)
-
-
-def _place(value: _Value) -> Place:
-    return Place(value.stage, value.register, value.slot)
+        return Event(what, action, route, value.place, peer)
 
 
 def tapes_of(schedule: Schedule, wiring: Wiring, *, ahead: int = 1) -> tuple[Tape, ...]:
@@ -208,7 +212,8 @@ def tapes_of(schedule: Schedule, wiring: Wiring, *, ahead: int = 1) -> tuple[Tap
         schedule: that passes `irc.schedule.check`.
         wiring: of the stages.
         ahead: how many actions before it is read a value may arrive, and how many after it was made
-            its send may take, before a slot is wanted for the next: 0 saves memory. A register with
+            its send may take, before a slot is wanted for the next: 0 saves memory. So long a move
+            outside or back may take, too. A register with
             which ranks would wait for each other's slots gets as many more as it takes.
 
     Raises:

@@ -4,12 +4,16 @@ A value that crosses functions or stages lies in one of the equal places (*slots
 A slot is free when its last reader has run and, where the value is sent, the send has ended: a free
 slot is the credit without which a producer waits, as in OneFlow's actors (arXiv:2110.15032, section
 4.2). :mod:`irc.schedule.tape_writer` spells a schedule out as tapes.
+
+A value may leave its slot between two functions that use it, for a place *outside* of the device's
+memory: it is stored after the one and fetched before the other, both begun and waited for as sends
+and receives are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from irc.schedule.actions import Action
@@ -61,12 +65,15 @@ class Wiring:
             the consumer reads the producer's register.
         smaller_from: the first micro-batch that is smaller than those before it, None where all are
             equal: its functions are those of kinds that end in ``.smaller``.
+        moved: registers of each stage, counted along the path, whose values leave their slots
+            while no function uses them for long; empty: none.
     """
 
     functions: tuple[Mapping[str, Function], ...]
     routes: tuple[Route, ...]
     aligned: frozenset[str] = frozenset()
     smaller_from: int | None = None
+    moved: tuple[frozenset[str], ...] = ()
 
     def routes_of(self, skipped: Collection[int]) -> Iterator[Route]:
         """Yield the routes of a micro-batch that leaves out some parts."""
@@ -104,7 +111,11 @@ class Place(NamedTuple):
     slot: int
 
 
-What: TypeAlias = Literal["post", "arrive", "run", "send", "sent"]
+What: TypeAlias = Literal[
+    "post", "arrive", "run", "send", "sent", "store", "stored", "fetch", "fetched"
+]
+MOVES = ("store", "stored", "fetch", "fetched")
+"""What moves a value between its slot and a place outside."""
 
 
 class Event(NamedTuple):
@@ -112,12 +123,15 @@ class Event(NamedTuple):
 
     Attributes:
         what: ``post`` begins to receive, ``arrive`` waits for it, ``run`` calls a function,
-            ``send`` begins to send, ``sent`` waits until the slot may be written again.
+            ``send`` begins to send, ``sent`` waits until the slot may be written again; ``store``
+            begins to move a value outside and ``fetch`` to bring it back, ``stored`` and
+            ``fetched`` wait for that.
         action: of a run, the action; else one with the stage (of the schedule) whose value it is.
-        route: of all but a run.
-        place: the slot of a route's value on this rank.
+        route: of what is sent or received.
+        place: of all but a run, the slot of the value on this rank.
         peer: the stage (of the schedule) at the other end.
         reads, makes: of a run, the slots, by register.
+        outside: of a move, which of the register's equal places outside.
     """
 
     what: What
@@ -127,6 +141,7 @@ class Event(NamedTuple):
     peer: int = -1
     reads: Mapping[str, Place] = {}
     makes: Mapping[str, Place] = {}
+    outside: int = -1
 
 
 @dataclass(frozen=True)
@@ -136,10 +151,12 @@ class Tape:
     Attributes:
         events: in order.
         slots: how many slots each register has, by stage of the schedule and name.
+        outside: how many places outside of the device's memory, likewise.
     """
 
     events: tuple[Event, ...]
     slots: Mapping[tuple[int, str], int]
+    outside: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
 
 
 def play_tapes(tapes: Sequence[Tape]) -> list[tuple[int, Event]]:

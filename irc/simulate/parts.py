@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from irc.cluster.topology import Cluster
+from irc.cost.moves import move_seconds
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.simulate.boundaries import transfer_of
 from irc.simulate.costs import Costs, StageCosts, Transfer
 from irc.simulate.plan import StepSeconds, predict, stated_seconds
 from irc.simulate.schedule import Simulation
-from irc.simulate.tapes import simulate_tapes
+from irc.simulate.tapes import STREAMS, Moves, simulate_tapes
 
 NORM = "norm"
 OF_MICRO_BATCHES = (*MICRO_BATCH_KINDS, *SMALLER_KINDS)
@@ -41,7 +42,27 @@ def predict_step(
     def between(name: str, source: int, target: int) -> Transfer:
         return transfer_of(plan.channel(name, source, target), cluster)
 
-    return simulate_tapes(plan.schedule, plan.tapes, costs, between, slot_bytes(plan))
+    sizes = slot_bytes(plan)
+    return simulate_tapes(
+        plan.schedule, plan.tapes, costs, between, sizes, moves=_moves(plan, cluster, sizes)
+    )
+
+
+def _moves(
+    plan: PartsPlan, cluster: Cluster, sizes: Mapping[tuple[int, str], float]
+) -> Moves | None:
+    """Return what moves take of values that leave their slots.
+
+    Raises:
+        IrcError: ``cluster-invalid`` where the cluster does not say how fast that is.
+    """
+    where = plan.facts.offload
+    if not where:
+        return None
+    keys = {key for tape in plan.tapes for key in tape.outside}
+    return Moves(
+        *STREAMS[where], {key: move_seconds(cluster, where, sizes[key]) for key in sorted(keys)}
+    )
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,18 @@
 A rank does what its tape says (:mod:`irc.schedule.tapes`): it begins to receive, waits, calls a
 function, begins to send. A message is on its way once both its ends have begun, and those of one
 link follow each other as they get ready. All slots are set aside from the start, so what a rank
-holds is known without running anything: slots x bytes, weights, and the largest arena.
+holds is known without running anything: slots x bytes, weights, and the largest arena. Values
+that leave their slots do so on streams of their own, in the order in which the rank begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from irc.schedule.actions import Action, Schedule, computed
-from irc.schedule.tapes import Event, Tape
+from irc.schedule.tapes import MOVES, Event, Place, Tape
 from irc.simulate.actions import SimAction
 from irc.simulate.columns import Column, folded
 from irc.simulate.costs import Costs, Transfer
@@ -24,6 +25,25 @@ from irc.simulate.update import append_updates, stream_of
 
 Ways: TypeAlias = Callable[[str, int, int], Transfer]
 """What a value takes, by the name of its route, from a stage to another."""
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Where values are moved to from their slots.
+
+    Attributes:
+        store: the stream on which values leave.
+        fetch: the stream on which they come back; it may be the same.
+        seconds: of a move, by stage of the schedule and name of the register.
+    """
+
+    store: str
+    fetch: str
+    seconds: Mapping[tuple[int, str], float]
+
+
+STREAMS = {"": ("", ""), "disk": ("disk", "disk"), "host": ("d2h", "h2d")}
+"""By where values are moved to, the streams on which they leave and come back."""
 
 _Message: TypeAlias = tuple[int, str, int]
 """A class of columns, a route and a micro-batch."""
@@ -36,6 +56,7 @@ def simulate_tapes(
     ways: Ways,
     slot_bytes: Mapping[tuple[int, str], float],
     columns: Sequence[Column] = (Column(),),
+    moves: Moves | None = None,
 ) -> Simulation:
     """Simulate a step of tapes.
 
@@ -46,8 +67,9 @@ def simulate_tapes(
         ways: what values take that are sent.
         slot_bytes: of a slot, by stage of the schedule and name of the register.
         columns: those that are alike are taken together.
+        moves: of values that leave their slots; None where none does.
     """
-    step = _Step(schedule, tapes, costs, ways, slot_bytes, folded(columns))
+    step = _Step(schedule, tapes, costs, ways, slot_bytes, folded(columns), moves)
     actions = tuple(step.actions)
     timeline = simulate(actions, as_ready=step.links)
     return Simulation(
@@ -64,17 +86,18 @@ class _Step:
         ways: Ways,
         slot_bytes: Mapping[tuple[int, str], float],
         columns: tuple[Column, ...],
+        moves: Moves | None,
     ) -> None:
         self.schedule, self.costs, self.ways, self.columns = schedule, costs, ways, columns
-        self.slot_bytes = slot_bytes
+        self.slot_bytes, self.moves = slot_bytes, moves
         self.actions: list[SimAction] = []
         self.links: dict[str, None] = {}
         self.registers: dict[str, Register] = {}
         self._runs: dict[tuple[int, Action], int] = {}
         # What an action waits for beside the positions in its `after`: messages.
         self._arrivals: dict[int, tuple[_Message, ...]] = {}
-        # By message and end of it: the position after which it begins, and messages before it.
-        self._begun: dict[tuple[_Message, str], tuple[int, tuple[_Message, ...]]] = {}
+        # By message and end of it: the positions after which it begins, and messages before it.
+        self._begun: dict[tuple[_Message, str], tuple[tuple[int, ...], tuple[_Message, ...]]] = {}
         self._sent: dict[_Message, Event] = {}
         for column in range(len(columns)):
             for rank, tape in enumerate(tapes):
@@ -85,27 +108,54 @@ class _Step:
     def _rank(self, column: int, rank: int, tape: Tape) -> None:
         stream = stream_of(rank, column, self.columns)
         slow = self.columns[column].slow.get(rank, 1.0)
-        self._add(SimAction("registers", stream, 0.0, allocates=self._reserved(column, rank, tape)))
+        reserved = self._reserved(column, rank, tape)
+        last = self._add(SimAction("registers", stream, 0.0, allocates=reserved))
         waits: tuple[_Message, ...] = ()
+        # The positions of moves that the next action waits for, and of those under way by slot.
+        moved: tuple[int, ...] = ()
+        under_way: dict[Place | None, int] = {}
         for event in tape.events:
-            if event.what == "run":
+            if event.what in MOVES:
+                if event.what in ("stored", "fetched"):
+                    moved = (*moved, under_way.pop(event.place))
+                else:
+                    move = self._move(event, stream, slow, (last, *moved))
+                    under_way[event.place] = self._add(move, waits)
+            elif event.what == "run":
                 seconds = self.costs.seconds(event.action) * slow
                 stage = self.costs.stage(event.action.stage)
                 arena = ((stream, stage.arena(event.action.kind)),)
-                run = SimAction(str(event.action), stream, seconds, (), None, arena, arena)
-                self._runs[column, event.action] = self._add(run, waits)
-                waits = ()
-                continue
-            assert event.route is not None
-            message = column, event.route.name, event.action.micro_batch
-            if event.what in ("arrive", "sent"):
-                waits = (*waits, message)
+                run = SimAction(str(event.action), stream, seconds, moved, None, arena, arena)
+                last = self._runs[column, event.action] = self._add(run, waits)
+                waits, moved = (), ()
             else:
-                self._begun[message, event.what] = len(self.actions) - 1, waits
-                if event.what == "send":
-                    self._sent[message] = event
+                waits = self._message_end(column, event, (last, *moved), waits)
         if waits:
             self._add(SimAction("sent", stream, 0.0), waits)
+
+    def _message_end(
+        self, column: int, event: Event, after: tuple[int, ...], waits: tuple[_Message, ...]
+    ) -> tuple[_Message, ...]:
+        """Note that an end of a message begins, and return what the rank waits for then."""
+        assert event.route is not None
+        message = column, event.route.name, event.action.micro_batch
+        if event.what in ("arrive", "sent"):
+            return (*waits, message)
+        self._begun[message, event.what] = after, waits
+        if event.what == "send":
+            self._sent[message] = event
+        return waits
+
+    def _move(self, event: Event, rank: str, slow: float, after: tuple[int, ...]) -> SimAction:
+        assert self.moves is not None
+        assert event.place is not None
+        stage, name, _ = event.place
+        number = event.action.micro_batch
+        stream = self.moves.store if event.what == "store" else self.moves.fetch
+        seconds = self.moves.seconds[stage, name] * slow
+        return SimAction(
+            f"{event.what} {name} of {stage}F{number}", f"{stream} of {rank}", seconds, after
+        )
 
     def _add(self, action: SimAction, waits: tuple[_Message, ...] = ()) -> int:
         self.actions.append(action)
@@ -128,11 +178,12 @@ class _Step:
         """Write the messages, and what waits for them."""
         positions = {message: len(self.actions) + i for i, message in enumerate(self._sent)}
         for index, waits in self._arrivals.items():
-            after = tuple(positions[message] for message in waits)
-            self.actions[index] = replace(self.actions[index], after=after)
+            own = self.actions[index]
+            after = (*own.after, *(positions[message] for message in waits))
+            self.actions[index] = replace(own, after=after)
         for message, event in self._sent.items():
             ends = [self._begun[message, end] for end in ("send", "post")]
-            after = {position: None for position, _ in ends}
+            after = {position: None for before, _ in ends for position in before}
             after |= {positions[each]: None for _, waits in ends for each in waits}
             self.actions.append(self._message(message, event, tuple(after)))
 

@@ -53,7 +53,7 @@ def check(tape: Tape) -> None:
                 held[place] = (place.register, number)
             continue
         assert event.place is not None
-        if event.what == "arrive":
+        if event.what in ("arrive", "fetched"):
             held[event.place] = (event.place.register, number)
         elif event.what == "send":
             assert held[event.place] == (event.place.register, number)

@@ -1,0 +1,178 @@
+"""Values of registers on a disk: one file of a rank, and a thread that reads and writes it.
+
+The file is in the folder that ``IRC_SCRATCH`` names, by default in that for temporary files. It has
+no name there, so that nothing is left of it when the process ends, however it does. Its space is
+set aside before the first step. Of values on a GPU the thread copies through pinned memory.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from irc.errors import IrcError
+from irc.runtime.offload import Outside, Run, bytes_of, outside_of, places_outside
+from irc.runtime.offload_host import copies_on, pinned
+from irc.schedule.tapes import Event, Place, Tape
+
+VARIABLE = "IRC_SCRATCH"
+PAGE = 4096
+
+
+class DiskMoves:
+    """Moves values between slots and a file.
+
+    Args:
+        tape: of the rank.
+        registers: by slot.
+
+    Raises:
+        IrcError: ``offload-storage`` where the file cannot be made, or there is too little space.
+    """
+
+    def __init__(self, tape: Tape, registers: Mapping[Place, torch.Tensor]) -> None:
+        self._offsets: dict[Outside, int] = {}
+        total = 0
+        for place, size in places_outside(tape, registers).items():
+            self._offsets[place] = total
+            total += -(-size // PAGE) * PAGE
+        self.num_bytes = total
+        self._folder = scratch_folder()
+        self._file = _file_of(self._folder, total)
+        # One thread does what a rank begins in its order, as a stream of a GPU does.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="irc-disk")
+        self._begun: dict[Place, Future[None]] = {}
+        weakref.finalize(self, _close, self._thread, self._file)
+        device = next(iter(registers.values())).device
+        # Of a GPU's slots, the memory that the thread reads and writes; and the last copy from it.
+        moved = {p: bytes_of(r).numel() for p, r in registers.items() if p[:2] in tape.outside}
+        self._staged = pinned(moved, device) if device.type != "cpu" else {}
+        self._out = copies_on(device)
+        self._copied: dict[Place, Any] = {}
+
+    def step(self, event: Event, register: torch.Tensor) -> Run:
+        """Return what does a move.
+
+        The wait for one that failed raises ``offload-storage``.
+        """
+        place, offset, begun = event.place, self._offsets[outside_of(event)], self._begun
+        assert place is not None
+        if place in self._staged:
+            return self._staged_step(event, place, bytes_of(register))
+        if event.what in ("stored", "fetched"):
+            return lambda: begun.pop(place).result()
+        content = _memory(bytes_of(register))
+        move, submit = self._write if event.what == "store" else self._read, self._thread.submit
+
+        def begin() -> None:
+            begun[place] = submit(move, content, offset)
+
+        return begin
+
+    def _staged_step(self, event: Event, place: Place, slot: torch.Tensor) -> Run:
+        """Return what does a move of a GPU's slot, through pinned memory."""
+        staged, offset = self._staged[place], self._offsets[outside_of(event)]
+        content, begun, submit = _memory(staged), self._begun, self._thread.submit
+        out: Any = self._out
+
+        def store() -> None:
+            copied = out.enqueue(staged, slot)
+            begun[place] = submit(self._after, copied, self._write, content, offset)
+
+        def stored() -> None:
+            begun.pop(place).result()
+
+        def fetch() -> None:
+            copied = self._copied.get(place)
+            begun[place] = submit(self._after, copied, self._read, content, offset)
+
+        def fetched() -> None:
+            begun.pop(place).result()
+            slot.copy_(staged, non_blocking=True)
+            self._copied[place] = torch.cuda.current_stream(slot.device).record_event()
+
+        steps = {"store": store, "stored": stored, "fetch": fetch, "fetched": fetched}
+        return steps[event.what]
+
+    def _after(self, copied: Any, move: Any, content: memoryview, offset: int) -> None:
+        """Move what is in pinned memory once a copy to or from it has ended."""
+        if copied is not None:
+            copied.synchronize()
+        move(content, offset)
+
+    def _write(self, content: memoryview, offset: int) -> None:
+        at = 0
+        while at < len(content):
+            try:
+                at += os.pwrite(self._file.fileno(), content[at:], offset + at)
+            except OSError as error:
+                raise _failed(self._folder, "written to", error) from error
+
+    def _read(self, content: memoryview, offset: int) -> None:
+        at = 0
+        while at < len(content):
+            try:
+                count = os.preadv(self._file.fileno(), [content[at:]], offset + at)
+            except OSError as error:
+                raise _failed(self._folder, "read from", error) from error
+            if not count:
+                raise IrcError("offload-storage", f"the file in '{self._folder}' was cut off")
+            at += count
+
+
+def _close(thread: ThreadPoolExecutor, file: Any) -> None:
+    """Close a file behind all that was begun with it."""
+    try:
+        thread.submit(file.close)
+    except RuntimeError:  # Python ends, and has waited for the thread
+        file.close()
+    thread.shutdown(wait=False)
+
+
+def _memory(content: torch.Tensor) -> memoryview:
+    array: Any = content.numpy()
+    return memoryview(array)
+
+
+def scratch_folder() -> str:
+    """Return the folder that values go to: by ``IRC_SCRATCH``, or that of temporary files."""
+    return os.environ.get(VARIABLE) or tempfile.gettempdir()
+
+
+def _file_of(folder: str, size: int) -> Any:
+    """Return a file without a name, its space set aside.
+
+    Raises:
+        IrcError: ``offload-storage``.
+    """
+    try:
+        file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115 - open while we are
+    except OSError as error:
+        raise _failed(folder, "written to", error) from error
+    try:
+        os.posix_fallocate(file.fileno(), 0, max(size, 1))
+    except OSError as error:
+        file.close()
+        raise IrcError(
+            "offload-storage",
+            f"there is no space for {size} bytes of saved activations in '{folder}'",
+            because=error.strerror or "",
+            help=f"let {VARIABLE} name a folder with as much space for each rank",
+        ) from error
+    return file
+
+
+def _failed(folder: str, how: str, error: OSError) -> IrcError:
+    return IrcError(
+        "offload-storage",
+        f"'{folder}' cannot be {how}",
+        because=error.strerror or f"{error}",
+        help=f"let {VARIABLE} name a folder on a disk of this machine that you may write to",
+    )
