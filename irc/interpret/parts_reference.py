@@ -142,9 +142,9 @@ class _Step:
             tails = self._shares([model.slices.tail for model in self.models if model.slices])
             by_stage += [tails] * (len(slices.alone) + (slices.join is not None))
         self.shares = [list(own) for own in zip(*by_stage, strict=True)]
-        self.found = Reference(
-            given=self.each, shares=self.shares, rates=tuple(known_inputs(plan)[LR].shape)
-        )
+        # A plan without its recipe has one rate.
+        rates = known_inputs(plan).get(LR, torch.zeros(()))
+        self.found = Reference(given=self.each, shares=self.shares, rates=tuple(rates.shape))
 
     def run(self) -> Reference:
         modules = self.models[0].modules
