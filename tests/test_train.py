@@ -11,7 +11,7 @@ from irc.interpret.flow import run_function
 from irc.interpret.spmd import run_spmd
 from irc.pipeline import Options, make_plan, run_passes
 from irc.plugin import parse_passes
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.train import training_program
 from tests.training.models import TARGETS, TOKENS, program_of, small_gpt
 
@@ -21,7 +21,7 @@ LR = torch.tensor(1e-2, dtype=torch.float64)
 def test_compiled_steps_train_the_module_in_place() -> None:
     mine, theirs = small_gpt(), small_gpt()
     program = training_program(program_of(mine, TOKENS, TARGETS), optimizer="momentum")
-    step = Executor(make_plan(program, Options(), keep_ir=False), program.tensors)
+    step = executor_of(make_plan(program, Options(), keep_ir=False), program.tensors)
     optimizer = torch.optim.SGD(theirs.parameters(), 1e-2, momentum=0.9)
     for _ in range(3):
         (found,) = step(TOKENS, TARGETS, LR)

@@ -3,8 +3,6 @@
 # pyright: basic
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -17,13 +15,11 @@ from irc.frontends.torch.open_sizes import NumberedSizes
 from irc.frontends.torch.result_memory import View
 from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
+from irc.runtime.driver import BySizes
 from irc.runtime.prepared import Store
 
 Bind: TypeAlias = Callable[[FlatProgram, LoadedPlan | None, Store], Callable[..., Sequence[Any]]]
 """Makes what runs a program of numbers, given its plan and what is prepared of its weights."""
-
-MAX_SIZES = 64
-"""Sizes of one graph whose plans are kept; the one used longest ago is dropped."""
 
 
 class RefusedError(Exception):
@@ -43,9 +39,8 @@ class OpenGraph:
         assert flat.open is not None
         self._flat, self._open, self._bind = flat, flat.open, bind
         self._plans = OpenPlans(flat.open, flat.open.program_at, options)
-        self._bound: OrderedDict[Any, Callable[..., Sequence[Any]]] = OrderedDict()
+        self._bound = BySizes(self._make)
         self._store = Store()
-        self._lock = threading.RLock()
 
     @property
     def work(self) -> Work:
@@ -58,15 +53,7 @@ class OpenGraph:
         Raises:
             RefusedError: the trace is not for their sizes.
         """
-        shapes = self._shapes(args)
-        with self._lock:
-            found = self._bound.get(shapes)
-            if found is None:
-                found = self._bound[shapes] = self._make(shapes)
-                if len(self._bound) > MAX_SIZES:
-                    self._bound.popitem(last=False)
-            self._bound.move_to_end(shapes)
-        return found(*args)
+        return self._bound.at(self._shapes(args))(*args)
 
     def _shapes(self, args: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
         given = [args[i] for i in self._flat.symbolic]

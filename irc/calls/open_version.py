@@ -8,8 +8,6 @@ take sizes.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -22,13 +20,11 @@ from irc.frontends.torch.in_place import in_place
 from irc.frontends.torch.open_sizes import OpenSizes
 from irc.pipeline import Options
 from irc.plan.schema import Plan
-from irc.runtime.executors import executor_of
+from irc.runtime.driver import BySizes
+from irc.runtime.executors import driver_of
 from irc.runtime.prepared import Store
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
-
-MAX_SIZES = 64
-"""Sizes of one trace whose plans are kept; the one used longest ago is dropped."""
 
 
 class OpenVersion:
@@ -56,15 +52,13 @@ class OpenVersion:
         assert captured.open is not None
         self._open: OpenSizes = captured.open
         self._captured = in_place(captured)
-        self._tensors = captured.program.tensors
-        self._store, self._torchs = store, torchs
+        self._torchs = torchs
         self._plans = OpenPlans(
             self._open, lambda values: in_place(captured.at(values)).program, options
         )
-        self._bound: OrderedDict[Shapes, Version] = OrderedDict()
-        self._direct: dict[Shapes, Version] = {}
+        self._driver = driver_of(options.backend, captured.program.tensors, store=store, draws=True)
+        self._bound = BySizes(self._bind)
         self._latest: Version | None = None
-        self._lock = threading.RLock()
 
     @property
     def work(self) -> Work:
@@ -85,7 +79,7 @@ class OpenVersion:
     def direct(self, args: Sequence[Any]) -> Any:
         """Run a call of tensors alone whose sizes are known; MISS where it takes more."""
         try:
-            version = self._direct.get(tuple([x.shape for x in args]))
+            version = self._bound.peek(tuple([x.shape for x in args]))
         except AttributeError:
             return MISS
         if version is None:
@@ -97,9 +91,8 @@ class OpenVersion:
 
     def refresh(self) -> None:
         """See writes to weights that torch does not count."""
-        with self._lock:
-            for version in self._bound.values():
-                version.refresh()
+        for version in self._bound.values():
+            version.refresh()
 
     def mismatch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """Return None where the call can run, else the first reason why not."""
@@ -129,23 +122,12 @@ class OpenVersion:
         return tuple(tuple(x.shape) for x in self._captured.flatten(args, dict(kwargs)))
 
     def _version(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Version:
-        shapes = self._shapes(args, kwargs)
-        with self._lock:
-            found = self._bound.get(shapes)
-            if found is None:
-                found = self._bound[shapes] = self._make(shapes)
-                self._direct[shapes] = found
-                if len(self._bound) > MAX_SIZES:
-                    gone, _ = self._bound.popitem(last=False)
-                    self._direct.pop(gone, None)
-            self._bound.move_to_end(shapes)
-            self._latest = found
-        return found
+        self._latest = version = self._bound.at(self._shapes(args, kwargs))
+        return version
 
-    def _make(self, shapes: Shapes) -> Version:
+    def _bind(self, shapes: Shapes) -> Version:
         values = self._open.read(shapes)
-        loaded = self._plans.at(values)
-        executor = executor_of(loaded, self._tensors, store=self._store, draws=True)
+        executor = self._driver.bind(self._plans.at(values))
         leaves = dict(zip(self._captured.tensor_leaves, shapes, strict=True))
         guards = self._captured.guards.closed(leaves)
         captured = replace(self._captured.numbered(values), guards=guards)

@@ -48,10 +48,9 @@ HELD_ROLES = ("cache", "saved", "boundary")
 class Input:
     """Checks one input and gives the part of it that this rank reads, contiguous."""
 
-    device = "cpu"
-
-    def __init__(self, plan: Plan, index: int, rank: int) -> None:
+    def __init__(self, plan: Plan, index: int, rank: int, device: str = "cpu") -> None:
         buffer = plan.buffers[index]
+        self.device = device
         # What ranks hold between calls is given as they hold it, and written in place.
         self.is_held = buffer.role in HELD_ROLES
         self.shape = torch.Size(buffer.shape if self.is_held else whole_shape(plan, index))

@@ -1,4 +1,4 @@
-"""The executor: runs a plan's actions on one rank.
+"""A plan bound to a driver of tensors: what runs its calls.
 
 All decisions are made before the first call: kernels compiled, tensors over the arena built, one
 closure per action. A call binds the inputs, allocates the outputs, and runs the closures.
@@ -10,35 +10,27 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from irc.errors import InternalError, IrcError
 from irc.plan.load import LoadedPlan
-from irc.plan.schema import Action, Copy, Kernels, Library, Start, Wait, touched
-from irc.runtime import library
+from irc.plan.schema import Kernels, touched
+from irc.runtime.actions import Run
 from irc.runtime.addresses import address_of, no_memory
 from irc.runtime.arguments import Input, Outputs
 from irc.runtime.code import runnable
-from irc.runtime.collectives import Communicator, Finish, NoPeers, Operands
 from irc.runtime.frame import WORD, Frame, new_frame, table_with
-from irc.runtime.index_bounds import bounded
-from irc.runtime.into import writer
-from irc.runtime.local_weights import LocalWeights, WeightCopy
-from irc.runtime.prepared import Prepared, Store
-from irc.runtime.segments import (
-    LoadSegments,
-    Segment,
-    load_segments,
-    segment_calls,
-)
+from irc.runtime.local_weights import LocalWeights
+from irc.runtime.prepared import Prepared
+from irc.runtime.segments import Segment, segment_calls
 from irc.runtime.watch import naming_lost_ranks
 
-Run: TypeAlias = Callable[[], object]
+if TYPE_CHECKING:
+    from irc.runtime.torch_driver import TorchDriver
 
 
 @dataclass
@@ -62,63 +54,48 @@ class Executor:
 
     Args:
         loaded: the plan.
-        tensors: this rank's weights by name (:mod:`irc.runtime.weights` slices whole ones). A
-            contiguous one is used in place, another is copied when it has changed: what changes
-            one is seen by the next call, and states are written back into it.
-        rank: position on the mesh.
-        communicator: starts collectives; none is needed on one device.
-        load: compiles the kernels; by default the plan's backend does.
-        num_threads: for kernels; by default what torch uses.
-        copies: contiguous copies of weights by name, which the plans of one model share.
-        store: what is prepared of the weights, which the plans of one model share.
+        driver: whose weights and memory it works with.
         owns: nobody else holds the weights or writes to them: those that calls read only what is
             prepared of are let go as soon as that is made.
         prepared: where what is prepared is to lie, zeros, by buffer; by default new memory.
-        draws: each call draws its seed from torch's generator, so that ``torch.manual_seed``
-            repeats it as it repeats eager's; by default the seed counts calls.
-        arena: memory that executors which run one after the other work in, large enough for each;
-            by default each call leases its own.
     """
 
     def __init__(
         self,
         loaded: LoadedPlan,
-        tensors: Mapping[str, torch.Tensor],
+        driver: TorchDriver,
         *,
-        rank: int = 0,
-        communicator: Communicator | None = None,
-        load: LoadSegments = load_segments,
-        num_threads: int | None = None,
-        copies: dict[str, WeightCopy] | None = None,
-        store: Store | None = None,
         owns: bool = False,
         prepared: Mapping[int, torch.Tensor] | None = None,
-        draws: bool = False,
-        arena: torch.Tensor | None = None,
     ) -> None:
         loaded = runnable(loaded)
         plan = loaded.plan
-        if communicator is None and plan.device_mesh.num_ranks > 1:
+        if driver.communicator is None and plan.device_mesh.num_ranks > 1:
             raise IrcError(
                 "world-size",
                 f"the plan is for {plan.device_mesh.num_ranks} ranks ({plan.mesh}), here is one",
                 help="run it with: irc run PLAN, or torchrun",
             )
         self.plan = plan
-        self.rank = rank
-        self._communicator = communicator or NoPeers()
-        weights = LocalWeights(plan, tensors, copies)
+        self.rank = driver.rank
+        self._driver = driver
+        self._actions = driver.actions(loaded)
+        weights = LocalWeights(plan, driver.tensors, driver.copies)
         self._copies = weights if weights.are_copied else None
-        made = Prepared(loaded, weights.by_buffer, store, prepared) if plan.prepared else None
+        made = None
+        if plan.prepared:
+            made = Prepared(loaded, weights.by_buffer, driver.store, prepared)
         self._prepared = made
         self._weights = weights.by_buffer | ({} if made is None else made.by_buffer)
         calls = segment_calls(plan)
-        threads = num_threads or torch.get_num_threads()
-        self._segments: Sequence[Segment] = load(loaded, calls, threads)
-        self._inputs = [Input(plan, index, rank) for index in plan.inputs]
+        threads = driver.num_threads or torch.get_num_threads()
+        self._segments: Sequence[Segment] = driver.load(loaded, calls, threads)
+        device = driver.device.type
+        self._inputs = [Input(plan, index, driver.rank, device) for index in plan.inputs]
         self._bases = [spec.base for spec in self._inputs]
         self._outputs = Outputs(plan)
         self._seeds = [self._weights[i] for i in plan.weights if plan.buffers[i].role == "seed"]
+        self._states = frozenset(plan.buffers[index].name for index in plan.states())
         updated = [self._weights[index] for index in plan.updated()]
         # Of sums of gradients nothing is made elsewhere.
         told = [i for i in plan.updated() if plan.buffers[i].role != "accumulator"]
@@ -131,7 +108,7 @@ class Executor:
         only_kernels = all(isinstance(action, Kernels) for action in plan.actions)
         self._only_kernels = only_kernels
         self._is_one_segment = (
-            type(self) is Executor
+            driver.calls_entries
             and len(plan.actions) == 1
             and only_kernels
             and self._outputs.are_plain
@@ -141,8 +118,6 @@ class Executor:
         )
         self._turn = threading.Lock() if distributed else None
         self._owns = owns
-        self._draws = draws
-        self._arena = arena
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once and return the outputs, whole.
@@ -169,6 +144,12 @@ class Executor:
             given: held until the end: kernels know only the addresses.
             into: memory of the outputs, in the shapes of :attr:`made`; by default new memory.
         """
+        with self._driver.calling(self._states):
+            return self._run(given, into)
+
+    def _run(
+        self, given: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None
+    ) -> tuple[torch.Tensor, ...]:
         lease = self._take()
         if self._updated_memory:
             given = [self._apart(tensor) for tensor in given]
@@ -203,8 +184,13 @@ class Executor:
         open_places = [place for place, tensor in enumerate(given) if tensor is None]
         open_specs = [self._inputs[place] for place in open_places]
         every: list[Any] = list(given)
+        calling, states = self._driver.calling, self._states
 
         def run(*more: torch.Tensor) -> None:
+            with calling(states):
+                run_here(*more)
+
+        def run_here(*more: torch.Tensor) -> None:
             lease = self.leases.pop() if self.leases else self.new_lease()
             if self._updated_memory:
                 more = tuple(self._apart(tensor) for tensor in more)
@@ -221,7 +207,8 @@ class Executor:
 
     def refresh(self) -> None:
         """Take weights as they are now, for calls that do not look (:meth:`bound`)."""
-        self.leases.append(self._take())
+        with self._driver.calling(self._states):
+            self.leases.append(self._take())
 
     def _take(self) -> Lease:
         """Return memory of a call, with weights as they are now."""
@@ -262,11 +249,11 @@ class Executor:
     ) -> None:
         """Run the actions, of which some are torch's: no gradients are recorded."""
         lease.frame.bind(self._owners(given, fresh))
-        for seed in self._seeds if self._draws else ():
+        for seed in self._seeds if self._driver.draws else ():
             seed.random_()
         for step in lease.steps:
             step()
-        for seed in () if self._draws else self._seeds:
+        for seed in () if self._driver.draws else self._seeds:
             seed.add_(1)
 
     def _owners(
@@ -274,21 +261,13 @@ class Executor:
     ) -> dict[int, torch.Tensor]:
         return dict(zip((*self.plan.inputs, *self._outputs.roots), (*given, *fresh), strict=True))
 
-    def scope(self) -> AbstractContextManager[object]:
-        """Let torch make new tensors where the plan runs, wherever the user has it make them."""
-        is_host = torch.get_default_device().type == "cpu"
-        return nullcontext() if is_host else torch.device("cpu")
-
     def new_lease(self) -> Lease:
         """Return memory of another call, and what runs the actions on it."""
-        with self.scope():
-            frame = new_frame(self.plan, self._weights, arena=self._arena)
-        segments = iter(self._segments[sum(isinstance(a, Kernels) for a in self.plan.prepared) :])
-        pending: dict[int, Finish] = {}
-        steps = [
-            self._step(index, action, frame, segments, pending)
-            for index, action in enumerate(self.plan.actions)
-        ]
+        with self._driver.scope():
+            frame = new_frame(self.plan, self._weights, arena=self._driver.arena)
+            prepared = sum(isinstance(action, Kernels) for action in self.plan.prepared)
+            segments = iter(self._segments[prepared:])
+            steps = self._actions.on(self.plan.actions, frame, segments)
         return Lease(frame, steps, self._entry(frame) if self._is_one_segment else None)
 
     def _entry(self, frame: Frame) -> Any:
@@ -397,7 +376,8 @@ class Executor:
         if self._prepared is None:
             return {}
         if self._prepared.is_stale():
-            self._prepared.make(partial(self._prepare, new_frame(self.plan, self._weights)))
+            with self._driver.scope():
+                self._prepared.make(partial(self._prepare, new_frame(self.plan, self._weights)))
         return self._prepared.by_buffer
 
     def forget_prepared(self) -> None:
@@ -407,105 +387,6 @@ class Executor:
 
     def _prepare(self, frame: Frame) -> None:
         """Run the prepared actions in a frame that no call uses now."""
-        segments = iter(self._segments)
         with torch.no_grad():
-            for index, action in enumerate(self.plan.prepared):
-                self._step(index, action, frame, segments, {})()
-
-    def _step(
-        self, index: int, action: Action, frame: Frame, segments: Any, pending: dict[int, Finish]
-    ) -> Run:
-        """Return what runs an action on a frame."""
-        t: list[Any] = frame.tensors
-        match action:
-            case Kernels():
-                run, address = next(segments).run, frame.address
-                return lambda: run(address)
-            case Library():
-                return self._library(action, t)
-            case Copy(source=source, target=target):
-                return lambda: t[target].copy_(t[source])
-            case Start():
-                source, target = action.inputs[0], action.outputs[0]
-                send, receive = action.send, action.receive
-                marks = action.inputs[1] if len(action.inputs) > 1 else None
-                start = self._communicator.start
-
-                def begin() -> None:
-                    pending[index] = start(
-                        action,
-                        Operands(
-                            t[source],
-                            t[target],
-                            None if send is None else t[send],
-                            None if receive is None else t[receive],
-                            None if marks is None else t[marks],
-                        ),
-                    )
-
-                return begin
-            case Wait(start=started):
-                # Nobody reads it but who asks what a rank waits in (irc.runtime.pending).
-                begun = self.plan.actions[started]
-                return lambda waited=begun: pending.pop(started)()
-
-    def _library(self, action: Library, t: list[Any]) -> Run:
-        plan, inputs, outputs = self.plan, action.inputs, action.outputs
-        if action.op in POSITIONAL:
-            place = plan.device_mesh.coordinates(self.rank)[action.attrs["axis"]]
-            size = plan.device_mesh.size(action.attrs["axis"])
-            run = POSITIONAL[action.op]
-            return lambda: run(action.attrs, place, size, [t[i] for i in inputs], t[outputs[0]])
-        if action.op == "flow.scatter" and outputs == inputs[:1]:
-            cache, index, source = inputs
-            attrs, dim = action.attrs, action.attrs["dim"]
-
-            def scatter() -> torch.Tensor:
-                return t[cache].scatter_(dim, t[index], t[source])
-
-            return lambda: bounded(action.op, attrs, (t[cache], t[index]), scatter)
-        if (write := writer(action.op, action.attrs)) is not None:
-            return lambda: write([t[i] for i in inputs], [t[i] for i in outputs])
-        results = [(plan.buffers[i].shape, plan.buffers[i].dtype) for i in outputs]
-
-        # Of results that nobody reads, torch's own shape functions are not always right.
-        wanted = [plan.root(index) in plan.read for index in outputs]
-        roots = [plan.buffers[plan.root(index)] for index in inputs]
-        fixed = [i for i, root in enumerate(roots) if root.storage == "weight"]
-        run = library.prepared(action.op, action.attrs, results, fixed)
-
-        def call() -> None:
-            found = run([t[i] for i in inputs])
-            for index, value, is_read in zip(outputs, found, wanted, strict=True):
-                if is_read:
-                    t[index].copy_(value)
-
-        return call
-
-
-def rank_index(
-    _attrs: Mapping[str, Any],
-    place: int,
-    _size: int,
-    _inputs: Sequence[torch.Tensor],
-    out: torch.Tensor,
-) -> None:
-    """Write the rank's position on the axis."""
-    out.fill_(place)
-
-
-def local_chunk(
-    attrs: Mapping[str, Any],
-    place: int,
-    size: int,
-    inputs: Sequence[torch.Tensor],
-    out: torch.Tensor,
-) -> None:
-    """Copy the rank's chunk along a dim."""
-    dim: int = attrs["dim"]
-    chunk = inputs[0].shape[dim] // size
-    out.copy_(inputs[0].narrow(dim, place * chunk, chunk))
-
-
-POSITIONAL = {"comm.rank_index": rank_index, "comm.local_chunk": local_chunk}
-"""Library ops that depend on where the rank is."""
+            for step in self._actions.on(self.plan.prepared, frame, iter(self._segments)):
+                step()

@@ -1,4 +1,4 @@
-"""Which executor runs a plan: the one of the device that its kernels run on, and where that is."""
+"""Which driver a plan has: the one of the machine that its kernels are for, and where that is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from irc.plan.load import LoadedPlan
 from irc.runtime.executor import Executor
 from irc.runtime.segments import DEVICE_BACKENDS
+from irc.runtime.torch_driver import TorchDriver
 
 
 def memory_of(backend: str) -> torch.device:
@@ -25,21 +26,43 @@ def memory_of(backend: str) -> torch.device:
     return device_of(backend)
 
 
+def driver_of(backend: str, tensors: Mapping[str, torch.Tensor], **options: Any) -> TorchDriver:
+    """Return the driver of the plans of a backend.
+
+    Args:
+        backend: whose kernels the plans have.
+        tensors: this rank's weights by name.
+        options: what :class:`irc.runtime.torch_driver.TorchDriver` takes.
+
+    Raises:
+        IrcError: ``device-missing``.
+    """
+    if backend not in DEVICE_BACKENDS:
+        return TorchDriver(tensors, **options)
+    from irc.runtime.gpu_driver import GpuDriver
+
+    return GpuDriver(backend, tensors, **options)
+
+
 def executor_of(
-    loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor], **options: Any
+    loaded: LoadedPlan,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    owns: bool = False,
+    prepared: Mapping[int, torch.Tensor] | None = None,
+    **options: Any,
 ) -> Executor:
-    """Return the executor of a plan.
+    """Return what runs a plan that shares nothing with others but what ``options`` say.
 
     Args:
         loaded: the plan.
         tensors: this rank's weights by name.
-        options: what :class:`irc.runtime.executor.Executor` takes.
+        owns: see :class:`irc.runtime.executor.Executor`.
+        prepared: see :class:`irc.runtime.executor.Executor`.
+        options: what :class:`irc.runtime.torch_driver.TorchDriver` takes.
 
     Raises:
         IrcError: ``device-missing``, ``world-size``, ``input-mismatch``, ``backend-unknown``.
     """
-    if loaded.plan.backend not in DEVICE_BACKENDS:
-        return Executor(loaded, tensors, **options)
-    from irc.runtime.device import DeviceExecutor
-
-    return DeviceExecutor(loaded, tensors, **options)
+    driver = driver_of(loaded.plan.backend, tensors, **options)
+    return driver.bind(loaded, owns=owns, prepared=prepared)

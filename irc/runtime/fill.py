@@ -14,8 +14,8 @@ import torch
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels
 from irc.runtime.dtypes import dtypes
-from irc.runtime.executor import Executor
 from irc.runtime.segments import Segment, SegmentCall
+from irc.runtime.torch_driver import TorchDriver
 
 HELD_BYTES = 64 << 20
 """What is written before its pages are given back: the file has them."""
@@ -45,7 +45,7 @@ def fill(
         places[index] = part.view(dtype).view(buffer.shape)
     prepared = {i: p for i, p in places.items() if plan.buffers[i].storage == "prepared"}
     load = partial(_load_prepared, written=_Written(region))
-    made = Executor(loaded, tensors, load=load, prepared=prepared).prepare()
+    made = TorchDriver(tensors, load=load).bind(loaded, prepared=prepared).prepare()
     written = _Written(region)
     for index, place in places.items():
         source = made[index] if index in made else tensors[plan.buffers[index].name]

@@ -8,7 +8,6 @@ A region's plan is for the sizes that it was checked for. At others (a loop that
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,16 +31,14 @@ from irc.plan.load import LoadedPlan
 from irc.runtime import library
 from irc.runtime.array_call import Call, array_call
 from irc.runtime.code import check_module
+from irc.runtime.driver import BySizes
 from irc.runtime.dtypes import dtypes
-from irc.runtime.executors import executor_of
-from irc.runtime.host_driver import HostDriver
+from irc.runtime.executors import driver_of
+from irc.runtime.host_calls import HostCalls
 from irc.runtime.host_lower import host_code
 from irc.runtime.onnx_ops.values import as_item, as_tensor
 from irc.runtime.open_executor import BoundPlans, KnownSizes
 from irc.runtime.prepared import Store
-
-MAX_SIZES = 64
-"""Sizes of a region whose plans are kept; the one used longest ago is dropped."""
 
 
 def host_module(plan: HostPlan) -> ModuleOp:
@@ -97,7 +94,7 @@ class HostExecutor:
         }
         self._regions = _Regions(regions, self._program)
         code, arrays = host_code(module, plan.facts, weights)
-        self._driver = HostDriver(code, arrays, self._regions)
+        self._calls = HostCalls(code, arrays, self._regions)
         self._compiled = compiled
 
     @property
@@ -125,18 +122,18 @@ class HostExecutor:
             IrcError: ``input-mismatch``, ``size-outside``.
         """
         with torch.no_grad():
-            return self._driver.run(items)
+            return self._calls.run(items)
 
     def refused(self, items: Sequence[Any]) -> str | None:
         """Say why the program is not for the sizes of some inputs; None where it is."""
         try:
-            self._driver.check_sizes(items)
+            self._calls.check_sizes(items)
         except IrcError as error:
             return error.message
         return None
 
     def _eager(self, items: Sequence[Any]) -> list[Any]:
-        sizes = self._driver.check_sizes(items)
+        sizes = self._calls.check_sizes(items)
         given = iter([
             as_tensor(value) if isinstance(kind, TensorType) else value
             for kind, value in zip(self._kinds, items, strict=True)
@@ -197,44 +194,33 @@ class _Region:
         num_threads: int | None,
     ) -> None:
         func = entry(module, name)
-        self._weights = {n: weights[n] for role, n, _ in arguments(func) if role in WEIGHTS}
-        self._store, self._threads = store, num_threads
-        self._lock = threading.Lock()
+        own = {n: weights[n] for role, n, _ in arguments(func) if role in WEIGHTS}
+        backend = loaded.plan.backend
+        self._driver = driver_of(backend, own, num_threads=num_threads, store=store)
         self._bound = None if loaded.sized is None else BoundPlans(loaded)
-        self._one = self._executor(loaded) if self._bound is None else None
+        self._one = self._call(loaded) if self._bound is None else None
         self._symbols = [] if self._bound is None else [
             each.symbol for each in self._bound.sizes.symbols
         ]  # fmt: skip
-        self._executors: OrderedDict[tuple[int, ...], Call | None] = OrderedDict()
+        self._calls = BySizes(self._bind)
 
-    def _executor(self, loaded: LoadedPlan) -> Call:
-        return array_call(
-            executor_of(loaded, self._weights, num_threads=self._threads, store=self._store)
-        )
+    def _call(self, loaded: LoadedPlan) -> Call:
+        return array_call(self._driver.bind(loaded))
 
     def run(self, given: Sequence[Any], sizes: Mapping[str, int]) -> list[Any] | None:
         """Run the plan for the sizes at hand; None where there is none."""
-        call = self._one or self._at(sizes)
+        call = self._one or self._calls.at(tuple([sizes[name] for name in self._symbols]))
         return None if call is None else call(given)
 
-    def _at(self, sizes: Mapping[str, int]) -> Call | None:
+    def _bind(self, numbers: tuple[int, ...]) -> Call | None:
         bound = self._bound
         assert bound is not None
-        values = {name: sizes[name] for name in self._symbols}
-        key = tuple(values.values())
-        with self._lock:
-            if key not in self._executors:
-                full = bound.sizes.extended(values)
-                try:
-                    bound.sizes.check(full, bound.names)
-                except IrcError:
-                    self._executors[key] = None
-                else:
-                    self._executors[key] = self._executor(bound.at(full))
-                if len(self._executors) > MAX_SIZES:
-                    self._executors.popitem(last=False)
-            self._executors.move_to_end(key)
-            return self._executors[key]
+        full = bound.sizes.extended(dict(zip(self._symbols, numbers, strict=True)))
+        try:
+            bound.sizes.check(full, bound.names)
+        except IrcError:
+            return None
+        return self._call(bound.at(full))
 
 
 def load_host_weights(plan: HostPlan, *, verify: bool = False) -> dict[str, torch.Tensor]:

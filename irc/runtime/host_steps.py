@@ -18,7 +18,7 @@ from irc.runtime.onnx_ops.run import PREFIX, decoded, functions_of, kernels, run
 from irc.runtime.onnx_ops.values import Item
 
 if TYPE_CHECKING:
-    from irc.runtime.host_driver import HostDriver
+    from irc.runtime.host_calls import HostCalls
 
 Run: TypeAlias = Callable[[list[Item], Known], None]
 """Runs a step: reads and writes values by their numbers."""
@@ -27,8 +27,8 @@ Run: TypeAlias = Callable[[list[Item], Known], None]
 class Prepared:
     """A function whose steps are ready to run."""
 
-    def __init__(self, driver: HostDriver, function: Function, arrays: Sequence[Item]) -> None:
-        self._driver = driver
+    def __init__(self, calls: HostCalls, function: Function, arrays: Sequence[Item]) -> None:
+        self._calls = calls
         self._shapes = [shape_of(each) for each in function.inputs]
         self._stored = [(slot, arrays[number]) for slot, number in function.stored]
         self._rest = [None] * (function.values - len(function.inputs))
@@ -60,7 +60,7 @@ class Prepared:
                 return self._library(step)
 
     def _call(self, step: Call) -> Run:
-        name, inputs, call = step.function, step.inputs, self._driver.call
+        name, inputs, call = step.function, step.inputs, self._calls.call
         made = [shape_of(each) for each in step.stated]
         outputs = list(zip(step.outputs, made, strict=True))
 
@@ -73,13 +73,13 @@ class Prepared:
     def _node(self, step: Node) -> Run:
         target, inputs = step.target, step.inputs
         positions, options = decoded(step.arguments)
-        if problem := _problem(step, options, positions, self._driver.code):
+        if problem := _problem(step, options, positions, self._calls.code):
             raise corrupt(f"{target[:80]} {problem}", step.loc)
         made = [shape_of(each) for each in step.stated]
         outputs = list(zip(step.outputs, made, strict=True))
         wanted = [None if each is None else each.dtype for each in step.stated]
         missing = [None] * len(wanted)
-        has_bodies, driver = bool(functions_of((positions, options))), self._driver
+        has_bodies, calls = bool(functions_of((positions, options))), self._calls
 
         def run(values: list[Item], known: Known) -> None:
             given = [values[slot] for slot in inputs]
@@ -90,7 +90,7 @@ class Prepared:
                 own = {**options, "attributes": {**options["attributes"], "empty": rows}}
 
                 def body(name: str, items: list[Item]) -> list[Item]:
-                    return driver.functions[name].run(items, known)
+                    return calls.functions[name].run(items, known)
 
                 found = run_items(target, (positions, own), given, wanted, body)
             _write(outputs, [*found, *missing[len(found) :]], values, known)
@@ -98,7 +98,7 @@ class Prepared:
         return run
 
     def _library(self, step: Library) -> Run:
-        inputs, library = step.inputs, self._driver.regions.library
+        inputs, library = step.inputs, self._calls.regions.library
         made = [shape_of(each) for each in step.stated]
         outputs = list(zip(step.outputs, made, strict=True))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -22,12 +20,9 @@ from irc.plan.schema import Plan
 from irc.plan.sizes import CAPTURE, KERNELS, LIKE, SIZES, PlanSizes, SizedPlan
 from irc.plan.template.forms import KernelTemplate
 from irc.runtime.code import check_calls, read_kernels, runnable
+from irc.runtime.driver import BySizes
 from irc.runtime.executor import Executor
-from irc.runtime.executors import executor_of
-from irc.runtime.prepared import Store
-
-MAX_SIZES = 64
-"""Sizes whose plans are kept; the one used longest ago is dropped."""
+from irc.runtime.executors import driver_of
 
 
 class OpenExecutor:
@@ -36,17 +31,15 @@ class OpenExecutor:
     Args:
         loaded: with open sizes.
         tensors: weights by name.
-        options: what :class:`irc.runtime.executor.Executor` takes.
+        options: what :class:`irc.runtime.torch_driver.TorchDriver` takes.
     """
 
     def __init__(
         self, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor], **options: Any
     ) -> None:
         self.bound = BoundPlans(loaded)
-        self._tensors, self._options = tensors, options
-        self._store = Store()
-        self._executors: OrderedDict[tuple[tuple[int, ...], ...], Executor] = OrderedDict()
-        self._lock = threading.Lock()
+        self._driver = driver_of(loaded.plan.backend, tensors, **options)
+        self._executors = BySizes(self._bind)
         self._latest = loaded.plan
 
     @property
@@ -69,17 +62,12 @@ class OpenExecutor:
 
     def at(self, shapes: tuple[tuple[int, ...], ...]) -> Executor:
         """Return what runs inputs of these shapes."""
-        with self._lock:
-            found = self._executors.get(shapes)
-            if found is None:
-                loaded = self.bound.for_shapes(shapes)
-                found = executor_of(loaded, self._tensors, store=self._store, **self._options)
-                self._executors[shapes] = found
-                if len(self._executors) > MAX_SIZES:
-                    self._executors.popitem(last=False)
-            self._executors.move_to_end(shapes)
-            self._latest = found.plan
-        return found
+        executor = self._executors.at(shapes)
+        self._latest = executor.plan
+        return executor
+
+    def _bind(self, shapes: tuple[tuple[int, ...], ...]) -> Executor:
+        return self._driver.bind(self.bound.for_shapes(shapes))
 
 
 class BoundPlans:

@@ -10,7 +10,6 @@ while other functions run. Nothing is decided at run time: the tape of a rank
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -21,14 +20,14 @@ from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan, smaller_kind, smaller_s
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
-from irc.runtime.executors import executor_of, memory_of
+from irc.runtime.executors import driver_of, memory_of
 from irc.runtime.frame import new_arena
 from irc.runtime.micro_batches import SEED, BatchSums, MicroBatches, keys_of
 from irc.runtime.offload import Moves, moves_of
 from irc.runtime.parts import Parts
 from irc.runtime.peers import Peers, TorchPeers, shared_sums
-from irc.runtime.prepared import Store
 from irc.runtime.segments import LoadSegments
+from irc.runtime.torch_driver import TorchDriver
 from irc.runtime.torch_optimizer import STEP
 from irc.runtime.watch import naming_lost_ranks
 from irc.schedule.tapes import MOVES, SMALLER, Event, Place
@@ -71,31 +70,33 @@ class PipelineExecutor:
         load: LoadSegments | None = None,
         moves: Moves | None = None,
     ) -> None:
-        self.plan, self.rank, self._held, self._load = plan, rank, parts, load
+        self.plan, self.rank, self._held = plan, rank, parts
         self._divided, self._axes = divided, axes
-        self._device = memory_of(plan.backend) if load is None else torch.device("cpu")
-        with self._scope():
-            self._prepare(peers, moves)
-
-    def _scope(self) -> AbstractContextManager[object]:
-        """Let torch make new tensors where the functions run."""
-        return nullcontext() if self._device.type == "cpu" else self._device
-
-    def _prepare(self, peers: Peers | None, moves: Moves | None) -> None:
-        """Allocate what steps work in, and decide all that they do."""
-        plan, parts, rank = self.plan, self._held, self.rank
-        # NCCL, which moves what lies on GPUs, has no tags.
-        in_order = self._device.type != "cpu"
-        self._peers: Peers = peers or TorchPeers(plan, rank, in_order=in_order)
         self.place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
         self.local = plan.ranks[self.place].index(rank)
+        # Who brings what runs the kernels has it run on the host.
+        device = memory_of(plan.backend) if load is None else torch.device("cpu")
+        # NCCL, which moves what lies on GPUs, has no tags.
+        self._peers: Peers = peers or TorchPeers(plan, rank, in_order=device.type != "cpu")
+        own: dict[str, Any] = {"rank": self.local, "communicator": self._peers.communicator}
+        self._driver = (
+            driver_of(plan.backend, parts.local, **own)
+            if load is None
+            else TorchDriver(parts.local, load=load, **own)
+        )
+        with self._driver.scope():
+            self._prepare(moves)
+
+    def _prepare(self, moves: Moves | None) -> None:
+        """Allocate what steps work in, and decide all that they do."""
+        plan, parts = self.plan, self._held
         self._stages = plan.parts_at(self.place)
-        store = Store()
-        self._arena = new_arena(self.arena_bytes)
+        # The functions of a rank run one after the other.
+        self._driver.arena = new_arena(self.arena_bytes)
         self._functions: dict[tuple[int, str], Executor] = {}
         for part in dict.fromkeys(self._stages.values()):
             for kind, loaded in plan.parts[part].items():
-                self._functions[part, kind] = self._function(loaded, store)
+                self._functions[part, kind] = self._driver.bind(loaded)
         self._tape = plan.tapes[self.place]
         self._registers = self._allocate()
         self._moves = moves or moves_of(plan, self._tape, self._registers)
@@ -128,17 +129,6 @@ class PipelineExecutor:
         self._weights = torch.tensor(plan.weights_of_losses, dtype=self._losses.dtype)
         self._norms, self._updates = self._norm_runs(), self._update_runs()
         self._sums = [t for name, t in parts.local.items() if name.startswith(ACCUMULATED)]
-
-    def _function(self, loaded: LoadedPlan, store: Store) -> Executor:
-        options: dict[str, Any] = {
-            "rank": self.local,
-            "communicator": self._peers.communicator,
-            "store": store,
-            "arena": self._arena,
-        }
-        if self._load is not None:
-            return Executor(loaded, self._held.local, load=self._load, **options)
-        return executor_of(loaded, self._held.local, **options)
 
     @property
     def register_bytes(self) -> int:
@@ -173,7 +163,7 @@ class PipelineExecutor:
             )
         named = dict(zip(plan.facts.inputs, inputs, strict=False))
         self._inputs.take(named)
-        with self._scope(), torch.no_grad(), naming_lost_ranks():
+        with self._driver.scope(), torch.no_grad(), naming_lost_ranks():
             self._rate.copy_(lr)
             torch.add(self._numbers, seed * plan.num_micro_batches, out=self._seeds)
             for sums in self._batch.values():

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -23,12 +22,13 @@ from irc.cluster.host import num_cores
 from irc.cost.measured import Typed, kernel_key, library_key, load_times, save_times
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Action, Call, Kernels, Library, Plan, Start, Step
+from irc.runtime.actions import POSITIONAL, Actions
 from irc.runtime.collectives import Finish, Operands
-from irc.runtime.executor import POSITIONAL, Executor
 from irc.runtime.frame import Frame
 from irc.runtime.inputs import inputs_for
 from irc.runtime.processes import threads_per_process
 from irc.runtime.segments import Segment, SegmentCall, load_segments
+from irc.runtime.torch_driver import TorchDriver
 from irc.runtime.weights import load_weights
 from irc.simulate.plan import predict, stated_seconds
 
@@ -178,14 +178,7 @@ def _samples(loaded: LoadedPlan, threads: int, rounds: int, seed: int) -> list[f
     torch.set_num_threads(threads)
     try:
         clock = _Clock()
-        run = _TimedExecutor(
-            loaded,
-            load_weights(loaded, 0),
-            communicator=_Absent(),
-            load=clock.load,
-            num_threads=threads,
-            clock=clock,
-        )
+        run = _TimedDriver(load_weights(loaded, 0), clock, threads).bind(loaded)
         inputs = inputs_for(loaded, None, seed)
         run(*inputs)
         taken: list[list[float]] = []
@@ -243,17 +236,30 @@ def _timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-class _TimedExecutor(Executor):
-    """An executor that also times library ops."""
+class _TimedDriver(TorchDriver):
+    """Binds plans whose library ops are timed too."""
 
-    def __init__(self, *args: Any, clock: _Clock, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, tensors: Mapping[str, torch.Tensor], clock: _Clock, threads: int) -> None:
+        super().__init__(tensors, communicator=_Absent(), load=clock.load, num_threads=threads)
         self._clock = clock
 
-    def _step(
-        self, index: int, action: Action, frame: Frame, segments: Any, pending: dict[int, Finish]
+    def actions(self, plan: LoadedPlan) -> Actions:
+        return _TimedActions(plan.plan, self.rank, _Absent(), self._clock)
+
+
+@dataclass(frozen=True)
+class _TimedActions(Actions):
+    clock: _Clock
+
+    def step(
+        self,
+        index: int,
+        action: Action,
+        frame: Frame,
+        segments: Iterator[Segment],
+        pending: dict[int, Finish],
     ) -> Callable[[], object]:
-        run = super()._step(index, action, frame, segments, pending)
+        run = super().step(index, action, frame, segments, pending)
         if not isinstance(action, Library):
             return run
-        return lambda: self._clock.ticks.append(_timed(run))
+        return lambda: self.clock.ticks.append(_timed(run))

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from irc.plan.load import LoadedPlan
 from irc.runtime.collectives import TorchCommunicator
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.processes import STORE_VARIABLE, joined
 from irc.runtime.weights import slice_weights
 
@@ -82,7 +82,7 @@ def _peak(
     communicator: TorchCommunicator | None,
 ) -> int:
     """Return the bytes of weights and inputs, and the most that one call has beside them."""
-    run = Executor(loaded, tensors, rank=rank, communicator=communicator, num_threads=1)
+    run = executor_of(loaded, tensors, rank=rank, communicator=communicator, num_threads=1)
     named = {loaded.plan.buffers[i].name for i in loaded.plan.weights}
     given = [*(t for name, t in tensors.items() if name in named), *inputs]
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in given}

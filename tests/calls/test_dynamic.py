@@ -302,7 +302,7 @@ def test_two_threads_with_other_sizes() -> None:
 
 
 def test_plans_that_are_dropped_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irc.calls.open_version.MAX_SIZES", 2)
+    monkeypatch.setattr("irc.runtime.driver.MAX_SIZES", 2)
     model = mlp()
     fast = irc.compile(model, dynamic=True)
     for rows in (5, 6, 7, 5, 6):

@@ -116,7 +116,8 @@ SCENE_MUTANTS = (
                 _always_hooks, "way-compile"),
     SceneMutant("strides: results lie row by row", "irc.frontends.torch.result_memory", "_turned",
                 _unturned),
-    SceneMutant("seeds: manual_seed is not asked", "irc.runtime.executor:Executor", "__init__",
+    SceneMutant("seeds: manual_seed is not asked", "irc.runtime.torch_driver:TorchDriver",
+                "__init__",
                 _counts_calls, "way-compile"),
 )  # fmt: skip
 

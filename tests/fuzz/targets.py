@@ -14,7 +14,7 @@ from irc.backends.cpu.features import AVX2, AVX512, BASELINE
 from irc.dialects.task import KernelOp
 from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.segments import Segment, SegmentCall
 from tests.fuzz import guarded
 from tests.fuzz.flow import flow_program
@@ -47,7 +47,7 @@ def on_features(features: Features | None, change: Callable[[str], str] = str) -
             ]
 
         # Two threads even on a busy machine: what threads do is part of what is tested.
-        executor = Executor(plan, {}, load=load, num_threads=2)
+        executor = executor_of(plan, {}, load=load, num_threads=2)
         first, again = guarded.run(executor, inputs)
         for one, two in zip(first, again, strict=True):
             if not _same(one, two):

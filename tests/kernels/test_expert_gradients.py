@@ -17,7 +17,7 @@ from irc.calls.compiled import dispatcher_of
 from irc.dialects.task import KernelOp
 from irc.frontends.torch.capture import capture
 from irc.pipeline import Options, default_pipeline, make_plan, run_passes
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.experts import experts as reference
 from irc.train import training_program
 
@@ -56,7 +56,7 @@ def test_steps_of_training(
     assert "outer groups" in str([info_of(t).template for t in plan.kernel_sources().values()])
     wide = copy.deepcopy(module).double()
     wide(x.double(), index).backward()
-    _, *found = Executor(plan, program.tensors)(x, index)
+    _, *found = executor_of(plan, program.tensors)(x, index)
     for value, parameter in zip(found, wide.parameters(), strict=True):
         assert parameter.grad is not None
         largest = float(parameter.grad.abs().max())

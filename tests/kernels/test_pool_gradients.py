@@ -14,7 +14,7 @@ import irc
 from irc.calls.compiled import dispatcher_of
 from irc.frontends.torch.capture import capture
 from irc.pipeline import Options, lower, make_plan
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.train import training_program
 
 MAX = [
@@ -139,6 +139,6 @@ def test_steps_of_training_call_no_library(ceil: bool) -> None:
     plan = make_plan(program, Options(), keep_ir=False)
     assert not [step for step in plan.plan.actions if hasattr(step, "op")]
     module(x).backward()
-    _, *found = Executor(plan, program.tensors)(x)
+    _, *found = executor_of(plan, program.tensors)(x)
     for value, parameter in zip(found, module.parameters(), strict=True):
         torch.testing.assert_close(value, parameter.grad, rtol=1e-4, atol=1e-4)

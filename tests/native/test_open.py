@@ -145,7 +145,7 @@ def test_threads_call_with_sizes_of_their_own(
     encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With room for two, programs are dropped and bound anew all the time.
-    monkeypatch.setattr("irc.runtime.native.open_program.MAX_SIZES", 2)
+    monkeypatch.setattr("irc.runtime.driver.MAX_SIZES", 2)
     program = opened(encoder)
     shapes = [(2, 9), (3, 40), (5, 2), (4, 31), (2, 90)]
     given = [inputs(*shape, seed=k) for k, shape in enumerate(shapes)]
@@ -169,13 +169,13 @@ def test_threads_call_with_sizes_of_their_own(
 def test_sizes_share_memory_and_the_oldest_are_dropped(
     encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("irc.runtime.native.open_program.MAX_SIZES", 3)
+    monkeypatch.setattr("irc.runtime.driver.MAX_SIZES", 3)
     program = opened(encoder)
-    kept, machine = program._bound, program._machine
+    kept, driver = program._bound._kept, program._driver
     for tokens in (9, 200, 12, 9, 15, 9):
         program.run(inputs(3, tokens))
     assert [shapes[0][1] for shapes in kept] == [12, 15, 9]
-    (lease,) = machine._leases
+    (lease,) = driver._leases
     most = program._sized.at(program._sized.given.values([(3, 200), (200, 24)], ["ids", "scale"]))
     assert len(lease.arena) == most.arena_bytes
 

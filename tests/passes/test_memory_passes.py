@@ -24,7 +24,7 @@ from irc.plan.schema import Copy, to_json
 from irc.plan.verify import verify_plan
 from irc.plugin import builtin_pass
 from irc.program import Program
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.train import training_program
 from tests.models.gpt import GPT, GPTConfig
 from tests.plan.programs import Task, loaded, mlp, reference_segments
@@ -133,7 +133,7 @@ def test_two_states_may_get_one_value() -> None:
     module = t.finish(new, new, roles=[("state", "a"), ("state", "b")])
     tensors = {"a": torch.zeros(3), "b": torch.zeros(3)}
     plan = loaded(module)
-    Executor(plan, tensors, load=reference_segments)(torch.tensor([0.0, 1.0, 2.0]))
+    executor_of(plan, tensors, load=reference_segments)(torch.tensor([0.0, 1.0, 2.0]))
     assert torch.equal(tensors["a"], tensors["b"])
     assert torch.allclose(tensors["a"], torch.tensor([0.0, 1.0, 2.0]).exp())
     copied = [action for action in plan.plan.actions if isinstance(action, Copy)]

@@ -18,7 +18,7 @@ from irc.interpret.flow import run_function
 from irc.interpret.spmd import run_spmd
 from irc.pipeline import Options, default_pipeline, make_plan, run_passes
 from irc.plugin import parse_passes
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.search.one_device import held_alone
 from irc.train import training_program
 from irc.training.recompute import SAVED, apply_policies
@@ -149,7 +149,7 @@ def test_recompute_makes_the_arena_smaller() -> None:
         held = held_alone(program.module).num_bytes
         loaded = make_plan(program, Options(), keep_ir=False)
         arenas[policy] = loaded.plan.arena_bytes
-        (losses[policy],) = Executor(loaded, program.tensors)(
+        (losses[policy],) = executor_of(loaded, program.tensors)(
             tokens, tokens, torch.tensor(0.1, dtype=torch.float64)
         )
         beside = sum(

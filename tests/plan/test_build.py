@@ -103,7 +103,7 @@ def test_a_reshaped_result_is_not_copied() -> None:
 
 
 def test_states_are_written_back_last_and_may_swap() -> None:
-    from irc.runtime.executor import Executor
+    from irc.runtime.executors import executor_of
 
     t = Task()
     a = t.argument("state", "a", (3,))
@@ -111,7 +111,7 @@ def test_states_are_written_back_last_and_may_swap() -> None:
     y = t.pointwise("add", a, b)
     module = t.finish(y, b, a, roles=[("output", "y"), ("state", "a"), ("state", "b")])
     tensors = {"a": torch.ones(3), "b": torch.full((3,), 2.0)}
-    run = Executor(loaded(module), tensors, load=reference_segments)
+    run = executor_of(loaded(module), tensors, load=reference_segments)
     assert run()[0].tolist() == [3.0, 3.0, 3.0]
     assert (tensors["a"][0], tensors["b"][0]) == (2.0, 1.0)
 

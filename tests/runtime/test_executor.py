@@ -10,7 +10,6 @@ from irc.dialects import flow
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.plan.schema import Kernels
-from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from tests.plan.programs import Task, loaded, mlp, mlp_eager, reference_segments, sharded
 
@@ -22,7 +21,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 def test_runs_kernels_on_the_arena() -> None:
     tensors = weights()
-    run = Executor(loaded(mlp()), tensors, load=reference_segments)
+    run = executor_of(loaded(mlp()), tensors, load=reference_segments)
     for _ in range(3):
         x = torch.randn(5, 6)
         (y,) = run(x)
@@ -31,7 +30,7 @@ def test_runs_kernels_on_the_arena() -> None:
 
 def test_weights_are_used_in_place() -> None:
     tensors = weights()
-    run = Executor(loaded(mlp()), tensors, load=reference_segments)
+    run = executor_of(loaded(mlp()), tensors, load=reference_segments)
     x = torch.randn(5, 6)
     before = run(x)[0]
     tensors["up.weight"].mul_(2)
@@ -42,12 +41,12 @@ def test_weights_are_used_in_place() -> None:
 def test_inputs_need_not_be_contiguous() -> None:
     tensors = weights()
     x = torch.randn(6, 5).T
-    (y,) = Executor(loaded(mlp()), tensors, load=reference_segments)(x)
+    (y,) = executor_of(loaded(mlp()), tensors, load=reference_segments)(x)
     torch.testing.assert_close(y, mlp_eager(x, *tensors.values()))
 
 
 def test_results_are_fresh() -> None:
-    run = Executor(loaded(mlp()), weights(), load=reference_segments)
+    run = executor_of(loaded(mlp()), weights(), load=reference_segments)
     first = run(torch.ones(5, 6))[0]
     kept = first.clone()
     run(torch.zeros(5, 6))
@@ -84,7 +83,7 @@ def test_library_ops_see_views() -> None:
     plan = loaded(library_program().module)
     assert [type(a) for a in plan.plan.actions].count(Kernels) == 1
     x, w = torch.randn(4, 6, requires_grad=True), torch.randn(4, 6, requires_grad=True)
-    run = Executor(plan, {"w": w}, load=reference_segments)
+    run = executor_of(plan, {"w": w}, load=reference_segments)
     values, order, tail, again = run(x)
     b = -x.sum(0)
     expected = (w[1:3, 0:6:2] * b.view(2, 3)).sort(1, descending=True)
@@ -99,7 +98,7 @@ def test_two_threads_do_not_share_an_arena() -> None:
     t = Task()
     x = t.argument("input", "x", (300,))
     y = t.pointwise("neg", t.pointwise("exp", t.pointwise("neg", x)))
-    run = Executor(loaded(t.finish(y)), {}, load=reference_segments)
+    run = executor_of(loaded(t.finish(y)), {}, load=reference_segments)
     wrong: list[int] = []
 
     def work(seed: int) -> None:
@@ -122,7 +121,7 @@ def test_a_plan_of_kernels_is_one_native_call() -> None:
         made.extend(reference_segments(*args))
         return made
 
-    run = Executor(loaded(mlp()), weights(), load=load)
+    run = executor_of(loaded(mlp()), weights(), load=load)
     run(torch.ones(5, 6))
     assert [segment.runs for segment in made] == [1]
 
@@ -137,21 +136,23 @@ def test_a_plan_of_kernels_is_one_native_call() -> None:
     ],
 )
 def test_other_inputs_are_refused(given: tuple[torch.Tensor, ...], expected: str) -> None:
-    run = Executor(loaded(mlp()), weights(), load=reference_segments)
+    run = executor_of(loaded(mlp()), weights(), load=reference_segments)
     with pytest.raises(IrcError, match=expected):
         run(*given)
 
 
 def test_other_weights_are_refused() -> None:
     with pytest.raises(IrcError, match=r"weight 'down\.weight'"):
-        Executor(loaded(mlp()), {"up.weight": torch.ones(6, 9)}, load=reference_segments)
+        executor_of(loaded(mlp()), {"up.weight": torch.ones(6, 9)}, load=reference_segments)
     with pytest.raises(IrcError, match=r"\[9, 6\]"):
-        Executor(loaded(mlp()), dict.fromkeys(weights(), torch.ones(9, 6)), load=reference_segments)
+        executor_of(
+            loaded(mlp()), dict.fromkeys(weights(), torch.ones(9, 6)), load=reference_segments
+        )
 
 
 def test_a_plan_for_four_ranks_does_not_run_alone() -> None:
     with pytest.raises(IrcError, match="world-size"):
-        Executor(loaded(sharded()), {}, load=reference_segments)
+        executor_of(loaded(sharded()), {}, load=reference_segments)
 
 
 def test_kernels_of_another_backend_do_not_run_here() -> None:
@@ -170,7 +171,7 @@ def test_a_call_and_an_action_cost_little_python() -> None:
 
     t = Task()
     one = loaded(t.finish(t.pointwise("neg", t.argument("input", "x", (16,)))))
-    run = Executor(one, {}, load=lambda *_: [Nothing()])
+    run = executor_of(one, {}, load=lambda *_: [Nothing()])
     x = torch.ones(16)
     pace = max(1.0, seconds(lambda: torch.neg(x)) / 1e-6)
     assert seconds(lambda: run(x)) < 3e-6 * 4 * pace
@@ -180,7 +181,7 @@ def test_a_call_and_an_action_cost_little_python() -> None:
     for _ in range(50):
         y = t.pointwise("neg", y)
         (y,) = t.library(flow.PointwiseOp, [y], TensorType.of((16,)), fn="neg")
-    run = Executor(loaded(t.finish(y)), {}, load=lambda *_: [Nothing()] * 50)
+    run = executor_of(loaded(t.finish(y)), {}, load=lambda *_: [Nothing()] * 50)
     torch_alone = seconds(lambda: x.copy_(torch.neg(x)))
     assert seconds(lambda: run(x)) / 100 < 10e-6 * 2 * pace + torch_alone
 

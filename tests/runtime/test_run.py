@@ -130,7 +130,7 @@ def test_a_launcher_that_makes_no_sense(rank: str) -> None:
 def test_a_plan_of_kernels_runs_compiled(tmp_path: Path) -> None:
     """The whole way with the real backend."""
     from irc.backends.cpu import emit
-    from irc.runtime.executor import Executor
+    from irc.runtime.executors import executor_of
     from tests.plan.programs import mlp_eager
 
     module = mlp()
@@ -138,5 +138,5 @@ def test_a_plan_of_kernels_runs_compiled(tmp_path: Path) -> None:
     plan = make_plan(build_plan(module), kernels=kernels)
     tensors = {"up.weight": torch.randn(6, 9), "down.weight": torch.randn(9, 6)}
     x = torch.randn(5, 6)
-    (y,) = Executor(plan, tensors, num_threads=2)(x)
+    (y,) = executor_of(plan, tensors, num_threads=2)(x)
     torch.testing.assert_close(y, mlp_eager(x, *tensors.values()))

@@ -1,6 +1,6 @@
-"""A native host program in this process: the driver on numpy, its regions as native programs.
+"""A native host program in this process: its steps on numpy, its regions as native programs.
 
-Calls may come from several threads at once: the driver keeps nothing of a call, and regions are
+Calls may come from several threads at once: nothing is kept of a call, and regions are
 native programs, each of whose calls has memory of its own.
 """
 
@@ -24,7 +24,7 @@ from irc.plan.native import FOLDER, MANIFEST, WEIGHTS, NativeManifest, Port, Vie
 from irc.plan.native import parse_native_manifest as parse_manifest
 from irc.plan.native_host import HOST, NativeHost, parse_native_host
 from irc.plan.open_sizes import HostSize, dim_of, example_or, number_of
-from irc.runtime.host_driver import HostDriver, sizes_of
+from irc.runtime.host_calls import HostCalls, sizes_of
 from irc.runtime.host_shapes import Known
 from irc.runtime.native.arguments import as_array, in_order
 from irc.runtime.native.dtypes import dtype_of
@@ -187,7 +187,7 @@ class NativeHostProgram:
         self._stated = host.code.functions[ENTRY].inputs
         self.inputs = tuple(map(self._argument, self._names, self._stated))
         self.outputs = tuple(HostArgument(name, None, None) for name in host.code.outputs)
-        self._driver = HostDriver(host.code, stored_arrays(found), regions)
+        self._calls = HostCalls(host.code, stored_arrays(found), regions)
 
     def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Item]:
         """Run once; any thread may call it at any time.
@@ -204,10 +204,14 @@ class NativeHostProgram:
                 is one that a region was not checked for; ``index-out-of-range``.
         """
         given = in_order(inputs, self._names)
-        return self._driver.run([
+        return self._calls.run([
             value if wanted.shape is None or type(value) is np.ndarray else _array(wanted, value)
             for wanted, value in zip(self.inputs, given, strict=True)
         ])  # fmt: skip
+
+    def __call__(self, *inputs: Any) -> list[Item]:
+        """Run once on the inputs in order; see :meth:`run`."""
+        return self.run(inputs)
 
     def ports(self, sizes: Mapping[str, int]) -> tuple[Port, ...]:
         """Return the inputs at some sizes.

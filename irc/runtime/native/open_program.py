@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +13,13 @@ from irc.dialects.size import Size
 from irc.errors import InternalError, IrcError
 from irc.plan.native import Code, Port
 from irc.plan.open_sizes import Symbol, example_or
+from irc.runtime.driver import BySizes
 from irc.runtime.native.arguments import as_array, in_order
-from irc.runtime.native.bound import Bound, Machine
+from irc.runtime.native.driver import Bound, NativeDriver
 from irc.runtime.native.dtypes import dtype_of
 from irc.runtime.native.folder import Native
 from irc.runtime.native.memory import Array
 from irc.runtime.native.sized import SizedProgram
-
-MAX_SIZES = 64
-"""Programs that are kept; the one used longest ago is dropped. Each holds tables, no tensors."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +75,14 @@ class OpenProgram:
             raise InternalError("the sizes of the program are fixed")
         self.hash, self.code, self.threads = found.hash, code.name, threads
         # First what says that the code is this program's: its numbers are worked with after that.
-        self._machine = Machine(found, code, threads, mapped=mapped)
+        self._driver = NativeDriver(found, code, threads, mapped=mapped)
         self._sized = SizedProgram(found.program, found.sizes, code)
         self._names = self._sized.names
         self.sizes: tuple[Symbol, ...] = found.sizes.given.symbols
         form = self._sized.form
         self.inputs = tuple(map(self._argument, form.inputs))
         self.outputs = tuple(map(self._argument, form.outputs))
-        self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
-        self._lock = threading.Lock()
+        self._bound = BySizes(self._bind)
 
     def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Array]:
         """Run once; any thread may call it at any time.
@@ -106,15 +101,11 @@ class OpenProgram:
             value if type(value) is np.ndarray else wanted.array(value)
             for wanted, value in zip(self.inputs, in_order(inputs, self._names), strict=True)
         ]
-        shapes = tuple([array.shape for array in arrays])
-        with self._lock:
-            bound = self._bound.get(shapes)
-            if bound is not None:
-                self._bound.move_to_end(shapes)
-        if bound is None:
-            bound = self._bind(shapes)
-        given = [wanted.array(array) for wanted, array in zip(bound.inputs, arrays, strict=True)]
-        return self._machine.run(bound, given)
+        return self._bound.at(tuple([array.shape for array in arrays]))(*arrays)
+
+    def __call__(self, *inputs: Any) -> list[Array]:
+        """Run once on the inputs in order; see :meth:`run`."""
+        return self.run(inputs)
 
     def ports(self, sizes: Mapping[str, int]) -> tuple[Port, ...]:
         """Return the inputs at some sizes.
@@ -130,14 +121,8 @@ class OpenProgram:
         return self._sized.at(full).inputs
 
     def _bind(self, shapes: tuple[tuple[int, ...], ...]) -> Bound:
-        # Two threads may bind the same sizes: both programs are right, and one is kept.
-        program = self._sized.at(self._sized.given.values(shapes, self._names))
-        bound = Bound(program, program.codes[0], self._machine)
-        with self._lock:
-            bound = self._bound.setdefault(shapes, bound)
-            if len(self._bound) > MAX_SIZES:
-                self._bound.popitem(last=False)
-        return bound
+        sized = self._sized
+        return self._driver.bind(sized.at(sized.given.values(shapes, self._names)))
 
     def _argument(self, port: Port) -> OpenArgument:
         names = {each.symbol: each.name for each in self.sizes}

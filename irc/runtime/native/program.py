@@ -14,7 +14,7 @@ from irc.plan.native import Code, Port
 from irc.plan.native_host import HOST
 from irc.plan.open_sizes import example_or
 from irc.runtime.native.arguments import in_order
-from irc.runtime.native.bound import Bound, Machine
+from irc.runtime.native.driver import NativeDriver
 from irc.runtime.native.folder import Native, check_trusted, choose, native_place, open_at
 from irc.runtime.native.library import check_torch
 from irc.runtime.native.memory import Array
@@ -105,8 +105,7 @@ class Program:
 
     def __init__(self, found: Native, code: Code, threads: int, *, mapped: bool) -> None:
         self.hash, self.code, self.threads = found.hash, code.name, threads
-        self._machine = Machine(found, code, threads, mapped=mapped)
-        self._bound = Bound(found.program, code, self._machine)
+        self._bound = NativeDriver(found, code, threads, mapped=mapped).bind(found.program, code)
         self._ports = found.program.inputs
         self._names = [port.name for port in self._ports]
         self.inputs, self.outputs = self._bound.inputs, self._bound.outputs
@@ -123,9 +122,11 @@ class Program:
         Raises:
             IrcError: ``input-mismatch``; ``index-out-of-range`` where an input is an index.
         """
-        values = in_order(inputs, self._names)
-        given = [wanted.array(value) for wanted, value in zip(self.inputs, values, strict=True)]
-        return self._machine.run(self._bound, given)
+        return self._bound(*in_order(inputs, self._names))
+
+    def __call__(self, *inputs: Any) -> list[Array]:
+        """Run once on the inputs in order; see :meth:`run`."""
+        return self.run(inputs)
 
     def ports(self, sizes: Mapping[str, int]) -> tuple[Port, ...]:
         """Return the inputs; all sizes are fixed.

@@ -25,6 +25,7 @@ from irc.frontends.torch.capture import capture
 from irc.pipeline import Options, make_plan
 from irc.runtime.device import device_of, target_at_hand
 from irc.runtime.executor import Executor
+from irc.runtime.torch_driver import TorchDriver
 from irc.train import training_program
 from tests.backends import gpu_kernels as g
 from tests.backends.cuda import host
@@ -73,7 +74,7 @@ def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
 def executor(module: nn.Module, *inputs: torch.Tensor, target: str) -> Executor:
     program = capture(module, inputs).program
     plan = make_plan(program, Options(backend="cuda", target=target), keep_ir=False)
-    return Executor(plan, program.tensors)
+    return TorchDriver(program.tensors).bind(plan)
 
 
 def test_a_module_runs_and_sees_weights_that_change(here: HostMachine) -> None:
@@ -328,7 +329,7 @@ def test_a_training_step_runs_whole(tmp_path: Path, target: str) -> None:
             program, tokens = _training()
             options = Options(backend=backend, target=target if backend == "cuda" else "")
             states[backend] = {name: t.clone() for name, t in program.tensors.items()}
-            run = Executor(make_plan(program, options, keep_ir=False), states[backend])
+            run = TorchDriver(states[backend]).bind(make_plan(program, options, keep_ir=False))
             rate = torch.tensor(1e-3, dtype=torch.float64)
             losses[backend] = [float(run(tokens, tokens, rate)[0]) for _ in range(2)]
         names = [name for name, *_ in launches(here)]

@@ -11,7 +11,7 @@ import torch
 from irc.plan.load import load_plan
 from irc.runtime.arguments import held_parts
 from irc.runtime.collectives import TorchCommunicator
-from irc.runtime.executor import Executor
+from irc.runtime.executors import executor_of
 from irc.runtime.processes import agree, end_with_parent, joined, place_of
 from irc.runtime.weights import load_weights
 from tests.models.zoo.processes import INPUTS, OUTPUTS
@@ -30,7 +30,7 @@ def main(folder: Path, names: list[str]) -> None:
             mesh = loaded.plan.device_mesh
             if str(mesh) not in meshes:
                 meshes[str(mesh)] = TorchCommunicator.of(mesh, rank)
-            run = Executor(
+            run = executor_of(
                 loaded, load_weights(loaded, rank), rank=rank, communicator=meshes[str(mesh)]
             )
             inputs = torch.load(folder / name / INPUTS)

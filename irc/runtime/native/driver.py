@@ -1,7 +1,7 @@
-"""A native program bound to sizes, and what its calls share whatever they are.
+"""The driver of plans as machine code: arrays in host memory, and no torch.
 
-Code, weights, states and the memory that calls work in belong to the :class:`Machine`; a
-:class:`Bound` program is tables and shapes, so that a new size costs little and holds little.
+Code, weights, states and the memory that calls work in belong to the :class:`NativeDriver`. What it
+makes of one choice of sizes is tables and shapes, so that a new size costs little and holds little.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,30 +38,29 @@ class Lease:
         arena: as large as the largest of the programs that had it.
         table: the base table.
         entry: runs the one segment of a short program.
-        user: the program that it is set up for.
+        user: whose steps it is set up for.
     """
 
     arena: Array
     table: Bases
     entry: Entry | None = None
-    user: Bound | None = None
+    user: Steps | None = None
 
 
-class Bound:
-    """A program for one choice of sizes.
+class Steps:
+    """What a call with some sizes does.
 
     Args:
-        program: for them.
-        code: the one that runs, with its tables for them.
-        machine: runs it.
+        program: for these sizes.
+        segments: of the code, with its tables for them.
     """
 
-    def __init__(self, program: native.Program, code: Code, machine: Machine) -> None:
+    def __init__(self, program: native.Program, segments: list[Segment]) -> None:
         self.inputs = tuple(map(Argument.of, program.inputs))
         self.outputs = tuple(map(Argument.of, program.outputs))
         self.fresh = [(each.shape, dtype_of(each.dtype)) for each in program.fresh]
         self.arena_bytes = program.arena_bytes
-        self.segments = machine.segments(code)
+        self.segments = segments
         self.steps = [self._step(step) for step in program.steps]
         self.shown = _shown(program)
 
@@ -78,8 +77,41 @@ class Bound:
                 return library_step(step)
 
 
-class Machine:
-    """The code and the weights of a program, loaded once, and the memory of its calls.
+@dataclass(frozen=True)
+class Bound:
+    """A program bound to sizes; any thread may call it at any time.
+
+    Attributes:
+        driver: whose code and memory it works with.
+        steps: what a call does.
+    """
+
+    driver: NativeDriver
+    steps: Steps
+
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """What a call takes, in order."""
+        return self.steps.inputs
+
+    @property
+    def outputs(self) -> tuple[Argument, ...]:
+        """What a call gives, in order."""
+        return self.steps.outputs
+
+    def __call__(self, *inputs: Any) -> list[Array]:
+        """Run once on numpy arrays, or what numpy reads through DLPack, in order.
+
+        Raises:
+            IrcError: ``input-mismatch``; ``index-out-of-range`` where an input is an index.
+        """
+        steps = self.steps
+        pairs = zip(steps.inputs, inputs, strict=True)
+        return self.driver.run(steps, [wanted.array(value) for wanted, value in pairs])
+
+
+class NativeDriver:
+    """Binds programs to machine code: loaded once, with their weights and the memory of calls.
 
     Args:
         found: the verified folder.
@@ -110,30 +142,37 @@ class Machine:
         self._is_short = kinds == [native.Segment] and not has_state
         self._leases: deque[Lease] = deque()
 
-    def segments(self, code: Code) -> list[Segment]:
-        """Return the segments of a code, for the sizes that its tables are for."""
-        return [
-            Segment(table, self._kernels, self._driver, POOL, self._threads, workspaces)
-            for table, workspaces in zip(code.tables, self._workspaces, strict=True)
-        ]
+    def bind(self, program: native.Program, /, code: Code | None = None) -> Bound:
+        """Return what runs a program for its sizes.
 
-    def run(self, bound: Bound, given: list[Array]) -> list[Array]:
-        """Run a program once, on inputs as it takes them; any thread may call it at any time."""
+        Args:
+            program: of the folder, for some sizes.
+            code: with tables for them; by default the only one of the program.
+        """
+        tables = (code or program.codes[0]).tables
+        segments = [
+            Segment(table, self._kernels, self._driver, POOL, self._threads, workspaces)
+            for table, workspaces in zip(tables, self._workspaces, strict=True)
+        ]
+        return Bound(self, Steps(program, segments))
+
+    def run(self, steps: Steps, given: list[Array]) -> list[Array]:
+        """Run once, on inputs as the steps take them; any thread may call it at any time."""
         if POOL.num_threads < POOL.wanted:  # in a child made by fork
             POOL.start()
         if self._turn is None:
-            return self._run(bound, given)
+            return self._run(steps, given)
         with self._turn:
-            return self._run(bound, given)
+            return self._run(steps, given)
 
-    def _run(self, bound: Bound, given: list[Array]) -> list[Array]:
+    def _run(self, steps: Steps, given: list[Array]) -> list[Array]:
         try:
             lease = self._leases.pop()
         except IndexError:
             lease = Lease(zero_bytes(0), (ctypes.c_int64 * len(self._bases))(*self._bases))
-        if lease.user is not bound:
-            self._set_up(lease, bound)
-        fresh = [empty(shape, dtype) for shape, dtype in bound.fresh]
+        if lease.user is not steps:
+            self._set_up(lease, steps)
+        fresh = [empty(shape, dtype) for shape, dtype in steps.fresh]
         addresses = [address_of(array) for array in (*given, *fresh)]
         if lease.entry is not None:
             lease.entry.run(*addresses)
@@ -141,25 +180,25 @@ class Machine:
             table = lease.table
             for slot, address in zip(self._slots, addresses, strict=True):
                 table[slot] = address
-            for step in bound.steps:
+            for step in steps.steps:
                 step(table)
             for base in self._seeds:
                 ctypes.c_int64.from_address(table[base]).value += 1
         self._leases.append(lease)
-        if bound.shown is None:
+        if steps.shown is None:
             return fresh
-        return [shown(fresh[place], view) for place, view in bound.shown]
+        return [shown(fresh[place], view) for place, view in steps.shown]
 
-    def _set_up(self, lease: Lease, bound: Bound) -> None:
-        if len(lease.arena) < bound.arena_bytes or lease.user is None:
-            lease.arena = zero_bytes(bound.arena_bytes)
+    def _set_up(self, lease: Lease, steps: Steps) -> None:
+        if len(lease.arena) < steps.arena_bytes or lease.user is None:
+            lease.arena = zero_bytes(steps.arena_bytes)
             lease.table[0] = address_of(lease.arena)
         if lease.entry is not None:
-            bound.segments[0].turn(lease.entry)
+            steps.segments[0].turn(lease.entry)
         elif self._is_short:
             address = ctypes.addressof(lease.table)
-            lease.entry = bound.segments[0].bound(self._function, address, self._slots)
-        lease.user = bound
+            lease.entry = steps.segments[0].bound(self._function, address, self._slots)
+        lease.user = steps
 
 
 def _entry_function(library: ctypes.CDLL) -> int:

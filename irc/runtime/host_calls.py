@@ -1,4 +1,4 @@
-"""The driver of a host program: its steps on arrays, its regions by what runs them.
+"""The calls of a host program: its steps on arrays, its regions by what runs them.
 
 Everything that does not depend on the values of a call is looked up when a program is loaded. What
 is kept between calls follows from the program alone, so calls may come from any thread.
@@ -49,7 +49,7 @@ class Regions(Protocol):
         ...
 
 
-class HostDriver:
+class HostCalls:
     """Runs a program.
 
     Args:
