@@ -18,9 +18,9 @@ from irc.interpret.collectives import COLLECTIVES
 from irc.interpret.task import run_kernel
 from irc.plan.schema import Action, Call, Copy, Kernels, Library, Plan, Start, Wait
 from irc.runtime import library
+from irc.runtime.actions import POSITIONAL
 from irc.runtime.arguments import input_part
 from irc.runtime.dtypes import dtypes
-from irc.runtime.executor import POSITIONAL
 from irc.runtime.frame import Frame, new_frame, new_prepared
 from irc.runtime.local_weights import LocalWeights
 from irc.runtime.weights import slice_weights
