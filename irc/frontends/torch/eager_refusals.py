@@ -160,7 +160,7 @@ def _answer_to(
     return answer if is_of_dtypes or isinstance(answer, NotImplementedError) else None
 
 
-OF_DTYPES = ("object of scalar type", "can't be cast", "same dtype")
+OF_DTYPES = ("dtype", "scalar type", "can't be cast")
 """What errors say that come of element types, whatever the numbers are."""
 
 

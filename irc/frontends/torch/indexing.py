@@ -184,10 +184,13 @@ def index_add(
     t: Lowering, self: SSAValue, dim: int, index: SSAValue, source: SSAValue, *, alpha: Any = 1
 ) -> SSAValue:
     """Add to slices of a dim."""
-    if alpha != 1:
+    dim, own = dim_of(dim, tensor(self).ndim), tensor(self).shape
+    added = tensor(source).shape
+    # Torch's fake tensors take a source that could be broadcast; its kernels do not.
+    if alpha != 1 or (*added[:dim], *added[dim + 1 :]) != (*own[:dim], *own[dim + 1 :]):
         t.decline()
     _require_index(t, index)
-    return _along(t, self, dim_of(dim, tensor(self).ndim), index, source, "sum")
+    return _along(t, self, dim, index, source, "sum")
 
 
 @lowers("index_put", "_unsafe_index_put", numbers="complex")

@@ -133,6 +133,8 @@ DOMAINS: dict[str, Callable[[torch.Tensor], Any]] = {
     "random integers between 0 and 1": lambda a: torch.rand_like(a.long()),
     "classes of integers": lambda a: F.cross_entropy(a.long(), torch.zeros(4, dtype=torch.int64)),
     "an out of another dtype": lambda a: torch.complex(a.double(), a.double(), out=a * 1j),
+    "an out of aminmax": lambda a: torch.aminmax(a, dim=1, out=(a[:, 0] * 2, a[:, 0].double())),
+    "slices to broadcast": lambda a: a.index_add(0, torch.tensor([0, 1]), a[:2, :1]),
     "margins of two dtypes": lambda a: F.soft_margin_loss(a > 0, a),
     "the largest of nothing": lambda a: a[:0].max(),
     "probabilities above 1": lambda a: F.binary_cross_entropy(a.abs() + 1, a.sigmoid()),
