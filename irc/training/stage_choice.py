@@ -292,17 +292,20 @@ def pinned(func: FuncOp, costs: Costs, text: str, count: int) -> dict[Operation,
         for name in own:
             read.setdefault(name, set()).add(found[op])
     _check_used(found, count, stages)
-    _check_repeated(owners, read)
+    _check_read(owners, read)
     return found
 
 
-def _check_repeated(
+def _check_read(
     owners: Mapping[str, Sequence[int]], read: Mapping[str, Collection[int]]
 ) -> None:
-    """Refuse what is named in several stages, and not read in one of them."""
+    """Refuse what is named in a stage that would not read it."""
     for name, stages in owners.items():
-        idle = [s for s in stages if s not in read.get(name, stages)]
-        if len(set(stages)) > 1 and idle:
+        here = read.get(name, stages)
+        idle = [stage for stage in stages if stage not in here]
+        if not idle:
+            continue
+        if len(set(stages)) > 1:
             raise IrcError(
                 "pipeline-stages",
                 f"stages {stages[0]} and {stages[1]} both name '{name}', and stage {idle[0]} would "
@@ -310,6 +313,13 @@ def _check_repeated(
                 because="only a weight that several layers share is in several stages",
                 help="name it in one of them",
             )
+        raise IrcError(
+            "pipeline-stages",
+            f"stage {idle[0]} is to have '{name}', and it is read in stage {min(here)}",
+            because="an op, or a block of a repeated layer, is in one stage: the latest that one of "
+            "its weights or values is in",
+            help="name blocks whole, in the order in which the model runs them",
+        )
 
 
 def _stages_read(op: Operation, found: Mapping[Operation, int]) -> list[int]:

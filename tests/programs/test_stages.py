@@ -101,6 +101,8 @@ def test_stages_are_fixed_by_names() -> None:
         (3, "tok; head", "names 2"),
         (40, "", "40 stages"),
         (2, "tok, blocks.0-blocks.1; blocks.1-blocks.3", "both name 'blocks.1"),
+        (2, "tok, pos, blocks.0, blocks.1.up.weight; blocks.1.up.bias, norm", "read in stage 1"),
+        (2, "tok, pos, blocks.0, norm; blocks.1, blocks.2, head", "'norm.* read in stage 1"),
     ],
 )
 def test_stages_that_cannot_be_are_refused(count: int, stages: str, words: str) -> None:
