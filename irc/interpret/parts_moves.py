@@ -9,9 +9,11 @@ that anything could read.
 # pyright: basic
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from irc.runtime.offload import Outside, Run, outside_of
+from irc.runtime.offload import Move, Outside, Run, outside_of
 from irc.schedule.tapes import Event, Place
 
 
@@ -22,8 +24,17 @@ class LateMoves:
         self._outside: dict[Outside, torch.Tensor] = {}
         self._coming: dict[Place, torch.Tensor] = {}
 
-    def step(self, event: Event, register: torch.Tensor) -> Run:
-        """Return what does a move."""
+    def step(self, events: Sequence[Move]) -> Run:
+        """Return what does moves."""
+        runs = [self._run(*each) for each in events]
+
+        def run() -> None:
+            for each in runs:
+                each()
+
+        return run
+
+    def _run(self, event: Event, register: torch.Tensor) -> Run:
         place, outside = event.place, outside_of(event)
         assert place is not None
 

@@ -8,7 +8,7 @@ first step; each has bytes of its own.
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import torch
@@ -23,15 +23,18 @@ Outside: TypeAlias = tuple[int, str, int]
 """A place outside: the stage and name of its register, and which of them."""
 
 
+Move: TypeAlias = tuple[Event, torch.Tensor]
+"""An event, and the slot that it moves a value from or to."""
+
+
 class Moves(Protocol):
     """Moves values between slots and places outside."""
 
-    def step(self, event: Event, register: torch.Tensor) -> Run:
-        """Return what does an event of a tape that is a move.
+    def step(self, events: Sequence[Move]) -> Run:
+        """Return what does some events of a tape that follow each other.
 
         Args:
-            event: one of :data:`irc.schedule.tapes.MOVES`.
-            register: the slot.
+            events: all of one of :data:`irc.schedule.tapes.MOVES`, each with its slot.
         """
         ...
 
@@ -39,7 +42,7 @@ class Moves(Protocol):
 class NoMoves:
     """Of a plan without offload."""
 
-    def step(self, event: Event, register: torch.Tensor) -> Run:
+    def step(self, events: Sequence[Move]) -> Run:
         """Refuse.
 
         Raises:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from irc.errors import IrcError
-from irc.runtime.offload import Outside, Run, bytes_of, outside_of, places_outside
+from irc.runtime.offload import Move, Outside, Run, bytes_of, outside_of, places_outside
 from irc.runtime.offload_host import copies_on, pinned
-from irc.schedule.tapes import Event, Place, Tape
+from irc.schedule.tapes import Place, Tape
 
 VARIABLE = "IRC_SCRATCH"
 PAGE = 4096
@@ -51,61 +51,49 @@ class DiskMoves:
         self._begun: dict[Place, Future[None]] = {}
         weakref.finalize(self, _close, self._thread, self._file)
         device = next(iter(registers.values())).device
-        # Of a GPU's slots, the memory that the thread reads and writes; and the last copy from it.
+        # Of a GPU's slots, the memory that the thread reads and writes; and the last copies of it.
         moved = {p: bytes_of(r).numel() for p, r in registers.items() if p[:2] in tape.outside}
         self._staged = pinned(moved, device) if device.type != "cpu" else {}
-        self._out = copies_on(device)
+        self._out: Any = copies_on(device)
         self._copied: dict[Place, Any] = {}
 
-    def step(self, event: Event, register: torch.Tensor) -> Run:
-        """Return what does a move.
+    def step(self, events: Sequence[Move]) -> Run:
+        """Return what does moves; one job of the thread does those that begin together.
 
         The wait for one that failed raises ``offload-storage``.
         """
-        place, offset, begun = event.place, self._offsets[outside_of(event)], self._begun
-        assert place is not None
-        if place in self._staged:
-            return self._staged_step(event, place, bytes_of(register))
-        if event.what in ("stored", "fetched"):
-            return lambda: begun.pop(place).result()
-        content = _memory(bytes_of(register))
-        move, submit = self._write if event.what == "store" else self._read, self._thread.submit
+        what, begun = events[0][0].what, self._begun
+        places = [event.place for event, _ in events if event.place is not None]
+        slots = [bytes_of(slot) for _, slot in events]
+        memory = [self._staged.get(p, slot) for p, slot in zip(places, slots, strict=True)]
+        offsets = [self._offsets[outside_of(event)] for event, _ in events]
+        pieces = [(_memory(own), at) for own, at in zip(memory, offsets, strict=True)]
+        staged = list(zip(places, slots, memory, strict=True)) if self._staged else []
 
-        def begin() -> None:
-            begun[place] = submit(move, content, offset)
+        def begin(move: Callable[[memoryview, int], None]) -> None:
+            copies = [self._copied[p] for p, _, _ in staged if p in self._copied]
+            job = self._thread.submit(_each, move, pieces, copies)
+            begun.update(dict.fromkeys(places, job))
 
-        return begin
-
-    def _staged_step(self, event: Event, place: Place, slot: torch.Tensor) -> Run:
-        """Return what does a move of a GPU's slot, through pinned memory."""
-        staged, offset = self._staged[place], self._offsets[outside_of(event)]
-        content, begun, submit = _memory(staged), self._begun, self._thread.submit
-        out: Any = self._out
+        def finish() -> None:
+            for job in {id(job): job for job in map(begun.pop, places)}.values():
+                job.result()
 
         def store() -> None:
-            copied = out.enqueue(staged, slot)
-            begun[place] = submit(self._after, copied, self._write, content, offset)
-
-        def stored() -> None:
-            begun.pop(place).result()
-
-        def fetch() -> None:
-            copied = self._copied.get(place)
-            begun[place] = submit(self._after, copied, self._read, content, offset)
+            for place, slot, own in staged:
+                self._copied[place] = self._out.enqueue(own, slot)
+            begin(self._write)
 
         def fetched() -> None:
-            begun.pop(place).result()
-            slot.copy_(staged, non_blocking=True)
-            self._copied[place] = torch.cuda.current_stream(slot.device).record_event()
+            finish()
+            for place, slot, own in staged:
+                slot.copy_(own, non_blocking=True)
+                self._copied[place] = torch.cuda.current_stream(slot.device).record_event()
 
-        steps = {"store": store, "stored": stored, "fetch": fetch, "fetched": fetched}
-        return steps[event.what]
-
-    def _after(self, copied: Any, move: Any, content: memoryview, offset: int) -> None:
-        """Move what is in pinned memory once a copy to or from it has ended."""
-        if copied is not None:
-            copied.synchronize()
-        move(content, offset)
+        steps: Mapping[str, Run] = {
+            "store": store, "stored": finish, "fetch": lambda: begin(self._read), "fetched": fetched
+        }  # fmt: skip
+        return steps[what]
 
     def _write(self, content: memoryview, offset: int) -> None:
         at = 0
@@ -125,6 +113,18 @@ class DiskMoves:
             if not count:
                 raise IrcError("offload-storage", f"the file in '{self._folder}' was cut off")
             at += count
+
+
+def _each(
+    move: Callable[[memoryview, int], None],
+    pieces: Sequence[tuple[memoryview, int]],
+    copies: Sequence[Any],
+) -> None:
+    """Move pieces of memory once copies between them and a GPU have ended."""
+    for copy in copies:
+        copy.synchronize()
+    for content, offset in pieces:
+        move(content, offset)
 
 
 def _close(thread: ThreadPoolExecutor, file: Any) -> None:

@@ -7,14 +7,14 @@ stream has begun; the current stream waits for their ends, and the host for noth
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from irc.errors import IrcError
-from irc.runtime.offload import Run, bytes_of, outside_of, places_outside
-from irc.schedule.tapes import Event, Place, Tape
+from irc.runtime.offload import Move, Run, bytes_of, outside_of, places_outside
+from irc.schedule.tapes import Place, Tape
 
 
 class HostMoves:
@@ -36,21 +36,26 @@ class HostMoves:
         sizes = places_outside(tape, registers)
         self._outside = pinned(sizes, device)
         self.num_bytes = sum(sizes.values())
-        self._begun: dict[Place, Run] = {}
+        self._begun: dict[Place | None, Run] = {}
 
-    def step(self, event: Event, register: torch.Tensor) -> Run:
-        """Return what does a move."""
-        place, begun, slot = event.place, self._begun, bytes_of(register)
-        outside = self._outside[outside_of(event)]
-        assert place is not None
-        if event.what in ("stored", "fetched"):
-            return lambda: begun.pop(place)()
-        is_store = event.what == "store"
-        begin = (self._out if is_store else self._back).begin
-        target, source = (outside, slot) if is_store else (slot, outside)
+    def step(self, events: Sequence[Move]) -> Run:
+        """Return what does moves."""
+        what, begun = events[0][0].what, self._begun
+        places = [event.place for event, _ in events]
+        if what in ("stored", "fetched"):
+
+            def finish() -> None:
+                for place in places:
+                    begun.pop(place)()
+
+            return finish
+        pairs = [(self._outside[outside_of(event)], bytes_of(slot)) for event, slot in events]
+        begin = (self._out if what == "store" else self._back).begin
+        pairs = pairs if what == "store" else [(slot, outside) for outside, slot in pairs]
 
         def move() -> None:
-            begun[place] = begin(target, source)
+            for place, (target, source) in zip(places, pairs, strict=True):
+                begun[place] = begin(target, source)
 
         return move
 

@@ -9,7 +9,8 @@ while other functions run. Nothing is decided at run time: the tape of a rank
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
@@ -122,7 +123,7 @@ class PipelineExecutor:
         self._norm = torch.zeros((), dtype=self._norm_dtype())
         self._numbers = torch.arange(count)
         self._seeds = torch.zeros(count, dtype=torch.int64)
-        self._steps = [self._step(event) for event in self._tape.events]
+        self._steps = list(self._all_steps())
         early = (*READERS, *SMALLER_READERS)
         self._early = [e for (_, kind), e in self._functions.items() if kind in early]
         self._late = [e for (_, kind), e in self._functions.items() if kind not in early]
@@ -206,12 +207,18 @@ class PipelineExecutor:
         )
         return BatchSums(sums, shares, self._inputs, self._sizes)
 
+    def _all_steps(self) -> Iterator[Run]:
+        """Yield what does the events of the tape, moves that follow each other at once."""
+        for what, events in groupby(self._tape.events, key=lambda event: event.what):
+            if what in MOVES:
+                yield self._moves.step([(e, self._registers[e.place]) for e in events if e.place])
+            else:
+                yield from map(self._step, events)
+
     def _step(self, event: Event) -> Run:
-        """Return what does one event of the tape."""
+        """Return what does one event of the tape that is no move."""
         if event.what != "run":
             assert event.place is not None
-            if event.what in MOVES:
-                return self._moves.step(event, self._registers[event.place])
             return self._peers.transfer(event, self._registers[event.place])
         number, part = event.action.micro_batch, self._stages[event.action.stage]
         kind = self.plan.wiring.kind(event.action.kind, number)

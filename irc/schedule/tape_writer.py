@@ -9,7 +9,7 @@ actions before the next that does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from irc.errors import IrcError
 from irc.schedule.actions import Action, Schedule, computed
@@ -136,22 +136,25 @@ class _Rank:
             elif value.came is not None:
                 begun.setdefault(value.first - self.ahead, []).append(value)
         for at, action in enumerate(self.actions):
-            for value in begun.get(at, ()):
-                yield from self._credit(value)
-                yield from self._begin(value)
+            yield from self._begin(begun.get(at, ()))
             yield from self._run(at, action)
         followed = {id(value.follows) for value in self._lives()}
         for value in self._lives():
             for route, peer in value.sent if id(value) not in followed else ():
                 yield self._event("sent", value, route, peer)
 
-    def _begin(self, value: Value) -> Iterator[Event]:
-        """Begin to receive a value, or to fetch it back."""
-        if value.came is None:
-            yield self._event("post", value, value.arrives)
-            return
-        yield from self._stored_once(value.came)
-        yield self._move("fetch", value, value.came.outside)
+    def _begin(self, values: Iterable[Value]) -> Iterator[Event]:
+        """Begin to receive values, and to fetch others back."""
+        values = sorted(values, key=lambda value: value.came is not None)
+        for value in values:
+            yield from self._credit(value)
+            if value.came is None:
+                yield self._event("post", value, value.arrives)
+            else:
+                yield from self._stored_once(value.came)
+        for value in values:
+            if value.came is not None:
+                yield self._move("fetch", value, value.came.outside)
 
     def _run(self, at: int, action: Action) -> Iterator[Event]:
         function = self._function(action)
@@ -163,6 +166,7 @@ class _Rank:
         for value in each:
             if value.arrives is not None and value.first == at:
                 yield self._event("arrive", value, value.arrives)
+        for value in each:
             if value.came is not None and value.first == at:
                 yield self._move("fetched", value, value.came.outside)
         for name in function.makes:

@@ -28,7 +28,7 @@ def moves(kind: type[DiskMoves | HostMoves] = DiskMoves) -> tuple[Moves, torch.T
 
 def step(own: Moves, register: torch.Tensor, what: str, number: int) -> None:
     event = Event(what, Action(0, "F", number), place=SLOT, outside=number)  # pyright: ignore[reportArgumentType]
-    own.step(event, register)()
+    own.step([(event, register)])()
 
 
 @pytest.mark.parametrize("kind", [DiskMoves, HostMoves])
