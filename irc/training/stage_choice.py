@@ -296,9 +296,7 @@ def pinned(func: FuncOp, costs: Costs, text: str, count: int) -> dict[Operation,
     return found
 
 
-def _check_read(
-    owners: Mapping[str, Sequence[int]], read: Mapping[str, Collection[int]]
-) -> None:
+def _check_read(owners: Mapping[str, Sequence[int]], read: Mapping[str, Collection[int]]) -> None:
     """Refuse what is named in a stage that would not read it."""
     for name, stages in owners.items():
         here = read.get(name, stages)
@@ -316,8 +314,8 @@ def _check_read(
         raise IrcError(
             "pipeline-stages",
             f"stage {idle[0]} is to have '{name}', and it is read in stage {min(here)}",
-            because="an op, or a block of a repeated layer, is in one stage: the latest that one of "
-            "its weights or values is in",
+            because="an op, or a block of a repeated layer, is in one stage: the latest that one "
+            "of its weights or values is in",
             help="name blocks whole, in the order in which the model runs them",
         )
 
