@@ -86,6 +86,7 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "transposed": lambda x: x.t().add_(x), "an operator": turned,
     "rows further on": lambda x: x.__setitem__(slice(1, None), x[:-1]),
     "out": lambda x: torch.cumsum(x, 0, out=x.t()),
+    "an out that is read": lambda x: torch.gather(x, 0, torch.zeros(4, 4).long(), out=x),
 }
 TAKEN: dict[str, Callable[[Tensor], Any]] = {
     "columns further on": lambda x: x[:, 1:].copy_(x[:, :-1]),

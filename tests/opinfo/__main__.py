@@ -1,7 +1,7 @@
 """Tries PyTorch's operators: ``python -m tests.opinfo [--dtype NAME] [--backward] [--only NAME]``.
 
-Tries its modules with ``--modules``. Exits with 1 where one fails, or where torch's capture leaves
-one that is not known to be left.
+Tries its modules with ``--modules``, and with ``--refusals`` calls that eager refuses. Exits with
+1 where one fails, or where torch's capture leaves one that is not known to be left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tests.opinfo import modules, report
+from tests.opinfo import modules, refusals, report
 from tests.opinfo.entries import names_of, part, shard
 from tests.opinfo.trial import FAILING, Outcome, try_entry
 from tests.opinfo.ways import COMPILER_NAMES, DTYPES, Way, ways
@@ -40,6 +40,7 @@ class Register:
 
 OPERATORS = Register(DTYPES, names_of, try_entry)
 MODULES = Register(modules.DTYPES, modules.names_of, modules.try_module)
+REFUSALS = Register(refusals.DTYPES, refusals.names_of, refusals.try_refusals)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     say("--backward", action="store_true", help="gradients, in place of the results alone")
     say("--forward", action="store_true", help="without gradients; with --backward both")
     say("--modules", action="store_true", help="torch's modules, in place of its operators")
+    say("--refusals", action="store_true", help="calls that eager refuses, in place of samples")
     say("--only", action="append", help="an entry, or the beginning of names with *")
     say("--part", type=int, default=1, help="of a seeded choice of one entry in so many")
     say("--after", default="", help="only entries after this name")
@@ -70,7 +72,7 @@ def main() -> int:
     options = parser().parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    register = MODULES if options.modules else OPERATORS
+    register = MODULES if options.modules else REFUSALS if options.refusals else OPERATORS
     chosen = _ways(options, register)
     tables: dict[Way, report.Table] = {way: {} for way in chosen}
     for way in {replace(way, dtype="float32") for way in chosen}:

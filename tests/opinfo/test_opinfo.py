@@ -77,6 +77,13 @@ def test_some_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_refusals(tmp_path: Path) -> None:
+    tables = run(tmp_path, "--refusals", "--through", "all")
+    assert all(len(table) > 100 for table in tables.values())
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize(
     "options",

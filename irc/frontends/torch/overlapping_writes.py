@@ -32,11 +32,27 @@ def overlapping_write(nodes: Iterable[Node]) -> Node | None:
     return next((node for node in nodes if _overlaps(node)), None)
 
 
+APART = frozenset(
+    {
+        "cat", "concat", "concatenate", "stack", "gather", "scatter", "scatter_add",
+        "scatter_reduce", "index", "index_put", "index_copy", "index_add", "index_reduce",
+        "index_select", "take", "put", "masked_select", "masked_scatter", "bmm", "baddbmm",
+    }
+)  # fmt: skip
+"""Ops that may not write where they read at all: elements of theirs are read for several."""
+
+
+SETTING = ("setitem", "__setitem__")
+
+
 def _overlaps(node: Node) -> bool:
     written, read = _operands(node)
-    return any(map(is_overlapping, written)) or any(
-        meet_elsewhere(one, other) for one, other in product(written, read)
+    if any(map(is_overlapping, written)):
+        return True
+    apart = name_of(node).partition(".")[0].rstrip("_") in APART or (
+        name_of(node) in SETTING and not _names_a_view(node.args[1])
     )
+    return any(meet_elsewhere(one, other, apart=apart) for one, other in product(written, read))
 
 
 def is_overlapping(value: object) -> bool:
@@ -49,8 +65,13 @@ def is_overlapping(value: object) -> bool:
     )
 
 
-def meet_elsewhere(one: object, other: object) -> bool:
+def meet_elsewhere(one: object, other: object, *, apart: bool = False) -> bool:
     """True for two tensors with an element in common that lies elsewhere in one than in the other.
+
+    Args:
+        one: a tensor; for all else it is false.
+        other: likewise.
+        apart: count elements that lie alike in both, too.
 
     >>> a = torch.zeros(4, 4)
     >>> [meet_elsewhere(a, x) for x in (a, a.t(), a[0])]
@@ -63,7 +84,7 @@ def meet_elsewhere(one: object, other: object) -> bool:
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
     places = [_place(one), _place(other)]
-    if None in places or places[0] == places[1]:
+    if None in places or (places[0] == places[1] and not apart):
         return False
     low, high = Counter[int](), Counter[int]()
     starts: list[int] = []
@@ -149,7 +170,7 @@ def _operands(node: Node) -> tuple[list[Any], list[Any]]:
     if "out" in node.kwargs:
         rest = {name: x for name, x in node.kwargs.items() if name != "out"}
         return [*_values(node.kwargs["out"])], [*_values((node.args, rest))]
-    if name_of(node) in ("setitem", "__setitem__"):
+    if name_of(node) in SETTING:
         return [*_part(*node.args[:2])], [*_values(node.args[1:])]
     return [*_values(node.args[:1])], [*_values((node.args[1:], node.kwargs))]
 
@@ -157,15 +178,20 @@ def _operands(node: Node) -> tuple[list[Any], list[Any]]:
 def _part(operand: Any, index: Any) -> Iterator[Any]:
     """Yield the view of a tensor that an index names, or all of it where that is no view."""
     (value,) = _values(operand)
-    parts = pytree.tree_leaves(index, is_leaf=lambda part: isinstance(part, slice))
-    is_view = all(part is None or type(part) in (int, slice, type(...)) for part in parts)
-    numbers = [x for part in parts if isinstance(part, slice) for x in (part.start, part.stop)]
-    is_view &= all(number is None or type(number) is int for number in numbers)
-    if not is_view or not isinstance(value, torch.Tensor):
+    if not _names_a_view(index) or not isinstance(value, torch.Tensor):
         yield value
         return
     with torch.no_grad():
-        yield value[tuple(parts)]
+        yield value[index]
+
+
+def _names_a_view(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    slices = [part for part in parts if isinstance(part, slice)]
+    numbers = [x for part in slices for x in (part.start, part.stop, part.step)]
+    return all(part is None or type(part) in (int, slice, type(...)) for part in parts) and all(
+        number is None or type(number) is int for number in numbers
+    )
 
 
 def _values(operand: Any) -> Iterator[Any]:
