@@ -20,6 +20,11 @@ import pytest
 
 import irc.cli
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: a thread of kernels that waits for work would spin on another's. A
+    # quarter of the processor time of kernel tests is that. OpenMP reads it when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # How long one example takes is the machine's business: two busy cores are no failure.
 hypothesis.settings.register_profile("irc", deadline=None)
 hypothesis.settings.load_profile("irc")
