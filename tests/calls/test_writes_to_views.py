@@ -90,6 +90,7 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
 }
 TAKEN: dict[str, Callable[[Tensor], Any]] = {
     "columns further on": lambda x: x[:, 1:].copy_(x[:, :-1]),
+    "columns to the front": lambda x: x.__setitem__((..., slice(None, -1)), x[:, 1:]),
     "columns apart": lambda x: x.__setitem__((..., slice(2, None)), x[:, :2]),
     "itself": lambda x: x.mul_(x),
 }

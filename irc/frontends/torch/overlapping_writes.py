@@ -12,6 +12,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
 import torch
@@ -65,31 +66,34 @@ def is_overlapping(value: object) -> bool:
     )
 
 
-def meet_elsewhere(one: object, other: object, *, apart: bool = False) -> bool:
+def meet_elsewhere(written: object, read: object, *, apart: bool = False) -> bool:
     """True for two tensors with an element in common that lies elsewhere in one than in the other.
 
+    It is false where all elements are read before they are written, as columns that move to the
+    front (``x[:, :-1] = x[:, 1:]``): a copy has the same numbers, and eager takes it.
+
     Args:
-        one: a tensor; for all else it is false.
-        other: likewise.
+        written: a tensor; for all else it is false.
+        read: likewise.
         apart: count elements that lie alike in both, too.
 
     >>> a = torch.zeros(4, 4)
     >>> [meet_elsewhere(a, x) for x in (a, a.t(), a[0])]
     [False, True, True]
-    >>> [meet_elsewhere(a[:, :2], x) for x in (a[:, 2:], a[:, 1:3], a.t()[:2])]
-    [False, True, True]
+    >>> [meet_elsewhere(a[:, 1:3], x) for x in (a[:, 3:], a[:, 2:], a[:, :2], a.t()[1:3])]
+    [False, False, True, True]
     """
-    if not _has_memory(one) or not _has_memory(other):
+    if not _has_memory(written) or not _has_memory(read):
         return False
-    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+    if written.untyped_storage()._cdata != read.untyped_storage()._cdata:
         return False
-    places = [_place(one), _place(other)]
-    if None in places or (places[0] == places[1] and not apart):
+    places = [_place(written), _place(read)]
+    if None in places or (not apart and (places[0] == places[1] or _is_ahead(*places))):
         return False
     low, high = Counter[int](), Counter[int]()
     starts: list[int] = []
     for (shape, strides, start), width, bounds, sign in zip(
-        places, (one.itemsize, other.itemsize), (high, low), (1, -1), strict=True
+        places, (written.itemsize, read.itemsize), (high, low), (1, -1), strict=True
     ):
         if 0 in shape:
             return False
@@ -99,6 +103,13 @@ def meet_elsewhere(one: object, other: object, *, apart: bool = False) -> bool:
         starts.append(start * width)
     steps = sorted({*low, *high} - {0}, reverse=True)
     return _is_sum(starts[1] - starts[0], [(step, low[step], high[step]) for step in steps])
+
+
+def _is_ahead(written: Any, read: Any) -> bool:
+    """True where a place is read that is written later; eager refuses it between places of rows."""
+    shape, strides, start = written
+    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return read[:2] == (shape, strides) and read[2] > start and prod(shape) < span
 
 
 def _place(value: torch.Tensor) -> Any:
