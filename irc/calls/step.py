@@ -317,6 +317,7 @@ class TrainingStep:
         Raises:
             IrcError: ``weights-missing`` before the first step of a module on the meta device.
         """
+        self._follow()
         if parts:
             return self._state.state_in_parts(in_torch)
         return self._state.state_dict(everywhere=everywhere)
@@ -362,7 +363,9 @@ class TrainingStep:
     ) -> None:
         """Go on from a checkpoint in parts, of any mesh; every rank calls it.
 
-        What ranks have no parts of yet is read when they take them. Loading runs the pickle that
+        What ranks have no parts of yet is read when they take them. The groups of an optimiser of
+        torch get the rates and other numbers that they had, from which a scheduler among ``more``
+        goes on. Loading runs the pickle that
         torch has in its checkpoints: load those alone that you would run.
 
         Args:
@@ -385,7 +388,9 @@ class TrainingStep:
         for name, section in sections.items():
             if section is None:
                 raise IrcError("state-mismatch", f"'{checkpoint.path}' has no '{name}'")
+        groups = checkpoint.groups() if optimizer and self._given is not None else []
         self._state.take(checkpoint, optimizer=optimizer)
+        self._restore(groups)
         for name, each in _named(more).items():
             each.load_state_dict(sections[name])
 
@@ -401,6 +406,11 @@ class TrainingStep:
         """
         self._state.hide()
         self._state.load_state_dict(state)
+        self._restore(state.get("optimizer", {}).get("param_groups", []))
+
+    def _restore(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        if self._given is not None:
+            self._given.restore(groups)
 
     def _join(self) -> None:
         if self.options.mesh.num_ranks > 1:
@@ -414,6 +424,7 @@ class TrainingStep:
         return self._writes
 
     def _stored(self, more: Mapping[str, Any] | None, *, copied: bool) -> dict[str, Any]:
+        self._follow()
         state = self._state.state_in_parts(copied_box if copied else in_box)
         rest = {name: each.state_dict() for name, each in _named(more).items()}
         return {**state, **(copy.deepcopy(rest) if copied else rest)}

@@ -30,6 +30,8 @@ from irc.runtime.checkpoint_files import (
 from irc.runtime.watch import naming_lost_ranks
 
 REASON_BYTES = 512
+GROUPS = "optimizer.param_groups."
+"""How names of the numbers of groups begin, then the number of the group."""
 
 
 class Saving:
@@ -157,6 +159,15 @@ class Checkpoint:
                 wanted, storage_reader=FileSystemReader(self.path), no_dist=True
             )))  # fmt: skip
         return wanted
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the groups of the optimiser, as torch has them; every rank calls it."""
+        names = [name for name in self.objects if name.startswith(GROUPS)]
+        found: dict[str, dict[str, Any]] = {}
+        for name, value in self.values(names).items():
+            number, _, key = name.removeprefix(GROUPS).partition(".")
+            found.setdefault(number, {})[key] = value
+        return list(found.values())
 
     def section(self, name: str) -> Any:
         """Return all that is under one name, whole; None where there is nothing."""

@@ -3,7 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,8 @@ OFF = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
 """Options that have to be off."""
 
 
-READ = ("lr", "betas", "eps", "momentum", "weight_decay", *OFF)
+NUMBERS = ("lr", "betas", "eps", "momentum", "weight_decay")
+READ = (*NUMBERS, *OFF)
 """What of a group may change from step to step."""
 
 
@@ -71,6 +72,24 @@ class GivenOptimizer:
             lr=found.lr,
             groups=found.groups,
         )
+
+    def restore(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Give groups the numbers that they had when a state was saved: schedulers go on from them.
+
+        Args:
+            groups: as torch's distributed checkpoints have them, ``params`` being names.
+        """
+        own_groups: list[dict[str, Any]] = self._optimizer.param_groups
+        for own in own_groups:
+            names = {self._names[id(p)] for p in own["params"] if id(p) in self._names}
+            saved = next((g for g in groups if names & set(g.get("params", ()))), {})
+            for number in NUMBERS:
+                if number not in own or number not in saved:
+                    continue
+                if isinstance(own[number], torch.Tensor):
+                    own[number].fill_(float(saved[number]))
+                else:
+                    own[number] = saved[number]
 
     def _numbers(self) -> list[tuple[Any, ...]]:
         groups: list[dict[str, Any]] = self._optimizer.param_groups

@@ -15,9 +15,11 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from irc.cluster.host import num_cores
 from irc.dialects.placement import Mesh
@@ -26,6 +28,9 @@ from irc.runtime.watch import naming_lost_ranks, stop_watching, watch_ranks
 
 STORE_VARIABLE = "IRC_STORE"
 """A file by which processes of one machine meet; without it, MASTER_ADDR and MASTER_PORT do."""
+
+RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+"""How often torchrun has started this process again."""
 
 JOIN_TIMEOUT_S = 60
 DIGEST_BYTES = 32
@@ -80,13 +85,27 @@ def start_processes(rank: int, world: int, timeout_s: float = JOIN_TIMEOUT_S) ->
     # and its threads, after the processes have parted.
     importlib.import_module("torch.distributed.nn.functional")
     timeout = timedelta(seconds=timeout_s)
-    path = os.environ.get(STORE_VARIABLE)
-    # torch documents FileStore but does not list it among its exports.
-    made = dist.FileStore  # pyright: ignore[reportPrivateImportUsage]
-    store = made(path, world) if path else None
+    store = _store(rank, world, timeout)
     backend = backend_of_processes()
     dist.init_process_group(backend, rank=rank, world_size=world, store=store, timeout=timeout)
     watch_ranks()
+
+
+def _store(rank: int, world: int, timeout: timedelta) -> Any:
+    """Return where processes leave their addresses; None for what torch chooses.
+
+    Torchrun starts processes again with the store of those before, whose addresses are still in it:
+    a rank that is early would wait for one that is gone.
+    """
+    if path := os.environ.get(STORE_VARIABLE):
+        return dist.FileStore(path, world)  # type: ignore[attr-defined]  # not among the exports
+    restarts = os.environ.get(RESTARTS_VARIABLE, "0")
+    # Launchers on several hosts need not count alike.
+    is_one_host = os.environ.get("LOCAL_WORLD_SIZE") == f"{world}"
+    if restarts == "0" or not is_one_host:
+        return None
+    store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
+    return dist.PrefixStore(f"restart-{restarts}", store)  # type: ignore[attr-defined]
 
 
 def backend_of_processes() -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,15 +155,39 @@ def scheduled(optimizer: torch.optim.Optimizer, number: int) -> None:
             group["betas"] = (0.8, 0.9)
 
 
-def rated(
-    before: torch.optim.Optimizer, module: nn.Module
-) -> tuple[torch.optim.AdamW, TrainingStep]:
+def rated(module: nn.Module) -> tuple[torch.optim.AdamW, TrainingStep]:
     """Return another optimiser with two groups, and a step of it."""
     first, *rest = module.parameters()
     made: torch.optim.Optimizer = torch.optim.AdamW(
         [{"params": [first]}, {"params": rest}], lr=1e-2
     )
     return made, irc.compile_step(module, loss=F.cross_entropy, optimizer=made)
+
+
+@pytest.mark.parametrize("way", ["folder", "state"])
+def test_a_scheduler_goes_on_from_a_checkpoint(way: str, tmp_path: Path) -> None:
+    """It multiplies the rates that it finds in the groups, which are saved as they are then."""
+    losses: dict[bool, list[float]] = {}
+    for is_loaded in (False, True):
+        optimizer, step = rated(net())
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.3)
+        more = {"scheduler": scheduler}
+        if is_loaded and way == "folder":
+            step.load(tmp_path, more=more)
+        elif is_loaded:
+            step.load_state_dict(torch.load(tmp_path / "state.pt"))
+            scheduler.load_state_dict(torch.load(tmp_path / "scheduler.pt"))
+        losses[is_loaded] = []
+        while step.count < 4:
+            losses[is_loaded].append(float(step(X, Y)))
+            scheduler.step()
+            if step.count == 2 and way == "folder":
+                step.save(tmp_path, more=more)
+            elif step.count == 2:
+                torch.save(step.state_dict(), tmp_path / "state.pt")
+                torch.save(scheduler.state_dict(), tmp_path / "scheduler.pt")
+        assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([8.1e-5] * 2)
+    assert losses[True] == losses[False][2:]
 
 
 @pytest.mark.parametrize("micro_batches", [None, 2])
@@ -180,8 +205,8 @@ def test_each_step_reads_the_groups(micro_batches: int | None) -> None:
     assert len(step._versions) == 2
     assert step.state_dict()["optimizer"]["param_groups"][0]["betas"] == (0.8, 0.9)
     # Rates of their own, then equal ones again, are one further program.
-    optimizer, step = rated(optimizer, mine)
-    eager, _ = rated(eager, theirs)
+    optimizer, step = rated(mine)
+    eager, _ = rated(theirs)
     for number in range(3):
         for each in (optimizer, eager):
             each.param_groups[1]["lr"] = 1e-2 * (1 + number % 2)

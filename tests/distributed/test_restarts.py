@@ -1,0 +1,43 @@
+"""Torchrun starts a run again whose rank was killed: it goes on with the same losses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def run(folder: Path, mesh: str, killed_at: int, world: int) -> list[tuple[int, float]]:
+    """Return numbers and losses of the steps that were made."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
+    program = ["--nproc-per-node", f"{world}", "-m", "tests.distributed.restarting_program"]
+    given = [mesh, f"{folder}", f"{killed_at}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "IRC_CACHE_DIR": f"{folder.parent}/cache"}
+    done = subprocess.run(
+        [*words, *program, *given],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (line.split() for line in done.stdout.splitlines())
+    return [(int(number), float(loss)) for number, loss in lines]
+
+
+@pytest.mark.parametrize(("mesh", "world"), [("data=2", 2)])
+def test_a_run_that_is_started_again(tmp_path: Path, mesh: str, world: int) -> None:
+    wanted = run(tmp_path / "whole", mesh, 0, world)
+    made = run(tmp_path / "broken", mesh, 7, world)
+    # Killed behind step 7, and gone on from the checkpoint of step 6.
+    assert [number for number, _ in made] == [*range(1, 8), *range(7, 12)]
+    assert dict(made) == dict(wanted)
+    assert dict(made[:7]) == dict(wanted[:7])
