@@ -131,7 +131,8 @@ class PipelinedStep(TrainingStep):
         """Return what this rank holds.
 
         ``parameters``, ``states``, ``accumulators`` of gradients, ``registers`` of what functions
-        hand on, and the ``arena`` that functions work in.
+        hand on, and the ``arena`` that functions work in; with ``offload``, ``outside``: on the
+        disk, or in the memory of a GPU's host.
         """
         parts = self._state.parts
         roles = {"parameters": "parameter", "states": "state", "accumulators": "accumulator"}
@@ -139,6 +140,8 @@ class PipelinedStep(TrainingStep):
         executors = [version.executor for version in self._parts_versions]
         held["registers"] = max((e.register_bytes for e in executors), default=0)
         held["arena"] = max((e.arena_bytes for e in executors), default=0)
+        if self.options.offload:
+            held["outside"] = max((e.outside_bytes for e in executors), default=0)
         return held
 
     def _evaluated(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:

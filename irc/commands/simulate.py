@@ -61,7 +61,7 @@ def _parts(args: argparse.Namespace) -> int:
     from irc.cluster.load import THIS_HOST, find_cluster
     from irc.commands.schedule_simulate import table
     from irc.plan.parts_files import load_parts
-    from irc.report.streams import streams_text
+    from irc.report.streams import streams_of, streams_table
     from irc.simulate.parts import predict_step
 
     plan = load_parts(args.plan)
@@ -72,7 +72,7 @@ def _parts(args: argparse.Namespace) -> int:
     print(f"stages          {plan.schedule.num_stages}, {plan.num_micro_batches} micro-batches")
     print(f"step            {found.seconds * 1e3:.4g} ms")
     print(table(found))
-    print(streams_text(found))
+    print("\n".join(streams_table(streams_of(found), found.seconds)))
     return _trace(args.trace, found.actions, found.timeline)
 
 

@@ -27,7 +27,7 @@ def move_seconds(cluster: Cluster, where: str, num_bytes: float) -> float:
     """
     device = cluster.device
     speeds = {DISK: device.disk_bytes_per_s} if where == "disk" else {}
-    if not device.cores:
+    if where == "host" or device.host_bytes_per_s:
         speeds[HOST] = device.host_bytes_per_s
     for key, speed in speeds.items():
         if not speed:

@@ -104,7 +104,7 @@ def check_memory(plan: PartsPlan, budget: int, stored: int | None = None) -> Non
             f"{flight} slots of what functions hand on: {int(registers)} bytes",
             f"what functions work in: {int(worst.arena)} bytes",
         ],
-        help=_advice(worst.num_bytes(), fitting),
+        help=_advice(worst.num_bytes(), fitting, moves=not plan.facts.offload and flight > 3),
     )
 
 
@@ -157,8 +157,10 @@ def most_in_flight(flight: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _advice(least: int, fitting: int) -> str:
-    return f"the smallest budget that works is memory_bytes={least}; {_slots_text(fitting)}"
+def _advice(least: int, fitting: int, *, moves: bool) -> str:
+    # One of each value is used, one on its way out, and one on its way back.
+    other = '; or keep three of them at most by offload="disk"' if moves else ""
+    return f"the smallest budget that works is memory_bytes={least}; {_slots_text(fitting)}{other}"
 
 
 def _slots_text(fitting: int) -> str:

@@ -15,6 +15,7 @@ from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Buffer, Kernels, Start, placement_of
 from irc.plan.training import SEARCHED
+from irc.report.streams import StreamFacts, streams_of, streams_table
 from irc.report.table import counted, pairs, percent, seconds, size, table
 from irc.search.by_function import FunctionSeconds
 from irc.simulate.parts import predict_step
@@ -120,6 +121,7 @@ class PartsFactsReport:
     shared: dict[str, tuple[int, ...]]
     predicted_s: float
     offload: str = ""
+    streams: tuple[StreamFacts, ...] = ()
 
 
 def gather_parts(plan: PartsPlan) -> PartsFactsReport:
@@ -139,6 +141,7 @@ def gather_parts(plan: PartsPlan) -> PartsFactsReport:
         dict(plan.facts.shared),
         simulated.seconds,
         plan.facts.offload,
+        streams_of(simulated),
     )
 
 
@@ -412,6 +415,7 @@ def explain_parts(plan: PartsPlan, *, as_json: bool = False) -> str:
     lines += ["", "registers of a rank"]
     lines += _registers_table(facts)
     lines += ["", f"predicted   {seconds(facts.predicted_s)} a step"]
+    lines += streams_table(facts.streams, facts.predicted_s)
     return "\n".join(lines)
 
 

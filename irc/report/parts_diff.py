@@ -55,6 +55,7 @@ def parts_difference(a: PartsFactsReport, b: PartsFactsReport) -> PartsDifferenc
         Change("priced for", a.cluster, b.cluster),
         Change("schedule", a.schedule, b.schedule),
         Change("micro-batches", f"{a.micro_batches}", f"{b.micro_batches}"),
+        Change("offload", a.offload or "none", b.offload or "none"),
         Change("stages", f"{len(a.parts)}", f"{len(b.parts)}"),
         Change("a step", seconds(a.predicted_s), seconds(b.predicted_s)),
     ]

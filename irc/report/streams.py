@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from irc.report.table import percent, seconds, table
 from irc.simulate.schedule import Simulation
 
 
-def streams_text(found: Simulation) -> str:
-    """Return a row for each stream: what it does in a step, for how long, and its share of that.
+@dataclass(frozen=True)
+class StreamFacts:
+    """A stream of a predicted step.
 
-    A stream whose share is near to all of the step is what the step waits for.
+    Attributes:
+        name: ``rank 0`` computes, ``link from rank 0 to rank 1`` sends, ``disk of rank 0``, ``d2h
+            of rank 0`` and ``h2d of rank 0`` move values out of their slots and back.
+        actions: that take time.
+        busy_s: for how long it does them. Near to all of a step, it is what the step waits for.
     """
+
+    name: str
+    actions: int
+    busy_s: float
+
+
+def streams_of(found: Simulation) -> tuple[StreamFacts, ...]:
+    """Return what each stream of a step does, by name."""
     counts = Counter(action.stream for action in found.actions if action.seconds)
     busy = found.timeline.busy(found.actions)
+    return tuple(StreamFacts(name, count, busy[name]) for name, count in sorted(counts.items()))
+
+
+def streams_table(streams: Sequence[StreamFacts], step_s: float) -> list[str]:
+    """Return a row for each stream, with its share of the step."""
     rows = [
-        (stream, f"{count}", seconds(busy[stream]), percent(busy[stream], found.seconds))
-        for stream, count in sorted(counts.items())
+        (each.name, f"{each.actions}", seconds(each.busy_s), percent(each.busy_s, step_s))
+        for each in streams
     ]
-    return "\n".join(table(("stream", "actions", "busy", "of the step"), rows, right="lrrr"))
+    return table(("stream", "actions", "busy", "of the step"), rows, right="lrrr")

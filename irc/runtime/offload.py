@@ -84,6 +84,11 @@ def places_outside(tape: Tape, registers: Mapping[Place, torch.Tensor]) -> dict[
     }
 
 
+def device_of_slots(registers: Mapping[Place, torch.Tensor]) -> torch.device:
+    """Return where a rank's slots lie: the host where it has none."""
+    return next((each.device for each in registers.values()), torch.device("cpu"))
+
+
 def outside_of(event: Event) -> Outside:
     """Return the place outside that a move is to or from."""
     assert event.place is not None

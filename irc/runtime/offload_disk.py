@@ -18,7 +18,15 @@ from typing import Any
 import torch
 
 from irc.errors import IrcError
-from irc.runtime.offload import Move, Outside, Run, bytes_of, outside_of, places_outside
+from irc.runtime.offload import (
+    Move,
+    Outside,
+    Run,
+    bytes_of,
+    device_of_slots,
+    outside_of,
+    places_outside,
+)
 from irc.runtime.offload_host import copies_on, pinned
 from irc.schedule.tapes import Place, Tape
 
@@ -50,7 +58,7 @@ class DiskMoves:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="irc-disk")
         self._begun: dict[Place, Future[None]] = {}
         weakref.finalize(self, _close, self._thread, self._file)
-        device = next(iter(registers.values())).device
+        device = device_of_slots(registers)
         # Of a GPU's slots, the memory that the thread reads and writes; and the last copies of it.
         moved = {p: bytes_of(r).numel() for p, r in registers.items() if p[:2] in tape.outside}
         self._staged = pinned(moved, device) if device.type != "cpu" else {}

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 
 from irc.errors import IrcError
-from irc.runtime.offload import Move, Run, bytes_of, outside_of, places_outside
+from irc.runtime.offload import (
+    Move,
+    Run,
+    bytes_of,
+    device_of_slots,
+    outside_of,
+    places_outside,
+)
 from irc.schedule.tapes import Place, Tape
 
 
@@ -31,7 +38,7 @@ class HostMoves:
     """
 
     def __init__(self, tape: Tape, registers: Mapping[Place, torch.Tensor]) -> None:
-        device = next(iter(registers.values())).device
+        device = device_of_slots(registers)
         self._out, self._back = copies_on(device), copies_on(device)
         sizes = places_outside(tape, registers)
         self._outside = pinned(sizes, device)

@@ -24,7 +24,7 @@ from irc.runtime.executor import Executor
 from irc.runtime.executors import driver_of, memory_of
 from irc.runtime.frame import new_arena
 from irc.runtime.micro_batches import SEED, BatchSums, MicroBatches, keys_of
-from irc.runtime.offload import Moves, moves_of
+from irc.runtime.offload import Moves, moves_of, places_outside
 from irc.runtime.parts import Parts
 from irc.runtime.peers import Peers, TorchPeers, shared_sums
 from irc.runtime.segments import LoadSegments
@@ -135,6 +135,11 @@ class PipelineExecutor:
     def register_bytes(self) -> int:
         """Bytes of all slots of this rank."""
         return sum(t.numel() * t.element_size() for t in self._registers.values())
+
+    @property
+    def outside_bytes(self) -> int:
+        """Bytes of all places outside of the device's memory."""
+        return sum(places_outside(self._tape, self._registers).values())
 
     @property
     def arena_bytes(self) -> int:

@@ -75,13 +75,13 @@ class Value:
             ahead: for how many actions it stays while it is stored, and is back before it is used.
         """
         for before, after in pairwise(self.uses):
-            if (wait := after - before - 1 - 2 * ahead) > 0:
+            if (wait := _wait(before, after, ahead)) > 0:
                 yield wait
 
     def divide(self, least: int, ahead: int) -> None:
         """Let it leave its slot wherever that would be another's for so many actions."""
         for i in range(1, len(self.uses)):
-            if self.uses[i] - self.uses[i - 1] - 1 - 2 * ahead >= least:
+            if _wait(self.uses[i - 1], self.uses[i], ahead) >= least:
                 own, rest = self.uses[:i], self.uses[i:]
                 self.uses = own
                 self.back = Value(self.stage, self.register, self.micro_batch, rest, came=self)
@@ -99,6 +99,11 @@ class Value:
         before = ahead + more if self.arrives else ahead if self.came else 0
         after = ahead + more if self.sent else ahead if self.back else 0
         return self.first - before, self.last + after + 1
+
+
+def _wait(before: int, after: int, ahead: int) -> int:
+    """Return how many actions between two uses a slot is free where its value leaves it."""
+    return after - before - 1 - 2 * ahead
 
 
 def divided(values: Sequence[Value], ahead: int, more: int) -> list[Value]:

@@ -22,6 +22,7 @@ from irc.cost.collectives import Line, lines
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.runtime.launch import torchrun_command, worker_environment
+from irc.tune.disk import disk_bytes_per_s
 from irc.tune.exchange import QUICK_SIZES, SIZES, Curves
 from irc.tune.fit import Point, fit_collective
 from irc.tune.timing import quiet_s
@@ -87,6 +88,7 @@ class Calibration:
             rows.append(f"{dtype:>5} {size:>6}{flops / 1e9:>19.1f} GF/s{other / 1e9:>11.1f} GF/s")
         rows.append(f"memory bandwidth {device.bytes_per_s / 1e9:.1f} GB/s")
         rows.append(f"small op         {device.launch_s * 1e6:.2f} us")
+        rows.append(f"scratch file     {device.disk_bytes_per_s / 1e9:.1f} GB/s")
         for level, found in enumerate(self.curves):
             rows += ["", f"{f'collectives, level {level}':<34}{'measured':>14}{'fitted':>14}"]
             rows += self._fitted(level, found)
@@ -161,7 +163,10 @@ def measure_device(
     # What no kernel of ours computes in half precision computes in single precision.
     peaks = {"f32": best["f32"], "bf16": best["bf16"], "f16": best["bf16"], "f64": best["f64"]}
     speed = 2 * effort.copy_bytes / copy
-    device = Device(processor(), peaks, speed, memory_bytes(), launch, cores=num_cores())
+    device = Device(
+        processor(), peaks, speed, memory_bytes(), launch, cores=num_cores(),
+        disk_bytes_per_s=disk_bytes_per_s(effort.copy_bytes),
+    )  # fmt: skip
     return device, generated, library
 
 

@@ -112,4 +112,5 @@ def _slowest(device: Device, local: int) -> Device:
         memory_bytes=int(min(gather_seconds(device.memory_bytes / local))),
         launch_s=max(gather_seconds(device.launch_s)),
         cores=0,
+        disk_bytes_per_s=min(gather_seconds(device.disk_bytes_per_s)),
     )

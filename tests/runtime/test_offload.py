@@ -17,11 +17,17 @@ from irc.runtime.offload_host import HostMoves
 from irc.schedule.actions import Action
 from irc.schedule.tapes import Event, Place, Tape
 
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
 SLOT = Place(0, "saved0", 0)
 
 
-def moves(kind: type[DiskMoves | HostMoves] = DiskMoves) -> tuple[Moves, torch.Tensor]:
-    register = torch.zeros((3, 5), dtype=torch.bfloat16)
+def moves(
+    kind: type[DiskMoves | HostMoves] = DiskMoves, device: str = "cpu"
+) -> tuple[Moves, torch.Tensor]:
+    register = torch.zeros((3, 5), dtype=torch.bfloat16, device=device)
     tape = Tape((), {(0, "saved0"): 1}, {(0, "saved0"): 2})
     return kind(tape, {SLOT: register}), register
 
@@ -32,12 +38,16 @@ def step(own: Moves, register: torch.Tensor, what: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [DiskMoves, HostMoves])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_values_come_back_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DiskMoves | HostMoves]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[DiskMoves | HostMoves],
+    device: str,
 ) -> None:
     monkeypatch.setenv("IRC_SCRATCH", str(tmp_path))
-    own, register = moves(kind)
-    values = [torch.randn(3, 5).bfloat16() for _ in range(2)]
+    own, register = moves(kind, device)
+    values = [torch.randn(3, 5, device=device).bfloat16() for _ in range(2)]
     for number, value in enumerate(values):
         register.copy_(value)
         step(own, register, "store", number)
