@@ -273,13 +273,14 @@ def compile_step(
         model: the module; its training flag counts.
         loss: nothing, where the module gives one real number; the name of one of its results; or a
             function ``loss(output, *targets)``, whose targets are the last arguments of a batch.
-        optimizer: adamw, adam, sgd or momentum, or ``{"kind": "adamw", "lr": 3e-4, "betas": (0.9,
-            0.95), "weight_decay": 0.1, "no_decay": "*.bias", "clip_norm": 1.0}``, with ``"groups":
-            [{"params": "head.*", "lr": 1e-4}]`` for parameters that are told other numbers (of two
-            groups the first counts). A new AdamW, Adam or SGD of ``torch.optim`` says the same by
-            its groups, and what it does not have stays as it is. Each step reads their numbers, as
-            a scheduler changes them: other rates cost nothing, other betas or another decay compile
-            the step again.
+        optimizer: adamw, adam, sgd, momentum, rmsprop, adagrad, adamax or adadelta, or ``{"kind":
+            "adamw", "lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "no_decay": "*.bias",
+            "clip_norm": 1.0}``, with ``"groups": [{"params": "head.*", "lr": 1e-4}]`` for
+            parameters that are told other numbers (of two groups the first counts), and torch's
+            options (``amsgrad``, ``nesterov``, ``maximize``, ``centered``). A new optimiser of
+            ``torch.optim`` of these kinds says the same by its groups, and what it does not have
+            stays as it is. Each step reads their numbers, as a scheduler changes them: other rates
+            cost nothing, other betas or another decay compile the step again.
         mesh: axes of a mesh, ``data=2,tensor=2``.
         backend: what writes the kernels: ``cpu``; ``triton`` or ``cuda`` for ranks with GPUs, whose
             collectives and transfers then go by NCCL. Ranks of a mesh hold their parts on the GPU;

@@ -15,8 +15,9 @@ from xdsl.passes import ModulePass
 from irc.dialects.builder import entry, results
 from irc.errors import IrcError, did_you_mean
 from irc.training.entry import globs, matches
-from irc.training.groups import NumberedGroup, group_of, parse_groups
-from irc.training.optimizers import OPTIMIZERS, Settings
+from irc.training.groups import FLAGS, OWN, NumberedGroup, group_of, parse_groups
+from irc.training.optimizers import OPTIMIZERS
+from irc.training.settings import Settings
 from irc.training.update import Options, Update
 
 
@@ -30,8 +31,10 @@ class AddOptimizerPass(ModulePass):
     ``lr``, and the number of steps so far a state, ``optimizer.step``. Where groups have rates of
     their own, ``lr`` has one number for each.
 
-    Options: ``kind`` is adamw, adam, sgd or momentum (sgd with one); ``beta1``, ``beta2``, ``eps``,
-    ``momentum`` and ``weight_decay`` are torch's, with torch's defaults; ``no_decay`` has globs of
+    Options: ``kind`` is adamw, adam, sgd or momentum (sgd with one), or another of torch
+    (:data:`irc.training.optimizers.OPTIMIZERS`); ``beta1``, ``beta2``, ``eps``, ``momentum``,
+    ``weight_decay``, ``alpha``, ``rho``, ``lr_decay``, ``nesterov``, ``maximize`` and ``centered``
+    are torch's, with torch's defaults; ``no_decay`` has globs of
     parameters without decay; ``groups`` are told other numbers (:mod:`irc.training.groups`);
     ``clip_norm`` limits the norm of all gradients together. Where other
     programs (stages of a pipeline) have gradients too, ``norm_apart`` gives the sum of the squares
@@ -82,9 +85,15 @@ class AddOptimizerPass(ModulePass):
     kind: str = "adamw"
     beta1: float = 0.9
     beta2: float = 0.999
-    eps: float = 1e-8
+    eps: float | None = None
     weight_decay: float | None = None
     momentum: float = 0.9
+    alpha: float = 0.99
+    rho: float = 0.9
+    lr_decay: float = 0.0
+    nesterov: float = 0.0
+    maximize: float = 0.0
+    centered: float = 0.0
     no_decay: str = ""
     clip_norm: float = 0.0
     norm_apart: bool = False
@@ -140,24 +149,17 @@ class AddOptimizerPass(ModulePass):
             decay = OPTIMIZERS[self.kind].weight_decay
         if matches(name, globs(self.no_decay)):
             decay = 0.0
-        own = Settings((self.beta1, self.beta2), self.eps, decay, self.momentum)
+        eps = OPTIMIZERS[self.kind].eps if self.eps is None else self.eps
         group = group_of(name, self._groups)
-        return own if group is None else _in_group(own, group)
+        told = {each: getattr(self, each) for each in OWN}
+        told |= {"weight_decay": decay, "eps": eps, **(group.numbers if group else {})}
+        betas = told.pop("beta1"), told.pop("beta2")
+        flags = {flag: bool(told.pop(flag)) for flag in FLAGS}
+        return Settings(betas=betas, rate=group.rate if group else 0, **flags, **told)
 
     @cached_property
     def _groups(self) -> list[NumberedGroup]:
         return parse_groups(self.groups)
-
-
-def _in_group(settings: Settings, group: NumberedGroup) -> Settings:
-    given = group.numbers
-    return Settings(
-        (given.get("beta1", settings.betas[0]), given.get("beta2", settings.betas[1])),
-        given.get("eps", settings.eps),
-        given.get("weight_decay", settings.weight_decay),
-        given.get("momentum", settings.momentum),
-        group.rate,
-    )
 
 
 def _returned(func: FuncOp) -> list[SSAValue]:

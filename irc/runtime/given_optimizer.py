@@ -11,23 +11,18 @@ import torch
 from torch import nn
 
 from irc.errors import IrcError
+from irc.runtime.torch_optimizer import CLASSES, TOLD
 from irc.training.recipe import Recipe, recipe_of
 
-KINDS = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
-TOLD = {
-    "adamw": ("betas", "eps", "weight_decay"),
-    "adam": ("betas", "eps", "weight_decay"),
-    "sgd": ("momentum", "weight_decay"),
-}
-"""What an optimiser is told of each group beside its rate."""
+KINDS = {cls: kind for kind, cls in CLASSES.items() if kind != "momentum"}
 
-OFF = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
+OFF = ("dampening", "differentiable", "initial_accumulator_value")
 """Options that have to be off."""
 
-
-NUMBERS = ("lr", "betas", "eps", "momentum", "weight_decay")
-READ = (*NUMBERS, *OFF)
+NUMBERS = tuple(dict.fromkeys(["lr", *(option for told in TOLD.values() for option in told)]))
 """What of a group may change from step to step."""
+
+READ = (*NUMBERS, *OFF)
 
 
 class GivenOptimizer:
@@ -136,7 +131,7 @@ def _options(
     if kind is None or not isinstance(optimizer, torch.optim.Optimizer):
         raise _refused(f"optimizer={type(optimizer).__name__}(..) is none that a step computes")
     groups: list[dict[str, Any]] = optimizer.param_groups
-    if optimizer.state:
+    if any(float(state.get("step", 1)) for state in optimizer.state.values()):
         raise _refused(
             "the optimiser has taken steps: a step of training has states of its own",
             "make the step with a new optimiser, and give it the states by step.load_state_dict",
@@ -147,9 +142,14 @@ def _options(
     if kind == "adam" and all(group.get("decoupled_weight_decay") for group in groups):
         kind = "adamw"
     told = [{option: group[option] for option in TOLD[kind]} for group in groups]
+    if len({own.get("amsgrad", False) for own in told}) > 1:
+        raise _refused("the optimiser's groups have different amsgrad")
+    keeps_most = {"amsgrad": True} if told[0].get("amsgrad") else {}
+    for own in told:
+        own.pop("amsgrad", None)
     held = [[_name(names, p) for p in group["params"]] for group in groups]
     rates = [_number(group["lr"]) for group in groups]
-    found: dict[str, object] = {"kind": kind, "lr": rates[0]}
+    found: dict[str, object] = {"kind": kind, "lr": rates[0], **keeps_most}
     decays = {own["weight_decay"] for own in told}
     alike = [{**own, "weight_decay": 0.0} for own in told]
     if not apart and all(own == alike[0] for own in alike) and len(decays - {0.0}) <= 1:
@@ -181,10 +181,12 @@ def _number(value: Any) -> Any:
 
 
 def _refused(message: str, advice: str = "") -> IrcError:
+    names = ", ".join(cls.__name__ for cls in KINDS)
     return IrcError(
         "option-value",
         message,
-        because="a step computes AdamW, Adam and SGD of torch.optim, without amsgrad, nesterov, "
-        "dampening and maximize",
-        help=advice or "write optimizer={'kind': 'adamw', 'lr': 1e-3, ..}, or one of those",
+        because=f"a step computes {names} of torch.optim, without dampening",
+        help=advice
+        or "train in a loop of your own, where irc.compile(model, mesh=..) takes any optimiser, or "
+        "write optimizer={'kind': 'adamw', 'lr': 1e-3, ..}",
     )

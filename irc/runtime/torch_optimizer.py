@@ -15,6 +15,32 @@ from irc.training.recipe import Recipe
 
 STEP = "optimizer.step"
 
+CLASSES: Mapping[str, type[torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "momentum": torch.optim.SGD,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "adamax": torch.optim.Adamax,
+    "adadelta": torch.optim.Adadelta,
+}
+"""What torch calls a kind, by its first word."""
+
+_ANY: Mapping[str, Any] = {"weight_decay": 0.0, "maximize": False}
+_ADAM: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, **_ANY}
+TOLD: Mapping[str, Mapping[str, Any]] = {
+    "adamw": {**_ADAM, "amsgrad": False},
+    "adam": {**_ADAM, "amsgrad": False},
+    "sgd": {"momentum": 0.0, "nesterov": False, **_ANY},
+    "momentum": {"momentum": 0.9, "nesterov": False, **_ANY},
+    "rmsprop": {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0, "centered": False, **_ANY},
+    "adagrad": {"lr_decay": 0.0, "eps": 1e-10, **_ANY},
+    "adamax": _ADAM,
+    "adadelta": {"rho": 0.9, "eps": 1e-6, **_ANY},
+}
+"""What a kind is told of each group beside its rate, and irc's defaults."""
+
 
 def torch_optimizer(recipe: Recipe, named: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
     """Return the optimiser that torch has for a recipe.
@@ -27,8 +53,7 @@ def torch_optimizer(recipe: Recipe, named: Mapping[str, torch.Tensor]) -> torch.
     for name, value in named.items():
         told, _ = told_of(recipe, name)
         groups.setdefault(tuple(told.items()), {"params": [], **told})["params"].append(value)
-    cls = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}.get(recipe.kind, torch.optim.SGD)
-    return cls(list(groups.values()), lr=recipe.lr)
+    return CLASSES[recipe.kind.partition("-")[0]](list(groups.values()), lr=recipe.lr)
 
 
 def told_of(recipe: Recipe, name: str) -> tuple[dict[str, Any], int]:
@@ -39,12 +64,16 @@ def told_of(recipe: Recipe, name: str) -> tuple[dict[str, Any], int]:
         numbers["weight_decay"] = 0.0
     numbers |= {} if group is None else group.numbers
     rate = 0 if group is None else group.rate
-    told: dict[str, Any] = {"lr": recipe.rates[rate], "weight_decay": numbers["weight_decay"]}
-    if recipe.kind in ("adam", "adamw"):
+    base, *more = recipe.kind.split("-")
+    told: dict[str, Any] = {"lr": recipe.rates[rate]}
+    for option, default in TOLD[base].items():
+        told[option] = numbers.get(option, default)
+        if isinstance(default, bool):
+            told[option] = bool(told[option])
+    if "betas" in told:
         told["betas"] = numbers.get("beta1", 0.9), numbers.get("beta2", 0.999)
-        told["eps"] = numbers.get("eps", 1e-8)
-    else:
-        told["momentum"] = numbers.get("momentum", 0.9) if recipe.kind == "momentum" else 0.0
+    if "amsgrad" in told:
+        told["amsgrad"] = "amsgrad" in more
     return told, rate
 
 

@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 from irc.errors import IrcError, did_you_mean
 from irc.training.entry import globs, matches
 
-OWN = ("beta1", "beta2", "eps", "weight_decay", "momentum")
+FLAGS = ("nesterov", "maximize", "centered")
+"""Those that are 1 or 0."""
+
+OWN = ("beta1", "beta2", "eps", "weight_decay", "momentum", "alpha", "rho", "lr_decay", *FLAGS)
 """The numbers that a group may have, beside its rate."""
 
 

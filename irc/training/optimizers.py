@@ -17,41 +17,8 @@ from xdsl.ir import SSAValue
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import tensor
 from irc.ops.derivatives_pointwise import Term
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What an optimiser is told, under torch's names.
-
-    Attributes:
-        betas: decay of the first and second moment.
-        eps: added to the root of the second moment.
-        weight_decay: how fast parameters decay.
-        momentum: of sgd.
-        rate: the number of its learning rate.
-    """
-
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    rate: int = 0
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Scalars of one step.
-
-    Attributes:
-        lr: the learning rate.
-        scale: of the first moment: the learning rate over its bias correction.
-        root: the square root of the second moment's bias correction.
-    """
-
-    lr: SSAValue
-    scale: SSAValue | None = None
-    root: SSAValue | None = None
-
+from irc.training.adaptive import adadelta, adagrad, adamax, rmsprop
+from irc.training.settings import Settings, Shared
 
 Step: TypeAlias = Callable[
     [FlowBuilder, Settings, Shared, SSAValue, SSAValue, list[SSAValue]], list[SSAValue]
@@ -68,19 +35,41 @@ class Optimizer:
         counts: true where it needs the number of the step.
         step: its formula.
         weight_decay: torch's default.
+        eps: torch's default.
+        decays: whether its rate falls with the number of the step.
     """
 
     moments: tuple[str, ...]
     counts: bool
     step: Step
     weight_decay: float = 0.0
+    eps: float = 1e-8
+    decays: bool = False
 
 
-def shared(b: FlowBuilder, settings: Settings, lr: SSAValue, count: SSAValue | None) -> Shared:
-    """Compute a step's scalars; ``count`` is the number of this step, from 1."""
+def shared(
+    b: FlowBuilder,
+    settings: Settings,
+    lr: SSAValue,
+    count: SSAValue | None,
+    *,
+    decays: bool = False,
+) -> Shared:
+    """Compute a step's scalars.
+
+    Args:
+        b: where ops go.
+        settings: betas, or how a rate decays.
+        lr: the learning rate.
+        count: the number of this step, from 1.
+        decays: the rate falls with the number of the step (adagrad).
+    """
     if count is None:
         return Shared(lr)
     steps = Term(b, b.cast(count, "f64"))
+    if decays:
+        slower = (steps - 1.0) * settings.lr_decay + 1.0
+        return Shared(lr, (Term(b, b.cast(lr, "f64")) / slower).value)
     corrections = [1 - steps.number(beta).of("pow", steps) for beta in settings.betas]
     scale = Term(b, b.cast(lr, "f64")) / corrections[0]
     return Shared(lr, scale.value, corrections[1].of("sqrt").value)
@@ -126,8 +115,9 @@ def _moved(
     assert by.root is not None
     dtype = tensor(p.value).dtype
     scale, root = (Term(b, b.cast(value, dtype)) for value in (by.scale, by.root))
-    p = p - m * scale / (v.of("sqrt") / root + settings.eps)
-    return [p.value, m.value, v.value]
+    most = [Term(b, moment).of("maximum", v) for moment in moments[2:]]
+    p = p - m * scale / ((most[0] if most else v).of("sqrt") / root + settings.eps)
+    return [p.value, m.value, v.value, *(moment.value for moment in most)]
 
 
 def _sgd(
@@ -142,22 +132,37 @@ def _sgd(
     p, g = Term(b, parameter), Term(b, gradient)
     if settings.weight_decay:
         g = g + p * settings.weight_decay
+    change = g
     if moments:
         g = Term(b, moments[0]) * settings.momentum + g
-    new = p - g * Term(b, b.cast(by.lr, tensor(parameter).dtype))
+        change = change + g * settings.momentum if settings.nesterov else g
+    new = p - change * Term(b, b.cast(by.lr, tensor(parameter).dtype))
     return [new.value, *([g.value] if moments else [])]
 
+
+ADAM = ("exp_avg", "exp_avg_sq")
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "adamw": Optimizer(("exp_avg", "exp_avg_sq"), counts=True, step=_adamw, weight_decay=0.01),
     "adam": Optimizer(("exp_avg", "exp_avg_sq"), counts=True, step=_adam),
     "sgd": Optimizer((), counts=False, step=_sgd),
     "momentum": Optimizer(("momentum_buffer",), counts=False, step=_sgd),
+    "adamw-amsgrad": Optimizer((*ADAM, "max_exp_avg_sq"), True, _adamw, weight_decay=0.01),
+    "adam-amsgrad": Optimizer((*ADAM, "max_exp_avg_sq"), True, _adam),
+    "rmsprop": Optimizer(("square_avg",), True, rmsprop),
+    "rmsprop-momentum": Optimizer(("square_avg", "momentum_buffer"), True, rmsprop),
+    "rmsprop-centered": Optimizer(("square_avg", "grad_avg"), True, rmsprop),
+    "rmsprop-centered-momentum": Optimizer(
+        ("square_avg", "grad_avg", "momentum_buffer"), True, rmsprop
+    ),
+    "adagrad": Optimizer(("sum",), True, adagrad, eps=1e-10, decays=True),
+    "adamax": Optimizer(("exp_avg", "exp_inf"), True, adamax),
+    "adadelta": Optimizer(("square_avg", "acc_delta"), True, adadelta, eps=1e-6),
 }
-"""By name; ``momentum`` is torch's SGD with a momentum."""
+"""By name: torch's optimiser, then what it keeps more states for; ``momentum`` is of its SGD."""
 
 REMAINDER = "remainder"
 """What a master has more than its parameter, float32: a state beside the moments, zero at first."""
 
-SQUARES = frozenset({"exp_avg_sq"})
-"""Moments that are means of squares: no element is negative."""
+SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta"})
+"""Moments that are means or sums of squares, or magnitudes: no element is negative."""

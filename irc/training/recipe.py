@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from irc.errors import IrcError, did_you_mean
-from irc.training.groups import OWN, Group, groups_text
+from irc.training.groups import FLAGS, OWN, Group, groups_text
 from irc.training.optimizers import OPTIMIZERS
 from irc.training.precision import AS_IS, Precision
 
@@ -72,8 +72,9 @@ def recipe_of(
 ) -> Recipe:
     """Read what the user says of a training step.
 
-    ``betas`` is taken as torch has it; ``sgd`` with a momentum is ``momentum``. ``groups`` are
-    mappings with the globs ``params``, a ``lr`` and numbers of their own.
+    ``betas`` is taken as torch has it; ``sgd`` with a momentum is ``momentum``, and others that
+    keep more states for an option have a kind of their own, too. ``groups`` are mappings with the
+    globs ``params``, a ``lr`` and numbers of their own.
 
     >>> recipe_of({"kind": "sgd", "momentum": 0.9, "lr": 0.1}).optimizer
     {'kind': 'momentum', 'no_decay': '', 'momentum': 0.9}
@@ -92,12 +93,23 @@ def recipe_of(
     lr = _number("lr", given.pop("lr", DEFAULT_LR))
     no_decay = _globs("no_decay", given.pop("no_decay", ""))
     groups = tuple(_group(group) for group in _mappings(given.pop("groups", ())))
-    numbers = _numbers(given, NUMBERS, ("kind", "lr", "betas", "no_decay", "groups"))
-    if kind == "sgd" and any(
-        each.get("momentum") for each in (numbers, *(g.numbers for g in groups))
-    ):
-        kind = "momentum"
+    keeps_most = _number("amsgrad", given.pop("amsgrad", 0.0))
+    numbers = _numbers(given, NUMBERS, ("kind", "lr", "betas", "no_decay", "groups", "amsgrad"))
+    every = (numbers, *(group.numbers for group in groups))
+    used = {option for each in every for option, number in each.items() if number}
+    if "momentum" in used:
         numbers = {"momentum": 0.0, **numbers}
+        kind = {"sgd": "momentum", "rmsprop": "rmsprop-momentum"}.get(kind, kind)
+    elif "nesterov" in used:
+        raise IrcError(
+            "option-value",
+            "nesterov looks ahead along a momentum, and the optimiser has none",
+            help="{'kind': 'sgd', 'momentum': 0.9, 'nesterov': True}",
+        )
+    if "centered" in used:
+        kind = kind.replace("rmsprop", "rmsprop-centered")
+    if kind in ("adam", "adamw") and keeps_most:
+        kind = f"{kind}-amsgrad"
     return Recipe(kind, numbers, no_decay, lr, loss, frozen, micro_batches, (), recompute, groups)
 
 
@@ -152,7 +164,8 @@ def _pair(betas: object) -> tuple[object, object]:
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    is_flag = isinstance(value, bool)
+    if isinstance(value, int | float) and (not is_flag or name in (*FLAGS, "amsgrad")):
         return float(value)
     raise IrcError("option-value", f"{name}={value!r} is not a number")
 

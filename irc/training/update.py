@@ -22,7 +22,8 @@ from irc.dialects.flow import SliceOp, loc_of, tensor
 from irc.dialects.types import TensorType
 from irc.ops.derivative import PhaseBuilder
 from irc.training.entry import add_argument, add_arguments, matches, set_results
-from irc.training.optimizers import REMAINDER, Optimizer, Settings, Shared, shared
+from irc.training.optimizers import REMAINDER, Optimizer, shared
+from irc.training.settings import Settings, Shared
 
 Origin: TypeAlias = tuple[object, ...]
 """Equal for weights of different layers that get their gradient, and their step, in one way."""
@@ -119,7 +120,8 @@ class Update:
             self.new.append((count, argument_attrs("state", "optimizer.step")))
         found: dict[Settings, Shared] = {}
         for settings in dict.fromkeys(_of_many(self.options.settings(name)) for name in names):
-            found[settings] = shared(b, settings, _rate(b, lr, settings.rate), count)
+            rate = _rate(b, lr, settings.rate)
+            found[settings] = shared(b, settings, rate, count, decays=self.options.optimizer.decays)
         return found
 
     def _moments(
@@ -169,6 +171,8 @@ class Update:
             if clip is not None:
                 g = b.pointwise("mul", g, clip)
             p, g = b.cast(p, wide), b.cast(g, wide)
+            if settings.maximize:
+                g = b.pointwise("neg", g)
             lacking = [state.pop()] if self._has_master(kind) else []
             for value in lacking:
                 p = b.pointwise("add", p, value)
@@ -258,7 +262,7 @@ class Update:
 
 def _of_many(settings: Settings) -> Settings:
     """Return settings with what a step's scalars depend on alone."""
-    return Settings(betas=settings.betas, rate=settings.rate)
+    return Settings(betas=settings.betas, rate=settings.rate, lr_decay=settings.lr_decay)
 
 
 def _rate(b: PhaseBuilder, lr: SSAValue, number: int) -> SSAValue:

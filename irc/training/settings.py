@@ -1,0 +1,54 @@
+"""What an optimiser is told, and the scalars of one of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an optimiser is told of a parameter, under torch's names.
+
+    Attributes:
+        betas: decay of the first and second moment.
+        eps: added to the root of the second moment.
+        weight_decay: how fast parameters decay.
+        momentum: of sgd and rmsprop.
+        rate: the number of its learning rate.
+        alpha: decay of rmsprop's mean of squares.
+        rho: decay of adadelta's means.
+        lr_decay: of adagrad's rate.
+        nesterov: sgd looks a step ahead.
+        maximize: go up instead of down.
+        centered: rmsprop divides by the variance.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    rate: int = 0
+    alpha: float = 0.99
+    rho: float = 0.9
+    lr_decay: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+    centered: bool = False
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Scalars of one step.
+
+    Attributes:
+        lr: the learning rate.
+        scale: of the first moment: the learning rate over its bias correction; of adagrad, the
+            rate as it has decayed.
+        root: the square root of the second moment's bias correction.
+    """
+
+    lr: SSAValue
+    scale: SSAValue | None = None
+    root: SSAValue | None = None
