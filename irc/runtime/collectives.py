@@ -73,10 +73,12 @@ class TorchCommunicator:
     Attributes:
         groups: by axis, the group of this rank and its size.
         before: what has to end before the next collective begins, once: a comparison under way.
+        counted: makes a wait one whose duration is counted (:class:`irc.runtime.pace.Stopwatch`).
     """
 
     groups: Mapping[str, tuple[Callable[[], Any], int]]
     before: Callable[[], object] | None = None
+    counted: Callable[[Callable[[], object]], Finish] | None = None
 
     @staticmethod
     def of_parts(
@@ -131,7 +133,8 @@ class TorchCommunicator:
         group, size = self.groups[action.attrs["axis"]]
         if size == 1:
             return NoPeers().start(action, operands)
-        return STARTS[action.op](group(), size, action.attrs, operands)
+        finish = STARTS[action.op](group(), size, action.attrs, operands)
+        return finish if self.counted is None else self.counted(finish)
 
     def end_before(self) -> None:
         """Wait for what has to end before a collective begins.
@@ -141,7 +144,7 @@ class TorchCommunicator:
         """
         before, self.before = self.before, None
         if before is not None:
-            before()
+            (before if self.counted is None else self.counted(before))()
 
 
 def _all_reduce(group: Any, _size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:

@@ -53,7 +53,8 @@ def torch_optimizer(recipe: Recipe, named: Mapping[str, torch.Tensor]) -> torch.
     for name, value in named.items():
         told, _ = told_of(recipe, name)
         groups.setdefault(tuple(told.items()), {"params": [], **told})["params"].append(value)
-    return CLASSES[recipe.kind.partition("-")[0]](list(groups.values()), lr=recipe.lr)
+    cls: Any = CLASSES[recipe.kind.partition("-")[0]]
+    return cls(list(groups.values()), lr=recipe.lr)
 
 
 def told_of(recipe: Recipe, name: str) -> tuple[dict[str, Any], int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ import irc
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.runtime.join import own_rank
+from irc.runtime.pace import slow_ranks, slowness
 from irc.runtime.torch_optimizer import torch_optimizer
 from irc.training.recipe import recipe_of
 
@@ -271,8 +273,25 @@ def called(mesh: str) -> Any:
     return found
 
 
+def paced(mesh: str) -> Any:
+    """The last rank loads its data slowly: it is named, from how little it waits."""
+    step = irc.compile_step(Tagger(), **options(mesh))
+    last = Mesh.parse(mesh).num_ranks - 1
+    tokens, labels = data(8)
+    for _ in range(5):
+        if own_rank() == last:
+            time.sleep(0.1)
+        step(tokens, labels)
+    paces = step.paces()
+    assert [pace.rank for pace in slow_ranks(paces)] == [last], paces
+    assert f"rank {last} is slow: it computes" in slowness(paces)
+    assert step.paces()[0].computes_s == 0.0
+    return {}
+
+
 CASES: dict[str, Callable[[str], Any]] = {
-    function.__name__: function for function in (local, named, loader, loop, refusals, called)
+    function.__name__: function
+    for function in (local, named, loader, loop, refusals, called, paced)
 }
 
 if __name__ == "__main__":

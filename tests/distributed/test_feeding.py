@@ -28,7 +28,7 @@ def check(found: dict[str, float]) -> None:
 
 
 def test_ranks_are_given_parts_of_the_samples(tmp_path: Path) -> None:
-    for found in run(tmp_path, "data=2", "local", "named", "loader", "loop", "called"):
+    for found in run(tmp_path, "data=2", "local", "named", "loader", "loop", "called", "paced"):
         for errors in found.values():
             check(errors)
 

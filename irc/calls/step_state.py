@@ -1,0 +1,300 @@
+"""What a step of training holds between calls: it is looked at, called, saved and loaded."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from irc.calls.evaluation import Evaluation, evaluating
+from irc.errors import IrcError
+from irc.pipeline import Options
+from irc.runtime.given_optimizer import GivenOptimizer
+from irc.runtime.initialisers import Init
+from irc.runtime.join import join_processes, own_rank
+from irc.runtime.pace import Pace, SlowRankWarning, Stopwatch, slowness
+from irc.runtime.replicas import check_copies
+from irc.runtime.state_forms import copied_box, in_box, in_torch
+from irc.runtime.training_state import KEYS, TrainingState
+from irc.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from irc.runtime.checkpoint import Saving
+
+
+class StepState:
+    """The state of a step: parameters, buffers, what the optimiser keeps, seed and count.
+
+    Args:
+        module: what is trained.
+        recipe: loss, optimiser, frozen parameters.
+        options: of the pipeline.
+        seed: of random numbers.
+        init: initialises each layer of a module on the meta device.
+        optimizer: one of torch, of which each step reads the numbers.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        recipe: Recipe,
+        options: Options,
+        seed: int,
+        init: Init | None,
+        optimizer: GivenOptimizer | None,
+    ) -> None:
+        self.module, self.recipe, self.options = module, recipe, options
+        self._given = optimizer
+        self._state = TrainingState(module, recipe, options.mesh, seed, init)
+        self._writes: Saving | None = None
+        self._evaluation: Evaluation | None = None
+        self._stopwatch = Stopwatch()
+
+    @property
+    def count(self) -> int:
+        """How many steps were made, those before a checkpoint that was loaded among them."""
+        return self._state.step
+
+    def state_dict(self, *, everywhere: bool = True, parts: bool = False) -> dict[str, Any]:
+        """Return everything that a run goes on from; on a mesh every rank calls it.
+
+        Args:
+            everywhere: give it to every rank; otherwise rank 0 gets it, the others ``{}``.
+            parts: put nothing together. Each rank gets DTensors of the parts that it holds, in
+                their own memory: what ``torch.distributed.checkpoint`` saves, and loads in place
+                (``load_state_dict`` then takes what is no tensor). With stages a rank gets those
+                of its own. On one device it is the tensors themselves. What no DTensor says (of a
+                dim that axes split out of mesh order and unevenly) is whole.
+
+        Returns:
+            ``model``, as the module's own ``state_dict``; ``optimizer``, as torch's distributed
+            checkpoints have it, ``{"state": {NAME: {"exp_avg": ..}}, "param_groups": [..]}``;
+            ``seed``, of the next step's random numbers; and ``step``, how many were made.
+
+        Raises:
+            IrcError: ``weights-missing`` before the first step of a module on the meta device.
+        """
+        self._follow()
+        if parts:
+            return self._state.state_in_parts(in_torch)
+        return self._state.state_dict(everywhere=everywhere)
+
+    def save(
+        self, folder: str | Path, *, keep: int = 0, more: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Save a checkpoint, ``FOLDER/step-N``, of what :meth:`state_dict` has, in parts.
+
+        Each rank writes what it holds. The folder gets its name when all of it is on the disk: what
+        is broken off leaves the checkpoints before it. Any mesh, with stages or without, loads it,
+        and so does ``torch.distributed.checkpoint``.
+
+        Args:
+            folder: of the run's checkpoints, which all ranks see; every rank calls it.
+            keep: how many checkpoints to leave there; 0 for all.
+            more: what else belongs to the run, by name: objects with ``state_dict`` and
+                ``load_state_dict`` (a scheduler, a sampler, a loader), alike on all ranks.
+
+        Returns:
+            The place of the checkpoint.
+
+        Raises:
+            IrcError: ``checkpoint-failed``; ``option-value`` for a name in ``more``.
+        """
+        self._join()
+        return self._saving().save(self._stored(more, copied=False), self._target(folder), keep)
+
+    def save_async(
+        self, folder: str | Path, *, keep: int = 0, more: Mapping[str, Any] | None = None
+    ) -> Future[Path]:
+        """Save a checkpoint while training goes on: copies are taken now, and written in a thread.
+
+        See :meth:`save`. The next one waits for it, and tells its failure where nobody asked for
+        the result.
+        """
+        self._join()
+        state = self._stored(more, copied=True)
+        return self._saving().save_async(state, self._target(folder), keep)
+
+    def load(
+        self, folder: str | Path, *, optimizer: bool = True, more: Mapping[str, Any] | None = None
+    ) -> None:
+        """Go on from a checkpoint in parts, of any mesh; every rank calls it.
+
+        What ranks have no parts of yet is read when they take them. The groups of an optimiser of
+        torch get the rates and other numbers that they had, from which a scheduler among ``more``
+        goes on. Loading runs the pickle that
+        torch has in its checkpoints: load those alone that you would run.
+
+        Args:
+            folder: a checkpoint, or a folder of several, of which it is the one of the last step;
+                also one that ``torch.distributed.checkpoint`` saved of ``{"model": ..,
+                "optimizer": ..}`` with torch's own names.
+            optimizer: False: the model alone; states, seed and number of the step stay.
+            more: objects that :meth:`save` was given, whose ``load_state_dict`` is called.
+
+        Raises:
+            IrcError: ``checkpoint-missing``, ``checkpoint-corrupt``, ``state-mismatch``; nothing is
+                written then.
+        """
+        from irc.runtime.checkpoint import Checkpoint
+
+        self._join()
+        self._state.hide()
+        checkpoint = Checkpoint(Path(folder))
+        sections = {name: checkpoint.section(name) for name in _named(more)}
+        for name, section in sections.items():
+            if section is None:
+                raise IrcError("state-mismatch", f"'{checkpoint.path}' has no '{name}'")
+        groups = checkpoint.groups() if optimizer and self._given is not None else []
+        self._state.take(checkpoint, optimizer=optimizer)
+        self._restore(groups)
+        for name, each in _named(more).items():
+            each.load_state_dict(sections[name])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave, on any mesh; every rank is given all of it.
+
+        Args:
+            state: any of ``model``, ``optimizer`` and ``seed``; what is left out stays as it is.
+
+        Raises:
+            IrcError: ``state-mismatch`` for a name or a shape that does not fit; nothing is
+                written then.
+        """
+        self._state.hide()
+        self._state.load_state_dict(state)
+        self._restore(state.get("optimizer", {}).get("param_groups", []))
+
+    def _restore(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        if self._given is not None:
+            self._given.restore(groups)
+
+    def _join(self) -> None:
+        if self.options.mesh.num_ranks > 1:
+            join_processes(self.options.mesh)
+
+    def _saving(self) -> Saving:
+        from irc.runtime.checkpoint import Saving
+
+        if self._writes is None:
+            self._writes = Saving()
+        return self._writes
+
+    def _stored(self, more: Mapping[str, Any] | None, *, copied: bool) -> dict[str, Any]:
+        self._follow()
+        state = self._state.state_in_parts(copied_box if copied else in_box)
+        rest = {name: each.state_dict() for name, each in _named(more).items()}
+        return {**state, **(copy.deepcopy(rest) if copied else rest)}
+
+    def _target(self, folder: str | Path) -> Path:
+        return Path(folder).absolute() / f"step-{self._state.step}"
+
+    def check(self) -> None:
+        """Compare what several ranks hold copies of (parameters, buffers, states); all call it.
+
+        ``check_every`` of :func:`irc.compile_step` calls it after so many steps. It reads what a
+        rank holds once, and sends 5 bytes for each tensor. Rank 0 warns of ranks that the others
+        have waited for since (:meth:`paces`).
+
+        Raises:
+            IrcError: ``replicas-differ``, naming the first tensor and the ranks.
+        """
+        if self.options.mesh.num_ranks > 1:
+            check_copies(self._state.parts.copies(), f"after step {self._state.step}")
+            if (text := slowness(self.paces())) and own_rank() == 0:
+                warnings.warn(text, SlowRankWarning, stacklevel=2)
+
+    def paces(self) -> list[Pace]:
+        """Return what each rank does with its time, and count anew; every rank calls it.
+
+        A rank computes where it does not wait for others: in the step and between steps, where it
+        loads data. Steps that compiled do not count. With stages all time is that of computing.
+        """
+        return self._stopwatch.paces()
+
+    def evaluate(self, *args: Any, **named: Any) -> Any:
+        """Call the module as it stands, in evaluation mode and without gradients.
+
+        On a mesh every rank calls it with the same arguments, and gets the whole result. Ranks read
+        the parts that they hold, which takes no further memory; with stages the parameters are
+        whole on each rank until the next step (:meth:`materialize`). Before the first step it is
+        the module's own call::
+
+            for x, y in validation:
+                hits += int((step.evaluate(x).argmax(-1) == y).sum())
+
+        Args:
+            args: of the module, without the targets of a loss function.
+            named: keyword arguments of the module.
+
+        Raises:
+            IrcError: ``input-mismatch`` where a rank calls it with others; what capture and
+                planning raise; ``weights-missing`` before the first step of a module on the meta
+                device.
+        """
+        with torch.no_grad(), evaluating(self.module):
+            if self.options.mesh.num_ranks == 1 or not self._state.parts.local:
+                self._check_values()
+                return self.module(*args, **named)
+            return self._evaluated(args, named)
+
+    def _evaluated(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call the module on the parts that ranks hold."""
+        self._state.hide()
+        if self._evaluation is None:
+            self._evaluation = Evaluation(self.module, self.options, lambda: self._state.parts)
+        return self._evaluation(args, named)
+
+    def _check_values(self) -> None:
+        """Refuse to call a module that has no values."""
+        for name, value in self.module.named_parameters():
+            if value.is_meta:
+                raise IrcError(
+                    "weights-missing",
+                    f"'{name}' has no value yet",
+                    because="the module is on the meta device until the first step, or "
+                    "step.prepare(*batch), initialises the parts of each rank",
+                    help="call it after that",
+                )
+
+    def materialize(self) -> nn.Module:
+        """Let the module hold its values until the next step, and return it; every rank calls it.
+
+        On a mesh the module's parameters are on the meta device, since no rank has the whole. This
+        puts them together on each rank, as plain parameters: the module can be called, generate,
+        and be saved as any other. It takes the memory of all parameters once on every rank, which
+        the next step (or ``prepare``, ``evaluate``, a load) gives back; what is written into them
+        in between does not reach the ranks' parts: :meth:`load_state_dict` does::
+
+            step.materialize()
+            torch.save(model.state_dict(), path)
+        """
+        with torch.no_grad():
+            if self.options.mesh.num_ranks > 1:
+                self._state.show()
+        return self.module
+
+    def _follow(self) -> None:
+        """Read the numbers of an optimiser that was given: schedulers change them, and users."""
+        if self._given is not None:
+            self.recipe = self._state.recipe = self._given.recipe(self.recipe)
+
+
+def _named(more: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Check what else a checkpoint has."""
+    for name, each in (more or {}).items():
+        if name in KEYS or "." in name:
+            raise IrcError("option-value", f"'{name}' is no name for more of a checkpoint")
+        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise IrcError(
+                "option-value",
+                f"more['{name}'] is {type(each).__name__}, which has no state_dict to save and "
+                "load_state_dict to go on from",
+            )
+    return more or {}

@@ -1,0 +1,42 @@
+"""The compiled step of training for one kind of batch, on one device or one mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from irc.frontends.torch.capture import Captured
+from irc.plan.load import LoadedPlan
+from irc.runtime.collectives import TorchCommunicator
+from irc.runtime.executor import Executor
+
+
+@dataclass
+class StepVersion:
+    """The step for one kind of batch.
+
+    Attributes:
+        captured: the forward pass.
+        plan: of the step.
+        executor: runs it.
+        communicator: starts its collectives; None on one device.
+        collects_first: what ranks compare of a call may be waited for in its first collective.
+        optimizer: its numbers.
+    """
+
+    captured: Captured
+    plan: LoadedPlan
+    executor: Executor
+    communicator: TorchCommunicator | None = None
+    collects_first: bool = False
+    optimizer: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def __call__(self, inputs: Sequence[torch.Tensor], lr: torch.Tensor) -> torch.Tensor:
+        """Run on the flattened batch."""
+        loss, *written = self.executor(*inputs, lr)
+        # What the module writes into its arguments comes last.
+        for index, value in zip(self.captured.mutated_inputs.values(), written, strict=True):
+            inputs[index].copy_(value)
+        return loss
