@@ -188,6 +188,7 @@ def _compile(target: object, *, options: Options, disable: bool) -> Any:
     from torch.export import ExportedProgram
 
     from irc.calls import compiled
+    from irc.calls.function import CompiledFunction
 
     if disable:
         return target
@@ -199,7 +200,7 @@ def _compile(target: object, *, options: Options, disable: bool) -> Any:
         case ExportedProgram():
             return compiled.compiled_instance(target.module(), options)
         case Callable():
-            return compiled.compiled_function(cast("Callable[..., Any]", target), options)
+            return CompiledFunction(cast("Callable[..., Any]", target), options)
         case _:
             pass
     raise IrcError(

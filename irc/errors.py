@@ -14,6 +14,7 @@ from irc.error_pages import REGISTRY
 __all__ = [
     "ErrorCollector",
     "ExitCode",
+    "IndexOutsideError",
     "InternalError",
     "IrcError",
     "IrcErrors",
@@ -83,7 +84,8 @@ class IrcError(Exception):
 
     def noted(self, note: str) -> "IrcError":
         """The same error with one more reason."""
-        return IrcError(self.code, self.message, self.where, (*self.because, note), self.help)
+        because = (*self.because, note)
+        return type(self)(self.code, self.message, self.where, because, self.help)
 
     def render(self) -> str:
         """The whole message, several lines, without a final newline."""
@@ -97,6 +99,10 @@ class IrcError(Exception):
 
     def __str__(self) -> str:
         return self.render()
+
+
+class IndexOutsideError(IrcError, IndexError, RuntimeError):
+    """An index selects an element that does not exist: eager raises one or the other, by the op."""
 
 
 class IrcErrors(IrcError):  # noqa: N818 - several of them

@@ -87,7 +87,7 @@ class _Tracing:
 TRACING = _Tracing()
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """True where the call is part of a trace: what is traced is then what the user wrote."""
     if torch.compiler.is_dynamo_compiling():
         return True
@@ -538,7 +538,7 @@ def compiled_class(cls: C, options: Options) -> C:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal recent
         # Inside another capture this module is part of what is captured.
-        if _is_traced():
+        if is_traced():
             return cls.forward(self, *args, **kwargs)
         known = recent
         if known is not None and known[0]() is self:
@@ -615,21 +615,6 @@ def on_ranks(cls: type[nn.Module], options: Options) -> dict[str, Any]:
 def _restored(cls: type[nn.Module], options: Options) -> nn.Module:
     made = _anonymous(cls, options)
     return made.__new__(made)
-
-
-def compiled_function(function: Callable[..., Any], options: Options) -> Callable[..., Any]:
-    """Return a function that is compiled for each kind of call."""
-    dispatcher = Dispatcher(function, options)
-
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if _is_traced():
-            return function(*args, **kwargs)
-        return dispatcher(args, kwargs)
-
-    run._irc_original = function  # type: ignore[attr-defined]  # what irc.original returns
-    run._irc_dispatcher = dispatcher  # type: ignore[attr-defined]  # what statistics reads
-    return run
 
 
 def original(compiled: Any) -> Any:

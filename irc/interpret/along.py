@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from irc.dialects.along import AlongForm, KernelAlongOp, Place
-from irc.errors import IrcError
 from irc.interpret.role_memory import RoleMemory
 from irc.runtime import library
+from irc.runtime.index_bounds import index_outside
 
 if TYPE_CHECKING:
     import torch
@@ -97,10 +97,9 @@ class _Rows:
         else:
             x = torch.full((len(self.tasks), count), form.fill, dtype=source.dtype)
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < count:
-            raise IrcError(
-                "index-out-of-range",
+            raise index_outside(
                 f"an index lies outside the {count} elements that kernel @{self.memory.name}"
-                " writes to",
+                " writes to"
             )
         attrs = {"fn": form.mode, "dim": 1}
         return library.run("flow.scatter", attrs, [x, index, source], [])[0]

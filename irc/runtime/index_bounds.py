@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from irc.errors import IrcError
+from irc.errors import IndexOutsideError, IrcError
 
 if TYPE_CHECKING:
     import torch
@@ -52,10 +52,21 @@ def _outside(
     count, low, high = table.shape[attrs["dim"]], int(index.min()), int(index.max())
     if 0 <= low <= high < count:
         return None
-    return IrcError(
-        "index-out-of-range",
+    return index_outside(
         f"index {low if low < 0 else high} lies outside the {count} elements that {name} selects"
-        " from",
+        " from"
+    )
+
+
+def index_outside(message: str) -> IndexOutsideError:
+    """Return the error ``index-out-of-range``.
+
+    Args:
+        message: which index, and of what.
+    """
+    return IndexOutsideError(
+        "index-out-of-range",
+        message,
         because="such an element does not exist; torch refuses it too",
         help="check token ids, labels and positions against the sizes of their tables",
     )

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
+from inspect import getattr_static
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -189,6 +190,8 @@ class _Walk:
             self.reach.containers.append(os.environ._data)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _object(self, value: Any) -> None:
+        if isinstance(function := getattr_static(value, "__wrapped__", None), FunctionType):
+            self.visit(function)  # of a decorator that makes objects: what it calls reads
         if not is_library(value if isinstance(value, type | ModuleType) else type(value)):
             self._objects.append(value)
         elif not isinstance(value, type | ModuleType) and is_of_package(type(value)):

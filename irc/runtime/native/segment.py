@@ -10,8 +10,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from irc.errors import IrcError
 from irc.plan.native import PAGE, Table
+from irc.runtime.index_bounds import index_outside
 from irc.runtime.native.entry import Entry
 
 Driver: TypeAlias = Callable[[int, int, int, int, object, int, int], None]
@@ -120,7 +120,10 @@ class Segment:
             word.value = 0
         free.append(workspace)
         if faulty:
-            raise _outside(self._checked)
+            raise index_outside(
+                f"an index lies outside the tensor that it selects from, in"
+                f" {', '.join(self._checked)}"
+            )
 
     def bound(self, function: int, table: int, slots: Sequence[int]) -> Entry | None:
         """Return the run on one base table as a builtin function, which costs little to call.
@@ -168,12 +171,3 @@ class Segment:
             found = Workspace(num_bytes)
         found.lend(self, self._faults)
         return found
-
-
-def _outside(names: Sequence[str]) -> IrcError:
-    return IrcError(
-        "index-out-of-range",
-        f"an index lies outside the tensor that it selects from, in {', '.join(names)}",
-        because="such an element does not exist; torch refuses it too",
-        help="check token ids, labels and positions against the sizes of their tables",
-    )
