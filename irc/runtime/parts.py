@@ -98,8 +98,9 @@ class Parts:
             self.local[buffer.name] = local[buffer.name]
 
     def placements(self) -> dict[str, Placement]:
-        """Return how each tensor lies."""
-        return {name: placement for name, (placement, _) in self._placed.items()}
+        """Return how each tensor lies, also those that are whole on every rank."""
+        whole = Placement.replicated(self.mesh.names)
+        return {n: p if p.axes else whole for n, (p, _) in self._placed.items()}
 
     def num_bytes(self, *roles: str) -> int:
         """Return the bytes of this rank's parts of some roles, or of all."""
