@@ -33,15 +33,18 @@ def text_of(module: ModuleOp) -> str:
 class TextPrinter(Printer):
     """Prints to a list; the text of an attribute, which never changes, is made once.
 
+    Args:
+        attributes: the texts of those that other printers printed.
+
     Attributes:
         pieces: what was printed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, attributes: dict[int, tuple[Attribute, str]] | None = None) -> None:
         super().__init__()
         self.pieces: list[str] = []
         # By identity: equal attributes may print differently (0.0 and -0.0). They live as long.
-        self._known: dict[int, tuple[Attribute, str]] = {}
+        self._known = {} if attributes is None else attributes
 
     def print_string(self, text: str, *, indent: int | None = None) -> None:
         if "\n" in text:
@@ -97,10 +100,11 @@ class Texts:
 
     def __init__(self) -> None:
         self._known: dict[Operation, tuple[Contents, str]] = {}
+        self._attributes: dict[int, tuple[Attribute, str]] = {}
 
     def of(self, module: ModuleOp) -> str:
         """Return what ``str`` does."""
-        printer = _Again(module, self._known)
+        printer = _Again(module, self._known, self._attributes)
         printer.print_op(module)
         self._known = printer.found
         return "".join(printer.pieces)
@@ -109,8 +113,13 @@ class Texts:
 class _Again(TextPrinter):
     """Prints a module, but for what is known of the ops in it that stand for themselves."""
 
-    def __init__(self, module: ModuleOp, known: Mapping[Operation, tuple[Contents, str]]) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        module: ModuleOp,
+        known: Mapping[Operation, tuple[Contents, str]],
+        attributes: dict[int, tuple[Attribute, str]],
+    ) -> None:
+        super().__init__(attributes)
         self._block, self._before = module.body.block, known
         self.found: dict[Operation, tuple[Contents, str]] = {}
 
