@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self, TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 
@@ -69,6 +71,46 @@ class _Known:
         return search["bytes_held"] * max(more, 1.0) <= budget
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """A stage that is to be planned.
+
+    Attributes:
+        number: of all.
+        step: what it computes.
+        runs: how the schedule runs it.
+        options: with its own pins and budget.
+        names: of what it holds.
+        key: equal for stages that have one plan, but for names.
+    """
+
+    number: int
+    step: StageStep
+    runs: StageRuns
+    options: Options
+    names: Names
+    key: object
+
+    @classmethod
+    def of(cls, number: int, step: StageStep, runs: StageRuns, options: Options) -> _Stage:
+        """Return a stage, its key written."""
+        names = names_of(step.module)
+        key = (
+            key_of(step.module, names, options.mesh, options.pins),
+            (runs.micro_batches, runs.merged, options.memory_bytes),
+            # What is summed over the whole batch is in one stage.
+            number if step.batch else None,
+        )
+        return cls(number, step, runs, options, names, key)
+
+
+_Placed: TypeAlias = tuple[ModuleOp, Mapping[str, Any]]
+"""A stage whose values have placements, and what the search says of it."""
+
+AT_ONCE = 2
+"""Stages that are placed at one time: one is solved while another is built."""
+
+
 def plan_stages(
     steps: Sequence[StageStep],
     runs: Sequence[StageRuns],
@@ -92,37 +134,39 @@ def plan_stages(
     Raises:
         IrcError: ``pipeline-memory``; what the passes raise.
     """
-    alone = replace(options, mesh=Mesh(()), pins="")
+    plain, alone = replace(options, pins=""), replace(options, mesh=Mesh(()), pins="")
     known: dict[object, list[_Known]] = {}
     placed: dict[str, str] = {}
     found: list[StagePlan] = []
-    for stage, (step, often) in enumerate(zip(steps, runs, strict=True)):
-        here = {name for _, name, _ in arguments(entry(step.module))}
+
+    def stage(number: int) -> _Stage:
+        here = {name for _, name, _ in arguments(entry(steps[number].module))}
         own = [f'"{name}" = {where}' for name, where in placed.items() if name in here]
-        budget = options.memory_bytes if budgets is None else budgets[stage]
-        least = budget_of(options) if budget is None else budget
-        text = "\n".join(filter(None, [pins[stage], *own]))
+        budget = options.memory_bytes if budgets is None else budgets[number]
+        text = "\n".join(filter(None, [pins[number], *own]))
         chosen = replace(options, memory_bytes=budget, pins=text)
-        names = names_of(step.module)
-        key = (
-            key_of(step.module, names, options.mesh, text),
-            (often.micro_batches, often.merged, budget),
-            # What is summed over the whole batch is in one stage.
-            stage if step.batch else None,
-        )
-        equal = next((k for k in known.get(key, ()) if k.serves(names, often, least)), None)
-        if equal is not None:
-            plan = _renamed(equal.plan, equal.names.to(names), options)
-        else:
-            functions, search = _place(step, chosen, often, stage, schedule)
-            batch = {k: _whole_plan(module.clone(), alone) for k, module in step.batch.items()}
-            plain = replace(options, pins="")
-            lowered = _lowered(functions, plain)
-            plans = {kind: lowered_plan(own, plain) for kind, own in lowered.items()}
-            plan = StagePlan(functions, {**plans, **batch}, lowered, search)
-            known.setdefault(key, []).append(_Known(names, often, plan))
-        found.append(plan)
-        placed |= {n: p for n, p in _weight_placements(plan.plans).items() if n in shared}
+        return _Stage.of(number, steps[number], runs[number], chosen)
+
+    ahead: list[_Stage] = [] if shared else [stage(number) for number in range(len(steps))]
+    with _Placing(ahead) as placing:
+        for number in range(len(steps)):
+            own = ahead[number] if ahead else stage(number)
+            budget = own.options.memory_bytes
+            least = budget_of(options) if budget is None else budget
+            equal = next(
+                (k for k in known.get(own.key, ()) if k.serves(own.names, own.runs, least)), None
+            )
+            if equal is not None:
+                plan = _renamed(equal.plan, equal.names.to(own.names), options)
+            else:
+                functions, search = _place(own, schedule, placing)
+                batch = {k: _whole_plan(m.clone(), alone) for k, m in own.step.batch.items()}
+                lowered = _lowered(functions, plain)
+                plans = {kind: lowered_plan(each, plain) for kind, each in lowered.items()}
+                plan = StagePlan(functions, {**plans, **batch}, lowered, search)
+                known.setdefault(own.key, []).append(_Known(own.names, own.runs, plan))
+            found.append(plan)
+            placed |= {n: p for n, p in _weight_placements(plan.plans).items() if n in shared}
     return found
 
 
@@ -144,15 +188,52 @@ def _renamed_function(function: Lowered, names: Renaming) -> Lowered:
     return Lowered(names.apply(function.module), texts)
 
 
+class _Placing:
+    """Places stages, those at once of which none waits for another.
+
+    Building the problem of a stage takes Python, and solving it does not: while one is solved,
+    another is built, and functions are lowered. What is chosen does not depend on it.
+
+    Args:
+        ahead: stages that are planned anyway; of equal ones the first is placed.
+    """
+
+    def __init__(self, ahead: Sequence[_Stage]) -> None:
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="irc-stage")
+        first = {own.key: own for own in reversed(ahead)}
+        self._begun: dict[int, Future[_Placed]] = {}
+        for own in sorted(first.values(), key=lambda own: own.number) if len(first) > 1 else ():
+            # Which sizes are being decided is known to the context of a caller.
+            run = copy_context().run
+            job = self._pool.submit(run, _placed, own.step, own.options, own.runs)
+            self._begun[own.number] = job
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def place(self, own: _Stage) -> _Placed:
+        """Return a stage placed as it is to run.
+
+        Raises:
+            IrcError: what the passes raise.
+        """
+        job = self._begun.pop(own.number, None)
+        return _placed(own.step, own.options, own.runs) if job is None else job.result()
+
+
 def _place(
-    step: StageStep, options: Options, runs: StageRuns, stage: int, schedule: Schedule
+    own: _Stage, schedule: Schedule, placing: _Placing
 ) -> tuple[Functions, Mapping[str, Any]]:
     """Place a stage on its mesh as a schedule runs it, and split it into functions."""
+    step, runs = own.step, own.runs
 
     def fits(slots: int) -> bool:
         fewer = {name: min(count, slots) for name, count in runs.slots.items()}
         try:
-            _placed(step, options, replace(runs, slots=fewer))
+            _placed(step, own.options, replace(runs, slots=fewer))
         except IrcError as error:
             if error.code != "sharding-infeasible":
                 raise
@@ -160,20 +241,18 @@ def _place(
         return True
 
     try:
-        module, search = _placed(step, options, runs)
+        module, search = placing.place(own)
     except IrcError as error:
         # Pins that contradict each other are no matter of slots.
         if error.code != "sharding-infeasible" or "memory_bytes" not in error.help:
             raise
-        raise too_small(error, stage, schedule, runs, fits) from error
+        raise too_small(error, own.number, schedule, runs, fits) from error
     functions = split_functions(module, splits_backward=not runs.merged)
-    named = {step.kinds.get(kind, kind): own for kind, own in functions.modules.items()}
+    named = {step.kinds.get(kind, kind): each for kind, each in functions.modules.items()}
     return replace(functions, modules=named), search
 
 
-def _placed(
-    step: StageStep, options: Options, runs: StageRuns
-) -> tuple[ModuleOp, Mapping[str, Any]]:
+def _placed(step: StageStep, options: Options, runs: StageRuns) -> _Placed:
     """Return a stage placed, and what the search says of it."""
     module = step.module.clone()
     passes = passes_by_part(options).stage
