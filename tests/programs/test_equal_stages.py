@@ -50,7 +50,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     place = stage_plans._place  # pyright: ignore[reportPrivateUsage]
 
     def noted(*given: Any) -> Any:
-        found.append(given[3])
+        found.append(given[0].number)
         return place(*given)
 
     monkeypatch.setattr(stage_plans, "_place", noted)
