@@ -171,6 +171,7 @@ def run_here(
     parts: list[SpreadParts] = [HostParts(plan, rank) for rank in range(world)]
     losses: list[list[torch.Tensor]] = [[] for _ in range(world)]
     seen: Values = {}
+    rate = torch.tensor(lr, dtype=torch.float64)
 
     def rank_thread(rank: int) -> None:
         own = {name: tensor.detach().clone() for name, tensor in wholes.items()}
@@ -178,7 +179,7 @@ def run_here(
         talk = peers(plan, rank, exchange, seen)
         run = TracedExecutor(plan, parts[rank], rank, talk, load=load, moves=LateMoves(), seen=seen)
         for number, batch in enumerate(batches):
-            losses[rank].append(run(batch, lr, seed + number))
+            losses[rank].append(run(batch, rate, seed + number))
 
     with _one_thread_each():
         _all(world, rank_thread, exchange)

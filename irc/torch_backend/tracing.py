@@ -137,7 +137,7 @@ def _counting(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
     return counted
 
 
-def _lies(value: torch.Tensor) -> tuple[int, int]:
+def _lies(value: torch.Tensor) -> tuple[object, int]:
     """Return where in its memory a tensor starts, and of how many bytes that is."""
     return value.storage_offset(), value.untyped_storage().nbytes()
 
