@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from typing import Any
 
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.builder import arguments, entry
 from irc.dialects.placement import Mesh, Placement
@@ -20,13 +17,13 @@ from irc.pipeline.make import Lowered, function_plan, lower_function, lowered_pl
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import placement_of
 from irc.plan.training import SPLIT
-from irc.programs.equal_stages import Names, Renaming, key_of, names_of
+from irc.programs.equal_stages import Names, Renaming
+from irc.programs.placing import Placing, Stage, placed
 from irc.programs.stage_memory import budget_of, too_small
 from irc.programs.stage_step import StageStep
 from irc.schedule.actions import Schedule
-from irc.training.call_parts import split_calls
-from irc.training.functions import Functions, sort_by_function, split_functions
-from irc.training.stage_runs import RUNS, StageRuns
+from irc.training.functions import Functions, split_functions
+from irc.training.stage_runs import StageRuns
 
 
 @dataclass(frozen=True)
@@ -71,46 +68,6 @@ class _Known:
         return search["bytes_held"] * max(more, 1.0) <= budget
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """A stage that is to be planned.
-
-    Attributes:
-        number: of all.
-        step: what it computes.
-        runs: how the schedule runs it.
-        options: with its own pins and budget.
-        names: of what it holds.
-        key: equal for stages that have one plan, but for names.
-    """
-
-    number: int
-    step: StageStep
-    runs: StageRuns
-    options: Options
-    names: Names
-    key: object
-
-    @classmethod
-    def of(cls, number: int, step: StageStep, runs: StageRuns, options: Options) -> _Stage:
-        """Return a stage, its key written."""
-        names = names_of(step.module)
-        key = (
-            key_of(step.module, names, options.mesh, options.pins),
-            (runs.micro_batches, runs.merged, options.memory_bytes),
-            # What is summed over the whole batch is in one stage.
-            number if step.batch else None,
-        )
-        return cls(number, step, runs, options, names, key)
-
-
-_Placed: TypeAlias = tuple[ModuleOp, Mapping[str, Any]]
-"""A stage whose values have placements, and what the search says of it."""
-
-AT_ONCE = 2
-"""Stages that are placed at one time: one is solved while another is built."""
-
-
 def plan_stages(
     steps: Sequence[StageStep],
     runs: Sequence[StageRuns],
@@ -136,19 +93,21 @@ def plan_stages(
     """
     plain, alone = replace(options, pins=""), replace(options, mesh=Mesh(()), pins="")
     known: dict[object, list[_Known]] = {}
-    placed: dict[str, str] = {}
+    lying: dict[str, str] = {}
     found: list[StagePlan] = []
 
-    def stage(number: int) -> _Stage:
+    def stage(number: int) -> Stage:
         here = {name for _, name, _ in arguments(entry(steps[number].module))}
-        own = [f'"{name}" = {where}' for name, where in placed.items() if name in here]
+        own = [f'"{name}" = {where}' for name, where in lying.items() if name in here]
         budget = options.memory_bytes if budgets is None else budgets[number]
         text = "\n".join(filter(None, [pins[number], *own]))
         chosen = replace(options, memory_bytes=budget, pins=text)
-        return _Stage.of(number, steps[number], runs[number], chosen)
+        return Stage.of(number, steps[number], runs[number], chosen)
 
-    ahead: list[_Stage] = [] if shared else [stage(number) for number in range(len(steps))]
-    with _Placing(ahead) as placing:
+    # Within a budget a search may take minutes, and the first stage that does not fit ends it all.
+    is_bound = options.memory_bytes is not None or budgets is not None
+    ahead = [] if shared or is_bound else [stage(number) for number in range(len(steps))]
+    with Placing(ahead) as placing:
         for number in range(len(steps)):
             own = ahead[number] if ahead else stage(number)
             budget = own.options.memory_bytes
@@ -166,7 +125,7 @@ def plan_stages(
                 plan = StagePlan(functions, {**plans, **batch}, lowered, search)
                 known.setdefault(own.key, []).append(_Known(own.names, own.runs, plan))
             found.append(plan)
-            placed |= {n: p for n, p in _weight_placements(plan.plans).items() if n in shared}
+            lying |= {n: p for n, p in _weight_placements(plan.plans).items() if n in shared}
     return found
 
 
@@ -188,52 +147,14 @@ def _renamed_function(function: Lowered, names: Renaming) -> Lowered:
     return Lowered(names.apply(function.module), texts)
 
 
-class _Placing:
-    """Places stages, those at once of which none waits for another.
-
-    Building the problem of a stage takes Python, and solving it does not: while one is solved,
-    another is built, and functions are lowered. What is chosen does not depend on it.
-
-    Args:
-        ahead: stages that are planned anyway; of equal ones the first is placed.
-    """
-
-    def __init__(self, ahead: Sequence[_Stage]) -> None:
-        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="irc-stage")
-        first = {own.key: own for own in reversed(ahead)}
-        self._begun: dict[int, Future[_Placed]] = {}
-        for own in sorted(first.values(), key=lambda own: own.number) if len(first) > 1 else ():
-            # Which sizes are being decided is known to the context of a caller.
-            run = copy_context().run
-            job = self._pool.submit(run, _placed, own.step, own.options, own.runs)
-            self._begun[own.number] = job
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def place(self, own: _Stage) -> _Placed:
-        """Return a stage placed as it is to run.
-
-        Raises:
-            IrcError: what the passes raise.
-        """
-        job = self._begun.pop(own.number, None)
-        return _placed(own.step, own.options, own.runs) if job is None else job.result()
-
-
-def _place(
-    own: _Stage, schedule: Schedule, placing: _Placing
-) -> tuple[Functions, Mapping[str, Any]]:
+def _place(own: Stage, schedule: Schedule, placing: Placing) -> tuple[Functions, Mapping[str, Any]]:
     """Place a stage on its mesh as a schedule runs it, and split it into functions."""
     step, runs = own.step, own.runs
 
     def fits(slots: int) -> bool:
         fewer = {name: min(count, slots) for name, count in runs.slots.items()}
         try:
-            _placed(step, own.options, replace(runs, slots=fewer))
+            placed(step, own.options, replace(runs, slots=fewer))
         except IrcError as error:
             if error.code != "sharding-infeasible":
                 raise
@@ -250,23 +171,6 @@ def _place(
     functions = split_functions(module, splits_backward=not runs.merged)
     named = {step.kinds.get(kind, kind): each for kind, each in functions.modules.items()}
     return replace(functions, modules=named), search
-
-
-def _placed(step: StageStep, options: Options, runs: StageRuns) -> _Placed:
-    """Return a stage placed, and what the search says of it."""
-    module = step.module.clone()
-    passes = passes_by_part(options).stage
-    at = next((i for i, each in enumerate(passes) if each.name == "auto-shard"), len(passes))
-    run_passes(module, passes[:at], verify_each=options.verify_each)
-    if not runs.merged:
-        split_calls(module)
-    sort_by_function(module, merged=runs.merged)
-    runs.write(module)
-    run_passes(module, passes[at:], verify_each=options.verify_each)
-    del module.attributes[RUNS]
-    module.attributes.pop("irc.auto_shard", None)
-    report = module.attributes.pop("irc.plan_cost", None)
-    return module, json.loads(report.data) if isinstance(report, StringAttr) else {}
 
 
 def _lowered(functions: Functions, options: Options) -> dict[str, Lowered]:
