@@ -54,12 +54,12 @@ class AbsentParameter(nn.Parameter):
             tensors = [x for x in given if isinstance(x, torch.Tensor)]
             own = next(x for x in tensors if isinstance(x, AbsentParameter))
             if not all(x.is_meta for x in tensors):
-                raise _absent(own)
+                raise absent_error(own)
             try:
                 result = func(*args, **(kwargs or {}))
             except (NotImplementedError, RuntimeError) as error:
                 if "meta" in str(error):
-                    raise _absent(own) from None
+                    raise absent_error(own) from None
                 raise
         if func in COPIES:
             result = torch.Tensor._make_subclass(cls, result, False)
@@ -67,13 +67,14 @@ class AbsentParameter(nn.Parameter):
         return result
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise _absent(self)
+        raise absent_error(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AbsentParameter:
         return memo.setdefault(id(self), AbsentParameter.of(self, self.own_name))
 
 
-def _absent(parameter: AbsentParameter) -> IrcError:
+def absent_error(parameter: AbsentParameter) -> IrcError:
+    """Return the error for one whose values are asked for."""
     return IrcError(
         "weights-apart",
         f"the module has no values of '{parameter.own_name}'",

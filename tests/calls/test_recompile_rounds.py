@@ -15,6 +15,7 @@ def test_rounds_under_memory_checkers() -> None:
     assert ended.returncode == 0, ended.stdout[-200:] + ended.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_the_same_case_again_and_again() -> None:
     """The op that crashed within 20 rounds: dispatched by an overload that had been freed."""
     program = (

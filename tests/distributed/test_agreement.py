@@ -52,7 +52,7 @@ def test_batches_and_weights_of_a_step(tmp_path: Path) -> None:
     states = [weight("0.bias"), weight("0.bias"), weight("optimizer.exp_avg.2.bias")]
     assert found["weights"] == states
     *gone, again = found["after_a_step"]
-    assert [text.partition(":")[0] for text in gone] == ["no-memory", "no-memory"]
+    assert [text.partition(":")[0] for text in gone] == ["weights-apart", "weights-apart"]
     assert again == ""
 
 
@@ -77,6 +77,7 @@ def test_other_batches_in_the_seventh_step_are_named(tmp_path: Path) -> None:
     assert run(tmp_path, "seventh")["seventh"] == seventh("rank 1")
 
 
+@pytest.mark.slow
 def test_copies_that_go_apart_are_named(tmp_path: Path) -> None:
     def apart(when: str, name: str) -> str:
         return f"replicas-differ: {when}, '{name}' has other values on rank 1 than on rank 0"

@@ -59,6 +59,7 @@ def check(found: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert found["step"] == 4
 
 
+@pytest.mark.slow
 def test_saved_on_four_loads_on_three_and_in_torch(tmp_path: Path) -> None:
     """With dropout: the random numbers of steps go on, too; tied, uneven, a sampler."""
     wanted = run(tmp_path, "data=2,tensor=2", 4, "saving")["saving"]

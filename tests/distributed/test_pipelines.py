@@ -57,6 +57,7 @@ def test_two_stages_and_four_on_two_processes(tmp_path: Path) -> None:
     check(run(tmp_path, "pipe=2", 2, "tied,1f1b", "gpt,zb-v"))
 
 
+@pytest.mark.slow
 def test_messages_without_tags(tmp_path: Path) -> None:
     """As NCCL has them: told apart by channel, direction and order; two ways at once, two sizes."""
     check(run(tmp_path, "pipe=2", 2, "tied:10:7,dualpipe,untagged"))
@@ -75,6 +76,7 @@ def test_a_further_kind_of_batch_has_the_same_stages(tmp_path: Path) -> None:
         assert said["parameters"] < 1e-11
 
 
+@pytest.mark.slow
 def test_a_vocabulary_on_all_ranks(tmp_path: Path) -> None:
     """Saved states are those of the whole layer: a schedule without slices goes on from them."""
     program = "tests.distributed.vocabulary_program"

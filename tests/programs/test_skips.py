@@ -129,7 +129,7 @@ def test_a_stage_that_is_no_identity_when_left_out_is_refused(tmp_path: Path) ->
     ]
     file.write_text("\n".join(["path 0: 0 2", *orders, ""]))
     with pytest.raises(IrcError, match="leaves out stage 1, which is not the same value") as caught:
-        planned(Wide(), str(file), "pipe=3", "first; inner; last")
+        planned(Wide().double(), str(file), "pipe=3", "first; inner; last")
     assert caught.value.code == "pipeline-unsupported"
 
 

@@ -57,9 +57,10 @@ def test_a_plan_of_several(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert lines[0] == "ranks           2, pipe=2"
     assert lines[2] == f"step            {found.seconds * 1e3:.4g} ms"
     assert lines[3].split() == ["rank", "columns", "idle", "peak", "reserved"]
-    assert [line.split()[2] for line in lines[4:]] == [
+    assert [line.split()[2] for line in lines[4:6]] == [
         f"{found.bubble(rank):.2%}" for rank in range(2)
     ]
+    assert any("link from rank 0 to rank 1" in line for line in lines[6:])
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"0F0", "1B3", "0update"} <= names
 

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from irc.errors import IrcError
 from irc.frontends.torch.kinds import acts_by_itself, peculiar_argument
+from irc.runtime.absent import AbsentParameter, absent_error
 
 
 class ArgumentsError(IrcError, TypeError):
@@ -89,9 +90,11 @@ def check_held(names: Sequence[str], values: Sequence[Any]) -> None:
         values: what they are.
 
     Raises:
-        IrcError: ``capture-failed``.
+        IrcError: ``capture-failed``; ``weights-apart`` for parameters that are elsewhere.
     """
     for name, value in zip(names, values, strict=True):
+        if isinstance(value, AbsentParameter):
+            raise absent_error(value)
         if isinstance(value, torch.Tensor) and acts_by_itself(type(value)):
             raise IrcError(
                 "capture-failed",
