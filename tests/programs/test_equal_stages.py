@@ -15,7 +15,7 @@ from irc.errors import IrcError
 from irc.interpret.parts_check import check_parts
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
-from irc.programs import stage_plans
+from irc.programs import placing, stage_plans
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.report.parts import explain_parts
@@ -86,7 +86,7 @@ def test_the_plan_is_that_of_each_alone(
     def other(*given: object) -> str:
         return f"{next(numbers)} of {len(given)}"
 
-    monkeypatch.setattr(stage_plans, "key_of", other)
+    monkeypatch.setattr(placing, "key_of", other)
     alone, _, _ = planned(schedule, mesh, pins=pins, keep_ir=not pins)
     assert placed == [0, 1, 2, 3]
     assert once.text == alone.text
