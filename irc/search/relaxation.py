@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,6 +86,7 @@ class Relaxation:
 
     def __post_init__(self) -> None:
         self._relaxed: Any = _solver(self.matrix)
+        self._passed = 0  # rows that HiGHS has
         self._most = self.beat
         # The dual simplex method may stop there: what it has then is a bound.
         self._relaxed.setOptionValue("objective_bound", self._most)
@@ -109,7 +111,6 @@ class Relaxation:
             entries[len(self.matrix.cost) - 1], most = -1.0, 0.0
         most -= least or 0.0
         self.rows.append((most, entries))
-        _add_row(self._relaxed, most, entries)
         return len(self.rows) - 1
 
     def forbid_option(self, column: int) -> None:
@@ -120,7 +121,8 @@ class Relaxation:
     def extend(self, row: int, column: int, value: float) -> None:
         """Give a column a coefficient in a row that was added."""
         self.rows[row][1][column] = value
-        self._relaxed.changeCoeff(len(self.matrix.rows) + row, column, value)
+        if row < self._passed:
+            self._relaxed.changeCoeff(len(self.matrix.rows) + row, column, value)
 
     def forbid(self, choice: Sequence[int], nodes: Iterable[int]) -> None:
         """Cut off the options that a choice has at some nodes: they do not fit together."""
@@ -136,6 +138,9 @@ class Relaxation:
             Infeasible: where there is none.
             Worse: where it is no cheaper than what is known.
         """
+        # All at once: with each row HiGHS goes through its whole matrix.
+        _add_rows(self._relaxed, self.rows[self._passed :])
+        self._passed = len(self.rows)
         if self.rows:
             # From its last basis it would take longer than from nothing: that goes by presolve.
             self._relaxed.clearSolver()
@@ -213,8 +218,7 @@ class Relaxation:
         solver = _solver(self.matrix, allowed, self.node_limit)
         for upper in self.upper:
             solver.addCol(0.0, 0.0, upper, 0, np.zeros(0, np.int32), np.zeros(0))
-        for most, entries in self.rows:
-            _add_row(solver, most, entries)
+        _add_rows(solver, self.rows)
         try:
             self._run(solver)
         except Infeasible:
@@ -251,10 +255,19 @@ class Relaxation:
         return status != highspy.HighsModelStatus.kIterationLimit
 
 
-def _add_row(solver: Any, most: float, entries: Mapping[int, float]) -> None:
-    columns = np.fromiter(entries, np.int32, len(entries))
-    values = np.fromiter(entries.values(), np.float64, len(entries))
-    solver.addRow(-np.inf, most, len(entries), columns, values)
+def _add_rows(solver: Any, rows: Sequence[tuple[float, Mapping[int, float]]]) -> None:
+    """Add rows, each what its sum is at most and its coefficients."""
+    if not rows:
+        return
+    counts = [len(entries) for _, entries in rows]
+    starts = np.array([0, *accumulate(counts[:-1])], np.int32)
+    columns = np.fromiter((c for _, entries in rows for c in entries), np.int32, sum(counts))
+    values = np.fromiter(
+        (v for _, entries in rows for v in entries.values()), np.float64, sum(counts)
+    )
+    most = np.array([bound for bound, _ in rows])
+    least = np.full(len(rows), -np.inf)
+    solver.addRows(len(rows), least, most, sum(counts), starts, columns, values)
 
 
 def _is_fractional(values: Numbers) -> bool:
