@@ -63,7 +63,7 @@ class Actions:
                 run, address = next(segments).run, frame.address
                 return lambda: run(address)
             case Library():
-                return self._library(action, t)
+                return self.library(action, t)
             case Copy(source=source, target=target):
                 return lambda: t[target].copy_(t[source])
             case Start():
@@ -90,7 +90,8 @@ class Actions:
                 begun = self.plan.actions[started]
                 return lambda waited=begun: pending.pop(started)()
 
-    def _library(self, action: Library, t: list[Any]) -> Run:
+    def library(self, action: Library, t: list[Any]) -> Run:
+        """Return what carries out an op of a library, given the tensors of a frame by buffer."""
         plan, inputs, outputs = self.plan, action.inputs, action.outputs
         if action.op in POSITIONAL:
             place = plan.device_mesh.coordinates(self.rank)[action.attrs["axis"]]

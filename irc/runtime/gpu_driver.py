@@ -67,9 +67,8 @@ class GpuDriver(TorchDriver):
             with torch.cuda.device(self.device), self.scope():
                 self._follow(torch.cuda.current_stream())
                 yield
-        written = {id(self.tensors[name]) for name in states if name in self.tensors}
-        for each in self._moved.values():
-            if id(each.copy) in written:
+        for name, each in self._moved.items():
+            if name in states:
                 each.weight.copy_(each.copy)
                 each.version = version_of(each.weight)
 

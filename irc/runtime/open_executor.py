@@ -20,7 +20,7 @@ from irc.plan.schema import Plan
 from irc.plan.sizes import CAPTURE, KERNELS, LIKE, SIZES, PlanSizes, SizedPlan
 from irc.plan.template.forms import KernelTemplate
 from irc.runtime.code import check_calls, read_kernels, runnable
-from irc.runtime.driver import BySizes
+from irc.runtime.driver import BySizes, Driver
 from irc.runtime.executor import Executor
 from irc.runtime.executors import driver_of
 
@@ -38,7 +38,9 @@ class OpenExecutor:
         self, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor], **options: Any
     ) -> None:
         self.bound = BoundPlans(loaded)
-        self._driver = driver_of(loaded.plan.backend, tensors, **options)
+        self._driver: Driver[LoadedPlan, Executor] = driver_of(
+            loaded.plan.backend, tensors, **options
+        )
         self._executors = BySizes(self._bind)
         self._latest = loaded.plan
 

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 
 from irc.cluster.host import num_cores
 from irc.cost.measured import Typed, kernel_key, library_key, load_times, save_times
 from irc.plan.load import LoadedPlan
-from irc.plan.schema import Action, Call, Kernels, Library, Plan, Start, Step
+from irc.plan.schema import Call, Kernels, Library, Plan, Start, Step
 from irc.runtime.actions import POSITIONAL, Actions
 from irc.runtime.collectives import Finish, Operands
-from irc.runtime.frame import Frame
 from irc.runtime.inputs import inputs_for
 from irc.runtime.processes import threads_per_process
 from irc.runtime.segments import Segment, SegmentCall, load_segments
@@ -251,15 +251,6 @@ class _TimedDriver(TorchDriver):
 class _TimedActions(Actions):
     clock: _Clock
 
-    def step(
-        self,
-        index: int,
-        action: Action,
-        frame: Frame,
-        segments: Iterator[Segment],
-        pending: dict[int, Finish],
-    ) -> Callable[[], object]:
-        run = super().step(index, action, frame, segments, pending)
-        if not isinstance(action, Library):
-            return run
+    def library(self, action: Library, t: list[Any]) -> Callable[[], object]:
+        run = super().library(action, t)
         return lambda: self.clock.ticks.append(_timed(run))
