@@ -70,22 +70,26 @@ def _bisected(problem: Problem, boxing: Boxing, *, stored: bool) -> tuple[int, t
 
 
 def _exact(problem: Problem, boxing: Boxing, *, stored: bool) -> tuple[int, tuple[int, ...]]:
-    unit = problem.memory_bytes or problem.stored_bytes or 1
     matrix = with_least_memory(matrix_of(problem, spaces_of(problem, boxing)))
     search = Relaxation(matrix, node_limit=1000, beat=float("inf"), is_free=True)
     trees = Trees(boxing)
-    rows = MemoryRows(problem, search, trees, unit)
-    best: tuple[int, tuple[int, ...]] | None = None
     liveness = problem.liveness
     assert liveness is not None
+
+    def needed(choice: tuple[int, ...]) -> tuple[int, Moment]:
+        return (liveness.stored(choice), ()) if stored else liveness.worst(choice, trees)
+
+    # Rows are in units of what the fastest choice holds, whatever budget was asked for: beside one
+    # that is far off, sizes would drown in the solver's tolerance.
+    unit = max(needed(choice_of(matrix, search.relax()))[0], 1)
+    rows = MemoryRows(problem, search, trees, unit)
+    best: tuple[int, tuple[int, ...]] | None = None
     is_whole = False
     for _ in range(MAX_ROUNDS):
         values = search.relax()
         values = search.whole(values) if is_whole else values
         choice = choice_of(matrix, values)
-        held, moment = liveness.worst(choice, trees)
-        if stored:
-            held, moment = liveness.stored(choice), ()
+        held, moment = needed(choice)
         if best is None or held < best[0]:
             best = held, choice
         if moment not in rows:

@@ -86,6 +86,8 @@ class MemoryRows:
             limit: the bytes that it may need.
         """
         made = self._moments[moment] = _Moment()
+        # What is loaded may be far less than a device has, and shares no column with other rows.
+        unit = self._unit if moment or self._search.is_free else max(limit, 1)
         row: Entries = {}
         # Whatever is chosen, the least of each node is held: the rest shares what it leaves.
         held = self._liveness.held_at(moment)
@@ -97,7 +99,7 @@ class MemoryRows:
                 if more > limit - least and not self._search.is_free:
                     self._search.forbid_option(column)
                 else:
-                    row[column] = more / self._unit
+                    row[column] = more / unit
         for name, at in moment:
             for reads in self._liveness.functions[name].reads:
                 places = [place for place, _, _ in reads.at]
@@ -109,7 +111,7 @@ class MemoryRows:
                     made.values.append((reads, at))
         if moment:
             row[self._aside_column()] = 1.0
-        made.row = self._search.limit(row, limit / self._unit, least=least / self._unit)
+        made.row = self._search.limit(row, limit / unit, least=least / unit)
 
     def _bound_copies(self, reads: Reads, at: int, row: Entries, room: float) -> None:
         ports = [(place, port) for place, _, port in reads.at]

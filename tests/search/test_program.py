@@ -1,6 +1,7 @@
 """The integer program against trying everything."""
 
 import random
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -20,6 +21,7 @@ from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.differentiate import DifferentiatePass
 from irc.search import graph as graphs
 from irc.search.graph import Graph, Wishes
+from irc.search.least import least_memory
 from irc.search.problem import Net, Node, Port, Problem
 from irc.search.program import solve
 from irc.search.relaxation import Infeasible
@@ -121,6 +123,27 @@ def test_the_optimum_under_a_budget(part: float, axes: str) -> None:
         assert solution.seconds == pytest.approx(best_of_all(problem, cost), rel=1e-6)
         tried += 1
     assert tried >= 3
+
+
+def test_the_smallest_budget_of_what_is_loaded() -> None:
+    """It is exact also where a device has ten million times as much memory."""
+    cost = ClusterCost(PRESETS["demo-gpus"], Mesh.parse("a=2,b=2"))
+    trees, tried = Trees(cost.boxing), 0
+    for seed in range(40):
+        wishes = Wishes(memory_bytes=10**12, stored_bytes=1)
+        problem = Graph(random_module(seed), cost, wishes).problem
+        if not small_enough(problem):
+            continue
+        assert problem.liveness is not None
+        choices = product(*(range(len(node.seconds)) for node in problem.nodes))
+        free = replace(problem, memory_bytes=None, stored_bytes=None)
+        possible = [c for c in choices if free.seconds(c, trees) is not None]
+        held = [problem.liveness.stored(c) for c in possible]
+        least, choice = least_memory(problem, cost.boxing, stored=True)
+        assert least == problem.liveness.stored(choice)
+        assert min(held) <= least <= min(held) * 1.01 + 1
+        tried += len(set(held)) > 1
+    assert tried >= 2
 
 
 def training_module(seed: int) -> ModuleOp:
