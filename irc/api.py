@@ -327,8 +327,9 @@ def compile_step(
         check_every: after so many steps, compare what several ranks hold copies of (parameters,
             buffers, states); one that differs is named, with its rank. 0: never.
         precision: dtypes that are stored and computed in: ``"bfloat16"`` computes in it, from
-            float32 parameters, as under ``torch.autocast``; a :class:`irc.Precision` says also in
-            what parameters are stored, and whether they have masters.
+            float32 parameters, as under ``torch.autocast``; ``"float16"`` does, and scales the loss
+            as ``torch.amp.GradScaler`` does; a :class:`irc.Precision` says also in what parameters
+            are stored, whether they have masters, and how the loss is scaled.
 
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
@@ -337,6 +338,7 @@ def compile_step(
     from irc.calls.pipelined import PipelinedStep, Pipelining
     from irc.calls.step import TrainingStep
     from irc.runtime.given_optimizer import GivenOptimizer
+    from irc.runtime.loss_scale import loss_scale_of
 
     whole = parse_mesh(mesh)
     asked = micro_batches_option(micro_batches, accumulate)
@@ -361,6 +363,7 @@ def compile_step(
         checked(options)
     called = None if isinstance(loss, str) else loss
     followed = None if isinstance(optimizer, str | Mapping) else GivenOptimizer(optimizer, model)
+    scale = loss_scale_of(recipe.precision)
     if count is not None:
         pipelining = Pipelining(f"{schedule}", stages)
         return PipelinedStep(
@@ -374,6 +377,7 @@ def compile_step(
             feeding=feeding,
             check_every=check_every,
             optimizer=followed,
+            scale=scale,
         )
     return TrainingStep(
         model,
@@ -385,6 +389,7 @@ def compile_step(
         feeding=feeding,
         check_every=check_every,
         optimizer=followed,
+        scale=scale,
     )
 
 

@@ -200,7 +200,7 @@ def recipe_option(
     if chosen.masters and not chosen.parameters and not _has_halves(model):
         raise IrcError(
             "option-value",
-            "precision: masters are of parameters that are bfloat16, and none is",
+            "precision: masters are of parameters that are bfloat16 or float16, and none is",
             help="irc.Precision(parameters='bfloat16', masters='float32'); float32 parameters are "
             "their own masters",
         )

@@ -119,7 +119,12 @@ def training_of(
     given = {"kind": optimizer} if isinstance(optimizer, str) else optimizer
     return Training(
         stream={} if stream else None,
-        differentiate={"loss": loss, "trainable": trainable, "frozen": frozen},
+        differentiate={
+            "loss": loss,
+            "trainable": trainable,
+            "frozen": frozen,
+            **({"scaled": True} if given and given.get("scaled") else {}),
+        },
         recompute=recompute,
         optimizer=given,
     )

@@ -76,6 +76,9 @@ class AddOptimizerPass(ModulePass):
 
     Half-precision parameters are updated in float32 and rounded once; their moments are float32.
     With ``masters`` what rounding takes away is a state, ``remainder``, and added next time.
+    With ``scaled`` gradients are multiplied by the input ``loss_scale.inverse`` first, and where
+    one is infinite or NaN every state keeps its value; how many are is the result
+    ``loss_scale.overflows`` (:mod:`irc.training.loss_scale`).
     Weights of a block that many layers call share one function, ``@step_N``, as the layers do.
     """
 
@@ -100,6 +103,7 @@ class AddOptimizerPass(ModulePass):
     uncounted: str = ""
     groups: str = ""
     masters: bool = False
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -139,6 +143,7 @@ class AddOptimizerPass(ModulePass):
             tuple(globs(self.uncounted)),
             1 + max((group.rate for group in self._groups), default=0),
             self.masters,
+            self.scaled,
         )
         Update(op, func, chosen).run(gradients)
 

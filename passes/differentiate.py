@@ -28,6 +28,7 @@ from irc.training.entry import (
     loss_index,
     set_results,
 )
+from irc.training.loss_scale import KIND, SCALE
 from irc.training.sweep import Sweep
 
 
@@ -43,6 +44,7 @@ class DifferentiatePass(ModulePass):
     ``trainable`` and ``frozen`` are globs of parameter names, ``inputs`` of inputs that get a
     gradient too. ``outputs=all`` keeps the results beside the loss. With ``seeds=inputs`` the
     gradients of all real outputs are further inputs, ``gradient.NAME``, instead of 1 for the loss.
+    With ``scaled`` the gradient of the loss is an input, ``loss_scale``, a number in float32.
 
     Every op gets ``phase = "forward" | "backward"``, and a backward op ``grad = "weight"`` where it
     serves a weight's gradient alone, ``"input"`` where earlier layers wait for it. A block that is
@@ -108,6 +110,7 @@ class DifferentiatePass(ModulePass):
     inputs: str = ""
     outputs: str = "loss"
     seeds: str = "loss"
+    scaled: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Differentiate the entry."""
@@ -146,6 +149,9 @@ class DifferentiatePass(ModulePass):
             value = end.operands[loss]
             line = "unknown" if isinstance(value.owner, Block) else loc_of(value.owner)
             b = PhaseBuilder(func.body.block, "backward", prefix="loss.g", loc=line)
+            if self.scaled:
+                scale = add_argument(func, KIND, "input", SCALE)
+                return {value: b.cast(scale, tensor(value).dtype)}
             return {value: b.scalar(1, tensor(value).dtype)}
         named = list(zip(results(func), end.operands, strict=True))
         gradients = [

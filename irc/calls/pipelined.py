@@ -31,6 +31,7 @@ from irc.programs.uneven import make_uneven_plan, stage_pins
 from irc.runtime.given_optimizer import GivenOptimizer
 from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, shared_bytes
+from irc.runtime.loss_scale import LossScale
 from irc.runtime.pipeline import PipelineExecutor
 from irc.runtime.same_program import marks_of
 from irc.schedule.actions import Schedule
@@ -62,9 +63,15 @@ class PartsVersion:
     collects_first: bool = False
     optimizer: Mapping[str, object] = field(default_factory=dict[str, object])
 
-    def __call__(self, inputs: Sequence[torch.Tensor], lr: torch.Tensor) -> torch.Tensor:
-        """Run on the flattened batch."""
-        return self.executor(inputs, lr, self.state.next_seed())
+    def __call__(
+        self, inputs: Sequence[torch.Tensor], lr: torch.Tensor, scale: LossScale | None = None
+    ) -> torch.Tensor:
+        """Run on the flattened batch, and let the scale of the loss go on."""
+        scales = None if scale is None else scale.read()
+        loss = self.executor(inputs, lr, self.state.next_seed(), scales)
+        if scale is not None:
+            scale.update(self.executor.overflows)
+        return loss
 
 
 def stages_recipe(module: nn.Module, captured: Captured, recipe: Recipe) -> Recipe:
@@ -97,6 +104,7 @@ class PipelinedStep(TrainingStep):
         feeding: what each rank is given of a batch.
         check_every: after so many steps, copies on several ranks are compared; 0: never.
         optimizer: one of torch, of which each step reads the numbers.
+        scale: of the loss; None where it is not scaled.
     """
 
     def __init__(
@@ -112,10 +120,11 @@ class PipelinedStep(TrainingStep):
         feeding: Feeding | None = None,
         check_every: int = 0,
         optimizer: GivenOptimizer | None = None,
+        scale: LossScale | None = None,
     ) -> None:
         super().__init__(
             module, recipe, options, loss=loss, seed=seed, init=init, feeding=feeding,
-            check_every=check_every, optimizer=optimizer,
+            check_every=check_every, optimizer=optimizer, scale=scale,
         )  # fmt: skip
         self.pipelining, self._cut = pipelining, ""
         mesh = options.mesh

@@ -40,6 +40,7 @@ from irc.runtime.executors import executor_of
 from irc.runtime.given_optimizer import GivenOptimizer
 from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, own_rank, shared_plan
+from irc.runtime.loss_scale import LossScale
 from irc.runtime.same_program import marks_of
 from irc.runtime.torch_optimizer import rates_tensor
 from irc.runtime.training_state import shaped
@@ -59,6 +60,7 @@ class TrainingStep(StepState):
         feeding: what each rank is given of a batch.
         check_every: after so many steps, copies on several ranks are compared; 0: never.
         optimizer: one of torch, of which each step reads the numbers.
+        scale: of the loss; None where it is not scaled.
 
     Attributes:
         samples: how many this step has trained on, of all ranks together: the first dim of a
@@ -77,9 +79,10 @@ class TrainingStep(StepState):
         feeding: Feeding | None = None,
         check_every: int = 0,
         optimizer: GivenOptimizer | None = None,
+        scale: LossScale | None = None,
     ) -> None:
         store(module, recipe.precision)
-        super().__init__(module, recipe, options, seed, init, optimizer)
+        super().__init__(module, recipe, options, seed, init, optimizer, scale)
         self._check_every, self._loss = check_every, loss
         self._feeding = feeding or Feeding(options.mesh)
         self.samples = 0
@@ -120,7 +123,7 @@ class TrainingStep(StepState):
             if version is None:
                 version = self._add(batch, named)
             inputs = version.captured.flatten(batch, named)
-            loss = version(inputs, rates_tensor(rates))
+            loss = version(inputs, rates_tensor(rates), self._scale)
             self._state.step += 1
             first = next((x for x in inputs if x.ndim), None)
             self.samples += 0 if first is None else len(first) * self._feeding.count
@@ -204,6 +207,7 @@ class TrainingStep(StepState):
                 "the optimiser": self.recipe.optimizer,
                 "the number of steps made": self._state.step,
                 "the requires_grad of parameters": _wanted(self.module),
+                **({} if self._scale is None else {"the loss scale": self._scale.state_dict()}),
             },
             lambda: self._names(batch, named),
             self._own(batch, named),

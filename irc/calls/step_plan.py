@@ -21,6 +21,7 @@ from irc.plan.load import LoadedPlan
 from irc.plan.training import training_files
 from irc.program import Program
 from irc.train import training_of
+from irc.training.loss_scale import SCALE
 from irc.training.recipe import Recipe
 
 Loss: TypeAlias = Callable[..., Any]
@@ -67,10 +68,13 @@ def captured_step(
     face = module if loss is None else with_loss(module, loss, micro_args, micro_kwargs)
     captured = capture(computing(face, recipe.precision), micro_args, micro_kwargs)
     names = captured.program.input_names
-    if LR in names:
+    taken = {LR: "learning rate"}
+    if recipe.precision.is_scaled:
+        taken[SCALE] = "loss scale"
+    for name in taken.keys() & set(names):
         raise IrcError(
             "input-mismatch",
-            f"an input of the module is called '{LR}', as the learning rate of a step is",
+            f"an input of the module is called '{name}', as the {taken[name]} of a step is",
             help="call it otherwise",
         )
     split = [n for n, i in zip(names, captured.tensor_leaves, strict=True) if i in cut]

@@ -18,10 +18,11 @@ from irc.pipeline import Options
 from irc.runtime.given_optimizer import GivenOptimizer
 from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, own_rank
+from irc.runtime.loss_scale import LossScale, check_scale
 from irc.runtime.pace import Pace, SlowRankWarning, Stopwatch, slowness
 from irc.runtime.replicas import check_copies
 from irc.runtime.state_forms import copied_box, in_box, in_torch
-from irc.runtime.training_state import KEYS, TrainingState
+from irc.runtime.training_state import KEYS, SCALER, TrainingState
 from irc.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class StepState:
         seed: of random numbers.
         init: initialises each layer of a module on the meta device.
         optimizer: one of torch, of which each step reads the numbers.
+        scale: of the loss; None where it is not scaled.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class StepState:
         seed: int,
         init: Init | None,
         optimizer: GivenOptimizer | None,
+        scale: LossScale | None,
     ) -> None:
         self.module, self.recipe, self.options = module, recipe, options
-        self._given = optimizer
+        self._given, self._scale = optimizer, scale
         self._state = TrainingState(module, recipe, options.mesh, seed, init)
         self._writes: Saving | None = None
         self._evaluation: Evaluation | None = None
@@ -58,8 +61,17 @@ class StepState:
 
     @property
     def count(self) -> int:
-        """How many steps were made, those before a checkpoint that was loaded among them."""
+        """How many steps were made, those before a checkpoint that was loaded among them.
+
+        Of a scaled loss also those that overflowed and moved nothing; the optimiser's own ``step``
+        in :meth:`state_dict` counts the others.
+        """
         return self._state.step
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What scales the loss: ``step.scaler.get_scale()``; None where it is not scaled."""
+        return None if self._scale is None else self._scale.scaler
 
     def state_dict(self, *, everywhere: bool = True, parts: bool = False) -> dict[str, Any]:
         """Return everything that a run goes on from; on a mesh every rank calls it.
@@ -75,15 +87,17 @@ class StepState:
         Returns:
             ``model``, as the module's own ``state_dict``; ``optimizer``, as torch's distributed
             checkpoints have it, ``{"state": {NAME: {"exp_avg": ..}}, "param_groups": [..]}``;
-            ``seed``, of the next step's random numbers; and ``step``, how many were made.
+            ``seed``, of the next step's random numbers; ``step``, how many were made; and of a
+            scaled loss ``scaler``, as ``torch.amp.GradScaler`` has it.
 
         Raises:
             IrcError: ``weights-missing`` before the first step of a module on the meta device.
         """
         self._follow()
         if parts:
-            return self._state.state_in_parts(in_torch)
-        return self._state.state_dict(everywhere=everywhere)
+            return {**self._state.state_in_parts(in_torch), **self._scaler_state()}
+        state = self._state.state_dict(everywhere=everywhere)
+        return {**state, **self._scaler_state()} if state else state
 
     def save(
         self, folder: str | Path, *, keep: int = 0, more: Mapping[str, Any] | None = None
@@ -152,8 +166,10 @@ class StepState:
             if section is None:
                 raise IrcError("state-mismatch", f"'{checkpoint.path}' has no '{name}'")
         groups = checkpoint.groups() if optimizer and self._given is not None else []
+        scale = checkpoint.section(SCALER) if optimizer and self._scale is not None else None
+        check_scale(scale)
         self._state.take(checkpoint, optimizer=optimizer)
-        self._restore(groups)
+        self._restore(groups, scale)
         for name, each in _named(more).items():
             each.load_state_dict(sections[name])
 
@@ -161,19 +177,28 @@ class StepState:
         """Go on from what :meth:`state_dict` gave, on any mesh; every rank is given all of it.
 
         Args:
-            state: any of ``model``, ``optimizer`` and ``seed``; what is left out stays as it is.
+            state: any of ``model``, ``optimizer``, ``seed``, ``step`` and ``scaler``; what is left
+                out stays as it is.
 
         Raises:
             IrcError: ``state-mismatch`` for a name or a shape that does not fit; nothing is
                 written then.
         """
         self._state.hide()
+        check_scale(state.get(SCALER))
         self._state.load_state_dict(state)
-        self._restore(state.get("optimizer", {}).get("param_groups", []))
+        self._restore(state.get("optimizer", {}).get("param_groups", []), state.get(SCALER))
 
-    def _restore(self, groups: Sequence[Mapping[str, Any]]) -> None:
+    def _restore(
+        self, groups: Sequence[Mapping[str, Any]], scale: Mapping[str, Any] | None
+    ) -> None:
         if self._given is not None:
             self._given.restore(groups)
+        if self._scale is not None and scale is not None:
+            self._scale.load_state_dict(scale)
+
+    def _scaler_state(self) -> dict[str, Any]:
+        return {} if self._scale is None else {SCALER: self._scale.state_dict()}
 
     def _join(self) -> None:
         if self.options.mesh.num_ranks > 1:
@@ -189,6 +214,7 @@ class StepState:
     def _stored(self, more: Mapping[str, Any] | None, *, copied: bool) -> dict[str, Any]:
         self._follow()
         state = self._state.state_in_parts(copied_box if copied else in_box)
+        state |= self._scaler_state()
         rest = {name: each.state_dict() for name, each in _named(more).items()}
         return {**state, **(copy.deepcopy(rest) if copied else rest)}
 

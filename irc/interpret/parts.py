@@ -143,6 +143,7 @@ def run_here(
     *,
     lr: float,
     seed: int = 0,
+    scale: float = 1.0,
     peers: type[ThreadPeers] = ThreadPeers,
 ) -> Run:
     """Make some steps of a plan, all ranks in this process.
@@ -153,6 +154,7 @@ def run_here(
         batches: of each step, its inputs in the order of the plan.
         lr: the learning rate.
         seed: of the first step.
+        scale: of the loss, where that is scaled.
         peers: how ranks talk to each other.
 
     Raises:
@@ -171,7 +173,7 @@ def run_here(
     parts: list[SpreadParts] = [HostParts(plan, rank) for rank in range(world)]
     losses: list[list[torch.Tensor]] = [[] for _ in range(world)]
     seen: Values = {}
-    rate = torch.tensor(lr, dtype=torch.float64)
+    rate, scales = torch.tensor(lr, dtype=torch.float64), torch.tensor((scale, 1 / scale))
 
     def rank_thread(rank: int) -> None:
         own = {name: tensor.detach().clone() for name, tensor in wholes.items()}
@@ -179,7 +181,7 @@ def run_here(
         talk = peers(plan, rank, exchange, seen)
         run = TracedExecutor(plan, parts[rank], rank, talk, load=load, moves=LateMoves(), seen=seen)
         for number, batch in enumerate(batches):
-            losses[rank].append(run(batch, rate, seed + number))
+            losses[rank].append(run(batch, rate, seed + number, tuple(scales)))
 
     with _one_thread_each():
         _all(world, rank_thread, exchange)

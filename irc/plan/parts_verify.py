@@ -28,6 +28,7 @@ from irc.schedule.check import check
 from irc.schedule.copies import copies_of, has_whole_copies, swapped_forwards
 from irc.schedule.tapes import SMALLER
 from irc.training.batch_sums import SHARE, SHARES, SUMS
+from irc.training.loss_scale import INVERSE, OVERFLOWS, SCALE
 
 OF_MICRO_BATCHES = (*MICRO_BATCH_KINDS, SUMS, SHARES)
 WHOLE_KINDS = (SUMS, SHARES, f"{SUMS}{SMALLER}", f"{SHARES}{SMALLER}")
@@ -36,7 +37,7 @@ KINDS = (*MICRO_BATCH_KINDS, *SMALLER_KINDS, "norm", "step", *WHOLE_KINDS)
 """All functions that a part may have."""
 OFFLOAD = ("", "disk", "host")
 """Where values of registers may lie while no function uses them."""
-GIVEN = ("lr", "seed", "norm")
+GIVEN = ("lr", "seed", "norm", SCALE, INVERSE, OVERFLOWS)
 """Inputs that the executor of a schedule gives by itself."""
 
 

@@ -21,7 +21,8 @@ from irc.pipeline.run import run_passes
 from irc.pipeline.training import Training
 from irc.training.accumulators import accumulate
 from irc.training.batch_sums import take_batch_sums
-from irc.training.entry import drop_unread, set_results
+from irc.training.entry import add_argument, drop_unread, set_results
+from irc.training.loss_scale import KIND, SCALE
 from irc.training.recipe import Recipe
 from irc.training.stages import BOUNDARY, GRADIENT, Crossing
 
@@ -31,7 +32,8 @@ class StageStep:
     """One stage's program of a step.
 
     Attributes:
-        module: level flow; its entry takes ``lr`` and, where norms are clipped, ``norm``.
+        module: level flow; its entry takes ``lr``, and ``norm`` where norms are clipped or the loss
+            is scaled.
         sent: names of what it sends, values forward and gradients back.
         batch: functions of sums over the whole batch, by kind (:mod:`irc.training.batch_sums`).
         kinds: what its functions F and B are called, where a schedule has other letters for them.
@@ -84,15 +86,16 @@ def stage_step(
     chosen: dict[str, object] = {"trainable": ",".join(own), "inputs": ",".join(asked)}
     chosen |= {"outputs": "all", "seeds": "inputs"}
     apart: dict[str, object] = {"uncounted": ",".join(uncounted), "norm_apart": True}
-    clipped = apart if recipe.numbers.get("clip_norm") else {}
+    is_scaled = recipe.precision.is_scaled
+    counted = apart if recipe.numbers.get("clip_norm") or is_scaled else {}
     training = Training(
         differentiate=chosen,
         recompute=recipe.recompute,
-        optimizer={**recipe.optimizer, **clipped},
+        optimizer={**recipe.optimizer, **counted},
     )
     run_passes(module, training.of_gradients)
     func = entry(module)
-    _seed(func, expected, loss, scale)
+    _seed(func, expected, loss, scale, is_scaled=is_scaled)
     drop_unread(func)
     _erase_unread(func, GRADIENT)
     _compute_late(func, late)
@@ -140,11 +143,15 @@ def _as_outputs(func: FuncOp, loss: str, smooth: Collection[str]) -> None:
     set_results(func, [v for v, _ in kept], [a for _, a in kept])
 
 
-def _seed(func: FuncOp, expected: Collection[str], loss: str, scale: float) -> None:
+def _seed(
+    func: FuncOp, expected: Collection[str], loss: str, scale: float, *, is_scaled: bool
+) -> None:
     """Give the gradients that nobody sends: of the loss its share, of what is not smooth zero."""
     block = func.body.block
-    first = block.first_op
-    for _, name, value in arguments(func):
+    first, end = block.first_op, block.last_op
+    assert first is not None
+    assert end is not None
+    for _, name, value in list(arguments(func)):
         if not name.startswith(GRADIENT):
             continue
         of = name.removeprefix(GRADIENT)
@@ -155,10 +162,12 @@ def _seed(func: FuncOp, expected: Collection[str], loss: str, scale: float) -> N
         b = PhaseBuilder(block, "backward", prefix=f"seed.{of}.", loc="micro-batches")
         b.part = "input"
         made = b.constant([number], kind.shape, kind.dtype)
-        assert not isinstance(made.owner, type(block))
-        made.owner.detach()  # type: ignore[union-attr]  # an op
-        assert first is not None
-        block.insert_op_before(made.owner, first)  # type: ignore[arg-type]  # an op
+        if is_scaled and of == loss:
+            factor = b.cast(add_argument(func, KIND, "input", SCALE), kind.dtype)
+            made = b.pointwise("mul", made, factor)
+        while (op := end.next_op) is not None:
+            op.detach()
+            block.insert_op_before(op, first)
         value.replace_all_uses_with(made)
 
 

@@ -17,6 +17,7 @@ from irc.plan.schema import AxisCut
 from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
 from irc.training.batch_sums import SHARE
+from irc.training.loss_scale import SCALE
 
 Key: TypeAlias = tuple[str, tuple[AxisCut, ...]]
 """An input, and how a rank's part of it is cut."""
@@ -33,7 +34,7 @@ def keys_of(executor: Executor) -> list[Key]:
 
 
 def _is_own(name: str) -> bool:
-    return name == SEED or name.startswith(OWN)
+    return name in (SEED, SCALE) or name.startswith(OWN)
 
 
 class MicroBatches:
@@ -125,6 +126,7 @@ class BatchSums:
         shares: turns their totals into what the micro-batches of a size read.
         inputs: of the step.
         sizes: how many micro-batches have each size, the larger first.
+        held: inputs that are no part of the batch, by name.
 
     Attributes:
         shares: by name, for each size.
@@ -136,8 +138,9 @@ class BatchSums:
         shares: Sequence[Executor],
         inputs: MicroBatches,
         sizes: Sequence[int],
+        held: Mapping[str, torch.Tensor],
     ) -> None:
-        self._inputs = inputs
+        self._inputs, self._held = inputs, held
         each = [torch.zeros(sum(sizes), *shape, dtype=t) for shape, t in _outputs(sums[0])]
         names = [sums[0].plan.buffers[i].name for i in sums[0].plan.outputs]
         self._totals = [(values, torch.zeros_like(values[0])) for values in each]
@@ -163,8 +166,8 @@ class BatchSums:
             buffer = plan.buffers[index]
             head, _, number = buffer.name.partition(".")
             is_total = head == "sum" and number.isdigit()
-            given.append(self._totals[int(number)][1] if is_total else None)
-            if not is_total:
+            given.append(self._totals[int(number)][1] if is_total else self._held.get(buffer.name))
+            if given[-1] is None:
                 constants.append((buffer.name, buffer.placement))
         own = {
             plan.buffers[i].name: torch.zeros(shape, dtype=dtype)

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import torch
 
 from irc.errors import IrcError
-from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan, smaller_kind, smaller_suffix
+from irc.plan.schema import Buffer
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
@@ -34,6 +34,7 @@ from irc.runtime.watch import naming_lost_ranks
 from irc.schedule.tapes import MOVES, SMALLER, Event, Place
 from irc.training.accumulators import ACCUMULATED
 from irc.training.batch_sums import SHARES, SUMS
+from irc.training.loss_scale import INVERSE, OVERFLOWS, SCALE
 
 Run: TypeAlias = Callable[[], object]
 
@@ -116,11 +117,12 @@ class PipelineExecutor:
             self._divided,
             lambda part: self._peers.gather(part, self._axes),
         )
+        self._scales = torch.ones(()), torch.ones(())
         sums = {part: self._batch_sums(part) for part in dict.fromkeys(self._stages.values())}
         self._batch = {part: own for part, own in sums.items() if own is not None}
         self._losses = torch.zeros(count, dtype=self._loss_dtype())
         self._rate = torch.zeros(self._rate_shape(), dtype=torch.float64)
-        self._norm = torch.zeros((), dtype=self._norm_dtype())
+        self._of_all = self._room_of_all()
         self._numbers = torch.arange(count)
         self._seeds = torch.zeros(count, dtype=torch.int64)
         self._steps = list(self._all_steps())
@@ -148,7 +150,11 @@ class PipelineExecutor:
         return max(loaded.plan.arena_bytes for part in own for loaded in part.values())
 
     def __call__(
-        self, inputs: Sequence[torch.Tensor], lr: torch.Tensor, seed: int = 0
+        self,
+        inputs: Sequence[torch.Tensor],
+        lr: torch.Tensor,
+        seed: int = 0,
+        scales: Sequence[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Run one step and return its loss, the mean of those of the micro-batches.
 
@@ -157,6 +163,7 @@ class PipelineExecutor:
                 those of which each is given its own part.
             lr: the learning rate, float64; of shape [rates] where groups have their own.
             seed: of this step's random numbers.
+            scales: of the loss, and one over it, float32; both 1 by default.
 
         Raises:
             IrcError: ``input-mismatch``, ``rank-lost``.
@@ -171,6 +178,8 @@ class PipelineExecutor:
         self._inputs.take(named)
         with self._driver.scope(), torch.no_grad(), naming_lost_ranks():
             self._rate.copy_(lr)
+            for own, given in zip(self._scales, scales or (), strict=False):
+                own.copy_(given)
             torch.add(self._numbers, seed * plan.num_micro_batches, out=self._seeds)
             for sums in self._batch.values():
                 sums.run()
@@ -195,11 +204,21 @@ class PipelineExecutor:
         return made
 
     def _loss_dtype(self) -> torch.dtype:
-        return _dtype(self.plan.parts[-1][self.plan.loss_kind], self.plan.facts.loss)
+        plan = self.plan.parts[-1][self.plan.loss_kind].plan
+        named = {plan.buffers[i].name: plan.buffers[i] for i in plan.outputs}
+        return _dtype(named[self.plan.facts.loss])
 
-    def _norm_dtype(self) -> torch.dtype:
-        norms = [_dtype(part[NORM], NORM) for part in self.plan.parts if NORM in part]
-        return norms[0] if norms else torch.float32
+    def _room_of_all(self) -> dict[str, torch.Tensor]:
+        """Return room for what gradients are told of all, each of shape []."""
+        plans = [part[NORM].plan for part in self.plan.parts if NORM in part]
+        buffers = [plans[0].buffers[i] for i in plans[0].outputs] if plans else []
+        self._norm = torch.zeros(len(buffers), dtype=_dtype(buffers[0]) if buffers else None)
+        return {b.name: own for b, own in zip(buffers, self._norm, strict=True)}
+
+    @property
+    def overflows(self) -> torch.Tensor:
+        """How many elements of scaled gradients were infinite or NaN in the last step."""
+        return self._of_all[OVERFLOWS]
 
     def _batch_sums(self, part: int) -> BatchSums | None:
         """Return what gives the micro-batches of a part their shares of sums over the batch."""
@@ -210,7 +229,8 @@ class PipelineExecutor:
             [self._functions[part, f"{kind}{suffix}"] for suffix in suffixes]
             for kind in (SUMS, SHARES)
         )
-        return BatchSums(sums, shares, self._inputs, self._sizes)
+        held = {SCALE: self._scales[0]}
+        return BatchSums(sums, shares, self._inputs, self._sizes, held)
 
     def _all_steps(self) -> Iterator[Run]:
         """Yield what does the events of the tape, moves that follow each other at once."""
@@ -229,7 +249,7 @@ class PipelineExecutor:
         kind = self.plan.wiring.kind(event.action.kind, number)
         executor, suffix = self._functions[part, kind], smaller_suffix(kind)
         held = {n.removesuffix(suffix): self._registers[p] for n, p in event.reads.items()}
-        held[SEED] = self._seeds[number]
+        held[SEED], held[SCALE] = self._seeds[number], self._scales[0]
         held |= self._batch[part].shares[1 if suffix else 0] if part in self._batch else {}
         names = [executor.plan.buffers[i].name for i in executor.plan.inputs]
         given: list[Any] = [held.get(name) for name in names]
@@ -257,21 +277,23 @@ class PipelineExecutor:
             is_first = self.plan.place_of(part) == self.place
             if is_first and (executor := self._functions.get((part, NORM))) is not None:
                 found.append(executor)
-        self._squares = self._norm.new_zeros(len(found))
+        self._squares = self._norm.new_zeros(len(found), len(self._norm))
+        given = {INVERSE: self._scales[1]}
+        made = [dict(zip(self._of_all, own, strict=True)) for own in self._squares]
         return [
-            e.bound((), e.into({NORM: own})) for e, own in zip(found, self._squares, strict=True)
+            e.bound([given[name] for name in _inputs(e)], e.into(own))
+            for e, own in zip(found, made, strict=True)
         ]
 
     def _update_runs(self) -> list[Run]:
         """Return what moves the parameters of each part."""
-        held = {LR: self._rate, NORM: self._norm}
+        held = {LR: self._rate, INVERSE: self._scales[1], **self._of_all}
         steps = [
             executor
             for part in dict.fromkeys(self._stages.values())
             if (executor := self._functions.get((part, "step"))) is not None
         ]
-        names = [[e.plan.buffers[i].name for i in e.plan.inputs] for e in steps]
-        return [e.bound([held[n] for n in own], ()) for e, own in zip(steps, names, strict=True)]
+        return [e.bound([held[name] for name in _inputs(e)], ()) for e in steps]
 
     def _rate_shape(self) -> tuple[int, ...]:
         steps = [part["step"].plan for part in self.plan.parts if "step" in part]
@@ -306,7 +328,9 @@ class PipelineExecutor:
         return self._peers.loss((self._losses * self._weights).sum())
 
 
-def _dtype(loaded: LoadedPlan, output: str) -> torch.dtype:
-    plan = loaded.plan
-    buffer = next(plan.buffers[i] for i in plan.outputs if plan.buffers[i].name == output)
+def _inputs(executor: Executor) -> list[str]:
+    return [executor.plan.buffers[i].name for i in executor.plan.inputs]
+
+
+def _dtype(buffer: Buffer) -> torch.dtype:
     return dtypes()[buffer.dtype]

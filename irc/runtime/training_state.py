@@ -40,7 +40,9 @@ MODEL, STATE = "model.", "optimizer.state."
 
 SEED = "seed"
 COUNT = "step"
-KEYS = ("model", "optimizer", SEED, COUNT)
+SCALER = "scaler"
+"""Of a scaled loss, the state of its scale: :mod:`irc.runtime.loss_scale`."""
+KEYS = ("model", "optimizer", SEED, COUNT, SCALER)
 
 
 class TrainingState:

@@ -209,7 +209,7 @@ class _Split:
             if not isinstance(op, ReturnOp):
                 own[self.places[op]].append(op)
         results_of = self._results()
-        needed = {p: self._with_cheap(ops, results_of[p]) for p, ops in own.items()}
+        needed = {p: self._with_cheap(p, ops, results_of[p]) for p, ops in own.items()}
         reads = {p: self._reads(ops, results_of[p]) for p, ops in needed.items()}
         self._save(reads, results_of)
         made: dict[Kind, ModuleOp] = {}
@@ -238,14 +238,22 @@ class _Split:
         return self.places[owner] if isinstance(owner, Operation) else 0
 
     def _with_cheap(
-        self, ops: Sequence[Operation], returned: Sequence[tuple[SSAValue, DictionaryAttr]]
+        self,
+        place: int,
+        ops: Sequence[Operation],
+        returned: Sequence[tuple[SSAValue, DictionaryAttr]],
     ) -> list[Operation]:
-        """Return the ops of a function with the cheap ones of earlier functions that it reads."""
-        chosen = set(ops)
+        """Return the ops of a function with the cheap ones of earlier functions that it reads.
+
+        What the norm makes of gradients, too: nothing is handed from there to the step.
+        """
+        chosen, norm = set(ops), ORDER.index(NORM)
         todo = [v for op in ops for v in op.operands] + [v for v, _ in returned]
         while todo:
             op = todo.pop().owner
-            if isinstance(op, Operation) and op not in chosen and is_cheap(op):
+            if not isinstance(op, Operation) or op in chosen:
+                continue
+            if is_cheap(op) or place > norm == self.places.get(op):
                 chosen.add(op)
                 todo += op.operands
         return [op for op in self.block.ops if op in chosen]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from irc.errors import IrcError, did_you_mean
 
-FULL, HALVES = "float32", ("bfloat16",)
+FULL, HALVES = "float32", ("bfloat16", "float16")
 """What masters are, and what one can compute and store in beside the module's own dtypes."""
 
 PrecisionOption: TypeAlias = "Precision | str | object | None"
@@ -32,18 +32,34 @@ class Precision:
             model, loss=f, precision=irc.Precision(parameters="bfloat16", masters="float32")
         )
 
+    In ``float16`` small gradients are zero, so the loss is scaled, as ``torch.amp.GradScaler`` does
+    it: where a gradient of any rank or stage is infinite or NaN, the step leaves parameters, states
+    and the optimiser's count as they are on all of them, and the scale is halved; after 2000 steps
+    in a row it is doubled. ``step.scaler`` is the scaler; its state is a part of the step's::
+
+        irc.compile_step(model, loss=f, precision="float16")
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+        irc.compile_step(model, loss=f, precision=irc.Precision(compute="float16", scaler=scaler))
+
     Attributes:
-        parameters: ``bfloat16``, of float32 parameters; None: as they are.
-        compute: ``bfloat16``; None: what parameters are changed to, or what the module says.
-        masters: ``float32``, of parameters that are ``bfloat16``; None: they have none.
+        parameters: ``bfloat16`` or ``float16``, of float32 parameters; None: as they are.
+        compute: ``bfloat16`` or ``float16``; None: what parameters are changed to, or what the
+            module says.
+        masters: ``float32``, of parameters that are of half precision; None: they have none.
+        scaler: scales the loss in any dtype: a ``torch.amp.GradScaler``, whose numbers each step
+            reads and writes, or its arguments by name (``init_scale``, ``growth_factor``,
+            ``backoff_factor``, ``growth_interval``); one with ``enabled=False`` does nothing.
+            None: torch's own numbers in ``float16``, no scale otherwise.
 
     Raises:
         IrcError: ``option-value`` for other dtypes.
     """
 
-    parameters: str | object | None = None
-    compute: str | object | None = None
-    masters: str | object | None = None
+    # What a user says, and names in the recipe of a plan.
+    parameters: Any = None
+    compute: Any = None
+    masters: Any = None
+    scaler: Any = None
 
     def __post_init__(self) -> None:
         for name in ("parameters", "compute", "masters"):
@@ -57,11 +73,27 @@ class Precision:
                     help=did_you_mean(value, known),
                 )
             object.__setattr__(self, name, value or None)
+        given = self.scaler
+        if given is not None and not (hasattr(given, "get_scale") or hasattr(given, "keys")):
+            raise IrcError(
+                "option-value",
+                f"precision: scaler={given!r} is no torch.amp.GradScaler",
+                help='give one, or its arguments: scaler={"init_scale": 2.0**12}',
+            )
 
     @property
     def computes(self) -> str:
         """The dtype that autocast is to compute in; empty: as the module says."""
         return f"{self.compute or self.parameters or ''}"
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the loss is scaled: in float16, and where there is a scaler."""
+        given = self.scaler
+        if given is None:
+            return "float16" in (self.compute, self.parameters)
+        is_enabled = given.is_enabled() if hasattr(given, "is_enabled") else given.get("enabled", 1)
+        return bool(is_enabled)
 
 
 def dtype_name(dtype: object) -> str:

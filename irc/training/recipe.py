@@ -54,6 +54,8 @@ class Recipe:
         more: dict[str, object] = {"groups": groups_text(self.groups)} if self.groups else {}
         if self.precision.masters:
             more["masters"] = True
+        if self.precision.is_scaled:
+            more["scaled"] = True
         return {"kind": self.kind, "no_decay": self.no_decay, **self.numbers, **more}
 
     @property

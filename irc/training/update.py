@@ -22,6 +22,8 @@ from irc.dialects.flow import SliceOp, loc_of, tensor
 from irc.dialects.types import TensorType
 from irc.ops.derivative import PhaseBuilder
 from irc.training.entry import add_argument, add_arguments, matches, set_results
+from irc.training.gradient_totals import Common, Totals, clip_factor, widened
+from irc.training.loss_scale import INVERSE, KIND, OVERFLOWS
 from irc.training.optimizers import REMAINDER, Optimizer, shared
 from irc.training.settings import Settings, Shared
 
@@ -40,10 +42,11 @@ class Options:
         settings: the numbers that it is told, for a parameter's name.
         clip_norm: the limit of the norm of all gradients together; 0: none.
         norm_apart: other programs have gradients too: the sum of the squares of this one's is the
-            result ``norm``, and that of all the input ``norm``.
+            result ``norm``, and that of all the input ``norm``; the same of their overflows.
         uncounted: globs of parameters whose gradients another program counts.
         rates: how many learning rates there are.
         masters: keep what half-precision parameters lack of their float32 values.
+        scaled: gradients are multiples of what they stand for; where one overflows nothing moves.
     """
 
     optimizer: Optimizer
@@ -53,6 +56,7 @@ class Options:
     uncounted: tuple[str, ...] = ()
     rates: int = 1
     masters: bool = False
+    scaled: bool = False
 
 
 @dataclass
@@ -84,12 +88,12 @@ class Update:
         held = {name: value for role, name, value in arguments(func) if role == "parameter"}
         end.detach()
         self._alike = Counter(self._origin(name, value) for name, value in gradients.items())
-        scale = self._clip_scale(gradients)
-        by = self._shared(gradients)
+        common = self._common(gradients)
+        by = self._shared(gradients, common.skips)
         moments = self._moments(held, gradients)
         for number, (name, gradient) in enumerate(gradients.items()):
             own = by[_of_many(self.options.settings(name))]
-            self._parameter(number, name, held[name], gradient, moments[name], own, scale)
+            self._parameter(number, name, held[name], gradient, moments[name], own, common)
         for value in self._casts.values():
             if value.first_use is None and isinstance(value, OpResult):
                 value.op.detach()
@@ -108,7 +112,7 @@ class Update:
         callee = gradient.op.callee.string_value()
         return callee, gradient.index, self.options.settings(name)
 
-    def _shared(self, names: Iterable[str]) -> dict[Settings, Shared]:
+    def _shared(self, names: Iterable[str], skips: SSAValue | None) -> dict[Settings, Shared]:
         """Return the scalars of parameters that have a rate and betas in common."""
         many = self.options.rates
         kind = TensorType.of((many,) if many > 1 else (), "f64")
@@ -117,7 +121,8 @@ class Update:
         if self.options.optimizer.counts:
             steps = add_argument(self.func, TensorType.of((), "i64"), "state", "optimizer.step")
             count = b.pointwise("add", steps, b.scalar(1, "i64"))
-            self.new.append((count, argument_attrs("state", "optimizer.step")))
+            made = count if skips is None else b.pointwise("where", skips, steps, count)
+            self.new.append((made, argument_attrs("state", "optimizer.step")))
         found: dict[Settings, Shared] = {}
         for settings in dict.fromkeys(_of_many(self.options.settings(name)) for name in names):
             rate = _rate(b, lr, settings.rate)
@@ -156,18 +161,23 @@ class Update:
         gradient: SSAValue,
         moments: Mapping[str, SSAValue],
         by: Shared,
-        scale: SSAValue | None,
+        common: Common,
     ) -> None:
         settings, kind = self.options.settings(name), tensor(parameter)
-        wide, narrow = widened(kind.dtype), tensor(gradient).dtype
-        numbers = [(by.lr, wide), (by.scale, wide), (by.root, wide), (scale, narrow)]
+        wide = widened(kind.dtype)
+        narrow = wide if self.options.scaled else tensor(gradient).dtype
+        numbers = [(by.lr, wide), (by.scale, wide), (by.root, wide), (common.clip, narrow)]
+        numbers += [(common.inverse, wide), (common.skips, "i1")]
         given = [n and self._cast(n, dtype) for n, dtype in numbers]
 
         def formula(b: PhaseBuilder, values: list[SSAValue]) -> list[SSAValue]:
             p, g, *rest = values
             state, known = rest[: len(moments)], iter(rest[len(moments) :])
-            lr, first, root, clip = (n and next(known) for n in given)
+            lr, first, root, clip, inverse, skips = (n and next(known) for n in given)
             assert lr is not None
+            before = [p, *state]
+            if inverse is not None:
+                g = b.pointwise("mul", b.cast(g, wide), inverse)
             if clip is not None:
                 g = b.pointwise("mul", g, clip)
             p, g = b.cast(p, wide), b.cast(g, wide)
@@ -182,7 +192,11 @@ class Update:
             if lacking:
                 # Exact: what rounding takes away has fewer digits than the value.
                 moved.append(b.pointwise("sub", value, b.cast(rounded, wide)))
-            return [rounded, *moved]
+            after = [rounded, *moved]
+            if skips is None:
+                return after
+            pairs = zip(before, after, strict=True)
+            return [b.pointwise("where", skips, old, new) for old, new in pairs]
 
         operands = [parameter, gradient, *moments.values(), *(n for n in given if n is not None)]
         value, *moved = self._written("step", number, name, gradient, operands, formula)
@@ -196,33 +210,50 @@ class Update:
             self._casts[value, dtype] = b.cast(value, dtype)
         return self._casts[value, dtype]
 
-    def _clip_scale(self, gradients: Mapping[str, SSAValue]) -> SSAValue | None:
-        """Return what all gradients are scaled by where their common norm exceeds the limit."""
-        limit = self.options.clip_norm
-        if not limit:
-            return None
+    def _common(self, gradients: Mapping[str, SSAValue]) -> Common:
+        """Return what all gradients together say to the step of each parameter."""
+        limit, scaled = self.options.clip_norm, self.options.scaled
+        if not limit and not scaled:
+            return Common()
         b = self._builder("norm", "optimizer")
-        first = next(iter(gradients.values()))
-        dtype = widened(tensor(first).dtype)
-        total = b.scalar(0, dtype)
+        inverse = add_argument(self.func, KIND, "input", INVERSE) if scaled else None
+        dtype = widened(tensor(next(iter(gradients.values()))).dtype)
+        squares = b.scalar(0, dtype) if limit else None
+        totals = Totals(squares, b.scalar(0, "f32") if scaled else None)
+        totals = self._totals(gradients, totals, inverse)
+        if self.options.norm_apart:
+            apart = [b.cast(each, dtype) for each in totals.values]
+            names = [*(["norm"] if limit else []), *([OVERFLOWS] if scaled else [])]
+            self.new += [
+                (value, argument_attrs("norm", name))
+                for value, name in zip(apart, names, strict=True)
+            ]
+            kind = TensorType.of((), dtype)
+            totals = totals.like([add_argument(self.func, kind, "input", n) for n in names])
+            b = self._builder("scale", "optimizer")
+        elif totals.overflows is not None:
+            self.new.append((totals.overflows, argument_attrs("output", OVERFLOWS)))
+        clip = None if totals.squares is None else clip_factor(b, totals.squares, limit)
+        if (count := totals.overflows) is None:
+            return Common(clip)
+        return Common(clip, inverse, b.pointwise("gt", count, b.scalar(0, tensor(count).dtype)))
+
+    def _totals(
+        self, gradients: Mapping[str, SSAValue], totals: Totals, inverse: SSAValue | None
+    ) -> Totals:
+        """Append the sums over all gradients that count here."""
+        scales = [inverse] if inverse is not None and totals.squares is not None else []
 
         def formula(b: PhaseBuilder, values: list[SSAValue]) -> list[SSAValue]:
-            wide = b.cast(values[0], widened(tensor(values[0]).dtype))
-            square = b.pointwise("mul", wide, wide)
-            part = b.reduce("sum", square, range(tensor(wide).ndim), keep_dims=False)
-            return [b.pointwise("add", values[1], b.cast(part, dtype))]
+            gradient, *rest = values
+            scale = rest.pop() if scales else None
+            return totals.like(rest).more(b, gradient, scale).values
 
         for number, (name, value) in enumerate(gradients.items()):
             if not matches(name, self.options.uncounted):
-                (total,) = self._written("norm", number, name, value, [value, total], formula)
-        if self.options.norm_apart:
-            self.new.append((total, argument_attrs("norm", "norm")))
-            total = add_argument(self.func, tensor(total), "input", "norm")
-            b = self._builder("scale", "optimizer")
-        # torch.nn.utils.clip_grad_norm_ adds this to the norm.
-        norm = b.pointwise("add", b.pointwise("sqrt", total), b.scalar(1e-6, dtype))
-        ratio = b.pointwise("div", b.scalar(limit, dtype), norm)
-        return b.pointwise("minimum", ratio, b.scalar(1, dtype))
+                operands = [value, *totals.values, *scales]
+                totals = totals.like(self._written("norm", number, name, value, operands, formula))
+        return totals
 
     def _written(
         self,
@@ -291,8 +322,3 @@ def _outline(
         if argument.first_use is None and argument not in made:
             block.erase_arg(argument)
     return _Outlined(finish_function(name, block, made), tuple(reads))
-
-
-def widened(dtype: str) -> str:
-    """Return the dtype that a parameter of a dtype is updated in."""
-    return "f32" if dtype in ("f16", "bf16") else dtype

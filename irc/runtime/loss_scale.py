@@ -1,0 +1,115 @@
+"""The scale of a loss between steps: what it is now, and what a step that overflowed makes of it.
+
+A ``torch.amp.GradScaler`` holds it, so that what users know of one is true here: the scale is
+halved by a step that overflowed and was skipped, doubled after 2000 steps that did not, and saved
+as torch saves it.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from irc.errors import IrcError, did_you_mean
+from irc.training.precision import Precision
+
+NUMBERS = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+"""What the state of a scaler has."""
+ARGUMENTS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
+"""What a user may say in the place of a scaler."""
+
+
+class LossScale:
+    """The scale of a step's loss.
+
+    Args:
+        scaler: of torch; each step reads its numbers, and writes scale and count.
+
+    Attributes:
+        scale: what the loss is multiplied by now, float32 of shape [].
+        inverse: one over it, float32 of shape [].
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self.scaler = scaler
+        self.scale, self.inverse = torch.ones(()), torch.ones(())
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return scale and inverse of the step that comes next."""
+        self.scale.fill_(self.scaler.get_scale())
+        # As torch has it: a scale may be no power of two.
+        self.inverse.copy_(self.scale.double().reciprocal())
+        return self.scale, self.inverse
+
+    def update(self, overflows: torch.Tensor) -> None:
+        """Go on from a step.
+
+        Args:
+            overflows: how many elements of gradients were infinite or NaN, over all ranks.
+        """
+        state = self.scaler.state_dict()
+        scale = torch.tensor(state["scale"], dtype=torch.float32)
+        count = torch.tensor(state["_growth_tracker"], dtype=torch.int32)
+        torch._amp_update_scale_(  # pyright: ignore[reportPrivateImportUsage]
+            scale, count, overflows.detach().to("cpu", torch.float32).reshape(()),
+            state["growth_factor"], state["backoff_factor"], state["growth_interval"],
+        )  # fmt: skip
+        self.scaler.load_state_dict({**state, "scale": float(scale), "_growth_tracker": int(count)})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what torch's scaler has."""
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave, or torch's scaler."""
+        self.scaler.load_state_dict(dict(state))
+
+
+def check_scale(state: Mapping[str, Any] | None) -> None:
+    """Refuse what is no state of a scaler; None is none at all.
+
+    Raises:
+        IrcError: ``state-mismatch``.
+    """
+    if state is not None and (lacking := [name for name in NUMBERS if name not in state]):
+        raise IrcError(
+            "state-mismatch",
+            f"the state of a loss scale lacks '{lacking[0]}'",
+            help="give what torch.amp.GradScaler.state_dict() returns",
+        )
+
+
+def loss_scale_of(precision: Precision) -> LossScale | None:
+    """Return the scale that a policy asks for; None where the loss is not scaled.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if not precision.is_scaled:
+        return None
+    given = precision.scaler
+    if isinstance(given, torch.amp.GradScaler):
+        return LossScale(given)
+    # On the CPU, whatever computes: a scaler for GPUs is disabled where there is none.
+    return LossScale(_made(given if isinstance(given, Mapping) else {}))
+
+
+def _made(numbers: Mapping[str, Any]) -> torch.amp.GradScaler:
+    for name in numbers:
+        if name not in ARGUMENTS:
+            raise IrcError(
+                "option-value",
+                f"a loss scale has no '{name}'",
+                help=did_you_mean(name, ARGUMENTS),
+            )
+    for name, value in numbers.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name != "enabled" and not (is_number and value > 0):
+            raise IrcError("option-value", f"scaler: {name}={value!r} is no number above 0")
+    try:
+        return torch.amp.GradScaler("cpu", **numbers)
+    except AssertionError as error:
+        raise IrcError("option-value", f"scaler: {error}") from None
