@@ -329,7 +329,8 @@ def compile_step(
         precision: dtypes that are stored and computed in: ``"bfloat16"`` computes in it, from
             float32 parameters, as under ``torch.autocast``; ``"float16"`` does, and scales the loss
             as ``torch.amp.GradScaler`` does; a :class:`irc.Precision` says also in what parameters
-            are stored, whether they have masters, and how the loss is scaled.
+            are stored, whether they have masters, in what ranks add up gradients, and how the loss
+            is scaled.
 
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
@@ -357,6 +358,7 @@ def compile_step(
         stored_bytes=stored_bytes,
         regather=regather,
         samples=() if count is not None else axes_called_so(whole),
+        sums=recipe.precision.sums,
         offload=offload_option(offload, count, backend),
     )
     if backend != "cpu":

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 BUILTIN: Mapping[str, str] = {
     "add-optimizer": "irc.passes.add_optimizer:AddOptimizerPass",
     "auto-shard": "irc.passes.auto_shard:AutoShardPass",
+    "insert-sum-casts": "irc.passes.insert_sum_casts:InsertSumCastsPass",
     "lower-externs": "irc.passes.lower_externs:LowerExternsPass",
     "lower-boxing": "irc.passes.lower_boxing:LowerBoxingPass",
     "map-tasks": "irc.passes.map_tasks:MapTasksPass",

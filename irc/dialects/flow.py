@@ -189,6 +189,8 @@ def _show(signatures: Sequence[tuple[tuple[Any, ...], str]]) -> str:
 class PointwiseOp(FlowOp):
     """Apply a scalar function elementwise, with numpy broadcasting; rows in irc.ops.pointwise.
 
+    A cast with ``apart`` may be of the summands of a value, one by one, though it rounds them.
+
     ```mlir
     %r = flow.pointwise(%a, %b) {fn = "add", loc = "m.py:3"}
         : (!flow.tensor<[8, 4], f32>, !flow.tensor<[4], f32>) -> !flow.tensor<[8, 4], f32>
@@ -197,6 +199,7 @@ class PointwiseOp(FlowOp):
 
     name = "flow.pointwise"
     fn = prop_def(StringAttr)
+    apart = opt_prop_def(BoolAttr)
 
 
 @irdl_op_definition

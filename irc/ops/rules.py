@@ -112,7 +112,7 @@ def _pointwise(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Si
     if attrs["fn"] == "div" and not is_float(dtype):
         linear = ()  # integer quotients round
     if attrs["fn"] == "cast":
-        linear = ((0,),) if dtype in WIDER.get(source, ()) else ()
+        linear = ((0,),) if attrs.get("apart") or dtype in WIDER.get(source, ()) else ()
         monotone = ((0,),) if is_float(source) and is_float(dtype) else ()
     terms = tuple(align(operand, shape, names) for operand, _ in operands)
     return Rule(terms, (names,), linear=linear, monotone=monotone)

@@ -74,6 +74,8 @@ def passes_by_part(options: Options) -> Passes:
             given["within"] = str(options.within)
         bounds = {k: v for k, v in limits.items() if v is not None}
         pipeline.append(("auto-shard", {**given, **bounds}))
+        if options.sums:
+            pipeline.append(("insert-sum-casts", {"dtype": options.sums}))
         pipeline.append(("lower-boxing", {}))
     else:
         _refuse_pins(options.pins)

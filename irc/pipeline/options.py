@@ -34,6 +34,7 @@ class Options:
         regather: what a training step gathers is not saved for backward but gathered again.
         samples: axes that are to divide the samples of a batch: where none of a batch is divided
             over one, since it does not divide their number, that is an error.
+        sums: the dtype that ranks add up gradients of weights in, ``f32``; empty: their own.
         offload: where what a step in micro-batches saves lies until it is read: ``disk``, or
             ``host``, the memory of a GPU's host; empty: on the device.
         layout: what the axes of the mesh are for, by name; empty: what is fastest.
@@ -66,6 +67,7 @@ class Options:
     stored_bytes: int | None = None
     regather: bool = False
     samples: tuple[str, ...] = ()
+    sums: str = ""
     offload: str = ""
     layout: str = ""
     recompute: str = ""

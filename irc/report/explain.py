@@ -167,10 +167,19 @@ def _collectives(found: Explanation) -> list[str]:
     if not found.collectives:
         return ["  none"]
     rows = [
-        (seconds(c.seconds), size(c.bytes), str(c.runs), f"{c.kind}[{c.axis}]", c.change, c.why)
+        (
+            seconds(c.seconds),
+            size(c.bytes),
+            str(c.runs),
+            f"{c.kind}[{c.axis}]",
+            c.dtype,
+            c.change,
+            c.why,
+        )
         for c in found.collectives
     ]
-    return table(("time", "bytes", "runs", "collective", "boxing", "why"), rows, right="rrr")
+    heads = ("time", "bytes", "runs", "collective", "dtype", "boxing", "why")
+    return table(heads, rows, right="rrr")
 
 
 def _ops(ops: Sequence[OpRow]) -> list[str]:

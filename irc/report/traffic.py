@@ -28,6 +28,8 @@ class Collective:
         seconds: all runs together.
         change: from which placement to which the boxing leads.
         why: who made the value and who reads it, with source lines.
+        loc: the source line.
+        dtype: of what is moved, and added up.
     """
 
     id: str
@@ -39,6 +41,7 @@ class Collective:
     change: str
     why: str
     loc: str
+    dtype: str
 
 
 class Traffic:
@@ -92,6 +95,7 @@ class Traffic:
             _change(op),
             self._why(function, op),
             first.loc,
+            self._plan.buffers[first.inputs[0]].dtype,
         )
 
     def _bytes(self, start: Start) -> int:

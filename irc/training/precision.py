@@ -10,6 +10,10 @@ from irc.errors import IrcError, did_you_mean
 FULL, HALVES = "float32", ("bfloat16", "float16")
 """What masters are, and what one can compute and store in beside the module's own dtypes."""
 
+SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+KNOWN = {"parameters": HALVES, "compute": HALVES, "masters": (FULL,), "reduce": (FULL, *HALVES)}
+"""The dtypes that each of a policy may be."""
+
 PrecisionOption: TypeAlias = "Precision | str | object | None"
 """A policy; a dtype to compute in, by name or torch's; None: everything as the module has it."""
 
@@ -46,6 +50,8 @@ class Precision:
         compute: ``bfloat16`` or ``float16``; None: what parameters are changed to, or what the
             module says.
         masters: ``float32``, of parameters that are of half precision; None: they have none.
+        reduce: ``float32``, ``bfloat16`` or ``float16``: what ranks add up their gradients of
+            weights in; None: what the gradients are computed in.
         scaler: scales the loss in any dtype: a ``torch.amp.GradScaler``, whose numbers each step
             reads and writes, or its arguments by name (``init_scale``, ``growth_factor``,
             ``backoff_factor``, ``growth_interval``); one with ``enabled=False`` does nothing.
@@ -59,11 +65,11 @@ class Precision:
     parameters: Any = None
     compute: Any = None
     masters: Any = None
+    reduce: Any = None
     scaler: Any = None
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "compute", "masters"):
-            known = (FULL,) if name == "masters" else HALVES
+        for name, known in KNOWN.items():
             value = dtype_name(getattr(self, name))
             if value and value not in known:
                 raise IrcError(
@@ -85,6 +91,11 @@ class Precision:
     def computes(self) -> str:
         """The dtype that autocast is to compute in; empty: as the module says."""
         return f"{self.compute or self.parameters or ''}"
+
+    @property
+    def sums(self) -> str:
+        """The dtype that ranks add up gradients in, as the IR has it; empty: their own."""
+        return SHORT.get(f"{self.reduce}", "")
 
     @property
     def is_scaled(self) -> bool:

@@ -108,6 +108,7 @@ def test_masters_go_on_with_the_state() -> None:
         ({"compute": "bfloat17"}, "help: did you mean 'bfloat16'"),
         ({"parameters": "float64"}, "parameters=float64"),
         ({"masters": "bfloat16"}, "masters may be float32"),
+        ({"reduce": "int8"}, "reduce=int8"),
         ({"masters": "float32"}, "masters are of parameters that are bfloat16"),
     ],
 )

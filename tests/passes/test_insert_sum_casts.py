@@ -1,0 +1,65 @@
+"""`insert-sum-casts`: ranks add up gradients in the dtype that is asked for."""
+
+# pyright: basic
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from irc.calls.step_plan import captured_step
+from irc.dialects.builder import entry, results
+from irc.dialects.comm import AllReduceOp, ReduceScatterOp
+from irc.dialects.flow import tensor
+from irc.dialects.placement import Mesh
+from irc.interpret.spmd import run_spmd
+from irc.pipeline import Options, run_passes
+from irc.pipeline.default import default_pipeline
+from irc.plugin import parse_passes
+from irc.train import training_program
+from irc.training.precision import Precision
+from irc.training.recipe import recipe_of
+from tests.calls.test_step import net
+
+DRAW = torch.Generator().manual_seed(0)
+X, Y = torch.randn(384, 7, generator=DRAW), torch.randint(0, 5, (384,), generator=DRAW)
+"""So many that activations are not gathered instead."""
+LR = torch.tensor(1.0, dtype=torch.float64)
+SHARD = 'auto-shard{mesh="data=2" cluster=demo-gpus report=false layout=ddp}'
+
+
+@pytest.mark.parametrize(
+    ("compute", "sums", "dtype"),
+    [("bfloat16", "f32", "f32"), (None, "", "f32"), (None, "bf16", "bf16"), (None, "f16", "f16")],
+)
+def test_sums_are_rounded_as_they_are_asked_for(compute: str | None, sums: str, dtype: str) -> None:
+    """The new weight is the gradient, negated: it was zero, and the rate is 1."""
+    module = net()
+    torch.nn.init.zeros_(module[2].weight)
+    recipe = replace(recipe_of("sgd"), precision=Precision(compute=compute))
+    captured, _ = captured_step(module, F.cross_entropy, recipe, (X, Y), {})
+    program = training_program(captured.program, optimizer=recipe.optimizer)
+    given = program.bind(dict(zip(program.input_names, (X, Y, LR), strict=True)))
+    casts = f"insert-sum-casts{{dtype={sums}}}," if sums else ""
+    run_passes(program.module, parse_passes(f"canonicalize,{SHARD},{casts}lower-boxing"))
+    sums_of = AllReduceOp | ReduceScatterOp
+    summed = [tensor(op.operands[0]) for op in program.module.walk() if isinstance(op, sums_of)]
+    assert {kind.dtype for kind in summed if kind.ndim} == {dtype}
+    found = run_spmd(program.module, given, Mesh.parse("data=2"))
+    named = {n: v for (_, n), v in zip(results(entry(program.module)), found, strict=True)}
+    with torch.autocast("cpu", torch.bfloat16, enabled=compute is not None):
+        F.cross_entropy(module(X), Y).backward()
+    gradient = -named["2.weight"]
+    torch.testing.assert_close(gradient, module[2].weight.grad, rtol=1e-2, atol=1e-3)
+    half = {"bf16": torch.bfloat16, "f16": torch.float16}.get(dtype, torch.bfloat16)
+    assert torch.equal(gradient.to(half).float(), gradient) == (dtype != "f32")
+
+
+def test_the_pipeline_has_it_where_it_is_asked_for() -> None:
+    mesh = Mesh.parse("data=2")
+    names = [each.name for each in default_pipeline(Options(mesh=mesh, sums="f32"))]
+    assert names[names.index("auto-shard") + 1] == "insert-sum-casts"
+    assert "insert-sum-casts" not in [e.name for e in default_pipeline(Options(mesh=mesh))]
+    assert "insert-sum-casts" not in [e.name for e in default_pipeline(Options(sums="f32"))]
