@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from irc.cluster.interference import NO_INTERFERENCE, Interference, slowest_of
+
 
 @dataclass(frozen=True)
 class Device:
@@ -22,6 +24,8 @@ class Device:
             or its memory is the host's.
         disk_bytes_per_s: to and from a disk of its node while all devices of the node do that (of a
             host: what its ranks share); 0: not known.
+        interference: how much what runs at a time slows each other down; without rows, not at all.
+            Of a host that is not known: its ranks share the cores.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Device:
     cores: int = 0
     host_bytes_per_s: float = 0.0
     disk_bytes_per_s: float = 0.0
+    interference: Interference = NO_INTERFERENCE
 
     def flops(self, dtype: str) -> float:
         """Return the peak for a dtype; one that is not listed computes as float32.
@@ -96,4 +101,5 @@ def slowest(devices: Sequence[Device]) -> Device:
         min(device.cores for device in devices),
         min(device.host_bytes_per_s for device in devices),
         min(device.disk_bytes_per_s for device in devices),
+        slowest_of([device.interference for device in devices]),
     )

@@ -15,6 +15,9 @@ A complete file, in which every key that is commented out is optional:
     # cores = 2             # ranks are processes that share a host: its cores
     # host_gb_per_s = 25    # to and from pinned memory of the host: prices offload="host"
     # disk_gb_per_s = 3     # of a disk, while all devices of a node use theirs: offload="disk"
+    # interference = [      # what runs at a time: how many times as long each takes as alone
+    #     { compute = 1.1, link = 1.3 },         # kinds: compute, link, nic, d2h, h2d
+    # ]
 
     [[link]]                # a level, innermost first: here the node
     devices = 4             # devices in one group of this level
@@ -70,6 +73,7 @@ from irc.cluster.device import Device, slowest
 from irc.cluster.fields import Fields, invalid
 from irc.cluster.graph import Edge, Graph, Node
 from irc.cluster.host import memory_bytes, num_cores
+from irc.cluster.interference import Interference
 from irc.cluster.links import COLLECTIVES, Collective, Fit, Link, Protocol
 from irc.cluster.presets import GB, KINDS, PRESETS, node_cluster
 from irc.cluster.topology import Cluster
@@ -175,7 +179,7 @@ def _cluster(top: Fields, stem: str) -> Cluster:
 def _kind(table: Fields) -> tuple[Device, int]:
     table.only(
         *("name", "peak_tflops", "memory_gb", "memory_gb_per_s", "launch_us", "cores", "count"),
-        *("host_gb_per_s", "disk_gb_per_s"),
+        *("host_gb_per_s", "disk_gb_per_s", "interference"),
     )
     tflops = Fields(table.table("peak_tflops"), "peak_tflops.")
     peaks = {dtype: tflops.number(dtype) * 1e12 for dtype in tflops}
@@ -190,8 +194,14 @@ def _kind(table: Fields) -> tuple[Device, int]:
         table.whole("cores", 0, MAX_DEVICES),
         table.number("host_gb_per_s", 0.0) * GB,
         table.number("disk_gb_per_s", 0.0) * GB,
+        _interference(table),
     )
     return device, table.whole("count", 0, MAX_DEVICES)
+
+
+def _interference(device: Fields) -> Interference:
+    rows = [Fields(row, "device.interference.") for row in device.tables("interference")]
+    return Interference.of([{kind: row.number(kind) for kind in row} for row in rows])
 
 
 def _link(table: Fields, level: int) -> Link:

@@ -13,7 +13,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from irc.cluster import interference_tables as tables
 from irc.cluster.device import Device
+from irc.cluster.interference import NO_INTERFERENCE, Interference
 from irc.cluster.links import Link, Protocol
 from irc.cluster.topology import Cluster
 
@@ -24,6 +26,9 @@ GB = 10**9
 MAX_NODES = 1 << 16
 # One way, x16. Between the host and a die of an MI250X go 36 GB/s (Frontier User Guide).
 PCIE_4, PCIE_5, HOST_FABRIC = 32, 64, 36
+# Copies of all GPUs of a node at a time, where several share a port: 6.2 GB/s each on nodes of
+# eight A100 40GB or V100, 4.4 of eight L4 (Mist's profiles).
+SHARED_PCIE_3, L4_PCIE = 6.2 / PORT_REACHED, 4.4 / PORT_REACHED
 # What is written: a drive of PCIe 4 (Samsung PM9A3 data sheet, 3.84 TB: 4.1 GB/s), as a DGX A100
 # 640GB or DGX H100 has for each GPU. A node of Frontier has two of 2 GB/s for its eight dies.
 U2_DISK, FRONTIER_DISK = 4.1, 0.5
@@ -39,8 +44,11 @@ def _gpu(
     gb: int,
     host_gb_per_s: float,
     disk_gb_per_s: float = U2_DISK,
+    has_bf16: bool = True,
+    interference: Interference = NO_INTERFERENCE,
 ) -> Device:
-    peaks = {"bf16": tensor_tflops, "f16": tensor_tflops, "f32": f32_tflops, "f64": f64_tflops}
+    bf16_tflops = tensor_tflops if has_bf16 else f32_tflops
+    peaks = {"bf16": bf16_tflops, "f16": tensor_tflops, "f32": f32_tflops, "f64": f64_tflops}
     return Device(
         name,
         {dtype: tflops * 1e12 * REACHED for dtype, tflops in peaks.items()},
@@ -49,13 +57,30 @@ def _gpu(
         GPU_LAUNCH_S,
         host_bytes_per_s=host_gb_per_s * GB * PORT_REACHED,
         disk_bytes_per_s=disk_gb_per_s * GB * REACHED,
+        interference=interference,
     )
 
 
 # NVIDIA A100 80GB SXM data sheet: 312 TF bf16, 19.5 TF f32 and f64 (tensor core), 2039 GB/s.
 A100 = _gpu(
     "A100-80GB-SXM", tensor_tflops=312, f32_tflops=19.5, f64_tflops=19.5, tb_per_s=2.039, gb=80,
-    host_gb_per_s=PCIE_4,
+    host_gb_per_s=PCIE_4, interference=tables.A100,
+)  # fmt: skip
+# NVIDIA A100 40GB SXM data sheet: the same at 1555 GB/s.
+A100_40 = _gpu(
+    "A100-40GB-SXM", tensor_tflops=312, f32_tflops=19.5, f64_tflops=19.5, tb_per_s=1.555, gb=40,
+    host_gb_per_s=SHARED_PCIE_3, interference=tables.A100,
+)  # fmt: skip
+# NVIDIA V100 SXM2 data sheet: 125 TF f16, no bf16, 15.7 TF f32, 7.8 TF f64, 900 GB/s.
+V100 = _gpu(
+    "V100-32GB-SXM2", tensor_tflops=125, f32_tflops=15.7, f64_tflops=7.8, tb_per_s=0.9, gb=32,
+    host_gb_per_s=SHARED_PCIE_3, has_bf16=False, interference=tables.V100,
+)  # fmt: skip
+# NVIDIA L4 data sheet: 121 TF bf16 dense, 30.3 TF f32, a 64th of it f64, 300 GB/s. At 72 W large
+# products reach 58 TF (Mist's profile).
+L4 = _gpu(
+    "L4-24GB", tensor_tflops=58 / REACHED, f32_tflops=30.3, f64_tflops=0.47, tb_per_s=0.3, gb=24,
+    host_gb_per_s=L4_PCIE, interference=tables.L4,
 )  # fmt: skip
 # NVIDIA H100 SXM data sheet: 989 TF bf16 dense, 67 TF f32 and f64 (tensor core), 3.35 TB/s.
 H100 = _gpu(
@@ -99,6 +124,10 @@ def _protocols(low_latency_s: float, simple_s: float) -> tuple[Protocol, ...]:
 
 
 NVLINK = Link(8, 0.6e-6, 0.0, 6.6e-6, protocols=_protocols(0.6e-6, 3.4e-6))
+# NVLink 2: 150 GB/s one way. 126 GB/s of an all-gather's bus bandwidth at 2.9 GiB, and over PCIe
+# between L4s 5.0, of two 3.2 (Mist's profiles).
+NVLINK_2 = replace(NVLINK, bytes_per_s=126e9)
+L4_LINK = replace(NVLINK, bytes_per_s=5e9, peer_bytes_per_s=3.2e9)
 # NVLink 3: 300 GB/s one way. 235 GB/s of all-reduce bus bandwidth at 16 GiB: stas00/ml-engineering,
 # network/benchmarks (8xA100 nccl-tests), and 230 at 1 GiB in Hetu-Galvatron's shipped profile.
 NVLINK_3 = replace(NVLINK, bytes_per_s=240e9)
@@ -119,6 +148,8 @@ FABRIC_3 = Link(8, 1e-6, 313e9, 10e-6, protocols=_protocols(1e-6, 4e-6), peer_by
 
 HDR_200 = 25e9  # one 200 Gbit/s port a GPU (DGX A100)
 NDR_400 = 50e9  # one 400 Gbit/s port a GPU (DGX H100, H200 and B200, MI300X nodes)
+EFA_400 = 6.25e9  # four ports of 100 Gbit/s for eight GPUs (nodes of A100 40GB, of V100)
+VIRTUAL_100 = 1.56e9  # 100 Gbit/s for a virtual machine of eight L4
 SLINGSHOT = 12.5e9  # four 200 Gbit/s ports for eight dies (Frontier)
 
 
@@ -139,6 +170,9 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
+    "V100": Kind(V100, (NVLINK_2,), _network(EFA_400)),
+    "L4": Kind(L4, (L4_LINK,), _network(VIRTUAL_100)),
+    "A100-40": Kind(A100_40, (NVLINK_3,), _network(EFA_400)),
     "A100": Kind(A100, (NVLINK_3,), _network(HDR_200)),
     "H100": Kind(H100, (NVLINK_4,), _network(NDR_400)),
     "H200": Kind(H200, (NVLINK_4,), _network(NDR_400)),
@@ -180,7 +214,7 @@ def node_cluster(name: str) -> Cluster | None:
     >>> node_cluster("3x5xH100") is None  # no such nodes
     True
     """
-    match = re.fullmatch(r"(?:([1-9][0-9]{0,5})x)?([1248])x(\w+)", name, re.ASCII)
+    match = re.fullmatch(r"(?:([1-9][0-9]{0,5})x)?([1248])x([\w-]+)", name, re.ASCII)
     if match is None or match[3] not in KINDS:
         return None
     nodes, size, kind = int(match[1] or 1), int(match[2]), KINDS[match[3]]
@@ -202,6 +236,7 @@ PRESETS: Mapping[str, Cluster] = {
     cluster.name: cluster
     for cluster in (
         Cluster("this-host", HOST, (GLOO,)),
+        *_named("8xV100", "8xL4", "8xA100-40", "2x8xA100-40"),
         *_named("8xA100", "2x8xA100", "4x8xA100"),
         *_named("8xH100", "2x8xH100", "8x8xH100"),
         *_named("8xH200", "2x8xH200"),

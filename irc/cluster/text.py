@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from irc.cluster.device import Device
+from irc.cluster.interference import Interference
 from irc.cluster.links import Fit, Link, Protocol
 from irc.cluster.presets import GB
 from irc.cluster.topology import Cluster
@@ -50,6 +51,19 @@ def _device(device: Device) -> Iterator[str]:
         yield f"cores = {device.cores}"
     moves = {"host_gb_per_s": device.host_bytes_per_s, "disk_gb_per_s": device.disk_bytes_per_s}
     yield from (f"{key} = {_number(speed / GB)}" for key, speed in moves.items() if speed)
+    yield from interference_toml(device.interference)
+
+
+def interference_toml(table: Interference) -> Iterator[str]:
+    """Yield the lines of a device's table; none where it has no rows."""
+    if table:
+        yield "interference = ["
+        yield from (f"    {{ {_factors(row)} }}," for row in table.slower.values())
+        yield "]"
+
+
+def _factors(row: Mapping[str, float]) -> str:
+    return ", ".join(f"{kind} = {_number(factor)}" for kind, factor in row.items())
 
 
 def _link(link: Link) -> Iterator[str]:
@@ -140,6 +154,8 @@ def _shown(device: Device) -> Iterator[str]:
     moves = {"the host": device.host_bytes_per_s, "a disk": device.disk_bytes_per_s}
     if shown := [f"{where} {speed / GB:.4g} GB/s" for where, speed in moves.items() if speed]:
         yield f"    to and from {', '.join(shown)}"
+    for row in device.interference.slower.values():
+        yield f"    at a time, times as long as alone: {_factors(row)}"
 
 
 def _flops(flops: float) -> str:

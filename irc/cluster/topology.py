@@ -162,6 +162,21 @@ class Cluster:
             crossed.fits if len(hops) == 1 else {},
         )
 
+    def crosses_nodes(self, mesh: Mesh, axis: str) -> bool:
+        """Return whether some group of a mesh axis has ranks on several nodes.
+
+        A node is what lies below the levels whose collectives may go by trees.
+
+        >>> from irc.cluster.presets import PRESETS
+        >>> mesh = Mesh.parse("data=4,tensor=4")
+        >>> [PRESETS["2x8xH100"].crosses_nodes(mesh, axis) for axis in mesh.names]
+        [True, False]
+        """
+        node = max((link.devices for link in self.links if not link.tree), default=1)
+        if self.graph is not None or mesh.num_ranks <= node or mesh.size(axis) == 1:
+            return False
+        return node % (_stride(mesh, axis) * mesh.size(axis)) != 0
+
     def _members(self, stride: int, ranks: int, used: int) -> list[int] | None:
         """Return how many ranks of a group lie in one group of each level.
 

@@ -8,14 +8,20 @@ from irc.errors import IrcError
 if TYPE_CHECKING:
     from irc.tune.calibrate import Calibration
 
-HELP = "show a cluster, detect this machine, or calibrate it"
+HELP = "show a cluster, detect this machine, calibrate it, or fit a device's interference"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc cluster`."""
     parser.add_argument("action", choices=[*ACTIONS], help="what to do")
     parser.add_argument(
-        "name", metavar="NAME|FILE", nargs="?", help="show: a cluster; without one, list all"
+        "name",
+        metavar="NAME|FILE",
+        nargs="?",
+        help="show: a cluster, without one, list all; "
+        "interference: a CSV file of measurements, each a line of milliseconds: those that each "
+        "kind of work takes alone (columns compute, link, nic, d2h, h2d: some of them), and until "
+        "all had ended that began at the same time (column together)",
     )
     parser.add_argument("--toml", action="store_true", help="show: as a file that can be edited")
     parser.add_argument("--example", action="store_true", help="show: a complete file, explained")
@@ -36,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
                 "option-value",
                 f"--{name} is for irc cluster {' and '.join(actions)}, not for {args.action}",
             )
-    if args.name is not None and args.action != "show":
+    if args.name is not None and args.action not in ("show", "interference"):
         raise IrcError(
             "option-value",
             f"{args.action} looks at this machine and takes no name: '{args.name}'",
@@ -103,6 +109,25 @@ def _calibrate(args: argparse.Namespace) -> int:
     return 0 if found is None else _write(found, args.output, install=False)
 
 
+def _interference(args: argparse.Namespace) -> int:
+    from irc.cluster.interference_fit import fitted, points_of
+    from irc.cluster.text import interference_toml
+
+    if args.name is None:
+        raise IrcError(
+            "option-value", "irc cluster interference wants a CSV file of measurements",
+            help="irc cluster --help names its columns",
+        )  # fmt: skip
+    points = points_of(args.name)
+    table = fitted(points)
+    errors = sorted(abs(table.seconds(p.alone) / p.together - 1) for p in points)
+    mean, worst = sum(errors) / len(errors), errors[-1]
+    print(f"# {len(points)} measurements, predicted within {mean:.1%} in the mean, {worst:.1%} at")
+    print("# worst; to stand in [device] of a cluster file.")
+    print("\n".join(interference_toml(table)))
+    return 0
+
+
 def _generated(_a: Any, _b: Any) -> Any:
     """Compile a matmul of two tensors to irc's own kernels."""
     import irc
@@ -147,4 +172,6 @@ TAKEN_BY = {
     "output": ("show", "calibrate"),
 }  # fmt: skip
 """Which actions take an option."""
-ACTIONS = {"show": _show, "detect": _detect, "calibrate": _calibrate}
+ACTIONS = {
+    "show": _show, "detect": _detect, "calibrate": _calibrate, "interference": _interference,
+}  # fmt: skip

@@ -36,7 +36,7 @@ def _one(args: argparse.Namespace) -> int:
     from irc.cluster.load import THIS_HOST, find_cluster
     from irc.commands.schedule_simulate import shown_bytes
     from irc.plan.load import load_plan
-    from irc.simulate.plan import predict
+    from irc.simulate.plan import Contention, predict
 
     if args.cluster:
         from irc.errors import IrcError
@@ -46,9 +46,8 @@ def _one(args: argparse.Namespace) -> int:
             help="a plan of one has the prices of the cluster that it was compiled for",
         )  # fmt: skip
     plan = load_plan(args.plan).plan
-    host = find_cluster(plan.cluster or THIS_HOST).device
-    threads = host.threads(plan.device_mesh.num_ranks)
-    found = predict(plan, cores=host.cores or None, threads=threads)
+    cluster = find_cluster(plan.cluster or THIS_HOST)
+    found = predict(plan, contention=Contention.of(cluster, plan.device_mesh))
     print(f"ranks           {found.ranks}{f', {plan.mesh}' if plan.mesh else ''}")
     print(f"call            {found.seconds * 1e3:.4g} ms")
     for stream, seconds in found.timeline.busy(found.actions).items():

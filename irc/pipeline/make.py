@@ -26,7 +26,7 @@ from irc.plan.save import make_plan as bundle
 from irc.plan.schema import Plan
 from irc.plugin import find_backend
 from irc.program import Program
-from irc.simulate.plan import predicted_seconds
+from irc.simulate.plan import Contention, predict
 
 
 def lower(
@@ -125,12 +125,10 @@ def planned(
         ranges=ranges,
         cluster="" if here else options.cluster,
     )
-    # Processes of one host share its cores; devices of a cluster are each their own.
-    host = find_cluster(options.cluster).device
     ranks = options.num_ranks
-    cores, threads = host.cores or None, host.threads(ranks)
-    predicted = predicted_seconds(plan, cores=cores, threads=threads, ranks=ranks)
-    return replace(plan, predicted_s=predicted), sources
+    contention = Contention.of(find_cluster(options.cluster), options.mesh, ranks)
+    predicted = predict(plan, contention=contention, ranks=ranks)
+    return replace(plan, predicted_s=predicted.seconds), sources
 
 
 @dataclass(frozen=True)

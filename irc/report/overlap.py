@@ -10,7 +10,7 @@ from irc.cluster.load import THIS_HOST, find_cluster
 from irc.plan.load import load_plan
 from irc.plan.schema import Plan, Start, Wait
 from irc.report.table import counted, seconds, size, table
-from irc.simulate.plan import predict, steps
+from irc.simulate.plan import Contention, predict, steps
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,8 @@ class Collective:
 
 def collectives(plan: Plan) -> list[Collective]:
     """Return the collectives of a predicted call of one rank, in the order in which they begin."""
-    here = plan.cluster or THIS_HOST
-    device = find_cluster(here).device
-    ranks = plan.device_mesh.num_ranks
-    run = predict(plan, cores=device.cores or None, threads=device.threads(ranks))
+    cluster = find_cluster(plan.cluster or THIS_HOST)
+    run = predict(plan, contention=Contention.of(cluster, plan.device_mesh))
     links = {
         a.after[0]: i for i, a in enumerate(run.actions) if a.stream.startswith("link ") and a.after
     }

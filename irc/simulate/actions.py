@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from irc.errors import InternalError
 
@@ -18,11 +18,12 @@ class SimAction:
         stream: in-order queue that it belongs to, such as ``rank 0 compute``.
         seconds: how long it takes when it has its resource to itself.
         after: positions (in the sequence of all actions) of those that must have ended.
-        resource: shared cores that it runs on, if any.
+        resource: what it shares with others that run at the same time, if anything.
         allocates, frees: bytes by pool, at its start and at its end.
         takes, gives: slots by register, at its start and at its end.
         weight: how many things alike it stands for, each of which wants a core.
         lag: seconds from its end until what waits for it knows; its stream is free meanwhile.
+        kind: what of the resource it uses.
     """
 
     name: str
@@ -36,6 +37,30 @@ class SimAction:
     gives: tuple[tuple[str, int], ...] = ()
     weight: int = 1
     lag: float = 0.0
+    kind: str = "compute"
+
+
+class Resource(Protocol):
+    """What actions share: how fast each gets on beside the others."""
+
+    def rates(self, running: Mapping[str, float]) -> Mapping[str, float]:
+        """Return the rate of each kind that runs, relative to alone.
+
+        Args:
+            running: the weight of all actions of each kind.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Cores, as many: each of n that want one proceeds at min(1, cores / n) (processor sharing)."""
+
+    count: float
+
+    def rates(self, running: Mapping[str, float]) -> Mapping[str, float]:
+        """Return one rate for all kinds."""
+        return dict.fromkeys(running, min(1.0, self.count / sum(running.values())))
 
 
 @dataclass(frozen=True)

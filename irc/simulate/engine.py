@@ -1,4 +1,4 @@
-"""An event engine: actions on in-order streams, with dependencies, credits, shared cores, memory.
+"""An event engine: actions on in-order streams, with dependencies, credits, resources, memory.
 
 An action starts when the action before it on its stream and all that it depends on have ended, and
 there are the credits that it takes. A credit is a free slot of a register: taken by the start of
@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
 
-from irc.simulate.actions import DeadlockError, SimAction, Timeline, Waiting
+from irc.simulate.actions import DeadlockError, Resource, SimAction, Timeline, Waiting
 
 
 def simulate(
     actions: Sequence[SimAction],
-    cores: Mapping[str, float] | None = None,
+    resources: Mapping[str, Resource] | None = None,
     slots: Mapping[str, int] | None = None,
     as_ready: Collection[str] = (),
 ) -> Timeline:
@@ -31,7 +31,7 @@ def simulate(
 
     Args:
         actions: streams run theirs in this order.
-        cores: size of each shared resource.
+        resources: by name; on one that is not named, actions run as if alone.
         slots: of each register; one that is not named has as many as are asked for.
         as_ready: streams that run theirs not in this order but as they get ready.
 
@@ -44,20 +44,20 @@ def simulate(
     >>> simulate([a, b, c]).seconds
     2.0
     """
-    return _Engine(actions, cores or {}, slots or {}, frozenset(as_ready)).run()
+    return _Engine(actions, resources or {}, slots or {}, frozenset(as_ready)).run()
 
 
 class _Engine:
     def __init__(
         self,
         actions: Sequence[SimAction],
-        cores: Mapping[str, float],
+        resources: Mapping[str, Resource],
         slots: Mapping[str, int],
         as_ready: frozenset[str],
     ) -> None:
         self.actions = actions
         self.as_ready = as_ready
-        self.cores = cores
+        self.resources = resources
         self.slots = slots
         self.now = 0.0
         self.starts = [inf] * len(actions)
@@ -74,7 +74,8 @@ class _Engine:
         self.busy: set[str] = set()
         # Ends of actions by position, and by its complement when those that wait are told.
         self.fixed: list[tuple[float, int]] = []
-        self.shared: dict[str, dict[int, float]] = {}
+        # Seconds of work that are left of what runs on each resource.
+        self.shared: dict[str, dict[int, float]] = {name: {} for name in resources}
         self.alive: dict[str, float] = {}
         self.peak: dict[str, float] = {}
         self.taken: dict[str, int] = {}
@@ -105,10 +106,10 @@ class _Engine:
         for pool, size in action.allocates:
             self.alive[pool] = self.alive.get(pool, 0.0) + size
             self.peak[pool] = max(self.peak.get(pool, 0.0), self.alive[pool])
-        if action.resource is None:
+        if action.resource is None or action.resource not in self.resources:
             heapq.heappush(self.fixed, (self.now + action.seconds, index))
         else:
-            self.shared.setdefault(action.resource, {})[index] = action.seconds
+            self.shared[action.resource][index] = action.seconds
 
     def _take(self, stream: str, action: SimAction) -> bool:
         """Take all the slots that an action wants, or have its stream woken when there may be."""
@@ -130,29 +131,33 @@ class _Engine:
                 return register
         return None
 
-    def _rate(self, resource: str) -> float:
-        wanted = sum(self.actions[i].weight for i in self.shared[resource])
-        return min(1.0, self.cores.get(resource, inf) / wanted)
+    def _ends(self, resource: str) -> dict[int, tuple[float, float]]:
+        """Return the rate of each action that runs on a resource, and when it ends at that."""
+        running = self.shared[resource]
+        weights: dict[str, float] = {}
+        for index in running:
+            action = self.actions[index]
+            weights[action.kind] = weights.get(action.kind, 0.0) + action.weight
+        rates = self.resources[resource].rates(weights)
+        own = ((index, rates[self.actions[index].kind]) for index in running)
+        return {index: (rate, self.now + running[index] / rate) for index, rate in own}
 
     def _advance(self) -> None:
         """Go to the next end, and do what follows from it."""
+        sharing = {name: self._ends(name) for name, running in self.shared.items() if running}
         at = self.fixed[0][0] if self.fixed else inf
-        for resource, running in self.shared.items():
-            if running:
-                at = min(at, self.now + min(running.values()) / self._rate(resource))
+        at = min([at, *(end for ends in sharing.values() for _, end in ends.values())])
         done: list[int] = []
-        for resource, running in self.shared.items():
-            if not running:
-                continue
-            shortest, rate = min(running.values()), self._rate(resource)
-            # Rounding must not leave a sliver of work: what ends now ends by comparison of times.
-            ended = self.now + shortest / rate <= at
-            work = shortest if ended else (at - self.now) * rate
-            for index in list(running):
-                running[index] -= work
-                if running[index] <= 0.0:
+        for name, ends in sharing.items():
+            running = self.shared[name]
+            for index, (rate, end) in ends.items():
+                left = running[index] - (at - self.now) * rate
+                # Rounding must not leave a sliver of work: what ends now does so by comparison.
+                if end <= at or left <= 0.0:
                     del running[index]
                     done.append(index)
+                else:
+                    running[index] = left
         while self.fixed and self.fixed[0][0] <= at:
             done.append(heapq.heappop(self.fixed)[1])
         self.now = at

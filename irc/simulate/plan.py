@@ -2,23 +2,57 @@
 
 All ranks run the same text at the same time, so one stands for them: with a compute stream, and a
 link for each mesh axis that its group shares. A collective begins when it is started, and a wait
-ends when it has. On one host the ranks' compute and transport share the cores: an action then
-weighs as much as there are ranks, a collective as there are groups.
+ends when it has. What overlaps is not free: on one host the ranks' compute and transport share the
+cores (an action then weighs as much as there are ranks, a collective as there are groups), on a
+device they slow each other down as its table says (`irc.cluster.interference`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from irc.cluster.topology import Cluster
+from irc.dialects.placement import Mesh
 from irc.plan.schema import Call, Kernels, Library, Plan, Start, Step, Wait, touched
-from irc.simulate.actions import SimAction, Timeline
+from irc.simulate.actions import Cores, Resource, SimAction, Timeline
 from irc.simulate.engine import simulate
 
 StepSeconds: TypeAlias = Callable[[Step], float]
 
-CORES = "cores"
+SHARED = "shared"
+
+
+@dataclass(frozen=True)
+class Contention:
+    """What the streams of a rank share.
+
+    Attributes:
+        resource: of all of them; None where each runs as if alone.
+        kinds: of what a collective uses, by mesh axis: ``link`` or ``nic``.
+    """
+
+    resource: Resource | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @staticmethod
+    def of(cluster: Cluster, mesh: Mesh, ranks: int | None = None) -> Contention:
+        """Return that of the ranks of a mesh: a host's cores, or the table of a device.
+
+        Args:
+            cluster: that they are on.
+            mesh: of a plan.
+            ranks: that share the cores, where other plans run beside that one: with its own.
+        """
+        device = cluster.device
+        if device.cores:
+            threads = device.threads(mesh.num_ranks if ranks is None else ranks)
+            return Contention(Cores(device.cores / threads))
+        kinds = {
+            axis: "nic" if cluster.crosses_nodes(mesh, axis) else "link" for axis in mesh.names
+        }
+        return Contention(device.interference or None, kinds)
 
 
 @dataclass(frozen=True)
@@ -54,9 +88,8 @@ def stated_seconds(step: Step) -> float:
 def predict(
     plan: Plan,
     seconds: StepSeconds = stated_seconds,
+    contention: Contention = Contention(),
     *,
-    cores: float | None = None,
-    threads: int = 1,
     ranks: int | None = None,
 ) -> Prediction:
     """Simulate one call of a plan.
@@ -64,30 +97,22 @@ def predict(
     Args:
         plan: what every rank runs.
         seconds: the time of a step; of a collective, once all have started it.
-        cores: of the host that all ranks share; None gives each its own.
-        threads: of each rank: what it takes of the cores while it computes.
+        contention: what its streams share; by default each runs as if alone.
         ranks: that share the cores, where other plans run beside this one: with its own.
     """
-    build = _Builder(plan, seconds, None if cores is None else CORES, ranks)
+    build = _Builder(plan, seconds, contention, ranks)
     for time, (position, step) in enumerate(build.steps):
         build.add(time, position, step)
-    capacity = {} if cores is None else {CORES: cores / threads}
+    resources = {} if contention.resource is None else {SHARED: contention.resource}
     actions = tuple(build.actions)
-    return Prediction(actions, simulate(actions, capacity), build.ranks)
-
-
-def predicted_seconds(
-    plan: Plan, *, cores: float | None = None, threads: int = 1, ranks: int | None = None
-) -> float:
-    """Return the predicted time of a call, from the times that the plan's actions state."""
-    return predict(plan, cores=cores, threads=threads, ranks=ranks).seconds
+    return Prediction(actions, simulate(actions, resources), build.ranks)
 
 
 class _Builder:
     def __init__(
-        self, plan: Plan, seconds: StepSeconds, shared: str | None, ranks: int | None
+        self, plan: Plan, seconds: StepSeconds, contention: Contention, ranks: int | None
     ) -> None:
-        self.plan, self.seconds, self.shared = plan, seconds, shared
+        self.plan, self.seconds, self.kinds = plan, seconds, contention.kinds
         self.ranks = plan.device_mesh.num_ranks if ranks is None else ranks
         self.actions: list[SimAction] = []
         self.collectives: dict[int, int] = {}
@@ -110,7 +135,7 @@ class _Builder:
                 "compute",
                 seconds,
                 after,
-                self.shared if seconds else None,
+                SHARED if seconds else None,
                 (("arena", self.born.get(time, 0)),),
                 (("arena", self.dies.get(time, 0)),),
                 weight=self.ranks,
@@ -127,8 +152,9 @@ class _Builder:
                 f"link {axis}",
                 self.seconds(start),
                 (issued,),
-                self.shared,
+                SHARED,
                 weight=self.ranks // self.plan.device_mesh.size(axis),
+                kind=self.kinds.get(axis, "link"),
             )
         )
         self.collectives[position] = len(self.actions) - 1

@@ -30,7 +30,8 @@ from irc.runtime.processes import threads_per_process
 from irc.runtime.segments import Segment, SegmentCall, load_segments
 from irc.runtime.torch_driver import TorchDriver
 from irc.runtime.weights import load_weights
-from irc.simulate.plan import predict, stated_seconds
+from irc.simulate.actions import Cores
+from irc.simulate.plan import Contention, predict, stated_seconds
 
 ROUNDS = 9
 
@@ -112,7 +113,7 @@ def tune_plan(loaded: LoadedPlan, *, rounds: int = ROUNDS, seed: int = 0) -> Tun
 
 
 def _predicted(plan: Plan, seconds: Callable[[Step], float], threads: int) -> float:
-    return predict(plan, seconds, cores=num_cores(), threads=threads).seconds
+    return predict(plan, seconds, Contention(Cores(num_cores() / threads))).seconds
 
 
 def _with_measured(

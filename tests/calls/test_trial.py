@@ -62,7 +62,7 @@ def computing(seconds: float, calls: list[float]) -> Callable[[], None]:
 
 
 def test_what_waits_for_others_is_not_behind() -> None:
-    assert not is_behind(lambda: time.sleep(0.004), lambda: time.sleep(0.001))
+    assert not is_behind(lambda: time.sleep(0.004), computing(0.001, []))
 
 
 def test_what_takes_four_times_as_long_is_behind() -> None:

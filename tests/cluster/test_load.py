@@ -36,6 +36,14 @@ def test_a_file_gives_what_it_says(tmp_path: Path) -> None:
     assert lab.links[0].emulated == {"all_to_all"}
 
 
+def test_what_runs_at_a_time_slows_each_other_down_as_a_file_says() -> None:
+    rows = "interference = [{compute = 1.25, link = 2}, {compute = 1.5, nic = 1}]\n[[link]]"
+    lab = parse_cluster(LAB.replace("[[link]]", rows))
+    assert lab.device.interference.rates(["compute", "link"]) == {"compute": 0.8, "link": 0.5}
+    assert parse_cluster(to_toml(lab)) == lab
+    assert "compute = 1.25, link = 2" in describe(lab)
+
+
 def test_presets_are_found_by_name() -> None:
     assert find_cluster("8xA100").device.memory_bytes == 80 * 10**9
 
@@ -58,6 +66,10 @@ def test_a_missing_file_is_named() -> None:
         ("devices = 4", "devcies = 4", "did you mean 'devices'"),
         ("devices = 4", "", "'link.devices' is missing"),
         ("memory_gb = 48", "memory_gb = -1", "memory_gb is -1"),
+        ("memory_gb = 48", "memory_gb = 48\ninterference = [{gpu = 1, nic = 1}]", "names 'gpu'"),
+        ("memory_gb = 48", "memory_gb = 48\ninterference = [{nic = 2}]", "two kinds at least"),
+        ("memory_gb = 48", "memory_gb = 48\ninterference = [{nic = 0.5, link = 1}]", "nic = 0.5"),
+        ("memory_gb = 48", "memory_gb = 48\ninterference = 3", "must be a table"),
         ("f32 = 38.0, ", "", "peak_tflops.f32"),
         ('["all_to_all"]', '["all_gather"]', "cannot emulate"),
         ("[[link]]", "[[link", "line"),

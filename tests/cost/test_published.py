@@ -5,28 +5,19 @@ of Hetu-Galvatron, which time 70 us of Python as well. Of the MI250X, only all-r
 the published gathers move half of what the same links reach there.
 """
 
-import json
 from math import exp, log
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
 
+from irc.cluster import interference_tables
+from irc.cluster.interference_fit import fitted
 from irc.cluster.load import find_cluster
-from irc.cost.collectives import collective_s, lines
+from irc.cost.collectives import lines
 from irc.dialects.placement import Mesh
-
-ROWS: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parent / "published_collectives.json").read_text()
-)
-
-
-def ratios(row: dict[str, Any]) -> list[float]:
-    """Predicted over measured, for each size."""
-    mesh = Mesh.of({"all": row["ranks"]})
-    link = find_cluster(row["cluster"]).axis_link(mesh, "all")
-    return [collective_s(row["op"], link, size, 1e12) / (us * 1e-6) for size, us in row["bytes_us"]]
+from tests.cost.published import COLLECTIVES as ROWS
+from tests.cost.published import ratios, together
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['id']}-{row['op']}-{row['ranks']}")
@@ -60,3 +51,23 @@ def test_a_strided_group_of_two_a_node_has_twice_the_speed_of_one_a_node() -> No
         cluster.axis_link(Mesh.parse(text), "d").bytes_per_s for text in ("d=2,t=8", "d=4,t=4")
     )
     assert two / one == pytest.approx(16.22 / 8.13, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "most"),
+    [("a100", "A100", 0.08), ("l4", "L4", 0.12), ("v100-sxm2-32", "V100", 0.08)],
+)
+def test_what_runs_at_a_time_takes_as_long_as_published(
+    device: str, kind: str, most: float
+) -> None:
+    """Of points that a fit has not seen, and of all in the table that is shipped."""
+    points = together(device)
+    assert len(points) > 600
+    table = fitted(points[::2])
+    assert mean(abs(table.seconds(p.alone) / p.together - 1) for p in points[1::2]) < most
+    shipped = getattr(interference_tables, kind)
+    assert mean(abs(shipped.seconds(p.alone) / p.together - 1) for p in points) < most
+    # The longest alone, as if nothing slowed anything down, is much further off.
+    assert mean(abs(max(p.alone.values()) / p.together - 1) for p in points) > 1.5 * most
+    # And the plan of a training step on such devices asks for it.
+    assert find_cluster(f"8x{kind}").device.interference == shipped

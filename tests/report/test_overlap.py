@@ -15,7 +15,8 @@ from irc.report.overlap import collectives, explain_overlap
 
 
 def test_a_call_is_its_compute_and_what_is_bare(plans: dict[str, Path]) -> None:
-    from irc.simulate.plan import predict, steps
+    from irc.simulate.actions import Cores
+    from irc.simulate.plan import Contention, predict, steps
 
     plan = load_plan(plans["grid"]).plan
     rows = collectives(plan)
@@ -23,7 +24,7 @@ def test_a_call_is_its_compute_and_what_is_bare(plans: dict[str, Path]) -> None:
     assert [row.start for row in rows] == [step for step in order if isinstance(step, Start)]
     assert all(0 <= row.begin_s <= row.end_s and row.bare_s >= 0 for row in rows)
     ended = max(row.end_s for row in rows)
-    assert ended <= predict(plan, cores=1.0).seconds
+    assert ended <= predict(plan, contention=Contention(Cores(1.0))).seconds
     for axis in plan.device_mesh.names:
         own = [row for row in rows if row.start.attrs["axis"] == axis]
         # A link carries one at a time.

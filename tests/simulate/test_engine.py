@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from irc.cluster.interference import Interference
 from irc.errors import InternalError
-from irc.simulate.actions import DeadlockError, SimAction
+from irc.simulate.actions import Cores, DeadlockError, SimAction
 from irc.simulate.engine import simulate
 from irc.simulate.trace import chrome_trace
 
@@ -30,11 +31,33 @@ def test_a_stream_is_in_order_and_waits_for_dependencies() -> None:
 def test_processor_sharing() -> None:
     """Two cores: three equal jobs take 1.5 times as long; a job alone takes its own time."""
     jobs = [SimAction(f"j{i}", f"s{i}", 2.0, resource="cores") for i in range(3)]
-    assert simulate(jobs, {"cores": 2}).ends == (3.0, 3.0, 3.0)
-    assert simulate(jobs[:1], {"cores": 2}).ends == (2.0,)
+    assert simulate(jobs, {"cores": Cores(2)}).ends == (3.0, 3.0, 3.0)
+    assert simulate(jobs[:1], {"cores": Cores(2)}).ends == (2.0,)
     short = SimAction("short", "t", 1.0, resource="cores")
     # On one core both run at half speed until the short one ends at 2; the rest takes 1 more.
-    assert simulate([jobs[0], short], {"cores": 1}).ends == (3.0, 2.0)
+    assert simulate([jobs[0], short], {"cores": Cores(1)}).ends == (3.0, 2.0)
+
+
+def test_kinds_of_work_slow_each_other_down_by_the_set_that_runs() -> None:
+    """Compute of 4 s meets a link of 1 s and a copy of 2 s, then the copy, then nothing."""
+    table = Interference.of(
+        [
+            {"compute": 2.0, "link": 2.0, "d2h": 1.0},
+            {"compute": 1.5, "d2h": 1.25},
+            {"link": 9.0, "d2h": 9.0},
+        ]
+    )
+    kinds = (("compute", 4.0), ("link", 1.0), ("d2h", 3.25))
+    actions = [SimAction(kind, kind, s, resource="gpu", kind=kind) for kind, s in kinds]
+    # Until 2 s: 1 of compute and 2 of the copy; 1.25 of the copy take 1.5625, and compute does
+    # 1.0417 meanwhile; 1.9583 are left.
+    ends = simulate(actions, {"gpu": table}).ends
+    assert ends == pytest.approx((2 + 1.5625 + 4 - 1 - 1.5625 / 1.5, 2.0, 3.5625))
+    assert table.seconds(dict(kinds)) == pytest.approx(max(ends))
+    # Two of a kind are one kind at work; on a resource that is not named nothing slows down.
+    twice = [*actions[:1], SimAction("other", "t", 4.0, resource="gpu")]
+    assert simulate(twice, {"gpu": table}).ends == (4.0, 4.0)
+    assert simulate(actions).ends == (4.0, 1.0, 3.25)
 
 
 def test_memory_is_counted_from_start_to_free() -> None:
@@ -123,7 +146,11 @@ def test_more_slots_than_there_are_is_never() -> None:
 def test_one_action_stands_for_several_alike() -> None:
     jobs = [SimAction(f"j{i}", f"s{i}", 2.0, resource="cores") for i in range(6)]
     folded = [SimAction("j", "s", 2.0, resource="cores", weight=6)]
-    assert simulate(jobs, {"cores": 4}).ends[0] == simulate(folded, {"cores": 4}).ends[0] == 3.0
+    assert (
+        simulate(jobs, {"cores": Cores(4)}).ends[0]
+        == simulate(folded, {"cores": Cores(4)}).ends[0]
+        == 3.0
+    )
 
 
 ACTIONS = st.lists(
@@ -162,7 +189,7 @@ def test_bounds(raw: Sequence[tuple[str, float, list[int], bool]], cores: float)
     actions = built(raw)
     alone = simulate(actions)
     assert alone.seconds == pytest.approx(longest_path(actions))
-    shared = simulate(actions, {"cores": cores})
+    shared = simulate(actions, {"cores": Cores(cores)})
     work = sum(a.seconds for a in actions if a.resource)
     assert shared.seconds >= max(alone.seconds, work / cores) * (1 - 1e-9)
     assert shared.seconds <= sum(a.seconds for a in actions) * (1 + 1e-9)

@@ -4,11 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from irc.cluster.interference import Interference
+from irc.cluster.presets import PRESETS
 from irc.dialects import comm
+from irc.dialects.placement import Mesh
 from irc.plan.schema import Plan, Start, Step, Wait
-from irc.simulate.actions import SimAction
+from irc.simulate.actions import Cores, SimAction
 from irc.simulate.engine import simulate
-from irc.simulate.plan import CORES, StepSeconds, label, predict, predicted_seconds, steps
+from irc.simulate.plan import SHARED, Contention, StepSeconds, label, predict, steps
 from tests.plan.programs import Task, build_plan, mlp, sharded
 
 SHARDED = build_plan(sharded(), seconds=lambda _: 1.0)
@@ -33,11 +36,30 @@ def test_overlap_hides_the_shorter(between: int, seconds: float) -> None:
 
 def test_ranks_that_share_cores_slow_each_other_down() -> None:
     plan = overlapping(3)
-    assert predict(plan, cores=8).seconds == 4.0
+    assert predict(plan, contention=Contention(Cores(8))).seconds == 4.0
     # One core: 2 ranks x 4 launches + one collective of 3, all of it in turn.
-    assert predict(plan, cores=1).seconds == pytest.approx(11.0)
-    # Two threads of each rank on two cores are as one on one.
-    assert predict(plan, cores=2, threads=2).seconds == pytest.approx(11.0)
+    assert predict(plan, contention=Contention(Cores(1))).seconds == pytest.approx(11.0)
+
+
+def test_what_overlaps_on_a_device_slows_each_other_down() -> None:
+    """Compute at half, the link at a third of its speed: 3 launches in 6 s, then 1 s is left."""
+    table = Interference.of([{"compute": 2.0, "link": 3.0}, {"compute": 1.0, "nic": 1.5}])
+    plan = overlapping(3)
+    assert predict(plan, contention=Contention(table)).seconds == pytest.approx(6 + 1 + 1)
+    between = Contention(table, {"data": "nic"})
+    assert predict(plan, contention=between).seconds == pytest.approx(3 + 1 + 1)
+    # Without a row, they run as alone.
+    assert predict(plan, contention=Contention(table, {"data": "d2h"})).seconds == 4.0
+
+
+def test_contention_of_a_cluster() -> None:
+    mesh = Mesh.parse("data=2,tensor=8")
+    kinds = Contention.of(PRESETS["2x8xA100"], mesh).kinds
+    assert kinds == {"data": "nic", "tensor": "link"}
+    # On a host of two cores four ranks of one thread want twice as many as there are.
+    host = Contention.of(PRESETS["this-host"], Mesh.parse("data=4"))
+    assert host == Contention(Cores(2.0))
+    assert Contention.of(PRESETS["this-host"], Mesh.parse("data=2"), 4) == host
 
 
 def test_the_peak_is_within_the_arena() -> None:
@@ -63,7 +85,7 @@ def test_many_ranks_share_the_cores_of_a_host() -> None:
     y = t.pointwise("neg", t.pointwise("neg", x))
     plan = build_plan(t.finish(y), seconds=lambda _: 1.0)
     assert predict(plan).seconds == 2.0
-    assert predict(plan, cores=2).seconds == 32.0
+    assert predict(plan, contention=Contention(Cores(2))).seconds == 32.0
 
 
 def enumerated(plan: Plan, seconds: StepSeconds, cores: float | None) -> tuple[float, float]:
@@ -75,7 +97,7 @@ def enumerated(plan: Plan, seconds: StepSeconds, cores: float | None) -> tuple[f
 
     def on(rank: int, name: str, takes: float, after: tuple[int, ...] = ()) -> int:
         born, dies = (tuple((f"{rank}", n) for _, n in each) for each in memory[name])
-        shared = CORES if takes and cores is not None else None
+        shared = SHARED if takes and cores is not None else None
         actions.append(SimAction(name, f"rank {rank}", takes, after, shared, born, dies))
         return len(actions) - 1
 
@@ -90,11 +112,11 @@ def enumerated(plan: Plan, seconds: StepSeconds, cores: float | None) -> tuple[f
         if isinstance(step, Start):
             for group in mesh.groups(step.attrs["axis"]):
                 issued = tuple(ends[position, rank] for rank in group)
-                shared = CORES if cores is not None else None
+                shared = SHARED if cores is not None else None
                 stream = f"link {step.attrs['axis']} {group[0]}"
                 actions.append(SimAction(step.id, stream, seconds(step), issued, shared))
                 ends.update({(position, rank): len(actions) - 1 for rank in group})
-    timeline = simulate(actions, {} if cores is None else {CORES: cores})
+    timeline = simulate(actions, {} if cores is None else {SHARED: Cores(cores)})
     return timeline.seconds, max(timeline.peak.values())
 
 
@@ -107,7 +129,7 @@ def test_one_rank_stands_for_all(times: list[float], cores: float | None) -> Non
         return times[plan_steps.index(step) % len(times)]
 
     plan_steps = [step for _, step in steps(plan)]
-    folded = predict(plan, seconds, cores=cores)
+    folded = predict(plan, seconds, Contention(None if cores is None else Cores(cores)))
     every = enumerated(plan, seconds, cores)
     assert folded.seconds == pytest.approx(every[0], rel=1e-9)
     assert folded.peak_bytes == every[1]
@@ -117,9 +139,3 @@ def test_a_launch_is_a_step_of_its_own() -> None:
     found = predict(build_plan(mlp(), seconds=lambda _: 1.0))
     assert found.seconds == 8.0
     assert [a.name for a in found.actions][:2] == ["matmul_5x9x6 n0/n0", "relu_5x9 n0/n1"]
-
-
-def test_predicted_seconds() -> None:
-    assert predicted_seconds(overlapping(0)) == 4.0
-    assert predicted_seconds(overlapping(0), cores=1) > 4.0
-    assert predicted_seconds(build_plan(mlp())) == 0.0
