@@ -24,13 +24,14 @@ from torch.distributed.rendezvous import rendezvous
 from irc.cluster.host import num_cores
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.runtime.meeting import name_of_start
 from irc.runtime.watch import naming_lost_ranks, stop_watching, watch_ranks
 
 STORE_VARIABLE = "IRC_STORE"
 """A file by which processes of one machine meet; without it, MASTER_ADDR and MASTER_PORT do."""
 
-RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
-"""How often torchrun has started this process again."""
+RUN_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""Torchrun sets it, and may start the processes again, more or fewer of them."""
 
 JOIN_TIMEOUT_S = 60
 DIGEST_BYTES = 32
@@ -57,7 +58,8 @@ def check_world(mesh: Mesh, world: int) -> None:
             f"the plan is for {_ranks(mesh.num_ranks)} ({str(mesh) or 'one device'}), "
             f"and {world} {'was' if world == 1 else 'were'} started",
             help=f"start {mesh.num_ranks} (irc run starts as many as the plan wants, torchrun "
-            f"--nproc_per_node of them), or compile for a mesh of {_ranks(world)}",
+            f"--nproc_per_node of them), or compile for a mesh of {_ranks(world)}: in a script, "
+            "an axis of size 'auto' takes those that there are",
         )
 
 
@@ -95,17 +97,15 @@ def _store(rank: int, world: int, timeout: timedelta) -> Any:
     """Return where processes leave their addresses; None for what torch chooses.
 
     Torchrun starts processes again with the store of those before, whose addresses are still in it:
-    a rank that is early would wait for one that is gone.
+    a rank that is early would wait for one that is gone. So each start has a part of it by itself.
     """
     if path := os.environ.get(STORE_VARIABLE):
         return dist.FileStore(path, world)  # type: ignore[attr-defined]  # not among the exports
-    restarts = os.environ.get(RESTARTS_VARIABLE, "0")
-    # Launchers on several hosts need not count alike.
-    is_one_host = os.environ.get("LOCAL_WORLD_SIZE") == f"{world}"
-    if restarts == "0" or not is_one_host:
+    if RUN_VARIABLE not in os.environ:
         return None
     store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
-    return dist.PrefixStore(f"restart-{restarts}", store)  # type: ignore[attr-defined]
+    start = name_of_start(store, rank, world, timeout.total_seconds())
+    return dist.PrefixStore(start, store)  # type: ignore[attr-defined]  # not among the exports
 
 
 def backend_of_processes() -> str:

@@ -1,0 +1,39 @@
+"""Processes of one start meet, whatever the starts before have left in the store."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from irc.errors import IrcError
+from irc.runtime.meeting import name_of_start
+
+
+def met(store: Any, world: int) -> str:
+    """Let so many processes meet, the last one first, and return what they agree on."""
+    with ThreadPoolExecutor(world) as pool:
+        names = [pool.submit(name_of_start, store, r, world, 10.0) for r in reversed(range(world))]
+        (name,) = {each.result() for each in names}
+    return name
+
+
+def test_each_start_has_a_name_of_its_own() -> None:
+    store: Any = HashStore()
+    names = [met(store, world) for world in (4, 3, 3, 2, 4, 1)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_start_that_was_broken_off() -> None:
+    """Its questions and answers are in the store; a rank of it is gone."""
+    store: Any = HashStore()
+    with ThreadPoolExecutor() as pool:
+        one = pool.submit(name_of_start, store, 1, 3, 10.0)
+        with pytest.raises(IrcError, match="rank 2 did not come") as caught:
+            name_of_start(store, 0, 3, 0.3)
+    assert caught.value.code == "rank-lost"
+    assert met(store, 3) != one.result()
+    with pytest.raises(IrcError, match="rank 0 did not come"):
+        name_of_start(store, 1, 3, 0.1)
