@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from irc.choices import (
     Dynamic,
+    MeshOption,
     batch_option,
     checked,
     count_option,
     dynamic_option,
     layout_option,
+    mesh_option,
     micro_batches_option,
     names_option,
     offload_option,
@@ -50,7 +52,7 @@ T = TypeVar("T")
 def compile(
     target: T,
     *,
-    mesh: str = "",
+    mesh: MeshOption = "",
     backend: str = "cpu",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
@@ -68,7 +70,7 @@ def compile(
 def compile(
     target: None = None,
     *,
-    mesh: str = "",
+    mesh: MeshOption = "",
     backend: str = "cpu",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
@@ -85,7 +87,7 @@ def compile(
 def compile(
     target: Any = None,
     *,
-    mesh: str = "",
+    mesh: MeshOption = "",
     backend: str = "cpu",
     cluster: str = "this-host",
     passes: Sequence[str] = (),
@@ -111,7 +113,9 @@ def compile(
     Args:
         target: what to compile; of a ``torch.export.ExportedProgram`` its module.
         mesh: axes of a mesh, ``data=2,tensor=2``; the program then runs under torchrun with as many
-            processes, of which one compiles and the others receive the plan.
+            processes, of which one compiles and the others receive the plan. An axis of size
+            ``auto`` takes the processes that the others leave: ``data=auto,tensor=2``; a function
+            gives a mesh for a number of processes.
         backend: what computes: ``cpu``, or on a GPU, where module and arguments lie, ``triton`` or
             ``cuda``.
         cluster: a preset or TOML file that prices the plan.
@@ -145,6 +149,7 @@ def compile(
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
     """
+    mesh = mesh_option(mesh)
     options = checked(
         Options(
             mesh=parse_mesh(mesh),
@@ -215,7 +220,7 @@ def compile_step(
     *,
     loss: str | Callable[..., Any] | None = None,
     optimizer: OptimizerOption | torch.optim.Optimizer = "adamw",
-    mesh: str = "",
+    mesh: MeshOption = "",
     backend: str = "cpu",
     cluster: str = "this-host",
     pins: Pins = "",
@@ -282,7 +287,10 @@ def compile_step(
             ``torch.optim`` of these kinds says the same by its groups, and what it does not have
             stays as it is. Each step reads their numbers, as a scheduler changes them: other rates
             cost nothing, other betas or another decay compile the step again.
-        mesh: axes of a mesh, ``data=2,tensor=2``.
+        mesh: axes of a mesh, ``data=2,tensor=2``. An axis of size ``auto`` takes the processes that
+            the others leave, ``data=auto,tensor=2``, so that a job which torchrun starts again
+            with fewer of them, or more, is planned for those; a function gives a mesh for a
+            number of processes.
         backend: what writes the kernels: ``cpu``; ``triton`` or ``cuda`` for ranks with GPUs, whose
             collectives and transfers then go by NCCL. Ranks of a mesh hold their parts on the GPU;
             on one device, weights that lie on the host are copied there and back each step.
@@ -341,7 +349,7 @@ def compile_step(
     from irc.runtime.given_optimizer import GivenOptimizer
     from irc.runtime.loss_scale import loss_scale_of
 
-    whole = parse_mesh(mesh)
+    whole = parse_mesh(mesh_option(mesh))
     asked = micro_batches_option(micro_batches, accumulate)
     count = programs_option(whole, asked, f"{schedule}", stages)
     feeding = feeding_of(batch, whole)
@@ -405,7 +413,7 @@ def original(compiled: Any) -> Any:
 def compile_entries(
     entries: Mapping[str, Sequence[Any]],
     *,
-    mesh: str = "",
+    mesh: MeshOption = "",
     cluster: str = "this-host",
     pins: Pins = "",
     runs: Mapping[str, int] | None = None,
@@ -432,7 +440,8 @@ def compile_entries(
     """
     from irc.calls.entries import compile_entries as compile_all
 
-    options = Options(mesh=parse_mesh(mesh), cluster=cluster, pins=pins_option(pins))
+    whole = parse_mesh(mesh_option(mesh))
+    options = Options(mesh=whole, cluster=cluster, pins=pins_option(pins))
     return compile_all(entries, options, runs)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -13,7 +13,7 @@ from irc.errors import IrcError, did_you_mean
 from irc.pipeline import Options, default_pipeline
 from irc.plan.parts import PIPE
 from irc.runtime.segments import DEVICE_BACKENDS
-from irc.sharding.mesh import parse_mesh
+from irc.sharding.mesh import REST, fit_mesh, parse_mesh
 from irc.training.groups import check_groups
 from irc.training.precision import PrecisionOption, precision_of
 from irc.training.recipe import OptimizerOption, Recipe, recipe_of
@@ -29,6 +29,36 @@ OFFLOAD = ("disk", HOST)
 
 Dynamic: TypeAlias = bool | Mapping[str, Any] | Sequence[Any] | None
 """Which sizes are left open."""
+
+MeshOption: TypeAlias = str | Callable[[int], str]
+"""Axes of a mesh, or what gives them for a number of ranks."""
+
+
+def mesh_option(mesh: object) -> str:
+    """Return a mesh, of as many ranks as there are processes where it says so.
+
+    Args:
+        mesh: ``data=2,tensor=2``; ``data=auto,tensor=2``, where an axis takes the ranks that are
+            left; or a function that gives either for a number of ranks.
+
+    Raises:
+        IrcError: ``mesh-syntax``, ``option-value``, ``world-size``.
+    """
+    text = mesh or ""
+    if not isinstance(text, str) or REST in text:
+        from irc.runtime.join import num_processes
+
+        ranks = num_processes()
+        if callable(text):
+            text = cast("Callable[[int], object]", text)(ranks)
+        if not isinstance(text, str):
+            raise IrcError(
+                "option-value",
+                f"mesh is text, or a function of the number of ranks that gives it, not {text!r}",
+                help=f'write mesh="data=2,tensor=2", or mesh="data={REST}"',
+            )
+        text = fit_mesh(text, ranks)
+    return text
 
 
 def dynamic_option(given: object, mesh: str) -> Any:

@@ -381,10 +381,13 @@ PAGES = (
         code="mesh-axis-indivisible",
         title="a dimension does not divide by the mesh axis that is to shard it",
         exit_code=2,
-        what="A pin asks for equal shards of a dimension whose size the axis does not divide.",
-        why="Shards may be uneven, but equal ones were asked for.",
-        example="a dimension of 11008 over an axis of size 6",
-        fix="use an axis size that divides the dimension, or drop `equal` from the pin",
+        what="A pin asks for equal shards of a dimension whose size the axis does not divide, or "
+        "ranks are to share the samples of a batch that they do not share equally.",
+        why="Stored shards may be uneven, but equal ones were asked for; what ranks compute, they "
+        "compute by one program, of shards that are equal.",
+        example="a dimension of 11008 over an axis of size 6; a batch of 12 over data=5",
+        fix="use an axis size that divides the dimension, or drop `equal` from the pin; of a "
+        "batch, the message says which sizes and numbers of ranks would do",
     ),
     ErrorPage(
         code="mesh-mismatch",
@@ -1046,7 +1049,7 @@ PAGES = (
         what="A plan is made for a number of ranks, and another number was started.",
         why="Each rank runs its own part: with one too few, the others would wait for ever.",
         example="irc run plan --nproc 2   (compiled for data=2,tensor=2)",
-        fix="irc run plan --nproc 4",
+        fix="irc run plan --nproc 4   (in a script: mesh='data=auto', which takes what there is)",
     ),
 )
 

@@ -576,7 +576,8 @@ def _anonymous(cls: type[nn.Module], options: Options) -> type[nn.Module]:
         kept = super(cls, self).__reduce_ex__(protocol)
         return (_restored, (cls, options), *kept[2:])
 
-    more = on_ranks(cls, options) if options.mesh.num_ranks > 1 else {}
+    # Of a mesh of one rank, too: a script runs on as many processes as there are.
+    more = on_ranks(cls, options) if options.mesh.names else {}
     return subclass(compiled_class(cls, options), __reduce_ex__=reduce, _irc_original=cls, **more)
 
 

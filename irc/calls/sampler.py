@@ -12,6 +12,7 @@ from torch.utils.data import Sampler
 from irc.calls.feeding import Feeding
 from irc.calls.step import TrainingStep
 from irc.errors import IrcError
+from irc.sharding.mesh import equal_shares
 
 KEYS = ("epoch", "position", "seed", "shuffle", "size")
 
@@ -24,12 +25,17 @@ class DataSampler(Sampler[int]):
     epoch gives every rank as many: of a last batch that is short each has its part, and
     :attr:`left_out` samples, fewer than there are parts, are in no batch of that epoch.
 
+    With a ``batch_size``, of a batch of all ranks, a rank is given a run of each batch instead, so
+    that the batch is put together in one order whatever the number of parts: random numbers, which
+    belong to places in a batch, meet the same samples.
+
     Args:
         feeding: says which part this rank is given.
         size: of the data set.
         shuffle: another order in each epoch; otherwise as they come.
         seed: of the orders; the same on all ranks.
         step: counts the samples that were trained on.
+        batch_size: of all ranks together; 0 where it is not known.
     """
 
     def __init__(
@@ -40,12 +46,21 @@ class DataSampler(Sampler[int]):
         shuffle: bool = True,
         seed: int = 0,
         step: TrainingStep | None = None,
+        batch_size: int = 0,
     ) -> None:
         self._feeding, self._size, self._shuffle, self._seed = feeding, size, shuffle, seed
-        self._step = step
+        self._step, self._batch_size = step, batch_size
         self.epoch = 0
         self._start = self._given = self._trained_before = 0
         self._is_over = False
+
+    @property
+    def batch_size(self) -> int | None:
+        """How many samples of a batch this rank loads: a loader's ``batch_size``.
+
+        None where :func:`data_sampler` was not told that of all ranks.
+        """
+        return self._batch_size // self._feeding.count or None
 
     @property
     def left_out(self) -> int:
@@ -63,14 +78,11 @@ class DataSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Give this rank's samples of the epoch; after a state was loaded, those that are left."""
-        feeding = self._feeding
         if self._is_over:  # a further round of the same epoch
             self._start = 0
         self._given, self._is_over = 0, False
         self._trained_before = self._trained()
-        order = self._order()[self._start :]
-        count = len(order) // feeding.count
-        for number in order[feeding.part :: feeding.count][:count]:
+        for number in self._own(self._order()[self._start :]):
             self._given += 1
             yield number
         self._is_over = True
@@ -112,6 +124,17 @@ class DataSampler(Sampler[int]):
         self._given, self._is_over = 0, False
         self._trained_before = self._trained()
 
+    def _own(self, order: list[int]) -> Iterator[int]:
+        """Give this rank's samples of an order."""
+        part, parts, size = self._feeding.part, self._feeding.count, self._batch_size
+        if not size:
+            yield from order[part::parts][: len(order) // parts]
+            return
+        for first in range(0, len(order), size):
+            batch = order[first : first + size]
+            each = len(batch) // parts
+            yield from batch[part * each : (part + 1) * each]
+
     def _order(self) -> list[int]:
         if not self._shuffle:
             return list(range(self._size))
@@ -129,16 +152,17 @@ def data_sampler(
     *,
     shuffle: bool = True,
     seed: int = 0,
+    batch_size: int | None = None,
 ) -> DataSampler:
     """Return a sampler for a ``DataLoader``, which gives each rank the samples it is to be given.
 
-    ``batch_size`` of the loader is that of a rank. Where ranks are given the whole batch, each gets
-    all samples, in one order. A last batch that is short is shared by all ranks; the loader's
-    ``drop_last`` leaves it out::
+    ``batch_size`` of the loader is that of a rank, which the sampler has where it is told that of
+    all ranks. Where ranks are given the whole batch, each gets all samples, in one order. A last
+    batch that is short is shared by all ranks; the loader's ``drop_last`` leaves it out::
 
-        step = irc.compile_step(model, loss=f, mesh="data=2,tensor=2", batch="local")
-        sampler = irc.data_sampler(step, dataset, seed=0)
-        loader = DataLoader(dataset, batch_size=8, sampler=sampler)  # 8 of the batch's 16
+        step = irc.compile_step(model, loss=f, mesh="data=auto,tensor=2", batch="local")
+        sampler = irc.data_sampler(step, dataset, seed=0, batch_size=16)
+        loader = DataLoader(dataset, batch_size=sampler.batch_size, sampler=sampler, drop_last=True)
         for epoch in range(epochs):
             sampler.set_epoch(epoch)
             for x, y in loader:
@@ -150,10 +174,13 @@ def data_sampler(
         dataset: of which samples are taken, or how many there are.
         shuffle: give them in another order in each epoch (``set_epoch``).
         seed: of the orders; the same on all ranks.
+        batch_size: of all ranks together. A job that goes on with another number of ranks then
+            trains on the same batches, in the same order: see :attr:`DataSampler.batch_size`.
 
     Raises:
         IrcError: ``input-mismatch`` for what irc did not make; ``option-value`` for a data set
-            without a length.
+            without a length; ``mesh-axis-indivisible`` for batches that the ranks do not share
+            equally.
     """
     if isinstance(dataset, int):
         size = dataset
@@ -167,7 +194,32 @@ def data_sampler(
             "step.feeding() has `part` and `count`",
         )
     step = trained if isinstance(trained, TrainingStep) else None
-    return DataSampler(feeding_of_trained(trained), size, shuffle=shuffle, seed=seed, step=step)
+    feeding = feeding_of_trained(trained)
+    return DataSampler(
+        feeding,
+        size,
+        shuffle=shuffle,
+        seed=seed,
+        step=step,
+        batch_size=_batch_size(batch_size, feeding),
+    )
+
+
+def _batch_size(given: int | None, feeding: Feeding) -> int:
+    """Check that ranks share batches of a size; 0 where none was said."""
+    if given is None:
+        return 0
+    if type(given) is not int or given < 1:
+        raise IrcError("option-value", f"batch_size={given!r} is no number of samples")
+    if given % feeding.count:
+        raise IrcError(
+            "mesh-axis-indivisible",
+            f"batches of {given} samples are shared by {feeding.count} parts of the mesh "
+            f"'{feeding.mesh}', not equally",
+            because="the samples of a rank are as many as those of the others",
+            help=equal_shares(given, feeding.count),
+        )
+    return given
 
 
 def feeding_of_trained(trained: object) -> Feeding:

@@ -136,7 +136,12 @@ class StepState:
         return self._saving().save_async(state, self._target(folder), keep)
 
     def load(
-        self, folder: str | Path, *, optimizer: bool = True, more: Mapping[str, Any] | None = None
+        self,
+        folder: str | Path,
+        *,
+        optimizer: bool = True,
+        more: Mapping[str, Any] | None = None,
+        missing_ok: bool = False,
     ) -> None:
         """Go on from a checkpoint in parts, of any mesh; every rank calls it.
 
@@ -151,6 +156,8 @@ class StepState:
                 "optimizer": ..}`` with torch's own names.
             optimizer: False: the model alone; states, seed and number of the step stay.
             more: objects that :meth:`save` was given, whose ``load_state_dict`` is called.
+            missing_ok: do nothing where there is no checkpoint yet, as in a script that begins and
+                goes on with the same lines.
 
         Raises:
             IrcError: ``checkpoint-missing``, ``checkpoint-corrupt``, ``state-mismatch``; nothing is
@@ -160,7 +167,12 @@ class StepState:
 
         self._join()
         self._state.hide()
-        checkpoint = Checkpoint(Path(folder))
+        try:
+            checkpoint = Checkpoint(Path(folder))
+        except IrcError as error:
+            if missing_ok and error.code == "checkpoint-missing":  # on every rank, or on none
+                return
+            raise
         sections = {name: checkpoint.section(name) for name in _named(more)}
         for name, section in sections.items():
             if section is None:

@@ -84,6 +84,11 @@ def has_peers() -> bool:
     return _place()[1] > 1
 
 
+def num_processes() -> int:
+    """Return how many processes the launcher has started, whether they have joined or not."""
+    return _place()[1]
+
+
 def own_rank() -> int:
     """Return the number of this process in its run, whether the processes have joined or not."""
     return _place()[0]

@@ -14,6 +14,7 @@ from irc.dialects.placement import AxisPlacement, B, Mesh, Partial, Placement, S
 from irc.dialects.types import TensorType, is_float
 from irc.errors import IrcError
 from irc.search.facts import Facts
+from irc.sharding.mesh import equal_shares
 from irc.sharding.signatures import NdSignature
 from irc.training.stages import GRADIENT
 
@@ -123,7 +124,8 @@ class LayoutRules:
                 "mesh-axis-indivisible",
                 f"'{name}' has {shape[0]} samples for {count} ranks of {', '.join(self.samples)}",
                 because="the layout divides samples, and each rank gets as many",
-                help=f"give a multiple of {count}, or leave the last batch out: drop_last=True",
+                help=f"{equal_shares(shape[0], count)}; or leave the last batch out: "
+                "drop_last=True",
             )
         axes = tuple((axis, Split(0) if axis in self.samples else B) for axis in self._mesh.names)
         return (Placement.in_mesh_order(axes),)

@@ -18,6 +18,7 @@ from irc.dialects.placement import B, Mesh
 from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
+from irc.sharding.mesh import equal_shares
 
 
 def check_samples(
@@ -55,7 +56,7 @@ def check_samples(
         f"'{name}' has {rows} samples for {count} ranks of {words}, and each would compute all "
         "of them",
         because="the samples of a rank are as many as those of the others",
-        help=f"give a multiple of {count}, or leave the last batch out (drop_last=True); "
+        help=f"{equal_shares(rows, count)}; or leave the last batch out (drop_last=True); "
         f"pins='\"{name}\" = [{whole}]' lets every rank compute all",
     )
 
