@@ -14,6 +14,7 @@ from irc import __version__
 from irc.commands import (
     check,
     cluster,
+    compare,
     compile,
     demo,
     diff,
@@ -59,6 +60,7 @@ COMMANDS: dict[str, Command] = {
     "tune": tune,
     "schedule": schedule,
     "simulate": simulate,
+    "compare": compare,
     "cluster": cluster,
 }
 

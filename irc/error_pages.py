@@ -1015,6 +1015,26 @@ PAGES = (
         fix="irc compile model.onnx -o plan --cluster my-h100.json",
     ),
     ErrorPage(
+        code="trace-mismatch",
+        title="two traces are of different plans",
+        exit_code=2,
+        what="The traces that are to be compared name other plans, meshes or numbers of ranks, or "
+        "a profile of torch has no kernel of the plan.",
+        why="Times of different programs say nothing of each other.",
+        example="irc simulate a --trace p; irc run b --trace m; irc compare p m",
+        fix="irc simulate b --trace p; irc run b --trace m; irc compare p m",
+    ),
+    ErrorPage(
+        code="trace-unreadable",
+        title="a file is no trace that irc reads",
+        exit_code=2,
+        what="The file cannot be opened, is no JSON of Chrome trace events, has no events that "
+        "last, or was written by another program than irc and torch.profiler.",
+        why="What cannot be read cannot be compared.",
+        example="irc compare predicted.json plan/plan.json",
+        fix="irc run plan --trace measured.json; irc compare predicted.json measured.json",
+    ),
+    ErrorPage(
         code="weights-apart",
         title="a module was called whose weights the ranks of a step hold",
         exit_code=2,

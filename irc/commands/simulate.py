@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from irc.simulate.actions import SimAction, Timeline
+    from irc.trace.form import Trace
 
 HELP = "predict a call or step of a plan, action by action"
 
@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("plan", metavar="PLAN", help="the folder of the plan")
     add("--cluster", metavar="NAME|FILE", help="of a plan of several programs: whose links carry "
         "what goes between them (default: the cluster that it is for)")  # fmt: skip
-    add("--trace", metavar="FILE", help="write the timeline there, for Perfetto")
+    add("--trace", metavar="FILE", help="write what each rank does there, for Perfetto and irc "
+        "compare: Chrome trace events, packed where the name ends in .gz")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,6 +37,7 @@ def _one(args: argparse.Namespace) -> int:
     from irc.cluster.load import THIS_HOST, find_cluster
     from irc.commands.schedule_simulate import shown_bytes
     from irc.plan.load import load_plan
+    from irc.simulate.call_trace import call_trace
     from irc.simulate.plan import Contention, predict
 
     if args.cluster:
@@ -45,7 +47,8 @@ def _one(args: argparse.Namespace) -> int:
             "option-value", "--cluster is for plans of several programs",
             help="a plan of one has the prices of the cluster that it was compiled for",
         )  # fmt: skip
-    plan = load_plan(args.plan).plan
+    loaded = load_plan(args.plan)
+    plan = loaded.plan
     cluster = find_cluster(plan.cluster or THIS_HOST)
     found = predict(plan, contention=Contention.of(cluster, plan.device_mesh))
     print(f"ranks           {found.ranks}{f', {plan.mesh}' if plan.mesh else ''}")
@@ -53,7 +56,9 @@ def _one(args: argparse.Namespace) -> int:
     for stream, seconds in found.timeline.busy(found.actions).items():
         print(f"{stream:14}  {seconds * 1e3:.4g} ms")
     print(f"arena at most   {shown_bytes(found.peak_bytes)}")
-    return _trace(args.trace, found.actions, found.timeline)
+    if args.trace:
+        _write(args.trace, call_trace(plan, found, loaded.hash))
+    return 0
 
 
 def _parts(args: argparse.Namespace) -> int:
@@ -62,6 +67,7 @@ def _parts(args: argparse.Namespace) -> int:
     from irc.plan.parts_files import load_parts
     from irc.report.streams import streams_of, streams_table
     from irc.simulate.parts import predict_step
+    from irc.simulate.parts_trace import step_trace
 
     plan = load_parts(args.plan)
     own = next((f.plan.cluster for part in plan.parts for f in part.values()), "")
@@ -72,14 +78,15 @@ def _parts(args: argparse.Namespace) -> int:
     print(f"step            {found.seconds * 1e3:.4g} ms")
     print(table(found))
     print("\n".join(streams_table(streams_of(found), found.seconds)))
-    return _trace(args.trace, found.actions, found.timeline)
+    if args.trace:
+        _write(args.trace, step_trace(plan, found))
+    return 0
 
 
-def _trace(path: str | None, actions: tuple[SimAction, ...], timeline: Timeline) -> int:
-    from irc.commands.schedule import write
-    from irc.simulate.trace import chrome_trace
+def _write(path: str, trace: Trace) -> None:
+    from irc.trace.write import to_json, write_trace
 
-    return write(chrome_trace(actions, timeline), path) if path else 0
+    write_trace(path, to_json(trace))
 
 
 def _refused(plan: str, why: str, example: str) -> Exception:

@@ -8,6 +8,7 @@ from functools import cache
 
 from irc.cluster.topology import Cluster
 from irc.cost.moves import move_seconds
+from irc.dialects.items import ITEM_BYTES
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.simulate.boundaries import transfer_of
 from irc.simulate.costs import Costs, StageCosts, Transfer
@@ -63,6 +64,12 @@ def _moves(
     return Moves(
         *STREAMS[where], {key: move_seconds(cluster, where, sizes[key]) for key in sorted(keys)}
     )
+
+
+def transfer_bytes(plan: PartsPlan, name: str, producer: int, consumer: int) -> int:
+    """Return the bytes of a value on its way from a stage of the schedule to another, on a rank."""
+    channel = plan.channel(name, producer, consumer)
+    return channel.after.largest(channel.shape) * ITEM_BYTES[channel.dtype]
 
 
 @dataclass(frozen=True)

@@ -170,14 +170,19 @@ def steps(plan: Plan) -> list[tuple[int, Step]]:
 
 
 def label(plan: Plan, step: Step) -> str:
-    """Name a step for a trace."""
+    """Name a step by what it runs and its id."""
+    return f"{op_of(plan, step)} {step.id}"
+
+
+def op_of(plan: Plan, step: Step) -> str:
+    """Return what a step runs: a kernel, an op of a library, a collective, a copy."""
     match step:
         case Call():
-            return f"{plan.kernels[step.kernel].name} {step.id}"
+            return plan.kernels[step.kernel].name
         case Library() | Start():
-            return f"{step.op} {step.id}"
+            return step.op
         case _:
-            return f"{step.kind} {step.id}"
+            return step.kind
 
 
 def _lives(plan: Plan, order: Sequence[Step]) -> tuple[dict[int, int], dict[int, int]]:

@@ -1,4 +1,7 @@
-"""Chrome traces: a timeline as JSON that Perfetto and chrome://tracing open."""
+"""A simulated schedule as a Chrome trace: its streams, without what its functions consist of.
+
+Plans, whose steps have names and lines, are traced as :mod:`irc.trace.form` says.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,14 @@ def chrome_trace(actions: Sequence[SimAction], timeline: Timeline) -> str:
             })  # fmt: skip
     events += (
         {"name": f"bytes of {pool}", "ph": "C", "pid": 0, "ts": at * 1e6, "args": {"bytes": alive}}
-        for pool, at, alive in _alive(actions, timeline)
+        for pool, at, alive in held_bytes(actions, timeline)
     )
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _alive(actions: Sequence[SimAction], timeline: Timeline) -> Iterator[tuple[str, float, float]]:
+def held_bytes(
+    actions: Sequence[SimAction], timeline: Timeline
+) -> Iterator[tuple[str, float, float]]:
     """Yield what is alive in a pool after each moment in which that changes."""
     changes: dict[tuple[float, str], float] = {}
     for action, start, end in zip(actions, timeline.starts, timeline.ends, strict=True):

@@ -1,0 +1,186 @@
+"""``irc compare``: where a measured step differs from the predicted one, by kind and by line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from irc.errors import IrcError
+from irc.report.table import counted, pairs, seconds, signed, table
+from irc.trace.form import SPENT, Trace
+from irc.trace.read import read_trace
+from irc.trace.spent import Spent, by_kind, by_line, by_rank
+
+MOST_LINES = 20
+"""Rows of the table of lines, unless all are asked for."""
+
+
+@dataclass(frozen=True)
+class KindRow:
+    """Seconds of a rank in a step, in the mean over ranks."""
+
+    kind: str
+    predicted_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True)
+class LineRow:
+    """Seconds of which a line of the model is the reason, in one way, in the mean over ranks.
+
+    Attributes:
+        line: of the model; where there is none, the op.
+        kind: one of :data:`irc.trace.form.SPENT`.
+        lost_s: by how much more was measured than predicted; all of them add up to what the whole
+            step lost.
+        events: on all ranks, as measured.
+    """
+
+    line: str
+    kind: str
+    predicted_s: float
+    measured_s: float
+    lost_s: float
+    events: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two traces of a plan; JSON has these fields.
+
+    Attributes:
+        plan: the hash of the plan.
+        mesh: its mesh, as text.
+        ranks: drawn by the predicted trace, and by the measured one.
+        predicted_s, measured_s: of the step.
+        ratio: predicted to measured.
+        kinds: what the step goes to; on both sides they add up to it.
+        lines: what is lost most comes first.
+        slowest: of the measured ranks, the one that has kernels for longest, and its seconds.
+        notes: what the files say of themselves.
+    """
+
+    plan: str
+    mesh: str
+    ranks: tuple[int, int]
+    predicted_s: float
+    measured_s: float
+    ratio: float
+    kinds: tuple[KindRow, ...]
+    lines: tuple[LineRow, ...]
+    slowest: tuple[int, float]
+    notes: tuple[str, ...]
+
+
+def read_both(predicted: str | Path, measured: str | Path) -> tuple[Trace, Trace]:
+    """Read two traces of one plan; the second may be a profile of torch.profiler.
+
+    Raises:
+        IrcError: ``trace-unreadable``, ``trace-mismatch``.
+    """
+    first = read_trace(predicted)
+    second = read_trace(measured, like=first)
+    if (first.plan, first.mesh, first.ranks) != (second.plan, second.mesh, second.ranks):
+        raise IrcError(
+            "trace-mismatch",
+            f"'{predicted}' and '{measured}' are of different plans",
+            because=[f"'{predicted}': {_plan(first)}", f"'{measured}': {_plan(second)}"],
+            help="simulate and run the same folder",
+        )
+    return first, second
+
+
+def _plan(trace: Trace) -> str:
+    return f"plan {trace.plan[:16]} of {counted(trace.ranks, 'rank')}" + (
+        f", {trace.mesh}" if trace.mesh else ""
+    )
+
+
+def compare(predicted: Trace, measured: Trace) -> Comparison:
+    """Compare two traces of one plan."""
+    before, after = by_kind(predicted), by_kind(measured)
+    kinds = tuple(KindRow(kind, before[kind], after[kind]) for kind in SPENT)
+    kernels = {rank: own["kernel"] for rank, own in by_rank(measured).items()}
+    slowest = max(kernels, key=lambda rank: kernels[rank])
+    said = ((side, *note) for side in (predicted, measured) for note in side.notes.items())
+    return Comparison(
+        predicted.plan,
+        predicted.mesh,
+        (len(predicted.drawn), len(measured.drawn)),
+        predicted.step_s,
+        measured.step_s,
+        predicted.step_s / measured.step_s if measured.step_s else 0.0,
+        kinds,
+        tuple(_lines(predicted, measured)),
+        (slowest, kernels[slowest]),
+        tuple(f"{side.source}: {name}: {text}" for side, name, text in said),
+    )
+
+
+def _lines(predicted: Trace, measured: Trace) -> list[LineRow]:
+    before, after = by_line(predicted), by_line(measured)
+    none = Spent(0.0, 0)
+    rows = [
+        LineRow(
+            line,
+            kind,
+            (was := before.get((line, kind), none)).seconds,
+            (now := after.get((line, kind), none)).seconds,
+            now.seconds - was.seconds,
+            now.events,
+        )
+        for line, kind in dict.fromkeys((*before, *after))
+    ]
+    return sorted(rows, key=lambda row: (-row.lost_s, row.line, row.kind))
+
+
+def write(found: Comparison, *, most: int | None = MOST_LINES) -> str:
+    """Lay out a comparison for a terminal.
+
+    Args:
+        found: the comparison.
+        most: lines to show; None for all.
+    """
+    step = f"predicted {seconds(found.predicted_s)}, measured {seconds(found.measured_s)}"
+    heading = [
+        ("step", f"{step}, ratio {found.ratio:.2f}"),
+        ("ranks", f"{found.ranks[1]} measured" + (f", {found.mesh}" if found.mesh else "")),
+    ]
+    if found.ranks[1] > 1:
+        rank, busy = found.slowest
+        heading.append(("slowest", f"rank {rank}, {seconds(busy)} in kernels"))
+    rows = [
+        (row.kind, *_times(row.predicted_s, row.measured_s))
+        for row in found.kinds
+        if row.predicted_s or row.measured_s
+    ]
+    rows.append(("step", *_times(found.predicted_s, found.measured_s)))
+    kinds = table(("of a rank, in the mean", "predicted", "measured", "lost"), rows, right="lrrr")
+    shown = [row for row in found.lines if row.lost_s > 0][:most]
+    cells = [
+        (
+            signed(row.lost_s),
+            seconds(row.predicted_s),
+            seconds(row.measured_s),
+            row.kind,
+            row.line,
+        )
+        for row in shown
+    ]
+    heads = ("lost", "predicted", "measured", "as", "line")
+    lines = ["Lost, by line of the model", *table(heads, cells, right="rrr")]
+    left = sum(row.lost_s > 0 for row in found.lines) - len(shown)
+    if left:
+        lines.append(f"and {counted(left, 'row')} more: --all shows them")
+    if not shown:
+        lines = ["No line took longer than predicted"]
+    gained = sum(row.lost_s for row in found.lines if row.lost_s < 0)
+    if gained:
+        lines.append(f"Other lines took {seconds(-gained)} less than predicted, in all")
+    return "\n\n".join(
+        "\n".join(part) for part in (pairs(heading), kinds, lines, found.notes) if part
+    )
+
+
+def _times(predicted: float, measured: float) -> tuple[str, str, str]:
+    return seconds(predicted), seconds(measured), signed(measured - predicted)

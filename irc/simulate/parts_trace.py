@@ -1,0 +1,184 @@
+"""A predicted step of a plan of several programs as a trace: functions with what they consist of.
+
+The simulator runs a function as one action, and a rank of each place of the pipe axis. Here each
+function is opened, and each rank drawn. Before a function a rank waits: for a value to be made, as
+long as that is not on its way (a bubble), and then for the value itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from irc.plan.parts import PartsPlan
+from irc.schedule.actions import Action, computed
+from irc.simulate.actions import SimAction
+from irc.simulate.call_trace import call_events, drawn_of
+from irc.simulate.parts import OF_MICRO_BATCHES, transfer_bytes
+from irc.simulate.plan import Prediction, StepSeconds, predict, stated_seconds
+from irc.simulate.schedule import Simulation
+from irc.simulate.trace import held_bytes
+from irc.trace.form import (
+    BUBBLE,
+    COMPUTE,
+    SCHEDULE,
+    TRANSFER,
+    Held,
+    Label,
+    Trace,
+    TraceEvent,
+    Where,
+)
+
+PHASES = {"F": "forward", "S": "forward"}
+"""By kind of a function of a micro-batch; all others are of the backward."""
+UPDATE = "update"
+
+
+def phase_of_kind(kind: str) -> str:
+    """Return the phase of a function of a micro-batch.
+
+    >>> phase_of_kind("F.smaller"), phase_of_kind("W")
+    ('forward', 'backward')
+    """
+    return PHASES.get(kind[0], "backward")
+
+
+def step_trace(plan: PartsPlan, found: Simulation, seconds: StepSeconds = stated_seconds) -> Trace:
+    """Return a predicted step.
+
+    Args:
+        plan: of several programs.
+        found: its simulation.
+        seconds: what that was simulated with.
+    """
+    step = _Step(plan, found, seconds)
+    events: list[TraceEvent] = []
+    held: list[Held] = []
+    notes: dict[str, str] = {}
+    pools = list(held_bytes(found.actions, found.timeline))
+    for place, ranks in enumerate(plan.ranks):
+        own = [event for event in step.at(place) if event.end_s > event.begin_s]
+        drawn, said = drawn_of(ranks, len(own) * len(plan.ranks))
+        notes |= said
+        for rank in drawn:
+            events += (event._replace(rank=rank) for event in own)
+            held += (
+                Held(rank, "registers and arena", at, size)
+                for pool, at, size in pools
+                if pool == f"rank {place}"
+            )
+    return Trace(
+        "predicted", tuple(events), found.seconds, plan.hash, str(plan.mesh), plan.mesh.num_ranks,
+        tuple(held), notes,
+    )  # fmt: skip
+
+
+class _Step:
+    def __init__(self, plan: PartsPlan, found: Simulation, seconds: StepSeconds) -> None:
+        self.plan, self.found = plan, found
+        self.actions, self.timeline = found.actions, found.timeline
+
+        @cache
+        def predicted(part: int, kind: str) -> Prediction:
+            return predict(plan.parts[part][kind].plan, seconds)
+
+        self.predicted = predicted
+
+    def at(self, place: int) -> Iterator[TraceEvent]:
+        """Yield the events of a rank at a place, as rank 0."""
+        runs = {str(action): action for action in computed(self.plan.schedule.ranks[place])}
+        stages = self.plan.parts_at(place)
+        before = 0.0
+        for index, action in enumerate(self.actions):
+            begin, end = self.timeline.starts[index], self.timeline.ends[index]
+            if action.stream == f"rank {place}":
+                where = self._where(action, runs)
+                yield from self._waited(action, before, begin, where)
+                before = end
+                if end > begin:
+                    yield TraceEvent(0, SCHEDULE, "function", Label(action.name), begin, end, where)
+                    yield from self._inside(action, runs, stages, (begin, end), where)
+            elif action.stream.endswith(f" of rank {place}"):
+                track = action.stream.partition(" ")[0]
+                yield TraceEvent(0, track, "transfer", Label(action.name), begin, end)
+        yield from self._carried(place)
+        yield TraceEvent(0, COMPUTE, BUBBLE, Label("end of the step"), before, self.found.seconds)
+
+    def _where(self, action: SimAction, runs: dict[str, Action]) -> Where:
+        if (run := runs.get(action.name)) is not None:
+            return Where(phase_of_kind(run.kind), run.micro_batch, run.stage)
+        if action.name.endswith(UPDATE):
+            return Where(UPDATE, None, int(action.name.removesuffix(UPDATE)))
+        return Where()
+
+    def _waited(
+        self, action: SimAction, before: float, begin: float, where: Where
+    ) -> Iterator[TraceEvent]:
+        """Yield what a rank waits for before an action: the value that comes last."""
+        if begin <= before:
+            return
+        moved = [
+            i for i in action.after
+            if self.actions[i].stream.startswith("link") or " of rank " in self.actions[i].stream
+        ]  # fmt: skip
+        last = max(moved, key=self._arrival, default=None)
+        on_way = begin if last is None or self._arrival(last) < begin else self._begin(last)
+        middle = min(max(before, on_way), begin)
+        name = f"before {action.name}"
+        if middle > before:
+            yield TraceEvent(0, COMPUTE, BUBBLE, Label(name), before, middle, where)
+        if begin > middle and last is not None:
+            label = Label(self.actions[last].name)
+            yield TraceEvent(0, COMPUTE, TRANSFER, label, middle, begin, where)
+
+    def _begin(self, index: int) -> float:
+        return self.timeline.starts[index]
+
+    def _arrival(self, index: int) -> float:
+        return self.timeline.ends[index] + self.actions[index].lag
+
+    def _inside(
+        self,
+        action: SimAction,
+        runs: dict[str, Action],
+        stages: dict[int, int],
+        span: tuple[float, float],
+        where: Where,
+    ) -> Iterator[TraceEvent]:
+        """Yield what the functions of an action consist of, from its begin to its end."""
+        assert where.stage is not None
+        part = stages[where.stage]
+        if (run := runs.get(action.name)) is not None:
+            kinds = [self.plan.wiring.kind(run.kind, run.micro_batch)]
+        else:
+            kinds = [kind for kind in self.plan.parts[part] if kind not in OF_MICRO_BATCHES]
+        calls = [(self.plan.parts[part][kind].plan, self.predicted(part, kind)) for kind in kinds]
+        at, alone = span[0], sum(predicted.seconds for _, predicted in calls)
+        slow = (span[1] - at) / alone if alone else 1.0
+        for function, predicted in calls:
+            yield from call_events(function, predicted, at, where, slow)
+            at += slow * predicted.seconds
+
+    def _carried(self, place: int) -> Iterator[TraceEvent]:
+        """Yield the values that come to a place."""
+        spans = {
+            action.name: (self.timeline.starts[i], self.timeline.ends[i])
+            for i, action in enumerate(self.actions)
+            if action.stream.startswith("link")
+        }
+        for tape in self.plan.tapes:
+            for event in tape.events:
+                if event.what != "send" or event.route is None:
+                    continue
+                if self.plan.schedule.rank_of[event.peer] != place:
+                    continue
+                number, stage = event.action.micro_batch, event.action.stage
+                name = f"{event.route.name} of micro-batch {number}"
+                begin, end = spans[name]
+                size = transfer_bytes(self.plan, event.route.name, stage, event.peer)
+                label = Label(name, num_bytes=size)
+                where = Where("", number, event.peer)
+                if end > begin:
+                    track = f"link from stage {stage}"
+                    yield TraceEvent(0, track, "transfer", label, begin, end, where)
