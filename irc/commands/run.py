@@ -37,6 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after every N steps of a plan of training, compare what several ranks hold copies of",
     )
     parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="record one more call or step, its kernels launched one by one, and write what each"
+        " rank does there, for Perfetto and irc compare: Chrome trace events, packed where the name"
+        " ends in .gz",
+    )
+    parser.add_argument(
         "--size",
         metavar="NAME=N",
         action="append",
@@ -76,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         trust=args.trust,
         verify=args.verify,
         imports=args.imports,
+        trace=args.trace,
     )
     print(report)
     return report.exit_code

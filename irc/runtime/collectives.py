@@ -314,16 +314,28 @@ def _packed(given: Operands, dim: int, size: int) -> torch.Tensor:
     return given.send
 
 
+@dataclass(frozen=True)
+class Unpacking:
+    """Waits for a collective and joins what it received along a dim.
+
+    Attributes:
+        work: torch's, under way.
+    """
+
+    work: Any
+    target: torch.Tensor
+    receive: torch.Tensor
+    dim: int
+
+    def __call__(self) -> None:
+        self.work.wait()
+        unpack(self.target, self.receive, self.dim)
+
+
 def _unpacking(work: Any, given: Operands, dim: int) -> Finish:
     if given.receive is None:
         return work.wait
-    receive = given.receive
-
-    def finish() -> None:
-        work.wait()
-        unpack(given.target, receive, dim)
-
-    return finish
+    return Unpacking(work, given.target, given.receive, dim)
 
 
 def pack(send: torch.Tensor, source: torch.Tensor, dim: int, size: int) -> None:

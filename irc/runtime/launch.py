@@ -50,6 +50,7 @@ def run_plan(
     trust: bool = False,
     verify: bool = False,
     imports: Sequence[str] = (),
+    trace: str | None = None,
 ) -> RunReport:
     """Run a plan on this machine and report.
 
@@ -68,6 +69,7 @@ def run_plan(
         trust: run the plan's code as it is, whoever made it.
         verify: compare weights with their digests, again if need be.
         imports: files and modules that each process imports before.
+        trace: a file for what each rank does in one more call or step, as Chrome trace events.
 
     Raises:
         IrcError: what a rank reported, or ``run-failed`` where one ended without a word.
@@ -78,14 +80,20 @@ def run_plan(
             "--size is of random inputs, and --inputs gives its own",
             help="leave out one of the two",
         )
-    if outputs is not None:
-        check_writable(Path(outputs))
+    for file in filter(None, (outputs, trace)):
+        check_writable(Path(file))
     if is_host(plan):
         from irc.frontends.torch.named import import_all
         from irc.runtime.host_run import run_host
 
         if steps is not None or check_every:
             raise _no_training(steps)
+        if trace:
+            raise IrcError(
+                "option-value",
+                f"--trace is of plans, and '{plan}' holds one for each region",
+                help=f"trace a region: irc run {plan}/regions/NAME --trace {trace}",
+            )
         check_world(Mesh.parse(""), 1 if nproc is None else nproc)
         import_all(imports)
         return run_host(
@@ -111,6 +119,7 @@ def run_plan(
     words += [f"--check={check_every}"] if check_every else []
     words += [f"--inputs={Path(inputs).absolute()}"] if inputs is not None else []
     words += [f"--save={Path(outputs).absolute()}"] if outputs is not None else []
+    words += [f"--trace={Path(trace).absolute()}"] if trace is not None else []
     if ranks == 1 and worker == WORKER:
         return _run_here(words)
     with tempfile.TemporaryDirectory(prefix="irc-run-") as folder:

@@ -27,6 +27,8 @@ from irc.runtime.micro_batches import SEED, BatchSums, MicroBatches, keys_of
 from irc.runtime.offload import Moves, moves_of, places_outside
 from irc.runtime.parts import Parts
 from irc.runtime.peers import Peers, TorchPeers, shared_sums
+from irc.runtime.recorded_step import RecordedStep
+from irc.runtime.recorder import Recorder
 from irc.runtime.segments import LoadSegments
 from irc.runtime.torch_driver import TorchDriver
 from irc.runtime.torch_optimizer import STEP
@@ -58,6 +60,7 @@ class PipelineExecutor:
         load: runs the kernels on the host, whatever they are for; by default the plan's backend
             does, where that computes.
         moves: of values that leave their slots; by default to where the plan says.
+        recorder: notes what steps do; by default nobody does.
     """
 
     def __init__(
@@ -71,8 +74,10 @@ class PipelineExecutor:
         axes: Sequence[str] = (),
         load: LoadSegments | None = None,
         moves: Moves | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.plan, self.rank, self._held = plan, rank, parts
+        self._recorded = None if recorder is None else RecordedStep(plan, rank, recorder)
         self._divided, self._axes = divided, axes
         self.place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
         self.local = plan.ranks[self.place].index(rank)
@@ -81,6 +86,7 @@ class PipelineExecutor:
         # NCCL, which moves what lies on GPUs, has no tags.
         self._peers: Peers = peers or TorchPeers(plan, rank, in_order=device.type != "cpu")
         own: dict[str, Any] = {"rank": self.local, "communicator": self._peers.communicator}
+        own["recorder"] = recorder
         self._driver = (
             driver_of(plan.backend, parts.local, **own)
             if load is None
@@ -234,11 +240,16 @@ class PipelineExecutor:
 
     def _all_steps(self) -> Iterator[Run]:
         """Yield what does the events of the tape, moves that follow each other at once."""
+        recorded = self._recorded
         for what, events in groupby(self._tape.events, key=lambda event: event.what):
             if what in MOVES:
-                yield self._moves.step([(e, self._registers[e.place]) for e in events if e.place])
-            else:
-                yield from map(self._step, events)
+                moved = [(event, self._registers[event.place]) for event in events if event.place]
+                run = self._moves.step(moved)
+                yield run if recorded is None else recorded.moved([e for e, _ in moved], run)
+                continue
+            for event in events:
+                run = self._step(event)
+                yield run if recorded is None else recorded.event(event, run)
 
     def _step(self, event: Event) -> Run:
         """Return what does one event of the tape that is no move."""
@@ -267,7 +278,14 @@ class PipelineExecutor:
     def _share_gradients(self) -> None:
         """Add up the gradients of weights that several parts have."""
         for name, places in self._shared:
-            self._peers.add(self._held.local[name], places)
+            self._add(name, self._held.local[name], places)
+
+    def _add(self, name: str, tensor: torch.Tensor, places: tuple[int, ...]) -> None:
+        """Add a tensor up over the ranks at some places."""
+        if self._recorded is None:
+            self._peers.add(tensor, places)
+        else:
+            self._recorded.added(name, places, lambda: self._peers.add(tensor, places))
 
     def _norm_runs(self) -> list[Run]:
         """Return what computes the squares of those gradients that count here."""
@@ -289,11 +307,15 @@ class PipelineExecutor:
         """Return what moves the parameters of each part."""
         held = {LR: self._rate, INVERSE: self._scales[1], **self._of_all}
         steps = [
-            executor
+            (part, executor)
             for part in dict.fromkeys(self._stages.values())
             if (executor := self._functions.get((part, "step"))) is not None
         ]
-        return [e.bound([held[name] for name in _inputs(e)], ()) for e in steps]
+        runs: list[Run] = []
+        for part, executor in steps:
+            run = executor.bound([held[name] for name in _inputs(executor)], ())
+            runs.append(run if self._recorded is None else self._recorded.update(part, run))
+        return runs
 
     def _rate_shape(self) -> tuple[int, ...]:
         steps = [part["step"].plan for part in self.plan.parts if "step" in part]
@@ -312,7 +334,7 @@ class PipelineExecutor:
             for run in self._norms:
                 run()
             torch.sum(self._squares, 0, out=self._norm)
-            self._peers.add(self._norm, tuple(range(len(self.plan.ranks))))
+            self._add(NORM, self._norm, tuple(range(len(self.plan.ranks))))
         count = self._held.local.get(STEP) if len(self._updates) > 1 else None
         before = None if count is None else count.clone()
         for run in self._updates:
@@ -323,9 +345,10 @@ class PipelineExecutor:
 
     def _loss(self) -> torch.Tensor:
         """Return the loss on every rank; those that do not compute it receive it."""
-        if len(self._sizes) == 1:
-            return self._peers.loss(self._losses.mean())
-        return self._peers.loss((self._losses * self._weights).sum())
+        own = self._losses.mean() if len(self._sizes) == 1 else (self._losses * self._weights).sum()
+        if self._recorded is None:
+            return self._peers.loss(own)
+        return self._recorded.loss(lambda: self._peers.loss(own))
 
 
 def _inputs(executor: Executor) -> list[str]:

@@ -208,6 +208,28 @@ def gather_seconds(seconds: float) -> list[float]:
     return [float(row) for row in rows]
 
 
+def gather_texts(text: str, *, everywhere: bool = False) -> list[str]:
+    """Return a text of every rank, in rank order; every rank calls it.
+
+    Args:
+        text: of this rank.
+        everywhere: on every rank; otherwise rank 0 gets them and the others none.
+    """
+    own = bytearray(text.encode())
+    lengths = [int(length) for length in gather_seconds(float(len(own)))]
+    data = torch.zeros(max(1, *lengths), dtype=torch.uint8)
+    if own:
+        data[: len(own)] = torch.frombuffer(own, dtype=torch.uint8)
+    is_here = everywhere or dist.get_rank() == 0
+    rows = [torch.empty_like(data) for _ in lengths] if is_here else None
+    if everywhere:
+        dist.all_gather(rows, data)
+    else:
+        dist.gather(data, rows)
+    pairs = zip(rows or (), lengths, strict=False)
+    return [row[:length].numpy().tobytes().decode() for row, length in pairs]
+
+
 def end_with_parent() -> None:
     """End this process when the one that started it is gone, so that none is left behind."""
     parent = os.getppid()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -15,6 +15,9 @@ from irc.runtime.executor import Executor
 from irc.runtime.local_weights import WeightCopy
 from irc.runtime.prepared import Store
 from irc.runtime.segments import LoadSegments, load_segments
+
+if TYPE_CHECKING:
+    from irc.runtime.recorder import Recorder
 
 
 class TorchDriver:
@@ -34,6 +37,7 @@ class TorchDriver:
             repeats it as it repeats eager's; by default the seed counts calls.
         arena: memory that plans which run one after the other work in, large enough for each; by
             default each call leases its own.
+        recorder: notes what calls do, each launch by itself; by default nobody does.
 
     Attributes:
         device: where weights, arenas and outputs lie.
@@ -55,11 +59,13 @@ class TorchDriver:
         store: Store | None = None,
         draws: bool = False,
         arena: torch.Tensor | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.device = torch.device("cpu")
         self.tensors = tensors
         self.rank, self.communicator = rank, communicator
-        self.load, self.num_threads = load, num_threads
+        self.load = load if recorder is None else recorder.loading(load)
+        self.num_threads, self.recorder = num_threads, recorder
         self.copies = copies
         self.store = Store() if store is None else store
         self.draws, self.arena = draws, arena
@@ -91,7 +97,8 @@ class TorchDriver:
 
     def actions(self, plan: LoadedPlan) -> Actions:
         """Return how the actions of a plan are carried out."""
-        return Actions(plan.plan, self.rank, self.communicator or NoPeers())
+        plain = Actions(plan.plan, self.rank, self.communicator or NoPeers())
+        return plain if self.recorder is None else self.recorder.actions(plain)
 
 
 _AT_ONCE = nullcontext()

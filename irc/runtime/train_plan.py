@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.dialects.builder import arguments, entry
+from irc.dialects.placement import Mesh
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan
 from irc.plan.training import FORWARD, check_recipe, forward_text
@@ -25,19 +27,23 @@ from irc.runtime.code import load_program
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.compare import Comparison
 from irc.runtime.eager_training import LR, Trained, TrainingPlan, compare_training
-from irc.runtime.executors import executor_of
+from irc.runtime.executors import executor_of, memory_of
 from irc.runtime.inputs import InputSpec, given_inputs, specs_of, specs_of_parts
 from irc.runtime.parts import Parts
 from irc.runtime.pipeline import SEED, PipelineExecutor
 from irc.runtime.processes import gather_seconds
+from irc.runtime.recorder import Recorder
 from irc.runtime.replicas import check_copies
 from irc.runtime.report import RunReport, TrainingReport
 from irc.runtime.segments import LoadSegments
 from irc.runtime.spread_parts import SpreadParts
+from irc.runtime.traced import traced
 from irc.runtime.weights import load_weights, whole_weights
 from irc.simulate.parts import predict_step
 
 TIMED_STEPS = 3
+
+Step: TypeAlias = Callable[[Sequence[torch.Tensor], int], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class _Rank:
         plan: what it trains with.
         specs: of the inputs of a step.
         run: a step on inputs and the number of the step; its loss.
+        recorded: makes the same, whose steps a recorder notes.
+        device: where the functions run.
         parts: what the rank holds.
         bytes: what that and the functions' own memory take, by kind.
         weights: reads all weights whole, for eager training.
@@ -56,7 +64,9 @@ class _Rank:
 
     plan: TrainingPlan
     specs: Sequence[InputSpec]
-    run: Callable[[Sequence[torch.Tensor], int], torch.Tensor]
+    run: Step
+    recorded: Callable[[Recorder], Step]
+    device: torch.device
     parts: Parts
     bytes: Mapping[str, int]
     weights: Callable[[], dict[str, torch.Tensor]]
@@ -83,7 +93,12 @@ def train(
     """
     plan = loaded.plan
     own = load_weights(loaded, rank, verify=args.verify)
-    run = executor_of(loaded, own, rank=rank, communicator=communicator, load=load)
+
+    def executed(recorder: Recorder | None) -> Step:
+        options: dict[str, Any] = {"communicator": communicator, "load": load}
+        run = executor_of(loaded, own, rank=rank, recorder=recorder, **options)
+        return lambda batch, _: run(*batch)[0]
+
     parts = Parts(plan.device_mesh, rank)
     parts.hold(plan, own)
     return _trained(
@@ -91,7 +106,9 @@ def train(
         _Rank(
             loaded,
             specs_of(loaded),
-            lambda batch, _: run(*batch)[0],
+            executed(None),
+            executed,
+            memory_of(plan.backend),
             parts,
             {"stored": parts.num_bytes(), "arena": plan.arena_bytes},
             lambda: load_weights(loaded, None),
@@ -119,9 +136,11 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
     run = PipelineExecutor(plan, parts, rank)
     names = [spec.name for spec in specs]
 
-    def step(batch: Sequence[torch.Tensor], number: int) -> torch.Tensor:
-        given = dict(zip(names, batch, strict=True))
-        return run(batch[:-1], given[LR], number)
+    def step_of(run: PipelineExecutor) -> Step:
+        return lambda batch, number: run(batch[:-1], batch[names.index(LR)], number)
+
+    def recorded(recorder: Recorder) -> Step:
+        return step_of(PipelineExecutor(plan, parts, rank, recorder=recorder))
 
     held = {
         "parameters": parts.num_bytes("parameter"),
@@ -135,8 +154,8 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
     return _trained(
         args,
         _Rank(
-            plan, specs, step, parts, held, lambda: _start(plan), plan.facts.mesh,
-            predicted, cluster,
+            plan, specs, step_of(run), recorded, memory_of(plan.backend), parts, held,
+            lambda: _start(plan), plan.facts.mesh, predicted, cluster,
         ),
         rank,
     )  # fmt: skip
@@ -159,6 +178,7 @@ def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | Non
     losses = torch.stack([_stepped(args, own, batch, n) for n, batch in enumerate(batches)])
     wholes = {name: own.parts.whole(name, everywhere=False) for name in own.parts.names}
     seconds = _timed(own, batches[-1])
+    notes = _traced(args, own, batches[-1], rank, seconds) if args.trace else ()
     held = {**own.bytes, "resident": _resident_bytes()}
     several = dist.is_initialized()
     all_seconds = gather_seconds(seconds) if several else [seconds]
@@ -181,6 +201,7 @@ def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | Non
         _compared(own, batches, trained) if args.compare else None,
         own.cluster,
         training,
+        notes,
     )
 
 
@@ -194,12 +215,32 @@ def _stepped(
     return loss
 
 
+def _traced(
+    args: argparse.Namespace, own: _Rank, batch: Sequence[torch.Tensor], rank: int, seconds: float
+) -> tuple[str, ...]:
+    """Write the trace of a step, and return what is said of it."""
+    mesh = Mesh.parse(own.mesh)
+    recorder = Recorder.on(own.device, rank, mesh)
+    step, still = own.recorded(recorder), _still(own, batch)
+    return traced(
+        args.trace,
+        recorder,
+        lambda: step(still, 0),
+        args.digest,
+        pipeline=isinstance(own.plan, PartsPlan),
+        best_s=seconds,
+    )
+
+
+def _still(own: _Rank, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return inputs of a step whose learning rate is zero, which keeps its numbers small."""
+    pairs = zip(own.specs, batch, strict=True)
+    return [torch.zeros_like(x) if spec.name == LR else x for spec, x in pairs]
+
+
 def _timed(own: _Rank, batch: Sequence[torch.Tensor]) -> float:
-    """Return the seconds of a step; a learning rate of zero keeps its numbers small."""
-    still = [
-        torch.zeros_like(x) if spec.name == LR else x
-        for spec, x in zip(own.specs, batch, strict=True)
-    ]
+    """Return the seconds of a step."""
+    still = _still(own, batch)
     best = math.inf
     for _ in range(TIMED_STEPS):
         start = time.perf_counter()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -30,7 +31,7 @@ from irc.runtime.arguments import held_parts
 from irc.runtime.code import asked
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.compare import compare
-from irc.runtime.executors import executor_of
+from irc.runtime.executors import executor_of, memory_of
 from irc.runtime.inputs import inputs_for, read_inputs
 from irc.runtime.processes import (
     agree,
@@ -41,8 +42,10 @@ from irc.runtime.processes import (
     place_of,
     threads_per_process,
 )
+from irc.runtime.recorder import Recorder
 from irc.runtime.report import RunReport
 from irc.runtime.segments import LoadSegments, load_segments
+from irc.runtime.traced import traced
 from irc.runtime.train_plan import train, train_parts
 from irc.runtime.watch import tell_by
 from irc.runtime.weights import load_weights
@@ -70,6 +73,9 @@ def parser() -> argparse.ArgumentParser:
                       default=[], help="import it before")  # fmt: skip
     made.add_argument("--steps", type=int, default=STEPS, help="of a plan of training")
     made.add_argument("--check", type=int, default=0, help="compare copies every so many steps")
+    made.add_argument(
+        "--trace", metavar="FILE", help="write what each rank does in a call (rank 0)"
+    )
     return made
 
 
@@ -86,6 +92,7 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
     if world == 1:
         loaded = _load(args.plan, trust=args.trust)
         check_world(_mesh(loaded), world)
+        args.digest = loaded.hash
         if isinstance(loaded, PartsPlan):
             return train_parts(args, loaded, rank)
         loaded = _sized(loaded, args)
@@ -104,15 +111,16 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
                 raise
         if loaded is None:
             raise problem or AssertionError("no plan and no problem")
+        args.digest = loaded.hash
         if isinstance(loaded, PartsPlan):
             return train_parts(args, loaded, rank)
         communicator = TorchCommunicator.of(loaded.plan.device_mesh, rank)
         if recipe_of_plan(loaded) is not None:
             return train(args, loaded, rank, communicator, load)
-        inputs, outputs, seconds = _timed(args, loaded, rank, communicator, load)
+        inputs, outputs, seconds, notes = _timed(args, loaded, rank, communicator, load)
         all_seconds = gather_seconds(seconds[0])
     # The comparison takes its time: nobody waits for it.
-    return _report(args, loaded, inputs, outputs, all_seconds) if rank == 0 else None
+    return _report(args, loaded, inputs, outputs, all_seconds, notes) if rank == 0 else None
 
 
 def _sized(loaded: LoadedPlan, args: argparse.Namespace) -> LoadedPlan:
@@ -162,16 +170,12 @@ def _timed(
     rank: int,
     communicator: TorchCommunicator | None,
     load: LoadSegments,
-) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...], list[float]]:
-    """Return inputs, the outputs of the first call, and the seconds of a later one."""
+) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...], list[float], tuple[str, ...]]:
+    """Return inputs, the outputs of the first call, the seconds of a later, notes on a trace."""
     inputs = inputs_for(loaded, args.inputs, args.seed)
-    run = executor_of(
-        loaded,
-        load_weights(loaded, rank, verify=args.verify),
-        rank=rank,
-        communicator=communicator,
-        load=load,
-    )
+    weights = load_weights(loaded, rank, verify=args.verify)
+    options: dict[str, Any] = {"rank": rank, "communicator": communicator, "load": load}
+    run = executor_of(loaded, weights, **options)
     outputs = run(*held_parts(loaded.plan, inputs, rank))
     best = math.inf
     for _ in range(TIMED_CALLS):
@@ -179,7 +183,16 @@ def _timed(
         start = time.perf_counter()
         run(*given)
         best = min(best, time.perf_counter() - start)
-    return inputs, outputs, [best]
+    if not args.trace:
+        return inputs, outputs, [best], ()
+    plan = loaded.plan
+    recorder = Recorder.on(memory_of(plan.backend), rank, plan.device_mesh)
+    recorded = executor_of(loaded, weights, **options, recorder=recorder)
+    given = held_parts(plan, inputs, rank)
+    notes = traced(
+        args.trace, recorder, lambda: recorded(*given), args.digest, pipeline=False, best_s=best
+    )
+    return inputs, outputs, [best], notes
 
 
 def _report(
@@ -188,6 +201,7 @@ def _report(
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
     seconds: Sequence[float],
+    notes: tuple[str, ...] = (),
 ) -> RunReport:
     if args.save:
         from irc.plan.weights import write_safetensors
@@ -199,7 +213,9 @@ def _report(
         found = compare(loaded, load_weights(loaded, None), inputs, outputs)
     plan = loaded.plan
     threads = torch.get_num_threads()
-    return RunReport(plan.mesh, threads, tuple(seconds), plan.predicted_s, found, plan.cluster)
+    return RunReport(
+        plan.mesh, threads, tuple(seconds), plan.predicted_s, found, plan.cluster, notes=notes
+    )
 
 
 def main(argv: Sequence[str] | None = None, load: LoadSegments = load_segments) -> int:

@@ -12,10 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from irc.errors import IrcError
+from irc.plan.load import load_plan
 from irc.plan.save import make_plan, save_plan
+from irc.plan.schema import Start
 from irc.runtime import launch
 from irc.runtime.launch import run_plan
+from irc.trace.read import read_trace
 from tests.plan.programs import build_plan, rank_environment, sharded, sharded_eager
+from tests.simulate.test_traces import check_form
 
 ROOT = Path(__file__).parents[2]
 WORKER = "tests.plan.reference_worker"
@@ -93,6 +97,7 @@ def test_inputs_from_a_file_and_outputs_to_one(folder: Path, tmp_path: Path) -> 
     np.savez(tmp_path / "x.npz", x=x)
     out = tmp_path / "out.safetensors"
     words = [f"--inputs={tmp_path / 'x.npz'}", f"--save={out}", "--compare"]
+    words.append(f"--trace={tmp_path / 'trace.json'}")
     ranks = [start(folder, rank, tmp_path / "store", *words) for rank in range(4)]
     texts = [process.communicate(timeout=60) for process in ranks]
     assert [process.returncode for process in ranks] == [0] * 4, texts
@@ -101,6 +106,18 @@ def test_inputs_from_a_file_and_outputs_to_one(folder: Path, tmp_path: Path) -> 
     expected = sharded_eager(torch.from_numpy(x), *weights().values())
     for name, value in zip(("y0", "y1", "y2"), expected, strict=True):
         torch.testing.assert_close(found[name], value)
+    trace = read_trace(tmp_path / "trace.json")
+    check_form(trace)
+    assert trace.notes["clocks"] == "one machine, one clock"
+    starts = [a for a in load_plan(folder).plan.actions if isinstance(a, Start)]
+    for rank in range(4):
+        own = [event for event in trace.events if event.rank == rank]
+        for axis in ("data", "tensor"):
+            ops = [e.label.name for e in own if e.track == f"comm {axis}"]
+            assert set(ops) <= {a.op for a in starts if a.attrs["axis"] == axis}
+        waits = {e.label.id for e in own if e.kind in ("exposed collective", "straggler")}
+        assert len(waits) > len(starts) // 2
+        assert "model.py:15" in {e.label.line for e in own}
 
 
 def test_ranks_that_disagree_all_end_and_name_each_other(folder: Path, tmp_path: Path) -> None:

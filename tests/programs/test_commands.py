@@ -22,7 +22,9 @@ from irc.report.parts import _head as head_of
 from irc.report.parts import gather_parts
 from irc.runtime import load
 from irc.runtime.pipeline import PipelineExecutor
+from irc.trace.read import read_trace
 from tests.programs.models import GPT, model_and_batch
+from tests.simulate.test_traces import check_form
 
 NET = """
 import torch
@@ -94,12 +96,34 @@ def test_two_processes_train_it_as_eager_does(
 ) -> None:
     outputs = tmp_path / "after.safetensors"
     words = ["--steps", "2", "--inputs", ignoring, "--outputs", str(outputs)]
-    assert main(["run", str(plan), *words]) == 0
+    traces = [str(tmp_path / f"{name}.json.gz") for name in ("predicted", "measured")]
+    assert main(["run", str(plan), *words, "--trace", traces[1]]) == 0
     said = capsys.readouterr().out
     assert said.rstrip().endswith("OK")
     assert "registers" in said.splitlines()[2]
     after = load_file(outputs)
     assert set(after) == {*dict(GPT(2, 16, tied=True).named_parameters()), "losses"}
+    assert main(["simulate", str(plan), "--trace", traces[0]]) == 0
+    capsys.readouterr()
+    assert main(["compare", *traces]) == 0
+    assert "bubble" in capsys.readouterr().out
+    predicted, measured = map(read_trace, traces)
+    check_form(measured)
+    for rank in (0, 1):
+        # The same functions in the same order, made of the same ops of the same micro-batches;
+        # what is said to take no time is not drawn where that is predicted.
+        for kind in ("function", "kernel"):
+            own = [
+                [(e.label, e.where) for e in t.events if (e.rank, e.kind) == (rank, kind)
+                 and (e.where.micro_batch is not None or kind == "function")]
+                for t in (predicted, measured)
+            ]  # fmt: skip
+            assert own[0]
+            assert own[0] == [each for each in own[1] if each in own[0]]
+        ways = [e for e in measured.events if e.rank == rank and e.track.startswith("link")]
+        assert [e.where.micro_batch for e in ways] == [0, 1, 2, 3]
+    sums = [e for e in measured.events if e.label.name.startswith("sum of ")]
+    assert {e.rank for e in sums} == {0, 1}
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,11 @@ from irc.programs.schedules import schedule_for
 from irc.report.parts import explain_parts
 from irc.schedule.tapes import Event
 from irc.simulate.parts import held_at, predict_step
+from irc.trace.read import read_trace
 from irc.training.recipe import recipe_of
 from tests.programs.models import OPTIMIZER, model_and_batch
 from tests.programs.planted_faults import with_tape
+from tests.simulate.test_traces import check_form
 
 MICRO_BATCHES = 8
 
@@ -229,8 +231,12 @@ def test_two_processes_move_to_their_disks(
     net = f"{tmp_path / 'net.py'}:build"
     assert main(["compile", net, "-o", str(plan), *words, "--offload", "disk"]) == 0
     assert "offload     disk" in capsys.readouterr().out
-    assert main(["run", str(plan)]) == 0
+    traces = [str(tmp_path / name) for name in ("predicted.json", "measured.json")]
+    assert main(["run", str(plan), "--trace", traces[1]]) == 0
     assert capsys.readouterr().out.rstrip().endswith("OK")
-    assert main(["simulate", str(plan)]) == 0
+    assert main(["simulate", str(plan), "--trace", traces[0]]) == 0
     assert "disk of rank 1" in capsys.readouterr().out
+    for trace in map(read_trace, traces):
+        check_form(trace)
+        assert {(rank, "disk") for rank in (0, 1)} <= {(e.rank, e.track) for e in trace.events}
     assert not list(scratch.iterdir())
