@@ -31,7 +31,7 @@ from irc.pipeline import Options
 from irc.plan.host import is_host, load_host
 from irc.plan.load import LoadedPlan, load_plan
 from irc.sharding.mesh import parse_mesh
-from irc.training.precision import PrecisionOption
+from irc.training.precision import PrecisionOption, precision_of
 from irc.training.recipe import OptimizerOption
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ def compile_step(
         checked(options)
     called = None if isinstance(loss, str) else loss
     followed = None if isinstance(optimizer, str | Mapping) else GivenOptimizer(optimizer, model)
-    scale = loss_scale_of(recipe.precision)
+    scale = loss_scale_of(precision_of(precision))
     if count is not None:
         pipelining = Pipelining(f"{schedule}", stages)
         return PipelinedStep(

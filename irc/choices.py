@@ -208,6 +208,8 @@ def recipe_option(
     """
     from torch import nn
 
+    from irc.runtime.loss_scale import numbers_of
+
     if not isinstance(model, nn.Module):
         raise IrcError(
             "input-mismatch", f"a training step is of a module, not of {type(model).__name__}"
@@ -227,6 +229,7 @@ def recipe_option(
     )
     check_groups(recipe.groups, [name for name, _ in model.named_parameters()])
     chosen = precision_of(precision)
+    chosen = replace(chosen, scaler=numbers_of(chosen.scaler))
     if chosen.masters and not chosen.parameters and not _has_halves(model):
         raise IrcError(
             "option-value",

@@ -27,6 +27,7 @@ from irc.plan.save import check_target, save_plan
 from irc.program import Program
 from irc.report.summary import summary
 from irc.sharding.mesh import parse_mesh
+from irc.training.precision import PrecisionOption
 from irc.training.recipe import OptimizerOption, Recipe
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def export_plan(
     stored_bytes: int | None = None,
     regather: bool = False,
     offload: str = "",
+    precision: PrecisionOption = None,
 ) -> str:
     """Compile a PyTorch module to a plan folder that ``irc run`` and torchrun start.
 
@@ -101,11 +103,14 @@ def export_plan(
         regather: do not save for backward what was gathered, but gather it again.
         offload: where what forward saves of a micro-batch lies until backward reads it, as
             :func:`compile_step` takes it.
+        precision: dtypes that are stored, computed and summed in, as :func:`compile_step` takes
+            them; ``parameters`` changes those of the module.
 
     Returns:
         A summary of the plan.
     """
     from irc.frontends.torch.capture import capture
+    from irc.frontends.torch.in_precision import store
 
     options = Options(
         mesh=parse_mesh(mesh),
@@ -128,19 +133,24 @@ def export_plan(
     micro_batches = micro_batches_option(micro_batches, accumulate)
     if optimizer is not None:
         count = programs_option(options.mesh, micro_batches, f"{schedule}", stages)
-        recipe = recipe_option(module, loss, optimizer, frozen, count or 1, recompute)
-        options = replace(options, offload=offload_option(offload, count, backend))
+        recipe = recipe_option(module, loss, optimizer, frozen, count or 1, recompute, precision)
+        options = replace(
+            options,
+            sums=recipe.precision.sums,
+            offload=offload_option(offload, count, backend),
+        )
         check_target(Path(out), force=force)
+        store(module, recipe.precision)
         if count is not None:
             pipelining = f"{schedule}", stages
             return _write_parts(
                 module, args, kwargs, recipe, loss, options, pipelining, out, force=force
             )
         return _write_training(module, args, kwargs, recipe, loss, options, out, force=force)
-    if loss is not None or frozen or recompute != "none":
+    if loss is not None or frozen or recompute != "none" or precision is not None:
         raise IrcError(
             "option-value",
-            "loss, frozen and recompute are of a plan of training",
+            "loss, frozen, recompute and precision are of a plan of training",
             help='name an optimiser: optimizer="adamw", or --train adamw',
         )
     refuse_pipeline(options.mesh, micro_batches, f"{schedule}", stages, offload)

@@ -19,6 +19,7 @@ from irc.plan.load import load_plan
 from irc.plan.parts_files import load_parts
 from irc.plan.training import RECIPE, recipe_of_plan, training_files
 from irc.training.optimizers import OPTIMIZERS, Optimizer
+from irc.training.precision import precision_of
 from irc.training.recipe import recipe_of
 
 NET = """
@@ -84,6 +85,24 @@ def test_a_step_is_compiled_run_and_equal_to_torch(
     assert irc.cli.main(["check", "plan"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("precision", "count"),
+    [("float16", 1), ("parameters=float16", 2), ("parameters=bfloat16,masters=float32", 1)],
+)
+def test_precisions_are_run_and_compared(
+    net: Path, precision: str, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loss that is scaled goes on from step to step, and so does eager's."""
+    words = ("--precision", precision, "--micro-batches", f"{count}")
+    assert compile_net("build", *TRAIN, *words) == 0
+    recipe = recipe_of_plan(load_plan(net / "plan") if count == 1 else load_parts(net / "plan"))
+    assert recipe is not None
+    assert recipe.precision == precision_of(precision)
+    assert irc.cli.main(["run", "plan", "--steps", "2"]) == 0
+    assert capsys.readouterr().out.endswith("OK\n")
+    assert irc.cli.main(["check", "plan"]) == 0
+
+
 @pytest.mark.parametrize("kind", ["adamw", pytest.param("momentum", marks=pytest.mark.slow)])
 def test_a_wrong_formula_is_found(
     net: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -132,6 +151,9 @@ def test_inference_of_a_named_module(net: Path, capsys: pytest.CaptureFixture[st
         (["training_net:build", "--size", "b=1"], "--size and --value are of ONNX files"),
         (["training_net:build", "--train", "adamwx"], "did you mean 'adamw'?"),
         (["training_net:plain", "--loss", "x"], "are of a plan of training"),
+        (["training_net:plain", "--precision", "float16"], "are of a plan of training"),
+        (["training_net:build", "--train", "--precision", "float8"], "compute=float8"),
+        (["model.onnx", "--precision", "float16"], "--precision is of PyTorch modules"),
         (["training_net:build", "--train", "--loss", "torch.nn:pi_"], "error[model-missing]"),
         (["model.onnx", "--train"], "--train is of PyTorch modules, not of ONNX files"),
     ],

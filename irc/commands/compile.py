@@ -123,6 +123,13 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         help="what backward computes again: none, cheap, selective, full, or globs",
     )
     parser.add_argument(
+        "--precision",
+        metavar="DTYPE|NAME=DTYPE,..",
+        help="compute in bfloat16 or float16 (whose loss is scaled); or say what is in which dtype,"
+        " as in parameters=bfloat16,masters=float32,reduce=float32 (also compute; reduce is of the"
+        " sums of gradients over ranks)",
+    )
+    parser.add_argument(
         "--offload",
         metavar="disk|host",
         help="where what a step saves of a micro-batch lies while others are computed: a file of"
@@ -180,6 +187,7 @@ def _compile_file(args: argparse.Namespace) -> str:
         name: getattr(args, name)
         for name in ("train", "lr", "loss", "frozen", "stored_bytes", "schedule", "stages")
     }
+    given["precision"] = args.precision
     given["offload"] = args.offload
     given["micro_batches"] = args.micro_batches is not None
     given["recompute"] = args.recompute != "none"
@@ -254,4 +262,5 @@ def _compile_module(args: argparse.Namespace) -> str:
         offload=args.offload or "",
         recompute=args.recompute,
         stored_bytes=args.stored_bytes,
+        precision=args.precision,
     )

@@ -28,6 +28,8 @@ SLACK = 16.0
 """How many times eager's own error another order of float32 operations may reach."""
 FLOOR = 4e-6
 """Relative error that is never a fault: some 32 units in the last place of float32."""
+HALF_FLOOR = 0.125
+"""The same where values are rounded to half precision, of a unit in their last place."""
 UNJUDGED = 1.0
 """Where an error as large as the value is allowed, zeros would pass: nothing can be said."""
 
@@ -102,7 +104,8 @@ def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -
 
     eager, reference, stages = plan_stages(Path(folder), inputs, trust=trust)
     own = {key: eager[key].error(value) for key, value in reference.items()}
-    allowed = {key: max(FLOOR, SLACK * error) for key, error in own.items()}
+    least = _least(eager)
+    allowed = {key: max(least, SLACK * error) for key, error in own.items()}
     judged = {key: most for key, most in allowed.items() if most < UNJUDGED}
     lines = [f"{'stage':<24}{'values':>8}{'largest error':>15}{'allowed there':>15}"]
     for name, run in stages.items():
@@ -122,6 +125,15 @@ def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -
                 + name.partition(AGAIN)[0],
             )
     return "\n".join([*lines, *_unjudged(own, reference, judged), "every stage agrees with eager"])
+
+
+def _least(eager: Mapping[Key, Value]) -> float:
+    """Return the error that is never a fault: what is made of halves may be right by chance."""
+    import torch
+
+    dtypes = {whole.dtype for value in eager.values() for whole in value.wholes}
+    halves = dtypes & {torch.bfloat16, torch.float16}
+    return max([FLOOR, *(HALF_FLOOR * torch.finfo(dtype).eps for dtype in halves)])
 
 
 def _unjudged(

@@ -57,17 +57,18 @@ class Pair:
     is_exact: bool = False
     by: tuple[int, int] | None = None
 
-    def fault(self, largest: float) -> str:
+    def fault(self, largest: float, *, in_halves: bool = False) -> str:
         """Say how the two differ, or nothing.
 
         Args:
             largest: magnitude of a gradient; what is some roundings of it is nothing.
+            in_halves: values of other dtypes may come from rounded ones, too.
         """
         if self.is_exact:
             same = torch.allclose(self.own, self.expected, rtol=0, atol=0, equal_nan=True)
             return "" if same else f"{self.what} is not what was put there"
         dtype = self.expected.dtype
-        limit = CLOSE.get(dtype, HALF)
+        limit = HALF if in_halves else CLOSE.get(dtype, HALF)
         rounding = ROUNDINGS * torch.finfo(dtype).eps * largest if _is_real(dtype) else 0.0
         error = _error(self.own, self.expected, rounding / limit)
         return f"{self.what} differs from eager by {error:.1e}" if error > limit else ""
@@ -97,10 +98,10 @@ def check_parts(
     files = (STAGED,) if plan.smaller_from is None else (STAGED, smaller_file(STAGED))
     reference = reference_of(plan, [_cut_as(plan, file) for file in files], wholes, batch)
     run = run_here(plan, wholes, [batch], lr=0.0, peers=peers)
-    count = 0
+    count, in_halves = 0, _has_halves(plan)
     for pair in _Pairs(plan, run, reference).all():
         count += 1
-        if fault := pair.fault(reference.largest):
+        if fault := pair.fault(reference.largest, in_halves=in_halves):
             where, because = _passes(plan, reference, wholes, pair)
             raise IrcError(
                 "check-failed",
@@ -118,6 +119,12 @@ def check_parts(
                 because="what goes between stages, losses and sums are as eager has them",
             )
     return f"{count} values and gradients between stages, losses and sums are as eager has them"
+
+
+def _has_halves(plan: PartsPlan) -> bool:
+    """Whether functions of a plan round values to half precision, as under autocast."""
+    plans = (loaded.plan for part in plan.parts for loaded in part.values())
+    return any(buffer.dtype in ("f16", "bf16") for each in plans for buffer in each.buffers)
 
 
 def _cut_as(plan: PartsPlan, file: str) -> CutModel:

@@ -20,6 +20,7 @@ from irc.runtime.inputs import LR, known_inputs
 from irc.training.accumulators import ACCUMULATED
 from irc.training.batch_sums import SHARES, SUMS, take_batch_sums
 from irc.training.functions import NORM
+from irc.training.loss_scale import INVERSE, OVERFLOWS, SCALE
 from irc.training.stages import GRADIENT, Stages
 from irc.training.vocabulary import Slices
 
@@ -70,8 +71,9 @@ class Reference:
         sums = {f"{ACCUMULATED}{n}": torch.zeros_like(g) for n, g in self.gradients.items()}
         norm = {NORM: torch.stack(squares).sum().to(squares[0].dtype)} if squares else {}
         rate = {LR: torch.full(self.rates, RATE, dtype=torch.float64)}
+        scales = {SCALE: torch.ones(()), INVERSE: torch.ones(()), OVERFLOWS: torch.zeros(())}
         shares = self.shares[number][stage]
-        return {**self.given[number], **shares, **crossing, **sums, **norm, **rate}
+        return {**self.given[number], **shares, **crossing, **sums, **norm, **rate, **scales}
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,11 @@ from irc.plan.parts import PartsPlan
 from irc.plan.training import FORWARD, forward_text, recipe_of_plan, smaller_file
 from irc.runtime.code import load_program
 from irc.runtime.compare import HALF_SLACK, TOLERANCE, Comparison
+from irc.runtime.loss_scale import LossScale, loss_scale_of
 from irc.runtime.torch_optimizer import STEP, set_rates, state_name, torch_optimizer
 from irc.training.batch_sums import SHARE, SHARES, SUMS, take_batch_sums
 from irc.training.entry import loss_index
+from irc.training.optimizers import REMAINDER
 from irc.training.recipe import Recipe
 
 TrainingPlan: TypeAlias = LoadedPlan | PartsPlan
@@ -67,7 +69,8 @@ def train_eagerly(
     assert recipe is not None
     trained = trained_names(loaded)
     held = {n: _wide(t, dtype).clone().requires_grad_(n in trained) for n, t in weights.items()}
-    optimizer = torch_optimizer(recipe, {name: held[name] for name in trained})
+    updated = {name: _updated(held[name]) for name in trained}
+    optimizer, scale = torch_optimizer(recipe, updated), loss_scale_of(recipe.precision)
     count = recipe.micro_batches
     is_parts = isinstance(loaded, PartsPlan)
     sizes = loaded.weights_of_losses if is_parts else (1 / count,) * count
@@ -77,11 +80,14 @@ def train_eagerly(
         for size, name in files.items()
     }
     run = [models[size] for size in sizes]
-    losses = [_step(run, held, optimizer, batch) for batch in batches]
+    losses = [_step(run, held, updated, optimizer, scale, batch) for batch in batches]
     found = {name: value.detach() for name, value in held.items()}
     for name in trained:
-        for key, value in optimizer.state[held[name]].items():
+        for key, value in optimizer.state[updated[name]].items():
             found[STEP if key == "step" else state_name(key, name)] = torch.as_tensor(value)
+        if recipe.precision.masters and updated[name] is not held[name]:
+            lacking = updated[name].detach() - held[name].detach()
+            found[state_name(REMAINDER, name)] = lacking
     return Trained(torch.stack(losses), found)
 
 
@@ -143,14 +149,32 @@ def _micro_batches(models: Sequence[_Model], held: Tensors, batch: Tensors) -> l
     ]
 
 
+def scale_of_plan(loaded: TrainingPlan) -> LossScale | None:
+    """Return the scale that the loss of a plan begins with; None where it is not scaled."""
+    recipe = recipe_of_plan(loaded)
+    return None if recipe is None else loss_scale_of(recipe.precision)
+
+
+def _updated(parameter: torch.Tensor) -> torch.Tensor:
+    """Return what an optimiser moves of a parameter: float32 of one in half precision."""
+    if parameter.dtype not in (torch.bfloat16, torch.float16):
+        return parameter
+    return parameter.detach().float().requires_grad_()
+
+
 def _step(
     models: Sequence[_Model],
     held: dict[str, torch.Tensor],
+    updated: Tensors,
     optimizer: torch.optim.Optimizer,
+    scale: LossScale | None,
     batch: Tensors,
 ) -> torch.Tensor:
     recipe = models[0].recipe
     optimizer.zero_grad()
+    for name in updated:
+        held[name].grad = None
+    factor, inverse = (1.0, 1.0) if scale is None else scale.read()
     losses: list[torch.Tensor] = []
     every = _micro_batches(models, held, batch)
     for number, (model, inputs) in enumerate(zip(models, every, strict=True)):
@@ -161,20 +185,40 @@ def _step(
             values = model.run(given)
             loss = values[model.loss]
             loss = loss * model.part
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's
+            (loss * factor).backward()  # type: ignore[no-untyped-call]  # torch's
         losses.append(loss.detach())
         for (role, name), value in zip(model.results, values, strict=True):
             if role == "state" and name in held:
                 held[name] = value.detach()
     moved = [p for group in optimizer.param_groups for p in group["params"]]
-    own = {id(p) for p in moved}
-    set_rates(optimizer, recipe, {n: t for n, t in held.items() if id(t) in own}, batch[LR])
+    set_rates(optimizer, recipe, updated, batch[LR])
+    overflows = _take_gradients(held, updated, inverse)
     if limit := recipe.numbers.get("clip_norm"):
         torch.nn.utils.clip_grad_norm_(moved, limit)
-    optimizer.step()
+    if scale is None or not overflows:
+        optimizer.step()
+    if scale is not None:
+        scale.update(overflows)
+    with torch.no_grad():
+        for name, value in updated.items():
+            if value is not held[name]:
+                held[name].copy_(value)
+                if not recipe.precision.masters:
+                    value.copy_(held[name])
     if "seed" in held:
         held["seed"] = held["seed"] + 1
     return torch.stack(losses).sum()
+
+
+def _take_gradients(held: Tensors, updated: Tensors, inverse: torch.Tensor | float) -> torch.Tensor:
+    """Give what is updated its gradient, without its scale; count what is infinite or NaN."""
+    overflows = torch.zeros(())
+    for name, value in updated.items():
+        gradient = held[name].grad
+        if gradient is not None:
+            overflows += (~gradient.isfinite()).sum()
+            value.grad = gradient.to(value.dtype) * inverse
+    return overflows
 
 
 def _wide(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -198,12 +242,17 @@ def compare_training(
     eager = _all(train_eagerly(loaded, weights, batches))
     exact = _all(train_eagerly(loaded, weights, batches, torch.float64))
     own = _all(found)
-    floors = _floors(exact)
+    floors, names = _floors(exact), sorted(own.keys() & exact.keys() & eager.keys())
     worst, most = Comparison(0.0, 0.0, 0.0), 0.0
     largest = 0.0
-    for name in sorted(set(own) & set(exact)):
-        error = _apart(own[name], exact[name], floors[_kind(name)])
-        rounding = _apart(eager[name], exact[name], floors[_kind(name)])
+    roundings = {n: _apart(eager[n], exact[n], floors[_kind(n)]) for n in names}
+    recipe = recipe_of_plan(loaded)
+    if recipe is not None and recipe.precision.computes:
+        # A small tensor may be rounded well by chance.
+        kinds = {kind: [n for n in names if _kind(n) == kind] for kind in map(_kind, names)}
+        roundings = {n: max(roundings[o] for o in kinds[_kind(n)]) for n in names}
+    for name in names:
+        error, rounding = _apart(own[name], exact[name], floors[_kind(name)]), roundings[name]
         largest = max(largest, _max_abs(own[name], eager[name]))
         share = error / max(TOLERANCE, HALF_SLACK * rounding)
         if share >= most:

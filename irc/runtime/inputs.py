@@ -25,7 +25,9 @@ from irc.plan.training import FORWARD, Training, forward_text, recipe_of_plan
 from irc.runtime.arguments import whole_shape
 from irc.runtime.code import load_program
 from irc.runtime.dtypes import dtypes
+from irc.runtime.loss_scale import loss_scale_of
 from irc.runtime.torch_optimizer import rates_tensor
+from irc.training.loss_scale import INVERSE, SCALE
 
 LR = "lr"
 """The input of a step that is its learning rate."""
@@ -141,9 +143,13 @@ def check_memory(drawn: Sequence[tuple[str, Sequence[int]]], more_bytes: int = 0
 
 
 def known_inputs(loaded: Training) -> dict[str, torch.Tensor]:
-    """Return what a plan has values for itself: of one of training, the learning rates."""
+    """Return what a plan has values for itself: of training, the rates and the scale of a loss."""
     recipe = recipe_of_plan(loaded)
-    return {} if recipe is None else {LR: rates_tensor(recipe.rates)}
+    if recipe is None:
+        return {}
+    scale = loss_scale_of(recipe.precision)
+    scales = {} if scale is None else dict(zip((SCALE, INVERSE), scale.read(), strict=True))
+    return {LR: rates_tensor(recipe.rates), **scales}
 
 
 def random_inputs(plan: Plan, seed: int) -> list[torch.Tensor]:

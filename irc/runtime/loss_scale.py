@@ -91,10 +91,28 @@ def loss_scale_of(precision: Precision) -> LossScale | None:
     if not precision.is_scaled:
         return None
     given = precision.scaler
-    if isinstance(given, torch.amp.GradScaler):
-        return LossScale(given)
-    # On the CPU, whatever computes: a scaler for GPUs is disabled where there is none.
-    return LossScale(_made(given if isinstance(given, Mapping) else {}))
+    return LossScale(given if isinstance(given, torch.amp.GradScaler) else _made(given or {}))
+
+
+def numbers_of(scaler: Any) -> dict[str, Any] | None:
+    """Return the arguments of a scaler that is as this one is now; None is none at all.
+
+    Args:
+        scaler: a ``torch.amp.GradScaler``, or its arguments by name.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if scaler is None:
+        return None
+    if not isinstance(scaler, torch.amp.GradScaler):
+        _made(scaler)
+        return dict(scaler)
+    if not scaler.is_enabled():
+        return {"enabled": False}
+    state = scaler.state_dict()
+    rest = {name: state[name] for name in ARGUMENTS if name in state}
+    return {"init_scale": state["scale"], **rest}
 
 
 def _made(numbers: Mapping[str, Any]) -> torch.amp.GradScaler:
@@ -110,6 +128,7 @@ def _made(numbers: Mapping[str, Any]) -> torch.amp.GradScaler:
         if name != "enabled" and not (is_number and value > 0):
             raise IrcError("option-value", f"scaler: {name}={value!r} is no number above 0")
     try:
+        # On the CPU, whatever computes: a scaler for GPUs is disabled where there is none.
         return torch.amp.GradScaler("cpu", **numbers)
     except AssertionError as error:
         raise IrcError("option-value", f"scaler: {error}") from None

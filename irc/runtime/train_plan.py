@@ -26,7 +26,13 @@ from irc.plan.weights import write_safetensors
 from irc.runtime.code import load_program
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.compare import Comparison
-from irc.runtime.eager_training import LR, Trained, TrainingPlan, compare_training
+from irc.runtime.eager_training import (
+    LR,
+    Trained,
+    TrainingPlan,
+    compare_training,
+    scale_of_plan,
+)
 from irc.runtime.executors import executor_of, memory_of
 from irc.runtime.inputs import InputSpec, given_inputs, specs_of, specs_of_parts
 from irc.runtime.parts import Parts
@@ -40,6 +46,7 @@ from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.traced import traced
 from irc.runtime.weights import load_weights, whole_weights
 from irc.simulate.parts import predict_step
+from irc.training.loss_scale import INVERSE, OVERFLOWS, SCALE
 
 TIMED_STEPS = 3
 
@@ -93,11 +100,24 @@ def train(
     """
     plan = loaded.plan
     own = load_weights(loaded, rank, verify=args.verify)
+    specs, scale = specs_of(loaded), scale_of_plan(loaded)
+    names = [spec.name for spec in specs]
+    made = [plan.buffers[index].name for index in plan.outputs]
 
     def executed(recorder: Recorder | None) -> Step:
         options: dict[str, Any] = {"communicator": communicator, "load": load}
         run = executor_of(loaded, own, rank=rank, recorder=recorder, **options)
-        return lambda batch, _: run(*batch)[0]
+
+        def step(batch: Sequence[torch.Tensor], _: int) -> torch.Tensor:
+            if scale is None:
+                return run(*batch)[0]
+            given = dict(zip(names, batch, strict=True))
+            given[SCALE], given[INVERSE] = scale.read()
+            results = run(*given.values())
+            scale.update(results[made.index(OVERFLOWS)])
+            return results[0]
+
+        return step
 
     parts = Parts(plan.device_mesh, rank)
     parts.hold(plan, own)
@@ -105,7 +125,7 @@ def train(
         args,
         _Rank(
             loaded,
-            specs_of(loaded),
+            specs,
             executed(None),
             executed,
             memory_of(plan.backend),
@@ -133,11 +153,18 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
         for loaded in plan.parts[part].values():
             own = load_weights(loaded, parts.rank, verify=args.verify, held=parts.local)
             parts.hold(loaded.plan, own)
-    run = PipelineExecutor(plan, parts, rank)
+    run, scale = PipelineExecutor(plan, parts, rank), scale_of_plan(plan)
     names = [spec.name for spec in specs]
 
     def step_of(run: PipelineExecutor) -> Step:
-        return lambda batch, number: run(batch[:-1], batch[names.index(LR)], number)
+        def step(batch: Sequence[torch.Tensor], number: int) -> torch.Tensor:
+            scales = None if scale is None else scale.read()
+            loss = run(batch[:-1], batch[names.index(LR)], number, scales)
+            if scale is not None:
+                scale.update(run.overflows)
+            return loss
+
+        return step
 
     def recorded(recorder: Recorder) -> Step:
         return step_of(PipelineExecutor(plan, parts, rank, recorder=recorder))

@@ -15,7 +15,8 @@ KNOWN = {"parameters": HALVES, "compute": HALVES, "masters": (FULL,), "reduce": 
 """The dtypes that each of a policy may be."""
 
 PrecisionOption: TypeAlias = "Precision | str | object | None"
-"""A policy; a dtype to compute in, by name or torch's; None: everything as the module has it."""
+"""A policy; a dtype to compute in, by name or torch's; several as ``parameters=bfloat16,
+masters=float32``; None: everything as the module has it."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +122,28 @@ AS_IS = Precision()
 
 
 def precision_of(option: PrecisionOption) -> Precision:
-    """Read what a user says of dtypes.
+    """Read what a user says of dtypes: a policy, a dtype to compute in, or a text of several.
 
     >>> precision_of("bfloat16").computes
     'bfloat16'
+    >>> precision_of("parameters=bfloat16, masters=float32").masters
+    'float32'
 
     Raises:
         IrcError: ``option-value``.
     """
-    return option if isinstance(option, Precision) else Precision(compute=option)
+    if isinstance(option, Precision):
+        return option
+    if not isinstance(option, str) or "=" not in option:
+        return Precision(compute=option)
+    pairs = [part.partition("=") for part in option.split(",")]
+    given = {name.strip(): dtype.strip() for name, _, dtype in pairs}
+    for name, dtype in given.items():
+        if name not in KNOWN or not dtype:
+            raise IrcError(
+                "option-value",
+                f"precision: '{name}={dtype}' says nothing of a policy",
+                because=f"it has {', '.join(KNOWN)}",
+                help=did_you_mean(name, KNOWN) if dtype else f"write compute={name}",
+            )
+    return Precision(**given)
