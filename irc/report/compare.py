@@ -142,8 +142,9 @@ def write(found: Comparison, *, most: int | None = MOST_LINES) -> str:
         most: lines to show; None for all.
     """
     step = f"predicted {seconds(found.predicted_s)}, measured {seconds(found.measured_s)}"
+    ratio = f"{found.ratio:.2f}" if found.ratio >= 0.1 else f"{found.ratio:.2g}"
     heading = [
-        ("step", f"{step}, ratio {found.ratio:.2f}"),
+        ("step", f"{step}, ratio {ratio}"),
         ("ranks", f"{found.ranks[1]} measured" + (f", {found.mesh}" if found.mesh else "")),
     ]
     if found.ranks[1] > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class Offset:
 
 def traced(
     path: str, recorder: Recorder, run: Callable[[], object], digest: str, *, pipeline: bool,
-    best_s: float,
+    best_s: float, sizes: Sequence[str] = (),
 ) -> tuple[str, ...]:  # fmt: skip
     """Record a call on all ranks, and write the trace on rank 0; every rank calls it.
 
@@ -57,6 +57,7 @@ def traced(
         digest: the hash of the plan.
         pipeline: the plan is of several programs.
         best_s: seconds of a call that is not recorded, on this rank.
+        sizes: numbers of open sizes, as the trace says them.
 
     Returns:
         On rank 0, lines for the report; elsewhere nothing.
@@ -87,6 +88,8 @@ def traced(
         "clocks": offset.note,
         "recording": f"launches one by one: {show_seconds(step_s)}, {show_seconds(best_s)} without",
     }
+    if sizes:
+        notes["sizes"] = ", ".join(sizes)
     mesh = recorder.mesh
     trace = Trace("measured", tuple(events), step_s, digest, str(mesh), mesh.num_ranks, notes=notes)
     write_trace(path, to_json(trace))

@@ -190,8 +190,9 @@ def _timed(
     recorded = executor_of(loaded, weights, **options, recorder=recorder)
     given = held_parts(plan, inputs, rank)
     notes = traced(
-        args.trace, recorder, lambda: recorded(*given), args.digest, pipeline=False, best_s=best
-    )
+        args.trace, recorder, lambda: recorded(*given), args.digest, pipeline=False, best_s=best,
+        sizes=args.size,
+    )  # fmt: skip
     return inputs, outputs, [best], notes
 
 

@@ -62,4 +62,5 @@ def _reason(event: TraceEvent) -> str:
         return NO_WORK
     if event.kind == HOST and not event.label.line:
         return HOST_ALONE
-    return event.label.line or event.label.name
+    # A value that crosses stages does so for each micro-batch.
+    return event.label.line or event.label.name.partition(" of micro-batch ")[0]

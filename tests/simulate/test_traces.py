@@ -16,7 +16,7 @@ from irc.report.overlap import collectives
 from irc.simulate.call_trace import call_trace, drawn_of
 from irc.simulate.parts import predict_step
 from irc.simulate.parts_trace import step_trace
-from irc.simulate.plan import predict, stated_seconds, steps
+from irc.simulate.plan import Contention, predict, stated_seconds, steps
 from irc.trace.form import SPENT, Trace
 from irc.trace.spent import by_rank
 from tests.simulate.test_command import Net
@@ -43,7 +43,10 @@ def test_a_call_is_the_actions_of_the_simulator(tmp_path: Path, mesh: str, pin: 
     irc.export_plan(Net().eval(), (torch.randn(8, 64),), out=tmp_path / "plan", mesh=mesh,
                     cluster="demo-gpus", pins=f'"x" = [{pin}]')  # fmt: skip
     loaded = load_plan(tmp_path / "plan")
-    found = predict(loaded.plan)
+    found = predict(
+        loaded.plan, contention=Contention.of(PRESETS["demo-gpus"], loaded.plan.device_mesh)
+    )
+    assert found.seconds == loaded.plan.predicted_s
     trace = call_trace(loaded.plan, found, loaded.hash)
     check_form(trace)
     assert (trace.step_s, trace.plan, trace.mesh) == (found.seconds, loaded.hash, mesh)
