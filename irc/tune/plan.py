@@ -1,9 +1,8 @@
 """Times the kernels and library ops of a plan on this machine, where they run: inside the plan.
 
 A kernel alone, called again and again, finds its data in the cache; inside the plan it finds there
-what the ops before it left. So the plan runs as a whole, every launch as a segment of its own with
-a clock around it. One rank is enough: its peers are taken to be waiting, and the simulator shares
-the cores.
+what the ops before it left. So the plan runs as a whole, recorded (:mod:`irc.runtime.recorder`).
+One rank is enough: its peers are taken to be waiting, and the simulator shares the cores.
 """
 
 # pyright: basic
@@ -13,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -23,15 +21,19 @@ from irc.cluster.host import num_cores
 from irc.cost.measured import Typed, kernel_key, library_key, load_times, save_times
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Call, Kernels, Library, Plan, Start, Step
-from irc.runtime.actions import POSITIONAL, Actions
+from irc.runtime.actions import POSITIONAL
+from irc.runtime.code import runnable
 from irc.runtime.collectives import Finish, Operands
 from irc.runtime.inputs import inputs_for
 from irc.runtime.processes import threads_per_process
-from irc.runtime.segments import Segment, SegmentCall, load_segments
+from irc.runtime.recorder import HostClock, Recorder
+from irc.runtime.segments import load_segments
 from irc.runtime.torch_driver import TorchDriver
 from irc.runtime.weights import load_weights
 from irc.simulate.actions import Cores
 from irc.simulate.plan import Contention, predict, stated_seconds
+from irc.trace.form import KERNEL
+from irc.trace.rows import DID, Recorded
 
 ROUNDS = 9
 
@@ -178,21 +180,20 @@ def _samples(loaded: LoadedPlan, threads: int, rounds: int, seed: int) -> list[f
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        clock = _Clock()
-        run = _TimedDriver(load_weights(loaded, 0), clock, threads).bind(loaded)
+        recorder = Recorder(0, loaded.plan.device_mesh, HostClock())
+        weights = load_weights(loaded, 0)
+        options: dict[str, Any] = {"communicator": _Absent(), "num_threads": threads}
+        run = TorchDriver(weights, **options, recorder=recorder).bind(loaded)
         inputs = inputs_for(loaded, None, seed)
         run(*inputs)
-        taken: list[list[float]] = []
-        for _ in range(max(rounds, 1)):
-            clock.ticks.clear()
-            run(*inputs)
-            taken.append([*clock.ticks])
+        taken = [_timed(recorder.record(lambda: run(*inputs))) for _ in range(max(rounds, 1))]
+        overhead_s = _call_s(loaded, threads)
     finally:
         torch.set_num_threads(before)
     # The calls that were disturbed least, as a run reports its best call: parts of one call, so
     # that they add up to it.
     kept = sorted(taken, key=sum)[: max(1, len(taken) // 3)]
-    return [max(median(column) - clock.overhead_s, 0.0) for column in zip(*kept, strict=True)]
+    return [max(median(column) - overhead_s, 0.0) for column in zip(*kept, strict=True)]
 
 
 class _Absent:
@@ -203,55 +204,20 @@ class _Absent:
         return lambda: None
 
 
-class _Clock:
-    """Makes each launch a segment with a clock around it."""
-
-    def __init__(self) -> None:
-        self.ticks: list[float] = []
-        self.overhead_s = 0.0
-
-    def load(
-        self, loaded: LoadedPlan, segments: Sequence[Sequence[SegmentCall]], num_threads: int
-    ) -> Sequence[Segment]:
-        single = [[call] for calls in segments for call in calls]
-        made = iter(load_segments(loaded, [*single, []], num_threads) if single else [])
-        found = [_Clocked(self, [next(made) for _ in calls]) for calls in segments]
-        for empty in made:
-            # What the call from Python costs, which the plan pays once for many launches.
-            self.overhead_s = min(_timed(partial(empty.run, 0)) for _ in range(50))
-        return found
+def _timed(recorded: Recorded) -> list[float]:
+    """Return the seconds of what is timed, in the order of the plan."""
+    rows = (row for row in recorded.rows if (row.form, row.kind) == (DID, KERNEL))
+    return [row.end_s - row.begin_s for row in rows if row.label.name != "copy"]
 
 
-class _Clocked:
-    def __init__(self, clock: _Clock, segments: Sequence[Segment]) -> None:
-        self.clock, self.segments = clock, segments
-
-    def run(self, table: int) -> None:
-        for segment in self.segments:
-            self.clock.ticks.append(_timed(partial(segment.run, table)))
-
-
-def _timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-class _TimedDriver(TorchDriver):
-    """Binds plans whose library ops are timed too."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor], clock: _Clock, threads: int) -> None:
-        super().__init__(tensors, communicator=_Absent(), load=clock.load, num_threads=threads)
-        self._clock = clock
-
-    def actions(self, plan: LoadedPlan) -> Actions:
-        return _TimedActions(plan.plan, self.rank, _Absent(), self._clock)
-
-
-@dataclass(frozen=True)
-class _TimedActions(Actions):
-    clock: _Clock
-
-    def library(self, action: Library, t: list[Any]) -> Callable[[], object]:
-        run = super().library(action, t)
-        return lambda: self.clock.ticks.append(_timed(run))
+def _call_s(loaded: LoadedPlan, threads: int) -> float:
+    """Return what a native call from Python costs, which the plan pays once for many launches."""
+    if not loaded.plan.kernels:
+        return 0.0
+    (empty,) = load_segments(runnable(loaded), [[]], threads)
+    taken: list[float] = []
+    for _ in range(50):
+        start = time.perf_counter()
+        empty.run(0)
+        taken.append(time.perf_counter() - start)
+    return min(taken)
