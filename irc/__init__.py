@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from irc.ops.custom import register_op as register_op
     from irc.runtime.held import whole as whole
     from irc.training.precision import Precision as Precision
+    from irc.weight_files import load_safetensors as load_safetensors
+    from irc.weight_files import save_safetensors as save_safetensors
     from irc.weight_only import quantize as quantize
 
 __version__ = "0.1.0"
@@ -37,10 +39,12 @@ _LAZY = {
     "export_plan": "irc.exports",
     "freeze": "irc.calls.frozen",
     "load": "irc.api",
+    "load_safetensors": "irc.weight_files",
     "original": "irc.api",
     "place": "irc.frontends.torch.annotations",
     "quantize": "irc.weight_only",
     "register_op": "irc.ops.custom",
+    "save_safetensors": "irc.weight_files",
     "whole": "irc.runtime.held",
 }
 
@@ -56,10 +60,12 @@ __all__ = [
     "export_plan",
     "freeze",
     "load",
+    "load_safetensors",
     "original",
     "place",
     "quantize",
     "register_op",
+    "save_safetensors",
     "whole",
 ]
 

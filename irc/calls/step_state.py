@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from irc.runtime.pace import Pace, SlowRankWarning, Stopwatch, slowness
 from irc.runtime.replicas import check_copies
 from irc.runtime.state_forms import copied_box, in_box, in_torch
 from irc.runtime.training_state import KEYS, SCALER, TrainingState
+from irc.runtime.weight_files import WeightFilesStart
 from irc.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class StepState:
         Raises:
             IrcError: ``checkpoint-failed``; ``option-value`` for a name in ``more``.
         """
-        self._join()
+        self.join()
         return self._saving().save(self._stored(more, copied=False), self._target(folder), keep)
 
     def save_async(
@@ -131,7 +132,7 @@ class StepState:
         See :meth:`save`. The next one waits for it, and tells its failure where nobody asked for
         the result.
         """
-        self._join()
+        self.join()
         state = self._stored(more, copied=True)
         return self._saving().save_async(state, self._target(folder), keep)
 
@@ -165,7 +166,7 @@ class StepState:
         """
         from irc.runtime.checkpoint import Checkpoint
 
-        self._join()
+        self.join()
         self._state.hide()
         try:
             checkpoint = Checkpoint(Path(folder))
@@ -209,10 +210,20 @@ class StepState:
         if self._scale is not None and scale is not None:
             self._scale.load_state_dict(scale)
 
+    def take_weights(self, start: WeightFilesStart) -> None:
+        """Write weights of a folder over what is held; :func:`irc.load_safetensors` says more."""
+        self._state.hide()
+        self._state.take_weights(start)
+
+    def weights(self) -> tuple[dict[str, int], Callable[[str], torch.Tensor | None]]:
+        """Return the bytes of each weight, and what puts one together on rank 0."""
+        return self._state.weights()
+
     def _scaler_state(self) -> dict[str, Any]:
         return {} if self._scale is None else {SCALER: self._scale.state_dict()}
 
-    def _join(self) -> None:
+    def join(self) -> None:
+        """Let the processes of the run find each other, unless they have."""
         if self.options.mesh.num_ranks > 1:
             join_processes(self.options.mesh)
 

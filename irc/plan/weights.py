@@ -65,13 +65,20 @@ def with_values(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Any]) -> None:
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write torch tensors; their bytes go straight from memory to the file.
+
+    Args:
+        path: of the file.
+        tensors: by name.
+        metadata: what the header says beside them.
 
     Raises:
         IrcError: ``op-unsupported`` for a dtype that the format lacks.
     """
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     dense = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
     # Wide dtypes first keeps every tensor aligned for whoever maps the file.
     order = sorted(dense, key=lambda name: (-dense[name].element_size(), name))

@@ -64,6 +64,8 @@ class InitialStart:
 
     def wholes(self, names: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield whole tensors among some, by name."""
+        if not names:
+            return iter(())
         return ((name, value) for name, value in self.values() if name in names)
 
     def values(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -25,6 +25,7 @@ from irc.runtime.parts import Parts
 from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.starts import CheckpointStart, Start
 from irc.runtime.torch_optimizer import STEP, from_torch, state_name, to_torch
+from irc.runtime.weight_files import WeightFilesStart
 from irc.training.entry import globs, matches
 from irc.training.optimizers import OPTIMIZERS, REMAINDER
 from irc.training.recipe import Recipe
@@ -236,13 +237,7 @@ class TrainingState:
             elif name in self.parts.roles:
                 continue  # another stage's
             elif isinstance(value, torch.Tensor) and value.is_meta:
-                raise IrcError(
-                    "weights-missing",
-                    f"'{key}' has no value yet",
-                    because="the module is on the meta device until the first step, or "
-                    "step.prepare(*batch), initialises the parts of each rank",
-                    help="save it after that",
-                )
+                raise _no_value(key)
             else:
                 model[key] = value.clone() if isinstance(value, torch.Tensor) else value
         seed = held.get(SEED, self._pending.get(SEED, 0))
@@ -294,7 +289,48 @@ class TrainingState:
         if optimizer:
             self._set_numbers(numbers)
         if later := {n: k for n, k in stored.items() if n not in {*self.parts.roles, *whole}}:
-            self.starts.append(CheckpointStart(checkpoint, later, lacking))
+            self._later(CheckpointStart(checkpoint, later, lacking))
+
+    def take_weights(self, start: WeightFilesStart) -> None:
+        """Take weights alone; parts that are not taken yet are read when they are."""
+        own = self._module.state_dict(keep_vars=True)
+        tensors = {self._first.get(n, n): v for n, v in own.items() if isinstance(v, torch.Tensor)}
+        whole = {n: v for n, v in tensors.items() if n not in self.parts.roles and not v.is_meta}
+        with torch.no_grad():
+            for name, value in start.wholes(whole):
+                whole[name].copy_(value)
+            start.fill(self.parts, [n for n in start.names if n in self.parts.roles])
+            for name in self.trained:  # of other values than these
+                if (part := self.parts.local.get(state_name(REMAINDER, name))) is not None:
+                    part.zero_()
+        start.leave_out({*self.parts.roles, *whole})
+        self._later(start)
+
+    def _later(self, start: Start) -> None:
+        """Let parts that are not taken yet get their values from a start, and from no other."""
+        for each in self.starts:
+            each.leave_out(start.names)
+        if start.names:
+            self.starts.append(start)
+
+    def weights(self) -> tuple[dict[str, int], Callable[[str], torch.Tensor | None]]:
+        """Return the bytes of each weight by its first name, and what puts one together on rank 0.
+
+        Raises:
+            IrcError: ``weights-missing``.
+        """
+        own = {n: v for n, v in self._module.state_dict().items()
+               if isinstance(v, torch.Tensor) and self._first.get(n, n) == n}  # fmt: skip
+        for name, value in own.items():
+            if value.is_meta and name not in self.parts.roles:
+                raise _no_value(name)
+
+        def whole(name: str) -> torch.Tensor | None:
+            if name in self.parts.roles:
+                return self.parts.whole(name, everywhere=False)
+            return own[name] if self.parts.world_rank == 0 else None
+
+        return {n: v.numel() * v.element_size() for n, v in own.items()}, whole
 
     def _set_numbers(self, numbers: Mapping[str, Any]) -> None:
         self.step = int(numbers.get(COUNT, self.step))
@@ -439,6 +475,16 @@ def check_names(
     for name in given:
         if name not in own:
             raise _mismatch(f"the module has no '{name}' as {where}", did_you_mean(name, own))
+
+
+def _no_value(name: str) -> IrcError:
+    return IrcError(
+        "weights-missing",
+        f"'{name}' has no value yet",
+        because="the module is on the meta device until the first step, or "
+        "step.prepare(*batch), initialises the parts of each rank",
+        help="save it after that",
+    )
 
 
 def _mismatch(message: str, advice: str) -> IrcError:

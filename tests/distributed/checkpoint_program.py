@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import irc
+from irc.errors import IrcError
 from irc.runtime.torch_optimizer import torch_optimizer
 from irc.training.recipe import recipe_of
 
@@ -217,11 +218,47 @@ def from_meta() -> dict[str, Any]:
     }
 
 
+def files() -> dict[str, Any]:
+    """Weights in files of Hugging Face: from a step to one on the meta device, and to a loop."""
+    step = two_steps(module=still())
+    folder = Path(FOLDER).with_name("files")
+    irc.save_safetensors(step, folder, max_bytes=1000)
+    x, y = batches(1)[0]
+    wanted = [float(step.evaluate(x).square().sum())]
+    with torch.device("meta"):
+        empty = Net()
+    empty.drop.p = 0.0
+    other = make(module=empty)
+    irc.load_safetensors(other, folder)
+    other.prepare(x, y)
+    found = [float(other.evaluate(x).square().sum())]
+    refused = ""
+    try:
+        irc.save_safetensors(other, folder)
+    except IrcError as error:
+        refused = error.code
+    model = net()
+    model.drop.p = 0.0
+    if "pipe" not in MESH:
+        model = irc.compile(model, mesh=MESH, cluster=CLUSTER)
+        F.cross_entropy(model(x), y).backward()  # now each rank has its part
+        irc.load_safetensors(model, folder)
+        with torch.no_grad():
+            found.append(float(irc.whole(model).eval()(x).square().sum()))
+        again = folder.with_name("again")
+        irc.save_safetensors(model, again)
+        plainly = Net().eval()
+        irc.load_safetensors(plainly, again)
+        found.append(float(plainly(x).detach().square().sum()))
+    names = sorted(path.name for path in folder.iterdir())
+    return {"wanted": wanted * len(found), "found": found, "refused": refused, "files": names}
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     function.__name__: function
     for function in (
         *(still_saving, still_loading, from_meta),
-        *(saving, saving_async, loading, loading_later, titan, killed),
+        *(saving, saving_async, loading, loading_later, titan, killed, files),
     )
 }
 

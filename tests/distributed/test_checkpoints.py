@@ -115,6 +115,16 @@ def test_a_rank_that_is_killed_while_it_writes(tmp_path: Path, rank: int) -> Non
     run(tmp_path, "data=2", 2, "still_loading")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "world"), [("data=2,tensor=2", 4), ("pipe=2", 2)])
+def test_weights_in_files_of_hugging_face(tmp_path: Path, mesh: str, world: int) -> None:
+    said = run(tmp_path, mesh, world, "files")["files"]
+    assert said["found"] == pytest.approx(said["wanted"], rel=1e-5)
+    assert said["refused"] == "checkpoint-failed"
+    assert said["files"][-1] == "model.safetensors.index.json"
+    assert len(said["files"]) > 2
+
+
 def test_a_start_on_the_meta_device(tmp_path: Path) -> None:
     """Numbers are those of one process; no rank has more than its part."""
     said = run(tmp_path, "data=2", 2, "from_meta")["from_meta"]
