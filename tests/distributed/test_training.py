@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.models.hugging_face import llama
 from tests.plan.programs import rank_environment
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +71,20 @@ def test_models_on_meshes(tmp_path: Path, mesh: str) -> None:
     for each in run(tmp_path, mesh, *cases):
         for case in cases:
             check(each[case])
+
+
+@pytest.mark.slow
+def test_adapters_of_peft(tmp_path: Path) -> None:
+    """Frozen weights have no states, and what is saved loads in plain PEFT."""
+    peft = pytest.importorskip("peft")
+    for each in run(tmp_path, "data=2,tensor=2", "peft"):
+        found = each["peft"]
+        check(found)
+        assert found["states bytes"] < 0.2 * found["whole"]
+    plain = peft.PeftModel.from_pretrained(llama(2), tmp_path / "adapter").eval()
+    tokens = torch.randint(0, 131, (4, 16), generator=torch.Generator().manual_seed(5))
+    logits = plain(input_ids=tokens).logits.detach().double()
+    assert float(logits.square().sum()) == pytest.approx(found["logits"], rel=1e-4)
 
 
 @pytest.mark.slow

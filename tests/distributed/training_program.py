@@ -231,6 +231,33 @@ def half(mesh: str) -> dict[str, Any]:
     }
 
 
+def peft(mesh: str) -> dict[str, Any]:
+    """A Llama with LoRA of PEFT: adapters alone have gradients and states; rank 0 saves them."""
+    import os
+
+    from peft import LoraConfig, get_peft_model
+
+    def adapted() -> nn.Module:
+        model = llama(2).train()
+        torch.manual_seed(1)
+        chosen = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
+        return get_peft_model(model, chosen)
+
+    mine, theirs = adapted(), adapted()
+    tokens = torch.randint(0, 131, (4, 16), generator=torch.Generator().manual_seed(5))
+    named = {"input_ids": tokens, "labels": tokens}
+    step = irc.compile_step(mine, loss="loss", optimizer=ADAMW, mesh=mesh, cluster=CLUSTER)
+    called = partial(step, **named)
+    called.state_dict, called.memory_bytes = step.state_dict, step.memory_bytes  # type: ignore[attr-defined]
+    found = compare(mine, theirs, called, lambda m: m(**named).loss, [()] * 3)
+    found["states bytes"] = step.memory_bytes()["states"]
+    step.materialize()
+    if os.environ["RANK"] == "0":
+        mine.save_pretrained(Path(sys.argv[2]).with_name("adapter"))
+    found["logits"] = float(theirs.eval()(input_ids=tokens).logits.double().square().sum())
+    return found
+
+
 def saving(mesh: str) -> dict[str, Any]:
     """Two of four steps; rank 0 saves the state."""
     step = irc.compile_step(
@@ -288,7 +315,7 @@ CASES: dict[str, Callable[[str], dict[str, Any]]] = {
     function.__name__: function
     for function in (
         *(mlp, gpt, hugging_face, frozen, short_of_memory, split_states, dropout),
-        *(micro_batches, saving, loading, another_batch, half),
+        *(micro_batches, saving, loading, another_batch, half, peft),
     )
 }
 
