@@ -33,10 +33,10 @@ def run(args: argparse.Namespace) -> int:
     from irc.trace.write import side_by_side, write_trace
 
     predicted, measured = read_both(args.predicted, args.measured)
-    found = compare(predicted, measured)
+    comparison = compare(predicted, measured)
     if args.json:
-        write_text(json.dumps(asdict(found), indent=1) + "\n", args.json)
+        write_text(json.dumps(asdict(comparison), indent=1) + "\n", args.json)
     if args.output:
         write_trace(args.output, side_by_side(predicted, measured))
-    print(for_stdout(write(found, most=None if args.all else MOST_LINES)))
+    print(for_stdout(write(comparison, most=None if args.all else MOST_LINES)))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class LineRow:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TraceComparison:
     """Two traces of a plan; JSON has these fields.
 
     Attributes:
@@ -96,14 +97,14 @@ def _plan(trace: Trace) -> str:
     )
 
 
-def compare(predicted: Trace, measured: Trace) -> Comparison:
+def compare(predicted: Trace, measured: Trace) -> TraceComparison:
     """Compare two traces of one plan."""
     before, after = by_kind(predicted), by_kind(measured)
     kinds = tuple(KindRow(kind, before[kind], after[kind]) for kind in SPENT)
     kernels = {rank: own["kernel"] for rank, own in by_rank(measured).items()}
     slowest = max(kernels, key=lambda rank: kernels[rank])
     said = ((side, *note) for side in (predicted, measured) for note in side.notes.items())
-    return Comparison(
+    return TraceComparison(
         predicted.plan,
         predicted.mesh,
         (len(predicted.drawn), len(measured.drawn)),
@@ -134,53 +135,62 @@ def _lines(predicted: Trace, measured: Trace) -> list[LineRow]:
     return sorted(rows, key=lambda row: (-row.lost_s, row.line, row.kind))
 
 
-def write(found: Comparison, *, most: int | None = MOST_LINES) -> str:
+def write(comparison: TraceComparison, *, most: int | None = MOST_LINES) -> str:
     """Lay out a comparison for a terminal.
 
     Args:
-        found: the comparison.
+        comparison: of two traces.
         most: lines to show; None for all.
     """
-    step = f"predicted {seconds(found.predicted_s)}, measured {seconds(found.measured_s)}"
-    ratio = f"{found.ratio:.2f}" if found.ratio >= 0.1 else f"{found.ratio:.2g}"
-    heading = [
+    sections = (
+        _heading(comparison),
+        _kinds(comparison),
+        _lost(comparison.lines, most),
+        list(comparison.notes),
+    )
+    return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def _heading(of: TraceComparison) -> list[str]:
+    step = f"predicted {seconds(of.predicted_s)}, measured {seconds(of.measured_s)}"
+    ratio = f"{of.ratio:.2f}" if of.ratio >= 0.1 else f"{of.ratio:.2g}"
+    rows = [
         ("step", f"{step}, ratio {ratio}"),
-        ("ranks", f"{found.ranks[1]} measured" + (f", {found.mesh}" if found.mesh else "")),
+        ("ranks", f"{of.ranks[1]} measured" + (f", {of.mesh}" if of.mesh else "")),
     ]
-    if found.ranks[1] > 1:
-        rank, busy = found.slowest
-        heading.append(("slowest", f"rank {rank}, {seconds(busy)} in kernels"))
+    if of.ranks[1] > 1:
+        rank, busy = of.slowest
+        rows.append(("slowest", f"rank {rank}, {seconds(busy)} in kernels"))
+    return pairs(rows)
+
+
+def _kinds(of: TraceComparison) -> list[str]:
     rows = [
         (row.kind, *_times(row.predicted_s, row.measured_s))
-        for row in found.kinds
+        for row in of.kinds
         if row.predicted_s or row.measured_s
     ]
-    rows.append(("step", *_times(found.predicted_s, found.measured_s)))
-    kinds = table(("of a rank, in the mean", "predicted", "measured", "lost"), rows, right="lrrr")
-    shown = [row for row in found.lines if row.lost_s > 0][:most]
+    rows.append(("step", *_times(of.predicted_s, of.measured_s)))
+    return table(("of a rank, in the mean", "predicted", "measured", "lost"), rows, right="lrrr")
+
+
+def _lost(rows: Sequence[LineRow], most: int | None) -> list[str]:
+    """Return a table of what took longer than predicted, and what the rest adds up to."""
+    lost = [row for row in rows if row.lost_s > 0]
     cells = [
-        (
-            signed(row.lost_s),
-            seconds(row.predicted_s),
-            seconds(row.measured_s),
-            row.kind,
-            row.line,
-        )
-        for row in shown
+        (signed(row.lost_s), seconds(row.predicted_s), seconds(row.measured_s), row.kind, row.line)
+        for row in lost[:most]
     ]
     heads = ("lost", "predicted", "measured", "as", "line")
     lines = ["Lost, by line of the model", *table(heads, cells, right="rrr")]
-    left = sum(row.lost_s > 0 for row in found.lines) - len(shown)
-    if left:
-        lines.append(f"and {counted(left, 'row')} more: --all shows them")
-    if not shown:
+    if not lost:
         lines = ["No line took longer than predicted"]
-    gained = sum(row.lost_s for row in found.lines if row.lost_s < 0)
+    if len(lost) > len(cells):
+        lines.append(f"and {counted(len(lost) - len(cells), 'row')} more: --all shows them")
+    gained = sum(row.lost_s for row in rows if row.lost_s < 0)
     if gained:
         lines.append(f"Other lines took {seconds(-gained)} less than predicted, in all")
-    return "\n\n".join(
-        "\n".join(part) for part in (pairs(heading), kinds, lines, found.notes) if part
-    )
+    return lines
 
 
 def _times(predicted: float, measured: float) -> tuple[str, str, str]:

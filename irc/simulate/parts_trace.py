@@ -44,19 +44,21 @@ def phase_of_kind(kind: str) -> str:
     return PHASES.get(kind[0], "backward")
 
 
-def step_trace(plan: PartsPlan, found: Simulation, seconds: StepSeconds = stated_seconds) -> Trace:
+def step_trace(
+    plan: PartsPlan, simulation: Simulation, seconds: StepSeconds = stated_seconds
+) -> Trace:
     """Return a predicted step.
 
     Args:
         plan: of several programs.
-        found: its simulation.
+        simulation: its simulation.
         seconds: what that was simulated with.
     """
-    step = _Step(plan, found, seconds)
+    step = _Step(plan, simulation, seconds)
     events: list[TraceEvent] = []
     held: list[Held] = []
     notes: dict[str, str] = {}
-    pools = list(held_bytes(found.actions, found.timeline))
+    pools = list(held_bytes(simulation.actions, simulation.timeline))
     for place, ranks in enumerate(plan.ranks):
         own = [event for event in step.at(place) if event.end_s > event.begin_s]
         drawn, said = drawn_of(ranks, len(own) * len(plan.ranks))
@@ -68,16 +70,17 @@ def step_trace(plan: PartsPlan, found: Simulation, seconds: StepSeconds = stated
                 for pool, at, size in pools
                 if pool == f"rank {place}"
             )
+    mesh = plan.mesh
     return Trace(
-        "predicted", tuple(events), found.seconds, plan.hash, str(plan.mesh), plan.mesh.num_ranks,
+        "predicted", tuple(events), simulation.seconds, plan.hash, str(mesh), mesh.num_ranks,
         tuple(held), notes,
     )  # fmt: skip
 
 
 class _Step:
-    def __init__(self, plan: PartsPlan, found: Simulation, seconds: StepSeconds) -> None:
-        self.plan, self.found = plan, found
-        self.actions, self.timeline = found.actions, found.timeline
+    def __init__(self, plan: PartsPlan, simulation: Simulation, seconds: StepSeconds) -> None:
+        self.plan, self.simulation = plan, simulation
+        self.actions, self.timeline = simulation.actions, simulation.timeline
 
         @cache
         def predicted(part: int, kind: str) -> Prediction:
@@ -103,7 +106,9 @@ class _Step:
                 track = action.stream.partition(" ")[0]
                 yield TraceEvent(0, track, "transfer", Label(action.name), begin, end)
         yield from self._carried(place)
-        yield TraceEvent(0, COMPUTE, BUBBLE, Label("end of the step"), before, self.found.seconds)
+        yield TraceEvent(
+            0, COMPUTE, BUBBLE, Label("end of the step"), before, self.simulation.seconds
+        )
 
     def _where(self, action: SimAction, runs: dict[str, Action]) -> Where:
         if (run := runs.get(action.name)) is not None:

@@ -27,11 +27,11 @@ class Spent:
 
 def by_rank(trace: Trace) -> dict[int, dict[str, float]]:
     """Return for each rank the seconds of each of :data:`SPENT`; they add up to the step."""
-    found: dict[int, dict[str, float]] = {rank: dict.fromkeys(SPENT, 0.0) for rank in trace.drawn}
+    ranks: dict[int, dict[str, float]] = {rank: dict.fromkeys(SPENT, 0.0) for rank in trace.drawn}
     for event in trace.events:
         if event.kind in SPENT:
-            found[event.rank][event.kind] += event.seconds
-    return found
+            ranks[event.rank][event.kind] += event.seconds
+    return ranks
 
 
 def by_kind(trace: Trace) -> dict[str, float]:

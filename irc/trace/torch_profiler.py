@@ -173,8 +173,8 @@ class _Names:
 
     def _op(self, name: str) -> str | None:
         letters = re.sub("[^a-z]", "", name.lower())
-        found = next((op for word, op in OPS.items() if word in letters), None)
-        return found if found in self._labels else None
+        known = next((op for word, op in OPS.items() if word in letters), None)
+        return known if known in self._labels else None
 
     def _kernel(self, name: str) -> str | None:
         plain = re.split(r"[(<]", name.removeprefix("void "))[0].strip()
