@@ -110,30 +110,49 @@ MI300X = _gpu(
     host_gb_per_s=PCIE_5,
 )  # fmt: skip
 
-# NCCL's `src/graph/tuning.cc`: base latencies of rings by protocol, and those of a step over NVLink
-# and over the network. LL sends a flag with every word; that it reaches a quarter of the link is
-# from the curves of APEX+ (microsoft/apex_plus, profile/comm/H100-SXM-80GB).
-LL, SIMPLE = (6.6e-6, 0.25), (8.4e-6, 1.0)
+# NCCL's protocols: LL sends a flag with every word, LL128 with every 120 bytes, Simple none. Over
+# NVLink 4 they were fitted to the curves of APEX+ (microsoft/apex_plus, profile/comm/H100-SXM-80GB
+# and H200-SXM-141GB, of two releases of NCCL), over others they are what fits both together.
+# Elsewhere they are those of NCCL's own model (`src/graph/tuning.cc`): base latencies of rings, and
+# those of a step.
+ON_NVLINK = (
+    Protocol("LL", 0.81e-6, 6.4e-6, 0.42),
+    Protocol("LL128", 0.81e-6, 15.5e-6, 0.86),
+    Protocol("Simple", 0.6e-6, 45e-6),
+)
+ON_H100 = (
+    Protocol("LL", 0.76e-6, 7.5e-6, 0.46),
+    Protocol("LL128", 0.8e-6, 17e-6, 0.92),
+    Protocol("Simple", 1e-6, 60e-6),
+)
+ON_H200 = (
+    Protocol("LL", 0.6e-6, 6.5e-6, 0.43),
+    Protocol("LL128", 0.4e-6, 15.8e-6, 0.815),
+    Protocol("Simple", 2.6e-6, 60e-6),
+)
 
 
-def _protocols(low_latency_s: float, simple_s: float) -> tuple[Protocol, ...]:
+def _protocols(ll_s: float, ll128_s: float, simple_s: float) -> tuple[Protocol, ...]:
     return (
-        Protocol("LL", low_latency_s, *LL),
-        Protocol("Simple", simple_s, *SIMPLE),
+        Protocol("LL", ll_s, 6.6e-6, 0.25),
+        Protocol("LL128", ll128_s, 14e-6, 0.92),
+        Protocol("Simple", simple_s, 8.4e-6),
     )
 
 
-NVLINK = Link(8, 0.6e-6, 0.0, 6.6e-6, protocols=_protocols(0.6e-6, 3.4e-6))
+NVLINK = Link(8, 0.81e-6, 0.0, 6.4e-6, protocols=ON_NVLINK)
 # NVLink 2: 150 GB/s one way. 126 GB/s of an all-gather's bus bandwidth at 2.9 GiB, and over PCIe
 # between L4s 5.0, of two 3.2 (Mist's profiles).
 NVLINK_2 = replace(NVLINK, bytes_per_s=126e9)
 L4_LINK = replace(NVLINK, bytes_per_s=5e9, peer_bytes_per_s=3.2e9)
 # NVLink 3: 300 GB/s one way. 235 GB/s of all-reduce bus bandwidth at 16 GiB: stas00/ml-engineering,
 # network/benchmarks (8xA100 nccl-tests), and 230 at 1 GiB in Hetu-Galvatron's shipped profile.
-NVLINK_3 = replace(NVLINK, bytes_per_s=240e9)
+NVLINK_3 = replace(NVLINK, bytes_per_s=230e9)
 # NVLink 4: 450 GB/s one way. Rings reached 361 to 367 GB/s at 16 GiB on 8xH200, and the switches'
-# own sums 482 (stas00/ml-engineering): 308 GB/s of n (1 + 1/p), which fits 5 to 8 ranks to 2 %.
-NVLINK_4 = replace(NVLINK, bytes_per_s=362e9, in_switch_bytes_per_s=308e9)
+# own sums 482 (stas00/ml-engineering): 308 GB/s of n (1 + 1/p), which fits 5 to 8 ranks to 2 %; at
+# 128 MiB APEX+ has 270. It is between them here.
+NVLINK_4 = replace(NVLINK, bytes_per_s=362e9, in_switch_bytes_per_s=300e9, protocols=ON_H100)
+NVLINK_H200 = replace(NVLINK_4, protocols=ON_H200)
 # NVLink 5: 900 GB/s one way, of which it is taken to reach the part that NVLink 4 does: no
 # published curve is held against it.
 NVLINK_5 = replace(NVLINK, bytes_per_s=724e9, in_switch_bytes_per_s=616e9)
@@ -141,10 +160,12 @@ NVLINK_5 = replace(NVLINK, bytes_per_s=724e9, in_switch_bytes_per_s=616e9)
 # 114 GB/s. Between modules one or two links: rings of 8 dies reached 67 GB/s with two dies a
 # module (nnScaler, resources/profile/mi200/comm/intra_{2,8}.json). A call took 90 us there.
 IN_MODULE = Link(2, 1e-6, 114e9, 90e-6)
-BETWEEN_MODULES = Link(8, 2e-6, 33.5e9, 90e-6)
+BETWEEN_MODULES = Link(8, 7e-6, 33.5e9, 90e-6)
 # MI300X: a pair of 64 GB/s one way to each of seven others; two reached 47.7, eight 313 GB/s
 # (stas00/ml-engineering, compute/accelerator).
-FABRIC_3 = Link(8, 1e-6, 313e9, 10e-6, protocols=_protocols(1e-6, 4e-6), peer_bytes_per_s=47.7e9)
+FABRIC_3 = Link(
+    8, 1e-6, 313e9, 10e-6, protocols=_protocols(1e-6, 1.9e-6, 4e-6), peer_bytes_per_s=47.7e9
+)
 
 HDR_200 = 25e9  # one 200 Gbit/s port a GPU (DGX A100)
 NDR_400 = 50e9  # one 400 Gbit/s port a GPU (DGX H100, H200 and B200, MI300X nodes)
@@ -156,7 +177,7 @@ SLINGSHOT = 12.5e9  # four 200 Gbit/s ports for eight dies (Frontier)
 def _network(port: float) -> Link:
     """Return the level between nodes, each device with a port."""
     return Link(
-        8, 2.7e-6, port * PORT_REACHED, 6.6e-6, protocols=_protocols(2.7e-6, 14e-6), tree=True
+        8, 2.7e-6, port * PORT_REACHED, 6.6e-6, protocols=_protocols(2.7e-6, 4e-6, 14e-6), tree=True
     )
 
 
@@ -175,7 +196,7 @@ KINDS: Mapping[str, Kind] = {
     "A100-40": Kind(A100_40, (NVLINK_3,), _network(EFA_400)),
     "A100": Kind(A100, (NVLINK_3,), _network(HDR_200)),
     "H100": Kind(H100, (NVLINK_4,), _network(NDR_400)),
-    "H200": Kind(H200, (NVLINK_4,), _network(NDR_400)),
+    "H200": Kind(H200, (NVLINK_H200,), _network(NDR_400)),
     "B200": Kind(B200, (NVLINK_5,), _network(NDR_400)),
     "MI250X": Kind(MI250X, (IN_MODULE, BETWEEN_MODULES), _network(SLINGSHOT)),
     "MI300X": Kind(MI300X, (FABRIC_3,), _network(NDR_400)),

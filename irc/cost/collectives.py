@@ -19,6 +19,10 @@ Chan et al. 2007, section 4; Sanders, Speck and Traeff 2009 for the trees):
                  all-gather    of n/g across, then inside; reduce-scatter: the same backwards
     pairwise     all-to-all    a message to each peer; each level carries what crosses it
 
+Where a link states a library's protocols, a rank's own n/p of rings and of pairwise exchanges goes
+through its memory (read and written), as one step more at that speed: NCCL's published curves of
+two ranks are up to a third slower for it.
+
 A step of a ring through nodes is charged the latency of the link that it takes, as in NCCL's model
 (`src/graph/tuning.cc`): of p - 1 steps, all but those between nodes stay inside.
 """
@@ -94,22 +98,24 @@ def lines(kind: Collective, link: AxisLink, copy_bytes_per_s: float) -> tuple[Li
         return _cheapest(_emulated(kind, link, copy_bytes_per_s))
     if kind in link.fits:
         return (_fitted(kind, link.fits[kind], link.ranks),)
-    return _cheapest(_algorithms(kind, link.levels))
+    return _cheapest(_algorithms(kind, link.levels, copy_bytes_per_s))
 
 
-def _algorithms(kind: Collective, hops: tuple[Hop, ...]) -> list[Line]:
+def _algorithms(kind: Collective, hops: tuple[Hop, ...], copy: float) -> list[Line]:
     match kind:
         case "all_reduce":
-            return [*_rings(2, hops), *_trees(hops), *_in_switch(hops), *_hierarchical(kind, hops)]
+            apart = [*_trees(hops), *_in_switch(hops)]
+            return [*_rings(2, hops, copy), *apart, *_hierarchical(kind, hops, copy)]
         case "all_gather" | "reduce_scatter":
-            return [*_rings(1, hops), *_hierarchical(kind, hops)]
+            return [*_rings(1, hops, copy), *_hierarchical(kind, hops, copy)]
         case "all_to_all":
-            return [*_pairwise(hops), *_staged(hops)]
+            return [*_pairwise(hops, copy), *_staged(hops, copy)]
 
 
-def _rings(rounds: int, hops: tuple[Hop, ...]) -> list[Line]:
+def _rings(rounds: int, hops: tuple[Hop, ...], copy: float) -> list[Line]:
     ranks = _ranks(hops)
-    slope = rounds * (ranks - 1) / ranks / ring_bytes_per_s(hops)
+    speed = ring_bytes_per_s(hops)
+    slope, own = rounds * (ranks - 1) / ranks / speed, _own(hops, speed, copy)
     found: list[Line] = []
     for choice in _protocols(hops):
         steps, below = 0.0, ranks
@@ -119,8 +125,15 @@ def _rings(rounds: int, hops: tuple[Hop, ...]) -> list[Line]:
             steps += below * (hop.fan - 1) * protocol.latency_s
         launch = choice[-1].launch_s
         part = min(protocol.part for protocol in choice)
-        found.append(Line(_named("ring", choice), launch + rounds * steps, slope / part))
+        found.append(Line(_named("ring", choice), launch + rounds * steps, slope / part + own))
     return found
+
+
+def _own(hops: tuple[Hop, ...], bytes_per_s: float, copy_bytes_per_s: float) -> float:
+    """Return what a byte adds for a rank's own part: a step of its memory, or of the link."""
+    if not any(hop.protocols for hop in hops):
+        return 0.0
+    return min(2 / copy_bytes_per_s, 1 / bytes_per_s) / _ranks(hops)
 
 
 def _trees(hops: tuple[Hop, ...]) -> list[Line]:
@@ -154,24 +167,24 @@ def _in_switch(hops: tuple[Hop, ...]) -> list[Line]:
 IN_SWITCH_S = 23e-6
 
 
-def _hierarchical(kind: Collective, hops: tuple[Hop, ...]) -> list[Line]:
+def _hierarchical(kind: Collective, hops: tuple[Hop, ...], copy: float) -> list[Line]:
     if len(hops) == 1:
         return []
     inside, across = hops[:1], hops[1:]
     part = 1 / hops[0].fan
     # A combination only pays where both parts do.
-    within = _cheapest(_rings(1, inside))
-    beyond = _cheapest(_algorithms(kind, across))
+    within = _cheapest(_rings(1, inside, copy))
+    beyond = _cheapest(_algorithms(kind, across, copy))
     found = [near.then(far, part) for near in within for far in beyond]
     if kind == "all_reduce":
         found = [line.then(near) for line in found for near in within]
     return [replace(line, name=f"hierarchical({line.name})") for line in found]
 
 
-def _pairwise(hops: tuple[Hop, ...]) -> list[Line]:
+def _pairwise(hops: tuple[Hop, ...], copy: float) -> list[Line]:
     """A message to each peer; the levels carry theirs at the same time."""
     ranks = _ranks(hops)
-    slope = 0.0
+    slope, own = 0.0, _own(hops, hops[0].bytes_per_s, copy)
     for level, hop in enumerate(hops):
         leaving = 1 - prod(inner.fan for inner in hops[:level]) / ranks
         slope = max(slope, leaving / hop.bytes_per_s)
@@ -182,15 +195,17 @@ def _pairwise(hops: tuple[Hop, ...]) -> list[Line]:
             steps += below * (hop.fan - 1) * protocol.latency_s
             below *= hop.fan
         part = min(protocol.part for protocol in choice)
-        found.append(Line(_named("pairwise", choice), choice[-1].launch_s + steps, slope / part))
+        fixed = choice[-1].launch_s + steps
+        found.append(Line(_named("pairwise", choice), fixed, slope / part + own))
     return found
 
 
-def _staged(hops: tuple[Hop, ...]) -> list[Line]:
+def _staged(hops: tuple[Hop, ...], copy: float) -> list[Line]:
     """An all-to-all inside, then one across: fewer messages, and every byte moves twice."""
     if len(hops) == 1:
         return []
-    near, far = _cheapest(_pairwise(hops[:1])), _cheapest(_algorithms("all_to_all", hops[1:]))
+    near = _cheapest(_pairwise(hops[:1], copy))
+    far = _cheapest(_algorithms("all_to_all", hops[1:], copy))
     both = [a.then(b) for a in near for b in far]
     return [replace(line, name=f"hierarchical({line.name})") for line in both]
 

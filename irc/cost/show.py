@@ -15,7 +15,7 @@ def axis_table(cluster: Cluster, mesh: Mesh) -> str:
 
     >>> from irc.cluster.presets import PRESETS
     >>> print(*axis_table(PRESETS["8xH100"], Mesh.parse("t=8")).splitlines()[2].split()[:4])
-    all_reduce 15.0 us ring/LL
+    all_reduce 18.2 us ring/LL
 
     Raises:
         IrcError: ``mesh-mismatch``.

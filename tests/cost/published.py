@@ -21,9 +21,10 @@ INTERFERENCE: list[dict[str, Any]] = json.loads((HERE / "published_interference.
 def ratios(row: dict[str, Any], least_bytes: int = 0) -> list[float]:
     """Predicted over measured, for each size from ``least_bytes`` on."""
     mesh = Mesh.of({"all": row["ranks"]})
-    link = find_cluster(row["cluster"]).axis_link(mesh, "all")
+    cluster = find_cluster(row["cluster"])
+    link, copy = cluster.axis_link(mesh, "all"), cluster.device.bytes_per_s
     return [
-        collective_s(row["op"], link, size, 1e12) / (us * 1e-6)
+        collective_s(row["op"], link, size, copy) / (us * 1e-6)
         for size, us in row["bytes_us"]
         if size >= least_bytes
     ]

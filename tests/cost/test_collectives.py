@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from irc.cluster.topology import COLLECTIVES, AxisLink, Collective
+from irc.cluster.topology import COLLECTIVES, AxisLink, Collective, Hop, Protocol
 from irc.cost.collectives import collective_s
 from irc.errors import InternalError
 
@@ -32,6 +32,15 @@ def link(
 def test_bytes_that_a_rank_sends(kind: Collective, num_bytes: int, moved: float) -> None:
     fast = AxisLink(4, 0.0, 1e9, 0.0)
     assert collective_s(kind, fast, num_bytes, COPY) == pytest.approx(moved / 1e9)
+
+
+def test_what_a_rank_keeps_goes_through_its_memory_where_protocols_are_stated() -> None:
+    """A half of 1 GB over the link at 2 GB/s, and a half read and written at 8 GB/s."""
+    hop = Hop(2, 2e9, 0.0, 0.0, protocols=(Protocol("Simple", 0.0, 0.0),))
+    pair = AxisLink(2, 0.0, 2e9, 0.0, hops=(hop,))
+    assert collective_s("all_gather", pair, 10**9, 8e9) == pytest.approx(0.25 + 0.125)
+    # It is no slower than a step over the link.
+    assert collective_s("all_gather", pair, 10**9, 1e9) == pytest.approx(0.25 + 0.25)
 
 
 @KINDS

@@ -1,0 +1,100 @@
+"""Prices against published measurements: collectives, and what runs at a time on a device.
+
+    python -m tests.benchmarks.published [--quick] [--json FILE]
+
+Targets (exit status 1 when one is missed):
+  collectives     of 64 KiB and more: at least 90 % of the points within 15 %
+  interference    mean error on points that the fit has not seen: A100 8 %, L4 12 %
+  shipped         mean error of the tables of the presets on all points: the same
+
+Every other point is fitted, the rest predicted. "longest" and "sum" are the mean errors where
+nothing slows anything down, and where only one thing runs at a time. Sources stand in the files,
+tests/cost/published_*.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from irc.cluster import interference_tables
+from irc.cluster.interference_fit import Point, fitted
+from tests.cost.published import COLLECTIVES, ratios, together
+
+LEAST_BYTES = 64 * 2**10
+CLOSE, LEAST_PART = 0.15, 0.9
+LIMITS = {"A100": 0.08, "L4": 0.12, "V100": None}
+DEVICES = {"A100": "a100", "L4": "l4", "V100": "v100-sxm2-32"}
+
+
+def error(points: Sequence[Point], predicted: Callable[[Point], float]) -> float:
+    """Return the mean relative error."""
+    return mean(abs(predicted(point) / point.together - 1) for point in points)
+
+
+def interference(name: str) -> dict[str, float]:
+    """Return the figures of a device."""
+    points = together(DEVICES[name])
+    table, shipped = fitted(points[::2]), getattr(interference_tables, name)
+    unseen = points[1::2]
+    return {
+        "points": len(points),
+        "unseen": error(unseen, lambda p: table.seconds(p.alone)),
+        "shipped": error(points, lambda p: shipped.seconds(p.alone)),
+        "longest": error(unseen, lambda p: max(p.alone.values())),
+        "sum": error(unseen, lambda p: sum(p.alone.values())),
+    }
+
+
+def collectives() -> dict[str, dict[str, float]]:
+    """Return by cluster how many points there are, how many are close, and the median error."""
+    figures: dict[str, dict[str, float]] = {}
+    for name in (*dict.fromkeys(row["cluster"] for row in COLLECTIVES), "all"):
+        rows = (row for row in COLLECTIVES if name in (row["cluster"], "all"))
+        errors = [abs(ratio - 1) for row in rows for ratio in ratios(row, LEAST_BYTES)]
+        close = sum(each <= CLOSE for each in errors) / len(errors)
+        figures[name] = {"points": len(errors), "close": close, "median": median(errors)}
+    return figures
+
+
+def main() -> int:
+    """Print the tables; return 1 where a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the same: it takes seconds")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    args = parser.parse_args()
+    found: dict[str, Any] = {"collectives": collectives(), "interference": {}}
+    print(f"{'collectives':<14}{'points':>8}{'within 15 %':>13}{'median error':>14}")
+    for name, row in found["collectives"].items():
+        print(f"{name:<14}{row['points']:>8}{row['close']:>13.0%}{row['median']:>14.1%}")
+    heads = ("points", "unseen", "limit", "shipped", "longest", "sum")
+    print(f"\n{'interference':<14}{''.join(f'{head:>9}' for head in heads)}")
+    missed: list[str] = []
+    part = found["collectives"]["all"]["close"]
+    if part < LEAST_PART:
+        missed.append(f"collectives {part:.0%}")
+    for name, limit in LIMITS.items():
+        row = found["interference"][name] = interference(name)
+        shown = "-" if limit is None else f"{limit:.0%}"
+        cells = [f"{row['points']}", f"{row['unseen']:.1%}", shown]
+        cells += [f"{row[key]:.1%}" for key in ("shipped", "longest", "sum")]
+        print(f"{name:<14}{''.join(f'{cell:>9}' for cell in cells)}")
+        if limit is not None and max(row["unseen"], row["shipped"]) > limit:
+            missed.append(f"interference of {name}")
+    if args.json:
+        Path(args.json).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    unseen = ", ".join(f"{n} {r['unseen']:.1%}" for n, r in found["interference"].items())
+    said = f"MISSED {', '.join(missed)}" if missed else "all met"
+    print(f"published: collectives {part:.0%} (90%), interference {unseen} (8%, 12%, -): {said}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
