@@ -40,7 +40,9 @@ class Precision:
     In ``float16`` small gradients are zero, so the loss is scaled, as ``torch.amp.GradScaler`` does
     it: where a gradient of any rank or stage is infinite or NaN, the step leaves parameters, states
     and the optimiser's count as they are on all of them, and the scale is halved; after 2000 steps
-    in a row it is doubled. ``step.scaler`` is the scaler; its state is a part of the step's::
+    in a row it is doubled. What a fused kernel computes in float16 and no other reads is float32
+    inside of it, so that it may overflow at a scale higher than in eager. ``step.scaler`` is the
+    scaler; its state is a part of the step's::
 
         irc.compile_step(model, loss=f, precision="float16")
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)

@@ -74,6 +74,19 @@ def test_models_on_meshes(tmp_path: Path, mesh: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=2,tensor=2", "pipe=2,data=2"])
+def test_a_rank_that_overflows_skips_the_step_on_all(tmp_path: Path, mesh: str) -> None:
+    for each in run(tmp_path, mesh, "scaled"):
+        found = each["scaled"]
+        mine, alone = found["scales"]
+        assert mine == alone
+        assert mine[8] == mine[7] / 2
+        assert found["steps"][0] == found["steps"][1] == len(mine) - len(set(mine))
+        assert found["losses"] < 5e-3
+        assert found["parameters"] < 3e-2
+
+
+@pytest.mark.slow
 def test_adapters_of_peft(tmp_path: Path) -> None:
     """Frozen weights have no states, and what is saved loads in plain PEFT."""
     peft = pytest.importorskip("peft")

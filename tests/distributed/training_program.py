@@ -231,6 +231,53 @@ def half(mesh: str) -> dict[str, Any]:
     }
 
 
+def scaled(mesh: str) -> dict[str, Any]:
+    """Steps in float16, each rank with its own samples: the scales of one device, and its skips.
+
+    At first all gradients overflow; later a sample that one rank alone has is infinite. Gradients
+    of logits are the largest: those of weights are rounded where ranks add them up, on one device
+    not before they are float32.
+    """
+
+    def small() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(24, 64, bias=False), nn.GELU(), nn.Linear(64, 12, bias=False)
+        )
+
+    given: dict[str, Any] = {
+        "loss": F.cross_entropy,
+        "optimizer": ADAMW,
+        "precision": irc.Precision(compute="float16", scaler={"init_scale": 2.0**22}),
+    }
+    mine, alone = small(), small()
+    step = irc.compile_step(mine, **given, mesh=mesh, cluster=CLUSTER, batch="local")
+    other = irc.compile_step(alone, **given)
+    assert step.scaler is not None
+    assert other.scaler is not None
+    all_batches = [(x * 0.1, y) for x, y in batches(10)]
+    all_batches[8][0][7, 3] = torch.inf
+    own = step.feeding()
+    scales: list[list[float]] = [[], []]
+    losses = 0.0
+    for x, y in all_batches:
+        size = len(x) // own.count
+        part = slice(own.part * size, (own.part + 1) * size)
+        mine_loss, alone_loss = float(step(x[part], y[part])), float(other(x, y))
+        if x.isfinite().all():
+            losses = max(losses, abs(mine_loss - alone_loss))
+        scales[0].append(step.scaler.get_scale())
+        scales[1].append(other.scaler.get_scale())
+    held, wanted = step.state_dict(), other.state_dict()
+    pairs = [(held["model"][name], value) for name, value in wanted["model"].items()]
+    return {
+        "losses": losses,
+        "parameters": max(far(a, b) for a, b in pairs),
+        "scales": scales,
+        "steps": [float(s["optimizer"]["state"]["0.weight"]["step"]) for s in (held, wanted)],
+    }
+
+
 def peft(mesh: str) -> dict[str, Any]:
     """A Llama with LoRA of PEFT: adapters alone have gradients and states; rank 0 saves them."""
     import os
@@ -315,7 +362,7 @@ CASES: dict[str, Callable[[str], dict[str, Any]]] = {
     function.__name__: function
     for function in (
         *(mlp, gpt, hugging_face, frozen, short_of_memory, split_states, dropout),
-        *(micro_batches, saving, loading, another_batch, half, peft),
+        *(micro_batches, saving, loading, another_batch, half, peft, scaled),
     )
 }
 
