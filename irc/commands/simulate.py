@@ -79,7 +79,7 @@ def _parts(args: argparse.Namespace) -> int:
     print(table(found))
     print("\n".join(streams_table(streams_of(found), found.seconds)))
     if args.trace:
-        _write(args.trace, step_trace(plan, found))
+        _write(args.trace, step_trace(plan, found, cluster))
     return 0
 
 

@@ -12,7 +12,7 @@ from irc.dialects.items import ITEM_BYTES
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.simulate.boundaries import transfer_of
 from irc.simulate.costs import Costs, StageCosts, Transfer
-from irc.simulate.plan import StepSeconds, predict, stated_seconds
+from irc.simulate.plan import Contention, StepSeconds, predict, stated_seconds
 from irc.simulate.schedule import Simulation
 from irc.simulate.tapes import STREAMS, Moves, simulate_tapes
 
@@ -26,7 +26,9 @@ def predict_step(
     """Simulate one step.
 
     A function is simulated once and is one action then. All ranks of a part run it in lock step
-    (their collectives are inside), so that one stands for them.
+    (their collectives are inside), so that one stands for them. On a device what overlaps slows
+    each other down by its table: kernels and collectives inside of a function, and a function and
+    the values that are moved to the host and back meanwhile.
 
     Args:
         plan: of several programs.
@@ -34,7 +36,7 @@ def predict_step(
         seconds: of a step of a function's plan; by default what the plan states.
     """
     costs = Costs(
-        _stages(plan, seconds),
+        _stages(plan, seconds, contention_of(plan, cluster)),
         norm=any(NORM in part for part in plan.parts),
         smaller_from=plan.smaller_from,
     )
@@ -45,8 +47,22 @@ def predict_step(
 
     sizes = slot_bytes(plan)
     return simulate_tapes(
-        plan.schedule, plan.tapes, costs, between, sizes, moves=_moves(plan, cluster, sizes)
+        plan.schedule,
+        plan.tapes,
+        costs,
+        between,
+        sizes,
+        moves=_moves(plan, cluster, sizes),
+        interference=cluster.device.interference,
     )
+
+
+def contention_of(plan: PartsPlan, cluster: Cluster) -> Contention:
+    """Return what the streams of a function share on a device.
+
+    On a host nothing is taken to be shared: not all ranks compute at one time.
+    """
+    return Contention() if cluster.device.cores else Contention.of(cluster, plan.mesh)
 
 
 def _moves(
@@ -120,12 +136,12 @@ def slot_bytes(plan: PartsPlan) -> dict[tuple[int, str], float]:
     }
 
 
-def _stages(plan: PartsPlan, seconds: StepSeconds) -> list[StageCosts]:
+def _stages(plan: PartsPlan, seconds: StepSeconds, contention: Contention) -> list[StageCosts]:
     """Return what each stage of the schedule takes."""
 
     @cache
     def predicted(part: int, kind: str) -> float:
-        return predict(plan.parts[part][kind].plan, seconds).seconds
+        return predict(plan.parts[part][kind].plan, seconds, contention).seconds
 
     stages: dict[int, StageCosts] = {}
     for place in range(len(plan.ranks)):

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
+from irc.cluster.topology import Cluster
 from irc.plan.parts import PartsPlan
 from irc.schedule.actions import Action, computed
 from irc.simulate.actions import SimAction
 from irc.simulate.call_trace import call_events, drawn_of
-from irc.simulate.parts import OF_MICRO_BATCHES, transfer_bytes
-from irc.simulate.plan import Prediction, StepSeconds, predict, stated_seconds
+from irc.simulate.parts import OF_MICRO_BATCHES, contention_of, transfer_bytes
+from irc.simulate.plan import Contention, Prediction, StepSeconds, predict, stated_seconds
 from irc.simulate.schedule import Simulation
 from irc.simulate.trace import held_bytes
 from irc.trace.form import (
@@ -45,16 +46,20 @@ def phase_of_kind(kind: str) -> str:
 
 
 def step_trace(
-    plan: PartsPlan, simulation: Simulation, seconds: StepSeconds = stated_seconds
+    plan: PartsPlan,
+    simulation: Simulation,
+    cluster: Cluster,
+    seconds: StepSeconds = stated_seconds,
 ) -> Trace:
     """Return a predicted step.
 
     Args:
         plan: of several programs.
         simulation: its simulation.
+        cluster: that it was simulated on.
         seconds: what that was simulated with.
     """
-    step = _Step(plan, simulation, seconds)
+    step = _Step(plan, simulation, contention_of(plan, cluster), seconds)
     events: list[TraceEvent] = []
     held: list[Held] = []
     notes: dict[str, str] = {}
@@ -78,13 +83,19 @@ def step_trace(
 
 
 class _Step:
-    def __init__(self, plan: PartsPlan, simulation: Simulation, seconds: StepSeconds) -> None:
+    def __init__(
+        self,
+        plan: PartsPlan,
+        simulation: Simulation,
+        contention: Contention,
+        seconds: StepSeconds,
+    ) -> None:
         self.plan, self.simulation = plan, simulation
         self.actions, self.timeline = simulation.actions, simulation.timeline
 
         @cache
         def predicted(part: int, kind: str) -> Prediction:
-            return predict(plan.parts[part][kind].plan, seconds)
+            return predict(plan.parts[part][kind].plan, seconds, contention)
 
         self.predicted = predicted
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from irc.cluster.interference import NO_INTERFERENCE, Interference
 from irc.schedule.actions import Action, Schedule, computed
 from irc.schedule.tapes import MOVES, Event, Place, Tape
 from irc.simulate.actions import SimAction
@@ -57,6 +58,7 @@ def simulate_tapes(
     slot_bytes: Mapping[tuple[int, str], float],
     columns: Sequence[Column] = (Column(),),
     moves: Moves | None = None,
+    interference: Interference = NO_INTERFERENCE,
 ) -> Simulation:
     """Simulate a step of tapes.
 
@@ -68,10 +70,12 @@ def simulate_tapes(
         slot_bytes: of a slot, by stage of the schedule and name of the register.
         columns: those that are alike are taken together.
         moves: of values that leave their slots; None where none does.
+        interference: by how much functions and moves slow each other down.
     """
     step = _Step(schedule, tapes, costs, ways, slot_bytes, folded(columns), moves)
     actions = tuple(step.actions)
-    timeline = simulate(actions, as_ready=step.links)
+    devices = dict.fromkeys(step.devices, interference) if interference else {}
+    timeline = simulate(actions, devices, as_ready=step.links)
     return Simulation(
         schedule, costs, step.columns, actions, timeline, step.places(), step.registers
     )
@@ -92,6 +96,8 @@ class _Step:
         self.slot_bytes, self.moves = slot_bytes, moves
         self.actions: list[SimAction] = []
         self.links: dict[str, None] = {}
+        # What the functions and the moves of a rank share, by the stream of the functions.
+        self.devices: dict[str, None] = {}
         self.registers: dict[str, Register] = {}
         self._runs: dict[tuple[int, Action], int] = {}
         # What an action waits for beside the positions in its `after`: messages.
@@ -107,6 +113,7 @@ class _Step:
 
     def _rank(self, column: int, rank: int, tape: Tape) -> None:
         stream = stream_of(rank, column, self.columns)
+        self.devices[stream] = None
         slow = self.columns[column].slow.get(rank, 1.0)
         reserved = self._reserved(column, rank, tape)
         last = self._add(SimAction("registers", stream, 0.0, allocates=reserved))
@@ -125,7 +132,7 @@ class _Step:
                 seconds = self.costs.seconds(event.action) * slow
                 stage = self.costs.stage(event.action.stage)
                 arena = ((stream, stage.arena(event.action.kind)),)
-                run = SimAction(str(event.action), stream, seconds, moved, None, arena, arena)
+                run = SimAction(str(event.action), stream, seconds, moved, stream, arena, arena)
                 last = self._runs[column, event.action] = self._add(run, waits)
                 waits, moved = (), ()
             else:
@@ -154,8 +161,9 @@ class _Step:
         stream = self.moves.store if event.what == "store" else self.moves.fetch
         seconds = self.moves.seconds[stage, name] * slow
         return SimAction(
-            f"{event.what} {name} of {stage}F{number}", f"{stream} of {rank}", seconds, after
-        )
+            f"{event.what} {name} of {stage}F{number}", f"{stream} of {rank}", seconds, after,
+            rank, kind=stream,
+        )  # fmt: skip
 
     def _add(self, action: SimAction, waits: tuple[_Message, ...] = ()) -> int:
         self.actions.append(action)

@@ -17,6 +17,7 @@ import irc
 from irc.calls.step_plan import captured_step
 from irc.cli import main
 from irc.cluster.device import Device
+from irc.cluster.interference import NO_INTERFERENCE, Interference
 from irc.cluster.presets import PRESETS
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
@@ -32,6 +33,7 @@ from irc.programs.schedules import schedule_for
 from irc.report.parts import explain_parts
 from irc.schedule.tapes import Event
 from irc.simulate.parts import held_at, predict_step
+from irc.simulate.parts_trace import step_trace
 from irc.trace.read import read_trace
 from irc.training.recipe import recipe_of
 from tests.programs.models import OPTIMIZER, model_and_batch
@@ -153,6 +155,29 @@ def test_moves_are_priced_by_the_device() -> None:
     unknown: Device = replace(device, disk_bytes_per_s=0.0)
     with pytest.raises(IrcError, match="how fast values are moved to the disk"):
         predict_step(moved, replace(cluster, device=unknown))
+
+
+def test_moves_and_functions_slow_each_other_down() -> None:
+    """By the table of the device, in the simulation and in its trace."""
+    _, moved, _, _ = planned("frozen", "pipe=2", "interleaved:2")
+    moved = with_files(moved, {})
+    moved = replace(moved, facts=replace(moved.facts, offload="host"))
+    cluster = PRESETS["8xH100"]
+    rows = [{"compute": 1.5, kind: 3.0} for kind in ("d2h", "h2d")]
+    free, table = NO_INTERFERENCE, Interference.of(rows)
+    alone, slow = (
+        predict_step(moved, replace(cluster, device=replace(cluster.device, interference=own)))
+        for own in (free, table)
+    )
+    busy, slowed = (each.timeline.busy(each.actions) for each in (alone, slow))
+    assert alone.seconds < slow.seconds
+    for stream, seconds in busy.items():
+        most = 3.0 if stream.startswith(("d2h", "h2d")) else 1.5
+        if not stream.startswith("link"):
+            assert seconds <= slowed[stream] * (1 + 1e-9)
+            assert slowed[stream] <= most * seconds * (1 + 1e-9)
+    assert slowed["d2h of rank 0"] > busy["d2h of rank 0"]
+    check_form(step_trace(moved, slow, cluster))
 
 
 class Wide(torch.nn.Module):

@@ -81,7 +81,7 @@ def test_a_call_is_the_actions_of_the_simulator(tmp_path: Path, mesh: str, pin: 
 def test_a_step_is_its_functions_opened(mesh: str, schedule: str) -> None:
     plan, _ = planned("gpt", mesh, schedule)
     found = predict_step(plan, PRESETS["8xH100"])
-    trace = step_trace(plan, found)
+    trace = step_trace(plan, found, PRESETS["8xH100"])
     check_form(trace)
     assert trace.step_s == found.seconds
     assert trace.drawn == tuple(range(plan.mesh.num_ranks))
