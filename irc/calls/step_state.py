@@ -339,7 +339,11 @@ def _named(more: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Check what else a checkpoint has."""
     for name, each in (more or {}).items():
         if name in KEYS or "." in name:
-            raise IrcError("option-value", f"'{name}' is no name for more of a checkpoint")
+            raise IrcError(
+                "option-value",
+                f"'{name}' is no name for more of a checkpoint",
+                because="it is what the step saves itself" if name in KEYS else (),
+            )
         if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
             raise IrcError(
                 "option-value",

@@ -117,6 +117,12 @@ def checkpoint_at(folder: Path) -> Path:
         return folder
     if held := checkpoints_in(folder):
         return held[-1]
+    if any(folder.glob("model*.safetensors*")):
+        raise IrcError(
+            "checkpoint-missing",
+            f"'{folder}' has weights alone, no checkpoint of a step",
+            help="irc.load_safetensors(step, folder) takes them",
+        )
     broken = [p.name for p in folder.glob(".step-*.partial")] if folder.is_dir() else []
     raise IrcError(
         "checkpoint-missing",

@@ -127,6 +127,7 @@ def test_what_is_no_folder_of_weights(tmp_path: Path) -> None:
 
     assert "neither" in refusal(load, "checkpoint-missing")
     irc.save_safetensors(step, folder)
+    assert "irc.load_safetensors" in refusal(lambda: step.load(folder), "checkpoint-missing")
     assert "has weights already" in refusal(
         lambda: irc.save_safetensors(step, folder), "checkpoint-failed"
     )
