@@ -30,6 +30,7 @@ from irc.dialects.task import (
     KernelOp,
     KernelPointwiseOp,
     LaunchOp,
+    ValueType,
     ViewOp,
 )
 from irc.dialects.types import ITEM_BYTES, TensorType
@@ -100,11 +101,11 @@ class ActionCost:
 
     def _kernel_s(self, kernel: KernelOp) -> float:
         buffers = [a.type for a in kernel.args if isinstance(a.type, BufferType)]
-        return self._roofline_s(
-            kernel_flops(kernel),
-            sum(b.num_elements * ITEM_BYTES[b.dtype] for b in buffers),
-            buffers[-1].dtype,
-        )
+        num_bytes = sum(b.num_elements * ITEM_BYTES[b.dtype] for b in buffers)
+        device, work = self._model.cluster.device, kernel_flops(kernel)
+        # Each at the peak of its dtype, as so much arithmetic of one of them.
+        seconds = sum(count / device.flops(dtype) for dtype, count in work.items())
+        return self._roofline_s(seconds * device.flops("f32"), num_bytes, "f32")
 
     def _library_s(self, op: FlowOp) -> float | None:
         if not all(isinstance(v.type, TensorType) for v in (*op.inputs, *op.outputs)):
@@ -120,23 +121,33 @@ class ActionCost:
             return None
 
 
-def kernel_flops(kernel: KernelOp) -> int:
-    """Return the arithmetic of a kernel: two per point of a contraction, the table's elsewhere."""
+def kernel_flops(kernel: KernelOp) -> dict[str, int]:
+    """Return the arithmetic of a kernel by dtype: two per point of a contraction, else the table's.
+
+    Products are of what is multiplied: a result that is kept wider does not slow them down.
+    """
     full, tasks = prod(kernel.space_extents), prod(kernel.space_extents[: kernel.num_parallel])
-    total = 0
+    work: dict[str, int] = {}
+
+    def add(value: SSAValue, flops: int) -> None:
+        kind = value.type
+        dtype = kind.dtype if isinstance(kind, ValueType | BufferType) else "f32"
+        work[dtype] = work.get(dtype, 0) + flops
+
     for op in kernel.body.block.ops:
         if isinstance(op, KernelContractOp):
-            total += 2 * full
+            add(op.inputs[0], 2 * full)
         elif isinstance(op, KernelAttentionOp):
-            total += full * (2 * op.form.depth + 2 * op.form.width + SOFTMAX_FLOPS)
+            add(op.operands[0], full * (2 * op.form.depth + 2 * op.form.width + SOFTMAX_FLOPS))
         elif isinstance(op, KernelAttentionBackwardOp):
-            total += full * gradient_flops(op.form)
+            add(op.operands[0], full * gradient_flops(op.form))
         elif isinstance(op, KernelAlongOp):
             steps = ceil(log2(max(kernel.space_extents[-1], 2))) if op.form.fn == "sort" else 1
-            total += full * steps
+            add(op.operands[0], full * steps)
         elif isinstance(op, KernelPointwiseOp):
-            total += POINTWISE[op.fn.data].flops * (full if op.value.is_full else tasks)
-    return total
+            count = POINTWISE[op.fn.data].flops * (full if op.value.is_full else tasks)
+            add(op.results[0], count)
+    return work
 
 
 def gradient_flops(form: AttentionForm) -> int:
