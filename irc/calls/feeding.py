@@ -189,7 +189,9 @@ def feeding_of(batch: BatchOption, mesh: Mesh, axes: Sequence[str] = ()) -> Feed
             )
     if "local" not in words or mesh.num_ranks == 1:
         return Feeding(mesh)
-    own = tuple(axes) or _axes_of_samples(mesh)
+    own = tuple(axis for axis in axes or _axes_of_samples(mesh) if mesh.size(axis) > 1)
+    if not own:  # one part, which is the whole batch
+        return Feeding(mesh)
     named = None if isinstance(batch, str) else tuple(n for n, w in batch.items() if w == "local")
     return Feeding(mesh, own, named)
 

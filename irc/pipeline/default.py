@@ -77,7 +77,7 @@ def passes_by_part(options: Options) -> Passes:
         if options.sums:
             pipeline.append(("insert-sum-casts", {"dtype": options.sums}))
         pipeline.append(("lower-boxing", {}))
-    else:
+    elif not options.mesh.names:  # on an axis of one rank, a script's pins say nothing wrong
         _refuse_pins(options.pins)
     target = options.target or _target(options)
     pipeline.append(("lower-externs", {"target": target}))

@@ -103,8 +103,9 @@ class PartsPlan:
 
     @cached_property
     def part_mesh(self) -> Mesh:
-        """The mesh of each part: all axes but ``pipe``."""
-        return Mesh(tuple((name, size) for name, size in self.mesh.axes if name != PIPE))
+        """The mesh of each part: all axes but ``pipe``; none where a part is of one rank."""
+        mesh = Mesh(tuple((name, size) for name, size in self.mesh.axes if name != PIPE))
+        return mesh if mesh.num_ranks > 1 else Mesh(())
 
     @cached_property
     def ranks(self) -> tuple[tuple[int, ...], ...]:

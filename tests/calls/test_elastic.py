@@ -12,7 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import irc
+from irc.calls.feeding import feeding_of
 from irc.calls.sampler import DataSampler
+from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
 from irc.pipeline import Options, make_plan
@@ -108,6 +110,15 @@ def test_alone_an_axis_is_of_one_rank(tmp_path: Path) -> None:
     assert float(other(x, y)) == losses[-1]
     with pytest.raises(IrcError, match="checkpoint-missing"):
         other.load(tmp_path / "none")
+
+
+def test_an_axis_of_one_rank_is_pinned_and_fed_as_others_are() -> None:
+    x, y = torch.randn(6, 5), torch.arange(6) % 3
+    pinned = step_of(batch="local", pins="*weight = [data = S(0)]", seed=1)
+    assert float(pinned(x, y)) == float(step_of("", seed=1)(x, y))
+    assert not feeding_of("local", Mesh.parse("pipe=2,data=1")).is_local
+    with pytest.raises(IrcError, match="mesh-mismatch"):
+        step_of("", pins="*weight = [data = S(0)]")(x, y)
 
 
 def test_a_module_in_a_loop_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

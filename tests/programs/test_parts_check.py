@@ -16,6 +16,7 @@ from irc.interpret.parts_check import check_parts
 from irc.interpret.parts_peers import Sight, ThreadPeers
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
+from irc.plan.parts_verify import verify_parts
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.schedule.tapes import Event, Place
@@ -64,7 +65,7 @@ def check(given: Planned, **options: Any) -> str:
     ("name", "schedule", "mesh", "pins"),
     [
         ("tied", "zb-v", "pipe=2", ""),
-        ("skips", "interleaved:2", "pipe=2", ""),
+        ("skips", "interleaved:2", "pipe=2,data=1", ""),
         ("conv", "1f1b", "pipe=4", ""),
         pytest.param("tied", "dualpipe", "pipe=2", "", marks=pytest.mark.slow),
         pytest.param("experts", "zb-h2", "pipe=2", "", marks=pytest.mark.slow),
@@ -78,6 +79,7 @@ def test_all_ranks_in_one_process(name: str, schedule: str, mesh: str, pins: str
     given = planned(name, schedule, mesh, pins)
     assert "are as eager has them" in check(given)
     plan, weights, batch = given
+    verify_parts(plan)
     run = run_here(plan, weights, [batch] * 2, lr=OPTIMIZER["lr"])
     losses, state = trained_eagerly(name, 2)
     assert [float(loss) for loss in run.losses] == pytest.approx(losses, abs=1e-12)
