@@ -38,6 +38,8 @@ LEAST_S = 5e-6
 """What a call may lose."""
 LONGEST_S = 0.05
 """A call that takes longer is not tried: a trial is to be a small part of compiling."""
+LONGEST_FIRST_S = 4 * LONGEST_S
+"""The first call may make something, and one that takes longer than this is not repeated."""
 BUDGET_S = 0.01
 LEAST_CALLS = 3
 """The first call compiles, and the second one may still make something."""
@@ -82,9 +84,8 @@ def timed(
         torchs: runs torch's way.
         entry: there is a way in that costs something, too: nothing is too short.
     """
-    if _seconds(own) > LONGEST_S:
+    if _seconds(own) > LONGEST_FIRST_S or (best := _seconds(own)) > LONGEST_S:
         return None
-    best = _seconds(own)
     if not entry and best < BUDGET_S and min(_seconds(own) for _ in PAIRS[:5]) < LEAST_S:
         return None
     torchs()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -59,15 +60,24 @@ def points_of(path: str) -> list[Point]:
             points.append(_point(row))
         except (TypeError, ValueError) as error:
             raise invalid(f"{path}:{number}", str(error)) from error
-    if not any(len(point.alone) > 1 for point in points):
+    counts = Counter(frozenset(point.alone) for point in points if len(point.alone) > 1)
+    if not counts:
         raise invalid(path, "no line has two kinds of work, and their time together")
+    for kinds, count in counts.items():
+        if count < len(kinds):
+            named = " + ".join(kind for kind in KINDS if kind in kinds)
+            raise invalid(
+                path, f"{named}: {count} measurements for {len(kinds)} factors; more are needed"
+            )
     return points
 
 
-def _point(row: Mapping[str, str]) -> Point:
+def _point(row: Mapping[str | None, str]) -> Point:
+    if None in row:
+        raise ValueError("a value too many: there is no column for it")
     if unknown := [key for key in row if key not in (*KINDS, TOGETHER)]:
         raise ValueError(f"column '{unknown[0]}'; there may be {', '.join((*KINDS, TOGETHER))}")
-    ms = {key: float(text or 0) for key, text in row.items()}
+    ms = {str(key): float(text or 0) for key, text in row.items()}
     together = ms.pop(TOGETHER, 0.0)
     if not all(0 <= value < MOST_MS for value in (*ms.values(), together)) or not together:
         raise ValueError("times are positive, and there is one in column 'together'")
@@ -116,7 +126,9 @@ def fitted(points: Sequence[Point]) -> Interference:
 
 
 def together_of(alone: Numbers, factors: Numbers) -> Numbers:
-    """Return when the last of some kinds ends, by point; as `Interference.seconds`, all at once.
+    """Return when the last of some kinds ends, by point: `Interference.seconds` of many at once.
+
+    Of a set that has no factors, each kind runs as alone: `fitted` has some for all that it meets.
 
     Args:
         alone: seconds [points, kinds].

@@ -41,7 +41,8 @@ A complete file, in which every key that is commented out is optional:
     gb_per_s = 12
     latency_us = 3
     shared_gb_per_s = 24    # what the devices of one node send together
-    # tree = true           # the library may run trees over this level (default: not on level 0)
+    # tree = true           # it is between nodes: the library may run trees over it, and what it
+                            # carries is `nic` in interference (default: not on level 0)
 
 Instead of levels, a full graph of wires between devices (0, 1, ...) and switches (names):
 

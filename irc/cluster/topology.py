@@ -165,7 +165,8 @@ class Cluster:
     def crosses_nodes(self, mesh: Mesh, axis: str) -> bool:
         """Return whether some group of a mesh axis has ranks on several nodes.
 
-        A node is what lies below the levels whose collectives may go by trees.
+        A node is what lies below the levels over which collectives may go by trees (``tree``). A
+        graph says nothing of nodes: its devices are taken to be in one.
 
         >>> from irc.cluster.presets import PRESETS
         >>> mesh = Mesh.parse("data=4,tensor=4")

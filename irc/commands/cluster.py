@@ -110,6 +110,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _interference(args: argparse.Namespace) -> int:
+    from irc.cluster.interference import MOST
     from irc.cluster.interference_fit import fitted, points_of
     from irc.cluster.text import interference_toml
 
@@ -118,12 +119,14 @@ def _interference(args: argparse.Namespace) -> int:
             "option-value", "irc cluster interference wants a CSV file of measurements",
             help="irc cluster --help names its columns",
         )  # fmt: skip
-    points = points_of(args.name)
+    points = [point for point in points_of(args.name) if len(point.alone) > 1]
     table = fitted(points)
     errors = sorted(abs(table.seconds(p.alone) / p.together - 1) for p in points)
-    mean, worst = sum(errors) / len(errors), errors[-1]
-    print(f"# {len(points)} measurements, predicted within {mean:.1%} in the mean, {worst:.1%} at")
-    print("# worst; to stand in [device] of a cluster file.")
+    mean = sum(errors) / len(errors)
+    print(f"# Fits {len(points)} measurements of several kinds at a time, {mean:.1%} off in the")
+    print(f"# mean and {errors[-1]:.1%} at worst; to stand in [device] of a cluster file.")
+    if any(MOST in row.values() for row in table.slower.values()):
+        print(f"# A factor of {MOST:.0f} is the limit: the measurements say nothing of it.")
     print("\n".join(interference_toml(table)))
     return 0
 

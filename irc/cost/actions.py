@@ -34,6 +34,7 @@ from irc.dialects.task import (
     ViewOp,
 )
 from irc.dialects.types import ITEM_BYTES, TensorType
+from irc.errors import InternalError
 from irc.ops.attention_ops import SOFTMAX_FLOPS
 from irc.ops.pointwise import POINTWISE
 from irc.ops.rule import RuleError
@@ -131,8 +132,9 @@ def kernel_flops(kernel: KernelOp) -> dict[str, int]:
 
     def add(value: SSAValue, flops: int) -> None:
         kind = value.type
-        dtype = kind.dtype if isinstance(kind, ValueType | BufferType) else "f32"
-        work[dtype] = work.get(dtype, 0) + flops
+        if not isinstance(kind, ValueType | BufferType):
+            raise InternalError(f"a kernel computes with {kind}, which has no dtype")
+        work[kind.dtype] = work.get(kind.dtype, 0) + flops
 
     for op in kernel.body.block.ops:
         if isinstance(op, KernelContractOp):
