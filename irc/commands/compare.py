@@ -10,7 +10,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "A rank's time is kernels, collectives and values on their way that kernels do not hide,"
         " bubbles of a pipeline, ranks that come late, and the host; these add up to the step. What"
-        " is lost is what was measured beyond what was predicted, in the mean over ranks."
+        " is lost is what was measured beyond what was predicted, in the mean over the ranks that"
+        " were measured."
     )
     add = parser.add_argument
     add("predicted", metavar="PREDICTED", help="of irc simulate PLAN --trace")

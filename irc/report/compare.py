@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from irc.errors import IrcError
@@ -18,7 +18,7 @@ MOST_LINES = 20
 
 @dataclass(frozen=True)
 class KindRow:
-    """Seconds of a rank in a step, in the mean over ranks."""
+    """Seconds of a rank in a step, in the mean over the ranks that were measured."""
 
     kind: str
     predicted_s: float
@@ -27,7 +27,9 @@ class KindRow:
 
 @dataclass(frozen=True)
 class LineRow:
-    """Seconds of which a line of the model is the reason, in one way, in the mean over ranks.
+    """Seconds of which a line of the model is the reason, in one way.
+
+    They are the mean over the ranks that were measured.
 
     Attributes:
         line: of the model; where there is none, the op.
@@ -98,8 +100,13 @@ def _plan(trace: Trace) -> str:
 
 
 def compare(predicted: Trace, measured: Trace) -> TraceComparison:
-    """Compare two traces of one plan."""
-    before, after = by_kind(predicted), by_kind(measured)
+    """Compare two traces of one plan.
+
+    Where only some of the predicted ranks were measured, as in a profile of one rank, these alone
+    are compared: the other stages of a pipeline do something else.
+    """
+    on_both = _on_ranks_of(measured, predicted)
+    before, after = by_kind(on_both), by_kind(measured)
     kinds = tuple(KindRow(kind, before[kind], after[kind]) for kind in SPENT)
     kernels = {rank: own["kernel"] for rank, own in by_rank(measured).items()}
     slowest = max(kernels, key=lambda rank: kernels[rank])
@@ -112,10 +119,18 @@ def compare(predicted: Trace, measured: Trace) -> TraceComparison:
         measured.step_s,
         predicted.step_s / measured.step_s if measured.step_s else 0.0,
         kinds,
-        tuple(_lines(predicted, measured)),
+        tuple(_lines(on_both, measured)),
         (slowest, kernels[slowest]),
         tuple(f"{side.source}: {name}: {text}" for side, name, text in said),
     )
+
+
+def _on_ranks_of(measured: Trace, predicted: Trace) -> Trace:
+    """Return the prediction of the measured ranks, where all of them are drawn."""
+    if not set(measured.drawn) < set(predicted.drawn):
+        return predicted
+    own = tuple(event for event in predicted.events if event.rank in measured.drawn)
+    return replace(predicted, events=own)
 
 
 def _lines(predicted: Trace, measured: Trace) -> list[LineRow]:

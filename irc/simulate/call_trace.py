@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from irc.plan.schema import Plan, Start, Wait
 from irc.simulate.actions import SimAction, Timeline
@@ -24,7 +24,7 @@ def call_trace(plan: Plan, predicted: Prediction, digest: str) -> Trace:
         digest: the hash of the plan.
     """
     own = call_events(plan, predicted)
-    ranks, notes = drawn_of(range(predicted.ranks), len(own))
+    ((ranks,), notes) = drawn_of([range(predicted.ranks)], [len(own)])
     events = tuple(event._replace(rank=rank) for rank in ranks for event in own)
     held = tuple(
         Held(rank, pool, at, size)
@@ -36,16 +36,22 @@ def call_trace(plan: Plan, predicted: Prediction, digest: str) -> Trace:
     )
 
 
-def drawn_of(ranks: range | tuple[int, ...], events: int) -> tuple[tuple[int, ...], dict[str, str]]:
-    """Return which of the ranks that do the same are drawn, and what the trace says of it.
+def drawn_of(
+    places: Sequence[Sequence[int]], events: Sequence[int]
+) -> tuple[list[tuple[int, ...]], dict[str, str]]:
+    """Return which ranks of each place are drawn, and what the trace says of it.
+
+    All ranks of all places, or one of each: means over ranks would count some places more often.
 
     Args:
-        ranks: that do the same.
-        events: of each.
+        places: the ranks that do the same, of each place of a pipeline; as many of each.
+        events: of a rank, of each place.
     """
-    if len(ranks) * events <= MOST_EVENTS or len(ranks) == 1:
-        return tuple(ranks), {}
-    return (ranks[0],), {"drawn": f"one rank of {len(ranks)} that do the same"}
+    total = sum(len(ranks) * own for ranks, own in zip(places, events, strict=True))
+    most = max(map(len, places))
+    if total <= MOST_EVENTS or most == 1:
+        return [tuple(ranks) for ranks in places], {}
+    return [(ranks[0],) for ranks in places], {"drawn": f"one rank of {most} that do the same"}
 
 
 def call_events(

@@ -62,14 +62,15 @@ def step_trace(
     step = _Step(plan, simulation, contention_of(plan, cluster), seconds)
     events: list[TraceEvent] = []
     held: list[Held] = []
-    notes: dict[str, str] = {}
     pools = list(held_bytes(simulation.actions, simulation.timeline))
-    for place, ranks in enumerate(plan.ranks):
-        own = [event for event in step.at(place) if event.end_s > event.begin_s]
-        drawn, said = drawn_of(ranks, len(own) * len(plan.ranks))
-        notes |= said
-        for rank in drawn:
-            events += (event._replace(rank=rank) for event in own)
+    by_place = [
+        [event for event in step.at(place) if event.end_s > event.begin_s]
+        for place in range(len(plan.ranks))
+    ]
+    drawn, notes = drawn_of(plan.ranks, [len(own) for own in by_place])
+    for place, ranks in enumerate(drawn):
+        for rank in ranks:
+            events += (event._replace(rank=rank) for event in by_place[place])
             held += (
                 Held(rank, "registers and arena", at, size)
                 for pool, at, size in pools

@@ -72,7 +72,8 @@ def profiled(file: ChromeFile, like: Trace) -> Trace:
             because="its last step has neither kernels of a GPU nor ops of torch",
             help="profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         )
-    names, rank = _Names(like), _rank(file.data)
+    rank = _rank(file.data)
+    names = _Names(like, rank)
     events = [names.event(rank, span) for span in spans]
     if not names.known:
         raise IrcError(
@@ -87,6 +88,8 @@ def profiled(file: ChromeFile, like: Trace) -> Trace:
         "profile": f"{names.known} of {len(spans)} events are the plan's by name",
         "clocks": f"rank {rank} alone, by torch.profiler",
     }
+    if names.rank != rank:
+        notes["names"] = f"of rank {names.rank}: the prediction does not draw rank {rank}"
     own = with_host([*events, *_exposed(rank, events)], rank, step_s)
     return Trace("measured", tuple(own), step_s, like.plan, like.mesh, like.ranks, notes=notes)
 
@@ -143,17 +146,23 @@ def _track(bar: Object) -> str:
 class _Names:
     """The kernels and collectives of a prediction, each by its name in the order of a rank.
 
+    Args:
+        like: the prediction.
+        rank: that was measured.
+
     Attributes:
         known: how many events had one of these names.
+        rank: whose names these are: of the measured rank where it is drawn, as the ranks of a
+            pipeline do different things; else of the first that is drawn.
     """
 
-    def __init__(self, like: Trace) -> None:
+    def __init__(self, like: Trace, rank: int) -> None:
         self.known = 0
+        self.rank = next(iter(like.drawn), rank) if rank not in like.drawn else rank
         self._labels: dict[str, list[tuple[Label, Where, str]]] = defaultdict(list)
         self._seen = Counter[str]()
-        first = like.drawn[0] if like.drawn else 0
         for event in like.events:
-            if event.rank == first and event.kind in (KERNEL, "collective"):
+            if event.rank == self.rank and event.kind in (KERNEL, "collective"):
                 own = (event.label, event.where, event.track)
                 self._labels[event.label.name].append(own)
 

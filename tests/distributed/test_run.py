@@ -114,6 +114,7 @@ def test_inputs_from_a_file_and_outputs_to_one(folder: Path, tmp_path: Path) -> 
         own = [event for event in trace.events if event.rank == rank]
         for axis in ("data", "tensor"):
             ops = [e.label.name for e in own if e.track == f"comm {axis}"]
+            assert ops
             assert set(ops) <= {a.op for a in starts if a.attrs["axis"] == axis}
         waits = {e.label.id for e in own if e.kind in ("exposed collective", "straggler")}
         assert len(waits) > len(starts) // 2

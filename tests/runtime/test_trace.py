@@ -1,5 +1,6 @@
 """`irc run --trace` on one device: what was measured, beside what was predicted."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from torch import nn
 import irc
 from irc.cli import main
 from irc.dialects.placement import Mesh
+from irc.runtime import traced as traced_module
 from irc.runtime.processes import gather_texts
 from irc.runtime.recorder import HostClock, Recorder
 from irc.runtime.traced import clock_offset
 from irc.trace.form import Label
 from irc.trace.read import read_trace
+from irc.trace.rows import Recorded
 from tests.simulate.test_traces import check_form
 
 
@@ -107,3 +110,28 @@ def test_clocks_of_several_machines_are_compared_at_barriers(tmp_path: Path) -> 
         dist.destroy_process_group()
     assert offset.seconds == 0.0
     assert offset.note.startswith("compared at 15 barriers, to within ")
+
+
+def test_what_a_clock_that_is_ahead_notes_is_told_by_that_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This is rank 1, whose clock is 5 s ahead of rank 0's."""
+    texts: list[str] = []
+
+    def gathered(text: str, *, everywhere: bool = False) -> list[str]:
+        texts.append(text)
+        return [f"rank {rank}" for rank in range(2)]  # Boots of two machines.
+
+    monkeypatch.setattr(traced_module, "gather_seconds", lambda seconds: [seconds - 5.0, seconds])
+    monkeypatch.setattr(traced_module, "gather_texts", gathered)
+    for name, result in (("is_initialized", True), ("get_rank", 1), ("barrier", None)):
+        monkeypatch.setattr(dist, name, lambda result=result: result)
+    assert clock_offset().seconds == pytest.approx(5.0)
+    begins: list[float] = []
+    recorder = Recorder(1, Mesh.parse("data=2"), HostClock())
+    traced_module.traced(
+        "none", recorder, lambda: begins.append(time.perf_counter()), "cafe", pipeline=False,
+        best_s=1.0,
+    )  # fmt: skip
+    noted = Recorded.from_json(texts[-1])
+    assert min(abs(at - 5.0 - noted.begin_s) for at in begins) < 0.1

@@ -13,7 +13,7 @@ from irc.cluster.presets import PRESETS
 from irc.plan.load import load_plan
 from irc.plan.schema import Start
 from irc.report.overlap import collectives
-from irc.simulate.call_trace import call_trace, drawn_of
+from irc.simulate.call_trace import MOST_EVENTS, call_trace, drawn_of
 from irc.simulate.parts import predict_step
 from irc.simulate.parts_trace import step_trace
 from irc.simulate.plan import Contention, predict, stated_seconds, steps
@@ -111,7 +111,15 @@ def test_a_step_is_its_functions_opened(mesh: str, schedule: str) -> None:
 
 
 def test_ranks_that_do_the_same_are_drawn_once_where_there_are_many() -> None:
-    assert drawn_of(range(4), 1000)[0] == (0, 1, 2, 3)
-    ranks, notes = drawn_of(range(8, 4096), 1000)
-    assert ranks == (8,)
+    assert drawn_of([range(4)], [1000]) == ([(0, 1, 2, 3)], {})
+    drawn, notes = drawn_of([range(8, 4096)], [1000])
+    assert drawn == [(8,)]
     assert notes == {"drawn": "one rank of 4088 that do the same"}
+
+
+def test_of_all_places_of_a_pipeline_as_many_ranks_are_drawn() -> None:
+    """A place of few events would fit with all of its ranks, one of many would not."""
+    places, fewest = [(0, 1), (2, 3)], MOST_EVENTS // 4
+    assert drawn_of(places, [fewest, fewest])[0] == places
+    assert drawn_of(places, [fewest, 2 * fewest])[0] == [(0,), (2,)]
+    assert drawn_of([(0,), (1,)], [MOST_EVENTS, MOST_EVENTS]) == ([(0,), (1,)], {})

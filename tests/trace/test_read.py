@@ -171,6 +171,30 @@ def test_a_profile_of_torch_is_known_by_the_names_of_kernels(tmp_path: Path) -> 
     assert ("Memcpy HtoD (Pinned -> Device)", "h2d") in tracks
 
 
+def test_a_profile_of_a_later_stage_is_held_against_that_stage(tmp_path: Path) -> None:
+    """Stages have kernels of the same name, at other lines, and one that the first lacks."""
+    labels = [Label("k0_mm", "n0", "m.py:2"), Label("k0_mm", "n5", "m.py:7")]
+    events = [TraceEvent(rank, "compute", "kernel", labels[rank], 0.0, 5e-6) for rank in (0, 1)]
+    events.append(TraceEvent(1, "compute", "kernel", Label("k9_last", "n9", "m.py:9"), 5e-6, 9e-6))
+    events.append(TraceEvent(0, "compute", "bubble", Label("end of the step"), 5e-6, 9e-6))
+    own = Trace("predicted", tuple(events), 9e-6, "cafe", "pipe=2", 2)
+    first = saved(tmp_path / "p.json", to_json(own))
+    text = profile(("kernel", "k0_mm", 0.0, 6.0), ("kernel", "k9_last", 6.0, 4.0))
+    predicted, measured = read_both(first, saved(tmp_path / "torch.json", text))
+    assert "names" not in measured.notes
+    found = compare(predicted, measured)
+    rows = {row.line: (row.predicted_s, row.measured_s) for row in found.lines}
+    assert rows.keys() == {"m.py:7", "m.py:9"}
+    assert rows["m.py:7"] == pytest.approx((5e-6, 6e-6))
+    assert sum(row.predicted_s for row in found.kinds) == pytest.approx(own.step_s)
+    # A rank that is not drawn gets the names of one that is, and the trace says of which.
+    alone = Trace("predicted", tuple(e for e in events if e.rank == 0), 9e-6, "cafe", "pipe=2", 2)
+    _, measured = read_both(
+        saved(tmp_path / "p0.json", to_json(alone)), str(tmp_path / "torch.json")
+    )
+    assert measured.notes["names"] == "of rank 0: the prediction does not draw rank 1"
+
+
 def test_a_profile_of_something_else_is_refused(tmp_path: Path) -> None:
     first = saved(tmp_path / "p.json", to_json(trace("predicted", 1, 1)))
     other = saved(tmp_path / "torch.json", profile(("kernel", "gemm", 0.0, 5.0)))
