@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace",
         metavar="FILE",
-        help="record one more call or step, its kernels launched one by one, and write what each"
-        " rank does there, for Perfetto and irc compare: Chrome trace events, packed where the name"
-        " ends in .gz",
+        help="make a few more calls or steps, their kernels launched one by one, and write what"
+        " each rank does in the quickest, for Perfetto and irc compare: Chrome trace events, packed"
+        " where the name ends in .gz; registers and arena are there twice meanwhile",
     )
     parser.add_argument(
         "--size",

@@ -69,7 +69,8 @@ def run_plan(
         trust: run the plan's code as it is, whoever made it.
         verify: compare weights with their digests, again if need be.
         imports: files and modules that each process imports before.
-        trace: a file for what each rank does in one more call or step, as Chrome trace events.
+        trace: a file for what each rank does in the quickest of a few more calls or steps, as
+            Chrome trace events; registers and arena are there twice meanwhile.
 
     Raises:
         IrcError: what a rank reported, or ``run-failed`` where one ended without a word.

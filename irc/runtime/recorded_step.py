@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 from irc.plan.parts import PartsPlan
 from irc.runtime.actions import Run
-from irc.runtime.recorder import Recorder
+from irc.runtime.recorder import Noted, Recorder
 from irc.schedule.tapes import Event
 from irc.simulate.parts import transfer_bytes
 from irc.simulate.parts_trace import UPDATE, phase_of_kind
 from irc.simulate.tapes import STREAMS
 from irc.trace.form import BUBBLE, COLLECTIVE, SCHEDULE, TRANSFER, Label, Where
-from irc.trace.rows import CARRIED, Row
+from irc.trace.rows import CARRIED
 
 Value = TypeVar("Value")
 
@@ -103,9 +103,9 @@ class RecordedStep:
             recorder.waited(label, run, TRANSFER, meets, peers, BUBBLE)
             recorder.where = Where()
             if is_arrival and peers:
-                begin, end = self._posted.pop(posted), recorder.clock.now()
+                begin, ends = self._posted.pop(posted), (recorder.clock.now(),)
                 recorder.add(
-                    Row(CARRIED, track, "transfer", label, where, begin, end, "", meets, peers)
+                    Noted(CARRIED, track, "transfer", label, where, begin, ends, "", meets, peers)
                 )
 
         return call
@@ -145,9 +145,9 @@ class RecordedStep:
             label = Label(names)
             recorder.waited(label, run, TRANSFER, "", (), BUBBLE)
             track = self._streams["store" if what == "stored" else "fetch"]
-            begun, end = min(self._moving.pop(p) for p in places), recorder.clock.now()
+            begun, ends = min(self._moving.pop(p) for p in places), (recorder.clock.now(),)
             where = recorder.where
-            recorder.add(Row(CARRIED, track, "transfer", label, where, begun, end))
+            recorder.add(Noted(CARRIED, track, "transfer", label, where, begun, ends))
 
         return begin if what in ("store", "fetch") else wait
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -26,7 +26,7 @@ from irc.runtime.frame import Frame
 from irc.runtime.segments import LoadSegments, Segment, SegmentCall
 from irc.simulate.labels import Labels
 from irc.trace.form import COLLECTIVE, COMPUTE, HOST, HOST_TRACK, KERNEL, Label, Where
-from irc.trace.rows import CAME, CARRIED, DID, WAITED, Recorded, Row
+from irc.trace.rows import CAME, CARRIED, DID, STRAGGLER, WAITED, Recorded, Row
 
 Mark: TypeAlias = Any
 """A moment, as a clock notes it."""
@@ -101,6 +101,37 @@ class StreamClock:
         return self._base_s + self._base.elapsed_time(mark) / 1e3
 
 
+class Noted(NamedTuple):
+    """A row of which the clock has not yet told the times.
+
+    Attributes:
+        form, track, kind, label, where, key, meets, peers, until: as of
+            :class:`irc.trace.rows.Row`.
+        begin: when it began.
+        ends: moments at which it may have ended; the first counts, as a collective may say so
+            itself before its wait.
+    """
+
+    form: str
+    track: str
+    kind: str
+    label: Label
+    where: Where
+    begin: Mark
+    ends: tuple[Mark, ...]
+    key: str = ""
+    meets: str = ""
+    peers: tuple[int, ...] = ()
+    until: str = STRAGGLER
+
+    def row(self, seconds: Callable[[Mark], float]) -> Row:
+        """Return the row, its times as a clock tells them."""
+        return Row(
+            self.form, self.track, self.kind, self.label, self.where, seconds(self.begin),
+            min(map(seconds, self.ends)), self.key, self.meets, self.peers, self.until,
+        )  # fmt: skip
+
+
 class Recorder:
     """Notes what a rank does while it is on.
 
@@ -116,7 +147,7 @@ class Recorder:
     def __init__(self, rank: int, mesh: Mesh, clock: Clock) -> None:
         self.rank, self.mesh, self.clock = rank, mesh, clock
         self.is_on, self.where = False, Where()
-        self._rows: list[Row] = []
+        self._noted: list[Noted] = []
         self._meetings = Counter[str]()
 
     @staticmethod
@@ -127,7 +158,7 @@ class Recorder:
 
     def record(self, run: Run) -> Recorded:
         """Run something, and return what was noted of it."""
-        self._rows, self._meetings = [], Counter()
+        self._noted, self._meetings = [], Counter()
         begin = self.clock.start()
         self.is_on = True
         try:
@@ -137,12 +168,11 @@ class Recorder:
         end = self.clock.now()
         self.clock.stop()
         seconds = self.clock.seconds
-        rows = (r._replace(begin_s=seconds(r.begin_s), end_s=_end(r, seconds)) for r in self._rows)
-        return Recorded(tuple(rows), begin, seconds(end))
+        return Recorded(tuple(each.row(seconds) for each in self._noted), begin, seconds(end))
 
-    def add(self, row: Row) -> None:
-        """Note something, its times as the clock's marks."""
-        self._rows.append(row)
+    def add(self, noted: Noted) -> None:
+        """Note something."""
+        self._noted.append(noted)
 
     def timed(self, label: Label, run: Run, *, kind: str = KERNEL, track: str = COMPUTE) -> Run:
         """Return what runs something and notes that it did."""
@@ -153,7 +183,7 @@ class Recorder:
                 return
             begin = self.clock.now()
             run()
-            self.add(Row(DID, track, kind, label, self.where, begin, self.clock.now()))
+            self.add(Noted(DID, track, kind, label, self.where, begin, (self.clock.now(),)))
 
         return noted
 
@@ -167,7 +197,7 @@ class Recorder:
     def came(self, key: str, label: Label) -> None:
         """Note that the rank has come to a meeting now."""
         now = self.clock.now()
-        self.add(Row(CAME, "", "", label, self.where, now, now, key))
+        self.add(Noted(CAME, "", "", label, self.where, now, (now,), key))
 
     def waited(
         self, label: Label, run: Run, kind: str, key: str, peers: Sequence[int], until: str
@@ -184,11 +214,11 @@ class Recorder:
         """
         begin = self.clock.now()
         run()
-        row = Row(
-            WAITED, COMPUTE, kind, label, self.where, begin, self.clock.now(), "", key,
+        noted = Noted(
+            WAITED, COMPUTE, kind, label, self.where, begin, (self.clock.now(),), "", key,
             tuple(peers), until,
         )  # fmt: skip
-        self.add(row)
+        self.add(noted)
 
     def loading(self, load: LoadSegments) -> LoadSegments:
         """Return what loads kernels so that each launch is timed."""
@@ -215,12 +245,6 @@ class Recorder:
         return RecordedActions(plain.plan, plain.rank, peers, self, labels)
 
 
-def _end(row: Row, seconds: Callable[[Mark], float]) -> float:
-    """Return when what a row is about ended: a collective may say so itself, before its wait."""
-    ends = row.end_s if isinstance(row.end_s, list) else [row.end_s]
-    return min(seconds(end) for end in ends)
-
-
 class Launches:
     """A segment whose launches are native calls of their own.
 
@@ -243,7 +267,7 @@ class Launches:
         for label, segment in self._launches:
             begin = now()
             segment.run(table)
-            recorder.add(Row(DID, COMPUTE, KERNEL, label, where, begin, now()))
+            recorder.add(Noted(DID, COMPUTE, KERNEL, label, where, begin, (now(),)))
 
 
 @dataclass(frozen=True)
@@ -292,17 +316,16 @@ class RecordedPeers:
         peers = tuple(recorder.mesh.group_of(recorder.rank, axis))
         begin = clock.now()
         finish = self.inner.start(action, operands)
-        recorder.add(Row(DID, HOST_TRACK, HOST, label, where, begin, clock.now()))
+        recorder.add(Noted(DID, HOST_TRACK, HOST, label, where, begin, (clock.now(),)))
         ends: list[Mark] = []
         if isinstance(clock, HostClock):
             when_done(finish, lambda: ends.append(clock.now()))
 
         def wait() -> None:
             recorder.waited(label, finish, COLLECTIVE, key, peers, "straggler")
-            end: Any = [clock.now(), *ends]
-            track = f"comm {axis}"
+            until, track = (clock.now(), *ends), f"comm {axis}"
             recorder.add(
-                Row(CARRIED, track, "collective", label, where, begin, end, key, key, peers)
+                Noted(CARRIED, track, "collective", label, where, begin, until, key, key, peers)
             )
 
         return wait

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from irc.plan.schema import Call, Copy, Library, Plan, Start, Step, Wait
 from irc.simulate.plan import op_of, steps
-from irc.trace.form import Label, phase_of
+from irc.trace.form import Label, phase_of_id
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Labels:
             name,
             "" if line == "unknown" else line,
             self._num_bytes(step),
-            phase_of(name) if self._trains else "",
+            phase_of_id(name) if self._trains else "",
         )
 
     @cached_property
     def _trains(self) -> bool:
-        return any(phase_of(step.id) != "forward" for _, step in steps(self.plan))
+        return any(phase_of_id(step.id) != "forward" for _, step in steps(self.plan))
 
     def _num_bytes(self, step: Step) -> int:
         """Return what a step reads and writes, or of a collective the larger of its two sides."""

@@ -141,10 +141,10 @@ class Trace:
         return tuple(sorted({event.rank for event in self.events}))
 
 
-def phase_of(name: str) -> str:
+def phase_of_id(name: str) -> str:
     """Return the phase of an op of a program of training, by its id.
 
-    >>> [phase_of(name) for name in ("n4/b2", "n4.g/b0n2.g1", "n2.g0.box0", "step0.3,step0.9")]
+    >>> [phase_of_id(name) for name in ("n4/b2", "n4.g/b0n2.g1", "n2.g0.box0", "step0.3,step0.9")]
     ['forward', 'backward', 'backward', 'update']
     """
     if STEP_ID.search(name):

@@ -20,7 +20,7 @@ import torch
 from irc.cluster.host import num_cores
 from irc.cost.measured import Typed, kernel_key, library_key, load_times, save_times
 from irc.plan.load import LoadedPlan
-from irc.plan.schema import Call, Kernels, Library, Plan, Start, Step
+from irc.plan.schema import Call, Copy, Kernels, Library, Plan, Start, Step
 from irc.runtime.actions import POSITIONAL
 from irc.runtime.code import runnable
 from irc.runtime.collectives import Finish, Operands
@@ -145,13 +145,18 @@ def _name(plan: Plan, step: Step) -> str:
 
 def _timed_steps(plan: Plan) -> list[Step]:
     """Return what is timed: launches one by one, and library ops, in the order of the plan."""
-    found: list[Step] = []
+    return [step for step in _recorded_steps(plan) if not isinstance(step, Copy)]
+
+
+def _recorded_steps(plan: Plan) -> list[Step]:
+    """Return what a recorder notes as kernels: what is timed, and copies."""
+    noted: list[Step] = []
     for action in plan.actions:
         if isinstance(action, Kernels):
-            found += action.calls
-        elif isinstance(action, Library):
-            found.append(action)
-    return found
+            noted += action.calls
+        elif isinstance(action, Library | Copy):
+            noted.append(action)
+    return noted
 
 
 def _keys(loaded: LoadedPlan, threads: int) -> list[str | None]:
@@ -186,7 +191,10 @@ def _samples(loaded: LoadedPlan, threads: int, rounds: int, seed: int) -> list[f
         run = TorchDriver(weights, **options, recorder=recorder).bind(loaded)
         inputs = inputs_for(loaded, None, seed)
         run(*inputs)
-        taken = [_timed(recorder.record(lambda: run(*inputs))) for _ in range(max(rounds, 1))]
+        taken = [
+            _timed(loaded.plan, recorder.record(lambda: run(*inputs)))
+            for _ in range(max(rounds, 1))
+        ]
         overhead_s = _call_s(loaded, threads)
     finally:
         torch.set_num_threads(before)
@@ -204,10 +212,12 @@ class _Absent:
         return lambda: None
 
 
-def _timed(recorded: Recorded) -> list[float]:
+def _timed(plan: Plan, recorded: Recorded) -> list[float]:
     """Return the seconds of what is timed, in the order of the plan."""
     rows = (row for row in recorded.rows if (row.form, row.kind) == (DID, KERNEL))
-    return [row.end_s - row.begin_s for row in rows if row.label.name != "copy"]
+    # Copies are recorded as well; a library op may bear their name.
+    noted = zip(_recorded_steps(plan), rows, strict=True)
+    return [row.end_s - row.begin_s for step, row in noted if not isinstance(step, Copy)]
 
 
 def _call_s(loaded: LoadedPlan, threads: int) -> float:

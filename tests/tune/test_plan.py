@@ -92,6 +92,23 @@ def test_times_of_this_machine_do_not_price_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_own_cache")
+def test_a_library_op_that_is_named_as_copies_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import irc
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.erfinv(torch.tanh(x)), x.reshape(-1)
+
+    irc.export_plan(Net(), (torch.randn(4, 8),), out=tmp_path / "plan", cluster="this-host")
+    loaded = load_plan(tmp_path / "plan")
+    assert {"library", "copy"} <= {action.kind for action in loaded.plan.actions}
+    monkeypatch.setattr("irc.simulate.labels.op_of", lambda plan, step: "copy")
+    assert "flow.extern" in {row.name for row in tune_plan(loaded, rounds=1).rows}
+
+
+@pytest.mark.usefixtures("_own_cache")
 def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = compiled(tmp_path / "plan")
     assert main(["tune", folder, "--rounds", "1"]) == 0
