@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from irc.calls.step_state import StepState
 from irc.dialects.placement import Mesh
@@ -126,12 +127,20 @@ def _module(target: Any) -> nn.Module:
     if isinstance(target, StepState):
         target.join()
     module = target.module if isinstance(target, StepState) else target
-    if isinstance(module, nn.Module):
-        return module
-    raise IrcError(
-        "input-mismatch",
-        f"weights are of a module or a step of training, not of {type(target).__name__}",
-    )
+    if not isinstance(module, nn.Module):
+        raise IrcError(
+            "input-mismatch",
+            f"weights are of a module or a step of training, not of {type(target).__name__}",
+        )
+    for name, value in module.state_dict(keep_vars=True).items():
+        if is_lazy(value):
+            raise IrcError(
+                "weights-missing",
+                f"'{name}' has no shape yet",
+                because="lazy modules get theirs from the first input",
+                help="call the module once before that",
+            )
+    return module
 
 
 def _agreed(opened: Callable[[], WeightFilesStart]) -> WeightFilesStart:

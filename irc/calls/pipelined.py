@@ -210,4 +210,4 @@ class PipelinedStep(TrainingStep):
     def _placements(self) -> Mapping[str, Placement]:
         """Return where ranks hold what they have taken."""
         parts = self._state.parts
-        return parts.placements() if parts.local and parts.mesh.axes else {}
+        return parts.placements() if parts.roles and parts.mesh.axes else {}

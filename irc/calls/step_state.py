@@ -288,7 +288,7 @@ class StepState:
                 device.
         """
         with torch.no_grad(), evaluating(self.module):
-            if self.options.mesh.num_ranks == 1 or not self._state.parts.local:
+            if self.options.mesh.num_ranks == 1 or not self._state.parts.roles:
                 self._check_values()
                 return self.module(*args, **named)
             return self._evaluated(args, named)

@@ -27,6 +27,8 @@ MOST_MS = 1e9
 ROUNDS = 60
 STEP = 1e-4
 """By which a parameter is moved to see what follows."""
+LEAST_DAMPING = 1e-9
+"""With less, factors that no point tells apart make the equations singular."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ def points_of(path: str) -> list[Point]:
         IrcError: ``file-missing``; ``cluster-invalid`` with the line that cannot be read.
     """
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file, skipinitialspace=True))
     except (OSError, ValueError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise IrcError("file-missing", f"cannot read '{path}': {reason}") from error
@@ -174,7 +176,7 @@ def _least_squares(gaps: Callable[[Numbers], Numbers], u: Numbers) -> Numbers:
             tried = u - np.linalg.solve(normal + damping * scale, slope)
             there = gaps(tried)
             if there @ there < own @ own:
-                u, own, damping = tried, there, damping / 3
+                u, own, damping = tried, there, max(damping / 3, LEAST_DAMPING)
                 break
             damping *= 3
         else:

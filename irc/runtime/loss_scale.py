@@ -9,17 +9,20 @@ as torch saves it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from irc.errors import IrcError, did_you_mean
+from irc.training.loss_scale import LARGEST
 from irc.training.precision import Precision
 
 NUMBERS = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
 """What the state of a scaler has."""
 ARGUMENTS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
 """What a user may say in the place of a scaler."""
+MOST = LARGEST["f32"]
+"""A scale is float32."""
 
 
 class LossScale:
@@ -74,12 +77,21 @@ def check_scale(state: Mapping[str, Any] | None) -> None:
     Raises:
         IrcError: ``state-mismatch``.
     """
-    if state is not None and (lacking := [name for name in NUMBERS if name not in state]):
-        raise IrcError(
-            "state-mismatch",
-            f"the state of a loss scale lacks '{lacking[0]}'",
-            help="give what torch.amp.GradScaler.state_dict() returns",
-        )
+    if state is None:
+        return
+    for name in NUMBERS:
+        if name not in state or not is_number(state[name]):
+            what = f"has {name}={state[name]!r}" if name in state else f"lacks '{name}'"
+            raise IrcError(
+                "state-mismatch",
+                f"the state of a loss scale {what}",
+                help="give what torch.amp.GradScaler.state_dict() returns",
+            )
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number, as those of a scaler are."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def loss_scale_of(precision: Precision) -> LossScale | None:
@@ -121,12 +133,17 @@ def _made(numbers: Mapping[str, Any]) -> torch.amp.GradScaler:
             raise IrcError(
                 "option-value",
                 f"a loss scale has no '{name}'",
-                help=did_you_mean(name, ARGUMENTS),
+                help=did_you_mean(f"{name}", ARGUMENTS),
             )
     for name, value in numbers.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if name != "enabled" and not (is_number and value > 0):
-            raise IrcError("option-value", f"scaler: {name}={value!r} is no number above 0")
+        if name == "enabled":
+            wanted, fits = "True or False", isinstance(value, bool)
+        elif name == "growth_interval":
+            wanted, fits = "number of steps above 0", type(value) is int and value > 0
+        else:
+            wanted, fits = "number above 0 of float32", is_number(value) and 0 < value <= MOST
+        if not fits:
+            raise IrcError("option-value", f"scaler: {name}={value!r} is no {wanted}")
     try:
         # On the CPU, whatever computes: a scaler for GPUs is disabled where there is none.
         return torch.amp.GradScaler("cpu", **numbers)

@@ -162,7 +162,7 @@ class TrainingState:
 
     def show(self) -> None:
         """Let the module hold its values, whole, until :meth:`hide`; every rank calls it."""
-        if self._shown or not self.parts.local:
+        if self._shown or not self.parts.roles:
             return
         own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         wholes = {name: self.parts.whole(name) for name in self.parts.names if name in own}
@@ -387,7 +387,7 @@ class TrainingState:
         states = {n: w for n, v in states.items() if (w := self._other(n, v)) is not None}
         if SEED in state:
             states[SEED] = torch.tensor(int(state[SEED]), dtype=torch.int64)
-        if self._mesh.num_ranks > 1 and self.parts.local:
+        if self._mesh.num_ranks > 1 and self.parts.roles:
             given = {n: v for n, v in model.items() if isinstance(v, torch.Tensor)}
             agree_on_weights({**given, **states})
         with torch.no_grad():

@@ -148,4 +148,6 @@ def precision_of(option: PrecisionOption) -> Precision:
                 because=f"it has {', '.join(KNOWN)}",
                 help=did_you_mean(name, KNOWN) if dtype else f"write compute={name}",
             )
+    if len(given) < len(pairs):
+        raise IrcError("option-value", f"precision: '{option}' says something twice")
     return Precision(**given)

@@ -147,6 +147,8 @@ def test_the_scale_goes_on_with_the_state(tmp_path: Path) -> None:
         assert [float(again(X, Y)) for _ in range(2)] == wanted
     with pytest.raises(IrcError, match="lacks 'growth_factor'"):
         step.load_state_dict({"scaler": {"scale": 1.0}})
+    with pytest.raises(IrcError, match="has scale='x'"):
+        step.load_state_dict({"scaler": {**saved["scaler"], "scale": "x"}})
 
 
 @pytest.mark.parametrize(
@@ -155,6 +157,11 @@ def test_the_scale_goes_on_with_the_state(tmp_path: Path) -> None:
         ({"init_scal": 2.0}, "help: did you mean 'init_scale'"),
         ({"init_scale": "large"}, "init_scale='large' is no number above 0"),
         ({"growth_factor": 0.5}, "growth factor must be > 1"),
+        ({"init_scale": float("inf")}, "init_scale=inf is no number above 0 of float32"),
+        ({"init_scale": 1e300}, "no number above 0 of float32"),
+        ({"growth_interval": 1.5}, "no number of steps above 0"),
+        ({"enabled": "no"}, "enabled='no' is no True or False"),
+        ({1: 2.0}, "a loss scale has no '1'"),
         (3.0, "scaler=3.0 is no torch.amp.GradScaler"),
     ],
 )

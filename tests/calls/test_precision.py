@@ -111,6 +111,7 @@ def test_masters_go_on_with_the_state() -> None:
         ({"reduce": "int8"}, "reduce=int8"),
         ("reduce=float32,store=bfloat16", "'store=bfloat16' says nothing of a policy"),
         ("bfloat16,reduce=float32", "help: write compute=bfloat16"),
+        ("compute=float16,compute=bfloat16", "says something twice"),
         ("parameters=bfloat61", "help: did you mean 'bfloat16'"),
         ({"masters": "float32"}, "masters are of parameters that are bfloat16"),
     ],

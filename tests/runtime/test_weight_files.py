@@ -152,6 +152,9 @@ def test_what_is_no_folder_of_weights(tmp_path: Path) -> None:
     assert torch.equal(step.state_dict()["model"]["0.weight"], before)
     load(strict=False)
     assert torch.equal(step.state_dict()["model"]["0.weight"], net()[0].weight)
+    lazy = nn.Sequential(nn.LazyLinear(5))
+    for call in (irc.load_safetensors, irc.save_safetensors):
+        assert "no shape yet" in refusal(lambda c=call: c(lazy, tmp_path / "v"), "weights-missing")
     assert "not of str" in refusal(lambda: irc.load_safetensors("net", folder), "input-mismatch")
     assert "max_bytes" in refusal(
         lambda: irc.save_safetensors(step, tmp_path / "v", max_bytes=0), "option-value"
