@@ -15,6 +15,8 @@ from irc.errors import IrcError
 from irc.sharding.mesh import equal_shares
 
 KEYS = ("epoch", "position", "seed", "shuffle", "size")
+MOST = 2**62
+"""Seeds are below: torch has 64 bits for a seed and the epochs that are added to it."""
 
 
 class DataSampler(Sampler[int]):
@@ -179,8 +181,8 @@ def data_sampler(
 
     Raises:
         IrcError: ``input-mismatch`` for what irc did not make; ``option-value`` for a data set
-            without a length; ``mesh-axis-indivisible`` for batches that the ranks do not share
-            equally.
+            without a length, and for numbers that are none; ``mesh-axis-indivisible`` for batches
+            that the ranks do not share equally.
     """
     if isinstance(dataset, int):
         size = dataset
@@ -193,6 +195,10 @@ def data_sampler(
             help="give the number of samples, or share them out in the data set itself: "
             "step.feeding() has `part` and `count`",
         )
+    if size < 0:
+        raise IrcError("option-value", f"a data set of {size} samples is none")
+    if type(seed) is not int or abs(seed) >= MOST:
+        raise IrcError("option-value", f"seed={seed!r} is no number of less than 62 bits")
     step = trained if isinstance(trained, TrainingStep) else None
     feeding = feeding_of_trained(trained)
     return DataSampler(

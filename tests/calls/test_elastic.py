@@ -157,5 +157,10 @@ def test_batches_that_ranks_do_not_share_are_refused(monkeypatch: pytest.MonkeyP
     assert caught.value.code == "mesh-axis-indivisible"
     with pytest.raises(IrcError, match="option-value"):
         irc.data_sampler(step, 50, batch_size=0)
+    with pytest.raises(IrcError, match="a data set of -3 samples"):
+        irc.data_sampler(step, -3)
+    for seed in ("a", 2**70):
+        with pytest.raises(IrcError, match="no number of less than 62 bits"):
+            irc.data_sampler(step, 50, seed=seed)
     # Given whole, a batch may be of any size.
     assert irc.data_sampler(step_of(), 50, batch_size=7).batch_size == 7

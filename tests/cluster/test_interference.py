@@ -10,7 +10,7 @@ import pytest
 
 from irc.cli import main
 from irc.cluster.interference import KINDS, Interference, slowest_of
-from irc.cluster.interference_fit import Point, fitted, together_of
+from irc.cluster.interference_fit import Point, fitted, points_of, together_of
 from irc.cluster.load import parse_cluster
 
 SETS = [{0, 1}, {0, 2}, {1, 2}, {0, 1, 2}]
@@ -70,6 +70,19 @@ def test_the_command_fits_a_table_for_a_cluster_file(
         ["compute", "link"]
     )
     assert rates == pytest.approx({"compute": 0.8, "link": 0.5}, rel=1e-3)
+
+
+def test_factors_that_points_do_not_tell_apart() -> None:
+    """Any table that gives their times will do."""
+    same = Point({"compute": 1e-3, "link": 1e-3}, 1.2e-3)
+    assert fitted([same, same]).seconds(same.alone) == pytest.approx(1.2e-3, rel=1e-3)
+
+
+def test_a_file_of_a_spreadsheet(tmp_path: Path) -> None:
+    """With a mark of the byte order, and spaces behind commas."""
+    path = tmp_path / "points.csv"
+    path.write_text("compute, link, together\n1, 1, 1.5\n1, 2, 3\n", encoding="utf-8-sig")
+    assert points_of(f"{path}")[0] == Point({"compute": 1e-3, "link": 1e-3}, 1.5e-3)
 
 
 @pytest.mark.parametrize(
