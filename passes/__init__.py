@@ -9,6 +9,7 @@ from collections.abc import Mapping
 BUILTIN: Mapping[str, str] = {
     "add-optimizer": "irc.passes.add_optimizer:AddOptimizerPass",
     "auto-shard": "irc.passes.auto_shard:AutoShardPass",
+    "verify-pins": "irc.passes.verify_pins:VerifyPinsPass",
     "insert-sum-casts": "irc.passes.insert_sum_casts:InsertSumCastsPass",
     "lower-externs": "irc.passes.lower_externs:LowerExternsPass",
     "lower-boxing": "irc.passes.lower_boxing:LowerBoxingPass",

@@ -67,7 +67,8 @@ def watched() -> Generator[Seen]:
         if error is not None and record.levelno >= logging.WARNING:
             seen.errors.append(error)
         if error is not None:
-            told.append(Break(_first(str(error)), _of_stack(getattr(error, "real_stack", ()))))
+            stack = getattr(error, "real_stack", None) or ()
+            told.append(Break(_first(str(error)), _of_stack(stack)))
         return False
 
     noted, left = len(graph_break_reasons), _left(counters)

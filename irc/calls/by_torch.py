@@ -41,6 +41,8 @@ class ByTorch:
         # By default Dynamo does not look whether layers have got hooks since it traced them.
         dynamo_config.skip_nnmodule_hook_guards = False
         chosen = {name: getattr(options, name) for name in FOR_TORCH}
+        if options.mesh.names:  # of one rank, whose pins place nothing
+            chosen["pins"] = ""
         self._run: Callable[..., Any] = cast("Any", torch).compile(
             original,
             backend="irc",

@@ -99,6 +99,8 @@ def _check_even(
     Raises:
         IrcError: ``mesh-axis-indivisible``, naming the sizes of the axis that would do.
     """
+    if mesh.num_ranks == 1:  # of any size, named ones too
+        return
     shape = list(kind.static_shape())
     for axis, one in zip(mesh.names, pattern.axes(mesh), strict=True):
         placed = one.placed

@@ -77,8 +77,10 @@ def passes_by_part(options: Options) -> Passes:
         if options.sums:
             pipeline.append(("insert-sum-casts", {"dtype": options.sums}))
         pipeline.append(("lower-boxing", {}))
-    elif not options.mesh.names:  # on an axis of one rank, a script's pins say nothing wrong
+    elif not options.mesh.names:
         _refuse_pins(options.pins)
+    elif options.pins:  # a script for several ranks, on one
+        pipeline.append(("verify-pins", {"mesh": str(options.mesh), "pins": options.pins}))
     target = options.target or _target(options)
     pipeline.append(("lower-externs", {"target": target}))
     links: dict[str, object] = {"cluster": options.cluster}

@@ -43,6 +43,7 @@ ORDER: tuple[Row, ...] = (
     Row("stream-cross-entropy", "stage",    "fixed sizes"),
     # Where: on which ranks, by which collectives.
     Row("auto-shard",           "stage",    "a mesh"),
+    Row("verify-pins",          "stage",    "a mesh of one rank, constraints"),
     Row("insert-sum-casts",     "stage",    "a mesh, gradients with a dtype for their sums"),
     Row("lower-boxing",         "stage",    "a mesh"),
     Row("lower-externs",        "function"),

@@ -121,6 +121,27 @@ def test_an_axis_of_one_rank_is_pinned_and_fed_as_others_are() -> None:
         step_of("", pins="*weight = [data = S(0)]")(x, y)
 
 
+def test_a_call_that_records_gradients_is_pinned_on_one_rank() -> None:
+    module = nn.Linear(5, 3)
+    run = irc.compile(module, mesh="data=1", pins="*weight = [data = S(0)]")
+    run(torch.randn(6, 5)).sum().backward()
+    assert module.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("pins", "code"),
+    [
+        ('"nothing_at_all" = [bogus = S(7)]', "mesh-mismatch"),
+        ("nothing_at_all = [data = S(0)]", "input-mismatch"),
+        ("*weight = [data = S(7)]", "placement-syntax"),
+    ],
+)
+def test_pins_of_one_rank_are_checked(pins: str, code: str) -> None:
+    with pytest.raises(IrcError) as caught:
+        step_of("data=1", pins=pins)(torch.randn(6, 5), torch.arange(6) % 3)
+    assert caught.value.code == code
+
+
 def test_a_module_in_a_loop_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(IrcError, match="world-size"):
