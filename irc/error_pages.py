@@ -92,7 +92,7 @@ PAGES = (
         code="checkpoint-corrupt",
         title="a checkpoint is damaged",
         exit_code=2,
-        what="A file of the checkpoint is missing, torn, or not what was written.",
+        what="A file of the checkpoint is missing, torn, not to be read, or not what was written.",
         why="Training would go on from numbers that no step made.",
         example="step.load('run')   (after a disk that was full, or a copy that broke off)",
         fix="step.load('run/step-100')   (the checkpoint before it)",
@@ -1000,7 +1000,8 @@ PAGES = (
         code="state-mismatch",
         title="the saved state is of another training step",
         exit_code=2,
-        what="A name or a shape in it is not one of this step's module and optimiser.",
+        what="A name, a shape or a kind of dtype in it is not one of this step's module and "
+        "optimiser, or the folder has weights alone.",
         why="Training would go on from a mixture of two states.",
         example="irc.compile_step(model, optimizer='sgd').load_state_dict(state_of_adamw)",
         fix="irc.compile_step(model, optimizer='adamw').load_state_dict(state_of_adamw)",

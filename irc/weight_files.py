@@ -3,9 +3,9 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -15,16 +15,14 @@ from irc.calls.step_state import StepState
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.plan.weights import local_slices
-from irc.runtime.checkpoint import agree_on_success
+from irc.runtime.agreement import fail_together
 from irc.runtime.held import is_held, part_of, placement_of
 from irc.runtime.join import own_rank
 from irc.runtime.training_state import canonical_names
-from irc.runtime.weight_files import (
-    INDEX,
-    WeightFiles,
-    WeightFilesStart,
-    write_weight_files,
-)
+from irc.runtime.weight_files import INDEX, WeightFiles, WeightFilesStart
+from irc.runtime.weight_writing import write_weight_files
+
+T = TypeVar("T")
 
 MAX_BYTES = 5 * 10**9
 """Of a file, as transformers writes them."""
@@ -35,7 +33,9 @@ def load_safetensors(target: Any, folder: str | Path, *, strict: bool = True) ->
 
     Each rank reads the slices that it holds. A step that has not run yet reads them when its ranks
     take their parts, also where its module is on the meta device; optimiser states stay as they
-    are. What is stored in another dtype is converted. On a mesh every rank calls it::
+    are. A number stored in another dtype of its kind (of floats of 16 to 64 bits, of integers) is
+    converted; 8-bit floats, or integers for floats, mean nothing without their scales, and are
+    refused. On a mesh every rank calls it::
 
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
@@ -51,31 +51,44 @@ def load_safetensors(target: Any, folder: str | Path, *, strict: bool = True) ->
         strict: refuse a folder that has weights that the module has not.
 
     Raises:
-        IrcError: ``checkpoint-missing``, ``checkpoint-corrupt``, ``state-mismatch``; nothing is
-            written then, but for what is read of a file that is damaged further on.
+        IrcError: ``checkpoint-missing``, ``checkpoint-corrupt``, ``state-mismatch``, on every rank
+            where one of them fails; ``weights-missing`` for a module on the meta device;
+            ``input-mismatch`` for another target. Nothing is written then, but for what is read of
+            a file that is damaged further on.
     """
     module = _module(target)
     state = module.state_dict(keep_vars=True)
-    shapes = {n: tuple(v.shape) for n, v in state.items() if isinstance(v, torch.Tensor)}
+    own = {n: v for n, v in state.items() if isinstance(v, torch.Tensor)}
     names = canonical_names(module)
 
     def opened() -> WeightFilesStart:
         files = WeightFiles(Path(folder))
-        return WeightFilesStart(files, files.stored(shapes, names, strict=strict))
+        start = WeightFilesStart(files, files.stored(own, names, strict=strict))
+        if not isinstance(target, StepState):
+            _check_memory(own)
+        return start
 
     start = _agreed(opened)
     if isinstance(target, StepState):
         target.take_weights(start)
-        return
+    else:
+        _agreed(lambda: _fill({names.get(n, n): v for n, v in own.items()}, start))
+
+
+def _check_memory(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, value in tensors.items():
+        if value.is_meta:
+            raise IrcError(
+                "weights-missing",
+                f"'{name}' is on the meta device, and has no memory to read into",
+                help="module.to_empty(device='cpu') gives it some",
+            )
+
+
+def _fill(tensors: Mapping[str, Any], start: WeightFilesStart) -> None:
+    """Read what this rank has of each tensor."""
     with torch.no_grad():
-        held: dict[str, Any] = {names.get(n, n): v for n, v in state.items() if n in shapes}
-        for name, value in held.items():
-            if value.is_meta:
-                raise IrcError(
-                    "weights-missing",
-                    f"'{name}' is on the meta device, and has no memory to read into",
-                    help="module.to_empty(device='cpu') gives it some",
-                )
+        for name, value in tensors.items():
             part, where = part_of(value), ()
             if is_held(value):
                 axes = zip(value.device_mesh.mesh_dim_names, value.device_mesh.shape, strict=True)
@@ -104,22 +117,23 @@ def save_safetensors(target: Any, folder: str | Path, *, max_bytes: int = MAX_BY
     if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
         raise IrcError("option-value", f"max_bytes={max_bytes!r} is no number of bytes")
     module, place = _module(target), Path(folder)
-    there = own_rank() == 0 and (any(place.glob("model*.safetensors")) or (place / INDEX).exists())
-    reason = "it has weights already: name another folder, or take them away" if there else ""
-    message = f"weights cannot be written to '{place}'"
-    agree_on_success(reason, "checkpoint-failed", message)
-    if isinstance(target, StepState):
-        sizes, whole = target.weights()
-    else:
-        sizes, whole = _weights_of(module)
-    try:
+
+    def clear() -> None:
+        if own_rank() == 0 and (any(place.glob("model*.safetensors")) or (place / INDEX).exists()):
+            raise FileExistsError("it has weights already: name another folder, or take them away")
+
+    def write() -> None:
         write_weight_files(place, sizes, whole, max_bytes=max_bytes, writes=own_rank() == 0)
         config: Any = getattr(module, "config", None)
         if own_rank() == 0 and hasattr(config, "save_pretrained"):
             config.save_pretrained(place)
-    except OSError as error:
-        reason = f"{error.strerror or error}"
-    agree_on_success(reason, "checkpoint-failed", message)
+
+    _agreed(clear, place)
+    if isinstance(target, StepState):
+        sizes, whole = target.weights()
+    else:
+        sizes, whole = _weights_of(module)
+    _agreed(write, place)
 
 
 def _module(target: Any) -> nn.Module:
@@ -143,21 +157,25 @@ def _module(target: Any) -> nn.Module:
     return module
 
 
-def _agreed(opened: Callable[[], WeightFilesStart]) -> WeightFilesStart:
-    """Open a folder on all ranks; where one of them cannot, all fail."""
-    start, failed = None, None
+def _agreed(act: Callable[[], T], place: Path | None = None) -> T:
+    """Do something on all ranks; where one of them cannot, all fail.
+
+    Args:
+        act: may raise an IrcError; an OSError, too, where a place is given.
+        place: what is written to.
+    """
+    result, failed = None, None
     try:
-        start = opened()
+        result = act()
     except IrcError as error:
         failed = error
-    agree_on_success(
-        "" if failed is None else failed.message,
-        "checkpoint-missing" if failed is None else failed.code,
-        "weights cannot be read",
-        advice="" if failed is None else failed.help,
-    )
-    assert start is not None
-    return start
+    except OSError as error:
+        if place is None:
+            raise
+        message = f"weights cannot be written to '{place}': {error.strerror or error}"
+        failed = IrcError("checkpoint-failed", message)
+    fail_together(failed)
+    return cast(T, result)
 
 
 def _weights_of(

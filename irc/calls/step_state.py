@@ -158,7 +158,7 @@ class StepState:
             optimizer: False: the model alone; states, seed and number of the step stay.
             more: objects that :meth:`save` was given, whose ``load_state_dict`` is called.
             missing_ok: do nothing where there is no checkpoint yet, as in a script that begins and
-                goes on with the same lines.
+                goes on with the same lines. A folder of weights alone is refused all the same.
 
         Raises:
             IrcError: ``checkpoint-missing``, ``checkpoint-corrupt``, ``state-mismatch``; nothing is

@@ -8,6 +8,7 @@ else, and a sum over ranks mixes both without a word.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,6 +78,27 @@ def texts(own: str) -> list[str]:
     sizes = gathered(len(data).to_bytes(8, "little"))
     longest = max(1, *(int.from_bytes(row, "little") for row in sizes))
     return [row.rstrip(b"\0").decode() for row in gathered(data.ljust(longest, b"\0"))]
+
+
+def fail_together(failed: IrcError | None) -> None:
+    """Raise on all ranks the error of the first that has one; every rank calls it.
+
+    A rank that ended alone would leave the others in their next collective.
+
+    Args:
+        failed: what this rank would raise.
+
+    Raises:
+        IrcError: that of the first rank, with its code and its advice; ``rank-lost``.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        if failed is not None:
+            raise failed
+        return
+    own = "" if failed is None else json.dumps(failed.args)  # ASCII, whatever a path has
+    for each in texts(own):
+        if each:
+            raise IrcError(*json.loads(each)) from failed
 
 
 def others(rows: Iterable[bytes]) -> list[int]:

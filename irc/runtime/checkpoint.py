@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from irc.errors import IrcError
-from irc.runtime.agreement import gathered
+from irc.runtime.agreement import fail_together
 from irc.runtime.boxes import Box
 from irc.runtime.checkpoint_files import (
     CheckpointWriter,
@@ -29,7 +29,6 @@ from irc.runtime.checkpoint_files import (
 )
 from irc.runtime.watch import naming_lost_ranks
 
-REASON_BYTES = 512
 GROUPS = "optimizer.param_groups."
 """How names of the numbers of groups begin, then the number of the group."""
 
@@ -73,15 +72,16 @@ class Saving:
         last, self._last = self._last, None
         if last is not None:
             last.result()
-        reason = ""
+        failed: IrcError | None = None
         if _rank() == 0:
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.rmtree(partial_of(target), ignore_errors=True)
                 partial_of(target).mkdir()
             except OSError as error:
-                reason = f"{error.strerror}"
-        agree_on_success(reason, "checkpoint-failed", f"'{target}' cannot be written")
+                message = f"'{target}' cannot be written: {error.strerror or error}"
+                failed = IrcError("checkpoint-failed", message)
+        fail_together(failed)
 
 
 def _write(state: Mapping[str, Any], target: Path, keep: int, group: Any) -> Path:
@@ -110,6 +110,10 @@ class Checkpoint:
         path: of the checkpoint.
         shapes: of its tensors, by their names joined by dots.
         objects: the names of what is no tensor.
+
+    Raises:
+        IrcError: ``checkpoint-missing``, ``checkpoint-corrupt``, ``state-mismatch`` for a folder
+            of weights alone; the same on every rank.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -120,15 +124,18 @@ class Checkpoint:
                 place = [str(checkpoint_at(folder))]
             except IrcError as error:
                 failed = error
+            except OSError as error:
+                message = f"'{folder}' cannot be read: {error.strerror or error}"
+                failed = IrcError("checkpoint-corrupt", message)
+        fail_together(failed)
         if _world() > 1:
             with naming_lost_ranks():
                 dist.broadcast_object_list(place, 0)
-        if failed is not None:
-            raise failed
-        if place[0] is None:
-            raise IrcError("checkpoint-missing", f"rank 0 has no checkpoint at '{folder}'")
         self.path = Path(place[0])
-        reason = check_files(self.path, _rank(), _world())
+        try:
+            reason = check_files(self.path, _rank(), _world())
+        except OSError as error:
+            reason = f"{error}"
         entries: Mapping[str, Any] = {}
         if not reason:
             try:
@@ -191,31 +198,14 @@ class Checkpoint:
         return ""
 
     def _agree(self, reason: str) -> None:
-        agree_on_success(
-            reason,
-            "checkpoint-corrupt",
-            f"the checkpoint '{self.path}' is damaged",
-            advice=self._advice(),
+        message = f"the checkpoint '{self.path}' is damaged: {reason}"
+        fail_together(
+            IrcError("checkpoint-corrupt", message, help=self._advice()) if reason else None
         )
 
     def _advice(self) -> str:
         others = [p for p in self.path.parent.glob("step-*") if p != self.path]
         return f"load '{sorted(others)[-1]}'" if others else "load another one"
-
-
-def agree_on_success(reason: str, code: str, message: str, advice: str = "") -> None:
-    """Fail on all ranks where one has a reason to; every rank calls it.
-
-    Raises:
-        IrcError: of the code, with the reason of the first rank that has one.
-    """
-    said = [reason]
-    if _world() > 1:
-        own = reason.encode()[:REASON_BYTES].ljust(REASON_BYTES, b"\0")
-        said = [row.rstrip(b"\0").decode(errors="replace") for row in gathered(own)]
-    for each in said:
-        if each:
-            raise IrcError(code, f"{message}: {each}", help=advice)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ that ends before leaves the checkpoints that were there as they were.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from irc.errors import IrcError
 from irc.plan import json_text
+from irc.runtime.synced import sync, write_synced
 
 MANIFEST = "irc.json"
 METADATA = ".metadata"
@@ -60,7 +60,7 @@ class CheckpointWriter(FileSystemWriter):
         done = super().write_data(plan, planner)
         folder = partial_of(self._target)
         for name in sorted({each.storage_data.relative_path for each in done.value()}):
-            _write(
+            write_synced(
                 folder / f"{name}{DIGEST}",
                 json_text.dump(json_text.encode(digest_of(folder / name))),
             )
@@ -74,8 +74,8 @@ class CheckpointWriter(FileSystemWriter):
         for path in sorted(folder.glob(f"*{DIGEST}")):
             files[path.name.removesuffix(DIGEST)] = json_text.parse(path.read_bytes(), f"{path}")
             path.unlink()
-        _write(folder / MANIFEST, json_text.dump({"format": FORMAT, "files": files}))
-        _sync(folder)
+        write_synced(folder / MANIFEST, json_text.dump({"format": FORMAT, "files": files}))
+        sync(folder)
         if self._target.exists():  # the same step again: it is given up only for its successor
             old = self._target.with_name(f".{self._target.name}.old")
             shutil.rmtree(old, ignore_errors=True)
@@ -84,7 +84,7 @@ class CheckpointWriter(FileSystemWriter):
             shutil.rmtree(old)
         else:
             folder.rename(self._target)
-        _sync(self._target.parent)
+        sync(self._target.parent)
         if self._keep:
             for path in checkpoints_in(self._target.parent)[: -self._keep]:
                 shutil.rmtree(path, ignore_errors=True)
@@ -111,7 +111,9 @@ def checkpoint_at(folder: Path) -> Path:
     """Return a checkpoint: the folder itself, or the one of the last step in it.
 
     Raises:
-        IrcError: ``checkpoint-missing``.
+        IrcError: ``checkpoint-missing``; ``state-mismatch`` where there are weights alone, which
+            is no reason to begin anew.
+        OSError: where the folder cannot be read.
     """
     if (folder / METADATA).is_file() or (folder / MANIFEST).is_file():
         return folder
@@ -119,7 +121,7 @@ def checkpoint_at(folder: Path) -> Path:
         return held[-1]
     if any(folder.glob("model*.safetensors*")):
         raise IrcError(
-            "checkpoint-missing",
+            "state-mismatch",
             f"'{folder}' has weights alone, no checkpoint of a step",
             help="irc.load_safetensors(step, folder) takes them",
         )
@@ -165,19 +167,3 @@ def digest_of(path: Path) -> FileDigest:
             found.update(piece)
             size += len(piece)
     return FileDigest(size, found.hexdigest())
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder last."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

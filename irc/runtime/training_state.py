@@ -297,9 +297,7 @@ class TrainingState:
         tensors = {self._first.get(n, n): v for n, v in own.items() if isinstance(v, torch.Tensor)}
         whole = {n: v for n, v in tensors.items() if n not in self.parts.roles and not v.is_meta}
         with torch.no_grad():
-            for name, value in start.wholes(whole):
-                whole[name].copy_(value)
-            start.fill(self.parts, [n for n in start.names if n in self.parts.roles])
+            start.write(self.parts, [n for n in start.names if n in self.parts.roles], whole)
             for name in self.trained:  # of other values than these
                 if (part := self.parts.local.get(state_name(REMAINDER, name))) is not None:
                     part.zero_()

@@ -10,8 +10,7 @@ A slice of a weight is read without the rest of it.
 # pyright: basic
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,14 @@ from safetensors import SafetensorError, safe_open
 
 from irc.errors import IrcError, did_you_mean
 from irc.plan import json_text
-from irc.plan.weights import write_safetensors
+from irc.plan.weights import SAFETENSORS_DTYPES
+from irc.runtime.agreement import fail_together
 from irc.runtime.parts import Parts
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-METADATA = {"format": "pt"}
-"""What transformers wants to read of a file."""
+FLOATS = ("F16", "BF16", "F32", "F64")
+"""Of what is stored; numbers of 8-bit floats have a scale beside them."""
 
 
 class WeightFiles:
@@ -61,17 +61,23 @@ class WeightFiles:
         try:
             data = json_text.parse_object((self.folder / INDEX).read_bytes(), INDEX)
             files = json_text.decode(Mapping[str, str], data.get("weight_map"), INDEX)
+            for file in set(files.values()):
+                # A name is one of this folder: an index may come from anybody.
+                if Path(file).name != file or not (self.folder / file).is_file():
+                    raise IrcError("checkpoint-corrupt", f"there is no file '{file[:80]}'")
         except IrcError as error:
             raise self._damaged(INDEX, error.message) from None
-        for file in files.values():
-            # A name is one of this folder: an index may come from anybody.
-            if Path(file).name != file or not (self.folder / file).is_file():
-                raise self._damaged(INDEX, f"there is no file '{file[:80]}'")
+        except OSError as error:  # also of a name that is too long
+            raise self._damaged(INDEX, f"{error.strerror or error}"[:200]) from None
         return dict(files)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a weight."""
         return tuple(self._sliced(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """Return the dtype of a weight, as safetensors names it."""
+        return str(self._sliced(name).get_dtype())
 
     def read(self, name: str, where: tuple[slice, ...]) -> torch.Tensor:
         """Return a slice of a weight, in the dtype that it is stored in."""
@@ -99,12 +105,12 @@ class WeightFiles:
         return IrcError("checkpoint-corrupt", f"'{self.folder / file}' is damaged: {reason}")
 
     def stored(
-        self, shapes: Mapping[str, tuple[int, ...]], aliases: Mapping[str, str], *, strict: bool
+        self, tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str], *, strict: bool
     ) -> dict[str, str]:
         """Return, for each tensor of a module, the name that the folder has it by.
 
         Args:
-            shapes: of the module's tensors, by all their names.
+            tensors: of the module, by all their names; shapes and dtypes of them count.
             aliases: for each of them the name that ranks hold it by: tied ones have one.
             strict: whether the folder may have nothing else.
 
@@ -112,28 +118,53 @@ class WeightFiles:
             IrcError: ``state-mismatch``.
         """
         found: dict[str, str] = {}
-        for name, shape in shapes.items():
+        for name, tensor in tensors.items():
             if name in self._files:
-                if self.shape(name) != shape:
-                    raise IrcError(
-                        "state-mismatch",
-                        f"'{name}' is {list(self.shape(name))} in '{self.folder}'; the module has "
-                        f"{list(shape)}",
-                    )
+                self._check(name, tensor)
                 found.setdefault(aliases.get(name, name), name)
-        if lacking := [name for name in shapes if aliases.get(name, name) not in found]:
+        if lacking := [name for name in tensors if aliases.get(name, name) not in found]:
             raise IrcError(
                 "state-mismatch",
                 f"'{self.folder}' lacks '{lacking[0]}'",
                 help=did_you_mean(lacking[0], self.names),
             )
-        if strict and (others := [name for name in self.names if name not in shapes]):
+        if strict and (others := [name for name in self.names if name not in tensors]):
             raise IrcError(
                 "state-mismatch",
                 f"the module has no '{others[0]}' as '{self.folder}'",
-                help=did_you_mean(others[0], shapes) or "strict=False leaves it out",
+                help=did_you_mean(others[0], tensors) or "strict=False leaves it out",
             )
         return found
+
+    def _check(self, name: str, tensor: torch.Tensor) -> None:
+        """Refuse a weight of another shape, or of numbers that mean something else."""
+        if self.shape(name) != tuple(tensor.shape):
+            raise IrcError(
+                "state-mismatch",
+                f"'{name}' is {list(self.shape(name))} in '{self.folder}'; the module has "
+                f"{list(tensor.shape)}",
+            )
+        own = str(tensor.dtype).removeprefix("torch.")
+        stored = self.dtype(name)
+        if kind_of(stored) != kind_of(SAFETENSORS_DTYPES.get(own, own)):
+            raise IrcError(
+                "state-mismatch",
+                f"'{name}' is {stored} in '{self.folder}'; the module has {own}",
+                because="numbers of another kind have scales, without which they are other values",
+                help="store it as it is without quantisation, or load it into a module that has "
+                f"'{name}' in the dtype of the file",
+            )
+
+
+def kind_of(dtype: str) -> str:
+    """Return within which kind of dtypes, as safetensors names them, one is converted to another.
+
+    >>> [kind_of(dtype) for dtype in ("F32", "BF16", "I64", "U8", "BOOL", "F8_E4M3")]
+    ['float', 'float', 'integer', 'integer', 'BOOL', 'F8_E4M3']
+    """
+    if dtype in FLOATS:
+        return "float"
+    return "integer" if dtype[0] in "IU" else dtype
 
 
 class WeightFilesStart:
@@ -157,10 +188,30 @@ class WeightFilesStart:
         self._stored = {n: key for n, key in self._stored.items() if n not in names}
 
     def fill(self, parts: Parts, names: Collection[str]) -> None:
-        """Read this rank's parts, each its own slice."""
-        for name in names:
-            for each, where in parts.pieces(name).items():
-                parts.local[each].copy_(self._files.read(self._stored[name], where))
+        """Read this rank's parts, each its own slice; every rank calls it.
+
+        Raises:
+            IrcError: ``checkpoint-corrupt`` on every rank, also for a slice of one alone.
+        """
+        self.write(parts, names, {})
+
+    def write(
+        self, parts: Parts, names: Collection[str], wholes: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Read whole tensors, and this rank's parts of others; see :meth:`fill`."""
+        failed: IrcError | None = None
+        try:
+            for name, value in self.wholes(wholes):
+                wholes[name].copy_(value)
+            for name in names:
+                for each, where in parts.pieces(name).items():
+                    parts.local[each].copy_(self._files.read(self._stored[name], where))
+        except IrcError as error:
+            failed = error
+        if parts.world > 1:
+            fail_together(failed)
+        elif failed is not None:
+            raise failed
 
     def read(self, name: str, where: tuple[slice, ...]) -> torch.Tensor:
         """Return a slice of a tensor, in the dtype that it is stored in."""
@@ -171,79 +222,3 @@ class WeightFilesStart:
         for name, like in names.items():
             if name in self._stored:
                 yield name, self._files.read(self._stored[name], ()).to(like.dtype)
-
-
-def write_weight_files(
-    folder: Path,
-    sizes: Mapping[str, int],
-    whole: Callable[[str], torch.Tensor | None],
-    *,
-    max_bytes: int,
-    writes: bool,
-) -> None:
-    """Write weights into a folder, one file after the other; every rank calls it.
-
-    Files get their names when all of them are on the disk, the index last.
-
-    Args:
-        folder: is made where it is not there.
-        sizes: bytes of each weight, by name, in order.
-        whole: gives a weight on the rank that writes; every rank calls it for all names in order.
-        max_bytes: of a file, but for one that a single weight fills.
-        writes: whether this is the rank that writes.
-
-    Raises:
-        OSError: where a file cannot be written; what it wrote is gone then.
-    """
-    groups = _groups(sizes, max_bytes)
-    files = [FILE] if len(groups) == 1 else [
-        f"model-{i:05}-of-{len(groups):05}.safetensors" for i in range(1, len(groups) + 1)
-    ]  # fmt: skip
-    failed: OSError | None = None
-    for file, names in zip(files, groups, strict=True):
-        read = ((name, whole(name)) for name in names)
-        tensors = {name: value for name, value in read if value is not None}
-        if writes and failed is None:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                write_safetensors(folder / f".{file}.partial", tensors, METADATA)
-            except OSError as error:
-                failed = error  # the other ranks still send what they have
-    if writes and failed is None:
-        weight_map = {n: f for f, names in zip(files, groups, strict=True) for n in names}
-        text = json_text.dump(
-            {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
-        )
-        _publish(folder, files, text if len(files) > 1 else "")
-    if failed is not None:
-        for file in files:
-            (folder / f".{file}.partial").unlink(missing_ok=True)
-        raise failed
-
-
-def _publish(folder: Path, files: Iterable[str], index: str) -> None:
-    for file in files:
-        with (folder / f".{file}.partial").open("rb") as written:
-            os.fsync(written.fileno())
-    for file in files:
-        (folder / f".{file}.partial").replace(folder / file)
-    if index:
-        (folder / f".{INDEX}.partial").write_text(index, encoding="utf-8")
-        (folder / f".{INDEX}.partial").replace(folder / INDEX)
-
-
-def _groups(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
-    """Return which weights are in one file, in order.
-
-    >>> _groups({"a": 3, "b": 3, "c": 9, "d": 1}, 6)
-    [['a', 'b'], ['c'], ['d']]
-    """
-    found: list[list[str]] = [[]]
-    total = 0
-    for name, size in sizes.items():
-        if found[-1] and total + size > max_bytes:
-            found.append([])
-            total = 0
-        found[-1].append(name)
-        total += size
-    return found

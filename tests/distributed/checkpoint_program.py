@@ -254,10 +254,17 @@ def files() -> dict[str, Any]:
     return {"wanted": wanted * len(found), "found": found, "refused": refused, "files": names}
 
 
+def refused() -> dict[str, Any]:
+    """What one rank alone cannot read."""
+    from tests.distributed.refusing import said_of_each
+
+    return {"told": said_of_each(make(), net(), Path(FOLDER).with_name("weights"))}
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     function.__name__: function
     for function in (
-        *(still_saving, still_loading, from_meta),
+        *(still_saving, still_loading, from_meta, refused),
         *(saving, saving_async, loading, loading_later, titan, killed, files),
     )
 }

@@ -125,9 +125,17 @@ def test_weights_in_files_of_hugging_face(tmp_path: Path, mesh: str, world: int)
     assert len(said["files"]) > 2
 
 
-def test_a_start_on_the_meta_device(tmp_path: Path) -> None:
-    """Numbers are those of one process; no rank has more than its part."""
-    said = run(tmp_path, "data=2", 2, "from_meta")["from_meta"]
+def test_a_start_on_the_meta_device_and_what_one_rank_cannot_read(tmp_path: Path) -> None:
+    """Numbers are those of one process; no rank has more than its part; all fail with one word."""
+    both = run(tmp_path, "data=2", 2, "from_meta", "refused")
+    said, told = both["from_meta"], both["refused"]["told"]
     assert said["equal"]
     assert said["on_meta"]
     assert said["share"] <= 0.55
+    torn = "error[checkpoint-corrupt]: torn\n  help: copy it again"
+    other = "error[state-mismatch]: another\n  because: it is\n  help: name it"
+    assert told[:3] == [torn, torn, other]
+    assert told[3].startswith("error[checkpoint-corrupt]")
+    assert told[3].endswith("cannot be read: Permission denied")
+    assert told[4].startswith("error[state-mismatch]")  # it has weights alone
+    assert told[5] == other

@@ -3,7 +3,10 @@
 # pyright: basic
 from __future__ import annotations
 
+import errno
 import json
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +119,11 @@ def refusal(call: Any, code: str) -> str:
     return f"{caught.value}"
 
 
-def test_what_is_no_folder_of_weights(tmp_path: Path) -> None:
+def refused_read(*_: Any) -> bytes:
+    raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def test_what_is_no_folder_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = irc.compile_step(net(), loss=LOSS)
     step(X, Y)
     before = step.state_dict()["model"]["0.weight"]
@@ -127,7 +134,9 @@ def test_what_is_no_folder_of_weights(tmp_path: Path) -> None:
 
     assert "neither" in refusal(load, "checkpoint-missing")
     irc.save_safetensors(step, folder)
-    assert "irc.load_safetensors" in refusal(lambda: step.load(folder), "checkpoint-missing")
+    for missing_ok in (False, True):  # nothing begins anew
+        resume = partial(step.load, folder, missing_ok=missing_ok)
+        assert "irc.load_safetensors" in refusal(resume, "state-mismatch")
     assert "has weights already" in refusal(
         lambda: irc.save_safetensors(step, folder), "checkpoint-failed"
     )
@@ -137,8 +146,13 @@ def test_what_is_no_folder_of_weights(tmp_path: Path) -> None:
     (folder / FILE).unlink()
     (folder / INDEX).write_text('{"weight_map": {"0.weight": "../w.safetensors"}}')
     assert "no file '../w.safetensors'" in refusal(load, "checkpoint-corrupt")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"0.weight": "w" * 300}}))
+    assert "too long" in refusal(load, "checkpoint-corrupt")
     (folder / INDEX).write_text("[")
     assert "is damaged" in refusal(load, "checkpoint-corrupt")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refused_read)
+        assert "Permission denied" in refusal(load, "checkpoint-corrupt")
     (folder / INDEX).unlink()
     wide = nn.Sequential(nn.Linear(7, 12), nn.GELU(), nn.Linear(12, 5))
     irc.save_safetensors(wide, folder)
@@ -159,3 +173,30 @@ def test_what_is_no_folder_of_weights(tmp_path: Path) -> None:
     assert "max_bytes" in refusal(
         lambda: irc.save_safetensors(step, tmp_path / "v", max_bytes=0), "option-value"
     )
+
+
+def test_a_module_without_memory_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    irc.save_safetensors(net(), tmp_path)
+    module = net()
+    with torch.no_grad():
+        module[0].weight.zero_()
+    module[2].to("meta")
+    said = refusal(lambda: irc.load_safetensors(module, tmp_path), "weights-missing")
+    assert "'2.weight'" in said
+    assert not module[0].weight.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_numbers_without_their_scales_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    """The other way, too; between floats, and as they are, they are taken."""
+    coded = nn.ParameterDict({"w": nn.Parameter(torch.ones(3).to(dtype), requires_grad=False)})
+    plain = nn.ParameterDict({"w": nn.Parameter(torch.zeros(3))})
+    irc.save_safetensors(coded, tmp_path / "coded")
+    irc.save_safetensors(plain, tmp_path / "plain")
+    name = str(dtype).removeprefix("torch.")
+    said = refusal(lambda: irc.load_safetensors(plain, tmp_path / "coded"), "state-mismatch")
+    assert "the module has float32" in said
+    said = refusal(lambda: irc.load_safetensors(coded, tmp_path / "plain"), "state-mismatch")
+    assert f"'w' is F32 in '{tmp_path / 'plain'}'; the module has {name}" in said
+    assert not plain["w"].any()
+    irc.load_safetensors(coded, tmp_path / "coded")
