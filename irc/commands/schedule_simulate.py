@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--slow", metavar="RANK=X,..", help="simulate: ranks that take X times as long; those of a "
         "rank of the schedule follow each other")  # fmt: skip
-    add("--trace", metavar="FILE", help="simulate: write the timeline there, for Perfetto; a unit "
-        "of time is a second there")  # fmt: skip
+    add("--trace", metavar="FILE", help="simulate: write the timeline there, for Perfetto and irc "
+        "compare, packed where the name ends in .gz; a unit of time is a second there")  # fmt: skip
 
 
 def run(args: argparse.Namespace, schedule: Schedule, times: Times) -> int:
@@ -59,10 +59,10 @@ def run(args: argparse.Namespace, schedule: Schedule, times: Times) -> int:
     found = simulate_schedule(schedule, _costs(args, schedule, times), _columns(args, schedule))
     _print(found, args)
     if args.trace:
-        from irc.commands.schedule import write
-        from irc.simulate.trace import chrome_trace
+        from irc.simulate.schedule_trace import schedule_trace
+        from irc.trace.write import to_json, write_trace
 
-        write(chrome_trace(found.actions, found.timeline), args.trace)
+        write_trace(args.trace, to_json(schedule_trace(found, args.mesh or "")))
     return 0
 
 

@@ -16,7 +16,7 @@ from irc.runtime.actions import Run
 from irc.runtime.recorder import Noted, Recorder
 from irc.schedule.tapes import Event
 from irc.simulate.parts import transfer_bytes
-from irc.simulate.parts_trace import UPDATE, phase_of_kind
+from irc.simulate.step_events import UPDATE, phase_of_kind
 from irc.simulate.tapes import STREAMS
 from irc.trace.form import BUBBLE, COLLECTIVE, SCHEDULE, TRANSFER, Label, Where
 from irc.trace.rows import CARRIED

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from irc.plan.schema import Plan, Start, Wait
 from irc.simulate.actions import SimAction, Timeline
+from irc.simulate.held import held_bytes
 from irc.simulate.labels import Labels
 from irc.simulate.plan import Prediction, steps
-from irc.simulate.trace import held_bytes
 from irc.trace.form import COLLECTIVE, COMPUTE, KERNEL, Held, Label, Trace, TraceEvent, Where
 
 MOST_EVENTS = 200_000

@@ -15,10 +15,11 @@ from irc.plan.parts import PartsPlan
 from irc.schedule.actions import Action, computed
 from irc.simulate.actions import SimAction
 from irc.simulate.call_trace import call_events, drawn_of
+from irc.simulate.held import held_bytes
 from irc.simulate.parts import OF_MICRO_BATCHES, contention_of, transfer_bytes
 from irc.simulate.plan import Contention, Prediction, StepSeconds, predict, stated_seconds
 from irc.simulate.schedule import Simulation
-from irc.simulate.trace import held_bytes
+from irc.simulate.step_events import waited, where_of
 from irc.trace.form import (
     BUBBLE,
     COMPUTE,
@@ -30,19 +31,6 @@ from irc.trace.form import (
     TraceEvent,
     Where,
 )
-
-PHASES = {"F": "forward", "S": "forward"}
-"""By kind of a function of a micro-batch; all others are of the backward."""
-UPDATE = "update"
-
-
-def phase_of_kind(kind: str) -> str:
-    """Return the phase of a function of a micro-batch.
-
-    >>> phase_of_kind("F.smaller"), phase_of_kind("W")
-    ('forward', 'backward')
-    """
-    return PHASES.get(kind[0], "backward")
 
 
 def step_trace(
@@ -83,6 +71,10 @@ def step_trace(
     )  # fmt: skip
 
 
+def _moves(stream: str) -> str | None:
+    return TRANSFER if stream.startswith("link") or " of rank " in stream else None
+
+
 class _Step:
     def __init__(
         self,
@@ -108,8 +100,8 @@ class _Step:
         for index, action in enumerate(self.actions):
             begin, end = self.timeline.starts[index], self.timeline.ends[index]
             if action.stream == f"rank {place}":
-                where = self._where(action, runs)
-                yield from self._waited(action, before, begin, where)
+                where = where_of(action.name, runs)
+                yield from waited(self.actions, self.timeline, index, before, where, _moves)
                 before = end
                 if end > begin:
                     yield TraceEvent(0, SCHEDULE, "function", Label(action.name), begin, end, where)
@@ -121,39 +113,6 @@ class _Step:
         yield TraceEvent(
             0, COMPUTE, BUBBLE, Label("end of the step"), before, self.simulation.seconds
         )
-
-    def _where(self, action: SimAction, runs: dict[str, Action]) -> Where:
-        if (run := runs.get(action.name)) is not None:
-            return Where(phase_of_kind(run.kind), run.micro_batch, run.stage)
-        if action.name.endswith(UPDATE):
-            return Where(UPDATE, None, int(action.name.removesuffix(UPDATE)))
-        return Where()
-
-    def _waited(
-        self, action: SimAction, before: float, begin: float, where: Where
-    ) -> Iterator[TraceEvent]:
-        """Yield what a rank waits for before an action: the value that comes last."""
-        if begin <= before:
-            return
-        moved = [
-            i for i in action.after
-            if self.actions[i].stream.startswith("link") or " of rank " in self.actions[i].stream
-        ]  # fmt: skip
-        last = max(moved, key=self._arrival, default=None)
-        on_way = begin if last is None or self._arrival(last) < begin else self._begin(last)
-        middle = min(max(before, on_way), begin)
-        name = f"before {action.name}"
-        if middle > before:
-            yield TraceEvent(0, COMPUTE, BUBBLE, Label(name), before, middle, where)
-        if begin > middle and last is not None:
-            label = Label(self.actions[last].name)
-            yield TraceEvent(0, COMPUTE, TRANSFER, label, middle, begin, where)
-
-    def _begin(self, index: int) -> float:
-        return self.timeline.starts[index]
-
-    def _arrival(self, index: int) -> float:
-        return self.timeline.ends[index] + self.actions[index].lag
 
     def _inside(
         self,

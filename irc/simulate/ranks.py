@@ -9,7 +9,7 @@ from irc.schedule.actions import Action, Schedule, computed
 from irc.simulate.actions import SimAction
 from irc.simulate.columns import Column
 from irc.simulate.costs import Costs, Transfer
-from irc.simulate.update import append_updates, stream_of
+from irc.simulate.update import append_updates, link_between, stream_of
 
 
 class Register(NamedTuple):
@@ -139,7 +139,7 @@ class StepBuilder:
         self.actions.append(
             SimAction(
                 f"{maker} to {reader.stage}",
-                f"link from {stream_of(source, column, self.columns)} to rank {target}",
+                link_between(stream_of(source, column, self.columns), target),
                 way.seconds * factor,
                 (column * self._length + self._position[maker],),
                 None,

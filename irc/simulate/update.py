@@ -17,6 +17,16 @@ def stream_of(rank: int, column: int, columns: Sequence[Column]) -> str:
     return f"rank {rank} of columns {column} (x{columns[column].count})"
 
 
+def gradients_of(rank: int) -> str:
+    """Return the name of the stream on which the gradients of a rank's stages are added up."""
+    return f"rank {rank} gradients"
+
+
+def link_between(source: str, rank: int) -> str:
+    """Return the name of the stream on which a stream's results go to a rank of its class."""
+    return f"link from {source} to rank {rank}"
+
+
 def append_updates(
     actions: list[SimAction],
     schedule: Schedule,
@@ -38,7 +48,7 @@ def append_updates(
         own = costs.stage(stage)
         if own.reduce_seconds or own.update_seconds:
             sums[stage] = len(actions)
-            stream = f"rank {schedule.rank_of[stage]} gradients"
+            stream = gradients_of(schedule.rank_of[stage])
             actions.append(
                 SimAction(f"{stage}REDUCE_GRAD", stream, own.reduce_seconds, tuple(after))
             )

@@ -1,6 +1,5 @@
 """The event engine: hand examples, published schedules, bounds that no simulation may break."""
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -12,7 +11,7 @@ from irc.cluster.interference import Interference
 from irc.errors import InternalError
 from irc.simulate.actions import Cores, DeadlockError, SimAction
 from irc.simulate.engine import simulate
-from irc.simulate.trace import chrome_trace
+from irc.simulate.held import held_bytes
 
 
 def test_a_stream_is_in_order_and_waits_for_dependencies() -> None:
@@ -311,25 +310,10 @@ def test_published_schedules(schedule, p: int, m: int, seconds: float, peak: flo
     assert max(found.peak.values()) == peak
 
 
-def test_chrome_trace_has_one_thread_per_stream() -> None:
-    actions = pipeline(one_f_one_b, 3, 4)
-    events = json.loads(chrome_trace(actions, simulate(actions)))["traceEvents"]
-    bars = [e for e in events if e["ph"] == "X"]
-    assert len(bars) == len(actions)
-    for tid in range(3):
-        own = sorted((e["ts"], e["dur"]) for e in bars if e["tid"] == tid)
-        assert all(a + d <= b + 1e-9 for (a, d), (b, _) in pairwise(own))
-    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["0", "1", "2"]
-
-
-def test_chrome_trace_counts_what_is_alive() -> None:
+def test_what_is_alive_is_counted() -> None:
     """1F1B holds as many micro-batches as there are stages after a rank, and none at the end."""
     actions = pipeline(one_f_one_b, 3, 4)
-    events = json.loads(chrome_trace(actions, simulate(actions)))["traceEvents"]
+    changes = list(held_bytes(actions, simulate(actions)))
     for stage in range(3):
-        bytes_of = [
-            e["args"]["bytes"]
-            for e in events
-            if e["ph"] == "C" and e["name"] == f"bytes of {stage}"
-        ]
+        bytes_of = [size for pool, _, size in changes if pool == str(stage)]
         assert (max(bytes_of), bytes_of[-1]) == (3 - stage, 0)

@@ -25,6 +25,18 @@ def test_classes_of_ranks_are_shown(capsys: pytest.CaptureFixture[str], tmp_path
     assert {"0update", "1REDUCE_GRAD", "0F0 to 1"} <= {event["name"] for event in events}
 
 
+def test_traces_of_two_schedules_are_compared(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    files = [str(tmp_path / name) for name in ("gpipe.json.gz", "zb.json")]
+    for name, file in zip(("gpipe", "zb-h1"), files, strict=True):
+        assert main(["schedule", "simulate", name, *SMALL[3:], "--trace", file]) == 0
+    assert main(["compare", *files]) == 0
+    assert "bubble" in capsys.readouterr().out
+    assert main([*SMALL, "--trace", str(tmp_path / "none" / "t.json")]) == 2
+    assert "error[output-write]" in capsys.readouterr().err
+
+
 def test_the_time_is_that_of_show(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("1f1b", "zb-h1", "interleaved:2", "zb-v"):
         sizes = [name, "--ranks", "4", "--micro-batches", "8", "--times", "1,1,0.7"]

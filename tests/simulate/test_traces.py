@@ -13,10 +13,15 @@ from irc.cluster.presets import PRESETS
 from irc.plan.load import load_plan
 from irc.plan.schema import Start
 from irc.report.overlap import collectives
+from irc.schedule.named import generate
 from irc.simulate.call_trace import MOST_EVENTS, call_trace, drawn_of
+from irc.simulate.columns import Column
+from irc.simulate.costs import Costs, StageCosts, Transfer
 from irc.simulate.parts import predict_step
 from irc.simulate.parts_trace import step_trace
 from irc.simulate.plan import Contention, predict, stated_seconds, steps
+from irc.simulate.schedule import simulate_schedule
+from irc.simulate.schedule_trace import schedule_trace
 from irc.trace.form import SPENT, Trace
 from irc.trace.spent import by_rank
 from tests.simulate.test_command import Net
@@ -108,6 +113,33 @@ def test_a_step_is_its_functions_opened(mesh: str, schedule: str) -> None:
     sent = {a.name for a in found.actions if a.stream.startswith("link") and a.seconds}
     assert {e.label.name for e in trace.events if e.track.startswith("link from stage")} == sent
     assert all(e.label.num_bytes for e in trace.events if e.track.startswith("link"))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
+def test_a_schedule_is_traced_in_the_same_form(name: str) -> None:
+    found = simulate_schedule(
+        generate(name, ranks=2, micro_batches=4),
+        Costs(
+            [StageCosts({"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}, reduce_seconds=3.0,
+                        update_seconds=1.0, saved_bytes=8.0)],
+            Transfer(0.5, 0.25),
+        ),
+        [Column(3), Column(1, {0: 2.0})],
+    )  # fmt: skip
+    trace = schedule_trace(found, "data=4")
+    check_form(trace)
+    assert trace.drawn == (0, 1, 2, 3)
+    assert trace.notes == {
+        "ranks": "each of the schedule is drawn for columns 0 (x3), columns 1 (x1)"
+    }
+    for place in range(2):
+        for column in range(2):
+            own = by_rank(trace)[2 * place + column]
+            assert own["kernel"] == pytest.approx(found.busy(place, column))
+            assert own["exposed collective"] > 0
+    tracks = {(event.rank, event.track) for event in trace.events}
+    assert {(0, "comm gradients"), (1, "link from rank 1"), (3, "schedule")} <= tracks
+    assert {rank for rank, *_ in trace.held} == {0, 1, 2, 3}
 
 
 def test_ranks_that_do_the_same_are_drawn_once_where_there_are_many() -> None:
