@@ -1020,7 +1020,7 @@ PAGES = (
         title="two traces are of different plans",
         exit_code=2,
         what="The traces that are to be compared name other plans, meshes or numbers of ranks, or "
-        "a profile of torch has no kernel of the plan.",
+        "a profile of torch has no kernel of the plan; or the measured one is named first.",
         why="Times of different programs say nothing of each other.",
         example="irc simulate a --trace p; irc run b --trace m; irc compare p m",
         fix="irc simulate b --trace p; irc run b --trace m; irc compare p m",

@@ -90,6 +90,12 @@ def read_both(predicted: str | Path, measured: str | Path) -> tuple[Trace, Trace
             because=[f"'{predicted}': {_plan(first)}", f"'{measured}': {_plan(second)}"],
             help="simulate and run the same folder",
         )
+    if (first.source, second.source) == ("measured", "predicted"):
+        raise IrcError(
+            "trace-mismatch",
+            f"'{predicted}' was measured, and '{measured}' is what was predicted",
+            help=f"the prediction comes first: irc compare {measured} {predicted}",
+        )
     return first, second
 
 

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from irc.trace.chrome import WRITES, ChromeFile, Object, as_object, read_chrome, unreadable
+from irc.trace.chrome import (
+    LATEST_US,
+    WRITES,
+    ChromeFile,
+    Object,
+    as_object,
+    read_chrome,
+    unreadable,
+)
 from irc.trace.form import Held, Label, Trace, TraceEvent, Where
 from irc.trace.torch_profiler import profiled
 from irc.trace.write import FORM
@@ -49,6 +57,8 @@ def _own(file: ChromeFile, said: Object) -> Trace:
         source = said["source"]
         if source not in ("predicted", "measured"):
             raise ValueError(f"its source is {source!r}")
+        if not 0 <= said["step_s"] < LATEST_US:
+            raise ValueError(f"its step takes {said['step_s']} s")
         notes = {str(name): str(text) for name, text in as_object(said["notes"]).items()}
         return Trace(
             source, events, float(said["step_s"]), str(said["plan"]), str(said["mesh"]),

@@ -125,7 +125,7 @@ def _outermost(ops: Iterable[Object]) -> Iterable[Object]:
     """Yield the ops that no other has called, of the thread that is busiest."""
     threads: dict[Any, list[Object]] = defaultdict(list)
     for op in ops:
-        threads[op.get("tid")].append(op)
+        threads[f"{op.get('tid')}"].append(op)
     if not threads:
         return
     until = float("-inf")

@@ -94,6 +94,7 @@ def test_a_comparison_says_where_time_was_lost(
             ' "otherData": {"irc": 1, "source": "predicted"}}',
             "it lacks what irc writes",
         ),
+        (to_json(trace("predicted", 1, 1)).replace('"step_s": 2', '"step_s": NaN'), "takes nan s"),
         (side_by_side(trace("predicted", 1, 1), trace("measured", 1, 1)), "two traces"),
     ],
 )
@@ -123,6 +124,13 @@ def test_traces_of_different_plans_are_refused(tmp_path: Path) -> None:
     with pytest.raises(IrcError, match="different plans") as error:
         read_both(first, second)
     assert error.value.code == "trace-mismatch"
+
+
+def test_a_measured_trace_is_no_prediction(tmp_path: Path) -> None:
+    first = saved(tmp_path / "p.json", to_json(trace("predicted", 1, 1)))
+    second = saved(tmp_path / "m.json", to_json(trace("measured", 2, 1)))
+    with pytest.raises(IrcError, match="the prediction comes first: irc compare "):
+        read_both(second, first)
 
 
 def profile(*events: tuple[str, str, float, float]) -> str:
