@@ -123,9 +123,14 @@ def save_safetensors(target: Any, folder: str | Path, *, max_bytes: int = MAX_BY
             raise FileExistsError("it has weights already: name another folder, or take them away")
 
     def write() -> None:
-        write_weight_files(place, sizes, whole, max_bytes=max_bytes, writes=own_rank() == 0)
+        is_first = own_rank() == 0
+        write_weight_files(
+            place, sizes, whole, max_bytes=max_bytes, writes=is_first, beside=configure
+        )
+
+    def configure() -> None:
         config: Any = getattr(module, "config", None)
-        if own_rank() == 0 and hasattr(config, "save_pretrained"):
+        if hasattr(config, "save_pretrained"):
             config.save_pretrained(place)
 
     _agreed(clear, place)

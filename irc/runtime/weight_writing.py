@@ -26,6 +26,7 @@ def write_weight_files(
     *,
     max_bytes: int,
     writes: bool,
+    beside: Callable[[], object] = lambda: None,
 ) -> None:
     """Write weights into a folder, one file after the other; every rank calls it.
 
@@ -37,6 +38,8 @@ def write_weight_files(
         whole: gives a weight on the rank that writes; every rank calls it for all names in order.
         max_bytes: of a file, but for one that a single weight fills.
         writes: whether this is the rank that writes.
+        beside: writes what else belongs there; the rank that writes calls it before files get
+            their names, and may call it again in a later attempt.
 
     Raises:
         OSError: where a file cannot be written, or not be kept; what it wrote is gone then.
@@ -66,6 +69,7 @@ def write_weight_files(
     try:
         if failed is not None:
             raise failed
+        beside()
         _publish(folder, files, index)
     finally:
         for file in (*files, INDEX):

@@ -58,3 +58,28 @@ def test_a_disk_that_is_full_keeps_nothing(
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
     irc.save_safetensors(nn.Linear(4, 4), tmp_path)
+
+
+def test_without_a_configuration_there_are_no_weights(tmp_path: Path) -> None:
+    """So that the same call can be made again."""
+    module: Any = nn.Linear(4, 4)
+    module.config = Configuration()
+    module.config.is_full = True
+    with pytest.raises(IrcError, match="No space left"):
+        irc.save_safetensors(module, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    module.config.is_full = False
+    irc.save_safetensors(module, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+class Configuration:
+    """As transformers has one."""
+
+    is_full = False
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write it."""
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        (folder / "config.json").write_text("{}")
