@@ -41,7 +41,14 @@ from xdsl.traits import IsTerminator, Pure, RecursiveMemoryEffect
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.size import Size
-from irc.dialects.types import OpaqueType, PlacementAttr, ShapeAttr, SizeAttr, TensorType
+from irc.dialects.types import (
+    OpaqueType,
+    PlacementAttr,
+    ShapeAttr,
+    SizeAttr,
+    TensorType,
+    is_float,
+)
 from irc.ops.infer import STATED, ShapeError, check_cast, check_stated, infer
 
 Ints = DenseArrayBase
@@ -200,6 +207,16 @@ class PointwiseOp(FlowOp):
     name = "flow.pointwise"
     fn = prop_def(StringAttr)
     apart = opt_prop_def(BoolAttr)
+
+    def verify_(self) -> None:
+        super().verify_()
+        if self.apart is None:
+            return
+        if self.fn.data != "cast":
+            raise VerifyException(f"'apart' is of a cast, not of {self.fn.data}")
+        kinds = [signature(value)[1] for value in (*self.inputs, *self.outputs)]
+        if not all(map(is_float, kinds)):
+            raise VerifyException(f"'apart' is of a cast from float to float, not {kinds}")
 
 
 @irdl_op_definition

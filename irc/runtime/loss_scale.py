@@ -21,6 +21,8 @@ NUMBERS = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_grow
 """What the state of a scaler has."""
 ARGUMENTS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
 """What a user may say in the place of a scaler."""
+COUNTS = {"growth_interval": 1, "_growth_tracker": 0}
+"""Which of them are integers, and the least that each may be."""
 MOST = LARGEST["f32"]
 """A scale is float32."""
 
@@ -75,18 +77,31 @@ def check_scale(state: Mapping[str, Any] | None) -> None:
     """Refuse what is no state of a scaler; None is none at all.
 
     Raises:
-        IrcError: ``state-mismatch``.
+        IrcError: ``state-mismatch`` where a number is missing, or cannot be.
     """
     if state is None:
         return
+    if not isinstance(state, Mapping):
+        raise IrcError(
+            "state-mismatch",
+            f"the state of a loss scale is a mapping, not {type(state).__name__}",
+            help="give what torch.amp.GradScaler.state_dict() returns",
+        )
     for name in NUMBERS:
-        if name not in state or not is_number(state[name]):
+        if name not in state or not _is_held(name, state[name]):
             what = f"has {name}={state[name]!r}" if name in state else f"lacks '{name}'"
             raise IrcError(
                 "state-mismatch",
                 f"the state of a loss scale {what}",
                 help="give what torch.amp.GradScaler.state_dict() returns",
             )
+
+
+def _is_held(name: str, value: object) -> bool:
+    """Return whether a scaler can hold a number: a count, or one above zero of float32."""
+    if name in COUNTS:
+        return type(value) is int and value >= COUNTS[name]
+    return is_number(value) and 0 < value <= MOST
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -127,7 +142,11 @@ def numbers_of(scaler: Any) -> dict[str, Any] | None:
     return {"init_scale": state["scale"], **rest}
 
 
-def _made(numbers: Mapping[str, Any]) -> torch.amp.GradScaler:
+def _made(numbers: Any) -> torch.amp.GradScaler:
+    if not isinstance(numbers, Mapping):
+        raise IrcError(
+            "option-value", f"scaler: {numbers!r} is no torch.amp.GradScaler and no mapping"
+        )
     for name in numbers:
         if name not in ARGUMENTS:
             raise IrcError(

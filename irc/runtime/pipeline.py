@@ -184,8 +184,8 @@ class PipelineExecutor:
         self._inputs.take(named)
         with self._driver.scope(), torch.no_grad(), naming_lost_ranks():
             self._rate.copy_(lr)
-            for own, given in zip(self._scales, scales or (), strict=False):
-                own.copy_(given)
+            for own, each in zip(self._scales, scales or (torch.ones(()),) * 2, strict=True):
+                own.copy_(each)
             torch.add(self._numbers, seed * plan.num_micro_batches, out=self._seeds)
             for sums in self._batch.values():
                 sums.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -83,7 +84,8 @@ class Precision:
                 )
             object.__setattr__(self, name, value or None)
         given = self.scaler
-        if given is not None and not (hasattr(given, "get_scale") or hasattr(given, "keys")):
+        is_scaler = hasattr(given, "get_scale") and hasattr(given, "is_enabled")
+        if given is not None and not (is_scaler or isinstance(given, Mapping)):
             raise IrcError(
                 "option-value",
                 f"precision: scaler={given!r} is no torch.amp.GradScaler",

@@ -147,8 +147,42 @@ def test_the_scale_goes_on_with_the_state(tmp_path: Path) -> None:
         assert [float(again(X, Y)) for _ in range(2)] == wanted
     with pytest.raises(IrcError, match="lacks 'growth_factor'"):
         step.load_state_dict({"scaler": {"scale": 1.0}})
-    with pytest.raises(IrcError, match="has scale='x'"):
-        step.load_state_dict({"scaler": {**saved["scaler"], "scale": "x"}})
+    wrong = {
+        "scale": "x",
+        "growth_factor": torch.nan,
+        "growth_interval": 2.0,
+        "_growth_tracker": -1,
+    }
+    for name, value in [*wrong.items(), ("scale", 0.0)]:
+        with pytest.raises(IrcError, match=f"state-mismatch.* has {name}=") as caught:
+            step.load_state_dict({**saved, "scaler": {**saved["scaler"], name: value}})
+        assert caught.value.code == "state-mismatch"
+    with pytest.raises(IrcError, match="a mapping, not list"):
+        step.load_state_dict({"scaler": []})
+
+
+def test_a_step_without_scales_has_none_of_the_step_before() -> None:
+    options = {"schedule": "gpipe", "micro_batches": 1, "precision": "float16"}
+    step = irc.compile_step(net(), loss=F.cross_entropy, **options)
+    step(X, Y)
+    (version,) = step._versions
+    assert [float(each) for each in version.executor._scales] == [2.0**16, 2.0**-16]
+    version.executor([X, Y], torch.tensor(0.0, dtype=torch.float64))
+    assert [float(each) for each in version.executor._scales] == [1.0, 1.0]
+
+
+class Scales:
+    """It has a scale, and is no scaler of torch."""
+
+    def get_scale(self) -> float:
+        return 1.0
+
+
+class Enabled(Scales):
+    """The same, closer to one."""
+
+    def is_enabled(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize(
@@ -163,6 +197,8 @@ def test_the_scale_goes_on_with_the_state(tmp_path: Path) -> None:
         ({"enabled": "no"}, "enabled='no' is no True or False"),
         ({1: 2.0}, "a loss scale has no '1'"),
         (3.0, "scaler=3.0 is no torch.amp.GradScaler"),
+        (Scales(), "is no torch.amp.GradScaler"),
+        (Enabled(), "is no torch.amp.GradScaler"),
     ],
 )
 def test_what_scales_nothing(given: Any, says: str) -> None:

@@ -3,17 +3,22 @@
 # pyright: basic
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
+from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.test_value import create_ssa_value
 
 from irc.calls.step_plan import captured_step
 from irc.dialects.builder import entry, results
 from irc.dialects.comm import AllReduceOp, ReduceScatterOp
-from irc.dialects.flow import tensor
+from irc.dialects.flow import PointwiseOp, tensor
 from irc.dialects.placement import Mesh
+from irc.dialects.types import TensorType
 from irc.interpret.spmd import run_spmd
 from irc.pipeline import Options, run_passes
 from irc.pipeline.default import default_pipeline
@@ -63,3 +68,23 @@ def test_the_pipeline_has_it_where_it_is_asked_for() -> None:
     assert names[names.index("auto-shard") + 1] == "insert-sum-casts"
     assert "insert-sum-casts" not in [e.name for e in default_pipeline(Options(mesh=mesh))]
     assert "insert-sum-casts" not in [e.name for e in default_pipeline(Options(sums="f32"))]
+
+
+@pytest.mark.parametrize(
+    ("fn", "dtype", "says"),
+    [
+        ("cast", "f64", ""),
+        ("cast", "i32", "from float to float"),
+        ("neg", "f32", "is of a cast, not of neg"),
+    ],
+)
+def test_only_casts_between_floats_are_apart(fn: str, dtype: str, says: str) -> None:
+    x = create_ssa_value(TensorType.of((4,), "f32"))
+    op = PointwiseOp.build(
+        operands=[[x]],
+        result_types=[[TensorType.of((4,), dtype)]],
+        properties={"fn": StringAttr(fn), "apart": IntegerAttr(1, 1)},
+        attributes={"loc": StringAttr("m.py:1")},
+    )
+    with pytest.raises(VerifyException, match=says) if says else nullcontext():
+        op.verify()
