@@ -24,7 +24,7 @@ from irc.runtime.loss_scale import LossScale, loss_scale_of
 from irc.runtime.torch_optimizer import STEP, set_rates, state_name, torch_optimizer
 from irc.training.batch_sums import SHARE, SHARES, SUMS, take_batch_sums
 from irc.training.entry import loss_index
-from irc.training.optimizers import REMAINDER
+from irc.training.optimizers import OPTIMIZERS, REMAINDER
 from irc.training.recipe import Recipe
 
 TrainingPlan: TypeAlias = LoadedPlan | PartsPlan
@@ -33,14 +33,25 @@ Tensors: TypeAlias = Mapping[str, torch.Tensor]
 LR = "lr"
 SMALL = 1e-2
 """Of the largest mean magnitude among tensors of one kind: what is smaller is judged by that."""
+NEAR = 16.0
+"""Ranks add up in half precision what eager adds up in float32: overflow begins so much earlier."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Some steps of training: the loss of each, and all tensors after the last, by irc's names."""
+    """Some steps of training.
+
+    Attributes:
+        losses: of each step.
+        tensors: all after the last step, by irc's names.
+        skips: whether each step moved nothing; empty where nobody notes it.
+        overflows: whether gradients of each step overflowed; empty where nobody notes it.
+    """
 
     losses: torch.Tensor
     tensors: Mapping[str, torch.Tensor]
+    skips: Sequence[bool] = ()
+    overflows: Sequence[bool] = ()
 
 
 def trained_names(plan: TrainingPlan) -> Sequence[str]:
@@ -56,6 +67,8 @@ def train_eagerly(
     weights: Tensors,
     batches: Sequence[Tensors],
     dtype: torch.dtype | None = None,
+    skips: Sequence[bool] = (),
+    boost: float = 1.0,
 ) -> Trained:
     """Train with PyTorch.
 
@@ -64,6 +77,9 @@ def train_eagerly(
         weights: whole, by name, as they were before the first step; they stay as they are.
         batches: per step the inputs by name, among them ``lr``.
         dtype: compute floats in this dtype instead of the model's.
+        skips: steps of another run that moved nothing: they move nothing here, and the scale of
+            the loss goes on as there. By default only steps whose gradients overflow here do so.
+        boost: times the scale of the loss, which is multiplied by it.
     """
     recipe = recipe_of_plan(loaded)
     assert recipe is not None
@@ -80,15 +96,23 @@ def train_eagerly(
         for size, name in files.items()
     }
     run = [models[size] for size in sizes]
-    losses = [_step(run, held, updated, optimizer, scale, batch) for batch in batches]
+    steps = [
+        _step(run, held, updated, optimizer, scale, batch, skip, boost)
+        for batch, skip in zip(batches, skips or [None] * len(batches), strict=True)
+    ]
+    moves = not all(skip for _, skip, _ in steps)
     found = {name: value.detach() for name, value in held.items()}
     for name in trained:
-        for key, value in optimizer.state[updated[name]].items():
+        # Where all steps were skipped, torch has made no states.
+        unmoved = dict.fromkeys(OPTIMIZERS[recipe.kind].moments, torch.zeros_like(updated[name]))
+        state = optimizer.state[updated[name]] if moves else {"step": 0.0, **unmoved}
+        for key, value in state.items():
             found[STEP if key == "step" else state_name(key, name)] = torch.as_tensor(value)
         if recipe.precision.masters and updated[name] is not held[name]:
             lacking = updated[name].detach() - held[name].detach()
             found[state_name(REMAINDER, name)] = lacking
-    return Trained(torch.stack(losses), found)
+    losses, skipped, overflows = zip(*steps, strict=True)
+    return Trained(torch.stack(losses), found, skipped, overflows)
 
 
 class _Model:
@@ -169,12 +193,16 @@ def _step(
     optimizer: torch.optim.Optimizer,
     scale: LossScale | None,
     batch: Tensors,
-) -> torch.Tensor:
+    skip: bool | None,
+    boost: float,
+) -> tuple[torch.Tensor, bool, bool]:
+    """Make a step; return its loss, whether it moved nothing, and whether gradients overflowed."""
     recipe = models[0].recipe
     optimizer.zero_grad()
     for name in updated:
         held[name].grad = None
     factor, inverse = (1.0, 1.0) if scale is None else scale.read()
+    factor, inverse = factor * boost, inverse / boost
     losses: list[torch.Tensor] = []
     every = _micro_batches(models, held, batch)
     for number, (model, inputs) in enumerate(zip(models, every, strict=True)):
@@ -193,12 +221,14 @@ def _step(
     moved = [p for group in optimizer.param_groups for p in group["params"]]
     set_rates(optimizer, recipe, updated, batch[LR])
     overflows = _take_gradients(held, updated, inverse)
+    overflowed = scale is not None and bool(overflows)
+    skipped = overflowed or bool(skip)
     if limit := recipe.numbers.get("clip_norm"):
         torch.nn.utils.clip_grad_norm_(moved, limit)
-    if scale is None or not overflows:
+    if not skipped:
         optimizer.step()
     if scale is not None:
-        scale.update(overflows)
+        scale.update(overflows if skip is None else torch.tensor(float(skip)))
     with torch.no_grad():
         for name, value in updated.items():
             if value is not held[name]:
@@ -207,7 +237,7 @@ def _step(
                     value.copy_(held[name])
     if "seed" in held:
         held["seed"] = held["seed"] + 1
-    return torch.stack(losses).sum()
+    return torch.stack(losses).sum(), skipped, overflowed
 
 
 def _take_gradients(held: Tensors, updated: Tensors, inverse: torch.Tensor | float) -> torch.Tensor:
@@ -237,15 +267,25 @@ def compare_training(
     is nearest to its limit, or furthest beyond it, is reported. Errors are of the whole tensor,
     root mean square over root mean square: where a gradient is zero but for rounding, Adam makes a
     full step of its sign, so single elements differ between any two runs. A tensor far below the
-    others of its kind (moments of a key's bias) is judged by theirs.
+    others of its kind (moments of a key's bias) is judged by theirs. A parameter and its remainder
+    are judged as their sum, under the name of the remainder, as closely as parameters are.
+
+    In float64 gradients do not overflow: there the steps are skipped that were skipped in what is
+    compared. A plan may skip fewer than eager, as its fused kernels have wider values; one that
+    skips a step whose gradients are far from overflow in eager is wrong.
     """
-    eager = _all(train_eagerly(loaded, weights, batches))
-    exact = _all(train_eagerly(loaded, weights, batches, torch.float64))
-    own = _all(found)
-    floors, names = _floors(exact), sorted(own.keys() & exact.keys() & eager.keys())
+    trained = train_eagerly(loaded, weights, batches)
+    like = whole = train_eagerly(loaded, weights, batches, torch.float64, trained.skips)
+    if found.skips and tuple(found.skips) != tuple(trained.skips):
+        if (step := _needless(loaded, weights, batches, found.skips)) is not None:
+            return Comparison(float("inf"), float("inf"), 0.0, f"step {step}, which is skipped")
+        whole = train_eagerly(loaded, weights, batches, torch.float64, found.skips)
+    kept = [n for n in trained_names(loaded) if state_name(REMAINDER, n) in found.tensors]
+    eager, there, exact, own = (_all(each, kept) for each in (trained, like, whole, found))
+    floors, names = _floors(exact), sorted(own.keys() & exact.keys())
     worst, most = Comparison(0.0, 0.0, 0.0), 0.0
     largest = 0.0
-    roundings = {n: _apart(eager[n], exact[n], floors[_kind(n)]) for n in names}
+    roundings = {n: _apart(eager[n], there[n], floors[_kind(n)]) for n in names}
     recipe = recipe_of_plan(loaded)
     if recipe is not None and recipe.precision.computes:
         # A small tensor may be rounded well by chance.
@@ -253,21 +293,37 @@ def compare_training(
         roundings = {n: max(roundings[o] for o in kinds[_kind(n)]) for n in names}
     for name in names:
         error, rounding = _apart(own[name], exact[name], floors[_kind(name)]), roundings[name]
-        largest = max(largest, _max_abs(own[name], eager[name]))
+        other = eager if whole is like else exact
+        largest = max(largest, _max_abs(own[name], other[name]))
         share = error / max(TOLERANCE, HALF_SLACK * rounding)
         if share >= most:
             worst, most = Comparison(0.0, error, rounding, name), share
     return Comparison(largest, worst.relative, worst.eager_relative, worst.where)
 
 
-def _all(trained: Trained) -> dict[str, torch.Tensor]:
-    return {**trained.tensors, "the losses": trained.losses}
+def _needless(
+    loaded: TrainingPlan, weights: Tensors, batches: Sequence[Tensors], skips: Sequence[bool]
+) -> int | None:
+    """Return the first step, from 1, that was skipped though eager is far from overflow there."""
+    near = train_eagerly(loaded, weights, batches, skips=skips, boost=NEAR).overflows
+    pairs = enumerate(zip(skips, near, strict=True), 1)
+    return next((number for number, (skip, overflows) in pairs if skip and not overflows), None)
+
+
+def _all(trained: Trained, kept: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return what is compared: parameters that remainders are kept of are the sum of both, too."""
+    tensors = {**trained.tensors, "the losses": trained.losses}
+    for name in kept:
+        remainder, value = state_name(REMAINDER, name), tensors[name].to(torch.float64)
+        tensors[remainder] = value + tensors[remainder] if remainder in tensors else value
+    return tensors
 
 
 def _kind(name: str) -> str:
     """Return what tensors a tensor is compared with: moments of one sort, parameters, losses."""
     head, _, rest = name.partition(".")
-    return rest.partition(".")[0] if head == "optimizer" else "weights"
+    moment = rest.partition(".")[0]
+    return moment if head == "optimizer" and moment != REMAINDER else "weights"
 
 
 def _floors(exact: Mapping[str, torch.Tensor]) -> dict[str, float]:

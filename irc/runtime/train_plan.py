@@ -50,7 +50,7 @@ from irc.training.loss_scale import INVERSE, OVERFLOWS, SCALE
 
 TIMED_STEPS = 3
 
-Step: TypeAlias = Callable[[Sequence[torch.Tensor], int], torch.Tensor]
+Step: TypeAlias = Callable[[Sequence[torch.Tensor], int], tuple[torch.Tensor, bool]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Rank:
     Attributes:
         plan: what it trains with.
         specs: of the inputs of a step.
-        run: a step on inputs and the number of the step; its loss.
+        run: a step on inputs and the number of the step; its loss, and whether it was skipped.
         recorded: makes the same, whose steps a recorder notes.
         device: where the functions run.
         parts: what the rank holds.
@@ -108,14 +108,15 @@ def train(
         options: dict[str, Any] = {"communicator": communicator, "load": load}
         run = executor_of(loaded, own, rank=rank, recorder=recorder, **options)
 
-        def step(batch: Sequence[torch.Tensor], _: int) -> torch.Tensor:
+        def step(batch: Sequence[torch.Tensor], _: int) -> tuple[torch.Tensor, bool]:
             if scale is None:
-                return run(*batch)[0]
+                return run(*batch)[0], False
             given = dict(zip(names, batch, strict=True))
             given[SCALE], given[INVERSE] = scale.read()
             results = run(*given.values())
-            scale.update(results[made.index(OVERFLOWS)])
-            return results[0]
+            overflows = results[made.index(OVERFLOWS)]
+            scale.update(overflows)
+            return results[0], bool(overflows)
 
         return step
 
@@ -157,12 +158,13 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
     names = [spec.name for spec in specs]
 
     def step_of(run: PipelineExecutor) -> Step:
-        def step(batch: Sequence[torch.Tensor], number: int) -> torch.Tensor:
+        def step(batch: Sequence[torch.Tensor], number: int) -> tuple[torch.Tensor, bool]:
             scales = None if scale is None else scale.read()
             loss = run(batch[:-1], batch[names.index(LR)], number, scales)
-            if scale is not None:
-                scale.update(run.overflows)
-            return loss
+            if scale is None:
+                return loss, False
+            scale.update(run.overflows)
+            return loss, bool(run.overflows)
 
         return step
 
@@ -202,7 +204,8 @@ def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | Non
         given_inputs(own.specs, args.inputs, args.seed + step, own.bytes["arena"])
         for step in range(args.steps)
     ]
-    losses = torch.stack([_stepped(args, own, batch, n) for n, batch in enumerate(batches)])
+    steps = [_stepped(args, own, batch, n) for n, batch in enumerate(batches)]
+    losses = torch.stack([loss for loss, _ in steps])
     wholes = {name: own.parts.whole(name, everywhere=False) for name in own.parts.names}
     seconds = _timed(own, batches[-1])
     notes = _traced(args, own, batches[-1], rank, seconds) if args.trace else ()
@@ -213,7 +216,7 @@ def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | Non
     if rank:
         return None
     after = {name: whole for name, whole in wholes.items() if whole is not None}
-    trained = Trained(losses, after)
+    trained = Trained(losses, after, [skipped for _, skipped in steps])
     if args.save:
         write_safetensors(Path(args.save), {**after, "losses": losses})
     training = TrainingReport(
@@ -234,12 +237,12 @@ def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | Non
 
 def _stepped(
     args: argparse.Namespace, own: _Rank, batch: Sequence[torch.Tensor], number: int
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, bool]:
     """Make a step; compare copies where that is asked for."""
-    loss = own.run(batch, number)
+    made = own.run(batch, number)
     if args.check and (number + 1) % args.check == 0 and dist.is_initialized():
         check_copies(own.parts.copies(), f"after step {number + 1}")
-    return loss
+    return made
 
 
 def _traced(

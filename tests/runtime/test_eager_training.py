@@ -1,0 +1,83 @@
+"""What trials of training are held against: steps that overflow, masters, tensors that lack."""
+
+# pyright: basic
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import irc
+from irc.plan.load import LoadedPlan, load_plan
+from irc.runtime.eager_training import Trained, compare_training, train_eagerly
+from irc.runtime.weights import load_weights
+
+RATE = torch.tensor(1e-2, dtype=torch.float64)
+NAME = "0.weight"
+
+
+def planned(folder: Path, **precision: Any) -> LoadedPlan:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    given = torch.randn(6, 8), torch.arange(6) % 4
+    options = {"optimizer": "adamw", "precision": irc.Precision(**precision), "native": "none"}
+    irc.export_plan(model, given, out=folder / "plan", loss=F.cross_entropy, **options)
+    return load_plan(folder / "plan")
+
+
+def batches(loaded: LoadedPlan, count: int) -> list[dict[str, torch.Tensor]]:
+    torch.manual_seed(1)
+    x, y = (loaded.plan.buffers[i].name for i in loaded.plan.inputs[:2])
+    return [{x: torch.randn(6, 8), y: torch.arange(6) % 4, "lr": RATE} for _ in range(count)]
+
+
+@pytest.mark.parametrize("count", [3, 24])
+def test_steps_that_overflow_are_skipped_in_float64(tmp_path: Path, count: int) -> None:
+    """At first all of them overflow in float16; weights that are pushed the wrong way are seen."""
+    loaded = planned(tmp_path, compute="float16", scaler={"init_scale": 2.0**30})
+    weights, given = load_weights(loaded, None), batches(loaded, count)
+    right = train_eagerly(loaded, weights, given)
+    assert all(right.skips[:3])
+    assert right.skips[-1] == (count == 3)
+    whole = train_eagerly(loaded, weights, given, torch.float64, right.skips)
+    assert whole.skips == right.skips
+    assert torch.equal(whole.tensors[NAME], weights[NAME].double()) == all(right.skips)
+    assert compare_training(loaded, weights, given, right).ok
+    moved = train_eagerly(loaded, weights, given, torch.float64, [False] * count).tensors[NAME]
+    wrong = {**right.tensors, NAME: (2 * weights[NAME] - moved).float()}
+    said = compare_training(loaded, weights, given, Trained(right.losses, wrong))
+    assert not said.ok
+    assert said.where == NAME
+
+
+def test_a_plan_may_skip_other_steps_and_none_without_need(tmp_path: Path) -> None:
+    """Where eager overflows at a scale that a plan does not, the plan moves; it may not stand."""
+    loaded = planned(tmp_path, compute="float16", scaler={"init_scale": 2.0**24})
+    weights, given = load_weights(loaded, None), batches(loaded, 12)
+    eager = train_eagerly(loaded, weights, given)
+    first = eager.skips.index(False)
+    assert first >= 2
+    fewer = [n < first - 2 for n in range(12)]
+    with_fewer = train_eagerly(loaded, weights, given, torch.float64, fewer)
+    assert with_fewer.skips == tuple(fewer)
+    assert compare_training(loaded, weights, given, with_fewer).ok
+    lazy = train_eagerly(loaded, weights, given, torch.float64, [True] * 12)
+    said = compare_training(loaded, weights, given, lazy)
+    assert not said.ok
+    assert "which is skipped" in said.where
+
+
+def test_what_masters_keep_is_judged(tmp_path: Path) -> None:
+    loaded = planned(tmp_path, parameters="bfloat16", masters="float32")
+    weights, given = load_weights(loaded, None), batches(loaded, 3)
+    right = train_eagerly(loaded, weights, given)
+    assert compare_training(loaded, weights, given, right).ok
+    kept = f"optimizer.remainder.{NAME}"
+    wrong = {**right.tensors, kept: right.tensors[kept] + 0.1}
+    said = compare_training(loaded, weights, given, replace(right, tensors=wrong))
+    assert (said.ok, said.where) == (False, kept)
