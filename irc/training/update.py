@@ -224,10 +224,12 @@ class Update:
         if self.options.norm_apart:
             apart = [b.cast(each, dtype) for each in totals.values]
             names = [*(["norm"] if limit else []), *([OVERFLOWS] if scaled else [])]
-            self.new += [
-                (value, argument_attrs("norm", name))
-                for value, name in zip(apart, names, strict=True)
-            ]
+            # Where another stage counts all of them, there is nothing to say.
+            if not all(matches(name, self.options.uncounted) for name in gradients):
+                self.new += [
+                    (value, argument_attrs("norm", name))
+                    for value, name in zip(apart, names, strict=True)
+                ]
             kind = TensorType.of((), dtype)
             totals = totals.like([add_argument(self.func, kind, "input", n) for n in names])
             b = self._builder("scale", "optimizer")

@@ -94,3 +94,15 @@ def test_a_stage_that_overflows_stops_all(clip: float) -> None:
     assert trained(2.0**118)["head.weight"].abs().max() > 0
     for name, moved in trained(2.0**118, 2.0**24).items():
         assert moved.abs().max() == 0, name
+
+
+def test_a_stage_whose_gradients_others_count_says_nothing_of_them() -> None:
+    """Such as one that has the tied weight alone."""
+
+    def roles(uncounted: str) -> list[str]:
+        optimizer = {"scaled": True, "clip_norm": 1.0, "norm_apart": True, "uncounted": uncounted}
+        program = training_program(program_of(Columns(), torch.ones(2, 8)), optimizer=optimizer)
+        return [role for role, _ in results(entry(program.module))]
+
+    assert "norm" in roles("up.weight")
+    assert "norm" not in roles("up.weight,down.weight")
