@@ -104,16 +104,16 @@ def moved(functions_: Functions, kind: str) -> int:
     return total
 
 
-def layer(micro_batches: int) -> ModuleOp:
-    """Return the step of a wide layer, for so many micro-batches of one size."""
+def layer(micro_batches: int, count: int = 1) -> ModuleOp:
+    """Return the step of wide layers, for so many micro-batches of one size."""
     with torch.device("meta"):
-        model, batch = Layers(2048, 8192, 1), torch.empty(4096 * micro_batches, 2048)
+        model, batch = Layers(2048, 8192, count), torch.empty(4096 * micro_batches, 2048)
     return stage(model, (batch,), micro_batches)
 
 
 def layers(micro_batches: int) -> Functions:
-    """Return the functions of a wide layer, placed."""
-    module = layer(micro_batches)
+    """Return the functions of two wide layers, placed."""
+    module = layer(micro_batches, 2)
     placed(module, StageRuns(micro_batches), "data=2")
     return split_functions(module, splits_backward=False)
 
