@@ -48,7 +48,27 @@ class Start(Protocol):
         ...
 
 
-class CheckpointStart:
+class StoredStart:
+    """What starts from files have in common.
+
+    Args:
+        stored: by the names that ranks hold, those in the files.
+    """
+
+    def __init__(self, stored: Mapping[str, str]) -> None:
+        self._stored = dict(stored)
+
+    @property
+    def names(self) -> Collection[str]:
+        """What it has values of."""
+        return self._stored.keys()
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Give no value to these: they have another."""
+        self._stored = {n: key for n, key in self._stored.items() if n not in names}
+
+
+class CheckpointStart(StoredStart):
     """A checkpoint.
 
     Args:
@@ -60,16 +80,8 @@ class CheckpointStart:
     def __init__(
         self, checkpoint: Checkpoint, stored: Mapping[str, str], lacking: Collection[str] = ()
     ) -> None:
-        self._checkpoint, self._stored, self._lacking = checkpoint, stored, lacking
-
-    @property
-    def names(self) -> Collection[str]:
-        """What it has values of."""
-        return self._stored.keys()
-
-    def leave_out(self, names: Collection[str]) -> None:
-        """Give no value to these: they have another."""
-        self._stored = {n: key for n, key in self._stored.items() if n not in names}
+        super().__init__(stored)
+        self._checkpoint, self._lacking = checkpoint, lacking
 
     def fill(self, parts: Parts, names: Collection[str]) -> None:
         """Read boxes of their own first: parts are as they were where a read fails.

@@ -22,6 +22,7 @@ from irc.plan import json_text
 from irc.plan.weights import SAFETENSORS_DTYPES
 from irc.runtime.agreement import fail_together
 from irc.runtime.parts import Parts
+from irc.runtime.starts import StoredStart
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -117,12 +118,12 @@ class WeightFiles:
         Raises:
             IrcError: ``state-mismatch``.
         """
-        found: dict[str, str] = {}
+        stored: dict[str, str] = {}
         for name, tensor in tensors.items():
             if name in self._files:
                 self._check(name, tensor)
-                found.setdefault(aliases.get(name, name), name)
-        if lacking := [name for name in tensors if aliases.get(name, name) not in found]:
+                stored.setdefault(aliases.get(name, name), name)
+        if lacking := [name for name in tensors if aliases.get(name, name) not in stored]:
             raise IrcError(
                 "state-mismatch",
                 f"'{self.folder}' lacks '{lacking[0]}'",
@@ -134,7 +135,7 @@ class WeightFiles:
                 f"the module has no '{others[0]}' as '{self.folder}'",
                 help=did_you_mean(others[0], tensors) or "strict=False leaves it out",
             )
-        return found
+        return stored
 
     def _check(self, name: str, tensor: torch.Tensor) -> None:
         """Refuse a weight of another shape, or of numbers that mean something else."""
@@ -146,7 +147,7 @@ class WeightFiles:
             )
         own = str(tensor.dtype).removeprefix("torch.")
         stored = self.dtype(name)
-        if kind_of(stored) != kind_of(SAFETENSORS_DTYPES.get(own, own)):
+        if conversion_kind(stored) != conversion_kind(SAFETENSORS_DTYPES.get(own, own)):
             raise IrcError(
                 "state-mismatch",
                 f"'{name}' is {stored} in '{self.folder}'; the module has {own}",
@@ -156,10 +157,10 @@ class WeightFiles:
             )
 
 
-def kind_of(dtype: str) -> str:
+def conversion_kind(dtype: str) -> str:
     """Return within which kind of dtypes, as safetensors names them, one is converted to another.
 
-    >>> [kind_of(dtype) for dtype in ("F32", "BF16", "I64", "U8", "BOOL", "F8_E4M3")]
+    >>> [conversion_kind(dtype) for dtype in ("F32", "BF16", "I64", "U8", "BOOL", "F8_E4M3")]
     ['float', 'float', 'integer', 'integer', 'BOOL', 'F8_E4M3']
     """
     if dtype in FLOATS:
@@ -167,7 +168,7 @@ def kind_of(dtype: str) -> str:
     return "integer" if dtype[0] in "IU" else dtype
 
 
-class WeightFilesStart:
+class WeightFilesStart(StoredStart):
     """A folder of weights, as a start of a step of training (:mod:`irc.runtime.starts`).
 
     Args:
@@ -176,16 +177,8 @@ class WeightFilesStart:
     """
 
     def __init__(self, files: WeightFiles, stored: Mapping[str, str]) -> None:
-        self._files, self._stored = files, dict(stored)
-
-    @property
-    def names(self) -> Collection[str]:
-        """What it has values of."""
-        return self._stored.keys()
-
-    def leave_out(self, names: Collection[str]) -> None:
-        """Give no value to these: they have another."""
-        self._stored = {n: key for n, key in self._stored.items() if n not in names}
+        super().__init__(stored)
+        self._files = files
 
     def fill(self, parts: Parts, names: Collection[str]) -> None:
         """Read this rank's parts, each its own slice; every rank calls it.
