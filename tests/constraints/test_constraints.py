@@ -165,6 +165,9 @@ def test_an_axis_of_one_rank_holds_the_same_however_it_is_said() -> None:
         ("a[0].w", "a[0].w", True),
         ("a[0].w", "a0.w", False),
         ("*", "anything.at/all", True),
+        ("{q,k}", "{q,k}", True),
+        ("l.{1-2-3}", "l.2", False),
+        ("{-}", "1", False),
     ],
 )
 def test_globs(glob: str, name: str, fits: bool) -> None:
