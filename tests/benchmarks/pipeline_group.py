@@ -1,4 +1,4 @@
-"""Processes that run one contender of the pipelines benchmark, stopped while others run."""
+"""Processes that run one contender of a benchmark, stopped while others run."""
 
 # pyright: basic
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 600.0
 """How long a command may take; the longest is a compilation by Inductor on four processes."""
+OTHERS_S = 3.0
+"""How long others may take to say something after a rank that raised."""
 
 
 class GroupFailedError(Exception):
@@ -28,9 +30,10 @@ class Group:
 
     Args:
         ranks: how many.
+        script: the file beside this one that each runs.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, script: str) -> None:
         self._folder = TemporaryDirectory()
         self._answers, answers = os.pipe()
         environment = {
@@ -44,10 +47,10 @@ class Group:
             "PYTHONPATH": str(ROOT),
             "ANSWERS": str(answers),
         }
-        script = str(Path(__file__).with_name("pipeline_worker.py"))
+        path = str(Path(__file__).with_name(script))
         self._processes = [
             subprocess.Popen(
-                [sys.executable, script],
+                [sys.executable, path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -96,16 +99,23 @@ class Group:
             if select.select([self._answers], [], [], 1.0)[0]:
                 # Each line is written at once, and is shorter than what a pipe takes at once.
                 *lines, self._unread = (self._unread + os.read(self._answers, 1 << 16)).split(b"\n")
-                for rank, answer in map(json.loads, lines):
-                    if isinstance(answer, dict) and "error" in answer:
-                        self._fail(f"{command}: rank {rank}: {answer['error']}")
-                    answers[rank] = answer
+                answers |= dict(map(json.loads, lines))
+                if any(isinstance(a, dict) and "error" in a for a in answers.values()):
+                    deadline = min(deadline, time.monotonic() + OTHERS_S)
             elif any(process.poll() is not None for process in self._processes):
                 self._fail(f"{command}: a process ended")
             elif time.monotonic() > deadline:
+                self._check(command, answers)
                 waiting = [r for r in range(len(self._processes)) if r not in answers]
                 self._fail(f"{command}: no answer of ranks {waiting} in {DEADLINE_S:.0f} s")
+        self._check(command, answers)
         return [answers[rank] for rank in range(len(self._processes))]
+
+    def _check(self, command: str, answers: dict[int, Any]) -> None:
+        """Fail with what the first rank says that raised: it may be what others raised for."""
+        for rank, answer in sorted(answers.items()):
+            if isinstance(answer, dict) and "error" in answer:
+                self._fail(f"{command}: rank {rank}: {answer['error']}")
 
     def _fail(self, why: str) -> None:
         self.close()
@@ -113,10 +123,15 @@ class Group:
 
 
 class Groups:
-    """One group for each contender; one that failed begins again."""
+    """One group for each contender; one that failed begins again.
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    Args:
+        ranks: how many processes a group has.
+        script: the file beside this one that they run.
+    """
+
+    def __init__(self, ranks: int, script: str = "pipeline_worker.py") -> None:
+        self.ranks, self._script = ranks, script
         self._groups: dict[str, Group] = {}
 
     def ask(self, contender: str, *command: object) -> list[Any]:
@@ -126,7 +141,7 @@ class Groups:
             GroupFailedError: as :meth:`Group.ask` does; the next command starts another group.
         """
         if contender not in self._groups:
-            self._groups[contender] = Group(self.ranks)
+            self._groups[contender] = Group(self.ranks, self._script)
         try:
             return self._groups[contender].ask(*command)
         except GroupFailedError:
