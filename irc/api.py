@@ -286,7 +286,15 @@ def compile_step(
             options (``amsgrad``, ``nesterov``, ``maximize``, ``centered``). A new optimiser of
             ``torch.optim`` of these kinds says the same by its groups, and what it does not have
             stays as it is. Each step reads their numbers, as a scheduler changes them: other rates
-            cost nothing, other betas or another decay compile the step again.
+            cost nothing, other betas or another decay compile the step again. Any other optimiser
+            of torch, or a class of your own, runs eagerly after the compiled forward and backward,
+            and one warning names it (``EagerOptimizerWarning``). One that works element by element
+            (RAdam, NAdam, Rprop, ASGD, SGD with dampening, or an object with ``elementwise =
+            True``) runs on a rank's parts of parameters and of the gradients, which are called
+            ``optimizer.gradient.NAME`` in pins; for others (Adafactor, Muon, your own) each rank
+            puts parameters and gradients together in each step, and its states are whole. Its
+            states are saved and loaded as those that are compiled. LBFGS and SparseAdam, a step
+            that wants a closure, stages, masters, and plans that are exported are refused.
         mesh: axes of a mesh, ``data=2,tensor=2``. An axis of size ``auto`` takes the processes that
             the others leave, ``data=auto,tensor=2``, so that a job which torchrun starts again
             with fewer of them, or more, is planned for those; a function gives a mesh for a
@@ -346,7 +354,7 @@ def compile_step(
     from irc.calls.feeding import axes_called_so, feeding_of
     from irc.calls.pipelined import PipelinedStep, Pipelining
     from irc.calls.step import TrainingStep
-    from irc.runtime.given_optimizer import GivenOptimizer
+    from irc.runtime.given_optimizer import follow
     from irc.runtime.loss_scale import loss_scale_of
 
     whole = parse_mesh(mesh_option(mesh))
@@ -372,7 +380,7 @@ def compile_step(
     if backend != "cpu":
         checked(options)
     called = None if isinstance(loss, str) else loss
-    followed = None if isinstance(optimizer, str | Mapping) else GivenOptimizer(optimizer, model)
+    followed = None if isinstance(optimizer, str | Mapping) else follow(optimizer, model, whole)
     scale = loss_scale_of(precision_of(precision))
     if count is not None:
         pipelining = Pipelining(f"{schedule}", stages)

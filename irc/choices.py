@@ -15,6 +15,7 @@ from irc.plan.parts import PIPE
 from irc.runtime.segments import DEVICE_BACKENDS
 from irc.sharding.mesh import REST, fit_mesh, parse_mesh
 from irc.training.groups import check_groups
+from irc.training.optimizers import EAGER
 from irc.training.precision import PrecisionOption, precision_of
 from irc.training.recipe import OptimizerOption, Recipe, recipe_of
 
@@ -219,17 +220,30 @@ def recipe_option(
             "input-mismatch", f"a loss is a name or a function, not {type(loss).__name__}"
         )
     name = loss if isinstance(loss, str) else ""
-    if not isinstance(optimizer, str | Mapping):
+    if isinstance(optimizer, str | Mapping):
+        told: OptimizerOption | None = optimizer
+    else:
         from irc.runtime.given_optimizer import options_of
 
-        optimizer, still = options_of(optimizer, model)
+        told, still = options_of(optimizer, model)
         frozen = ",".join([*filter(None, [frozen]), *still])
-    recipe = recipe_of(
-        optimizer, loss=name, frozen=frozen, micro_batches=micro_batches, recompute=recompute
-    )
+    if told is None:
+        recipe = Recipe(EAGER, loss=name, frozen=frozen, micro_batches=micro_batches,
+                        recompute=recompute)  # fmt: skip
+    else:
+        recipe = recipe_of(
+            told, loss=name, frozen=frozen, micro_batches=micro_batches, recompute=recompute
+        )
     check_groups(recipe.groups, [name for name, _ in model.named_parameters()])
     chosen = precision_of(precision)
     chosen = replace(chosen, scaler=numbers_of(chosen.scaler))
+    if chosen.masters and recipe.kind == EAGER:
+        raise IrcError(
+            "option-value",
+            "precision: masters are kept by the optimisers that a step compiles",
+            because="this one runs eagerly, on parameters as they are stored",
+            help="store float32 parameters: precision='bfloat16' computes in bfloat16 from them",
+        )
     if chosen.masters and not chosen.parameters and not _has_halves(model):
         raise IrcError(
             "option-value",

@@ -27,6 +27,7 @@ from irc.plan.save import check_target, save_plan
 from irc.program import Program
 from irc.report.summary import summary
 from irc.sharding.mesh import parse_mesh
+from irc.training.optimizers import EAGER
 from irc.training.precision import PrecisionOption
 from irc.training.recipe import OptimizerOption, Recipe
 
@@ -134,6 +135,12 @@ def export_plan(
     if optimizer is not None:
         count = programs_option(options.mesh, micro_batches, f"{schedule}", stages)
         recipe = recipe_option(module, loss, optimizer, frozen, count or 1, recompute, precision)
+        if recipe.kind == EAGER:
+            raise IrcError(
+                "option-value",
+                f"{type(optimizer).__name__} is not compiled, and a plan has no Python of its own",
+                help="choose an optimiser that a plan computes: optimizer='adamw'",
+            )
         options = replace(
             options,
             sums=recipe.precision.sums,

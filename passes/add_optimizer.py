@@ -79,6 +79,8 @@ class AddOptimizerPass(ModulePass):
     With ``scaled`` gradients are multiplied by the input ``loss_scale.inverse`` first, and where
     one is infinite or NaN every state keeps its value; how many are is the result
     ``loss_scale.overflows`` (:mod:`irc.training.loss_scale`).
+    ``kind=eager`` moves nothing: gradients, clipped and unscaled, are states
+    ``optimizer.gradient.NAME``, for an optimiser of torch that runs after the program.
     Weights of a block that many layers call share one function, ``@step_N``, as the layers do.
     """
 

@@ -28,6 +28,7 @@ from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.programs.uneven import make_uneven_plan, stage_pins
+from irc.runtime.eager_optimizer import EagerOptimizer
 from irc.runtime.given_optimizer import GivenOptimizer
 from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, shared_bytes
@@ -103,7 +104,7 @@ class PipelinedStep(TrainingStep):
         init: initialises each layer of a module on the meta device.
         feeding: what each rank is given of a batch.
         check_every: after so many steps, copies on several ranks are compared; 0: never.
-        optimizer: one of torch, of which each step reads the numbers.
+        optimizer: one of torch, of which each step reads the numbers, or which it runs.
         scale: of the loss; None where it is not scaled.
     """
 
@@ -119,7 +120,7 @@ class PipelinedStep(TrainingStep):
         init: Init | None = None,
         feeding: Feeding | None = None,
         check_every: int = 0,
-        optimizer: GivenOptimizer | None = None,
+        optimizer: GivenOptimizer | EagerOptimizer | None = None,
         scale: LossScale | None = None,
     ) -> None:
         super().__init__(
@@ -146,6 +147,7 @@ class PipelinedStep(TrainingStep):
         parts = self._state.parts
         roles = {"parameters": "parameter", "states": "state", "accumulators": "accumulator"}
         held = {k: parts.num_bytes(role) if parts.local else 0 for k, role in roles.items()}
+        held["states"] = self._state.num_bytes_of_states()
         executors = [version.executor for version in self._parts_versions]
         held["registers"] = max((e.register_bytes for e in executors), default=0)
         held["arena"] = max((e.arena_bytes for e in executors), default=0)

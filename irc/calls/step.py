@@ -36,6 +36,7 @@ from irc.plan.load import LoadedPlan
 from irc.runtime.agreement import is_checked
 from irc.runtime.call_agreement import Call, agree_on_call, collects_first, compare_call
 from irc.runtime.collectives import TorchCommunicator
+from irc.runtime.eager_optimizer import EagerOptimizer
 from irc.runtime.executors import executor_of
 from irc.runtime.given_optimizer import GivenOptimizer
 from irc.runtime.initialisers import Init
@@ -59,7 +60,7 @@ class TrainingStep(StepState):
         init: initialises each layer of a module on the meta device.
         feeding: what each rank is given of a batch.
         check_every: after so many steps, copies on several ranks are compared; 0: never.
-        optimizer: one of torch, of which each step reads the numbers.
+        optimizer: one of torch, of which each step reads the numbers, or which it runs.
         scale: of the loss; None where it is not scaled.
 
     Attributes:
@@ -78,7 +79,7 @@ class TrainingStep(StepState):
         init: Init | None = None,
         feeding: Feeding | None = None,
         check_every: int = 0,
-        optimizer: GivenOptimizer | None = None,
+        optimizer: GivenOptimizer | EagerOptimizer | None = None,
         scale: LossScale | None = None,
     ) -> None:
         store(module, recipe.precision)
@@ -124,6 +125,8 @@ class TrainingStep(StepState):
                 version = self._add(batch, named)
             inputs = version.captured.flatten(batch, named)
             loss = version(inputs, rates_tensor(rates), self._scale)
+            if self._eager is not None and not (self._scale and self._scale.overflowed):
+                self._eager.step(self._state.parts, lr)
             self._state.step += 1
             first = next((x for x in inputs if x.ndim), None)
             self.samples += 0 if first is None else len(first) * self._feeding.count
@@ -174,7 +177,7 @@ class TrainingStep(StepState):
         parts = self._state.parts
         return {
             "parameters": parts.num_bytes("parameter") if parts.local else 0,
-            "states": parts.num_bytes("state") if parts.local else 0,
+            "states": self._state.num_bytes_of_states(),
             "arena": max((v.plan.plan.arena_bytes for v in self._versions), default=0),
         }
 
@@ -204,7 +207,7 @@ class TrainingStep(StepState):
             named,
             {
                 "the learning rate": rates[0] if len(rates) == 1 else rates,
-                "the optimiser": self.recipe.optimizer,
+                "the optimiser": self._optimizer_numbers(),
                 "the number of steps made": self._state.step,
                 "the requires_grad of parameters": _wanted(self.module),
                 **({} if self._scale is None else {"the loss scale": self._scale.state_dict()}),
@@ -218,6 +221,9 @@ class TrainingStep(StepState):
             version.communicator.before = compare_call(call, ready=ready)
         else:
             self._stopwatch.waiting(lambda: agree_on_call(call, ready=ready))()
+
+    def _optimizer_numbers(self) -> object:
+        return self.recipe.optimizer if self._eager is None else self._eager.numbers()
 
     def _names(self, batch: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
         """Return the names of the leaves of a batch."""

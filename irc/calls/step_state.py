@@ -15,6 +15,7 @@ from torch import nn
 from irc.calls.evaluation import Evaluation, evaluating
 from irc.errors import IrcError
 from irc.pipeline import Options
+from irc.runtime.eager_optimizer import EagerOptimizer
 from irc.runtime.given_optimizer import GivenOptimizer
 from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, own_rank
@@ -39,7 +40,7 @@ class StepState:
         options: of the pipeline.
         seed: of random numbers.
         init: initialises each layer of a module on the meta device.
-        optimizer: one of torch, of which each step reads the numbers.
+        optimizer: one of torch, of which each step reads the numbers, or which it runs.
         scale: of the loss; None where it is not scaled.
     """
 
@@ -50,12 +51,13 @@ class StepState:
         options: Options,
         seed: int,
         init: Init | None,
-        optimizer: GivenOptimizer | None,
+        optimizer: GivenOptimizer | EagerOptimizer | None,
         scale: LossScale | None,
     ) -> None:
         self.module, self.recipe, self.options = module, recipe, options
         self._given, self._scale = optimizer, scale
-        self._state = TrainingState(module, recipe, options.mesh, seed, init)
+        self._eager = optimizer if isinstance(optimizer, EagerOptimizer) else None
+        self._state = TrainingState(module, recipe, options.mesh, seed, init, self._eager)
         self._writes: Saving | None = None
         self._evaluation: Evaluation | None = None
         self._stopwatch = Stopwatch()
@@ -255,7 +257,7 @@ class StepState:
             IrcError: ``replicas-differ``, naming the first tensor and the ranks.
         """
         if self.options.mesh.num_ranks > 1:
-            check_copies(self._state.parts.copies(), f"after step {self._state.step}")
+            check_copies(self._state.copies(), f"after step {self._state.step}")
             if (text := slowness(self.paces())) and own_rank() == 0:
                 warnings.warn(text, SlowRankWarning, stacklevel=2)
 

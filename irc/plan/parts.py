@@ -26,6 +26,7 @@ from irc.plan.json_text import corrupt
 from irc.plan.load import Code, LoadedPlan
 from irc.plan.parts_facts import PartsFacts, schedule_digest
 from irc.plan.schema import AxisCut, Buffer, Plan, placement_of
+from irc.plan.training import trained_by
 from irc.schedule.actions import Schedule
 from irc.schedule.notation import read_schedule
 from irc.schedule.skips import with_skips
@@ -240,17 +241,8 @@ class PartsPlan:
     @cached_property
     def moved(self) -> tuple[str, ...]:
         """Names of the parameters that parts move, slices by themselves, in sorted order."""
-        return tuple(
-            sorted(
-                {
-                    loaded.plan.buffers[index].name
-                    for part in self.parts
-                    for loaded in part.values()
-                    for index in loaded.plan.states()
-                    if loaded.plan.buffers[index].role == "parameter"
-                }
-            )
-        )
+        every = (loaded.plan for part in self.parts for loaded in part.values())
+        return tuple(sorted({name for plan in every for name in trained_by(plan)}))
 
     @property
     def slice_parts(self) -> range:

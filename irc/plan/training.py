@@ -7,6 +7,8 @@ from typing import Protocol
 
 from irc.errors import IrcError
 from irc.plan import json_text
+from irc.plan.schema import Plan
+from irc.training.optimizers import GRADIENT
 from irc.training.recipe import Recipe
 
 RECIPE = "training/recipe.json"
@@ -35,6 +37,17 @@ def smaller_file(name: str) -> str:
 def stage_file(stage: int) -> str:
     """Return the name of the file with a stage's whole part of a step, before it is placed."""
     return f"training/stage-{stage}.mlir"
+
+
+def trained_by(plan: Plan) -> list[str]:
+    """Return the parameters that a plan moves, or whose gradients it keeps for an optimiser."""
+    written = [plan.buffers[index] for index in plan.states()]
+    kept = f"optimizer.{GRADIENT}."
+    return [
+        buffer.name.removeprefix(kept)
+        for buffer in written
+        if buffer.role == "parameter" or buffer.name.startswith(kept)
+    ]
 
 
 class Training(Protocol):

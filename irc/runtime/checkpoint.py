@@ -109,6 +109,7 @@ class Checkpoint:
     Attributes:
         path: of the checkpoint.
         shapes: of its tensors, by their names joined by dots.
+        dtypes: of the same.
         objects: the names of what is no tensor.
 
     Raises:
@@ -145,6 +146,11 @@ class Checkpoint:
         self._agree(reason)
         self.shapes = {
             n: tuple(e.size) for n, e in entries.items() if isinstance(e, TensorStorageMetadata)
+        }
+        self.dtypes = {
+            n: e.properties.dtype
+            for n, e in entries.items()
+            if isinstance(e, TensorStorageMetadata)
         }
         self.objects = [name for name in entries if name not in self.shapes]
 

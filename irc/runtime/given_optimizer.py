@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,14 +11,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.plan.parts import PIPE
+from irc.runtime.eager_kinds import EagerOptimizerWarning, check_suitable, eager_text
+from irc.runtime.eager_optimizer import EagerOptimizer
+from irc.runtime.join import own_rank
 from irc.runtime.torch_optimizer import CLASSES, TOLD
 from irc.training.recipe import Recipe, recipe_of
 
 KINDS = {cls: kind for kind, cls in CLASSES.items() if kind != "momentum"}
 
 OFF = ("dampening", "differentiable", "initial_accumulator_value")
-"""Options that have to be off."""
+"""Options that have to be off where a step computes an optimiser."""
 
 NUMBERS = tuple(dict.fromkeys(["lr", *(option for told in TOLD.values() for option in told)]))
 """What of a group may change from step to step."""
@@ -91,23 +97,75 @@ class GivenOptimizer:
         return [tuple(_number(group.get(name)) for name in READ) for group in groups]
 
 
-def options_of(optimizer: object, module: nn.Module) -> tuple[dict[str, object], tuple[str, ...]]:
+def follow(
+    optimizer: torch.optim.Optimizer, module: nn.Module, mesh: Mesh
+) -> GivenOptimizer | EagerOptimizer:
+    """Return what reads an optimiser of torch in each step, or runs it, which rank 0 warns of.
+
+    Args:
+        optimizer: that :func:`options_of` has checked.
+        module: what is trained.
+        mesh: of the run.
+
+    Raises:
+        IrcError: ``option-value`` for one that runs eagerly on a mesh with stages.
+    """
+    if not (why := why_eager(optimizer)):
+        return GivenOptimizer(optimizer, module)
+    if PIPE in mesh.names:
+        raise _refused(
+            f"optimizer={type(optimizer).__name__}(..) is not compiled ({why}), and with an axis "
+            f"'{PIPE}' a step computes its optimiser",
+            "choose a mesh without 'pipe', or an optimiser such as torch.optim.AdamW",
+        )
+    if own_rank() == 0:
+        text = eager_text(optimizer, why, mesh.num_ranks)
+        warnings.warn(text, EagerOptimizerWarning, stacklevel=3)
+    return EagerOptimizer(optimizer, module)
+
+
+def options_of(
+    optimizer: object, module: nn.Module
+) -> tuple[dict[str, object] | None, tuple[str, ...]]:
     """Return the options of a step, and names of parameters that the optimiser does not have.
+
+    There are no options where the optimiser is not compiled, and runs eagerly.
 
     Args:
         optimizer: of torch, over parameters of the module.
         module: what is trained.
 
     Raises:
-        IrcError: ``option-value`` for what a step does not compute.
+        IrcError: ``option-value`` for one that cannot run on the gradients of one pass, or has
+            other tensors than the module.
     """
     names = {id(value): name for name, value in module.named_parameters()}
-    found = _options(optimizer, names, _apart(optimizer, frozenset()))
-    assert isinstance(optimizer, torch.optim.Optimizer)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise _refused(f"optimizer={type(optimizer).__name__}(..) is no optimiser of torch")
+    found: dict[str, object] | None = None
+    if why_eager(optimizer):
+        check_suitable(optimizer)
+    else:
+        found = _options(optimizer, names, _apart(optimizer, frozenset()))
     groups: list[dict[str, Any]] = optimizer.param_groups
     known = {_name(names, p) for group in groups for p in group["params"]}
     others = [n for n, p in module.named_parameters() if p.requires_grad and n not in known]
     return found, tuple(others)
+
+
+def why_eager(optimizer: torch.optim.Optimizer) -> str:
+    """Return why an optimiser is not compiled; nothing for one that is."""
+    kind, groups = KINDS.get(type(optimizer)), optimizer.param_groups
+    if kind is None:
+        return "a step has no formula for it"
+    for name in OFF:
+        if value := next((group[name] for group in groups if group.get(name)), None):
+            return f"it has {name}={value!r}"
+    if len({bool(group.get("amsgrad")) for group in groups}) > 1:
+        return "its groups have different amsgrad"
+    if len({bool(group.get("decoupled_weight_decay")) for group in groups}) > 1:
+        return "its groups have different decoupled_weight_decay"
+    return ""
 
 
 def _apart(optimizer: object, before: frozenset[int]) -> frozenset[int]:
@@ -136,14 +194,11 @@ def _options(
             "the optimiser has taken steps: a step of training has states of its own",
             "make the step with a new optimiser, and give it the states by step.load_state_dict",
         )
-    for name in OFF:
-        if any(group.get(name) for group in groups):
-            raise _refused(f"the optimiser has {name}={groups[0].get(name)!r}")
+    if why := why_eager(optimizer):  # a number was changed after the step was made
+        raise _refused(f"the optimiser cannot go on as it began: {why}", "make another step")
     if kind == "adam" and all(group.get("decoupled_weight_decay") for group in groups):
         kind = "adamw"
     told = [{option: group[option] for option in TOLD[kind]} for group in groups]
-    if len({own.get("amsgrad", False) for own in told}) > 1:
-        raise _refused("the optimiser's groups have different amsgrad")
     keeps_most = {"amsgrad": True} if told[0].get("amsgrad") else {}
     for own in told:
         own.pop("amsgrad", None)
@@ -181,12 +236,10 @@ def _number(value: Any) -> Any:
 
 
 def _refused(message: str, advice: str = "") -> IrcError:
-    names = ", ".join(cls.__name__ for cls in KINDS)
     return IrcError(
         "option-value",
         message,
-        because=f"a step computes {names} of torch.optim, without dampening",
         help=advice
-        or "train in a loop of your own, where irc.compile(model, mesh=..) takes any optimiser, or "
-        "write optimizer={'kind': 'adamw', 'lr': 1e-3, ..}",
+        or "give an object such as torch.optim.AdamW(model.parameters()), or write "
+        "optimizer={'kind': 'adamw', 'lr': 1e-3, ..}",
     )

@@ -36,11 +36,13 @@ class LossScale:
     Attributes:
         scale: what the loss is multiplied by now, float32 of shape [].
         inverse: one over it, float32 of shape [].
+        overflowed: whether gradients of the last step did, so that nothing moved.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self.scaler = scaler
         self.scale, self.inverse = torch.ones(()), torch.ones(())
+        self.overflowed = False
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scale and inverse of the step that comes next."""
@@ -55,6 +57,7 @@ class LossScale:
         Args:
             overflows: how many elements of gradients were infinite or NaN, over all ranks.
         """
+        self.overflowed = bool(overflows > 0)
         state = self.scaler.state_dict()
         scale = torch.tensor(state["scale"], dtype=torch.float32)
         count = torch.tensor(state["_growth_tracker"], dtype=torch.int32)

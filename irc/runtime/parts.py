@@ -97,6 +97,20 @@ class Parts:
             self.roles[buffer.name] = buffer.role
             self.local[buffer.name] = local[buffer.name]
 
+    def put(
+        self, name: str, local: torch.Tensor, placement: Placement, shape: tuple[int, ...]
+    ) -> None:
+        """Take a tensor that is this rank's part of a state already.
+
+        Args:
+            name: of the whole.
+            local: this rank's part.
+            placement: how the whole lies.
+            shape: of the whole.
+        """
+        self._placed[name] = placement, shape
+        self.roles[name], self.local[name] = "state", local
+
     def placements(self) -> dict[str, Placement]:
         """Return how each tensor lies, also those that are whole on every rank."""
         whole = Placement.replicated(self.mesh.names)

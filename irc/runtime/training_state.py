@@ -18,16 +18,19 @@ from irc.dialects.placement import Mesh
 from irc.errors import IrcError, did_you_mean
 from irc.plan.parts import PartsPlan
 from irc.plan.schema import Plan
+from irc.plan.training import trained_by
 from irc.runtime.absent import AbsentParameter
 from irc.runtime.agreement import agree_on_weights
+from irc.runtime.eager_optimizer import EagerOptimizer
 from irc.runtime.initialisers import Init, InitialStart
 from irc.runtime.parts import Parts
+from irc.runtime.replicas import Copies
 from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.starts import CheckpointStart, Start
 from irc.runtime.torch_optimizer import STEP, from_torch, state_name, to_torch
 from irc.runtime.weight_files import WeightFilesStart
 from irc.training.entry import globs, matches
-from irc.training.optimizers import OPTIMIZERS, REMAINDER
+from irc.training.optimizers import GRADIENT, OPTIMIZERS, REMAINDER
 from irc.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ class TrainingState:
         mesh: of the run.
         seed: of random numbers.
         init: initialises each layer of a module on the meta device.
+        eager: an optimiser that has states of its own, and moves the parameters.
 
     Attributes:
         recipe: says which optimiser, and its numbers now.
@@ -71,8 +75,10 @@ class TrainingState:
         mesh: Mesh,
         seed: int,
         init: Init | None = None,
+        eager: EagerOptimizer | None = None,
     ) -> None:
         self._module, self.recipe, self._mesh = module, recipe, mesh
+        self._eager = eager
         self.parts = Parts(mesh, 0)
         still = globs(recipe.frozen)
         self.trained = [
@@ -129,11 +135,11 @@ class TrainingState:
         self.parts.adopt(plan, wholes, later)
         self._start(before)
         self._pending = {n: t for n, t in self._pending.items() if n not in self.parts.local}
-        self.trained = [
-            plan.buffers[i].name for i in plan.states() if plan.buffers[i].role == "parameter"
-        ]
+        self.trained = trained_by(plan)
         if self._mesh.num_ranks > 1:
             release(self._module, self._first, self.parts.roles)
+        if self._eager is not None:
+            self._eager.bind(self.parts)
 
     def adopt_parts(self, plan: PartsPlan, tensors: Mapping[str, torch.Tensor], rank: int) -> None:
         """Take what this rank's stages load; see :meth:`adopt`."""
@@ -159,6 +165,8 @@ class TrainingState:
         self.trained = list(plan.trained)
         if not is_alone:
             release(self._module, self._first, parts.roles)
+        if self._eager is not None:
+            self._eager.bind(parts)
 
     def show(self) -> None:
         """Let the module hold its values, whole, until :meth:`hide`; every rank calls it."""
@@ -204,8 +212,8 @@ class TrainingState:
     def state_dict(self, *, everywhere: bool) -> dict[str, Any]:
         """Return the whole state; on a mesh every rank calls it."""
         held: dict[str, Any] = dict(self._pending)
-        for name in self.parts.names:
-            whole = self.parts.whole(name, everywhere=everywhere)
+        for parts, name in self._saved():
+            whole = parts.whole(name, everywhere=everywhere)
             if whole is not None:
                 held[name] = whole
         if not everywhere and self.parts.world_rank:
@@ -219,13 +227,31 @@ class TrainingState:
             form: makes of a part what is returned.
         """
         held: dict[str, Any] = dict(self._pending)
-        for name in self.parts.names:
+        for parts, name in self._saved():
             if name in (STEP, SEED):
-                part = self.parts.local.get(name)
+                part = parts.local.get(name)
                 held[name] = part if part is None else part.clone()
             else:
-                held[name] = form(self.parts, name)
+                held[name] = form(parts, name)
         return self._assembled({n: v for n, v in held.items() if v is not None})
+
+    def _saved(self) -> Iterator[tuple[Parts, str]]:
+        """Return all that a state has, the same on every rank, and the parts that it is in."""
+        gradients = {state_name(GRADIENT, name) for name in self.trained}
+        yield from ((self.parts, name) for name in self.parts.names if name not in gradients)
+        if self._eager is not None:
+            states = self._eager.states()
+            yield from ((states, name) for name in states.names)
+
+    def copies(self) -> list[Copies]:
+        """Return of each tensor which ranks hold copies of one part, the same on every rank."""
+        states = [] if self._eager is None else self._eager.states().copies()
+        return [*self.parts.copies(), *states]
+
+    def num_bytes_of_states(self) -> int:
+        """Return the bytes of this rank's parts of what an optimiser keeps between steps."""
+        own = 0 if self._eager is None else self._eager.states().num_bytes()
+        return own + (self.parts.num_bytes("state") if self.parts.local else 0)
 
     def _assembled(self, held: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state of values under irc's names, as torch names it."""
@@ -243,7 +269,9 @@ class TrainingState:
         seed = held.get(SEED, self._pending.get(SEED, 0))
         return {
             "model": model,
-            "optimizer": to_torch(self.recipe, held, self.trained),
+            "optimizer": to_torch(self.recipe, held, self.trained)
+            if self._eager is None
+            else self._eager.assembled(held),
             SEED: int(seed),
             COUNT: self.step,
         }
@@ -264,7 +292,7 @@ class TrainingState:
                  if n.startswith(MODEL)}  # fmt: skip
         check_names(model, shapes, f"'{checkpoint.path}'")
         stored = {self._first.get(key, key): f"{MODEL}{key}" for key in shapes}
-        wanted = self._state_names() if optimizer else {}
+        wanted = self._state_names() if optimizer and self._eager is None else {}
         lacking = [n for n, key in wanted.items() if key not in checkpoint.shapes]
         numbers = checkpoint.values((SEED, COUNT)) if optimizer else {}
         if wanted and len(lacking) == len(wanted) and numbers.get(COUNT) == 0:
@@ -288,6 +316,8 @@ class TrainingState:
                 value.copy_(read[name])
         if optimizer:
             self._set_numbers(numbers)
+            if self._eager is not None:
+                self._eager.take(checkpoint, STATE, is_alone=self._mesh.num_ranks == 1)
         if later := {n: k for n, k in stored.items() if n not in {*self.parts.roles, *whole}}:
             self._later(CheckpointStart(checkpoint, later, lacking))
 
@@ -378,8 +408,13 @@ class TrainingState:
         model: Mapping[str, Any] = state.get("model", {})
         if "model" in state:
             self._check_model(model)
-        states = from_torch(self.recipe, state["optimizer"]) if "optimizer" in state else {}
-        self._check_states(states)
+        states: dict[str, torch.Tensor] = {}
+        own_states: Mapping[str, Any] = state.get("optimizer", {}).get("state", {})
+        if self._eager is not None:
+            self._eager.check(own_states)
+        elif "optimizer" in state:
+            states = from_torch(self.recipe, state["optimizer"])
+            self._check_states(states)
         model = {k: whole for k, v in model.items()
                  if (whole := self._other(self._first.get(k, k), v)) is not None}  # fmt: skip
         states = {n: w for n, v in states.items() if (w := self._other(n, v)) is not None}
@@ -395,6 +430,8 @@ class TrainingState:
                     self.parts.load(name, value)
                 elif name not in self.parts.roles:
                     self._pending[name] = value.clone()
+        if self._eager is not None and "optimizer" in state:
+            self._eager.load(own_states)
         for start in self.starts:
             start.leave_out({*states, *(self._first.get(key, key) for key in model)})
         self.step = int(state.get(COUNT, self.step))

@@ -180,6 +180,7 @@ class _Split:
         self.places = _places(self.func, merged=merged)
         self.saved: dict[SSAValue, str] = {}
         self.sums = sums_of(self.func)
+        self.states = {n: v for role, n, v in arguments(self.func) if role == "state"}
         self.moved = {name for role, name, _, _ in self.returned if role == "state"}
 
     def _copy_arguments(self, end: ReturnOp) -> None:
@@ -264,6 +265,10 @@ class _Split:
         """Return what a function takes from outside of it, each once."""
         inside = {value for op in ops for value in op.results}
         read = [v for op in ops for v in op.operands] + [v for v, _ in returned]
+        # A state that nothing reads is an argument all the same: that is where it lies.
+        read += [
+            self.states[name] for _, attrs in returned if (name := _name(attrs)) in self.states
+        ]
         return [value for value in dict.fromkeys(read) if value not in inside]
 
     def _save(
@@ -328,6 +333,11 @@ class _Split:
 def _attributes(func: FuncOp) -> Sequence[DictionaryAttr]:
     count = len(func.function_type.outputs)
     return func.res_attrs.data if func.res_attrs else [DictionaryAttr({})] * count
+
+
+def _name(attrs: DictionaryAttr) -> str:
+    name = attrs.data.get("name")
+    return name.data if isinstance(name, StringAttr) else ""
 
 
 def _as_argument(attrs: DictionaryAttr) -> DictionaryAttr:

@@ -37,6 +37,8 @@ class Optimizer:
         weight_decay: torch's default.
         eps: torch's default.
         decays: whether its rate falls with the number of the step.
+        moves: whether parameters get new values; otherwise gradients are kept, for one that does
+            that after the program.
     """
 
     moments: tuple[str, ...]
@@ -45,6 +47,7 @@ class Optimizer:
     weight_decay: float = 0.0
     eps: float = 1e-8
     decays: bool = False
+    moves: bool = True
 
 
 def shared(
@@ -140,7 +143,25 @@ def _sgd(
     return [new.value, *([g.value] if moments else [])]
 
 
+def _kept(
+    b: FlowBuilder,
+    settings: Settings,
+    by: Shared,
+    parameter: SSAValue,
+    gradient: SSAValue,
+    moments: list[SSAValue],
+) -> list[SSAValue]:
+    """Keep the gradient; a copy of it is of the step, whatever function has computed it."""
+    return [parameter, Term(b, gradient).of("copy").value]
+
+
 ADAM = ("exp_avg", "exp_avg_sq")
+
+EAGER = "eager"
+"""The kind of an optimiser of torch that runs on what a program computed."""
+
+GRADIENT = "gradient"
+"""What a program keeps for it of each parameter: clipped, and without the scale of the loss."""
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "adamw": Optimizer(("exp_avg", "exp_avg_sq"), counts=True, step=_adamw, weight_decay=0.01),
@@ -158,6 +179,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "adagrad": Optimizer(("sum",), True, adagrad, eps=1e-10, decays=True),
     "adamax": Optimizer(("exp_avg", "exp_inf"), True, adamax),
     "adadelta": Optimizer(("square_avg", "acc_delta"), True, adadelta, eps=1e-6),
+    EAGER: Optimizer((GRADIENT,), counts=False, step=_kept, moves=False),
 }
 """By name: torch's optimiser, then what it keeps more states for; ``momentum`` is of its SGD."""
 

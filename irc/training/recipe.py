@@ -14,6 +14,7 @@ from irc.training.precision import AS_IS, Precision
 OptimizerOption: TypeAlias = "str | Mapping[str, object]"
 """A kind, ``adamw``, or ``{"kind": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), ...}``."""
 
+KINDS = tuple(kind for kind, optimizer in OPTIMIZERS.items() if optimizer.moves)
 NUMBERS = (*OWN, "clip_norm")
 DEFAULT_LR = 1e-3
 
@@ -88,9 +89,9 @@ def recipe_of(
         {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
     )
     kind = given.pop("kind", "adamw")
-    if not isinstance(kind, str) or kind not in OPTIMIZERS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise IrcError(
-            "option-value", f"no optimiser '{kind}'", help=did_you_mean(f"{kind}", OPTIMIZERS)
+            "option-value", f"no optimiser '{kind}'", help=did_you_mean(f"{kind}", KINDS)
         )
     lr = _number("lr", given.pop("lr", DEFAULT_LR))
     no_decay = _globs("no_decay", given.pop("no_decay", ""))

@@ -188,6 +188,8 @@ class Update:
                 p = b.pointwise("add", p, value)
             step = self.options.optimizer.step
             value, *moved = step(b, settings, Shared(lr, first, root), p, g, state)
+            if not self.options.optimizer.moves:
+                return moved  # what is skipped, is skipped after the program
             rounded = b.cast(value, kind.dtype)
             if lacking:
                 # Exact: what rounding takes away has fewer digits than the value.
@@ -199,8 +201,9 @@ class Update:
             return [b.pointwise("where", skips, old, new) for old, new in pairs]
 
         operands = [parameter, gradient, *moments.values(), *(n for n in given if n is not None)]
-        value, *moved = self._written("step", number, name, gradient, operands, formula)
-        self.new.append((value, argument_attrs("state", name)))
+        moved = self._written("step", number, name, gradient, operands, formula)
+        if self.options.optimizer.moves:
+            self.new.append((moved.pop(0), argument_attrs("state", name)))
         self.new += [(m, argument_attrs("state", n)) for n, m in zip(moments, moved, strict=True)]
 
     def _cast(self, value: SSAValue, dtype: str) -> SSAValue:

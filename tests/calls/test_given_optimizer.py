@@ -97,6 +97,14 @@ def test_states_go_on_here_and_in_torch(name: str) -> None:
     assert eager_steps(theirs, eager, 2) == pytest.approx(wanted, rel=1e-5)
 
 
+class Closure(torch.optim.Optimizer):
+    """A step that wants to be given the loss."""
+
+    def step(self, closure: Callable[[], float]) -> float:  # type: ignore[override]
+        """Do nothing."""
+        return closure()
+
+
 def stepped(module: nn.Module) -> torch.optim.Optimizer:
     made = torch.optim.AdamW(module.parameters())
     eager_steps(module, made, 1)
@@ -106,10 +114,11 @@ def stepped(module: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda m: torch.optim.Rprop(m.parameters()), "Rprop"),
+        (lambda m: torch.optim.LBFGS(m.parameters()), "LBFGS"),
+        (lambda m: torch.optim.SparseAdam(m.parameters()), "SparseAdam"),
+        (lambda m: torch.optim.Adam(m.parameters(), differentiable=True), "Adam"),
+        (lambda m: Closure(m.parameters(), {}), "Closure"),
         (lambda m: object(), "object"),
-        (lambda m: torch.optim.Adagrad(m.parameters(), initial_accumulator_value=1.0), "initial_"),
-        (lambda m: torch.optim.SGD(m.parameters(), 0.1, 0.9, dampening=0.5), "dampening=0.5"),
         (lambda m: torch.optim.AdamW(net().parameters()), "no parameter of the module"),
         (stepped, "has taken steps"),
     ],
@@ -119,7 +128,7 @@ def test_what_a_step_does_not_compute_is_refused(make: Any, says: str) -> None:
     with pytest.raises(IrcError, match=says) as raised:
         irc.compile_step(module, loss=F.cross_entropy, optimizer=make(module))
     assert raised.value.code == "option-value"
-    assert "AdamW, Adam, SGD" in str(raised.value)
+    assert "help: " in str(raised.value)
 
 
 GROUPS = {

@@ -1,0 +1,111 @@
+"""Which optimisers of torch may run on what a compiled step computed, and on how much of it."""
+
+# pyright: basic
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+import torch
+
+from irc.errors import IrcError
+
+ELEMENTWISE = frozenset(
+    {
+        torch.optim.SGD,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adagrad,
+        torch.optim.RMSprop,
+        torch.optim.Adamax,
+        torch.optim.Adadelta,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.ASGD,
+        torch.optim.Rprop,
+    }
+)
+"""Those whose new value of an element depends on that element's gradients and states alone."""
+
+WHOLE = frozenset({torch.optim.Adafactor, torch.optim.Muon})
+"""Those that look at whole matrices."""
+
+UNSUITABLE: Mapping[type, str] = {
+    torch.optim.LBFGS: "it computes the loss several times in one step, in a closure",
+    torch.optim.SparseAdam: "it takes sparse gradients, and a step computes dense ones",
+}
+"""Those that cannot run on gradients of one pass, and why."""
+
+
+class EagerOptimizerWarning(UserWarning):
+    """An optimiser is not compiled: it runs as PyTorch runs it, after forward and backward."""
+
+
+def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether parts of tensors are enough for an optimiser.
+
+    True for those of torch in :data:`ELEMENTWISE`, not for classes that derive from them, and for
+    any other that says so by an attribute ``elementwise``.
+    """
+    return type(optimizer) in ELEMENTWISE or getattr(optimizer, "elementwise", False) is True
+
+
+def check_suitable(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimiser that needs more than the gradients of one pass.
+
+    Raises:
+        IrcError: ``option-value``, naming it and why.
+    """
+    name = type(optimizer).__name__
+    reason = next((why for cls, why in UNSUITABLE.items() if isinstance(optimizer, cls)), "")
+    if not reason and any(group.get("differentiable") for group in optimizer.param_groups):
+        reason = "with differentiable=True gradients go through its steps"
+    if not reason and _wants_closure(optimizer):
+        reason = "its step() has an argument that has to be given"
+    if reason:
+        raise IrcError(
+            "option-value",
+            f"optimizer={name}(..) does not work in a compiled step",
+            because=reason,
+            help="train in a loop of your own, where irc.compile(model, mesh=..) takes any "
+            "optimiser, or choose another one",
+        )
+
+
+def _wants_closure(optimizer: torch.optim.Optimizer) -> bool:
+    try:
+        _, *taken = inspect.signature(type(optimizer).step).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    own = [each for each in taken if each.kind not in kinds]
+    return any(each.default is inspect.Parameter.empty for each in own)
+
+
+def eager_text(optimizer: torch.optim.Optimizer, why: str, num_ranks: int) -> str:
+    """Return what is said of an optimiser that runs eagerly.
+
+    Args:
+        optimizer: of torch, or a class of the user's.
+        why: it is not compiled.
+        num_ranks: of the mesh.
+    """
+    text = (
+        f"{type(optimizer).__name__} is not compiled ({why}): it runs eagerly, after the compiled "
+        "forward and backward"
+    )
+    if num_ranks == 1:
+        return text
+    if is_elementwise(optimizer):
+        return f"{text}, on the parts of parameters and gradients that each rank holds"
+    is_known = type(optimizer) in WHOLE
+    text = (
+        f"{text}. It {'looks' if is_known else 'may look'} at whole tensors, so in each step every "
+        "rank puts parameters and gradients together, and keeps its states whole"
+    )
+    return (
+        text
+        if is_known
+        else f"{text}; if what it does to an element depends on that element alone, say "
+        "optimizer.elementwise = True before, and it runs on the parts"
+    )

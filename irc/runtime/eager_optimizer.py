@@ -1,0 +1,368 @@
+"""An optimiser that runs eagerly on what a compiled step computed: its own object, its own step.
+
+The program of such a step ends with the gradients (kind ``eager`` of pass ``add-optimizer``), which
+ranks hold in parts as they hold parameters. An optimiser that works element by element runs on
+those parts: of a parameter and its gradient the smaller part is what a rank works on (ZeRO 1 where
+the gradient alone is split), and what others need of the new values goes there by channels. Any
+other sees whole tensors, the same on every rank, which then takes its own part of the result: the
+numbers are those of one process, and the memory is that of whole tensors while it runs.
+
+The optimiser's parameters stay the same objects, so that what it or a scheduler keeps of them stays
+true; on a mesh they get a rank's parts, or whole values, as data.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from irc.dialects.placement import Mesh, Placement
+from irc.errors import IrcError
+from irc.plan.weights import local_slices
+from irc.runtime.dtypes import dtype_name
+from irc.runtime.eager_kinds import is_elementwise
+from irc.runtime.moving import move
+from irc.runtime.parts import Parts
+from irc.runtime.torch_optimizer import state_name
+from irc.sharding.between import Channel, Side
+from irc.training.optimizers import GRADIENT
+from irc.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from irc.runtime.checkpoint import Checkpoint
+
+PLAIN = (bool, int, float, str, tuple, type(None))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """How an optimiser sees a parameter; no channel where that is how ranks hold it."""
+
+    placement: Placement
+    shape: tuple[int, ...]
+    fetch: Channel | None
+    gradient: Channel | None
+    give: Channel | None
+
+
+class EagerOptimizer:
+    """An optimiser of torch, or of a user's own class, over parameters of a module.
+
+    Args:
+        optimizer: whose ``step()`` is called.
+        module: what is trained.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+        self._optimizer = optimizer
+        names = {id(value): name for name, value in module.named_parameters()}
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        self._own: dict[str, torch.Tensor] = {names[id(p)]: p for p in every}
+        self._names = {id(p): name for name, p in self._own.items()}
+        self._is_elementwise = is_elementwise(optimizer)
+        self._work: dict[str, _Work] = {}
+        self._later: tuple[Checkpoint, str] | None = None
+        self._mesh, self._rank = Mesh(()), 0
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """Return the recipe of the next step, which does not depend on the optimiser's numbers.
+
+        Raises:
+            IrcError: ``option-value`` where the optimiser has other parameters than it had.
+        """
+        every = [p for group in self._optimizer.param_groups for p in group["params"]]
+        if len(every) != len(self._own) or any(id(p) not in self._names for p in every):
+            raise IrcError(
+                "option-value",
+                "the optimiser has other parameters than when the step was made",
+                help="make another step, and give it this one's state_dict()",
+            )
+        return recipe
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """Return what the groups say now: numbers, flags and names."""
+        return [
+            {key: own for key, value in group.items() if isinstance(own := _number(value), PLAIN)}
+            for group in self._optimizer.param_groups
+        ]
+
+    def bind(self, parts: Parts) -> None:
+        """Let the optimiser's parameters be what ranks hold, once they hold it; all ranks call it.
+
+        Args:
+            parts: of this rank, with its gradients.
+
+        Raises:
+            IrcError: ``option-value`` for states without values; ``checkpoint-corrupt``.
+        """
+        self._mesh, self._rank = parts.mesh, parts.rank
+        for name, parameter in self._own.items():
+            if name not in self._work and parts.holds(state_name(GRADIENT, name)):
+                self._work[name] = self._seen(parts, name)
+                self._move_states(name, parameter)
+                self._show(parts, name)
+            elif name not in self._work and parts.mesh.num_ranks > 1:
+                _become(parameter, _blank(parameter, parameter.shape))
+        self._read_later()
+
+    def step(self, parts: Parts, lr: float | None = None) -> None:
+        """Move the parameters by the gradients that ranks hold; every rank calls it.
+
+        Args:
+            parts: of this rank; its parameters get the new values.
+            lr: of this step, in the place of what the groups say.
+        """
+        for name, work in self._work.items():
+            parameter = self._own[name]
+            self._fetch(parts, name)
+            gradient = parts.local[state_name(GRADIENT, name)]
+            gradient = _through(work.gradient, self._rank, gradient)
+            parameter.grad = gradient.to(parameter.device, parameter.dtype)
+        said = [group["lr"] for group in self._optimizer.param_groups if "lr" in group]
+        try:
+            if lr is not None:
+                self._set_rates([lr] * len(said))
+            self._optimizer.step()
+        finally:
+            if lr is not None:
+                self._set_rates(said)
+        for name, work in self._work.items():
+            parameter, part = self._own[name], parts.local[name]
+            parameter.grad = None
+            if not _is_same(parameter, part):
+                part.copy_(_through(work.give, self._rank, parameter.detach()))
+                self._show(parts, name)
+
+    def restore(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Give groups what they had when a state was saved: schedulers go on from them.
+
+        Args:
+            groups: as torch's distributed checkpoints have them, ``params`` being names.
+        """
+        for own in self._optimizer.param_groups:
+            names = {self._names[id(p)] for p in own["params"]}
+            saved = next((g for g in groups if names & set(g.get("params", ()))), {})
+            for key, value in saved.items():
+                if key == "params":
+                    continue
+                if isinstance(own.get(key), torch.Tensor):
+                    own[key].fill_(float(value))
+                else:
+                    own[key] = value
+
+    def states(self) -> Parts:
+        """Return this rank's parts of the states, under irc's names; numbers are not among them.
+
+        What a checkpoint has for parts that are not taken yet is read whole.
+        """
+        self._read_later()
+        found = Parts(self._mesh, self._rank)
+        for name, key, value in self._tensors():
+            work = self._work.get(name)
+            whole = Placement.replicated(self._mesh.names)
+            placement, shape = whole, tuple(value.shape)
+            if work is not None and shape == tuple(self._own[name].shape):
+                placement, shape = work.placement, work.shape
+            found.put(state_name(key, name), value.detach(), placement, shape)
+        return found
+
+    def assembled(self, held: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state as torch's distributed checkpoints have it.
+
+        Args:
+            held: what is to be there of each of :meth:`states`, by name.
+        """
+        states: dict[str, dict[str, Any]] = {}
+        for name, parameter in self._own.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    place = state_name(key, name)
+                    value = held[place] if place in held else value.detach().clone()
+                states.setdefault(name, {})[key] = value
+        groups = [
+            {key: _number(value) for key, value in group.items() if key != "params"}
+            | {"params": [self._names[id(p)] for p in group["params"]]}
+            for group in self._optimizer.param_groups
+        ]
+        return {"state": states, "param_groups": groups}
+
+    def check(self, states: Mapping[str, Any]) -> None:
+        """Refuse states of what the optimiser does not have.
+
+        Raises:
+            IrcError: ``state-mismatch``.
+        """
+        for name in states:
+            if name not in self._own:
+                raise IrcError("state-mismatch", f"the optimiser has no parameter '{name}'")
+
+    def load(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take whole states by parameter and name; every rank calls it with the same."""
+        self._later = None
+        for name, own in states.items():
+            self._optimizer.state[self._own[name]] = {
+                key: self._part(
+                    name, value.full_tensor() if hasattr(value, "full_tensor") else value
+                )
+                for key, value in own.items()
+            }
+
+    def take(self, checkpoint: Checkpoint, prefix: str, *, is_alone: bool) -> None:
+        """Take the states of a checkpoint, at once or when this rank knows its parts.
+
+        Args:
+            checkpoint: opened by every rank.
+            prefix: how names of states begin.
+            is_alone: there is one rank, which has all parts.
+        """
+        if self._work or is_alone:
+            self._read(checkpoint, prefix)
+        else:
+            self._later = checkpoint, prefix
+
+    def _read_later(self) -> None:
+        if self._later is not None:
+            (checkpoint, prefix), self._later = self._later, None
+            self._read(checkpoint, prefix)
+
+    def _read(self, checkpoint: Checkpoint, prefix: str) -> None:
+        from irc.runtime.boxes import Box
+
+        stored = [n for n in (*checkpoint.shapes, *checkpoint.objects) if n.startswith(prefix)]
+        places = {n: n.removeprefix(prefix).rpartition(".") for n in stored}
+        places = {n: (own, key) for n, (own, _, key) in places.items() if own in self._own}
+        boxes: dict[str, Box] = {}
+        fresh: dict[str, dict[str, Any]] = {}
+        for place, (name, key) in places.items():
+            if (shape := checkpoint.shapes.get(place)) is None:
+                continue
+            where = self._slices(name, shape)
+            room = [s.stop - s.start for s in where]
+            part = torch.empty(room, dtype=checkpoint.dtypes[place])
+            boxes[place] = Box([part], [where], shape)
+            fresh.setdefault(name, {})[key] = part
+        checkpoint.read(boxes)
+        for place, value in checkpoint.values(n for n in places if n not in boxes).items():
+            name, key = places[place]
+            fresh.setdefault(name, {})[key] = value
+        for name, own in fresh.items():
+            self._optimizer.state[self._own[name]] = own
+
+    def _seen(self, parts: Parts, name: str) -> _Work:
+        """Return how the optimiser is to see a parameter."""
+        placed = parts.placements()
+        own, gradient = placed[name], placed[state_name(GRADIENT, name)]
+        shape, mesh, ranks = parts.shape(name), self._mesh, range(self._mesh.num_ranks)
+        part, slope = parts.local[name], parts.local[state_name(GRADIENT, name)]
+        chosen = Placement.replicated(mesh.names)
+        if self._is_elementwise:
+            chosen = min(own, gradient, key=lambda p: _size(p, mesh, shape))
+
+        def channel(before: Placement, after: Placement, dtype: torch.dtype) -> Channel | None:
+            if before == after or mesh.num_ranks == 1:
+                return None
+            sides = Side(before, mesh, ranks), Side(after, mesh, ranks)
+            return Channel(shape, dtype_name(dtype), *sides)
+
+        return _Work(
+            chosen,
+            shape,
+            channel(own, chosen, part.dtype),
+            channel(gradient, chosen, slope.dtype),
+            channel(chosen, own, part.dtype),
+        )
+
+    def _fetch(self, parts: Parts, name: str) -> None:
+        """Give a parameter of the optimiser its values, unless it is what this rank holds."""
+        parameter, part = self._own[name], parts.local[name]
+        if not _is_same(parameter, part):
+            _become(parameter, _through(self._work[name].fetch, self._rank, part))
+
+    def _show(self, parts: Parts, name: str) -> None:
+        """Let a parameter be this rank's part between steps, or no memory but a shape."""
+        work, parameter, part = self._work[name], self._own[name], parts.local[name]
+        if self._mesh.num_ranks > 1 and work.fetch is None:
+            _become(parameter, part)
+        elif self._mesh.num_ranks > 1:
+            where = local_slices(work.placement, self._mesh, self._rank, work.shape)
+            _become(parameter, _blank(part, [s.stop - s.start for s in where]))
+
+    def _move_states(self, name: str, parameter: torch.Tensor) -> None:
+        """Take this rank's part of states that the optimiser has already."""
+        own = self._optimizer.state.get(parameter, {})
+        for key, value in own.items():
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                raise IrcError(
+                    "option-value",
+                    f"the optimiser has made '{key}' of a parameter on the meta device",
+                    help="choose an optimiser that makes its states in its first step",
+                )
+            own[key] = self._part(name, value)
+
+    def _part(self, name: str, value: Any) -> Any:
+        """Return what this rank is to have of a whole state."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value[self._slices(name, tuple(value.shape))].clone()
+
+    def _slices(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        work = self._work.get(name)
+        if work is None or shape != work.shape:
+            return tuple(slice(0, size) for size in shape)
+        return local_slices(work.placement, self._mesh, self._rank, shape)
+
+    def _tensors(self) -> list[tuple[str, str, torch.Tensor]]:
+        """Return name of the parameter, name and value of each state that has dims."""
+        return [
+            (name, key, value)
+            for name, parameter in self._own.items()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if isinstance(value, torch.Tensor) and value.ndim
+        ]
+
+    def _set_rates(self, rates: Sequence[Any]) -> None:
+        groups = [group for group in self._optimizer.param_groups if "lr" in group]
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _through(channel: Channel | None, rank: int, own: torch.Tensor) -> torch.Tensor:
+    if channel is None:
+        return own
+    moved = move(channel, rank, own)
+    assert moved is not None  # all ranks of the mesh are on both sides
+    return moved
+
+
+def _is_same(parameter: torch.Tensor, part: torch.Tensor) -> bool:
+    is_there = not parameter.is_meta and parameter.data_ptr() == part.data_ptr()
+    return is_there and parameter.shape == part.shape
+
+
+def _become(parameter: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a parameter other data, of any shape; it stays the same object."""
+    if parameter.is_meta:
+        torch.utils.swap_tensors(parameter, nn.Parameter(value, parameter.requires_grad))
+    else:
+        parameter.data = value
+
+
+def _blank(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return a tensor of one element's memory, that says it has no values."""
+    return torch.full((), math.nan, dtype=like.dtype).expand(tuple(shape))
+
+
+def _size(placement: Placement, mesh: Mesh, shape: tuple[int, ...]) -> int:
+    """Return how many elements the first rank has, the same on every rank."""
+    return math.prod(s.stop - s.start for s in local_slices(placement, mesh, 0, shape))
+
+
+def _number(value: Any) -> Any:
+    is_number = isinstance(value, torch.Tensor) and value.ndim == 0
+    return value.item() if is_number else value
