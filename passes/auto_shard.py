@@ -27,6 +27,7 @@ from irc.search.plan_cost import plan_cost
 from irc.search.samples import check_samples
 from irc.search.write import write_placements
 from irc.sharding.mesh import parse_mesh
+from irc.simulate.choice import overlapped_s
 from irc.training.entry import globs
 
 
@@ -56,7 +57,9 @@ class AutoShardPass(ModulePass):
 
     Results of the entry are whole on each rank, a state lies as its buffer. A pass before it has
     bound the named sizes. It writes ``irc.mesh``, and unless ``report=false``, in ``irc.plan_cost``
-    the objective, the bound that proves it, and each op's runner-up.
+    the objective (``added_up_s``, and ``objective_s`` with collectives under compute, as the plan
+    will run them: `irc.simulate.choice`), the bound that proves the former, and each op's
+    runner-up.
 
     Here the columns of the first weight and the rows of the second are split, and nothing moves
     between (Megatron's pairing, arXiv:1909.08053); the sum that is left takes one all-reduce.
@@ -136,9 +139,12 @@ class AutoShardPass(ModulePass):
         found = self._search(op, cost, statements, constraints)
         graph, solution, trees = found.graph, found.solution, found.trees
         # Before the types change: it says what the search saw.
-        report = (
-            plan_cost(graph, solution, self.cluster, cost.boxing, trees) if self.report else None
-        )
+        report = None
+        if self.report:
+            overlapped = overlapped_s(graph, solution.choice, trees, within)
+            report = plan_cost(
+                graph, solution, self.cluster, cost.boxing, trees, overlapped_s=overlapped
+            )
         write_placements(op, graph, solution.choice, trees, cost.boxing)
         check_samples(op, mesh, globs(self.samples), set(constraints.arguments))
         op.attributes["irc.mesh"] = StringAttr(str(mesh))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, TypeAlias
 
@@ -17,6 +16,7 @@ from xdsl.passes import ModulePass
 from irc.dialects.builder import functions
 from irc.dialects.comm import CollectiveOp, WaitOp
 from irc.dialects.placement import Mesh
+from irc.schedule.overlap import Task, list_schedule
 
 Seconds: TypeAlias = Callable[[Operation], float]
 
@@ -26,10 +26,10 @@ class OrderPass(ModulePass):
     """Start collectives as early, and wait for them as late, as the data allows.
 
     Lower-boxing puts each wait behind its start, where nothing overlaps. This is list scheduling
-    (Graham 1969) on two machines, compute and the links of each mesh axis: whenever the compute
-    stream is free, begin every collective whose operand exists, else run the earliest op that can
-    run, else wait for the collective that ends first. Ops that are equally good keep their order,
-    so the result depends on the text alone and is the same on every rank.
+    (:mod:`irc.schedule.overlap`): whenever the compute stream is free, begin every collective whose
+    operand exists, else run the earliest op that can run, else wait for the collective that ends
+    first. Ops that are equally good keep their order, so the result depends on the text alone and
+    is the same on every rank.
 
     Before:
     ```mlir
@@ -126,76 +126,13 @@ def scheduled(block: Block, seconds: Seconds, in_flight: int) -> list[Operation]
     O(n log n) in the number of ops and uses.
     """
     ops = [op for op in block.ops if op is not block.last_op]
-    return _ListSchedule(ops, seconds, max(in_flight, 1)).run()
+    position: dict[Operation | Block, int] = {op: i for i, op in enumerate(ops)}
 
-
-@dataclass
-class _ListSchedule:
-    ops: list[Operation]
-    seconds: Seconds
-    in_flight: int
-    clock: float = 0.0
-    order: list[Operation] = field(default_factory=list[Operation])
-    starts: list[int] = field(default_factory=list[int])
-    computes: list[int] = field(default_factory=list[int])
-    waits: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    link_free: dict[str, float] = field(default_factory=dict[str, float])
-
-    def __post_init__(self) -> None:
-        # A wait stands where its first reader stood: there it matters.
-        self.position = {op: i for i, op in enumerate(self.ops)}
-        self.ends: dict[Operation, float] = {}
-        self.missing = {
-            op: len({v.owner for v in op.operands if v.owner in self.position}) for op in self.ops
-        }
-        for op in self.ops:
-            if not self.missing[op]:
-                self._ready(op)
-
-    def run(self) -> list[Operation]:
-        while len(self.order) < len(self.ops):
-            if self.starts and len(self.waits) < self.in_flight:
-                self._issue(self.ops[heapq.heappop(self.starts)])
-            elif self.waits and self.waits[0][0] <= self.clock:
-                self._wait()
-            elif self.computes:
-                self._issue(self.ops[heapq.heappop(self.computes)])
-            else:
-                self._wait()
-        return self.order
-
-    def _ready(self, op: Operation) -> None:
+    def task(op: Operation) -> Task:
+        before = dict.fromkeys(v.owner for v in op.operands if v.owner in position)
+        after = tuple(position[owner] for owner in before)
         if isinstance(op, WaitOp):
-            pending = op.inputs[0].owner
-            end = self.ends[pending] if isinstance(pending, Operation) else 0.0
-            heapq.heappush(self.waits, (end, self._first_reader(op)))
-        else:
-            queue = self.starts if isinstance(op, CollectiveOp) else self.computes
-            heapq.heappush(queue, self.position[op])
+            return Task(after, waits_for=position.get(op.inputs[0].owner, -1))
+        return Task(after, seconds(op), op.axis.data if isinstance(op, CollectiveOp) else None)
 
-    def _first_reader(self, op: WaitOp) -> int:
-        own = self.position[op]
-        readers = [self.position.get(use.operation, len(self.ops)) for use in op.outputs[0].uses]
-        # Positions are distinct and a wait comes first in its own text: both order it totally.
-        return min(readers, default=len(self.ops)) * (len(self.ops) + 1) + own
-
-    def _wait(self) -> None:
-        end, key = heapq.heappop(self.waits)
-        # A collective of unknown length (inf) ends when it is waited for: time goes on from here.
-        self.clock = max(self.clock, end) if end < inf else self.clock
-        self._issue(self.ops[key % (len(self.ops) + 1)])
-
-    def _issue(self, op: Operation) -> None:
-        self.order.append(op)
-        cost = self.seconds(op)
-        if isinstance(op, CollectiveOp):
-            axis = op.axis.data
-            begin = max(self.clock, self.link_free.get(axis, 0.0))
-            self.ends[op] = self.link_free[axis] = begin + cost
-        elif not isinstance(op, WaitOp):
-            self.clock += cost
-        for reader in dict.fromkeys(use.operation for r in op.results for use in r.uses):
-            if reader in self.missing:
-                self.missing[reader] -= 1
-                if not self.missing[reader]:
-                    self._ready(reader)
+    return [ops[i] for i in list_schedule([task(op) for op in ops], in_flight)]

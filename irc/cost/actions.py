@@ -30,6 +30,7 @@ from irc.dialects.task import (
     KernelOp,
     KernelPointwiseOp,
     LaunchOp,
+    LoadOp,
     ValueType,
     ViewOp,
 )
@@ -101,8 +102,7 @@ class ActionCost:
         return roofline_s(device, flops=operations, num_bytes=num_bytes, dtype=dtype)
 
     def _kernel_s(self, kernel: KernelOp) -> float:
-        buffers = [a.type for a in kernel.args if isinstance(a.type, BufferType)]
-        num_bytes = sum(b.num_elements * ITEM_BYTES[b.dtype] for b in buffers)
+        num_bytes = sum(map(_touched_bytes, kernel.args))
         device, work = self._model.cluster.device, kernel_flops(kernel)
         # Each at the peak of its dtype, as so much arithmetic of one of them.
         seconds = sum(count / device.flops(dtype) for dtype, count in work.items())
@@ -120,6 +120,25 @@ class ActionCost:
             return self._roofline_s(flops(op), bytes_moved(op), computed_in(op))
         except (RuleError, KeyError):
             return None
+
+
+def _touched_bytes(argument: SSAValue) -> int:
+    """Return the bytes of a kernel's argument that move: of a table, at most what is looked up."""
+    kind = argument.type
+    if not isinstance(kind, BufferType):
+        return 0
+    loads = [use.operation for use in argument.uses]
+    most = kind.num_elements
+    if loads and all(isinstance(op, LoadOp) and op.index_strides is not None for op in loads):
+        most = min(most, sum(map(_times, loads)))
+    return most * ITEM_BYTES[kind.dtype]
+
+
+def _times(load: Operation) -> int:
+    """Return how many elements a load reads, each once in the dims that it depends on."""
+    assert isinstance(load, LoadOp)
+    extents = load.kernel.space_extents
+    return prod(extents if load.value.is_full else extents[: load.kernel.num_parallel])
 
 
 def kernel_flops(kernel: KernelOp) -> dict[str, int]:

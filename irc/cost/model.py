@@ -86,6 +86,20 @@ class ClusterCost:
             return first
         return first + (ranks - 2) * (self._program_seconds(op, signature, steps=3) - first)
 
+    def parts(
+        self, op: FlowOp, signature: NdSignature, traffic: Traffic | None = None
+    ) -> tuple[float, float] | None:
+        """Return the seconds of an op's arithmetic and of its bytes, of which one hides the other.
+
+        None where it is a view, or a program of several kernels.
+        """
+        if op.name in VIEWS or not set(signature.strategy) <= {RULE}:
+            return None
+        device = self.cluster.device
+        num_bytes = local_bytes(op, signature, self.mesh, traffic)
+        flops_s = local_flops(op, signature, self.mesh) / device.flops(computed_in(op))
+        return flops_s, num_bytes / device.bytes_per_s
+
     def _program_seconds(self, op: FlowOp, signature: NdSignature, steps: int = 0) -> float:
         program: list[FlowOp] = []
         inputs = Block(

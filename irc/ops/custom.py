@@ -233,9 +233,17 @@ def declaration(target: str) -> Declaration | None:
 @cache
 def _builtin() -> Mapping[str, Declaration]:
     # Its formulas are written with the classes above.
-    from irc.ops import along_dim, attention_ops, experts, grouped, linear_loss, resampling
+    from irc.ops import (
+        along_dim,
+        attention_ops,
+        experts,
+        grouped,
+        linear_loss,
+        resampling,
+        window_work,
+    )
 
-    own = (experts, grouped, attention_ops, resampling, along_dim, linear_loss)
+    own = (experts, grouped, attention_ops, resampling, along_dim, linear_loss, window_work)
     return {found.target: found for module in own for found in module.DECLARATIONS}
 
 

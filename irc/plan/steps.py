@@ -15,7 +15,7 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, entry, results
-from irc.dialects.comm import CollectiveOp, LocalChunkOp, RankIndexOp, WaitOp
+from irc.dialects.comm import CollectiveOp, RankIndexOp, WaitOp
 from irc.dialects.flow import FlowOp, id_of, loc_of, result_id
 from irc.dialects.placement import Placement
 from irc.dialects.task import BufferType, CopyOp, KernelOp, LaunchOp, ViewOp
@@ -275,8 +275,8 @@ class _Writer:
             _without_placements(op.plain),
             id_of(op),
             loc_of(op),
-            # Positions on the mesh cost nothing; the cost model knows flow ops only.
-            None if isinstance(op, RankIndexOp | LocalChunkOp) else self._seconds(op),
+            # A position on the mesh is a number that is known.
+            None if isinstance(op, RankIndexOp) else self._seconds(op),
         )
         self._step(op, step)
 

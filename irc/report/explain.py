@@ -87,7 +87,7 @@ def _heading(found: Explanation) -> str:
     if found.search:
         if "peak_at" in found.search:
             rows.append(("peak", _peak(found.search)))
-        rows.append(("search", _search(found.search)))
+        rows.append(("search", _search(found.search, found.time.total_s)))
     if len(found.mesh) > 1:
         rows.append(("notation", f"a placement says ({', '.join(found.mesh)})"))
     return "\n".join(pairs(rows))
@@ -120,13 +120,24 @@ def _peak(search: dict[str, Any]) -> str:
     return f"{size(search['bytes_held'])}{bound} at {search['peak_at']}, before fusion: {held}"
 
 
-def _search(search: dict[str, Any]) -> str:
+def _search(search: dict[str, Any], predicted_s: float | None) -> str:
     gap = float(search.get("gap", 0.0))
     proof = "proven optimal" if gap <= 1e-6 else f"at most {gap:.2%} above the optimum"
+    objective = search.get("objective_s")
+    added_up = search.get("added_up_s", objective)
+    apart = f" ({_apart(objective / predicted_s - 1)})" if objective and predicted_s else ""
     return (
-        f"objective {seconds(search.get('objective_s'))} before fusion, {proof}"
+        f"objective {seconds(objective)}{apart}; compute and communication added up "
+        f"{seconds(added_up)} before fusion, {proof}"
         f" ({search.get('columns', 0):,} columns, {counted(search.get('nodes', 0), 'node')})"
     )
+
+
+def _apart(part: float) -> str:
+    """Say how far the search's objective is from what is predicted."""
+    if abs(part) < 5e-4:
+        return "as predicted"
+    return f"{abs(part):.1%} {'above' if part > 0 else 'below'} what is predicted"
 
 
 def _arguments(found: Explanation) -> list[str]:

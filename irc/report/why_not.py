@@ -104,7 +104,7 @@ def write(found: WhyNot) -> str:
         return f"{found.question}\n  it is so already"
     rows = [
         ("costs", _costs(found.chosen, found.pinned, more)),
-        ("", "by the search's prices, before fusion"),
+        ("", "by the search's prices: compute and communication added up, before fusion"),
     ]
     held = found.pinned.bytes_held - found.chosen.bytes_held
     if held:
@@ -163,7 +163,7 @@ def _cost(module: ModuleOp) -> Cost:
     assert isinstance(attr, StringAttr)
     found = json.loads(attr.data)
     compute = sum(float(row["seconds"]) * int(row["count"]) for row in found["ops"])
-    return Cost(float(found["objective_s"]), compute, _bytes_held(module))
+    return Cost(float(found["added_up_s"]), compute, _bytes_held(module))
 
 
 def _bytes_held(module: ModuleOp) -> int:

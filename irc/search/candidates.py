@@ -4,7 +4,8 @@ A search that prices every pointwise op as a kernel of its own sees several time
 move, and takes its plan from them. Groups form here on whole tensors, by the same judge that pass
 ``fuse`` asks later on what a rank holds (`irc.kernels.fusion.groups`); an op then pays for what
 crosses the edge of its group, and one op of each group for the launch. Where a plan parts a group
-by a boxing in its midst, the value is written and read after all: that is not priced.
+by a boxing in its midst, the value is written and read after all: the search does not price that,
+and the prediction of what it chose does (`irc.simulate.chosen_kernels`).
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ def _traffic(
             if root in read or root.owner in inside:
                 reads.append(0.0)
             else:
-                reads.append(_part(value, root))
+                reads.append(part_read(value, root))
                 read.add(root)
         writes = tuple(float(value in written) for value in op.outputs)
         yield op, Traffic(tuple(reads), writes, launches)
         launches = False
 
 
-def _part(value: SSAValue, root: SSAValue) -> float:
+def part_read(value: SSAValue, root: SSAValue) -> float:
     """Return how much of an operand's bytes are read from what it is a view of."""
     owner = value.owner
     if value is root or not (isinstance(owner, Operation) and owner.name in SHAPE_OPS):

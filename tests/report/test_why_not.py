@@ -27,7 +27,7 @@ def test_an_op_that_is_pinned_costs_what_the_search_says(plans: dict[str, Path])
     assert found.chosen is not None
     assert found.pinned is not None
     assert found.changes is not None
-    assert found.chosen.total_s == Evidence.of(plans["free"]).search["objective_s"]
+    assert found.chosen.total_s == Evidence.of(plans["free"]).search["added_up_s"]
     assert found.pinned.total_s > found.chosen.total_s
     assert found.pinned.bytes_held < found.chosen.bytes_held
     assert "block_0/b0n0" in {name for t in found.changes.ops for name in t.names}

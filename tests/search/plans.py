@@ -36,7 +36,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        return self.report["objective_s"]
+        return self.report["added_up_s"]
 
     def ops(self, name: str, **attrs: Any) -> list[FlowOp]:
         found = [op for op in self.module.walk() if isinstance(op, FlowOp) and op.name == name]
