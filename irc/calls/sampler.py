@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
@@ -111,20 +112,41 @@ class DataSampler(Sampler[int]):
         """Go on where a run was; the next round gives what is left of the epoch.
 
         Raises:
-            IrcError: ``state-mismatch`` for one of another data set.
+            IrcError: ``state-mismatch`` for one of another data set, and for numbers that no
+                sampler saves; nothing is changed then.
         """
         lacking = [key for key in KEYS if key not in state]
-        if lacking or int(state["size"]) != self._size:
+        if lacking or state["size"] != self._size:
             what = f"lacks '{lacking[0]}'" if lacking else f"is of {state['size']} samples"
             raise IrcError(
                 "state-mismatch",
                 f"the state of a sampler {what}; the data set has {self._size}",
                 help="give the sampler that was saved the same data set",
             )
+        for key in KEYS:
+            if not self._is_saved(key, state[key]):
+                raise IrcError(
+                    "state-mismatch",
+                    f"the state of a sampler has {key}={state[key]!r}",
+                    because=f"the position is from 0 to the {self._size} samples of the data set"
+                    if key == "position"
+                    else (),
+                    help="give what state_dict() of a sampler returned",
+                )
         self.epoch, self._start = int(state["epoch"]), int(state["position"])
         self._seed, self._shuffle = int(state["seed"]), bool(state["shuffle"])
         self._given, self._is_over = 0, False
         self._trained_before = self._trained()
+
+    def _is_saved(self, key: str, value: Any) -> bool:
+        """Return whether a sampler may have saved a number; one of another size is told apart."""
+        try:
+            number = operator.index(value)
+        except TypeError:
+            return False
+        most = {"seed": MOST - 1, "shuffle": 1, "position": self._size}.get(key)
+        least = 1 - MOST if key == "seed" else 0
+        return least <= number and (most is None or number <= most)
 
     def _own(self, order: list[int]) -> Iterator[int]:
         """Give this rank's samples of an order."""

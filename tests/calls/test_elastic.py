@@ -170,6 +170,20 @@ def test_what_is_no_mesh_is_refused(mesh: Any, code: str) -> None:
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("position", -1), ("position", 51), ("epoch", -1), ("seed", 2**63), ("shuffle", "no"),
+     ("position", 2.5), ("position", None)],
+)  # fmt: skip
+def test_a_state_that_no_sampler_saves_is_refused(key: str, value: object) -> None:
+    sampler = irc.data_sampler(step_of(), 50, seed=4)
+    before = sampler.state_dict()
+    with pytest.raises(IrcError, match=f"{key}=") as caught:
+        sampler.load_state_dict({**before, key: value})
+    assert caught.value.code == "state-mismatch"
+    assert sampler.state_dict() == before
+
+
 def test_batches_that_ranks_do_not_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "5")
     step = step_of(batch="local")
