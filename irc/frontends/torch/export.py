@@ -24,9 +24,10 @@ from irc.frontends.torch.fresh_writes import renew, resized_in_order
 from irc.frontends.torch.locations import location, user_frames
 from irc.frontends.torch.own_containers import own_containers
 from irc.frontends.torch.own_thread import own_thread
-from irc.frontends.torch.repeat import expand, stubbed
+from irc.frontends.torch.repeat import expand, is_mark, stubbed
 from irc.frontends.torch.strided_writes import copy_into_strided
 from irc.frontends.torch.table import row_of
+from irc.frontends.torch.wrapped import inline, mark_autocast
 
 NEEDS_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
 """Ops that move their running statistics, though their schema does not say so."""
@@ -96,12 +97,16 @@ def export(
                 " apart, or write them out",
             )
         look(program)
+        if repeated:
+            inline(program.graph_module, is_mark)
         settle(program.graph_module)
         renew(program.graph)
         copy_into_strided(program.graph)
         if repeated:
             expand(program, module)
         if all(is_plain(node.target, node.args) for node in _calls(program.graph_module)):
+            if torch.is_autocast_enabled("cpu"):
+                mark_autocast(program.graph)  # no function, since it was on before
             return program
         if repeated:
             program = _exported(module, args, kwargs, dynamic_shapes)

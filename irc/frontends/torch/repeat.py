@@ -243,6 +243,11 @@ def _watching(cls: type, names: list[str], read: set[str]) -> type:
     return type(cls.__name__, (cls,), {**same, **{name: watch(name) for name in names}})
 
 
+def is_mark(node: Node) -> bool:
+    """Return whether a node is a mark around a layer, or stands for one."""
+    return node.target in (_OPS.enter.default, _OPS.leave.default, _OPS.layer.default)
+
+
 def expand(program: ExportedProgram, module: nn.Module) -> None:
     """Replace stubs by copies of the traced layer, and drop the marks."""
     _Expansion(program, module).run()

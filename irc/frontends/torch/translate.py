@@ -26,13 +26,11 @@ from irc.frontends.torch.locations import location
 from irc.frontends.torch.lowering import Declined, Lowering, is_for
 from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.frontends.torch.table import row_of
+from irc.frontends.torch.wrapped import AUTOCAST, WRAPPERS, is_autocast
 from irc.ops.custom import declaration
 from irc.ops.infer import ShapeError
 from irc.runtime import effects
 from irc.runtime.dtypes import dtype_name, dtype_names
-
-WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
-"""Higher-order ops that run a graph as it is, and how many arguments stand before the graph."""
 
 CHECKS = ("_assert", "sym_constrain_range")
 
@@ -173,7 +171,8 @@ class Scope:
             row = None
         if any(isinstance(arg, complex) for arg in (*args, *kwargs.values())):
             row = None  # literals are real
-        if row is not None and not self.autocast and refuses(target, node.args, node.kwargs):
+        autocast = self._is_cast(node)
+        if row is not None and not autocast and refuses(target, node.args, node.kwargs):
             row = None
         if row is not None and all(
             fake is None or isinstance(fake, torch.Tensor) for fake in fakes
@@ -188,7 +187,7 @@ class Scope:
                 # Rows need not think of tensors without elements.
                 return [self.b.constant([0], kind.shape, kind.dtype) for kind in types]
             try:
-                lowering = Lowering(self.b, types, read, self.shared.random, autocast=self.autocast)
+                lowering = Lowering(self.b, types, read, self.shared.random, autocast=autocast)
                 found = row(lowering, *args, **kwargs)
             except (Declined, NumberError):
                 pass
@@ -205,6 +204,9 @@ class Scope:
         if not memory_views.is_alone(node, target):
             raise IrcError("op-unsupported", "it depends on how its operand lies in memory")
         return self._extern(target, args, kwargs, fakes)
+
+    def _is_cast(self, node: Node) -> bool:
+        return self.autocast or bool(node.meta.get(AUTOCAST))
 
     def _dtypes(self, args: Any, kwargs: Any, fakes: list[Any]) -> set[str]:
         """Return the element types of a call's operands and results that irc has names of."""
@@ -287,7 +289,7 @@ class Scope:
         body, *operands = node.args[WRAPPERS[name] :]
         assert isinstance(body, Node)
         graph_module = getattr(self.module, str(body.target))
-        enabled = bool(node.args[2]) if name == "wrap_with_autocast" else self.autocast
+        enabled = is_autocast(node, self._is_cast(node))
         inner = Scope(self.shared, self.b, graph_module, autocast=enabled)
         placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         for placeholder, operand in zip(placeholders, operands, strict=True):

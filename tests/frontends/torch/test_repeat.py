@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from irc.dialects.text import dump
 from irc.frontends.torch import export, repeat
 from irc.frontends.torch.capture import Captured, capture
+from irc.interpret.flow import run_function
 from tests.models import cnn, gpt, hugging_face
 
 X = torch.randn(3, 5)
@@ -113,6 +114,32 @@ def test_the_graph_is_that_of_plain_tracing(
     assert len(traced) == count
     monkeypatch.setattr(export, "stubbed", without_stubs)
     assert dump(capture(model, args, kwargs).program.module) == stubbed
+
+
+class Cast(Stack):
+    """Layers that autocast is on around, and off again around one of them."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        """Apply them all."""
+        with torch.autocast("cpu", torch.bfloat16):
+            x = super().forward(x, scale)
+            with torch.autocast("cpu", enabled=False):
+                return self.layers[0](x, scale)[0]
+
+
+def test_layers_under_autocast(traced: list[str], check: Callable[..., Captured]) -> None:
+    """Their copies have their own parameters; the casts do not depend on where the program runs."""
+    check(Cast(), X, X[:, :1], tolerance=2e-2)
+    assert len(traced) == 3  # one is given a flag, one has no casts
+    model = Stack()
+    with torch.autocast("cpu", torch.bfloat16):
+        captured = capture(model, (X, X[:, :1]))
+        wanted = model(X, X[:, :1])
+    assert not captured.externs
+    program = captured.program
+    inputs = dict(zip(program.input_names, (X, X[:, :1]), strict=True))
+    (found,) = run_function(program.module, program.bind(inputs))
+    torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
 
 
 def test_stubs_leave_no_trace_on_the_module(check: Callable[..., Captured]) -> None:
