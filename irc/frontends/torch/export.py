@@ -1,5 +1,6 @@
 """torch.export, and what of it irc needs: a functional graph in ops that the table knows."""
 
+# pyright: basic
 from __future__ import annotations
 
 import inspect
@@ -154,7 +155,7 @@ def settle(module: GraphModule) -> None:
     for node in list(_calls(module)):
         off = node.target is torch.ops.aten.dropout.default and node.args[2] is False
         if off or node.target is torch.ops.aten.detach_.default:
-            node.replace_all_uses_with(node.args[0])
+            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]  # it is a tensor's node
             node.graph.erase_node(node)
 
 
@@ -176,7 +177,7 @@ def _decomposes(target: torch._ops.OpOverload) -> bool:
     name = target._schema.name
     if not name.startswith("aten::") or name.startswith("aten::_assert"):
         return False
-    return target._can_decompose() or target in torch._decomp.core_aten_decompositions()
+    return target._can_decompose() or target in torch._decomp.core_aten_decompositions()  # type: ignore[attr-defined]  # not in stubs
 
 
 LOOKING = frozenset({torch.ops.aten.binary_cross_entropy.default})

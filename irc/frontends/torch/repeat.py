@@ -7,6 +7,7 @@ parameters. The graph is then the one that plain tracing gives. A layer is trace
 something is unusual: an attribute that differs and is read, objects among its arguments, hooks.
 """
 
+# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

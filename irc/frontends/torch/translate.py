@@ -1,5 +1,6 @@
 """Torch's functional graph to flow, node by node through the table."""
 
+# pyright: basic
 from __future__ import annotations
 
 import operator
@@ -318,7 +319,7 @@ class Scope:
 
 def _read(node: Node, count: int) -> Sequence[bool]:
     # An item that nobody uses is taken by unpacking alone.
-    items = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
+    items = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}  # type: ignore[misc]  # a position
     whole = any(user.target is not operator.getitem for user in node.users)
     return [whole or index in items for index in range(count)]
 
