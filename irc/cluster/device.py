@@ -24,6 +24,10 @@ class Device:
             or its memory is the host's.
         disk_bytes_per_s: to and from a disk of its node while all devices of the node do that (of a
             host: what its ranks share); 0: not known.
+        units: multiprocessors that the tiles of a product are handed to; 0: not known, and products
+            of all shapes are taken to reach the peak.
+        attention, attention_backward: parts of the peak that attention reaches, its exponentials
+            counted; they count where ``units`` are known.
         interference: how much what runs at a time slows each other down; without rows, not at all.
             Of a host that is not known: its ranks share the cores.
     """
@@ -37,6 +41,9 @@ class Device:
     host_bytes_per_s: float = 0.0
     disk_bytes_per_s: float = 0.0
     interference: Interference = NO_INTERFERENCE
+    units: int = 0
+    attention: float = 1.0
+    attention_backward: float = 1.0
 
     def flops(self, dtype: str) -> float:
         """Return the peak for a dtype; one that is not listed computes as float32.
@@ -102,4 +109,7 @@ def slowest(devices: Sequence[Device]) -> Device:
         min(device.host_bytes_per_s for device in devices),
         min(device.disk_bytes_per_s for device in devices),
         slowest_of([device.interference for device in devices]),
+        min(device.units for device in devices),
+        min(device.attention for device in devices),
+        min(device.attention_backward for device in devices),
     )

@@ -15,6 +15,8 @@ A complete file, in which every key that is commented out is optional:
     # cores = 2             # ranks are processes that share a host: its cores
     # host_gb_per_s = 25    # to and from pinned memory of the host: prices offload="host"
     # disk_gb_per_s = 3     # of a disk, while all devices of a node use theirs: offload="disk"
+    # units = 84            # multiprocessors: products are priced in tiles that these share
+    # attention = { forward = 0.9, backward = 0.7 }  # with units: parts of the peak it reaches
     # interference = [      # what runs at a time: how many times as long each takes as alone
     #     { compute = 1.1, link = 1.3 },         # kinds: compute, link, nic, d2h, h2d
     # ]
@@ -72,11 +74,12 @@ from typing import Any, cast
 from irc.cluster.cache import CALIBRATED, cache_root, read_text
 from irc.cluster.device import Device, slowest
 from irc.cluster.fields import Fields, invalid
+from irc.cluster.gpus import GB
 from irc.cluster.graph import Edge, Graph, Node
 from irc.cluster.host import memory_bytes, num_cores
 from irc.cluster.interference import Interference
 from irc.cluster.links import COLLECTIVES, Collective, Fit, Link, Protocol
-from irc.cluster.presets import GB, KINDS, PRESETS, node_cluster
+from irc.cluster.presets import KINDS, PRESETS, node_cluster
 from irc.cluster.topology import Cluster
 from irc.errors import IrcError, did_you_mean
 
@@ -88,6 +91,7 @@ TEXTS = re.compile(
 )
 """Strings and comments, in which a dot divides nothing."""
 MAX_DEVICES = 1 << 24
+MAX_UNITS = 1 << 16
 MAX_WIRED = 4096
 """Devices of a graph, where every path is looked up."""
 
@@ -180,12 +184,13 @@ def _cluster(top: Fields, stem: str) -> Cluster:
 def _kind(table: Fields) -> tuple[Device, int]:
     table.only(
         *("name", "peak_tflops", "memory_gb", "memory_gb_per_s", "launch_us", "cores", "count"),
-        *("host_gb_per_s", "disk_gb_per_s", "interference"),
+        *("host_gb_per_s", "disk_gb_per_s", "interference", "units", "attention"),
     )
     tflops = Fields(table.table("peak_tflops"), "peak_tflops.")
     peaks = {dtype: tflops.number(dtype) * 1e12 for dtype in tflops}
     if "f32" not in peaks:
         raise ValueError("key 'peak_tflops.f32' is missing")
+    attention = _attention(table)
     device = Device(
         table.text("name"),
         peaks,
@@ -196,8 +201,21 @@ def _kind(table: Fields) -> tuple[Device, int]:
         table.number("host_gb_per_s", 0.0) * GB,
         table.number("disk_gb_per_s", 0.0) * GB,
         _interference(table),
+        table.whole("units", 0, MAX_UNITS),
+        *attention,
     )
     return device, table.whole("count", 0, MAX_DEVICES)
+
+
+def _attention(device: Fields) -> tuple[float, float]:
+    parts = Fields(device.table("attention", {}), "device.attention.")
+    parts.only("forward", "backward")
+    if "attention" in device and "units" not in device:
+        raise ValueError("key 'device.units' is missing; without it attention reaches the peak")
+    for key in parts:
+        if (part := parts.number(key)) > 1:
+            raise ValueError(f"device.attention.{key} is {part}; it is a part of the peak")
+    return parts.number("forward", 1.0), parts.number("backward", 1.0)
 
 
 def _interference(device: Fields) -> Interference:

@@ -1,10 +1,8 @@
 """Clusters by name, with the source of each number.
 
-Peaks are vendors' figures for dense arithmetic times what good kernels reach of them: 0.7 of peak
-FLOP/s and of bandwidth (the factor that AutoParallel uses, `cost_models/compute_estimation.py`).
-TF32 is off unless asked, so float32 is the plain rate. Link speeds are what collectives reach of
-them on large messages; latencies are those of NCCL's own model. Each was held against published
-curves: tests/cost/test_published.py.
+The GPUs stand in `irc.cluster.gpus`. Link speeds are what collectives reach of them on large
+messages; latencies are those of NCCL's own model. Each was held against published curves:
+tests/cost/test_published.py.
 """
 
 from __future__ import annotations
@@ -13,102 +11,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from irc.cluster import interference_tables as tables
 from irc.cluster.device import Device
-from irc.cluster.interference import NO_INTERFERENCE, Interference
+from irc.cluster.gpus import (
+    A100,
+    A100_40,
+    B200,
+    GB,
+    H100,
+    H200,
+    L4,
+    MI250X,
+    MI300X,
+    PORT_REACHED,
+    V100,
+)
 from irc.cluster.links import Link, Protocol
 from irc.cluster.topology import Cluster
 
-REACHED = 0.7
-PORT_REACHED = 0.8  # of a port between nodes, or to the host: pinned copies over PCIe 4, 25 GB/s
-GPU_LAUNCH_S = 7e-6  # AutoParallel's floor for one kernel
-GB = 10**9
 MAX_NODES = 1 << 16
-# One way, x16. Between the host and a die of an MI250X go 36 GB/s (Frontier User Guide).
-PCIE_4, PCIE_5, HOST_FABRIC = 32, 64, 36
-# Copies of all GPUs of a node at a time, where several share a port: 6.2 GB/s each on nodes of
-# eight A100 40GB or V100, 4.4 of eight L4 (Mist's profiles).
-SHARED_PCIE_3, L4_PCIE = 6.2 / PORT_REACHED, 4.4 / PORT_REACHED
-# What is written: a drive of PCIe 4 (Samsung PM9A3 data sheet, 3.84 TB: 4.1 GB/s), as a DGX A100
-# 640GB or DGX H100 has for each GPU. A node of Frontier has two of 2 GB/s for its eight dies.
-U2_DISK, FRONTIER_DISK = 4.1, 0.5
-
-
-def _gpu(
-    name: str,
-    *,
-    tensor_tflops: float,
-    f32_tflops: float,
-    f64_tflops: float,
-    tb_per_s: float,
-    gb: int,
-    host_gb_per_s: float,
-    disk_gb_per_s: float = U2_DISK,
-    has_bf16: bool = True,
-    interference: Interference = NO_INTERFERENCE,
-) -> Device:
-    bf16_tflops = tensor_tflops if has_bf16 else f32_tflops
-    peaks = {"bf16": bf16_tflops, "f16": tensor_tflops, "f32": f32_tflops, "f64": f64_tflops}
-    return Device(
-        name,
-        {dtype: tflops * 1e12 * REACHED for dtype, tflops in peaks.items()},
-        tb_per_s * 1e12 * REACHED,
-        gb * GB,
-        GPU_LAUNCH_S,
-        host_bytes_per_s=host_gb_per_s * GB * PORT_REACHED,
-        disk_bytes_per_s=disk_gb_per_s * GB * REACHED,
-        interference=interference,
-    )
-
-
-# NVIDIA A100 80GB SXM data sheet: 312 TF bf16, 19.5 TF f32 and f64 (tensor core), 2039 GB/s.
-A100 = _gpu(
-    "A100-80GB-SXM", tensor_tflops=312, f32_tflops=19.5, f64_tflops=19.5, tb_per_s=2.039, gb=80,
-    host_gb_per_s=PCIE_4, interference=tables.A100,
-)  # fmt: skip
-# NVIDIA A100 40GB SXM data sheet: the same at 1555 GB/s.
-A100_40 = _gpu(
-    "A100-40GB-SXM", tensor_tflops=312, f32_tflops=19.5, f64_tflops=19.5, tb_per_s=1.555, gb=40,
-    host_gb_per_s=SHARED_PCIE_3, interference=tables.A100,
-)  # fmt: skip
-# NVIDIA V100 SXM2 data sheet: 125 TF f16, no bf16, 15.7 TF f32, 7.8 TF f64, 900 GB/s.
-V100 = _gpu(
-    "V100-32GB-SXM2", tensor_tflops=125, f32_tflops=15.7, f64_tflops=7.8, tb_per_s=0.9, gb=32,
-    host_gb_per_s=SHARED_PCIE_3, has_bf16=False, interference=tables.V100,
-)  # fmt: skip
-# NVIDIA L4 data sheet: 121 TF bf16 dense, 30.3 TF f32, a 64th of it f64, 300 GB/s. At 72 W large
-# products reach 58 TF (Mist's profile).
-L4 = _gpu(
-    "L4-24GB", tensor_tflops=58 / REACHED, f32_tflops=30.3, f64_tflops=0.47, tb_per_s=0.3, gb=24,
-    host_gb_per_s=L4_PCIE, interference=tables.L4,
-)  # fmt: skip
-# NVIDIA H100 SXM data sheet: 989 TF bf16 dense, 67 TF f32 and f64 (tensor core), 3.35 TB/s.
-H100 = _gpu(
-    "H100-80GB-SXM", tensor_tflops=989, f32_tflops=67, f64_tflops=67, tb_per_s=3.35, gb=80,
-    host_gb_per_s=PCIE_5,
-)  # fmt: skip
-# NVIDIA H200 SXM data sheet: an H100 with 141 GB at 4.8 TB/s.
-H200 = _gpu(
-    "H200-141GB-SXM", tensor_tflops=989, f32_tflops=67, f64_tflops=67, tb_per_s=4.8, gb=141,
-    host_gb_per_s=PCIE_5,
-)  # fmt: skip
-# NVIDIA HGX B200 data sheet, an eighth of it: 2250 TF bf16 dense, 75 TF f32 and 37 TF f64, 180 GB
-# at 7.7 TB/s.
-B200 = _gpu(
-    "B200-180GB", tensor_tflops=2250, f32_tflops=75, f64_tflops=37, tb_per_s=7.7, gb=180,
-    host_gb_per_s=PCIE_5,
-)  # fmt: skip
-# AMD MI250X data sheet, halved: each of its two dies is a device. 383 TF bf16, 47.9 TF f32 and f64
-# (vector), 3.2 TB/s, 128 GB.
-MI250X = _gpu(
-    "MI250X-GCD", tensor_tflops=191.5, f32_tflops=23.95, f64_tflops=23.95, tb_per_s=1.6, gb=64,
-    host_gb_per_s=HOST_FABRIC, disk_gb_per_s=FRONTIER_DISK,
-)  # fmt: skip
-# AMD MI300X data sheet: 1307 TF bf16 dense, 163.4 TF f32 and f64 (matrix), 5.3 TB/s, 192 GB.
-MI300X = _gpu(
-    "MI300X", tensor_tflops=1307, f32_tflops=163.4, f64_tflops=163.4, tb_per_s=5.3, gb=192,
-    host_gb_per_s=PCIE_5,
-)  # fmt: skip
 
 # NCCL's protocols: LL sends a flag with every word, LL128 with every 120 bytes, Simple none. Over
 # NVLink 4 they were fitted to the curves of APEX+ (microsoft/apex_plus, profile/comm/H100-SXM-80GB

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 
 from irc.cluster.device import Device
+from irc.cluster.gpus import GB
 from irc.cluster.interference import Interference
 from irc.cluster.links import Fit, Link, Protocol
-from irc.cluster.presets import GB
 from irc.cluster.topology import Cluster
 
 
@@ -51,6 +51,11 @@ def _device(device: Device) -> Iterator[str]:
         yield f"cores = {device.cores}"
     moves = {"host_gb_per_s": device.host_bytes_per_s, "disk_gb_per_s": device.disk_bytes_per_s}
     yield from (f"{key} = {_number(speed / GB)}" for key, speed in moves.items() if speed)
+    if device.units:
+        parts = device.attention, device.attention_backward
+        forward, backward = map(_number, parts)
+        yield f"units = {device.units}"
+        yield f"attention = {{ forward = {forward}, backward = {backward} }}"
     yield from interference_toml(device.interference)
 
 
@@ -147,6 +152,11 @@ def _shown(device: Device) -> Iterator[str]:
     )
     each = " a core" if device.cores else ""
     yield f"    computes   {peaks}{each}"
+    if device.units:
+        yield (
+            f"    kernels    {device.units} units share the tiles of products; attention reaches"
+            f" {device.attention:.0%} of that forward, {device.attention_backward:.0%} backward"
+        )
     yield (
         f"    memory     {device.memory_bytes / GB:.4g} GB at {device.bytes_per_s / GB:.4g} GB/s,"
         f" a kernel takes {device.launch_s * 1e6:.3g} us at least"

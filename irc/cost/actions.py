@@ -8,7 +8,9 @@ from math import ceil, log2, prod
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
+from irc.cluster.device import Device
 from irc.cluster.load import THIS_HOST, find_cluster
+from irc.cost.kernels import op_work, shape_work
 from irc.cost.measured import Times, Typed, kernel_key, library_key, load_times
 from irc.cost.model import ClusterCost, computed_in
 from irc.cost.roofline import roofline_s
@@ -39,7 +41,8 @@ from irc.errors import InternalError
 from irc.ops.attention_ops import SOFTMAX_FLOPS
 from irc.ops.pointwise import POINTWISE
 from irc.ops.rule import RuleError
-from irc.ops.work import bytes_moved, flops
+from irc.ops.shapes import Attention, Product
+from irc.ops.work import bytes_moved
 
 
 class ActionCost:
@@ -103,7 +106,8 @@ class ActionCost:
 
     def _kernel_s(self, kernel: KernelOp) -> float:
         num_bytes = sum(map(_touched_bytes, kernel.args))
-        device, work = self._model.cluster.device, kernel_flops(kernel)
+        device = self._model.cluster.device
+        work = kernel_work(kernel, device)
         # Each at the peak of its dtype, as so much arithmetic of one of them.
         seconds = sum(count / device.flops(dtype) for dtype, count in work.items())
         return self._roofline_s(seconds * device.flops("f32"), num_bytes, "f32")
@@ -117,7 +121,8 @@ class ActionCost:
             if key in self._times:
                 return self._times[key]
         try:
-            return self._roofline_s(flops(op), bytes_moved(op), computed_in(op))
+            work = op_work(self._model.cluster.device, op)
+            return self._roofline_s(work, bytes_moved(op), computed_in(op))
         except (RuleError, KeyError):
             return None
 
@@ -141,27 +146,31 @@ def _times(load: Operation) -> int:
     return prod(extents if load.value.is_full else extents[: load.kernel.num_parallel])
 
 
-def kernel_flops(kernel: KernelOp) -> dict[str, int]:
-    """Return the arithmetic of a kernel by dtype: two per point of a contraction, else the table's.
+def kernel_work(kernel: KernelOp, device: Device) -> dict[str, float]:
+    """Return the work of a kernel on a device by dtype, in operations at its peak.
 
-    Products are of what is multiplied: a result that is kept wider does not slow them down.
+    Two operations per point of a contraction, else those of the table, and what the shape of
+    products and attention adds (`irc.cost.kernels`). Products are of what is multiplied: a result
+    that is kept wider does not slow them down.
     """
     full, tasks = prod(kernel.space_extents), prod(kernel.space_extents[: kernel.num_parallel])
-    work: dict[str, int] = {}
+    work: dict[str, float] = {}
 
-    def add(value: SSAValue, flops: int) -> None:
+    def add(value: SSAValue, amount: float) -> None:
         kind = value.type
         if not isinstance(kind, ValueType | BufferType):
             raise InternalError(f"a kernel computes with {kind}, which has no dtype")
-        work[kind.dtype] = work.get(kind.dtype, 0) + flops
+        work[kind.dtype] = work.get(kind.dtype, 0) + amount
 
     for op in kernel.body.block.ops:
-        if isinstance(op, KernelContractOp):
+        if device.units and (shape := _shape(op)):
+            add(op.operands[0], shape_work(device, shape))
+        elif isinstance(op, KernelContractOp):
             add(op.inputs[0], 2 * full)
         elif isinstance(op, KernelAttentionOp):
-            add(op.operands[0], full * (2 * op.form.depth + 2 * op.form.width + SOFTMAX_FLOPS))
+            add(op.operands[0], full * (_products(op.form) + SOFTMAX_FLOPS))
         elif isinstance(op, KernelAttentionBackwardOp):
-            add(op.operands[0], full * gradient_flops(op.form))
+            add(op.operands[0], full * (_gradient_products(op.form) + SOFTMAX_FLOPS))
         elif isinstance(op, KernelAlongOp):
             steps = ceil(log2(max(kernel.space_extents[-1], 2))) if op.form.fn == "sort" else 1
             add(op.operands[0], full * steps)
@@ -171,11 +180,30 @@ def kernel_flops(kernel: KernelOp) -> dict[str, int]:
     return work
 
 
-def gradient_flops(form: AttentionForm) -> int:
-    """Return the arithmetic of one score: it and its gradient, and a product for each result."""
+def _shape(op: Operation) -> Product | Attention | None:
+    """Return the shape of an op of a kernel that has one."""
+    if isinstance(op, KernelContractOp):
+        space, parallel = op.kernel.space_extents, op.kernel.num_parallel
+        *batch, m, n = (1, 1, *space[:parallel])
+        return Product(prod(batch), m, n, prod(space[parallel:]))
+    if not isinstance(op, KernelAttentionOp | KernelAttentionBackwardOp):
+        return None
+    form, backward = op.form, isinstance(op, KernelAttentionBackwardOp)
+    products = _gradient_products(form) if backward else _products(form)
+    heads = prod(form.lead) * form.groups * form.repeats
+    shifted = "start" in form.places
+    return Attention(heads, form.rows, form.keys, products, form.causal, shifted, backward)
+
+
+def _products(form: AttentionForm) -> int:
+    """Return the operations of one score's products."""
+    return 2 * form.depth + 2 * form.width
+
+
+def _gradient_products(form: AttentionForm) -> int:
+    """Return those of a score, of its gradient, and of each result."""
     width = {"dq": form.depth, "dk": form.depth, "dv": form.width}
-    sums = sum(2 * features for role, features in width.items() if role in form.places)
-    return 2 * form.depth + 2 * form.width + sums + SOFTMAX_FLOPS
+    return _products(form) + sum(2 * n for role, n in width.items() if role in form.places)
 
 
 def _typed(value: SSAValue) -> Typed:

@@ -8,6 +8,7 @@ from xdsl.ir import Attribute, Block
 
 from irc.cluster.topology import COLLECTIVES, Cluster, Collective
 from irc.cost.collectives import lines, seconds_of
+from irc.cost.kernels import local_work, op_work
 from irc.cost.permute import permute_s
 from irc.cost.roofline import roofline_s
 from irc.dialects.comm import (
@@ -21,7 +22,7 @@ from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.strategies import RING
-from irc.ops.work import VIEWS, Traffic, bytes_moved, flops, local_bytes, local_flops
+from irc.ops.work import VIEWS, Traffic, bytes_moved, local_bytes
 from irc.sharding.boxing import Boxing, LocalShape, Step
 from irc.sharding.local import build_local, local_type
 from irc.sharding.signatures import RULE, NdSignature
@@ -74,7 +75,8 @@ class ClusterCost:
             return VIEW_PART * held / self.cluster.device.bytes_per_s
         if set(signature.strategy) <= {RULE}:
             num_bytes = local_bytes(op, signature, self.mesh, traffic)
-            seconds = self._seconds(op, local_flops(op, signature, self.mesh), num_bytes)
+            work = local_work(self.cluster.device, op, signature, self.mesh)
+            seconds = self._seconds(op, work, num_bytes)
             is_inner = traffic is not None and not traffic.launches
             return seconds - self.cluster.device.launch_s if is_inner else seconds
         if RING not in signature.strategy:
@@ -97,8 +99,8 @@ class ClusterCost:
             return None
         device = self.cluster.device
         num_bytes = local_bytes(op, signature, self.mesh, traffic)
-        flops_s = local_flops(op, signature, self.mesh) / device.flops(computed_in(op))
-        return flops_s, num_bytes / device.bytes_per_s
+        work = local_work(device, op, signature, self.mesh)
+        return work / device.flops(computed_in(op)), num_bytes / device.bytes_per_s
 
     def _program_seconds(self, op: FlowOp, signature: NdSignature, steps: int = 0) -> float:
         program: list[FlowOp] = []
@@ -126,11 +128,11 @@ class ClusterCost:
             return VIEW_PART * held / self.cluster.device.bytes_per_s
         if op.name.startswith("comm."):
             return 0.0
-        return self._seconds(op, flops(op), bytes_moved(op))
+        return self._seconds(op, op_work(self.cluster.device, op), bytes_moved(op))
 
-    def _seconds(self, op: FlowOp, num_flops: float, num_bytes: float) -> float:
+    def _seconds(self, op: FlowOp, work: float, num_bytes: float) -> float:
         device, dtype = self.cluster.device, computed_in(op)
-        return roofline_s(device, flops=num_flops, num_bytes=num_bytes, dtype=dtype)
+        return roofline_s(device, flops=work, num_bytes=num_bytes, dtype=dtype)
 
     def collective_seconds(self, kind: Collective, num_bytes: float, axis: str) -> float:
         """Return the time of one collective; see `irc.cost.collectives` for what the bytes are."""

@@ -73,19 +73,49 @@ def flops(op: FlowOp) -> int:
     Raises:
         RuleError: where a size is still symbolic.
     """
-    rule, sizes = _factors(op)
+    rule, sizes = factors(op)
     return _flops(op, rule, sizes, _bytes(op.name, *_whole_sizes(op)))
 
 
 def local_flops(op: FlowOp, signature: Sharded, mesh: Mesh) -> int:
     """Return the arithmetic operations of the busiest rank (the first: chunks are ceil-sized)."""
-    rule, local = _local_factors(op, signature, mesh)
+    rule, local = local_factors(op, signature, mesh)
     return _flops(op, rule, local, _bytes(op.name, *_local_sizes(op, signature, mesh)))
+
+
+def factors(op: FlowOp) -> tuple[Rule, dict[str, int]]:
+    """Return the rule of an op and its factors' sizes; a search asks for each signature again."""
+    parts = (
+        *op.properties.values(),
+        *(v.type for v in op.operands),
+        *(v.type for v in op.results),
+    )
+    known = _KNOWN.get(op)
+    if known is None or len(known[0]) != len(parts) or any(map(is_not, known[0], parts)):
+        rule = rule_of(op)
+        operands, results = op_signatures(op)
+        shapes = [shape for shape, _ in operands], [shape for shape, _ in results]
+        _KNOWN[op] = known = parts, rule, static(rule.factor_sizes(*shapes))
+    return known[1], dict(known[2])
+
+
+_KNOWN: WeakKeyDictionary[FlowOp, tuple[tuple[object, ...], Rule, dict[str, int]]] = (
+    WeakKeyDictionary()
+)
+
+
+def local_factors(op: FlowOp, signature: Sharded, mesh: Mesh) -> tuple[Rule, dict[str, int]]:
+    """Return the rule of an op, and the sizes of its factors on the busiest rank."""
+    rule, local = factors(op)
+    for factor, (_, parts) in zip(signature.splits, mesh.axes, strict=True):
+        if factor in local:
+            local[factor] = -(-local[factor] // parts)
+    return rule, local
 
 
 def bytes_moved(op: FlowOp) -> int:
     """Return the bytes that the whole op reads and writes; views move none."""
-    if declared := _declared_bytes(op, lambda: _factors(op)[1]):
+    if declared := _declared_bytes(op, lambda: factors(op)[1]):
         return declared
     return _bytes(op.name, *_whole_sizes(op))
 
@@ -99,7 +129,7 @@ def local_bytes(op: FlowOp, signature: Sharded, mesh: Mesh, traffic: Traffic | N
         mesh: over what.
         traffic: the part of each that its kernel does move; None: all of it.
     """
-    if declared := _declared_bytes(op, lambda: _local_factors(op, signature, mesh)[1]):
+    if declared := _declared_bytes(op, lambda: local_factors(op, signature, mesh)[1]):
         return declared
     return _bytes(op.name, *_local_sizes(op, signature, mesh), traffic)
 
@@ -127,35 +157,6 @@ def _local_sizes(op: FlowOp, signature: Sharded, mesh: Mesh) -> tuple[list[int],
         [_local_size(s, p, mesh) for s, p in zip(operands, signature.operands, strict=True)],
         [_local_size(s, p, mesh) for s, p in zip(results, signature.results, strict=True)],
     )
-
-
-def _local_factors(op: FlowOp, signature: Sharded, mesh: Mesh) -> tuple[Rule, dict[str, int]]:
-    rule, local = _factors(op)
-    for factor, (_, parts) in zip(signature.splits, mesh.axes, strict=True):
-        if factor in local:
-            local[factor] = -(-local[factor] // parts)
-    return rule, local
-
-
-def _factors(op: FlowOp) -> tuple[Rule, dict[str, int]]:
-    """Return the rule of an op and its factors' sizes; a search asks for each signature again."""
-    parts = (
-        *op.properties.values(),
-        *(v.type for v in op.operands),
-        *(v.type for v in op.results),
-    )
-    known = _KNOWN.get(op)
-    if known is None or len(known[0]) != len(parts) or any(map(is_not, known[0], parts)):
-        rule = rule_of(op)
-        operands, results = op_signatures(op)
-        shapes = [shape for shape, _ in operands], [shape for shape, _ in results]
-        _KNOWN[op] = known = parts, rule, static(rule.factor_sizes(*shapes))
-    return known[1], dict(known[2])
-
-
-_KNOWN: WeakKeyDictionary[FlowOp, tuple[tuple[object, ...], Rule, dict[str, int]]] = (
-    WeakKeyDictionary()
-)
 
 
 def _flops(op: FlowOp, rule: Rule, sizes: Mapping[str, int], num_bytes: int) -> int:

@@ -16,7 +16,7 @@ from irc.dialects.flow import FlowOp, loc_of
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.errors import IrcError
 from irc.ops.rule import RuleError
-from irc.ops.work import VIEWS, bytes_moved, flops
+from irc.ops.work import VIEWS, bytes_moved
 from irc.training.stage_names import named_by, unknown_name
 
 BACKWARD = 2.0
@@ -33,10 +33,11 @@ class Costs:
 
     def __init__(self, module: ModuleOp, cluster: str) -> None:
         from irc.cluster.load import find_cluster
+        from irc.cost.kernels import op_work
         from irc.cost.roofline import roofline_s
 
         self._device = find_cluster(cluster).device
-        self._roofline = roofline_s
+        self._roofline, self._work = roofline_s, op_work
         self._functions = functions(module)
         self._calls: dict[str, float] = {}
 
@@ -51,9 +52,9 @@ class Costs:
         if not isinstance(op, FlowOp) or op.name in VIEWS:
             return 0.0
         try:
-            work, moved = flops(op), bytes_moved(op)
+            work, moved = self._work(self._device, op), bytes_moved(op)
         except (RuleError, KeyError, ValueError):
-            work, moved = 0, sum(map(num_bytes, (*op.inputs, *op.outputs)))
+            work, moved = 0.0, sum(map(num_bytes, (*op.inputs, *op.outputs)))
         dtype = next((v.type.dtype for v in op.outputs if isinstance(v.type, TensorType)), "f32")
         forward = self._roofline(self._device, flops=work, num_bytes=moved, dtype=dtype)
         return (1 + BACKWARD) * forward

