@@ -119,7 +119,7 @@ def compile(
         backend: what computes: ``cpu``, or on a GPU, where module and arguments lie, ``triton`` or
             ``cuda``.
         cluster: a preset or TOML file that prices the plan.
-        passes: names of plug-in passes to run.
+        passes: names of plug-in passes to run; ``no-order`` leaves out one of irc's own.
         rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
         pins: constraints: text, the name of a file of them (grammar/sharding.lark), or placements
             by globs on the names of parameters.
@@ -304,7 +304,7 @@ def compile_step(
             on one device, weights that lie on the host are copied there and back each step.
         cluster: a preset or TOML file that prices the plan and says how much memory a device has.
         pins: constraints, as :func:`compile` takes them.
-        passes: names of plug-in passes to run.
+        passes: names of plug-in passes to run; ``no-order`` leaves out one of irc's own.
         rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
         frozen: globs of further parameters that stay as they are.
         micro_batches: that a batch is cut into along its first dim; by default as many as ``pipe``

@@ -11,6 +11,7 @@ from irc.choices import (
     DEFAULT_SCHEDULE,
     Dynamic,
     dynamic_option,
+    layout_option,
     micro_batches_option,
     names_option,
     offload_option,
@@ -67,6 +68,7 @@ def export_plan(
     regather: bool = False,
     offload: str = "",
     precision: PrecisionOption = None,
+    layout: str = "",
 ) -> str:
     """Compile a PyTorch module to a plan folder that ``irc run`` and torchrun start.
 
@@ -82,7 +84,7 @@ def export_plan(
         mesh: axes of the mesh.
         backend: what writes the kernels.
         cluster: prices the plan.
-        passes: plug-in passes to run.
+        passes: plug-in passes to run; ``no-order`` and its like leave out one of irc's own.
         rules: files of rewrite rules.
         pins: constraints, as :func:`compile` takes them.
         force: replace a plan in the folder.
@@ -106,6 +108,8 @@ def export_plan(
             :func:`compile_step` takes it.
         precision: dtypes that are stored, computed and summed in, as :func:`compile_step` takes
             them; ``parameters`` changes those of the module.
+        layout: what the axes of the mesh are for, as :func:`compile` takes it: ``ddp``, ``fsdp``,
+            ``tp``, or several with ``+`` between; by default what is fastest.
 
     Returns:
         A summary of the plan.
@@ -123,6 +127,7 @@ def export_plan(
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
         regather=regather,
+        layout=layout_option(layout, mesh),
         dynamic=dynamic_option(dynamic, mesh),
     )
     if dynamic and optimizer is not None:
@@ -276,7 +281,7 @@ def compile_file(
             open: the plan serves all numbers that it was checked for.
         values: of inputs of one element that are the same in every call; the plan has no such
             inputs.
-        passes: plug-in passes to run.
+        passes: plug-in passes to run; ``no-order`` and its like leave out one of irc's own.
         rules: files of rewrite rules.
         pins: constraints, as :func:`compile` takes them.
         force: replace a plan in the folder.

@@ -15,8 +15,9 @@ from xdsl.rewriter import Rewriter
 
 from irc.dialects.builder import functions
 from irc.dialects.comm import AllGatherOp, AllReduceOp, AllToAllOp, ReduceScatterOp, WaitOp
-from irc.dialects.flow import FlowOp, id_of, noted_placement
+from irc.dialects.flow import FlowOp, id_of, noted_placement, phase_of
 from irc.errors import InternalError
+from irc.sharding.split_function import split_at
 
 MOVED = (AllReduceOp, AllGatherOp, ReduceScatterOp, AllToAllOp)
 
@@ -91,22 +92,48 @@ class HoistCollectivesPass(ModulePass):
     ```
 
     An argument that something else reads, too, and a result that has readers inside stay. Moved are
-    all-reduce, all-gather, reduce-scatter and all-to-all of one operand.
+    all-reduce, all-gather, reduce-scatter and all-to-all of one operand. An optimizer's update that
+    has one in its middle, as where ranks share the work of an update and each wants all of the
+    weight, is cut in two there (:mod:`irc.sharding.split_function`).
     """
 
     name = "hoist-collectives"
     level: ClassVar[str] = "spmd"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        known = functions(op)
-        calls: dict[str, list[CallOp]] = {name: [] for name in known}
-        for each in op.walk():
-            if isinstance(each, CallOp):
-                calls[each.callee.string_value()].append(each)
-        for name in _callees_first(known):
-            # A boxing over two axes is two collectives, one behind the other.
-            while calls[name] and _hoist(known[name], calls):
-                pass
+        moving = True
+        while moving:
+            known, calls = functions(op), _calls(op)
+            for name in _callees_first(known):
+                # A boxing over two axes is two collectives, one behind the other.
+                while calls[name] and _hoist(known[name], calls):
+                    pass
+            cut = [name for name, func in known.items() if _split(func, calls[name])]
+            moving = bool(cut)
+
+
+def _calls(module: ModuleOp) -> dict[str, list[CallOp]]:
+    """Return the calls of each function."""
+    calls: dict[str, list[CallOp]] = {name: [] for name in functions(module)}
+    for each in module.walk():
+        if isinstance(each, CallOp):
+            calls[each.callee.string_value()].append(each)
+    return calls
+
+
+def _split(func: FuncOp, calls: Sequence[CallOp]) -> bool:
+    """Cut an update at its first collective; return whether it has one that it can be cut at."""
+    if not calls or any(phase_of(call) != "step" for call in calls):
+        return False
+    for start in func.body.block.ops:
+        if (
+            isinstance(start, MOVED)
+            and isinstance(start.inputs[0].owner, Operation)
+            and (wait := _wait(start)) is not None
+        ):
+            split_at(func, start, wait, calls)
+            return True
+    return False
 
 
 def _callees_first(known: dict[str, FuncOp]) -> Iterator[str]:

@@ -26,8 +26,8 @@ class OrderPass(ModulePass):
     """Start collectives as early, and wait for them as late, as the data allows.
 
     Lower-boxing puts each wait behind its start, where nothing overlaps. This is list scheduling
-    (:mod:`irc.schedule.overlap`): whenever the compute stream is free, begin every collective whose
-    operand exists, else run the earliest op that can run, else wait for the collective that ends
+    (:mod:`irc.schedule.overlap`): whenever the compute stream is free, begin collectives whose
+    operands exist, else run the earliest op that can run, else wait for the collective that ends
     first. Ops that are equally good keep their order, so the result depends on the text alone and
     is the same on every rank.
 
@@ -63,15 +63,15 @@ class OrderPass(ModulePass):
     }
     ```
 
-    Each function is ordered by itself: nothing moves over a call. At most ``in_flight`` collectives
-    are pending at a time, because each holds its buffers: without a limit, the gathers of all
-    weights would start at once.
+    With prices, as many collectives are pending as keep the links busy. Each function is ordered
+    by itself: nothing moves over a call.
 
     Attributes:
         within: the mesh of the whole run, where the program is one stage's.
         cluster: prices ops, so that a wait comes as soon as its collective has ended; without one
             a collective is taken to last for ever, and every op that can run goes before the wait.
-        in_flight: how many collectives may be pending at a time.
+        in_flight: without prices, how many collectives may be pending at a time: each holds its
+            buffers, and without a limit the gathers of all weights would start at once.
     """
 
     name = "order"
@@ -84,9 +84,10 @@ class OrderPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         seconds = self._seconds(op)
+        in_flight = None if self.cluster else self.in_flight
         for func in functions(op).values():
             if func.body.blocks:
-                reorder(func.body.block, scheduled(func.body.block, seconds, self.in_flight))
+                reorder(func.body.block, scheduled(func.body.block, seconds, in_flight))
 
     def _seconds(self, module: ModuleOp) -> Seconds:
         if not self.cluster:
@@ -120,10 +121,15 @@ def reorder(block: Block, order: Sequence[Operation]) -> None:
         block.insert_op_before(op, last)
 
 
-def scheduled(block: Block, seconds: Seconds, in_flight: int) -> list[Operation]:
+def scheduled(block: Block, seconds: Seconds, in_flight: int | None = None) -> list[Operation]:
     """Return the ops of a block, all but its terminator, in the order of the schedule.
 
     O(n log n) in the number of ops and uses.
+
+    Args:
+        block: of any level with collectives.
+        seconds: of each op; of a collective, on its link.
+        in_flight: how many collectives may be pending; None for what the links can carry.
     """
     ops = [op for op in block.ops if op is not block.last_op]
     position: dict[Operation | Block, int] = {op: i for i, op in enumerate(ops)}

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="run a plug-in's pass, where it says it goes, as in my-pass or 'my-pass{option=1}';"
-        " may be given again",
+        " no-order leaves out one of irc's own that is only faster; may be given again",
     )
     parser.add_argument(
         "--rules",
@@ -109,6 +109,12 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="who works on which micro-batch when, on a mesh with an axis pipe: 1f1b (the default),"
         " interleaved:2, zb-v, ... (irc schedule list), torch's .csv, or a file of irc's notation",
+    )
+    parser.add_argument(
+        "--layout",
+        metavar="NAME",
+        help="what the axes of the mesh are for: ddp, fsdp, tp, tp+sp, fsdp+tp, ...; axes called"
+        " tensor, tp or model divide matrices, the others samples (default: what is fastest)",
     )
     parser.add_argument(
         "--stages",
@@ -183,10 +189,8 @@ def _compile_file(args: argparse.Namespace) -> str:
             f"'{args.model}' is a Python file: which of its functions makes the module is not said",
             help=f"write {args.model}:build, where build() returns (module, example_args)",
         )
-    given = {
-        name: getattr(args, name)
-        for name in ("train", "lr", "loss", "frozen", "stored_bytes", "schedule", "stages")
-    }
+    only = "train lr loss frozen stored_bytes schedule stages layout"
+    given = {name: getattr(args, name) for name in only.split()}
     given["precision"] = args.precision
     given["offload"] = args.offload
     given["micro_batches"] = args.micro_batches is not None
@@ -263,4 +267,5 @@ def _compile_module(args: argparse.Namespace) -> str:
         recompute=args.recompute,
         stored_bytes=args.stored_bytes,
         precision=args.precision,
+        layout=args.layout or "",
     )

@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " where the name ends in .gz; registers and arena are there twice meanwhile",
     )
     parser.add_argument(
+        "--links",
+        action="store_true",
+        help="hold collectives and messages back for as long as they take on the links of the"
+        " plan's cluster, so that the run shows what compute hides of them",
+    )
+    parser.add_argument(
         "--size",
         metavar="NAME=N",
         action="append",
@@ -84,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         verify=args.verify,
         imports=args.imports,
         trace=args.trace,
+        links=args.links,
     )
     print(report)
     return report.exit_code

@@ -13,7 +13,7 @@ from irc.errors import IrcError
 from irc.kernels.gpu.limits import GPUS
 from irc.pipeline.memory import MEMORY
 from irc.pipeline.options import Options
-from irc.pipeline.places import insert_all
+from irc.pipeline.places import chosen, insert_all
 from irc.plan.parts import PIPE
 from irc.plugin import builtin_pass, find_backend, parse_passes
 from irc.runtime.segments import DEVICE_BACKENDS, NATIVE_BACKENDS
@@ -111,7 +111,9 @@ def passes_by_part(options: Options) -> Passes:
     training = options.training.passes if options.training is not None else []
     passes = [*training, *(builtin_pass(name)(**given) for name, given in pipeline)]
     whole, each = passes[len(training)], next(p for p in passes if p.name == "lower-externs")
-    insert_all(passes, [each for text in options.passes for each in parse_passes(text)])
+    own, left_out = chosen(options.passes)
+    passes = [each for each in passes if each.name not in left_out]
+    insert_all(passes, [each for text in own for each in parse_passes(text)])
     # Equal passes may stand in several places.
     start, cut = (next(i for i, p in enumerate(passes) if p is own) for own in (whole, each))
     return Passes(passes[:start], passes[start:cut], passes[cut:])

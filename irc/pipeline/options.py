@@ -26,7 +26,7 @@ class Options:
         cluster: a preset's name or a TOML file; prices communication and compute.
         sizes: numbers for named sizes.
         passes: plug-in passes to run, each where its ``after`` says: ``name`` or
-            ``name{option=1}``.
+            ``name{option=1}``; ``no-name`` leaves out one of irc's own that is only faster.
         rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
         pins: constraints, or the name of a file of them (grammar/sharding.lark).
         memory_bytes: what a device may hold at any moment; by default what the cluster's have.

@@ -69,3 +69,13 @@ ORDER: tuple[Row, ...] = (
     Row("plan-memory",          "function", "fixed sizes"),
 )
 # fmt: on
+
+OPTIONAL = (
+    "stream-cross-entropy",
+    "hoist-collectives",
+    "bucket-collectives",
+    "merge-matmuls",
+    "merge-launches",
+    "order",
+)
+"""Passes that make a program faster or smaller and nothing else: ``no-NAME`` leaves one out."""

@@ -7,10 +7,37 @@ from collections.abc import Sequence
 from xdsl.passes import ModulePass
 
 from irc.dialects.levels import LEVELS
-from irc.errors import IrcError
+from irc.errors import IrcError, did_you_mean
 from irc.pipeline.levels import left_level, level, taken_levels
 from irc.pipeline.memory import MEMORY
+from irc.pipeline.order import OPTIONAL
 from irc.plugin import package_of
+
+NO = "no-"
+"""Before the name of a pass that is left out."""
+
+
+def chosen(texts: Sequence[str]) -> tuple[list[str], frozenset[str]]:
+    """Return which passes of plug-ins are asked for, and which of irc's own are left out.
+
+    Args:
+        texts: ``name``, ``name{option=1}``, or ``no-name`` of one that is only faster.
+
+    Raises:
+        IrcError: ``pass-unknown`` where no such pass can be left out.
+
+    >>> chosen(["my-pass", "no-order"])
+    (['my-pass'], frozenset({'order'}))
+    """
+    left_out = {text: text.removeprefix(NO) for text in texts if text.startswith(NO)}
+    for text, name in left_out.items():
+        if name not in OPTIONAL:
+            raise IrcError(
+                "pass-unknown",
+                f"'{text}': no pass '{name}' can be left out",
+                help=did_you_mean(name, OPTIONAL) or f"those that can: {', '.join(OPTIONAL)}",
+            )
+    return [text for text in texts if text not in left_out], frozenset(left_out.values())
 
 
 def insert_all(passes: list[ModulePass], plugins: Sequence[ModulePass]) -> None:

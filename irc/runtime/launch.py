@@ -26,6 +26,7 @@ from irc.plan.host import is_host
 from irc.plan.load import load_plan
 from irc.plan.parts_files import is_parts, load_parts
 from irc.plan.training import check_recipe, recipe_of_plan
+from irc.runtime.links import check_links
 from irc.runtime.processes import STORE_VARIABLE, check_world, threads_per_process
 from irc.runtime.report import RunReport
 
@@ -51,6 +52,7 @@ def run_plan(
     verify: bool = False,
     imports: Sequence[str] = (),
     trace: str | None = None,
+    links: bool = False,
 ) -> RunReport:
     """Run a plan on this machine and report.
 
@@ -71,6 +73,7 @@ def run_plan(
         imports: files and modules that each process imports before.
         trace: a file for what each rank does in the quickest of a few more calls or steps, as
             Chrome trace events; registers and arena are there twice meanwhile.
+        links: hold messages back for as long as they take on the links of the plan's cluster.
 
     Raises:
         IrcError: what a rank reported, or ``run-failed`` where one ended without a word.
@@ -95,6 +98,8 @@ def run_plan(
                 f"--trace is of plans, and '{plan}' holds one for each region",
                 help=f"trace a region: irc run {plan}/regions/NAME --trace {trace}",
             )
+        if links:
+            raise IrcError("option-value", "--links: the plan is for one rank, which has no links")
         check_world(Mesh.parse(""), 1 if nproc is None else nproc)
         import_all(imports)
         return run_host(
@@ -107,7 +112,7 @@ def run_plan(
             trust=trust,
             verify=verify,
         )
-    mesh = _checked_mesh(plan, steps, check_every, sizes)
+    mesh = _checked_mesh(plan, steps, check_every, sizes, links=links)
     ranks = mesh.num_ranks
     check_world(mesh, ranks if nproc is None else nproc)
     words = [str(Path(plan).absolute()), f"--seed={seed}"]
@@ -121,6 +126,7 @@ def run_plan(
     words += [f"--inputs={Path(inputs).absolute()}"] if inputs is not None else []
     words += [f"--save={Path(outputs).absolute()}"] if outputs is not None else []
     words += [f"--trace={Path(trace).absolute()}"] if trace is not None else []
+    words += ["--links"] if links else []
     if ranks == 1 and worker == WORKER:
         return _run_here(words)
     with tempfile.TemporaryDirectory(prefix="irc-run-") as folder:
@@ -128,13 +134,18 @@ def run_plan(
 
 
 def _checked_mesh(
-    plan: str | Path, steps: int | None, check_every: int, sizes: Mapping[str, int] | None
+    plan: str | Path,
+    steps: int | None,
+    check_every: int,
+    sizes: Mapping[str, int] | None,
+    *,
+    links: bool,
 ) -> Mesh:
     """Return the mesh of a plan; options that are none of it are refused before ranks start."""
     if is_parts(plan):
-        parts = load_parts(plan)
-        check_recipe(parts)
-        mesh, trains, is_open = parts.mesh, True, False
+        loaded = load_parts(plan)
+        check_recipe(loaded)
+        mesh, trains, is_open = loaded.mesh, True, False
     else:
         loaded = load_plan(plan)
         mesh, trains = loaded.plan.device_mesh, recipe_of_plan(loaded) is not None
@@ -143,6 +154,8 @@ def _checked_mesh(
         raise _no_training(steps)
     if sizes and not is_open:
         raise IrcError("size-unknown", "all sizes of the plan are fixed", help="leave out --size")
+    if links:
+        check_links(loaded)
     return mesh
 
 

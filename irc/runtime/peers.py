@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from irc.plan.parts import PartsPlan
 from irc.runtime.collectives import Communicator, TorchCommunicator
+from irc.runtime.links import Links
 from irc.runtime.transfers import Transfers
 from irc.schedule.tapes import Event
 from irc.training.accumulators import ACCUMULATED
@@ -55,13 +56,22 @@ class TorchPeers:
         plan: the plan.
         rank: of this process.
         in_order: messages have no tags, as of :class:`irc.runtime.transfers.Transfers`.
+        links: that messages take; by default those that are there.
     """
 
-    def __init__(self, plan: PartsPlan, rank: int, *, in_order: bool = False) -> None:
+    def __init__(
+        self,
+        plan: PartsPlan,
+        rank: int,
+        *,
+        in_order: bool = False,
+        links: Links | None = None,
+    ) -> None:
         self._plan, self._is_alone = plan, plan.mesh.num_ranks == 1
         self._place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
         self._local = plan.ranks[self._place].index(rank)
-        self._transfers = Transfers(plan, rank, in_order=in_order)
+        self._links = links
+        self._transfers = Transfers(plan, rank, in_order=in_order, links=links)
         self._groups: dict[Places, Group] = {}
         self._communicator: Communicator | None = None
         if not self._is_alone:
@@ -71,7 +81,9 @@ class TorchPeers:
     @property
     def communicator(self) -> Communicator | None:
         """Starts collectives inside of the part."""
-        return self._communicator
+        if self._links is None or self._communicator is None:
+            return self._communicator
+        return self._links.collectives(self._communicator)
 
     def transfer(self, event: Event, register: torch.Tensor) -> Callable[[], object]:
         """Return what sends, receives or waits."""

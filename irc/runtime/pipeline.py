@@ -23,6 +23,7 @@ from irc.runtime.dtypes import dtypes
 from irc.runtime.executor import Executor
 from irc.runtime.executors import driver_of, memory_of
 from irc.runtime.frame import new_arena
+from irc.runtime.links import Links
 from irc.runtime.micro_batches import SEED, BatchSums, MicroBatches, keys_of
 from irc.runtime.offload import Moves, moves_of, places_outside
 from irc.runtime.parts import Parts
@@ -60,6 +61,7 @@ class PipelineExecutor:
         load: runs the kernels on the host, whatever they are for; by default the plan's backend
             does, where that computes.
         moves: of values that leave their slots; by default to where the plan says.
+        links: as slow as those of the plan's cluster; by default messages take what they take.
         recorder: notes what steps do; by default nobody does.
     """
 
@@ -74,6 +76,7 @@ class PipelineExecutor:
         axes: Sequence[str] = (),
         load: LoadSegments | None = None,
         moves: Moves | None = None,
+        links: Links | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self.plan, self.rank, self._held = plan, rank, parts
@@ -84,7 +87,8 @@ class PipelineExecutor:
         # Who brings what runs the kernels has it run on the host.
         device = memory_of(plan.backend) if load is None else torch.device("cpu")
         # NCCL, which moves what lies on GPUs, has no tags.
-        self._peers: Peers = peers or TorchPeers(plan, rank, in_order=device.type != "cpu")
+        in_order = device.type != "cpu"
+        self._peers: Peers = peers or TorchPeers(plan, rank, in_order=in_order, links=links)
         own: dict[str, Any] = {"rank": self.local, "communicator": self._peers.communicator}
         own["recorder"] = recorder
         self._driver = (

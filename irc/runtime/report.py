@@ -44,6 +44,7 @@ class RunReport:
         training: of a plan of training, what its steps were.
         comparison: with eager, where it was asked for and the plan has the model's IR.
         notes: further lines.
+        links: messages were as slow as on the links of the cluster.
     """
 
     mesh: str
@@ -54,6 +55,7 @@ class RunReport:
     cluster: str = ""
     training: TrainingReport | None = None
     notes: tuple[str, ...] = ()
+    links: bool = False
 
     @property
     def ok(self) -> bool:
@@ -79,6 +81,8 @@ class RunReport:
             ratio = self.predicted_s / max(self.seconds)
             how = f"on {self.cluster}" if self.cluster else f"({ratio:.2f} of the slowest rank)"
             lines.append(f"predicted  {show_seconds(self.predicted_s)} {how}")
+        if self.links:
+            lines.append(f"links      messages take as long as on {self.cluster}")
         lines += self.notes
         if self.comparison is not None:
             found = self.comparison

@@ -24,7 +24,7 @@ from irc.plan.parts import PartsPlan
 from irc.plan.training import FORWARD, check_recipe, forward_text
 from irc.plan.weights import write_safetensors
 from irc.runtime.code import load_program
-from irc.runtime.collectives import TorchCommunicator
+from irc.runtime.collectives import Communicator
 from irc.runtime.compare import Comparison
 from irc.runtime.eager_training import (
     LR,
@@ -35,6 +35,7 @@ from irc.runtime.eager_training import (
 )
 from irc.runtime.executors import executor_of, memory_of
 from irc.runtime.inputs import InputSpec, given_inputs, specs_of, specs_of_parts
+from irc.runtime.links import links_of
 from irc.runtime.parts import Parts
 from irc.runtime.pipeline import SEED, PipelineExecutor
 from irc.runtime.processes import gather_seconds
@@ -86,7 +87,7 @@ def train(
     args: argparse.Namespace,
     loaded: LoadedPlan,
     rank: int,
-    communicator: TorchCommunicator | None,
+    communicator: Communicator | None,
     load: LoadSegments,
 ) -> RunReport | None:
     """Run the steps of this rank; rank 0 returns the report.
@@ -154,7 +155,8 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
         for loaded in plan.parts[part].values():
             own = load_weights(loaded, parts.rank, verify=args.verify, held=parts.local)
             parts.hold(loaded.plan, own)
-    run, scale = PipelineExecutor(plan, parts, rank), scale_of_plan(plan)
+    links = links_of(plan) if args.links else None
+    run, scale = PipelineExecutor(plan, parts, rank, links=links), scale_of_plan(plan)
     names = [spec.name for spec in specs]
 
     def step_of(run: PipelineExecutor) -> Step:
@@ -169,7 +171,7 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
         return step
 
     def recorded(recorder: Recorder) -> Step:
-        return step_of(PipelineExecutor(plan, parts, rank, recorder=recorder))
+        return step_of(PipelineExecutor(plan, parts, rank, links=links, recorder=recorder))
 
     held = {
         "parameters": parts.num_bytes("parameter"),
@@ -232,6 +234,7 @@ def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | Non
         own.cluster,
         training,
         notes,
+        args.links,
     )
 
 

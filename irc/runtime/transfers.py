@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 from irc.plan.parts import PartsPlan
+from irc.runtime.collectives import Finish
+from irc.runtime.links import Links
 from irc.schedule.tapes import Event
-from irc.sharding.between import Message
+from irc.sharding.between import Channel, Message
 
 Run: TypeAlias = Callable[[], object]
 
@@ -32,10 +34,18 @@ class Transfers:
         plan: the plan.
         rank: of this process.
         in_order: messages have no tags, as over NCCL; every rank says the same.
+        links: that messages take; by default those that are there.
     """
 
-    def __init__(self, plan: PartsPlan, rank: int, *, in_order: bool = False) -> None:
-        self._plan, self._rank = plan, rank
+    def __init__(
+        self,
+        plan: PartsPlan,
+        rank: int,
+        *,
+        in_order: bool = False,
+        links: Links | None = None,
+    ) -> None:
+        self._plan, self._rank, self._links = plan, rank, links
         self._groups = _groups(plan, rank) if in_order else None
         self._sent: dict[Key, list[Any]] = {}
         self._coming: dict[Key, list[Any]] = {}
@@ -79,27 +89,39 @@ class Transfers:
             return _whole_world
         return self._groups[name, message.source, message.target]
 
-    def _send(self, key: Key, register: torch.Tensor, channel: Any) -> Run:
+    def _send(self, key: Key, register: torch.Tensor, channel: Channel) -> Run:
         tag, copy = self._tag(key), channel.copy(self._rank)
         moves = [
             (message.target, self._group(key[0], message), *_packed(register, message.source_part))
             for message in sorted(channel.sends(self._rank), key=_order)
         ]
 
-        def start() -> None:
-            works: list[Any] = []
+        carry = None
+        if moves and self._links is not None:
+            carry = self._links.message(channel, self._rank)
+
+        def begin() -> Finish:
+            works: list[Run] = []
             for peer, group, part, packed in moves:
                 if packed is not part:
                     packed.copy_(part)
                 work: Any = dist.isend(_bytes(packed), peer, group=group(), tag=tag)
                 works.append(work.wait)
-            self._sent[key] = works
+
+            def finish() -> None:
+                for wait in works:
+                    wait()
+
+            return finish
+
+        def start() -> None:
+            self._sent[key] = [begin() if carry is None else carry(begin)]
             if copy is not None:
                 self._meet(key, register[copy.source_part], is_source=True)
 
         return start
 
-    def _post(self, key: Key, register: torch.Tensor, channel: Any) -> Run:
+    def _post(self, key: Key, register: torch.Tensor, channel: Channel) -> Run:
         tag, copy = self._tag(key), channel.copy(self._rank)
         moves = [
             (message.source, self._group(key[0], message), *_packed(register, message.target_part))

@@ -29,10 +29,11 @@ from irc.plan.parts_files import is_parts, load_parts
 from irc.plan.training import recipe_of_plan
 from irc.runtime.arguments import held_parts
 from irc.runtime.code import asked
-from irc.runtime.collectives import TorchCommunicator
+from irc.runtime.collectives import Communicator, TorchCommunicator
 from irc.runtime.compare import compare
 from irc.runtime.executors import executor_of, memory_of
 from irc.runtime.inputs import inputs_for, read_inputs
+from irc.runtime.links import links_of
 from irc.runtime.processes import (
     agree,
     check_world,
@@ -76,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--trace", metavar="FILE", help="write what each rank does in a call (rank 0)"
     )
+    made.add_argument("--links", action="store_true", help="as slow as those of the cluster")
     return made
 
 
@@ -114,7 +116,9 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
         args.digest = loaded.hash
         if isinstance(loaded, PartsPlan):
             return train_parts(args, loaded, rank)
-        communicator = TorchCommunicator.of(loaded.plan.device_mesh, rank)
+        communicator: Communicator = TorchCommunicator.of(loaded.plan.device_mesh, rank)
+        if args.links:
+            communicator = links_of(loaded).collectives(communicator)
         if recipe_of_plan(loaded) is not None:
             return train(args, loaded, rank, communicator, load)
         inputs, outputs, seconds, notes = _timed(args, loaded, rank, communicator, load)
@@ -168,7 +172,7 @@ def _timed(
     args: argparse.Namespace,
     loaded: LoadedPlan,
     rank: int,
-    communicator: TorchCommunicator | None,
+    communicator: Communicator | None,
     load: LoadSegments,
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...], list[float], tuple[str, ...]]:
     """Return inputs, the outputs of the first call, the seconds of a later, notes on a trace."""
@@ -215,8 +219,9 @@ def _report(
     plan = loaded.plan
     threads = torch.get_num_threads()
     return RunReport(
-        plan.mesh, threads, tuple(seconds), plan.predicted_s, found, plan.cluster, notes=notes
-    )
+        plan.mesh, threads, tuple(seconds), plan.predicted_s, found, plan.cluster, notes=notes,
+        links=args.links,
+    )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None, load: LoadSegments = load_segments) -> int:

@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from irc.constraints.layouts import Layout
 from irc.dialects.builder import arguments
-from irc.dialects.flow import ContractOp, ConvolutionOp, FlowOp, tensor
+from irc.dialects.flow import ContractOp, ConvolutionOp, FlowOp, phase_of, tensor
 from irc.dialects.placement import AxisPlacement, B, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType, is_float
 from irc.errors import IrcError
@@ -50,7 +50,9 @@ class LayoutRules:
         return self._layout.is_stored_split
 
     def signatures(self, op: FlowOp, found: Sequence[NdSignature]) -> list[NdSignature]:
-        """Return what is left of the signatures of an op."""
+        """Return what is left of the signatures of an op; an optimizer's updates are free."""
+        if phase_of(op) == "step":
+            return list(found)
         left = list(found)
         held = [i for i, value in enumerate(op.inputs) if value in self._held]
         for axis in self.samples if held else ():

@@ -20,9 +20,6 @@ from irc.simulate.chosen_ops import Body, Collective, bodies
 from irc.simulate.engine import simulate
 from irc.simulate.plan import SHARED, Contention
 
-IN_FLIGHT = 4
-"""As pass ``order`` has it."""
-
 
 @dataclass
 class Bare:
@@ -119,7 +116,7 @@ def _ordered(
     issued: list[_Run] = []
     count = 0
     numbers: dict[int, int] = {}
-    for position in list_schedule(tasks, IN_FLIGHT):
+    for position in list_schedule(tasks):
         item = body.items[items[position]]
         if item.callee:
             own = runs[item.callee]

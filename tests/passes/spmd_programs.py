@@ -27,7 +27,10 @@ SHAPES = ((6, 12), (12, 6, 2), (6,), (12,), (24, 6), ())
 
 
 def random_program(seed: int, mesh: str = "data=2,tensor=3") -> ModuleOp:
-    """Return a verified module: an entry that calls two blocks, three times each at most."""
+    """Return a verified module: an entry that calls two blocks, three times each at most.
+
+    The second is an optimizer's update, with collectives in its middle.
+    """
     draw = random.Random(seed)
     writer = _Writer(draw, Mesh.parse(mesh))
     blocks = [writer.block(f"block_{i}") for i in range(2)]
@@ -49,6 +52,9 @@ class _Writer:
         b.loc = "m.py:1"
         values = [self.maybe(b, v, 0.7) for v in block.args]
         values = [self.local(b, v) for v in values]
+        if name == "block_1":
+            values = [self.local(b, self.maybe(b, v, 0.5)) for v in values]
+            values[0] = self.sum(b, values)
         values = [self.maybe(b, v, 0.5) for v in values]
         return finish_function(name, block, values)
 
@@ -63,6 +69,8 @@ class _Writer:
                     self.operand(b, block, kind, values) for kind in func.function_type.inputs
                 ]
                 made = b.call(func.sym_name.data, inputs, [*func.function_type.outputs])
+                if func is blocks[1]:
+                    made[0].owner.attributes["phase"] = StringAttr("step")  # type: ignore[union-attr]
                 values += [self.maybe(b, v, 0.4) for v in made]
                 if self.draw.random() < 0.5:
                     values.append(self.local(b, self.draw.choice(values)))
@@ -76,6 +84,14 @@ class _Writer:
             return self.draw.choice(same)
         assert isinstance(kind, TensorType)
         return block.insert_arg(kind, len(block.args))
+
+    def sum(self, b: FlowBuilder, values: list[SSAValue]) -> SSAValue:
+        """Add up those that are alike: what is behind one collective meets what is not."""
+        total = values[0]
+        for value in values[1:]:
+            if value.type == total.type:
+                total = b.pointwise("add", total, value)
+        return total
 
     def local(self, b: FlowBuilder, value: SSAValue) -> SSAValue:
         return b.pointwise(self.draw.choice(("neg", "sin")), value)

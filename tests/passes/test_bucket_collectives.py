@@ -85,6 +85,18 @@ def test_programs_have_what_is_joined() -> None:
     assert fewer >= 20
 
 
+def test_updates_are_cut_at_the_collectives_in_them() -> None:
+    cut = inside = 0
+    for seed in range(12):
+        module = random_program(seed)
+        run_passes(module, PASSES["hoist"])
+        names = functions(module)
+        cut += any(name.endswith("_before") for name in names)
+        for name in names:
+            inside += starts(module, name) if name.startswith("block_1") else 0
+    assert cut >= 6 and not inside
+
+
 def gradients(count: int, size: int, side: int, *, at_once: bool = False) -> ModuleOp:
     """Matmuls of ``side``, each of which gives a gradient of ``size`` that is reduced over data.
 
