@@ -138,6 +138,8 @@ class EagerOptimizer:
             if not _is_same(parameter, part):
                 part.copy_(_through(work.give, self._rank, parameter.detach()))
                 self._show(parts, name)
+            # torch does not count writes through ``.data``: what is made of weights is out of date.
+            torch.autograd.graph.increment_version(part)
 
     def restore(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Give groups what they had when a state was saved: schedulers go on from them.

@@ -23,8 +23,8 @@ CLUSTER = "demo-gpus"
 PINS = {
     "data": "* = [data = B]",
     "zero1": "* = [data = B]; optimizer.* = [data = S(0)]",
-    "zero3": '"0.weight" = [data = S(0)]; "2.weight" = [data = S(1)]',
-    "tensor": '"0.weight" = [tensor = S(0)]; "2.weight" = [tensor = S(1)]',
+    "zero3": '"0.weight" = [data = S(0)]; "3.weight" = [data = S(1)]',
+    "tensor": '"0.weight" = [tensor = S(0)]; "3.weight" = [tensor = S(1)]',
     "searched": "",
 }
 
@@ -84,10 +84,22 @@ MAKERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
+class Mixed(nn.Module):
+    """A layer of a matrix that is made of the weight alone, which is prepared for several calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(14, 14))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix columns."""
+        return x @ torch.softmax(self.weight, 0)
+
+
 def net() -> nn.Module:
-    """Two layers."""
+    """Three layers."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 14), nn.GELU(), nn.Linear(14, 6)).double()
+    return nn.Sequential(nn.Linear(8, 14), nn.GELU(), Mixed(), nn.Linear(14, 6)).double()
 
 
 def batches(steps: int) -> list[tuple[Tensor, Tensor]]:

@@ -15,6 +15,8 @@ from tests.plan.programs import rank_environment
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-11
 """Of float64."""
+WHOLE = 3296
+"""Bytes of all parameters."""
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 
 
@@ -50,9 +52,9 @@ def test_on_parts_and_on_whole_tensors(tmp_path: Path) -> None:
     first, second = run(tmp_path, "data=2", "radam/zero1", "normed/zero3", "states/lion/zero1")
     for each in (first, second):
         check(each)
-        assert each["normed/zero3"]["bytes"]["parameters"] < 1000 < 1728  # of all
+        assert each["normed/zero3"]["bytes"]["parameters"] < 0.8 * WHOLE
         # Of RAdam two states and the gradient, half of each.
-        assert each["radam/zero1"]["bytes"]["states"] == 3 * 1728 // 2
+        assert each["radam/zero1"]["bytes"]["states"] == 3 * WHOLE // 2
     assert [len(first[name]["said"]) for name in ("radam/zero1", "normed/zero3")] == [1, 1]
     assert "on the parts" in first["radam/zero1"]["said"][0]
     assert "whole tensors" in first["normed/zero3"]["said"][0]
