@@ -161,11 +161,19 @@ def why_eager(optimizer: torch.optim.Optimizer) -> str:
     for name in OFF:
         if value := next((group[name] for group in groups if group.get(name)), None):
             return f"it has {name}={value!r}"
+    if _has_hooks(optimizer):
+        return "it has hooks of its step"
     if len({bool(group.get("amsgrad")) for group in groups}) > 1:
         return "its groups have different amsgrad"
     if len({bool(group.get("decoupled_weight_decay")) for group in groups}) > 1:
         return "its groups have different decoupled_weight_decay"
     return ""
+
+
+def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether something is called before or after each step of an optimiser."""
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return any(getattr(optimizer, name, None) for name in names)
 
 
 def _apart(optimizer: object, before: frozenset[int]) -> frozenset[int]:

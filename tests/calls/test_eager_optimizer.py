@@ -122,6 +122,18 @@ def test_a_module_on_the_meta_device() -> None:
     assert torch.allclose(mine.weight, theirs.weight, atol=1e-6)
 
 
+def test_hooks_of_a_step_are_called() -> None:
+    mine, theirs = net().double(), net().double()
+    own, called = torch.optim.AdamW(mine.parameters(), 1e-2), list[int]()
+    own.register_step_post_hook(lambda *_: called.append(1))
+    step = step_of(mine, own)
+    for _ in range(2):
+        step(x, Y)
+    eagerly(theirs, torch.optim.AdamW(theirs.parameters(), 1e-2), 2)
+    assert called == [1, 1]
+    assert_near(mine, theirs)
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     mine = net()
     own = torch.optim.RAdam(mine.parameters())
