@@ -10,9 +10,9 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.cluster.device import Device
 from irc.cluster.load import THIS_HOST, find_cluster
-from irc.cost.kernels import op_work, shape_work
+from irc.cost.kernels import computed_in, op_work, shape_work
 from irc.cost.measured import Times, Typed, kernel_key, library_key, load_times
-from irc.cost.model import ClusterCost, computed_in
+from irc.cost.model import ClusterCost
 from irc.cost.roofline import roofline_s
 from irc.dialects.along import KernelAlongOp
 from irc.dialects.attention import AttentionForm, KernelAttentionOp
@@ -28,6 +28,7 @@ from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.placement import Mesh
 from irc.dialects.task import (
     BufferType,
+    IndexOp,
     KernelContractOp,
     KernelOp,
     KernelPointwiseOp,
@@ -41,7 +42,7 @@ from irc.errors import InternalError
 from irc.ops.attention_ops import SOFTMAX_FLOPS
 from irc.ops.pointwise import POINTWISE
 from irc.ops.rule import RuleError
-from irc.ops.shapes import Attention, Product
+from irc.ops.shapes import Attention, Product, product
 from irc.ops.work import bytes_moved
 
 
@@ -157,14 +158,12 @@ def kernel_work(kernel: KernelOp, device: Device) -> dict[str, float]:
     work: dict[str, float] = {}
 
     def add(value: SSAValue, amount: float) -> None:
-        kind = value.type
-        if not isinstance(kind, ValueType | BufferType):
-            raise InternalError(f"a kernel computes with {kind}, which has no dtype")
-        work[kind.dtype] = work.get(kind.dtype, 0) + amount
+        dtype = _dtype(value)
+        work[dtype] = work.get(dtype, 0) + amount
 
     for op in kernel.body.block.ops:
         if device.units and (shape := _shape(op)):
-            add(op.operands[0], shape_work(device, shape))
+            add(op.operands[0], shape_work(device, shape, _dtype(op.operands[0])))
         elif isinstance(op, KernelContractOp):
             add(op.inputs[0], 2 * full)
         elif isinstance(op, KernelAttentionOp):
@@ -180,12 +179,17 @@ def kernel_work(kernel: KernelOp, device: Device) -> dict[str, float]:
     return work
 
 
+def _dtype(value: SSAValue) -> str:
+    kind = value.type
+    if not isinstance(kind, ValueType | BufferType):
+        raise InternalError(f"a kernel computes with {kind}, which has no dtype")
+    return kind.dtype
+
+
 def _shape(op: Operation) -> Product | Attention | None:
     """Return the shape of an op of a kernel that has one."""
     if isinstance(op, KernelContractOp):
-        space, parallel = op.kernel.space_extents, op.kernel.num_parallel
-        *batch, m, n = (1, 1, *space[:parallel])
-        return Product(prod(batch), m, n, prod(space[parallel:]))
+        return _product(op)
     if not isinstance(op, KernelAttentionOp | KernelAttentionBackwardOp):
         return None
     form, backward = op.form, isinstance(op, KernelAttentionBackwardOp)
@@ -193,6 +197,29 @@ def _shape(op: Operation) -> Product | Attention | None:
     heads = prod(form.lead) * form.groups * form.repeats
     shifted = "start" in form.places
     return Attention(heads, form.rows, form.keys, products, form.causal, shifted, backward)
+
+
+def _product(op: KernelContractOp) -> Product | None:
+    """Return the sizes of a contraction: a dim of one operand alone is of its rows or columns."""
+    space, parallel = op.kernel.space_extents, op.kernel.num_parallel
+    rows, columns = map(_dims_of, op.inputs)
+    sizes = {(True, True): 1, (True, False): 1, (False, True): 1, (False, False): 1}
+    for dim, size in enumerate(space[:parallel]):
+        sizes[dim in rows, dim in columns] *= size
+    batch, m, n, _ = sizes.values()
+    return product(batch, m, n, prod(space[parallel:]))
+
+
+def _dims_of(value: SSAValue) -> frozenset[int]:
+    """Return the dims of the space that a value of a kernel depends on."""
+    op = value.owner
+    if isinstance(op, IndexOp):
+        return frozenset({op.plain["dim"]})
+    if not isinstance(op, FlowOp):
+        return frozenset()
+    strides = op.plain["strides"] if isinstance(op, LoadOp) else ()
+    own = {dim for dim, stride in enumerate(strides) if stride}
+    return frozenset(own).union(*map(_dims_of, op.inputs))
 
 
 def _products(form: AttentionForm) -> int:

@@ -19,17 +19,20 @@ from math import ceil
 from irc.cluster.device import Device
 from irc.dialects.flow import FlowOp
 from irc.dialects.placement import Mesh
+from irc.dialects.types import TensorType
 from irc.ops.shapes import SHAPED, Attention, Product, shape_of
 from irc.ops.work import Sharded, factors, flops, local_factors, local_flops
 
 TILES = (
     (256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.65), (256, 64, 0.65), (64, 256, 0.65),
-    (128, 64, 0.65), (64, 128, 0.65), (64, 64, 0.55),
+    (128, 64, 0.65), (64, 128, 0.65), (64, 64, 0.55), (16, 256, 0.3), (256, 16, 0.3),
 )  # fmt: skip
 """Rows and columns of a tile, and the part of the peak that a multiprocessor reaches with it."""
 FILL = 40
 """Steps of k that the start and the end of a tile take."""
-PARTS = (1, 2, 4, 8)
+PLAIN = 0.3
+"""Of the highest peak: a dtype with less is computed on plain units, in tiles that all reach it."""
+PARTS = (1, 2, 4, 8, 16, 32)
 """Into how many parts k may be cut, so that more multiprocessors have work."""
 EXPONENTIAL_FLOPS = 128
 """Arithmetic on tensor cores in the time of an exponential: 2048 or 4096 a clock, and 16 or so
@@ -49,7 +52,7 @@ def op_work(device: Device, op: FlowOp) -> float:
         RuleError: where a size is still symbolic.
     """
     if device.units and op.name in SHAPED and (shape := shape_of(op, *factors(op))):
-        return shape_work(device, shape)
+        return shape_work(device, shape, computed_in(op))
     return flops(op)
 
 
@@ -58,32 +61,54 @@ def local_work(device: Device, op: FlowOp, signature: Sharded, mesh: Mesh) -> fl
     if device.units and op.name in SHAPED:
         shape = shape_of(op, *local_factors(op, signature, mesh))
         if shape is not None:
-            return shape_work(device, shape)
+            return shape_work(device, shape, computed_in(op))
     return local_flops(op, signature, mesh)
 
 
-def shape_work(device: Device, shape: Product | Attention) -> float:
+def computed_in(op: FlowOp) -> str:
+    """Return the dtype whose peak an op reaches: that of its result.
+
+    A library op whose result is kept wider than its operands multiplies these.
+    """
+    made, given = (
+        [value.type.dtype for value in values if isinstance(value.type, TensorType)]
+        for values in (op.outputs, op.inputs)
+    )
+    dtype = next(iter((*made, *given)), "f32")
+    is_wider = op.name == "flow.extern" and dtype == "f32" and given and given[0] != dtype
+    return given[0] if is_wider and given[0] in ("f16", "bf16") else dtype
+
+
+def shape_work(device: Device, shape: Product | Attention, dtype: str = "f16") -> float:
     """Return the work of a product or of attention, in operations at the device's peak.
+
+    Args:
+        device: its units are known.
+        shape: of the kernel.
+        dtype: what is multiplied.
 
     >>> a100 = Device("A100", {"f32": 19e12, "f16": 250e12}, 1.6e12, 2**36, 7e-6, units=108)
     >>> whole, narrow = Product(1, 8192, 8192, 8192), Product(1, 8, 8192, 8192)
     >>> [f"{2 * p.m * p.n * p.k / shape_work(a100, p):.2f}" for p in (whole, narrow)]
-    ['0.99', '0.07']
+    ['0.99', '0.13']
     """
     if isinstance(shape, Product):
-        return _product_work(device.units, shape)
+        # Plain units are slower, and loads and smaller tiles hold them up less.
+        part = device.flops(dtype) / max(device.peak_flops.values())
+        return _product_work(device.units, shape, FILL * part, part < PLAIN)
     return _attention_work(device, shape)
 
 
 @lru_cache(maxsize=1 << 14)
-def _product_work(units: int, p: Product) -> float:
-    """Return the least over tiles and parts of ``waves * tile * (k / parts + FILL)``."""
+def _product_work(units: int, p: Product, fill: float, is_plain: bool) -> float:
+    """Return the least over tiles and parts of ``waves * tile * (k / parts + fill)``."""
     best = float("inf")
     for rows, columns, reached in TILES:
+        part = 1.0 if is_plain else reached
         tiles = p.batch * -(-p.m // rows) * -(-p.n // columns)
         for parts in PARTS:
             waves = -(-tiles * parts // units)
-            best = min(best, waves * rows * columns * (p.k / parts + FILL) / reached)
+            best = min(best, waves * rows * columns * (p.k / parts + fill) / part)
             if tiles * parts >= 4 * units:
                 break
     return 2 * units * best

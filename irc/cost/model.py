@@ -8,7 +8,7 @@ from xdsl.ir import Attribute, Block
 
 from irc.cluster.topology import COLLECTIVES, Cluster, Collective
 from irc.cost.collectives import lines, seconds_of
-from irc.cost.kernels import local_work, op_work
+from irc.cost.kernels import computed_in, local_work, op_work
 from irc.cost.permute import permute_s
 from irc.cost.roofline import roofline_s
 from irc.dialects.comm import (
@@ -196,20 +196,6 @@ class ClusterCost:
 
     def _copy_s(self, num_bytes: float) -> float:
         return roofline_s(self.cluster.device, flops=0.0, num_bytes=2 * num_bytes, dtype="f32")
-
-
-def computed_in(op: FlowOp) -> str:
-    """Return the dtype whose peak an op reaches: that of its result.
-
-    A library op whose result is kept wider than its operands multiplies these.
-    """
-    made, given = (
-        [value.type.dtype for value in values if isinstance(value.type, TensorType)]
-        for values in (op.outputs, op.inputs)
-    )
-    dtype = next(iter((*made, *given)), "f32")
-    is_wider = op.name == "flow.extern" and dtype == "f32" and given and given[0] != dtype
-    return given[0] if is_wider and given[0] in ("f16", "bf16") else dtype
 
 
 def _num_bytes(kind: Attribute) -> int:

@@ -46,7 +46,7 @@ class Attention:
     backward: bool = False
 
 
-SHAPED = frozenset({"flow.contract", "flow.attention", "flow.extern"})
+SHAPED = frozenset({"flow.contract", "flow.convolution", "flow.attention", "flow.extern"})
 """The ops that may have a shape."""
 
 
@@ -58,8 +58,8 @@ def shape_of(op: FlowOp, rule: Rule, sizes: Mapping[str, int]) -> Product | Atte
         rule: its rule.
         sizes: of the rule's factors, of the whole op or of one rank.
     """
-    if op.name == "flow.contract":
-        return _product(rule, sizes)
+    if op.name in ("flow.contract", "flow.convolution"):
+        return _product(rule, sizes, 2 + (op.name == "flow.convolution" and len(op.inputs) == 3))
     if op.name not in SHAPED:
         return None
     attrs = op.plain
@@ -80,23 +80,39 @@ def _is_zero(value: SSAValue) -> bool:
     return isinstance(value.owner, ConstantOp) and not any(value.owner.plain["value"])
 
 
-def _product(rule: Rule, sizes: Mapping[str, int]) -> Product | None:
-    if (groups := _groups(rule)) is None:
+def product(batch: int, m: int, n: int, k: int) -> Product | None:
+    """Return a product; None for several whose parts are narrow, which no tiles compute.
+
+    Convolutions of groups of channels are such, and sums of a few products for each element.
+    """
+    narrow = batch > 1 and (k < LEAST or min(m, n) < LEAST)
+    return None if narrow else Product(batch, m, n, k)
+
+
+LEAST = 16
+"""Rows, columns and steps of k of the instructions of tensor cores."""
+
+
+def _product(rule: Rule, sizes: Mapping[str, int], operands: int) -> Product | None:
+    if len(rule.operands) != operands:
         return None
-    return Product(*(prod(sizes[name] for name in group) for group in groups))
+    return product(*(prod(sizes[name] for name in group) for group in _groups(rule)))
 
 
 @cache
-def _groups(rule: Rule) -> tuple[tuple[str, ...], ...] | None:
-    """Return the factors of batch, m, n and k; None where there are not two operands."""
-    if len(rule.operands) != 2:
-        return None
-    left, right = ({name for dim in term for name in dim} for term in rule.operands)
-    groups: dict[tuple[bool, bool], list[str]] = {}
+def _groups(rule: Rule) -> tuple[tuple[str, ...], ...]:
+    """Return the factors of batch, m, n and k of the first two operands.
+
+    The places of a convolution's windows are in neither, and count as rows.
+    """
+    left, right = ({name for dim in term for name in dim} for term in rule.operands[:2])
     kept = {name for dim in rule.results[0] for name in dim}
+    groups: tuple[list[str], ...] = ([], [], [], [])
     for name in rule.factors:
-        if name in kept:
-            groups.setdefault((name in left, name in right), []).append(name)
-    order = ((True, True), (True, False), (False, True))
-    summed = tuple(name for name in rule.factors if name not in kept)
-    return (*(tuple(groups.get(key, ())) for key in order), summed)
+        if name not in kept:
+            groups[3].append(name)
+        elif name in right:
+            groups[0 if name in left else 2].append(name)
+        else:
+            groups[1].append(name)
+    return tuple(map(tuple, groups))

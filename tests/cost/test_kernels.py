@@ -10,11 +10,11 @@ from xdsl.ir import Block
 from irc.cluster.load import find_cluster
 from irc.cost.kernels import local_work, op_work, shape_work
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import AttentionOp, ContractOp, FlowOp
+from irc.dialects.flow import AttentionOp, ContractOp, ConvolutionOp, FlowOp
 from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
-from irc.ops.shapes import Attention, Product
-from irc.ops.work import flops, local_flops
+from irc.ops.shapes import Attention, Product, shape_of
+from irc.ops.work import factors, flops, local_flops
 from irc.sharding.signatures import signatures
 
 A100 = find_cluster("8xA100").device
@@ -52,6 +52,26 @@ def test_batch_and_rows_are_told_apart() -> None:
     heads = op(ContractOp, (8, 64, 512), (8, 512, 256), spec="bmk,bkn->bmn")
     assert op_work(A100, weight) == shape_work(A100, Product(1, 512, 256, 512))
     assert op_work(A100, heads) == shape_work(A100, Product(8, 64, 256, 512))
+
+
+def test_places_of_a_convolution_are_rows() -> None:
+    made = op(
+        ConvolutionOp, (8, 64, 56, 56), (128, 64, 3, 3),
+        strides=(1, 1), low=(1, 1), high=(1, 1), dilations=(1, 1), groups=1,
+    )  # fmt: skip
+    assert shape_of(made, *factors(made)) == Product(1, 8 * 56 * 56, 128, 64 * 9)
+    # Groups of one channel each are no products of tiles.
+    each = op(
+        ConvolutionOp, (8, 64, 56, 56), (64, 1, 3, 3),
+        strides=(1, 1), low=(1, 1), high=(1, 1), dilations=(1, 1), groups=64,
+    )  # fmt: skip
+    assert op_work(A100, each) == flops(each)
+
+
+def test_rows_of_one_do_not_fill_plain_units_in_vain() -> None:
+    """A matrix by a vector in float32 takes as long as the matrix is read."""
+    work = shape_work(A100, Product(1, 8192, 1, 8192), "f32")
+    assert work / A100.flops("f32") < 4 * 8192**2 / A100.bytes_per_s
 
 
 def test_a_rank_has_the_work_of_what_it_holds() -> None:
