@@ -32,6 +32,7 @@ import argparse
 import copy
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -231,6 +232,8 @@ def values(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
     """Fill the table of values; return 1 where a target is missed."""
     if chosen.quick:
         chosen.models, chosen.plans, chosen.dtypes = "gpt", "zero3,tensor,pipe", "float64"
+    if not all(word in ("2", "4") for word in chosen.processes.split(",")):
+        parser.error("--processes: the table has cells for 2 and 4")
     words: list[list[str]] = []
     for option, known in (("models", MODELS), ("plans", PLANS), ("ways", WAYS), ("dtypes", DTYPES)):
         words.append(getattr(chosen, option).split(","))
@@ -239,6 +242,8 @@ def values(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
     wanted = list(cases([int(ranks) for ranks in chosen.processes.split(",")], *words))
     if not wanted:
         parser.error("no cell of the table is all of that")
+    # Stopped processes outlive a parent that is ended without letting go of them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     before: list[dict[str, Any]] = []
     if chosen.resume and chosen.json.exists():
         before = json.loads(chosen.json.read_text(encoding="utf-8"))
