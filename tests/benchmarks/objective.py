@@ -8,7 +8,7 @@ Target (exit status 1 when it is missed): the objective of each plan within 3 % 
 "added up" is the objective with nothing hidden, by which the search chooses; "bare" is the
 communication that compute does not hide. Models have real widths and few layers, on published
 hardware, and are not run. What is off: a loss whose logits are computed in blocks is priced as one
-kernel (forward on 8xL4), and gradients of convolutions for less than their kernels.
+kernel (forward on 8xL4), and the copies that kernels of images make are not.
 """
 
 from __future__ import annotations
