@@ -14,7 +14,7 @@ from xdsl.ir import Block, Operation
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import functions
-from irc.dialects.comm import CollectiveOp, WaitOp
+from irc.dialects.comm import AllGatherOp, CollectiveOp, WaitOp
 from irc.dialects.placement import Mesh
 from irc.schedule.overlap import Task, list_schedule
 
@@ -139,6 +139,8 @@ def scheduled(block: Block, seconds: Seconds, in_flight: int | None = None) -> l
         after = tuple(position[owner] for owner in before)
         if isinstance(op, WaitOp):
             return Task(after, waits_for=position.get(op.inputs[0].owner, -1))
-        return Task(after, seconds(op), op.axis.data if isinstance(op, CollectiveOp) else None)
+        if not isinstance(op, CollectiveOp):
+            return Task(after, seconds(op))
+        return Task(after, seconds(op), op.axis.data, grows=isinstance(op, AllGatherOp))
 
     return [ops[i] for i in list_schedule([task(op) for op in ops], in_flight)]

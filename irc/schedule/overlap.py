@@ -22,12 +22,14 @@ class Task:
         axis: of a collective, the mesh axis over which it runs.
         waits_for: of a wait, the position of its collective; -1 where that is none of the tasks,
             and has ended.
+        grows: of a collective, whether its result takes more memory than its operand.
     """
 
     after: tuple[int, ...]
     seconds: float = 0.0
     axis: str | None = None
     waits_for: int | None = None
+    grows: bool = False
 
 
 def list_schedule(tasks: Sequence[Task], in_flight: int | None = None) -> list[int]:
@@ -38,8 +40,9 @@ def list_schedule(tasks: Sequence[Task], in_flight: int | None = None) -> list[i
     equally good keep their order. O(n log n) in the number of tasks and their reads.
 
     A collective begins while its link would else stand idle before the next task ends: a call of a
-    block is one task, and as many begin before it as the link can carry meanwhile. So what is
-    gathered early is held early only as far as the link needs it. A task that leads to a collective
+    block is one task, and as many begin before it as the link can carry meanwhile. What is gathered
+    holds memory until it is read, so a collective that ``grows`` begins no earlier than it must for
+    its reader, and those behind it on the link, to find it there. A task that leads to a collective
     sooner than that takes runs before others, as the job with the shorter first operation does in a
     flow shop of two machines (Johnson 1954), where all ends earlier by it.
 
@@ -88,8 +91,11 @@ class _ListSchedule:
     in_flight: int | None = None
     short: frozenset[int] = frozenset()
     clock: float = 0.0
+    computed: float = 0.0
     order: list[int] = field(default_factory=list[int])
-    starts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    starts: dict[tuple[str, bool], list[int]] = field(
+        default_factory=dict[tuple[str, bool], list[int]]
+    )
     computes: list[tuple[bool, int]] = field(default_factory=list[tuple[bool, int]])
     waits: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     link_free: dict[str, float] = field(default_factory=dict[str, float])
@@ -101,6 +107,7 @@ class _ListSchedule:
         for position, task in enumerate(self.tasks):
             for before in task.after:
                 self.readers[before].append(position)
+        self.latest = self._latest() if self.in_flight is None else {}
         for position, missing in enumerate(self.missing):
             if not missing:
                 self._ready(position)
@@ -112,8 +119,8 @@ class _ListSchedule:
 
     def run(self) -> list[int]:
         while len(self.order) < len(self.tasks):
-            if (axis := self._idle_link()) is not None:
-                self._issue(heapq.heappop(self.starts[axis]))
+            if (key := self._idle_link()) is not None:
+                self._issue(heapq.heappop(self.starts[key]))
             elif self.waits and self.waits[0][0] <= self.clock:
                 self._wait()
             elif self.computes:
@@ -122,18 +129,46 @@ class _ListSchedule:
                 self._wait()
         return self.order
 
-    def _idle_link(self) -> str | None:
-        """Return the axis whose next collective begins now; None where none does."""
-        waiting = {axis: heap[0] for axis, heap in self.starts.items() if heap}
+    def _idle_link(self) -> tuple[str, bool] | None:
+        """Return the axis whose next collective begins now, and whether that grows; or None."""
+        waiting = {key: heap[0] for key, heap in self.starts.items() if heap}
         if self.in_flight is None:
             # The next task runs to its end before another can begin.
-            until = self.clock
-            if self.computes:
-                until += self.tasks[self.computes[0][1]].seconds
-            waiting = {a: p for a, p in waiting.items() if self.link_free.get(a, 0.0) <= until}
+            ahead = self.tasks[self.computes[0][1]].seconds if self.computes else inf
+            until, done = self.clock + (ahead if self.computes else 0.0), self.computed + ahead
+            waiting = {
+                (axis, grows): position
+                for (axis, grows), position in waiting.items()
+                if self.link_free.get(axis, 0.0) <= until
+                and (not grows or self.latest.get(position, 0.0) <= done)
+            }
         elif len(self.waits) >= self.in_flight:
             return None
         return min(waiting, key=waiting.__getitem__, default=None)
+
+    def _latest(self) -> dict[int, float]:
+        """Return the seconds of compute after which each collective begins at the latest.
+
+        A collective ends before what reads it, and before the next on its link begins; it is given
+        as long again, since nothing is exact.
+        """
+        before: list[float] = [0.0]
+        for task in self.tasks:
+            is_compute = task.axis is None and task.waits_for is None
+            before.append(before[-1] + (task.seconds if is_compute else 0.0))
+        dues: list[tuple[int, int]] = []
+        for position, task in enumerate(self.tasks):
+            if task.waits_for is not None and task.waits_for >= 0:
+                due = min(self.readers[position], default=len(self.tasks))
+                dues.append((due, task.waits_for))
+        latest: dict[int, float] = {}
+        free: dict[str | None, float] = {}
+        for due, start in sorted(dues, reverse=True):
+            own = self.tasks[start]
+            end = min(before[due], free.get(own.axis, inf))
+            free[own.axis] = end - own.seconds
+            latest[start] = end - 2 * own.seconds
+        return latest
 
     def _ready(self, position: int) -> None:
         task = self.tasks[position]
@@ -141,7 +176,7 @@ class _ListSchedule:
             key = self._first_reader(position)
             heapq.heappush(self.waits, (self.ends.get(task.waits_for, 0.0), key))
         elif task.axis is not None:
-            heapq.heappush(self.starts.setdefault(task.axis, []), position)
+            heapq.heappush(self.starts.setdefault((task.axis, task.grows), []), position)
         else:
             heapq.heappush(self.computes, (position not in self.short, position))
 
@@ -165,6 +200,7 @@ class _ListSchedule:
             self.ends[position] = self.link_free[task.axis] = begin + task.seconds
         elif task.waits_for is None:
             self.clock += task.seconds
+            self.computed += task.seconds
         for reader in self.readers[position]:
             self.missing[reader] -= 1
             if not self.missing[reader]:

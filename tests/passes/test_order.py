@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,22 +90,29 @@ def test_with_prices_a_wait_comes_when_its_collective_has_ended() -> None:
     assert names.index("n1") == 4
 
 
-def test_a_link_is_kept_busy_while_a_long_op_runs() -> None:
+@pytest.mark.parametrize(("kind", "early"), [(comm.AllReduceOp, 4), (comm.AllGatherOp, 1)])
+def test_a_link_is_kept_busy_while_a_long_op_runs(
+    kind: type[comm.CollectiveOp], early: int
+) -> None:
     t = Task("data=2")
     x = t.argument("input", "x", (8,))
     total = long = chain(t, x, 1)
+    attrs = {"dim": 0} if kind is comm.AllGatherOp else {"fn": "sum"}
     for _ in range(6):
-        w = t.argument("parameter", f"w{_}", (4,))
-        gathered = t.collective(comm.AllGatherOp, w, (8,), axis="data", dim=0)
-        total = t.pointwise("add", total, gathered)
+        w = t.argument("parameter", f"w{_}", (4,) if kind is comm.AllGatherOp else (8,))
+        total = t.pointwise("add", total, t.collective(kind, w, (8,), axis="data", **attrs))
     module = t.finish(total, long)
 
     def seconds(op: Operation) -> float:
-        return {"comm.all_gather": 2.0, "task.launch": 7.0}.get(op.name, 0.0)
+        return 2.0 if isinstance(op, comm.CollectiveOp) else 7.0 * (op.name == "task.launch")
 
-    names = [op.name for op in scheduled(entry(module).body.block, seconds)]
-    # Four keep it busy for eight seconds of seven; the others are not held as early.
-    assert names.index("task.launch") == names.count("comm.all_gather") - 2 == 4
+    found = scheduled(entry(module).body.block, seconds)
+    # Four keep it busy for eight seconds of seven. What is gathered would be held meanwhile: the
+    # next one is read seven seconds later, and takes two.
+    first = next(i for i, op in enumerate(found) if op.name == "task.launch")
+    assert sum(isinstance(op, comm.CollectiveOp) for op in found[:first]) == early
+    waits = [op for op in found if isinstance(op, comm.WaitOp)]
+    assert len(waits) == 6
 
 
 def test_what_leads_to_a_long_collective_goes_first() -> None:
