@@ -108,8 +108,7 @@ class HoistCollectivesPass(ModulePass):
                 # A boxing over two axes is two collectives, one behind the other.
                 while calls[name] and _hoist(known[name], calls):
                     pass
-            cut = [name for name, func in known.items() if _split(func, calls[name])]
-            moving = bool(cut)
+            moving = any(_split(func, calls[name]) for name, func in known.items())
 
 
 def _calls(module: ModuleOp) -> dict[str, list[CallOp]]:

@@ -212,14 +212,21 @@ def _product(op: KernelContractOp) -> Product | None:
 
 def _dims_of(value: SSAValue) -> frozenset[int]:
     """Return the dims of the space that a value of a kernel depends on."""
-    op = value.owner
-    if isinstance(op, IndexOp):
-        return frozenset({op.plain["dim"]})
-    if not isinstance(op, FlowOp):
-        return frozenset()
-    strides = op.plain["strides"] if isinstance(op, LoadOp) else ()
-    own = {dim for dim, stride in enumerate(strides) if stride}
-    return frozenset(own).union(*map(_dims_of, op.inputs))
+    dims: set[int] = set()
+    seen: set[SSAValue] = set()
+    left = [value]
+    while left:
+        each = left.pop()
+        op = each.owner
+        if each in seen or not isinstance(op, FlowOp):
+            continue
+        seen.add(each)
+        if isinstance(op, IndexOp):
+            dims.add(op.plain["dim"])
+        elif isinstance(op, LoadOp):
+            dims |= {dim for dim, stride in enumerate(op.plain["strides"]) if stride}
+        left += op.inputs
+    return frozenset(dims)
 
 
 def _products(form: AttentionForm) -> int:

@@ -3,7 +3,9 @@
 ``irc run PLAN --links`` runs a cluster's plan on a laptop. Its kernels are the laptop's. Its
 collectives and messages are held back for as long as the plan says that they are on their link, one
 after the other, and then move through shared memory or sockets, which takes little at the sizes
-that a laptop runs. So a run shows what compute hides of communication.
+that a laptop runs. So a run shows what compute hides of communication. What is added up over the
+ranks of several stages when all micro-batches are done (tied weights, the norm, the loss) is not
+held back: predictions do not count it either.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class Link:
     A rank holds back what it gives to a collective, so that a collective ends when the message of
     its last rank would have: the library itself waits for that one. The receiver of a message holds
     nothing back.
+
+    Its thread lives as long as the process.
 
     Args:
         now: seconds of a clock.
@@ -151,8 +155,9 @@ def links_of(plan: LoadedPlan | PartsPlan) -> Links:
     """Return links as slow as those of a plan's cluster, for one rank of a run.
 
     Raises:
-        IrcError: ``cluster-unknown`` and its like where the cluster's file is gone.
+        IrcError: ``option-value``, ``cluster-unknown``.
     """
+    check_links(plan)
     first = next(iter(_programs(plan)))
     return Links(find_cluster(first.cluster).fit(_mesh(plan)))
 

@@ -43,7 +43,7 @@ def split_at(func: FuncOp, start: FlowOp, wait: FlowOp, calls: Iterable[CallOp])
     for call in calls:
         known: dict[SSAValue, SSAValue] = dict(zip(block.args, call.operands, strict=True))
         name = id_of(call)
-        ops: list[Operation] = [before.call(known, call, f"{name}.before")]
+        ops: list[Operation] = [before.call(known, call, f"{name}.{id_of(wait)}.before")]
         for each in (start, wait):
             ops.append(each.clone(known))
             ops[-1].attributes["id"] = StringAttr(f"{name}.{id_of(each)}")

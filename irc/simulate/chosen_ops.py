@@ -12,6 +12,7 @@ from xdsl.ir import Operation, SSAValue
 from irc.dialects.flow import FlowOp
 from irc.dialects.placement import Placement
 from irc.dialects.types import TensorType
+from irc.errors import InternalError
 from irc.search.graph import Graph
 from irc.search.problem import Choice, Port
 from irc.sharding.trees import Trees
@@ -125,7 +126,9 @@ class _Steps:
         here = source
         for step in self._boxing.path(shape, dtype, source, target):
             priced = self._boxing.steps(shape, dtype, here)
-            seconds = next(s for each, s in priced if each.result == step.result)
+            seconds = next((s for each, s in priced if each.result == step.result), None)
+            if seconds is None:
+                raise InternalError(f"a boxing leads to {step.result} by a step without a price")
             sides = (self._trees.num_bytes(shape, dtype, p) for p in (here, step.result))
             yield _Priced(seconds, step.kind, step.axis, max(sides))
             here = step.result

@@ -14,7 +14,7 @@ from irc.cost.model import ClusterCost
 from irc.dialects.builder import FlowBuilder, entry, finish_function, functions
 from irc.dialects.comm import AllReduceOp, CollectiveOp, PendingType, WaitOp
 from irc.dialects.dominance import verify_module
-from irc.dialects.flow import ContractOp, SliceOp
+from irc.dialects.flow import ContractOp, SliceOp, id_of
 from irc.dialects.types import TensorType
 from irc.interpret.levels import difference, random_inputs
 from irc.interpret.spmd import run_spmd
@@ -92,6 +92,8 @@ def test_updates_are_cut_at_the_collectives_in_them() -> None:
         run_passes(module, PASSES["hoist"])
         names = functions(module)
         cut += any(name.endswith("_before") for name in names)
+        ids = [id_of(op) for op in functions(module)["forward"].body.block.ops if id_of(op)]
+        assert len(set(ids)) == len(ids), seed
         for name in names:
             inside += starts(module, name) if name.startswith("block_1") else 0
     assert cut >= 6 and not inside
