@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -73,6 +74,11 @@ class PartsVersion:
         if scale is not None:
             scale.update(self.executor.overflows)
         return loss
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """Names of the parameters that it moves, or whose gradients it computes."""
+        return frozenset(self.plan.trained)
 
 
 def stages_recipe(module: nn.Module, captured: Captured, recipe: Recipe) -> Recipe:

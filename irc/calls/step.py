@@ -126,7 +126,7 @@ class TrainingStep(StepState):
             inputs = version.captured.flatten(batch, named)
             loss = version(inputs, rates_tensor(rates), self._scale)
             if self._eager is not None and not (self._scale and self._scale.overflowed):
-                self._eager.step(self._state.parts, lr)
+                self._eager.step(self._state.parts, version.trained, lr)
             self._state.step += 1
             first = next((x for x in inputs if x.ndim), None)
             self.samples += 0 if first is None else len(first) * self._feeding.count

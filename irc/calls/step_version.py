@@ -10,6 +10,7 @@ import torch
 
 from irc.frontends.torch.capture import Captured
 from irc.plan.load import LoadedPlan
+from irc.plan.training import trained_by
 from irc.runtime.collectives import TorchCommunicator
 from irc.runtime.executor import Executor
 from irc.runtime.loss_scale import LossScale
@@ -48,6 +49,11 @@ class StepVersion:
         for index, value in zip(self.captured.mutated_inputs.values(), written, strict=True):
             inputs[index].copy_(value)
         return loss
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """Names of the parameters that it moves, or whose gradients it computes."""
+        return frozenset(trained_by(self.plan.plan))
 
     @cached_property
     def _place_of_overflows(self) -> int:

@@ -15,7 +15,7 @@ true; on a mesh they get a rank's parts, or whole values, as data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,18 +107,24 @@ class EagerOptimizer:
                 self._work[name] = self._seen(parts, name)
                 self._move_states(name, parameter)
                 self._show(parts, name)
-            elif name not in self._work and parts.mesh.num_ranks > 1:
+            # What ranks do not hold stays the module's: its values are nowhere else.
+            elif name not in self._work and parts.mesh.num_ranks > 1 and name in parts.roles:
                 _become(parameter, _blank(parameter, parameter.shape))
         self._read_later()
 
-    def step(self, parts: Parts, lr: float | None = None) -> None:
+    def step(self, parts: Parts, trained: Collection[str], lr: float | None = None) -> None:
         """Move the parameters by the gradients that ranks hold; every rank calls it.
 
         Args:
             parts: of this rank; its parameters get the new values.
+            trained: names of the parameters whose gradients were computed now; to the optimiser
+                the others have none, as after ``zero_grad()``.
             lr: of this step, in the place of what the groups say.
         """
-        for name, work in self._work.items():
+        moving = {name: work for name, work in self._work.items() if name in trained}
+        for parameter in self._own.values():
+            parameter.grad = None
+        for name, work in moving.items():
             parameter = self._own[name]
             self._fetch(parts, name)
             gradient = parts.local[state_name(GRADIENT, name)]
@@ -132,7 +138,7 @@ class EagerOptimizer:
         finally:
             if lr is not None:
                 self._set_rates(said)
-        for name, work in self._work.items():
+        for name, work in moving.items():
             parameter, part = self._own[name], parts.local[name]
             parameter.grad = None
             if not _is_same(parameter, part):
@@ -205,8 +211,12 @@ class EagerOptimizer:
                 raise IrcError("state-mismatch", f"the optimiser has no parameter '{name}'")
 
     def load(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take whole states by parameter and name; every rank calls it with the same."""
+        """Take whole states by parameter and name, and drop all others.
+
+        Every rank calls it with the same.
+        """
         self._later = None
+        self._optimizer.state.clear()
         for name, own in states.items():
             self._optimizer.state[self._own[name]] = {
                 key: self._part(
@@ -253,6 +263,7 @@ class EagerOptimizer:
         for place, value in checkpoint.values(n for n in places if n not in boxes).items():
             name, key = places[place]
             fresh.setdefault(name, {})[key] = value
+        self._optimizer.state.clear()  # it had no others then
         for name, own in fresh.items():
             self._optimizer.state[self._own[name]] = own
 

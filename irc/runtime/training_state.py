@@ -430,7 +430,7 @@ class TrainingState:
                     self.parts.load(name, value)
                 elif name not in self.parts.roles:
                     self._pending[name] = value.clone()
-        if self._eager is not None and "optimizer" in state:
+        if self._eager is not None and "state" in state.get("optimizer", {}):
             self._eager.load(own_states)
         for start in self.starts:
             start.leave_out({*states, *(self._first.get(key, key) for key in model)})

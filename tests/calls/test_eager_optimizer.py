@@ -23,8 +23,9 @@ x = X.double()
 
 def step_of(module: nn.Module, optimizer: Any, **options: Any) -> Any:
     """Make a step, which warns."""
+    options = {"loss": F.cross_entropy, **options}
     with pytest.warns(EagerOptimizerWarning, match=type(optimizer).__name__) as said:
-        step = irc.compile_step(module, loss=F.cross_entropy, optimizer=optimizer, **options)
+        step = irc.compile_step(module, optimizer=optimizer, **options)
     assert len(said) == 1
     return step
 
