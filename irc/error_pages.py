@@ -565,6 +565,16 @@ PAGES = (
         fix="irc run plan --threads 1   (or install libgomp)",
     ),
     ErrorPage(
+        code="optimizer-failed",
+        title="the optimiser's own step raised an error",
+        exit_code=2,
+        what="An optimiser that is not compiled ran after forward and backward, and its step() "
+        "failed. It is called without a closure.",
+        why="Its parameters may have moved in part: the run cannot go on from them.",
+        example="def step(self, closure=None): loss = closure()",
+        fix="def step(self, closure=None): loss = None if closure is None else closure()",
+    ),
+    ErrorPage(
         code="option-unknown",
         title="no option has this name",
         exit_code=2,

@@ -84,7 +84,7 @@ class TrainingStep(StepState):
     ) -> None:
         store(module, recipe.precision)
         super().__init__(module, recipe, options, seed, init, optimizer, scale)
-        self._check_every, self._loss = check_every, loss
+        self._check_every, self._loss, self._seed = check_every, loss, seed
         self._feeding = feeding or Feeding(options.mesh)
         self.samples = 0
         self._versions: list[StepVersion] = []
@@ -126,7 +126,8 @@ class TrainingStep(StepState):
             inputs = version.captured.flatten(batch, named)
             loss = version(inputs, rates_tensor(rates), self._scale)
             if self._eager is not None and not (self._scale and self._scale.overflowed):
-                self._eager.step(self._state.parts, version.trained, lr)
+                seed = self._seed + self._state.step
+                self._eager.step(self._state.parts, version.trained, lr, seed)
             self._state.step += 1
             first = next((x for x in inputs if x.ndim), None)
             self.samples += 0 if first is None else len(first) * self._feeding.count

@@ -238,7 +238,8 @@ class StepState:
 
     def _stored(self, more: Mapping[str, Any] | None, *, copied: bool) -> dict[str, Any]:
         self._follow()
-        state = self._state.state_in_parts(copied_box if copied else in_box)
+        form = copied_box if copied else in_box
+        state = self._state.state_in_parts(form, says_class=True)
         state |= self._scaler_state()
         rest = {name: each.state_dict() for name, each in _named(more).items()}
         return {**state, **(copy.deepcopy(rest) if copied else rest)}

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -48,6 +49,30 @@ def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     any other that says so by an attribute ``elementwise``.
     """
     return type(optimizer) in ELEMENTWISE or getattr(optimizer, "elementwise", False) is True
+
+
+@contextmanager
+def same_draws(optimizer: torch.optim.Optimizer, seed: int, num_ranks: int) -> Iterator[None]:
+    """Let an optimiser of a user's own class draw the same random numbers on every rank.
+
+    Else copies of one parameter drift apart. torch's generators go on afterwards as if nothing was
+    drawn; on one rank, and for classes of torch, which draw nothing, they are left alone.
+
+    Args:
+        optimizer: whose step runs in the context.
+        seed: of this step, the same on every rank.
+        num_ranks: of the mesh.
+    """
+    if num_ranks == 1 or type(optimizer) in ELEMENTWISE | WHOLE:
+        yield
+        return
+    every = (p for group in optimizer.param_groups for p in group["params"])
+    devices = sorted({p.device.index for p in every if p.is_cuda})
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)
+        for index in devices:
+            torch.cuda.default_generators[index].manual_seed(seed)
+        yield
 
 
 def check_suitable(optimizer: torch.optim.Optimizer) -> None:

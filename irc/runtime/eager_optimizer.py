@@ -26,7 +26,8 @@ from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.plan.weights import local_slices
 from irc.runtime.dtypes import dtype_name
-from irc.runtime.eager_kinds import is_elementwise
+from irc.runtime.eager_kinds import is_elementwise, same_draws
+from irc.runtime.eager_states import check_class, check_keys, check_shape
 from irc.runtime.moving import move
 from irc.runtime.parts import Parts
 from irc.runtime.torch_optimizer import state_name
@@ -37,6 +38,8 @@ from irc.training.recipe import Recipe
 if TYPE_CHECKING:
     from irc.runtime.checkpoint import Checkpoint
 
+CLASS = "class"
+"""Where a state says the name of the optimiser's class."""
 PLAIN = (bool, int, float, str, tuple, type(None))
 
 
@@ -67,6 +70,9 @@ class EagerOptimizer:
         self._names = {id(p): name for name, p in self._own.items()}
         self._is_elementwise = is_elementwise(optimizer)
         self._work: dict[str, _Work] = {}
+        # Some classes make states with the optimiser, and look for them in each step.
+        self._early = {n: set(own) for n, p in self._own.items()
+                       if (own := optimizer.state.get(p, {}))}  # fmt: skip
         self._later: tuple[Checkpoint, str] | None = None
         self._mesh, self._rank = Mesh(()), 0
 
@@ -112,7 +118,9 @@ class EagerOptimizer:
                 _become(parameter, _blank(parameter, parameter.shape))
         self._read_later()
 
-    def step(self, parts: Parts, trained: Collection[str], lr: float | None = None) -> None:
+    def step(
+        self, parts: Parts, trained: Collection[str], lr: float | None = None, seed: int = 0
+    ) -> None:
         """Move the parameters by the gradients that ranks hold; every rank calls it.
 
         Args:
@@ -120,6 +128,10 @@ class EagerOptimizer:
             trained: names of the parameters whose gradients were computed now; to the optimiser
                 the others have none, as after ``zero_grad()``.
             lr: of this step, in the place of what the groups say.
+            seed: of what the optimiser draws, the same on every rank.
+
+        Raises:
+            IrcError: ``optimizer-failed``.
         """
         moving = {name: work for name, work in self._work.items() if name in trained}
         for parameter in self._own.values():
@@ -134,7 +146,20 @@ class EagerOptimizer:
         try:
             if lr is not None:
                 self._set_rates([lr] * len(said))
-            self._optimizer.step()
+            with same_draws(self._optimizer, seed, self._mesh.num_ranks):
+                self._optimizer.step()
+        except IrcError:
+            raise
+        except Exception as error:
+            name = type(self._optimizer).__name__
+            raise IrcError(
+                "optimizer-failed",
+                f"{name}.step() failed on rank {self._rank}: {type(error).__name__}: {error}",
+                because="it ran after forward and backward, without a closure; parameters may "
+                "have moved in part",
+                help="go on from a checkpoint, with an optimiser whose step() needs the gradients "
+                "alone",
+            ) from error
         finally:
             if lr is not None:
                 self._set_rates(said)
@@ -200,15 +225,68 @@ class EagerOptimizer:
         ]
         return {"state": states, "param_groups": groups}
 
-    def check(self, states: Mapping[str, Any]) -> None:
+    @property
+    def class_name(self) -> str:
+        """What the optimiser's class is called in a state."""
+        return type(self._optimizer).__name__
+
+    def check(self, state: Mapping[str, Any]) -> None:
         """Refuse states of what the optimiser does not have.
+
+        Args:
+            state: of an optimiser, as :meth:`assembled` returns it.
 
         Raises:
             IrcError: ``state-mismatch``.
         """
+        check_class(self._optimizer, state.get(CLASS))
+        states = state.get("state")
+        if states is None:
+            return
         for name in states:
             if name not in self._own:
                 raise IrcError("state-mismatch", f"the optimiser has no parameter '{name}'")
+        self._check_states({
+            name: {k: tuple(v.shape) if isinstance(v, torch.Tensor) else () for k, v in own.items()}
+            for name, own in states.items()
+        })  # fmt: skip
+
+    def check_stored(self, checkpoint: Checkpoint, prefix: str) -> None:
+        """Refuse a checkpoint's states of what the optimiser does not have; every rank calls it.
+
+        Args:
+            checkpoint: opened by every rank.
+            prefix: how names of states begin.
+
+        Raises:
+            IrcError: ``state-mismatch``, ``checkpoint-corrupt``.
+        """
+        place = f"{prefix.partition('.')[0]}.{CLASS}"
+        check_class(self._optimizer, checkpoint.values((place,)).get(place))
+        states: dict[str, dict[str, tuple[int, ...]]] = {}
+        for place, (name, key) in self._places(checkpoint, prefix).items():
+            states.setdefault(name, {})[key] = checkpoint.shapes.get(place, ())
+        self._check_states(states)
+
+    def _check_states(self, states: Mapping[str, Mapping[str, tuple[int, ...]]]) -> None:
+        """Refuse states by name of the parameter and of the state, of which these are shapes."""
+        groups = {id(p): g for g in self._optimizer.param_groups for p in g["params"]}
+        for name, own in states.items():
+            parameter = self._own[name]
+            check_keys(self._optimizer, groups[id(parameter)], name, own)
+            work = self._work.get(name)
+            whole = tuple(parameter.shape) if work is None else work.shape
+            for key, shape in own.items():
+                if self._is_elementwise:
+                    check_shape(name, key, shape, whole)
+        for name, keys in self._early.items():
+            if lacking := sorted(keys - set(states.get(name, ()))):
+                raise IrcError(
+                    "state-mismatch",
+                    f"the state lacks '{lacking[0]}' of '{name}', which the optimiser has from "
+                    "its beginning",
+                    help="load the parameters alone: step.load(folder, optimizer=False)",
+                )
 
     def load(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Take whole states by parameter and name, and drop all others.
@@ -246,9 +324,7 @@ class EagerOptimizer:
     def _read(self, checkpoint: Checkpoint, prefix: str) -> None:
         from irc.runtime.boxes import Box
 
-        stored = [n for n in (*checkpoint.shapes, *checkpoint.objects) if n.startswith(prefix)]
-        places = {n: n.removeprefix(prefix).rpartition(".") for n in stored}
-        places = {n: (own, key) for n, (own, _, key) in places.items() if own in self._own}
+        places = self._places(checkpoint, prefix)
         boxes: dict[str, Box] = {}
         fresh: dict[str, dict[str, Any]] = {}
         for place, (name, key) in places.items():
@@ -266,6 +342,12 @@ class EagerOptimizer:
         self._optimizer.state.clear()  # it had no others then
         for name, own in fresh.items():
             self._optimizer.state[self._own[name]] = own
+
+    def _places(self, checkpoint: Checkpoint, prefix: str) -> dict[str, tuple[str, str]]:
+        """Return names of the parameter and of the state by what a checkpoint calls them."""
+        stored = [n for n in (*checkpoint.shapes, *checkpoint.objects) if n.startswith(prefix)]
+        places = {n: n.removeprefix(prefix).rpartition(".") for n in stored}
+        return {n: (own, key) for n, (own, _, key) in places.items() if own in self._own}
 
     def _seen(self, parts: Parts, name: str) -> _Work:
         """Return how the optimiser is to see a parameter."""

@@ -21,7 +21,7 @@ from irc.plan.schema import Plan
 from irc.plan.training import trained_by
 from irc.runtime.absent import AbsentParameter
 from irc.runtime.agreement import agree_on_weights
-from irc.runtime.eager_optimizer import EagerOptimizer
+from irc.runtime.eager_optimizer import CLASS, EagerOptimizer
 from irc.runtime.initialisers import Init, InitialStart
 from irc.runtime.parts import Parts
 from irc.runtime.replicas import Copies
@@ -218,13 +218,14 @@ class TrainingState:
                 held[name] = whole
         if not everywhere and self.parts.world_rank:
             return {}
-        return self._assembled(held)
+        return self._with_class(self._assembled(held))
 
-    def state_in_parts(self, form: Form) -> dict[str, Any]:
+    def state_in_parts(self, form: Form, *, says_class: bool = False) -> dict[str, Any]:
         """Return the state with this rank's parts alone; on a mesh every rank calls it.
 
         Args:
             form: makes of a part what is returned.
+            says_class: name the class of an eager optimiser, which torch's own states do not.
         """
         held: dict[str, Any] = dict(self._pending)
         for parts, name in self._saved():
@@ -233,7 +234,13 @@ class TrainingState:
                 held[name] = part if part is None else part.clone()
             else:
                 held[name] = form(parts, name)
-        return self._assembled({n: v for n, v in held.items() if v is not None})
+        state = self._assembled({n: v for n, v in held.items() if v is not None})
+        return self._with_class(state) if says_class else state
+
+    def _with_class(self, state: dict[str, Any]) -> dict[str, Any]:
+        if self._eager is not None:
+            state["optimizer"][CLASS] = self._eager.class_name
+        return state
 
     def _saved(self) -> Iterator[tuple[Parts, str]]:
         """Return all that a state has, the same on every rank, and the parts that it is in."""
@@ -303,6 +310,8 @@ class TrainingState:
                 "load the parameters alone: step.load(folder, optimizer=False)",
             )
         self._check_stored_states(checkpoint, wanted)
+        if optimizer and self._eager is not None:
+            self._eager.check_stored(checkpoint, STATE)
         stored |= {n: key for n, key in wanted.items() if key in checkpoint.shapes}
         start = CheckpointStart(checkpoint, stored, lacking)
         # Parameters that the module has whole are written at once; it may be looked at.
@@ -411,7 +420,7 @@ class TrainingState:
         states: dict[str, torch.Tensor] = {}
         own_states: Mapping[str, Any] = state.get("optimizer", {}).get("state", {})
         if self._eager is not None:
-            self._eager.check(own_states)
+            self._eager.check(state.get("optimizer", {}))
         elif "optimizer" in state:
             states = from_torch(self.recipe, state["optimizer"])
             self._check_states(states)

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+import irc
 from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+from irc.runtime.eager_kinds import same_draws
 from irc.runtime.eager_optimizer import EagerOptimizer
 from irc.runtime.parts import Parts
 from tests.calls.test_eager_optimizer import assert_near, net, step_of, x
@@ -70,3 +74,78 @@ def test_states_that_were_not_yet_are_dropped(how: str, tmp_path: Path) -> None:
     wanted = [float(step(x, Y)) for _ in range(3)]
     step.load(tmp_path) if how == "folder" else step.load_state_dict(state)
     assert [float(step(x, Y)) for _ in range(3)] == wanted
+
+
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    """Return one that is not compiled."""
+    return torch.optim.SGD(module.parameters(), 0.1, 0.9, dampening=0.5)
+
+
+def test_states_of_another_optimiser_are_refused(tmp_path: Path) -> None:
+    mine, again = net(), net()
+    inputs = x.float()
+    step = irc.compile_step(mine, loss=F.cross_entropy, optimizer="adamw")
+    step(inputs, Y)
+    step.save(tmp_path)
+    adamw: dict[str, Any] = step.state_dict()
+    other = step_of(again, sgd(again))
+    other(inputs, Y)
+    before = other.state_dict()
+    own = before["optimizer"]
+    assert own["class"] == "SGD"
+    name = next(iter(own["state"]))
+    wrong = {**own, "state": {name: {"momentum_buffer": torch.ones(2, 99)}}}
+    for refused, says in (
+        (lambda: other.load(tmp_path), "SGD keeps no"),
+        (lambda: other.load_state_dict(adamw), "SGD keeps no"),
+        (lambda: other.load_state_dict({"optimizer": {**own, "class": "Lion"}}), "is of Lion"),
+        (lambda: other.load_state_dict({"optimizer": wrong}), r"is \[2, 99\]"),
+    ):
+        with pytest.raises(IrcError, match=says) as said:
+            refused()
+        assert said.value.code == "state-mismatch"
+    after = other.state_dict()
+    for key, value in before["model"].items():
+        assert torch.equal(value, after["model"][key])
+    nadam = net()
+    with pytest.raises(IrcError, match="needs 'mu_product'"):
+        step_of(nadam, torch.optim.NAdam(nadam.parameters())).load_state_dict(adamw)
+
+
+def test_states_that_an_optimiser_begins_with_are_not_dropped() -> None:
+    mine = net()
+    own = torch.optim.Adagrad(mine.parameters(), initial_accumulator_value=0.5)
+    step = step_of(mine, own)
+    with pytest.raises(IrcError, match="has from its beginning"):
+        step.load_state_dict({"optimizer": {"state": {}, "param_groups": []}})
+    step(x.float(), Y)
+
+
+class Closing(torch.optim.Optimizer):
+    """Calls the closure that it does not have."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> Any:
+        """Call it."""
+        return closure()
+
+
+def test_an_error_of_an_optimiser_names_it() -> None:
+    mine = net()
+    with pytest.raises(IrcError, match=r"Closing.step\(\) failed on rank 0: TypeError") as said:
+        step_of(mine, Closing(mine.parameters()))(x.float(), Y)
+    assert said.value.code == "optimizer-failed"
+    assert isinstance(said.value.__cause__, TypeError)
+
+
+def test_draws_are_those_of_the_seed_on_several_ranks() -> None:
+    own, draws = Closing(net().parameters()), list[torch.Tensor]()
+    for start in (1, 2):
+        torch.manual_seed(start)
+        with same_draws(own, 5, num_ranks=2):
+            draws.append(torch.rand(3))
+        draws.append(torch.rand(3))
+    assert torch.equal(draws[0], draws[2])
+    assert not torch.equal(draws[1], draws[3])
