@@ -14,6 +14,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import entry, functions
+from irc.dialects.comm import WaitOp
 from irc.dialects.flow import FlowOp, id_of, loc_of, phase_of, to_python
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.kernels.foreach import Pointwise, join, most_parts, pointwise_of
@@ -113,7 +114,8 @@ class MergeLaunchesPass(ModulePass):
     Launches are joined where nothing but row kernels and views lie between them, so that what they
     read is kept no longer than before; a product, a collective or a library op ends a run. It
     declines where a kernel reduces, looks up, reads a transpose, or reads what another of them
-    makes. Ranks exchange gradients between the updates that wait for them: those stay apart.
+    makes. Updates whose gradients come from different exchanges stay apart: none waits for the
+    other's.
     """
 
     name = "merge-launches"
@@ -208,10 +210,10 @@ class _Joiner:
         return isinstance(op, LaunchOp) and self.known[op.kernel_name].template.data == "rows"
 
     def _add(self, op: LaunchOp) -> None:
-        own = self.plain[op.kernel_name]
+        own, awaited = self.plain[op.kernel_name], _awaited(op)
         for group in self.waiting:
             shaped = [self.plain[o.kernel_name] for o in group]
-            if all(own.fits(other) for other in shaped):
+            if all(own.fits(other) for other in shaped) and awaited == _awaited(group[0]):
                 group.append(op)
                 if len(group) == most_parts(self.known[op.kernel_name]):
                     following = op.next_op
@@ -247,6 +249,21 @@ class _Joiner:
             number += 1
             free = f"{name}{number}"
         return free
+
+
+def _awaited(op: LaunchOp) -> frozenset[Operation]:
+    """Return the waits that a launch reads, also where a bucket was unpacked between."""
+    waits: set[Operation] = set()
+    left = [value.owner for value in op.operands]
+    while left:
+        owner = left.pop()
+        if isinstance(owner, WaitOp):
+            waits.add(owner)
+        elif isinstance(owner, ViewOp):
+            left += [value.owner for value in owner.operands]
+        elif isinstance(owner, CallOp) and len(owner.operands) == 1:  # what unpacks a bucket
+            left.append(owner.operands[0].owner)
+    return frozenset(waits)
 
 
 def _launch(kernel: KernelOp, group: Sequence[LaunchOp]) -> FlowOp:

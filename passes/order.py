@@ -141,6 +141,12 @@ def scheduled(block: Block, seconds: Seconds, in_flight: int | None = None) -> l
             return Task(after, waits_for=position.get(op.inputs[0].owner, -1))
         if not isinstance(op, CollectiveOp):
             return Task(after, seconds(op))
-        return Task(after, seconds(op), op.axis.data, grows=isinstance(op, AllGatherOp))
+        # What is returned has its memory in any case.
+        grows = isinstance(op, AllGatherOp) and any(
+            use.operation is not block.last_op
+            for wait in op.outputs[0].uses
+            for use in wait.operation.results[0].uses
+        )
+        return Task(after, seconds(op), op.axis.data, grows=grows)
 
     return [ops[i] for i in list_schedule([task(op) for op in ops], in_flight)]
