@@ -289,13 +289,15 @@ def compile_step(
             cost nothing, other betas or another decay compile the step again. Any other optimiser
             of torch, or a class of your own, runs eagerly after the compiled forward and backward,
             and one warning names it (``EagerOptimizerWarning``); so does one of those with hooks of
-            its step. One that works element by element (RAdam, NAdam, Rprop, ASGD, SGD with
-            dampening, or an object with ``elementwise = True``) runs on a rank's parts of
-            parameters and of the gradients, called ``optimizer.gradient.NAME`` in pins; for others
-            (Adafactor, Muon, your own) each rank puts parameters and gradients together in each
-            step, and its states are whole. States are saved and loaded as those of compiled ones.
-            LBFGS and SparseAdam, a step that wants a closure, stages, masters, and plans that are
-            exported are refused.
+            its step, which are registered before. One that works element by element (RAdam, NAdam,
+            Rprop, ASGD, SGD with dampening, or an object with ``elementwise = True``) runs on a
+            rank's parts of parameters and of the gradients, called ``optimizer.gradient.NAME`` in
+            pins; for others (Adafactor, Muon, your own) each rank puts parameters and gradients
+            together in each step, and its states are whole. States are saved and loaded as those
+            of compiled ones; those of another class are refused. LBFGS and SparseAdam, a step that
+            wants a closure, stages, masters, and plans that are exported are refused, and so are
+            hooks that come later. One of a user's own class that draws random numbers draws the
+            same on every rank of a mesh.
         mesh: axes of a mesh, ``data=2,tensor=2``. An axis of size ``auto`` takes the processes that
             the others leave, ``data=auto,tensor=2``, so that a job which torchrun starts again
             with fewer of them, or more, is planned for those; a function gives a mesh for a

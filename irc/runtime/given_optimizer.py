@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
@@ -50,8 +51,14 @@ class GivenOptimizer:
         """Return the recipe of the next step: that of the last one, where no number has changed.
 
         Raises:
-            IrcError: ``option-value`` for what a step does not compute.
+            IrcError: ``option-value`` for what a step does not compute, and for hooks of a step.
         """
+        if _has_hooks(self._optimizer):
+            raise _refused(
+                "the optimiser has hooks of its step, which it had not when the step was made: a "
+                "compiled optimiser does not call them",
+                "register hooks before irc.compile_step, which then runs the optimiser eagerly",
+            )
         # Else a scheduler of torch warns that it goes on without a step.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # a mark of schedulers
         now = self._numbers()
@@ -171,9 +178,12 @@ def why_eager(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether something is called before or after each step of an optimiser."""
+    """Return whether something is called before or after each step of an optimiser, or of all."""
     names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    return any(getattr(optimizer, name, None) for name in names)
+    is_own = any(getattr(optimizer, name, None) for name in names)
+    every = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    # torch.profiler's own, where a daemon profiles, only counts steps.
+    return is_own or any(getattr(hook, "__module__", "") != "torch.profiler" for hook in every)
 
 
 def _apart(optimizer: object, before: frozenset[int]) -> frozenset[int]:

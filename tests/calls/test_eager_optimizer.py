@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import irc
 from irc.errors import IrcError
@@ -133,6 +134,24 @@ def test_hooks_of_a_step_are_called() -> None:
     eagerly(theirs, torch.optim.AdamW(theirs.parameters(), 1e-2), 2)
     assert called == [1, 1]
     assert_near(mine, theirs)
+
+
+def test_hooks_that_come_later_are_refused() -> None:
+    mine = net()
+    own = torch.optim.AdamW(mine.parameters(), 1e-2)
+    step = irc.compile_step(mine, loss=F.cross_entropy, optimizer=own)
+    step(X, Y)
+    for register in (
+        own.register_step_pre_hook,
+        register_optimizer_step_post_hook,
+    ):
+        handle = register(lambda *_: None)
+        try:
+            with pytest.raises(IrcError, match="has hooks of its step, which it had not"):
+                step(X, Y)
+        finally:
+            handle.remove()  # torch's own would be there for other tests
+    step(X, Y)
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
