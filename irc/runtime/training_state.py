@@ -27,7 +27,7 @@ from irc.runtime.parts import Parts
 from irc.runtime.replicas import Copies
 from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.starts import CheckpointStart, Start
-from irc.runtime.torch_optimizer import STEP, from_torch, state_name, to_torch
+from irc.runtime.torch_optimizer import CLASSES, STEP, from_torch, state_name, to_torch
 from irc.runtime.weight_files import WeightFilesStart
 from irc.training.entry import globs, matches
 from irc.training.optimizers import GRADIENT, OPTIMIZERS, REMAINDER
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Form: TypeAlias = Callable[[Parts, str], Any]
 """Makes of a tensor what a state in parts has of it; None for one that another stage has."""
 
-MODEL, STATE = "model.", "optimizer.state."
+MODEL, STATE, STORED_CLASS = "model.", "optimizer.state.", f"optimizer.{CLASS}"
 """How names in checkpoints begin."""
 
 SEED = "seed"
@@ -312,6 +312,8 @@ class TrainingState:
         self._check_stored_states(checkpoint, wanted)
         if optimizer and self._eager is not None:
             self._eager.check_stored(checkpoint, STATE)
+        elif optimizer:
+            self._check_class(checkpoint.values((STORED_CLASS,)).get(STORED_CLASS))
         stored |= {n: key for n, key in wanted.items() if key in checkpoint.shapes}
         start = CheckpointStart(checkpoint, stored, lacking)
         # Parameters that the module has whole are written at once; it may be looked at.
@@ -396,6 +398,16 @@ class TrainingState:
         is_half = self._module.get_parameter(name).dtype in (torch.bfloat16, torch.float16)
         return (*own, REMAINDER) if is_half and self.recipe.precision.masters else own
 
+    def _check_class(self, name: object) -> None:
+        """Refuse states of an eager optimiser of another class than the compiled one's."""
+        own = CLASSES[self.recipe.kind.partition("-")[0]].__name__
+        # Which of the two formulas an Adam has, its options say; their states are alike.
+        if name is not None and name != own and {name, own} != {"Adam", "AdamW"}:
+            raise _mismatch(
+                f"the state is of {name}, and the step computes {own}",
+                "load the parameters alone: step.load(folder, optimizer=False)",
+            )
+
     def _check_stored_states(self, checkpoint: Checkpoint, wanted: Mapping[str, str]) -> None:
         shapes = {n: tuple(p.shape) for n, p in self._module.named_parameters()}
         for name, key in wanted.items():
@@ -422,6 +434,7 @@ class TrainingState:
         if self._eager is not None:
             self._eager.check(state.get("optimizer", {}))
         elif "optimizer" in state:
+            self._check_class(state["optimizer"].get(CLASS))
             states = from_torch(self.recipe, state["optimizer"])
             self._check_states(states)
         model = {k: whole for k, v in model.items()

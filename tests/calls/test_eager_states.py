@@ -112,6 +112,21 @@ def test_states_of_another_optimiser_are_refused(tmp_path: Path) -> None:
         step_of(nadam, torch.optim.NAdam(nadam.parameters())).load_state_dict(adamw)
 
 
+def test_a_compiled_optimiser_takes_no_states_of_another(tmp_path: Path) -> None:
+    mine = net()
+    step = step_of(mine, torch.optim.RAdam(mine.parameters()))
+    step(x.float(), Y)
+    step.save(tmp_path)
+    other = irc.compile_step(net(), loss=F.cross_entropy, optimizer="adamw")
+    for refused in (
+        lambda: other.load(tmp_path),
+        lambda: other.load_state_dict(step.state_dict()),
+    ):
+        with pytest.raises(IrcError, match="is of RAdam, and the step computes AdamW"):
+            refused()
+    other.load(tmp_path, optimizer=False)
+
+
 def test_states_that_an_optimiser_begins_with_are_not_dropped() -> None:
     mine = net()
     own = torch.optim.Adagrad(mine.parameters(), initial_accumulator_value=0.5)
