@@ -28,7 +28,7 @@ from irc.frontends.torch.own_thread import own_thread
 from irc.frontends.torch.repeat import expand, is_mark, stubbed
 from irc.frontends.torch.strided_writes import copy_into_strided
 from irc.frontends.torch.table import row_of
-from irc.frontends.torch.wrapped import inline, mark_autocast
+from irc.frontends.torch.wrapped import cast_inside, inline, mark_autocast
 
 NEEDS_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
 """Ops that move their running statistics, though their schema does not say so."""
@@ -121,6 +121,7 @@ def export(
                 location(resized),
                 help="resize a clone, or use .to(memory_format=...)",
             )
+        cast_inside(program.graph_module, lambda node: is_plain(node.target, node.args))
         return program.run_decompositions(decompositions(whole))
 
 

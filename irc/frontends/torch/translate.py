@@ -27,7 +27,7 @@ from irc.frontends.torch.locations import location
 from irc.frontends.torch.lowering import Declined, Lowering, is_for
 from irc.frontends.torch.sizes import SizeError, SizeNames
 from irc.frontends.torch.table import row_of
-from irc.frontends.torch.wrapped import AUTOCAST, WRAPPERS, is_autocast
+from irc.frontends.torch.wrapped import AUTOCAST, WRAPPERS, casts_whole, is_autocast
 from irc.ops.custom import declaration
 from irc.ops.infer import ShapeError
 from irc.runtime import effects
@@ -173,6 +173,8 @@ class Scope:
         if any(isinstance(arg, complex) for arg in (*args, *kwargs.values())):
             row = None  # literals are real
         autocast = self._is_cast(node)
+        if autocast and casts_whole(target):
+            args, kwargs = self._widened(args, kwargs, seen)
         if row is not None and not autocast and refuses(target, node.args, node.kwargs):
             row = None
         if row is not None and all(
@@ -204,7 +206,30 @@ class Scope:
                 ]
         if not memory_views.is_alone(node, target):
             raise IrcError("op-unsupported", "it depends on how its operand lies in memory")
+        if autocast and casts_whole(target):
+            args, kwargs = self._narrowed(args, kwargs, seen)
         return self._extern(target, args, kwargs, fakes)
+
+    def _widened(self, args: Any, kwargs: Any, results: list[Any]) -> Any:
+        """Cast operands of half types as autocast does for an op that computes in float32."""
+        wide = {torch.float32, torch.complex64}
+        if not any(isinstance(x, torch.Tensor) and x.dtype in wide for x in results):
+            return args, kwargs
+        return self._cast(args, kwargs, ("f16", "bf16"), "f32")
+
+    def _narrowed(self, args: Any, kwargs: Any, results: list[Any]) -> Any:
+        """Cast operands in float32 as autocast does for an op that computes in a half type."""
+        half = {x.dtype for x in results if isinstance(x, torch.Tensor)}
+        if len(half) != 1 or not half <= {torch.float16, torch.bfloat16}:
+            return args, kwargs
+        return self._cast(args, kwargs, ("f16", "bf16", "f32"), dtype_names()[half.pop()])
+
+    def _cast(self, args: Any, kwargs: Any, dtypes: tuple[str, ...], to: str) -> Any:
+        def one(value: Any) -> Any:
+            is_one = isinstance(value, SSAValue) and tensor(value).dtype in dtypes
+            return self.b.cast(value, to) if is_one else value
+
+        return pytree.tree_map(one, (args, kwargs))
 
     def _is_cast(self, node: Node) -> bool:
         return self.autocast or bool(node.meta.get(AUTOCAST))

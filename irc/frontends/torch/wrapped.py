@@ -9,6 +9,7 @@ function is not given: its nodes are put in place of the call, and know that aut
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,52 @@ def mark_autocast(graph: Graph) -> None:
     """Note in all nodes of a graph that autocast was on where it was traced."""
     for node in graph.nodes:
         node.meta.setdefault(AUTOCAST, True)
+
+
+def cast_inside(module: GraphModule, is_plain: Callable[[Node], bool]) -> None:
+    """Let composite ops under autocast be taken apart with autocast on, so that their parts cast.
+
+    Eager runs the cell of a GRU with autocast on, and its products are cast. A trace takes ops
+    apart behind autocast, where nothing is cast any more. (What autocast casts as a whole has its
+    parts behind it in eager too.)
+
+    Args:
+        module: the graph, which changes; nothing but to trace it again can follow.
+        is_plain: says of a call that it will not be taken apart.
+    """
+    around = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    _cast_inside(module, around, is_plain)
+
+
+def _cast_inside(
+    module: GraphModule, dtype: torch.dtype | None, is_plain: Callable[[Node], bool]
+) -> None:
+    for node in module.graph.nodes:
+        if (name := wrapper_of(node)) == "wrap_with_autocast":
+            own = (node.args[1] or torch.get_autocast_dtype("cpu")) if node.args[2] else None
+            _cast_inside(_body(module, node), own, is_plain)
+        elif name:
+            _cast_inside(_body(module, node), dtype, is_plain)
+        elif dtype is not None and _casts_parts(node.target) and not is_plain(node):
+            node.target = partial(_in_parts, node.target, dtype)
+
+
+def casts_whole(op: Any) -> bool:
+    """True for an op whose operands autocast casts before it runs."""
+    is_op = isinstance(op, torch._ops.OpOverload)
+    return is_op and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutocastCPU")
+
+
+def _casts_parts(op: Any) -> bool:
+    """True for an op that runs as its parts, with autocast on for each of them."""
+    if not isinstance(op, torch._ops.OpOverload) or casts_whole(op):
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+def _in_parts(op: torch._ops.OpOverload, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+    with torch.autocast("cpu", dtype, cache_enabled=False):
+        return op.decompose(*args, **kwargs)
 
 
 def inline(module: GraphModule, holds: Callable[[Node], bool]) -> None:
