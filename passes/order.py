@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
@@ -14,11 +14,10 @@ from xdsl.ir import Block, Operation
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import functions
-from irc.dialects.comm import AllGatherOp, CollectiveOp, WaitOp
+from irc.dialects.comm import CollectiveOp
 from irc.dialects.placement import Mesh
-from irc.schedule.overlap import Task, list_schedule
-
-Seconds: TypeAlias = Callable[[Operation], float]
+from irc.schedule.blocks import Seconds, scheduled_ops, tasks_of
+from irc.schedule.overlap import list_schedule
 
 
 @dataclass(frozen=True)
@@ -131,22 +130,5 @@ def scheduled(block: Block, seconds: Seconds, in_flight: int | None = None) -> l
         seconds: of each op; of a collective, on its link.
         in_flight: how many collectives may be pending; None for what the links can carry.
     """
-    ops = [op for op in block.ops if op is not block.last_op]
-    position: dict[Operation | Block, int] = {op: i for i, op in enumerate(ops)}
-
-    def task(op: Operation) -> Task:
-        before = dict.fromkeys(v.owner for v in op.operands if v.owner in position)
-        after = tuple(position[owner] for owner in before)
-        if isinstance(op, WaitOp):
-            return Task(after, waits_for=position.get(op.inputs[0].owner, -1))
-        if not isinstance(op, CollectiveOp):
-            return Task(after, seconds(op))
-        # What is returned has its memory in any case.
-        grows = isinstance(op, AllGatherOp) and any(
-            use.operation is not block.last_op
-            for wait in op.outputs[0].uses
-            for use in wait.operation.results[0].uses
-        )
-        return Task(after, seconds(op), op.axis.data, grows=grows)
-
-    return [ops[i] for i in list_schedule([task(op) for op in ops], in_flight)]
+    ops = scheduled_ops(block)
+    return [ops[i] for i in list_schedule(tasks_of(block, seconds), in_flight)]

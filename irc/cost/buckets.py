@@ -13,7 +13,7 @@ from xdsl.ir import Block, Operation
 
 from irc.cluster.topology import Collective
 from irc.cost.model import ClusterCost
-from irc.dialects.comm import AllGatherOp, AllReduceOp, CollectiveOp, ReduceScatterOp, WaitOp
+from irc.dialects.comm import CHUNK, AllGatherOp, AllReduceOp, CollectiveOp, ReduceScatterOp, WaitOp
 from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.types import ITEM_BYTES
 
@@ -57,7 +57,7 @@ def collected(block: Block) -> dict[Kind, list[Member]]:
     position = {op: i for i, op in enumerate(block.ops)}
     members: dict[Kind, list[Member]] = {}
     for op in position:
-        if not isinstance(op, JOINED):
+        if not isinstance(op, JOINED) or CHUNK in op.attributes:
             continue
         wait = op.outputs[0].get_user_of_unique_use()
         kinds = (tensor(op.inputs[0]), op.result_tensor)

@@ -36,6 +36,10 @@ class PendingType(ParametrizedAttribute, TypeAttribute):
             printer.print_attribute(self.tensor)
 
 
+CHUNK = "chunk"
+"""Of a collective of a piece, which it is: ``0 of 4``. It is not cut again, and not joined."""
+
+
 class CollectiveOp(FlowOp):
     """Base of the collectives; ``axis`` names the mesh axis whose group takes part."""
 

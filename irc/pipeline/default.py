@@ -88,6 +88,7 @@ def passes_by_part(options: Options) -> Passes:
         links["within"] = str(options.within)
     if distributed:
         pipeline.append(("hoist-collectives", {}))
+        pipeline.append(("chunk-collectives", links))
         pipeline.append(("bucket-collectives", links))
     weights: dict[str, object] = {"weights_only": True} if target in GPUS else {}
     pipeline.append(("pack-quantized", {"target": target, **weights}))

@@ -48,6 +48,7 @@ ORDER: tuple[Row, ...] = (
     Row("lower-boxing",         "stage",    "a mesh"),
     Row("lower-externs",        "function"),
     Row("hoist-collectives",    "function", "a mesh"),
+    Row("chunk-collectives",    "function", "a mesh"),
     Row("bucket-collectives",   "function", "a mesh"),
     # How: by which kernels.
     Row("pack-quantized",       "function"),
@@ -73,6 +74,7 @@ ORDER: tuple[Row, ...] = (
 OPTIONAL = (
     "stream-cross-entropy",
     "hoist-collectives",
+    "chunk-collectives",
     "bucket-collectives",
     "merge-matmuls",
     "merge-launches",

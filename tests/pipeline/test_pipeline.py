@@ -34,7 +34,8 @@ from tests.models.gpt import GPT, GPTConfig
 TWO_BY_TWO = Mesh.parse("data=2,tensor=2")
 FLOW = ["canonicalize", "rewrite", "stream-cross-entropy"]
 RANKS = ["lower-externs", "pack-quantized", "merge-matmuls", "fuse"]
-LINKED = ["lower-externs", "hoist-collectives", "bucket-collectives", *RANKS[1:]]
+EXCHANGES = ["hoist-collectives", "chunk-collectives", "bucket-collectives"]
+LINKED = ["lower-externs", *EXCHANGES, *RANKS[1:]]
 KERNELS = ["map-tasks", "merge-launches"]
 ONE_DEVICE = [*FLOW, *RANKS, *KERNELS]
 PLACED = [*FLOW, "auto-shard"]

@@ -1,0 +1,209 @@
+"""Collectives beside products, cut into pieces: each a collective and a product of its own.
+
+While the product of one piece is computed, the collective of another is under way. PyTorch calls
+this async tensor parallel; the decomposition is that of Wang et al. 2023, "Overlap Communication
+with Dependent Computation via Decomposition".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from xdsl.dialects.builtin import DictionaryAttr, StringAttr
+from xdsl.ir import Block, Operation, SSAValue
+
+from irc.cluster.topology import Collective
+from irc.dialects.comm import (
+    CHUNK,
+    AllGatherOp,
+    CollectiveOp,
+    PendingType,
+    ReduceScatterOp,
+    WaitOp,
+)
+from irc.dialects.flow import FlowOp, id_of, loc_of, tensor, to_attribute
+from irc.dialects.types import TensorType
+from irc.sharding.pieces import Cut, Pieces, cut_of_product, joined
+
+CHUNKS = "irc.chunks"
+"""Of a module, what was cut: see :func:`told`."""
+KINDS: dict[str, Collective] = {
+    AllGatherOp.name: "all_gather",
+    ReduceScatterOp.name: "reduce_scatter",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """A collective that may be cut, and its wait."""
+
+    start: CollectiveOp
+    wait: WaitOp
+
+    def among(self, values: Mapping[SSAValue, SSAValue]) -> Group:
+        """Return the group of other ops, given which values stand for those of these."""
+        start = values[self.start.outputs[0]].owner
+        wait = values[self.wait.outputs[0]].owner
+        assert isinstance(start, CollectiveOp)
+        assert isinstance(wait, WaitOp)
+        return Group(start, wait)
+
+
+def group_of(op: Operation) -> Group | None:
+    """Return a collective of a kind that may be cut, and that is not a piece, with its wait."""
+    if not isinstance(op, AllGatherOp | ReduceScatterOp) or CHUNK in op.attributes:
+        return None
+    wait = op.outputs[0].get_user_of_unique_use()
+    if not isinstance(wait, WaitOp):
+        return None
+    return Group(op, wait)
+
+
+def cuts_of(group: Group, pieces: Pieces, ranks: int, degree: int) -> Iterator[Cut]:
+    """Yield how what is computed on may be cut: the gathered value, or what is scattered.
+
+    Args:
+        group: of a block.
+        pieces: what is known of the block.
+        ranks: of the collective's axis.
+        degree: how many pieces.
+    """
+    start, own = group.start, group.start.plain["dim"]
+    is_gather = isinstance(start, AllGatherOp)
+    whole = group.wait.outputs[0] if is_gather else start.inputs[0]
+    shape = tensor(whole).static_shape()
+    for dim in range(len(shape)):
+        cut = Cut(dim, degree, ranks if dim == own else 1)
+        if not cut.fits(shape) or shape[dim] < 2:
+            continue
+        readers = (use.operation for use in whole.uses)
+        if (
+            any(cut_of_product(reader, whole, cut) for reader in readers)
+            if is_gather
+            else pieces.is_computed(whole, cut)
+        ):
+            yield cut
+
+
+def cut_group(group: Group, cut: Cut, pieces: Pieces) -> None:
+    """Put pieces in the place of a collective and of the products beside it.
+
+    Args:
+        group: of a block.
+        cut: one of :func:`cuts_of`.
+        pieces: what is known of the block; changed.
+    """
+    if isinstance(group.start, AllGatherOp):
+        _cut_gather(group, cut, pieces)
+    else:
+        _cut_scatter(group, cut, pieces)
+
+
+def told(group: Group, cut: Cut, saved_s: float | None) -> DictionaryAttr:
+    """Return what was decided of a group: what ``irc explain`` reads."""
+    start = group.start
+    facts: dict[str, object] = {
+        "id": id_of(group.wait),
+        "op": start.name,
+        "axis": start.axis.data,
+        "degree": cut.degree,
+        "dim": cut.dim,
+        "loc": loc_of(start),
+    }
+    if saved_s is not None:
+        facts["saved_s"] = saved_s
+    return DictionaryAttr({key: to_attribute(value) for key, value in facts.items()})
+
+
+def _cut_gather(group: Group, cut: Cut, pieces: Pieces) -> None:
+    start, wait = group.start, group.wait
+    source, whole = start.inputs[0], wait.outputs[0]
+    parts = [
+        pieces.of(source, replace(cut, ranks=1), number, start, start)
+        for number in range(cut.degree)
+    ]
+    starts = [_started(group, cut, number, part) for number, part in enumerate(parts)]
+    gathered = [_waited(group, number, each, wait) for number, each in enumerate(starts)]
+    pieces.know(whole, cut, gathered)
+    readers = list(dict.fromkeys(use.operation for use in whole.uses))
+    block = wait.parent
+    assert isinstance(block, Block)
+    order = {op: i for i, op in enumerate(block.ops)}
+    rest: list[Operation] = []
+    for reader in sorted(readers, key=order.__getitem__):
+        moved = cut_of_product(reader, whole, cut)
+        if moved is None or not isinstance(reader, FlowOp):
+            rest.append(reader)
+            continue
+        made = [pieces.computed(reader, moved, number, reader) for number in range(cut.degree)]
+        result = joined(made, moved, reader, reader)
+        reader.outputs[0].replace_all_uses_with(result)
+        pieces.know(result, moved, made)
+        _erase(reader)
+    if rest:
+        value = joined(gathered, cut, wait, rest[0])
+        whole.replace_all_uses_with(value)
+        pieces.know(value, cut, gathered)
+    _erase(wait)
+    _erase(start)
+
+
+def _cut_scatter(group: Group, cut: Cut, pieces: Pieces) -> None:
+    start, wait = group.start, group.wait
+    source = start.inputs[0]
+    assert isinstance(source.owner, FlowOp)
+    starts: list[FlowOp] = []
+    for number in range(cut.degree):
+        piece = pieces.computed(source.owner, cut, number, start)
+        starts.append(_started(group, cut, number, piece))
+    scattered = [_waited(group, number, each, wait) for number, each in enumerate(starts)]
+    mine = replace(cut, ranks=1)
+    value = joined(scattered, mine, wait, wait)
+    wait.outputs[0].replace_all_uses_with(value)
+    pieces.know(value, mine, scattered)
+    _erase(wait)
+    _erase_unused(start)
+
+
+def _started(group: Group, cut: Cut, number: int, value: SSAValue) -> FlowOp:
+    start = group.start
+    whole = start.result_tensor
+    kind = TensorType.of(cut.piece_shape(whole.static_shape()), whole.dtype)
+    made = type(start).make([value], [PendingType(kind)], **start.plain)
+    name = f"{id_of(group.wait)}.piece{number}"
+    made.attributes |= {k: v for k, v in start.attributes.items() if k != "sbp"}
+    made.attributes["id"] = StringAttr(f"{name}.start")
+    made.attributes[CHUNK] = StringAttr(f"{number} of {cut.degree}")
+    _block(start).insert_op_before(made, start)
+    return made
+
+
+def _waited(group: Group, number: int, start: FlowOp, before: Operation) -> SSAValue:
+    pending = start.outputs[0].type
+    assert isinstance(pending, PendingType)
+    made = WaitOp.make(start.outputs, [pending.tensor])
+    made.attributes |= {k: v for k, v in group.wait.attributes.items() if k != "sbp"}
+    made.attributes["id"] = StringAttr(f"{id_of(group.wait)}.piece{number}")
+    _block(before).insert_op_before(made, before)
+    return made.outputs[0]
+
+
+def _block(op: Operation) -> Block:
+    block = op.parent
+    assert isinstance(block, Block)
+    return block
+
+
+def _erase(op: Operation) -> None:
+    op.detach()
+    op.erase()
+
+
+def _erase_unused(op: Operation) -> None:
+    """Erase an op that nothing reads, and what only it has read."""
+    before: Sequence[Operation] = [v.owner for v in op.operands if isinstance(v.owner, FlowOp)]
+    _erase(op)
+    for each in dict.fromkeys(before):
+        if each.parent is not None and not any(value.uses.get_length() for value in each.results):
+            _erase_unused(each)

@@ -1,0 +1,141 @@
+"""Into how many pieces a collective and the products beside it are cut, so that a block ends first.
+
+The price of a degree is that of the program that it gives: a few ops around the collective, cut,
+list-scheduled on compute and links, with the launches, the narrower products, the latencies and the
+copies of joined pieces that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from irc.cost.model import ClusterCost
+from irc.dialects.comm import CollectiveOp
+from irc.dialects.flow import FlowOp
+from irc.sharding.chunks import KINDS, Group, cut_group, cuts_of
+from irc.sharding.pieces import Cut, Pieces
+from irc.simulate.block import BlockTimes
+
+DEGREES = (2, 4, 8)
+AROUND = 100
+"""Ops before and behind a collective that are looked at: compute further away does not wait."""
+LEAST = 0.05
+"""A cut is worth it where it saves this part of its collective: nothing is known more exactly."""
+
+
+class Choice(NamedTuple):
+    """A cut, and what it saves.
+
+    Attributes:
+        cut: of the gathered value, or of the one that is scattered.
+        saved_s: seconds by which the ops around it end sooner; None where the degree was asked for.
+    """
+
+    cut: Cut
+    saved_s: float | None = None
+
+
+class Chooser:
+    """Chooses cuts for the groups of a module; those that look alike are cut alike.
+
+    Args:
+        cost: of its mesh.
+        times: of its blocks.
+        degree: that is asked for; 0 for the best, or none.
+    """
+
+    def __init__(self, cost: ClusterCost, times: BlockTimes, degree: int = 0) -> None:
+        self._cost, self._times = cost, times
+        self._degree = degree
+        self._known: dict[Hashable, Choice | None] = {}
+
+    def choice(self, group: Group, pieces: Pieces) -> Choice | None:
+        """Return how a group is cut, None where it is left whole.
+
+        Args:
+            group: of a block.
+            pieces: what is known of the block.
+        """
+        ranks = self._cost.mesh.size(group.start.axis.data)
+        if self._degree:
+            first = next(cuts_of(group, pieces, ranks, self._degree), None)
+            return None if first is None else Choice(first)
+        if not self._is_long(group.start):
+            return None
+        key = _key(group)
+        if key not in self._known:
+            self._known[key] = self._best(group, pieces, ranks)
+        known = self._known[key]
+        if known is None or known.cut not in cuts_of(group, pieces, ranks, known.cut.degree):
+            return None
+        return known
+
+    def _best(self, group: Group, pieces: Pieces, ranks: int) -> Choice | None:
+        """Return the cut by which the ops around a group end first, if that is worth it."""
+        tried = [
+            (self._end(group, pieces, cut), cut)
+            for degree in DEGREES
+            for cut in cuts_of(group, pieces, ranks, degree)
+        ]
+        if not tried:
+            return None
+        end, cut = min(tried, key=lambda each: each[0])
+        saved = self._end(group, pieces, None) - end
+        least = LEAST * self._cost.start_seconds(group.start)
+        return Choice(cut, saved) if saved > least else None
+
+    def _is_long(self, start: CollectiveOp) -> bool:
+        """Return whether a collective takes longer than to begin two, as its pieces have to."""
+        begun = self._cost.collective_seconds(KINDS[start.name], 1, start.axis.data)
+        return self._cost.start_seconds(start) > 2 * begun
+
+    def _end(self, group: Group, pieces: Pieces, cut: Cut | None) -> float:
+        """Return when the ops around a group end with a cut of it."""
+        block, known = _around(group)
+        if cut is not None:
+            cut_group(group.among(known), cut, pieces.among(known))
+        return self._times.end(block)
+
+
+def _key(group: Group) -> Hashable:
+    start = group.start
+    beside = start.inputs[0].owner, *(use.operation for use in group.wait.outputs[0].uses)
+    return _form(start), *(_form(op) for op in beside if isinstance(op, FlowOp))
+
+
+def _form(op: FlowOp) -> Hashable:
+    operands = tuple(value.type for value in op.inputs)
+    return op.name, tuple(op.properties.items()), operands
+
+
+def _around(group: Group) -> tuple[Block, dict[SSAValue, SSAValue]]:
+    """Return a copy of the ops around a group, and the values of it by those that they stand for.
+
+    What ops elsewhere read is returned, and what they give is an argument.
+    """
+    block = group.start.parent
+    assert block is not None
+    ops: Sequence[Operation] = [op for op in block.ops if op is not block.last_op]
+    places = {op: place for place, op in enumerate(ops)}
+    readers = [places.get(use.operation, 0) for use in group.wait.outputs[0].uses]
+    first, last = places[group.start], max([places[group.wait], *readers])
+    last = min(last, first + 4 * AROUND)
+    inside = ops[max(0, first - AROUND) : last + AROUND]
+    own = {value for op in inside for value in op.results}
+    given = list(dict.fromkeys(v for op in inside for v in op.operands if v not in own))
+    copy = Block(arg_types=[value.type for value in given])
+    known: dict[SSAValue, SSAValue] = dict(zip(given, copy.args, strict=True))
+    copy.add_ops([op.clone(known) for op in inside])
+    members = set(inside)
+    kept = [
+        value
+        for op in inside
+        for value in op.results
+        if any(use.operation not in members for use in value.uses)
+    ]
+    copy.add_op(ReturnOp(*(known[value] for value in kept)))
+    return copy, known
