@@ -78,19 +78,19 @@ def main() -> int:
         + f"{'irc us':>10}{'speed':>8}{'error':>9}"
     )
     name = ("inductor" if args.inductor else "floor") + (" computed" if args.computed else "")
-    with _Worker(name, 1 if args.computed else args.threads) as worker:
+    with Worker(name, 1 if args.computed else args.threads) as worker:
         for case in cases:
             found = worker.ask(f"case {rounds} {seconds} {case}")
-            if any(_is_slow(row) for row in found):
+            if any(is_slow(row) for row in found):
                 found = worker.ask(f"again {3 * rounds} {2 * seconds} {case}")
             rows += found
-            _show(found, inductor=args.inductor)
+            show(found, inductor=args.inductor)
     if args.json:
         Path(args.json).write_text(json.dumps({"cores": os.cpu_count(), "rows": rows}, indent=1))
     return _verdict(rows)
 
 
-class _Worker:
+class Worker:
     """The worker, started again where a case ends it."""
 
     def __init__(self, name: str, threads: int) -> None:
@@ -117,13 +117,13 @@ class _Worker:
             return [{"case": case, "way": "-", "problem": str(error)}]
 
 
-def _is_slow(row: Row) -> bool:
+def is_slow(row: Row) -> bool:
     if "problem" in row:
         return False
     return row["speed"] < TARGET and row["lost"] > LEAST_S
 
 
-def _show(rows: Sequence[Row], *, inductor: bool) -> None:
+def show(rows: Sequence[Row], *, inductor: bool) -> None:
     for row in rows:
         start = f"{row['case']:<28}{row['way']:<18}"
         if "problem" in row:
@@ -135,14 +135,14 @@ def _show(rows: Sequence[Row], *, inductor: bool) -> None:
             + f"{row['eager'] * 1e6:>10.1f}"
             + "".join(f"{row[n] * 1e6:>10.1f}" if n in row else f"{'-':>10}" for n in others)
             + f"{row['irc'] * 1e6:>10.1f}{row['speed']:>8.2f}{row['error']:>9.1e}"
-            + ("  SLOW" if _is_slow(row) else ""),
+            + ("  SLOW" if is_slow(row) else ""),
             flush=True,
         )
 
 
 def _verdict(rows: Sequence[Row]) -> int:
     timed = [row for row in rows if "problem" not in row]
-    slow = sorted((row for row in timed if _is_slow(row)), key=lambda row: row["speed"])
+    slow = sorted((row for row in timed if is_slow(row)), key=lambda row: row["speed"])
     missed = [f"{row['case']} ({row['way']}) {row['speed']:.2f}" for row in slow]
     missed += [f"{r['case']} is wrong" for r in timed if not r["error"] < TOLERANCE]
     missed += [f"{r['case']} ({r['way']}): {r['problem']}" for r in rows if "problem" in r]

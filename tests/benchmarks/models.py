@@ -105,6 +105,25 @@ def _resnet() -> Built:
     return Hidden(model, "pixel_values"), (torch.randn(1, 3, 224, 224),)
 
 
+def _resnet18() -> Built:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(
+        num_labels=1000, depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic"
+    )
+    model = ResNetForImageClassification(config)
+    return Hidden(model, "pixel_values"), (torch.randn(1, 3, 224, 224),)
+
+
+def _bert_4_layers() -> Built:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
+    )
+    return Hidden(BertModel(config), "input_ids"), (_ids(30522, 1, 64),)
+
+
 def _vit() -> Built:
     from transformers import ViTConfig, ViTModel
 
@@ -155,7 +174,9 @@ MODELS: Mapping[str, Callable[[], Built]] = {
     "gpt2": _gpt2,
     "llama-prefill": _prefill,
     "llama-decode": _decode,
+    "bert-4-layers": _bert_4_layers,
     "resnet50": _resnet,
+    "resnet18": _resnet18,
     "mobilenet": _mobilenet,
     "resnext": _resnext,
     "vit": _vit,

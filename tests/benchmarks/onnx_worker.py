@@ -17,19 +17,23 @@ from tests.benchmarks.onnx_cases import read_feeds  # noqa: E402
 THREADS = 2
 
 
-def _onnx_runtime(path: str) -> Any:
+def onnx_runtime(model: str | bytes, threads: int) -> Any:
+    """Return a session of ONNX Runtime's, of a file or of its bytes, with all optimisations."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = THREADS
+    options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def _irc(path: str) -> Any:
+def session(name: str, path: str, threads: int = THREADS) -> Any:
+    """Return a session of a file: ``onnxruntime``'s or ``irc.onnx``'s."""
+    if name == "onnxruntime":
+        return onnx_runtime(path, threads)
     import irc.onnx
 
-    options = irc.onnx.SessionOptions(intra_op_num_threads=THREADS)
+    options = irc.onnx.SessionOptions(intra_op_num_threads=threads)
     return irc.onnx.InferenceSession(path, options)
 
 
@@ -60,18 +64,18 @@ def main(name: str, given: str) -> None:
     model, feeds_path = json.loads(given)
     feeds = read_feeds(Path(feeds_path))
     import_for(name)
-    session: Any = None
+    opened: Any = None
     answer("ready")
     for line in sys.stdin:
         command, *rest = line.split()
         if command == "cold":
             start = time.perf_counter()
-            session = _onnx_runtime(model) if name == "onnxruntime" else _irc(model)
+            opened = session(name, model)
             made = time.perf_counter()
-            session.run(None, feeds)
-            answer({"load": made - start, "first": time.perf_counter() - made, "how": how(session)})
+            opened.run(None, feeds)
+            answer({"load": made - start, "first": time.perf_counter() - made, "how": how(opened)})
         elif command == "save":
-            found = session.run(None, feeds)
+            found = opened.run(None, feeds)
             np.savez(rest[0], **{str(i): each for i, each in enumerate(found)})
             answer("saved")
         elif command == "memory":
@@ -80,7 +84,7 @@ def main(name: str, given: str) -> None:
             times: list[float] = []
             for _ in range(int(rest[0])):
                 start = time.perf_counter()
-                session.run(None, feeds)
+                opened.run(None, feeds)
                 times.append(time.perf_counter() - start)
             answer(times)
 
