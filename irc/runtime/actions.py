@@ -106,14 +106,14 @@ class Actions:
                 return t[cache].scatter_(dim, t[index], t[source])
 
             return lambda: bounded(action.op, attrs, (t[cache], t[index]), scatter)
-        if (write := writer(action.op, action.attrs)) is not None:
+        roots = [plan.buffers[plan.root(index)] for index in inputs]
+        fixed = [i for i, root in enumerate(roots) if root.storage == "weight"]
+        if (write := writer(action.op, action.attrs, fixed)) is not None:
             return lambda: write([t[i] for i in inputs], [t[i] for i in outputs])
         results = [(plan.buffers[i].shape, plan.buffers[i].dtype) for i in outputs]
 
         # Of results that nobody reads, torch's own shape functions are not always right.
         wanted = [plan.root(index) in plan.read for index in outputs]
-        roots = [plan.buffers[plan.root(index)] for index in inputs]
-        fixed = [i for i, root in enumerate(roots) if root.storage == "weight"]
         run = library.prepared(action.op, action.attrs, results, fixed)
 
         def call() -> None:

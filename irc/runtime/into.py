@@ -8,11 +8,11 @@ Each has a variant of torch's with ``out=``. What a call gives there is what
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from irc.runtime import effects
-from irc.runtime.flow_ops.extern import calling, own_op
+from irc.runtime.flow_ops.extern import CELLS, calling, own_op
 from irc.runtime.index_bounds import INDEXED, bounded
 
 if TYPE_CHECKING:
@@ -22,11 +22,20 @@ Write: TypeAlias = Callable[[Sequence["torch.Tensor"], Sequence["torch.Tensor"]]
 """Called with operands and with where the results go: contiguous, of the shapes stated."""
 
 
-def writer(name: str, attrs: Mapping[str, Any]) -> Write | None:
-    """Return what writes the results of an op in place, None where torch has nothing that does.
+def writer(name: str, attrs: Mapping[str, Any], fixed: Collection[int] = ()) -> Write | None:
+    """Return what writes the results of an op in place, None where nothing does.
 
     It raises ``index-out-of-range`` for an index that selects nothing.
+
+    Args:
+        name: the op.
+        attrs: its attributes.
+        fixed: operands that are weights: each the same tensor in every call.
     """
+    if name == "flow.extern" and attrs["target"] in CELLS:
+        from irc.runtime.onnx_library import cell_writer
+
+        return cell_writer(attrs["target"], json.loads(attrs["arguments"]), fixed)
     if name == "flow.extern":
         return _extern(attrs)
     found = WRITERS.get(name)

@@ -59,17 +59,53 @@ def prepared_cell(
         results: as :func:`run` takes them.
         fixed: operands that are weights.
     """
-    positions, options = arguments
-    places = [None if p is None else p["operand"] for p in positions]
-    if any(place is not None and place not in fixed for place in places[1:4]):
+    kept = _kept(target, arguments, fixed)
+    if kept is None:
         return None
-    cell = recurrent.Kept(target.removeprefix("onnx::"), options)
+    cell, places = kept
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         found = cell([None if i is None else inputs[i] for i in places])
         return _checked(target, found[: len(results)], results)
 
     return run
+
+
+def cell_writer(
+    target: str, arguments: Sequence[Any], fixed: Collection[int]
+) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None] | None:
+    """Return what runs a cell over time and writes its results; None where weights may change.
+
+    Args:
+        target: ``onnx::LSTM``.
+        arguments: as :func:`run` takes them.
+        fixed: operands that are weights.
+    """
+    kept = _kept(target, arguments, fixed)
+    if kept is None:
+        return None
+    cell, places = kept
+
+    def write(inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
+        operands = [None if i is None else inputs[i] for i in places]
+        if cell.write(operands, out):
+            return
+        results = [(tuple(each.shape), "") for each in out]
+        for each, value in zip(out, _checked(target, cell(operands), results), strict=True):
+            each.copy_(value)
+
+    return write
+
+
+def _kept(
+    target: str, arguments: Sequence[Any], fixed: Collection[int]
+) -> tuple[recurrent.Kept, list[int | None]] | None:
+    """Return a cell and the place of each of its operands; None where weights may change."""
+    positions, options = arguments
+    places = [None if p is None else p["operand"] for p in positions]
+    if any(place is not None and place not in fixed for place in places[1:4]):
+        return None
+    return recurrent.Kept(target.removeprefix("onnx::"), options), places
 
 
 def _checked(

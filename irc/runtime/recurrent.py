@@ -6,7 +6,7 @@ Where torch's own cell computes the same, it runs (:mod:`irc.runtime.torch_cells
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -119,19 +119,49 @@ class Kept:
         self._kind, self._options = kind, options
         # One tuple: another thread sees weights and what is packed of them, or neither.
         self._packed: tuple[Any, Any] = None, None
+        # Shapes of operands and whether the native loop takes them: other dtypes never come.
+        self._fitting: tuple[Any, bool] = None, False
 
     def __call__(self, operands: Operands) -> list[torch.Tensor]:
         """Run on the operands of a call."""
-        kind, options = self._kind, self._options
         operands = [*operands, *[None] * (8 - len(operands))]
-        if not recurrent_sweep.fits(kind, operands, options):
-            return CELLS[kind](operands, options)
+        weights = self._weights(operands)
+        if weights is None:
+            return CELLS[self._kind](operands, self._options)
+        return recurrent_sweep.run(self._kind, operands, self._options, weights)
+
+    def write(self, operands: Operands, out: Sequence[torch.Tensor]) -> bool:
+        """Run on the operands of a call and write the results; False where they do not fit.
+
+        Args:
+            operands: of the op.
+            out: contiguous memory of the results.
+        """
+        operands = [*operands, *[None] * (8 - len(operands))]
+        weights = self._weights(operands)
+        if weights is None:
+            return False
+        shapes = recurrent_sweep.shapes(self._kind, operands, self._options)
+        if [each.shape for each in out] != shapes:
+            return False
+        recurrent_sweep.write(self._kind, operands, self._options, weights, out)
+        return True
+
+    def _weights(self, operands: Operands) -> Any:
+        """Return the packed weights; None where the native loop does not take the operands."""
+        key = [None if value is None else value.shape for value in operands]
+        seen, fits = self._fitting
+        if seen != key:
+            fits = recurrent_sweep.fits(self._kind, operands, self._options)
+            self._fitting = key, fits
+        if not fits:
+            return None
         now = [_written(value) for value in operands[1:4]]
-        seen, packed = self._packed
-        if seen != now:
-            packed = recurrent_sweep.packed(kind, operands, options)
+        known, packed = self._packed
+        if known != now:
+            packed = recurrent_sweep.packed(self._kind, operands, self._options)
             self._packed = now, packed
-        return recurrent_sweep.run(kind, operands, options, packed)
+        return packed
 
 
 def _written(value: torch.Tensor | None) -> tuple[int, int] | None:

@@ -1,14 +1,16 @@
 """RNN, GRU and LSTM of ONNX by one native loop over time, where their form allows it.
 
-The products with the inputs are one call for all steps; the rest is a function of the CPU backend
-(:mod:`irc.backends.cpu.recurrent`), which is compiled for a kind of cell and a number of units.
+The loop is a function of the CPU backend (:mod:`irc.backends.cpu.recurrent`), which is compiled for
+a kind of cell and a number of units. It runs on the calling thread alone, and
+what is called of torch beside it only makes memory: a call of a small net costs little, and waits
+for no other thread.
 """
 
 # pyright: basic
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -22,20 +24,26 @@ GATES: Mapping[str, int] = {"RNN": 1, "GRU": 3, "GRU before": 3, "LSTM": 4}
 MOST_ROWS = 8
 """Of a batch: a library reads a matrix once for all rows of a larger one."""
 
-_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 3)
+_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 9, *[ctypes.c_int64] * 5)
+FLOAT_BYTES = 4
 
 
 def fits(kind: str, operands: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """True for float32 of one length, no peepholes, nothing clipped, simple activations."""
-    x, lengths, peepholes = (operands[i] for i in (0, 4, 7))
+    """True for float32, no peepholes, nothing clipped, simple activations."""
+    x, w, lengths, peepholes = (operands[i] for i in (0, 1, 4, 7))
+    state = (w.shape[0], x.shape[1], options["hidden"])
     return (
         all(name in SIMPLE for name in options["activations"])
-        and (lengths is None and peepholes is None and options["clip"] is None)
+        and (peepholes is None and options["clip"] is None)
         and not (options["input_forget"] or options["layout"])
-        and all(_is_plain(value) for value in operands if value is not None)
+        and all(_is_plain(v) for i, v in enumerate(operands) if v is not None and i != 4)
         and 0 < x.shape[1] <= MOST_ROWS
         and x.shape[0] > 0
         and options["hidden"] > 0
+        # The loop does not look.
+        and (lengths is None or tuple(lengths.shape) == x.shape[1:2])
+        and w.shape[2] == x.shape[2]
+        and all(s is None or tuple(s.shape) == state for s in operands[5:7])
     )
 
 
@@ -52,29 +60,39 @@ def _loop(kind: str, options: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Packed:
-    """The weights of one direction as the loop reads them.
+    """The weights of one direction as the loop reads them, with P padded units.
 
     Attributes:
-        inputs: ``[gates * padded, inputs]``.
-        added: ``[gates * padded]``, to the products with the inputs.
-        recurrent: see :func:`irc.backends.cpu.recurrent.sweep`.
-        inner: ``[padded]``, to a GRU's product before the reset gate.
+        inputs: of the inputs' products; see :func:`irc.backends.cpu.recurrent.sweep`, also for
+            ``recurrent``.
+        added: ``[gates * P]``, to the products with the inputs.
+        recurrent: of the hidden state's products.
+        inner: ``[P]``, to a GRU's product before the reset gate.
+        addresses: of these four, in the order of the loop's arguments: inputs, added, recurrent,
+            inner.
+        loop: the native function.
     """
 
     inputs: torch.Tensor
     added: torch.Tensor
     recurrent: torch.Tensor
     inner: torch.Tensor
+    addresses: tuple[int, int, int, int]
+    loop: Callable[..., None]
 
     @staticmethod
     def of(
-        kind: str, w: torch.Tensor, r: torch.Tensor, bias: torch.Tensor | None, hidden: int
+        kind: str,
+        weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+        hidden: int,
+        activations: Sequence[str],
     ) -> Packed:
-        """Pack the weights of a direction."""
+        """Pack w, r and the bias of a direction."""
         import torch
         from torch.nn.functional import pad
 
         native: Any = import_module("irc.backends.cpu.recurrent")
+        w, r, bias = weights
         gates, lanes = GATES[kind], native.lanes()
         padded = native.padded(kind, hidden)
         more = padded - hidden
@@ -93,22 +111,32 @@ class Packed:
         # [gates, padded, rows] to [padded / lanes, rows, gates, lanes]
         rows = native.rows(kind, hidden)
         matrix = pad(units(r), (0, rows - hidden)).reshape(gates, padded // lanes, lanes, rows)
-        return Packed(
-            units(w).reshape(gates * padded, -1).contiguous(),
+        # [gates * padded, inputs] to [gates * padded / columns, inputs, columns]
+        columns = native.columns(kind, hidden)
+        of_inputs = units(w).reshape(gates * padded // columns, columns, w.shape[1])
+        packed = (
+            of_inputs.transpose(1, 2).contiguous(),
             (added + within).reshape(-1).contiguous(),
             matrix.permute(1, 3, 0, 2).contiguous(),
             inner.contiguous(),
         )
+        a, b, c, d = (value.data_ptr() for value in packed)
+        loop = native.sweep(kind, hidden, tuple(SIMPLE[name] for name in activations))
+        return Packed(*packed, (a, b, c, d), _PROTOTYPE(loop))
 
 
 def packed(kind: str, operands: Sequence[Any], options: Mapping[str, Any]) -> list[Packed]:
     """Pack the weights of all directions."""
     kind = _loop(kind, options)
     w, r, bias = operands[1:4]
+    each = len(options["activations"]) // w.shape[0]
     return [
-        Packed.of(kind, w[d], r[d], None if bias is None else bias[d], options["hidden"])
+        Packed.of(
+            kind, (w[d], r[d], None if bias is None else bias[d]), options["hidden"],
+            options["activations"][d * each : (d + 1) * each],
+        )
         for d in range(w.shape[0])
-    ]
+    ]  # fmt: skip
 
 
 def run(
@@ -123,40 +151,88 @@ def run(
         weights: what is packed of the operands.
     """
     import torch
+
+    out = [torch.empty(shape) for shape in shapes(kind, operands, options)]
+    write(kind, operands, options, weights, out)
+    return out
+
+
+def shapes(kind: str, operands: Sequence[Any], options: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """Return the shapes of the results: all states, the last h, and the last c of an LSTM."""
+    steps, batch = operands[0].shape[:2]
+    directions, hidden = operands[1].shape[0], options["hidden"]
+    state = (directions, batch, hidden)
+    return [(steps, *state), *[state] * (2 if kind == "LSTM" else 1)]
+
+
+def write(
+    kind: str,
+    operands: Sequence[Any],
+    options: Mapping[str, Any],
+    weights: Sequence[Packed],
+    out: Sequence[torch.Tensor],
+) -> None:
+    """Run a cell over time and write its results to ``out``: contiguous, of :func:`shapes`."""
+    import torch
     from torch.nn.functional import pad
 
-    native: Any = import_module("irc.backends.cpu.recurrent")
-    x, first_h, first_c = (operands[i] for i in (0, 5, 6))
-    steps, batch, hidden = *x.shape[:2], options["hidden"]
+    x, first_h, first_c = operands[0].contiguous(), operands[5], operands[6]
+    steps, batch, inputs = x.shape
+    hidden, directions = options["hidden"], len(weights)
+    padded = weights[0].inner.shape[0]
+    more = padded - hidden
     loop = _loop(kind, options)
-    each = len(options["activations"]) // len(weights)
-    every: list[torch.Tensor] = []
-    last: list[list[torch.Tensor]] = [[], []]
-    for d, one in enumerate(weights):
-        padded = one.inner.shape[0]
-        names = options["activations"][d * each : (d + 1) * each]
-        address = native.sweep(loop, hidden, tuple(SIMPLE[name] for name in names))
-        h, c = (
-            x.new_zeros(batch, padded)
-            if state is None
-            else pad(state[d], (0, padded - hidden)).contiguous()
-            for state in (first_h, first_c)
-        )
+    y, last = out[0], out[1]
+    products = torch.empty(steps * batch * padded * GATES[loop])
+    h = torch.zeros(directions, batch, padded) if first_h is None else pad(first_h, (0, more))
+    h = h.contiguous()
+    if loop == "GRU before":
+        cell = torch.empty(directions, 2, padded)
+    elif more or kind != "LSTM":
+        cell = torch.zeros(directions, batch, padded)
         if first_c is not None:
-            c = c.clone()  # it is written to
-        elif loop == "GRU before":
-            c = x.new_empty(2, padded)
-        projected = torch.addmm(one.added, x.reshape(steps * batch, -1), one.inputs.t())
-        y = torch.empty(steps, batch, padded)
+            cell[..., :hidden] = first_c
+    else:
+        cell = out[2].zero_() if first_c is None else out[2].copy_(first_c)
+    states = torch.empty(steps, directions, batch, padded) if more else y
+    ends = _ends(operands[4], steps)
+    parts = [(0, steps, batch, x)]
+    if ends is not None:
+        # Each sequence by itself: what lies behind its end is zero.
+        states.zero_()
+        parts = [(i, end, 1, x[:end, i].contiguous()) for i, end in enumerate(ends)]
+    row_bytes, stride = FLOAT_BYTES * padded, directions * batch * padded
+    for d, one in enumerate(weights):
         backwards = options["direction"] == "reverse" or d == 1
-        _PROTOTYPE(address)(
-            projected.data_ptr(), one.recurrent.data_ptr(), one.inner.data_ptr(), h.data_ptr(),
-            c.data_ptr(), y.data_ptr(), steps, batch, int(backwards),
-        )  # fmt: skip
-        y = y[..., :hidden]
-        every.append(y)
-        last[0].append(y[0 if backwards else -1])
-        last[1].append(c[:, :hidden])
-    joined = every[0].unsqueeze(1) if len(every) == 1 else torch.stack(every, 1)
-    states = last if kind == "LSTM" else last[:1]
-    return [joined.contiguous(), *(torch.stack(column) for column in states)]
+        w, added, r, inner = one.addresses
+        for row, length, count, values in parts:
+            place = (d * batch + row) * row_bytes
+            work = d * 2 * row_bytes if loop == "GRU before" else place
+            one.loop(
+                values.data_ptr(), w, added, products.data_ptr(), r, inner,
+                h.data_ptr() + place, cell.data_ptr() + work, states.data_ptr() + place,
+                length, count, backwards, inputs, stride,
+            )  # fmt: skip
+    if more:
+        y.copy_(states[..., :hidden])
+        if kind == "LSTM":
+            out[2].copy_(cell[..., :hidden])
+    if ends is not None:
+        for i, end in enumerate(ends):
+            for d in range(directions):
+                backwards = options["direction"] == "reverse" or d == 1
+                state = h[d, i, :hidden] if not end else y[0 if backwards else end - 1, d, i]
+                last[d, i].copy_(state)
+    elif directions == 1:
+        last.copy_(y[0 if options["direction"] == "reverse" else -1])
+    else:
+        last[0].copy_(y[-1, 0])
+        last[1].copy_(y[0, 1])
+
+
+def _ends(lengths: torch.Tensor | None, steps: int) -> list[int] | None:
+    """Return how long each sequence is; None where all are as long as there are steps."""
+    if lengths is None:
+        return None
+    ends = [min(max(0, end), steps) for end in lengths.tolist()]
+    return None if all(end == steps for end in ends) else ends

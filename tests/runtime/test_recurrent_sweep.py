@@ -42,7 +42,7 @@ def case(
 
 def wanted(kind: str, operands: list[Any], options: dict[str, Any]) -> list[torch.Tensor]:
     """Return what the cell in torch gives, in float64."""
-    wide = [None if value is None else value.double() for value in operands]
+    wide = [v if v is None or i == 4 else v.double() for i, v in enumerate(operands)]
     cell = recurrent.Cell(
         kind, CELLS[kind], native.GATES[kind], len(DEFAULTS[kind]), 2 if kind == "LSTM" else 1
     )
@@ -68,6 +68,29 @@ def test_all_sizes_and_directions(name: str, hidden: int, batch: int, direction:
             assert was is now is None or torch.equal(was, now)
 
 
+@pytest.mark.parametrize("name", ["RNN", "GRU", "GRU before", "LSTM"])
+@pytest.mark.parametrize("lengths", [[5, 5, 5, 5], [5, 0, 2, 1]])
+def test_sequences_end_at_their_lengths(name: str, lengths: list[int]) -> None:
+    operands, options = case(name, 7, 4, "bidirectional")
+    operands[4] = torch.tensor(lengths, dtype=torch.int32)
+    kind = name.partition(" ")[0]
+    assert recurrent_sweep.fits(kind, operands, options)
+    found = recurrent.CELLS[kind](operands, options)
+    for mine, want in zip(found, wanted(kind, operands, options), strict=True):
+        torch.testing.assert_close(mine.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("hidden", [16, 20])
+def test_results_are_written_where_they_are_to_lie(hidden: int) -> None:
+    operands, options = case("LSTM", hidden, 5, "bidirectional")
+    kept = recurrent.Kept("LSTM", options)
+    out = [torch.full_like(value, 9.0) for value in kept(operands)]
+    assert kept.write(operands, out)
+    for mine, want in zip(out, wanted("LSTM", operands, options), strict=True):
+        torch.testing.assert_close(mine.double(), want, rtol=1e-5, atol=1e-5)
+    assert not kept.write(operands, [value[:1] for value in out])
+
+
 def test_other_activations() -> None:
     operands, options = case("RNN", 9, 2, "forward")
     options["activations"] = ["Relu"]
@@ -79,7 +102,12 @@ def test_other_activations() -> None:
 
 @pytest.mark.parametrize(
     ("index", "value"),
-    [(4, torch.tensor([5, 3])), (7, torch.zeros(1, 12)), (0, torch.randn(5, 9, 3))],
+    [
+        (4, torch.tensor([5])),
+        (5, torch.zeros(1, 1, 4)),
+        (7, torch.zeros(1, 12)),
+        (0, torch.randn(5, 9, 3)),
+    ],
 )
 def test_what_the_loop_does_not_do_is_left_to_torch(index: int, value: torch.Tensor) -> None:
     operands, options = case("LSTM", 4, 2, "forward", given=False)
