@@ -13,7 +13,15 @@ from irc.backends.cpu import openmp, team, turns
 from irc.backends.cpu.jit import compile_module
 from irc.backends.cpu.loops.steps import FAULT
 from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT, SIZE_VALUES, TURNS
+from irc.runtime.native.pool import PERIOD, UNTIL, WORKER, Worker
 from irc.runtime.native.segment import DRIVER, Driver
+
+PATIENCE = 300_000
+"""Cycles of the time stamp counter (about 0.1 ms): a caller that has waited at the OpenMP runtime's
+barriers for so long, and longer than it has worked between them, takes the machine for busy. It
+waits for each thread at both, also for one that has no core and nothing to do."""
+SHORTEST, LONGEST = 1 << 26, 1 << 33
+"""Cycles (about 25 ms and 3 s) for which it is, from the first time on; then twice as long."""
 
 
 @functools.cache
@@ -21,9 +29,19 @@ def driver(*, pool: bool) -> Driver:
     """Return the native function; without ``pool`` it must be called with one thread."""
     parallel, number, size = openmp.functions() if pool else (0, 0, 0)
     with_openmp = _OPENMP.format(number=number, size=size)
-    region = _REGION.format(parallel=parallel)
+    region = _REGION.format(
+        parallel=parallel, aside=team.CALL, until=UNTIL, period=PERIOD, patience=PATIENCE,
+        shortest=SHORTEST, longest=LONGEST,
+    )  # fmt: skip
     text = _text(region, _COUNTERS.format(apart=turns.APART))
-    return DRIVER(compile_module(text + turns.TEXT + with_openmp, _NAME))
+    return DRIVER(compile_module(text + turns.TEXT + team.TEXT + with_openmp, _NAME))
+
+
+@functools.cache
+def worker() -> Worker:
+    """Return what a thread of a team of irc's own runs, beside those of the OpenMP runtime."""
+    text = "\n".join(("declare void @llvm.x86.sse2.pause()", "declare i64 @syscall(i64, ...)"))
+    return WORKER(compile_module(text + turns.TEXT + team.WORKER_TEXT, "irc_worker"))
 
 
 def standalone_text() -> str:
@@ -56,7 +74,7 @@ define void @irc_driver(ptr %words, i64 %count, ptr %table, i64 %threads,
                         ptr %scratch, i64 %stride, ptr %pool) {{
 entry:
   %args = alloca [{most} x ptr], align 64
-  %work = alloca [6 x i64], align 16
+  %work = alloca [8 x i64], align 16
 {counters}  br label %calls
 calls:
   %i = phi i64 [ 0, %entry ], [ %i1, %onward ]
@@ -150,7 +168,16 @@ _COUNTERS = """  %bytes = mul i64 %threads, {apart}
   %taken = alloca i8, i64 %bytes, align {apart}
 """
 
-_REGION = """  call void @irc_clear(ptr %taken, i64 %threads)
+_REGION = """  %until.at = getelementptr i8, ptr %pool, i64 {until}
+  %period.at = getelementptr i8, ptr %pool, i64 {period}
+  %until = load atomic i64, ptr %until.at monotonic, align 8
+  %began = call i64 @llvm.readcyclecounter()
+  %busy = icmp slt i64 %began, %until
+  br i1 %busy, label %aside, label %together
+aside:
+{aside}  br label %joined
+together:
+  call void @irc_clear(ptr %taken, i64 %threads)
   store ptr %function, ptr %work
   %w1 = getelementptr i64, ptr %work, i64 1
   store ptr %args, ptr %w1
@@ -162,11 +189,35 @@ _REGION = """  call void @irc_clear(ptr %taken, i64 %threads)
   store ptr %taken, ptr %w4
   %w5 = getelementptr i64, ptr %work, i64 5
   store i64 %pieces, ptr %w5
+  %w6 = getelementptr i64, ptr %work, i64 6
   %t32 = trunc i64 %threads to i32
   call void inttoptr (i64 {parallel} to ptr)(ptr @irc_member, ptr %work, i32 %t32, i32 0)
+  %over = call i64 @llvm.readcyclecounter()
+  %w7 = getelementptr i64, ptr %work, i64 7
+  %started = load i64, ptr %w6
+  %ended = load i64, ptr %w7
+  %worked = sub i64 %ended, %started
+  %passed = sub i64 %over, %began
+  %waited = sub i64 %passed, %worked
+  %patience = add i64 %worked, {patience}
+  %late = icmp sgt i64 %waited, %patience
+  br i1 %late, label %note, label %joined
+note:
+  %period = load atomic i64, ptr %period.at monotonic, align 8
+  %since = sub i64 %began, %until
+  %again = icmp slt i64 %since, %period
+  %doubled = shl i64 %period, 1
+  %longer = call i64 @llvm.smin.i64(i64 %doubled, i64 {longest})
+  %next.period = select i1 %again, i64 %longer, i64 {shortest}
+  store atomic i64 %next.period, ptr %period.at monotonic, align 8
+  %next.until = add i64 %over, %next.period
+  store atomic i64 %next.until, ptr %until.at monotonic, align 8
+  br label %joined
+joined:
 """
 
 _OPENMP = """define internal void @irc_member(ptr %work) {{
+  %started = call i64 @llvm.readcyclecounter()
   %function = load ptr, ptr %work
   %w1 = getelementptr i64, ptr %work, i64 1
   %args = load ptr, ptr %w1
@@ -186,6 +237,18 @@ _OPENMP = """define internal void @irc_member(ptr %work) {{
   %own = getelementptr i8, ptr %scratch, i64 %skip
   call void @irc_turns(ptr %taken, ptr %function, ptr %args, ptr %own, i64 %pieces, i64 %thread,
                        i64 %threads)
+  %caller = icmp eq i64 %thread, 0
+  br i1 %caller, label %time, label %left
+time:
+  %ended = call i64 @llvm.readcyclecounter()
+  %w6 = getelementptr i64, ptr %work, i64 6
+  store i64 %started, ptr %w6
+  %w7 = getelementptr i64, ptr %work, i64 7
+  store i64 %ended, ptr %w7
+  br label %left
+left:
   ret void
 }}
+declare i64 @llvm.readcyclecounter()
+declare i64 @llvm.smin.i64(i64, i64)
 """

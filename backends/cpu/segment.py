@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from irc.backends.cpu import openmp
-from irc.backends.cpu.driver import driver
+from irc.backends.cpu.driver import driver, worker
 from irc.backends.cpu.emit import KernelInfo, emit, info_of
 from irc.backends.cpu.entry import entry_function
 from irc.backends.cpu.features import Features
@@ -17,17 +17,21 @@ from irc.backends.cpu.jit import compile_texts
 from irc.backends.cpu.table import KernelCall, call_table
 from irc.dialects.task import KernelOp
 from irc.runtime.native.entry import Entry
+from irc.runtime.native.pool import BESIDE
 from irc.runtime.native.segment import Segment as NativeSegment
 
 __all__ = ["KernelCall", "Segment", "compile_read", "compile_segment", "load_segment"]
 
 
 class OpenMp:
-    """The threads of the OpenMP runtime; in a child made by fork there is one."""
+    """The threads of the OpenMP runtime, and beside them some for a busy machine.
+
+    In a child made by fork there is one.
+    """
 
     def ready(self, threads: int) -> tuple[int, int]:
-        """Return how many threads a call may use; the runtime knows its pool itself."""
-        return 1 if openmp.is_forked() else threads, 0
+        """Return how many threads a call may use, and the pool of those for a busy machine."""
+        return 1 if openmp.is_forked() else threads, BESIDE.address
 
 
 class Segment(NativeSegment):
@@ -42,6 +46,8 @@ class Segment(NativeSegment):
     ) -> None:
         table = call_table(infos, calls)
         several = table.parallel and num_threads > 1
+        if several and not openmp.is_forked():
+            BESIDE.want(num_threads, worker())
         super().__init__(table, addresses, driver(pool=several), OpenMp(), num_threads)
 
     def entry(self, table: int, slots: Sequence[int]) -> Entry | None:

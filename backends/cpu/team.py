@@ -198,5 +198,7 @@ after:
 }}
 """
 
-TEXT = _TEAM + _WORKER
+WORKER_TEXT = _WORKER
+"""The function ``irc_worker``; what it calls of Linux and of the processor is to be declared."""
+TEXT = _TEAM + WORKER_TEXT
 """The functions ``irc_team``, which :data:`CALL` calls, and ``irc_worker``."""

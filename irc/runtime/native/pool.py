@@ -22,6 +22,9 @@ LINE = 128
 SPINS = 20_000
 """How often an idle thread looks for work before it sleeps: about half a millisecond."""
 
+UNTIL, PERIOD = 16, 24
+"""Bytes into the pool's memory: until which cycle the machine is taken for busy, for how many."""
+
 Worker = Callable[[int, int, int], None]
 WORKER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
@@ -29,12 +32,16 @@ WORKER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 class Pool:
     """Threads that run shares of kernels.
 
+    Args:
+        spins: how often an idle thread looks for work before it sleeps, by default :data:`SPINS`.
+
     Attributes:
         address: of its memory, which is never freed: its threads look at it until the process ends.
         num_threads: how many there are, their caller's included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spins: int | None = None) -> None:
+        self._spins = spins
         self._lock = threading.Lock()
         self._worker: Worker | None = None
         self.wanted = 1
@@ -69,7 +76,8 @@ class Pool:
         with self._lock:
             while self.num_threads < self.wanted and self._worker is not None:
                 # A daemon: at the end of the process nobody waits for it, and it holds no lock.
-                arguments = (self.address, self.num_threads, SPINS)
+                spins = SPINS if self._spins is None else self._spins
+                arguments = (self.address, self.num_threads, spins)
                 name = f"irc-{self.num_threads}"
                 run = self._worker
                 threading.Thread(target=run, args=arguments, name=name, daemon=True).start()
@@ -99,4 +107,9 @@ def _zeros(size: int) -> int:
 
 
 POOL = Pool()
-os.register_at_fork(after_in_child=POOL.after_fork)
+"""Of programs that run without torch."""
+BESIDE = Pool(spins=1000)
+"""Of kernels that share the OpenMP runtime's threads with torch, while the machine is busy: seldom
+used, so that they soon sleep."""
+for _pool in (POOL, BESIDE):
+    os.register_at_fork(after_in_child=_pool.after_fork)
