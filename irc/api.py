@@ -263,7 +263,8 @@ def compile_step(
     states over all ranks is ZeRO 3. ``pins`` fix it; of two the later holds: ``"* = [data = B];
     optimizer.exp* = [data = S(0)]"`` keeps parameters whole and splits states, which is ZeRO 1.
     States are named ``optimizer.exp_avg.NAME``, ``optimizer.exp_avg_sq.NAME`` or
-    ``optimizer.momentum_buffer.NAME``.
+    ``optimizer.momentum_buffer.NAME``; of an Adafactor, of a matrix ``optimizer.row_var.NAME``
+    with one column and ``optimizer.col_var.NAME`` with one row.
 
     A mesh with an axis ``pipe`` makes the model a pipeline of as many ranks: the model is cut into
     stages, each with the parameters of its own layers on a mesh of the other axes, and a schedule
@@ -279,25 +280,26 @@ def compile_step(
         model: the module; its training flag counts.
         loss: nothing, where the module gives one real number; the name of one of its results; or a
             function ``loss(output, *targets)``, whose targets are the last arguments of a batch.
-        optimizer: adamw, adam, sgd, momentum, rmsprop, adagrad, adamax or adadelta, or ``{"kind":
-            "adamw", "lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "no_decay": "*.bias",
-            "clip_norm": 1.0}``, with ``"groups": [{"params": "head.*", "lr": 1e-4}]`` for
-            parameters that are told other numbers (of two groups the first counts), and torch's
-            options (``amsgrad``, ``nesterov``, ``maximize``, ``centered``). A new optimiser of
-            ``torch.optim`` of these kinds says the same by its groups, and what it does not have
-            stays as it is. Each step reads their numbers, as a scheduler changes them: other rates
-            cost nothing, other betas or another decay compile the step again. Any other optimiser
-            of torch, or a class of your own, runs eagerly after the compiled forward and backward,
-            and one warning names it (``EagerOptimizerWarning``); so does one of those with hooks of
-            its step, which are registered before. One that works element by element (RAdam, NAdam,
+        optimizer: adamw, adam, sgd, momentum, rmsprop, adagrad, adamax, adadelta, adafactor or
+            lion, or ``{"kind": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1,
+            "no_decay": "*.bias", "clip_norm": 1.0}``, with ``"groups": [{"params": "head.*", "lr":
+            1e-4}]`` for parameters that are told other numbers (of two groups the first counts),
+            and torch's options (``amsgrad``, ``nesterov``, ``maximize``, ``centered``). A new
+            optimiser of ``torch.optim`` of these kinds says the same by its groups, and so does a
+            Lion that computes what that of ``lion-pytorch`` does; what it does not have stays as it
+            is. Each step reads their numbers, as a scheduler changes them: other rates cost
+            nothing, other betas or another decay compile the step again. Any other optimiser of
+            torch, or a class of your own, runs eagerly after the compiled forward and backward, and
+            one warning names it (``EagerOptimizerWarning``); so does one of those with hooks of its
+            step, which are registered before. One that works element by element (RAdam, NAdam,
             Rprop, ASGD, SGD with dampening, or an object with ``elementwise = True``) runs on a
             rank's parts of parameters and of the gradients, called ``optimizer.gradient.NAME`` in
-            pins; for others (Adafactor, Muon, your own) each rank puts parameters and gradients
-            together in each step, and its states are whole. States are saved and loaded as those
-            of compiled ones; those of another class are refused. LBFGS and SparseAdam, a step that
-            wants a closure, stages, masters, and plans that are exported are refused, and so are
-            hooks that come later. One of a user's own class that draws random numbers draws the
-            same on every rank of a mesh.
+            pins; for others (Muon, your own) each rank puts parameters and gradients together in
+            each step, and its states are whole. States are saved and loaded as those of compiled
+            ones; those of another class are refused. LBFGS and SparseAdam, a step that wants a
+            closure, stages, masters, and plans that are exported are refused, and so are hooks that
+            come later. One of a user's own class that draws random numbers draws the same on every
+            rank of a mesh.
         mesh: axes of a mesh, ``data=2,tensor=2``. An axis of size ``auto`` takes the processes that
             the others leave, ``data=auto,tensor=2``, so that a job which torchrun starts again
             with fewer of them, or more, is planned for those; a function gives a mesh for a

@@ -33,13 +33,13 @@ class AddOptimizerPass(ModulePass):
 
     Options: ``kind`` is adamw, adam, sgd or momentum (sgd with one), or another of torch
     (:data:`irc.training.optimizers.OPTIMIZERS`); ``beta1``, ``beta2``, ``eps``, ``momentum``,
-    ``weight_decay``, ``alpha``, ``rho``, ``lr_decay``, ``nesterov``, ``maximize`` and ``centered``
-    are torch's, with torch's defaults; ``no_decay`` has globs of
-    parameters without decay; ``groups`` are told other numbers (:mod:`irc.training.groups`);
-    ``clip_norm`` limits the norm of all gradients together. Where other
-    programs (stages of a pipeline) have gradients too, ``norm_apart`` gives the sum of the squares
-    of this one's as result ``norm`` and takes that of all as input ``norm``; ``uncounted`` has
-    globs of parameters that another program counts.
+    ``weight_decay``, ``alpha``, ``rho``, ``lr_decay``, ``beta2_decay``, ``d``, ``nesterov``,
+    ``maximize`` and ``centered`` are torch's, with torch's defaults, and ``eps1`` and ``eps2`` the
+    two of its Adafactor's ``eps``; ``no_decay`` has globs of parameters without decay;
+    ``groups`` are told other numbers (:mod:`irc.training.groups`); ``clip_norm`` limits the norm of
+    all gradients together. Where other programs (stages of a pipeline) have gradients too,
+    ``norm_apart`` gives the sum of the squares of this one's as result ``norm`` and takes that of
+    all as input ``norm``; ``uncounted`` has globs of parameters that another program counts.
 
     Run: add-optimizer{kind=sgd}
 
@@ -89,12 +89,16 @@ class AddOptimizerPass(ModulePass):
 
     kind: str = "adamw"
     beta1: float = 0.9
-    beta2: float = 0.999
+    beta2: float | None = None
     eps: float | None = None
     weight_decay: float | None = None
     momentum: float = 0.9
     alpha: float = 0.99
     rho: float = 0.9
+    beta2_decay: float = -0.8
+    eps1: float | None = None
+    eps2: float = 1e-3
+    d: float = 1.0
     lr_decay: float = 0.0
     nesterov: float = 0.0
     maximize: float = 0.0
@@ -151,15 +155,20 @@ class AddOptimizerPass(ModulePass):
 
     def settings(self, name: str) -> Settings:
         """Return the numbers that the optimiser is told for a parameter."""
-        decay = self.weight_decay
-        if decay is None:
-            decay = OPTIMIZERS[self.kind].weight_decay
+        kind = OPTIMIZERS[self.kind]
+        decay = kind.weight_decay if self.weight_decay is None else self.weight_decay
         if matches(name, globs(self.no_decay)):
             decay = 0.0
-        eps = OPTIMIZERS[self.kind].eps if self.eps is None else self.eps
+        eps = kind.eps if self.eps is None else self.eps
+        beta2 = kind.beta2 if self.beta2 is None else self.beta2
         group = group_of(name, self._groups)
         told = {each: getattr(self, each) for each in OWN}
-        told |= {"weight_decay": decay, "eps": eps, **(group.numbers if group else {})}
+        told |= {
+            "weight_decay": decay,
+            "eps": eps,
+            "beta2": beta2,
+            **(group.numbers if group else {}),
+        }
         betas = told.pop("beta1"), told.pop("beta2")
         flags = {flag: bool(told.pop(flag)) for flag in FLAGS}
         return Settings(betas=betas, rate=group.rate if group else 0, **flags, **told)

@@ -85,7 +85,8 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OPTIMIZER",
         nargs="?",
         const=ADAMW,
-        help="plan a step of training with adamw (the default), adam, sgd or momentum",
+        help="plan a step of training with adamw (the default), sgd, lion, adafactor or another "
+        "kind that irc.compile_step takes",
     )
     parser.add_argument("--lr", metavar="X", type=float, help="the learning rate (default: 0.001)")
     parser.add_argument(

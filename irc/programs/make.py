@@ -46,6 +46,7 @@ from irc.schedule.slices import ranks_of_slices, with_slices
 from irc.training.entry import globs, loss_index, matches
 from irc.training.functions import Functions
 from irc.training.head import take_head
+from irc.training.optimizers import OPTIMIZERS
 from irc.training.recipe import Recipe
 from irc.training.stages import Stages, stages_of
 from irc.training.vocabulary import slices_of
@@ -91,6 +92,8 @@ def make_parts_plan(
     training = Training(stream=losses, cut=given)
     run_passes(module, training.of_model)
     count = len(ranks_of_slices(schedule))
+    if count:
+        _check_optimizer(recipe)
     head = take_head(module, loss, count) if count else None
     run_passes(module, training.of_cut)
     staged, found = dump(module), stages_of(module)
@@ -181,6 +184,22 @@ def _shared(found: Stages) -> dict[str, tuple[int, ...]]:
             if role == "parameter":
                 holders.setdefault(name, []).append(stage)
     return {name: tuple(stages) for name, stages in holders.items() if len(stages) > 1}
+
+
+def _check_optimizer(recipe: Recipe) -> None:
+    """Refuse an optimiser that has to see whole what the stages hold in slices.
+
+    Raises:
+        IrcError: ``pipeline-unsupported``.
+    """
+    kind = OPTIMIZERS[recipe.kind]
+    if kind.factors or not kind.moves:
+        name = recipe.kind if kind.moves else "an optimiser that runs eagerly"
+        raise IrcError(
+            "pipeline-unsupported",
+            f"{name} works on whole weights, and this schedule cuts the vocabulary into slices",
+            help="choose another schedule (irc schedule list), or an optimiser such as adamw",
+        )
 
 
 def _moved_elsewhere(

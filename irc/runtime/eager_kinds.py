@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from irc.errors import IrcError
+from irc.runtime.lion import is_lion
 
 ELEMENTWISE = frozenset(
     {
@@ -45,10 +46,11 @@ class EagerOptimizerWarning(UserWarning):
 def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether parts of tensors are enough for an optimiser.
 
-    True for those of torch in :data:`ELEMENTWISE`, not for classes that derive from them, and for
-    any other that says so by an attribute ``elementwise``.
+    True for those of torch in :data:`ELEMENTWISE`, not for classes that derive from them, for a
+    Lion, and for any other that says so by an attribute ``elementwise``.
     """
-    return type(optimizer) in ELEMENTWISE or getattr(optimizer, "elementwise", False) is True
+    says_so = getattr(optimizer, "elementwise", False) is True
+    return says_so or type(optimizer) in ELEMENTWISE or is_lion(optimizer)
 
 
 @contextmanager

@@ -55,12 +55,27 @@ def check_class(optimizer: torch.optim.Optimizer, name: object) -> None:
         IrcError: ``state-mismatch``.
     """
     own = type(optimizer).__name__
-    if name is not None and name != own:
+    if not keeps_alike(name, own):
         raise IrcError(
             "state-mismatch",
             f"the state is of {name}, and the optimiser is {own}",
             help="load the parameters alone: step.load(folder, optimizer=False)",
         )
+
+
+def keeps_alike(name: object, own: str) -> bool:
+    """Return whether an optimiser may take the states of another.
+
+    Which of the two formulas an Adam has, its options say, too: their states are alike.
+
+    Args:
+        name: of the class that kept them; None where nobody says it.
+        own: of the class that is to take them.
+
+    >>> keeps_alike("AdamW", "Adam"), keeps_alike("AdamW", "RAdam")
+    (True, False)
+    """
+    return name is None or name == own or {name, own} == {"Adam", "AdamW"}
 
 
 def check_keys(

@@ -104,7 +104,8 @@ def train_eagerly(
     found = {name: value.detach() for name, value in held.items()}
     for name in trained:
         # Where all steps were skipped, torch has made no states.
-        unmoved = dict.fromkeys(OPTIMIZERS[recipe.kind].moments, torch.zeros_like(updated[name]))
+        kept = OPTIMIZERS[recipe.kind].states(updated[name].shape)
+        unmoved = {key: updated[name].new_zeros(shape) for key, shape in kept.items()}
         state = optimizer.state[updated[name]] if moves else {"step": 0.0, **unmoved}
         for key, value in state.items():
             found[STEP if key == "step" else state_name(key, name)] = torch.as_tensor(value)

@@ -18,6 +18,7 @@ from irc.plan.parts import PIPE
 from irc.runtime.eager_kinds import EagerOptimizerWarning, check_suitable, eager_text
 from irc.runtime.eager_optimizer import EagerOptimizer
 from irc.runtime.join import own_rank
+from irc.runtime.lion import is_lion
 from irc.runtime.torch_optimizer import CLASSES, TOLD
 from irc.training.recipe import Recipe, recipe_of
 
@@ -29,7 +30,7 @@ OFF = ("dampening", "differentiable", "initial_accumulator_value")
 NUMBERS = tuple(dict.fromkeys(["lr", *(option for told in TOLD.values() for option in told)]))
 """What of a group may change from step to step."""
 
-READ = (*NUMBERS, *OFF)
+READ = (*NUMBERS, *OFF, "cautious_factor")
 
 
 class GivenOptimizer:
@@ -162,8 +163,8 @@ def options_of(
 
 def why_eager(optimizer: torch.optim.Optimizer) -> str:
     """Return why an optimiser is not compiled; nothing for one that is."""
-    kind, groups = KINDS.get(type(optimizer)), optimizer.param_groups
-    if kind is None:
+    groups = optimizer.param_groups
+    if not (kind := kind_of(optimizer)):
         return "a step has no formula for it"
     for name in OFF:
         if value := next((group[name] for group in groups if group.get(name)), None):
@@ -174,6 +175,26 @@ def why_eager(optimizer: torch.optim.Optimizer) -> str:
         return "its groups have different amsgrad"
     if len({bool(group.get("decoupled_weight_decay")) for group in groups}) > 1:
         return "its groups have different decoupled_weight_decay"
+    if kind == "adafactor" and (why := _why_eager_factored(groups)):
+        return why
+    return ""
+
+
+def kind_of(optimizer: object) -> str:
+    """Return the kind whose formula an optimiser has; nothing for one that a step does not know."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return ""
+    if (kind := KINDS.get(type(optimizer))) is not None:
+        return kind
+    return "lion" if is_lion(optimizer) else ""
+
+
+def _why_eager_factored(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Return why an Adafactor is not compiled."""
+    for group in groups:
+        # torch takes that of a group's first parameter for all of them.
+        if group["eps"][0] is None and len({p.dtype for p in group["params"]}) > 1:
+            return "it has eps=(None, ..) for parameters of several dtypes"
     return ""
 
 
@@ -203,8 +224,8 @@ def _options(
         names: of the parameters, by their identity.
         apart: numbers of the groups that have a rate of their own.
     """
-    kind = KINDS.get(type(optimizer))  # type: ignore[arg-type]  # any class may be looked up
-    if kind is None or not isinstance(optimizer, torch.optim.Optimizer):
+    kind = kind_of(optimizer)
+    if not kind or not isinstance(optimizer, torch.optim.Optimizer):
         raise _refused(f"optimizer={type(optimizer).__name__}(..) is none that a step computes")
     groups: list[dict[str, Any]] = optimizer.param_groups
     if any(float(state.get("step", 1)) for state in optimizer.state.values()):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from irc.runtime.lion import Lion
 from irc.training.entry import globs, matches
 from irc.training.groups import group_of, numbered
 from irc.training.optimizers import OPTIMIZERS, REMAINDER
@@ -24,6 +25,8 @@ CLASSES: Mapping[str, type[torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "adamax": torch.optim.Adamax,
     "adadelta": torch.optim.Adadelta,
+    "adafactor": torch.optim.Adafactor,
+    "lion": Lion,
 }
 """What torch calls a kind, by its first word."""
 
@@ -38,6 +41,8 @@ TOLD: Mapping[str, Mapping[str, Any]] = {
     "adagrad": {"lr_decay": 0.0, "eps": 1e-10, **_ANY},
     "adamax": _ADAM,
     "adadelta": {"rho": 0.9, "eps": 1e-6, **_ANY},
+    "adafactor": {"beta2_decay": -0.8, "eps": (None, 1e-3), "d": 1.0, **_ANY},
+    "lion": {"betas": (0.9, 0.99), "weight_decay": 0.0},
 }
 """What a kind is told of each group beside its rate, and irc's defaults."""
 
@@ -72,7 +77,9 @@ def told_of(recipe: Recipe, name: str) -> tuple[dict[str, Any], int]:
         if isinstance(default, bool):
             told[option] = bool(told[option])
     if "betas" in told:
-        told["betas"] = numbers.get("beta1", 0.9), numbers.get("beta2", 0.999)
+        told["betas"] = numbers.get("beta1", 0.9), numbers.get("beta2", OPTIMIZERS[base].beta2)
+    if base == "adafactor":
+        told["eps"] = numbers.get("eps1"), numbers.get("eps2", 1e-3)
     if "amsgrad" in told:
         told["amsgrad"] = "amsgrad" in more
     return told, rate
@@ -120,7 +127,7 @@ def to_torch(recipe: Recipe, states: Mapping[str, torch.Tensor], trained: list[s
     groups = [
         {**group, "params": [number[id(p)] for p in group["params"]]} for group in made.param_groups
     ]
-    moments = (*OPTIMIZERS[recipe.kind].moments, REMAINDER)
+    moments = (*OPTIMIZERS[recipe.kind].names, REMAINDER)
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name in trained:
         own = {m: states[state_name(m, name)] for m in moments if state_name(m, name) in states}

@@ -22,6 +22,7 @@ from irc.plan.training import trained_by
 from irc.runtime.absent import AbsentParameter
 from irc.runtime.agreement import agree_on_weights
 from irc.runtime.eager_optimizer import CLASS, EagerOptimizer
+from irc.runtime.eager_states import keeps_alike
 from irc.runtime.initialisers import Init, InitialStart
 from irc.runtime.parts import Parts
 from irc.runtime.replicas import Copies
@@ -225,7 +226,7 @@ class TrainingState:
 
         Args:
             form: makes of a part what is returned.
-            says_class: name the class of an eager optimiser, which torch's own states do not.
+            says_class: name the class of the optimiser, which torch's own states do not.
         """
         held: dict[str, Any] = dict(self._pending)
         for parts, name in self._saved():
@@ -238,9 +239,14 @@ class TrainingState:
         return self._with_class(state) if says_class else state
 
     def _with_class(self, state: dict[str, Any]) -> dict[str, Any]:
-        if self._eager is not None:
-            state["optimizer"][CLASS] = self._eager.class_name
+        state["optimizer"][CLASS] = self._class_name
         return state
+
+    @property
+    def _class_name(self) -> str:
+        if self._eager is not None:
+            return self._eager.class_name
+        return CLASSES[self.recipe.kind.partition("-")[0]].__name__
 
     def _saved(self) -> Iterator[tuple[Parts, str]]:
         """Return all that a state has, the same on every rank, and the parts that it is in."""
@@ -386,32 +392,33 @@ class TrainingState:
         found = {
             state_name(moment, name): f"{STATE}{name}.{moment}"
             for name in self.trained
-            for moment in self._moments(name)
+            for moment in self._states_of(name)
         }
         if kind.counts and self.trained:
             found[STEP] = f"{STATE}{self.trained[0]}.step"
         return found
 
-    def _moments(self, name: str) -> tuple[str, ...]:
-        """Return the names of the states of a parameter."""
-        own = OPTIMIZERS[self.recipe.kind].moments
-        is_half = self._module.get_parameter(name).dtype in (torch.bfloat16, torch.float16)
-        return (*own, REMAINDER) if is_half and self.recipe.precision.masters else own
+    def _states_of(self, name: str) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the states of a parameter, by their names."""
+        parameter = self._module.get_parameter(name)
+        own = dict(OPTIMIZERS[self.recipe.kind].states(parameter.shape))
+        is_half = parameter.dtype in (torch.bfloat16, torch.float16)
+        if is_half and self.recipe.precision.masters:
+            own[REMAINDER] = tuple(parameter.shape)
+        return own
 
     def _check_class(self, name: object) -> None:
-        """Refuse states of an eager optimiser of another class than the compiled one's."""
-        own = CLASSES[self.recipe.kind.partition("-")[0]].__name__
-        # Which of the two formulas an Adam has, its options say; their states are alike.
-        if name is not None and name != own and {name, own} != {"Adam", "AdamW"}:
+        """Refuse states of an optimiser of another class than the compiled one's."""
+        if not keeps_alike(name, self._class_name):
             raise _mismatch(
-                f"the state is of {name}, and the step computes {own}",
+                f"the state is of {name}, and the step computes {self._class_name}",
                 "load the parameters alone: step.load(folder, optimizer=False)",
             )
 
     def _check_stored_states(self, checkpoint: Checkpoint, wanted: Mapping[str, str]) -> None:
-        shapes = {n: tuple(p.shape) for n, p in self._module.named_parameters()}
         for name, key in wanted.items():
-            expected = () if name == STEP else shapes[key.removeprefix(STATE).rpartition(".")[0]]
+            parameter, _, moment = key.removeprefix(STATE).rpartition(".")
+            expected = () if name == STEP else self._states_of(parameter)[moment]
             if checkpoint.shapes.get(key, expected) != expected:
                 raise _mismatch(
                     f"'{key}' is {list(checkpoint.shapes[key])}; the step has {list(expected)}", ""
@@ -493,11 +500,10 @@ class TrainingState:
                 _check_shape(name, value, tuple(own[name].shape))
 
     def _check_states(self, states: Mapping[str, torch.Tensor]) -> None:
-        parameters = dict(self._module.named_parameters())
         shapes = {
-            state_name(moment, name): tuple(parameters[name].shape)
+            state_name(moment, name): shape
             for name in self.trained
-            for moment in self._moments(name)
+            for moment, shape in self._states_of(name).items()
         }
         if OPTIMIZERS[self.recipe.kind].counts:
             shapes[STEP] = ()

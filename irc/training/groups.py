@@ -17,7 +17,14 @@ from irc.training.entry import globs, matches
 FLAGS = ("nesterov", "maximize", "centered")
 """Those that are 1 or 0."""
 
-OWN = ("beta1", "beta2", "eps", "weight_decay", "momentum", "alpha", "rho", "lr_decay", *FLAGS)
+FACTORED = ("beta2_decay", "eps1", "eps2", "d")
+"""Those of adafactor."""
+
+OWN = (
+    *("beta1", "beta2", "eps", "weight_decay", "momentum", "alpha", "rho", "lr_decay"),
+    *FACTORED,
+    *FLAGS,
+)
 """The numbers that a group may have, beside its rate."""
 
 

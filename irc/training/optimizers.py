@@ -8,18 +8,20 @@ value is kept as a state: the sum of both is that value exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import tensor
 from irc.ops.derivatives_pointwise import Term
-from irc.training.adaptive import adadelta, adagrad, adamax, rmsprop
+from irc.training.adaptive import adadelta, adagrad, adamax, in_dtype, rmsprop
+from irc.training.factored import COLUMNS, ROWS, adafactor
 from irc.training.settings import Settings, Shared
 
+D = TypeVar("D")
 Step: TypeAlias = Callable[
     [FlowBuilder, Settings, Shared, SSAValue, SSAValue, list[SSAValue]], list[SSAValue]
 ]
@@ -31,14 +33,16 @@ class Optimizer:
     """One kind of optimiser.
 
     Attributes:
-        moments: names of the tensors that it keeps for each parameter.
+        moments: names of the tensors that it keeps for each parameter, of its shape.
         counts: true where it needs the number of the step.
         step: its formula.
         weight_decay: torch's default.
         eps: torch's default.
+        beta2: its default.
         decays: whether its rate falls with the number of the step.
         moves: whether parameters get new values; otherwise gradients are kept, for one that does
             that after the program.
+        factors: of matrices it keeps means of rows and of columns in the place of moments.
     """
 
     moments: tuple[str, ...]
@@ -46,8 +50,28 @@ class Optimizer:
     step: Step
     weight_decay: float = 0.0
     eps: float = 1e-8
+    beta2: float = 0.999
     decays: bool = False
     moves: bool = True
+    factors: bool = False
+
+    def states(self, shape: Sequence[D]) -> Mapping[str, tuple[D | int, ...]]:
+        """Return the shapes of what is kept for a parameter, by name.
+
+        Args:
+            shape: of the parameter.
+
+        >>> OPTIMIZERS["adafactor"].states((4, 8))
+        {'row_var': (4, 1), 'col_var': (1, 8)}
+        """
+        if self.factors and len(shape) > 1:
+            return {ROWS: (*shape[:-1], 1), COLUMNS: (*shape[:-2], 1, shape[-1])}
+        return dict.fromkeys(self.moments, tuple(shape))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all that may be kept for a parameter."""
+        return (*self.moments, *([ROWS, COLUMNS] if self.factors else []))
 
 
 def shared(
@@ -56,21 +80,25 @@ def shared(
     lr: SSAValue,
     count: SSAValue | None,
     *,
-    decays: bool = False,
+    kind: Optimizer,
 ) -> Shared:
     """Compute a step's scalars.
 
     Args:
         b: where ops go.
-        settings: betas, or how a rate decays.
+        settings: betas, or how a rate or a mean decays.
         lr: the learning rate.
         count: the number of this step, from 1.
-        decays: the rate falls with the number of the step (adagrad).
+        kind: the optimiser.
     """
     if count is None:
         return Shared(lr)
     steps = Term(b, b.cast(count, "f64"))
-    if decays:
+    if kind.factors:
+        rate = Term(b, b.cast(lr, "f64")).of("minimum", steps.of("rsqrt"))
+        new = steps.of("pow", steps.number(settings.beta2_decay))
+        return Shared(lr, rate.value, new.value)
+    if kind.decays:
         slower = (steps - 1.0) * settings.lr_decay + 1.0
         return Shared(lr, (Term(b, b.cast(lr, "f64")) / slower).value)
     corrections = [1 - steps.number(beta).of("pow", steps) for beta in settings.betas]
@@ -121,6 +149,24 @@ def _moved(
     most = [Term(b, moment).of("maximum", v) for moment in moments[2:]]
     p = p - m * scale / ((most[0] if most else v).of("sqrt") / root + settings.eps)
     return [p.value, m.value, v.value, *(moment.value for moment in most)]
+
+
+def _lion(
+    b: FlowBuilder,
+    settings: Settings,
+    by: Shared,
+    parameter: SSAValue,
+    gradient: SSAValue,
+    moments: list[SSAValue],
+) -> list[SSAValue]:
+    """Chen et al. 2023 (arXiv:2302.06675): by signs; weight decay apart."""
+    p, g, mean = Term(b, parameter), Term(b, gradient), Term(b, moments[0])
+    lr = in_dtype(b, by.lr, p)
+    if settings.weight_decay:
+        p = p * (1 - lr * settings.weight_decay)
+    first, second = settings.betas
+    p = p - (mean * first + g * (1 - first)).of("sign") * lr
+    return [p.value, (mean * second + g * (1 - second)).value]
 
 
 def _sgd(
@@ -179,6 +225,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "adagrad": Optimizer(("sum",), True, adagrad, eps=1e-10, decays=True),
     "adamax": Optimizer(("exp_avg", "exp_inf"), True, adamax),
     "adadelta": Optimizer(("square_avg", "acc_delta"), True, adadelta, eps=1e-6),
+    "adafactor": Optimizer(("variance",), True, adafactor, factors=True),
+    "lion": Optimizer(("exp_avg",), counts=False, step=_lion, beta2=0.99),
     EAGER: Optimizer((GRADIENT,), counts=False, step=_kept, moves=False),
 }
 """By name: torch's optimiser, then what it keeps more states for; ``momentum`` is of its SGD."""
@@ -186,5 +234,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 REMAINDER = "remainder"
 """What a master has more than its parameter, float32: a state beside the moments, zero at first."""
 
-SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta"})
+SQUARES = frozenset(
+    {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta", "variance"}
+    | {ROWS, COLUMNS}
+)
 """Moments that are means or sums of squares, or magnitudes: no element is negative."""

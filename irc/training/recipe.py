@@ -75,9 +75,9 @@ def recipe_of(
 ) -> Recipe:
     """Read what the user says of a training step.
 
-    ``betas`` is taken as torch has it; ``sgd`` with a momentum is ``momentum``, and others that
-    keep more states for an option have a kind of their own, too. ``groups`` are mappings with the
-    globs ``params``, a ``lr`` and numbers of their own.
+    ``betas`` is taken as torch has it, and so are the two ``eps`` of its Adafactor; ``sgd`` with a
+    momentum is ``momentum``, and others that keep more states for an option have a kind of their
+    own, too. ``groups`` are mappings with the globs ``params``, a ``lr`` and numbers of their own.
 
     >>> recipe_of({"kind": "sgd", "momentum": 0.9, "lr": 0.1}).optimizer
     {'kind': 'momentum', 'no_decay': '', 'momentum': 0.9}
@@ -98,6 +98,7 @@ def recipe_of(
     groups = tuple(_group(group) for group in _mappings(given.pop("groups", ())))
     keeps_most = _number("amsgrad", given.pop("amsgrad", 0.0))
     numbers = _numbers(given, NUMBERS, ("kind", "lr", "betas", "no_decay", "groups", "amsgrad"))
+    _check_eps(kind, [numbers, *(group.numbers for group in groups)])
     every = (numbers, *(group.numbers for group in groups))
     used = {option for each in every for option, number in each.items() if number}
     if "momentum" in used:
@@ -147,7 +148,9 @@ def _numbers(
     """Return numbers by name, ``betas`` as two."""
     rest = dict(given)
     if "betas" in rest:
-        rest["beta1"], rest["beta2"] = _pair(rest.pop("betas"))
+        rest["beta1"], rest["beta2"] = _pair("betas", rest.pop("betas"))
+    if isinstance(rest.get("eps"), tuple | list):
+        rest["eps1"], rest["eps2"] = _pair("eps", rest.pop("eps"))
     for name in rest:
         if name not in names:
             raise IrcError(
@@ -158,12 +161,25 @@ def _numbers(
     return {name: _number(name, value) for name, value in rest.items() if value is not None}
 
 
-def _pair(betas: object) -> tuple[object, object]:
-    if isinstance(betas, tuple | list):
-        numbers = list(cast("Sequence[object]", betas))
+def _check_eps(kind: str, told: Sequence[Mapping[str, float]]) -> None:
+    """Refuse one ``eps`` where an optimiser has two, and two where it has one."""
+    has_two = kind == "adafactor"
+    wrong = ("eps",) if has_two else ("eps1", "eps2")
+    for name in wrong:
+        if any(name in numbers for numbers in told):
+            raise IrcError(
+                "option-value",
+                f"{kind} has {'two eps' if has_two else 'one eps'}",
+                help="{'kind': 'adafactor', 'eps': (None, 1e-3)}" if has_two else "'eps': 1e-8",
+            )
+
+
+def _pair(name: str, value: object) -> tuple[object, object]:
+    if isinstance(value, tuple | list):
+        numbers = list(cast("Sequence[object]", value))
         if len(numbers) == 2:
             return numbers[0], numbers[1]
-    raise IrcError("option-value", f"betas={betas!r}: an optimiser takes two numbers")
+    raise IrcError("option-value", f"{name}={value!r}: an optimiser takes two numbers")
 
 
 def _number(name: str, value: object) -> float:

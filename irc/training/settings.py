@@ -19,6 +19,11 @@ class Settings:
         rate: the number of its learning rate.
         alpha: decay of rmsprop's mean of squares.
         rho: decay of adadelta's means.
+        beta2_decay: of adafactor: its means' decay is 1 less the step's number to this power.
+        eps1: of adafactor, the least root of a second moment; None: what 1 is apart from the next
+            number of the parameter's dtype.
+        eps2: of adafactor, the least root mean square of a parameter that steps are measured by.
+        d: of adafactor, the limit of a change's root mean square.
         lr_decay: of adagrad's rate.
         nesterov: sgd looks a step ahead.
         maximize: go up instead of down.
@@ -32,6 +37,10 @@ class Settings:
     rate: int = 0
     alpha: float = 0.99
     rho: float = 0.9
+    beta2_decay: float = -0.8
+    eps1: float | None = None
+    eps2: float = 1e-3
+    d: float = 1.0
     lr_decay: float = 0.0
     nesterov: bool = False
     maximize: bool = False
@@ -44,9 +53,10 @@ class Shared:
 
     Attributes:
         lr: the learning rate.
-        scale: of the first moment: the learning rate over its bias correction; of adagrad, the
-            rate as it has decayed.
-        root: the square root of the second moment's bias correction.
+        scale: of the first moment: the learning rate over its bias correction; of adagrad and
+            adafactor, the rate as it has decayed.
+        root: the square root of the second moment's bias correction; of adafactor, how much of a
+            mean is new.
     """
 
     lr: SSAValue

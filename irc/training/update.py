@@ -126,7 +126,7 @@ class Update:
         found: dict[Settings, Shared] = {}
         for settings in dict.fromkeys(_of_many(self.options.settings(name)) for name in names):
             rate = _rate(b, lr, settings.rate)
-            found[settings] = shared(b, settings, rate, count, decays=self.options.optimizer.decays)
+            found[settings] = shared(b, settings, rate, count, kind=self.options.optimizer)
         return found
 
     def _moments(
@@ -137,12 +137,11 @@ class Update:
         owners: list[str] = []
         for name in gradients:
             kind = tensor(held[name])
-            wide = TensorType.of(kind.shape, widened(kind.dtype))
-            own = [
-                *self.options.optimizer.moments,
-                *([REMAINDER] if self._has_master(kind) else []),
-            ]
-            wanted += [(wide, "state", f"optimizer.{moment}.{name}") for moment in own]
+            wide = widened(kind.dtype)
+            own = dict(self.options.optimizer.states(kind.shape))
+            own |= {REMAINDER: kind.shape} if self._has_master(kind) else {}
+            wanted += [(TensorType.of(shape, wide), "state", f"optimizer.{moment}.{name}")
+                       for moment, shape in own.items()]  # fmt: skip
             owners += [name] * len(own)
         found: dict[str, dict[str, SSAValue]] = {name: {} for name in gradients}
         added = add_arguments(self.func, wanted)
@@ -298,7 +297,12 @@ class Update:
 
 def _of_many(settings: Settings) -> Settings:
     """Return settings with what a step's scalars depend on alone."""
-    return Settings(betas=settings.betas, rate=settings.rate, lr_decay=settings.lr_decay)
+    return Settings(
+        betas=settings.betas,
+        rate=settings.rate,
+        lr_decay=settings.lr_decay,
+        beta2_decay=settings.beta2_decay,
+    )
 
 
 def _rate(b: PhaseBuilder, lr: SSAValue, number: int) -> SSAValue:

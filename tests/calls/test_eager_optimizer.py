@@ -20,6 +20,7 @@ from tests.calls.test_step import X, Y, net
 from tests.distributed.optimizing_program import MAKERS
 
 x = X.double()
+COMPILED = ("adafactor", "signs")
 
 
 def step_of(module: nn.Module, optimizer: Any, **options: Any) -> Any:
@@ -48,7 +49,7 @@ def assert_near(mine: nn.Module, theirs: nn.Module) -> None:
         assert float((one - other).detach().abs().max()) < 1e-11
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", [name for name in MAKERS if name not in COMPILED])
 def test_the_module_moves_as_torch_moves_it(name: str) -> None:
     mine, theirs = net().double(), net().double()
     step = step_of(mine, MAKERS[name](mine))

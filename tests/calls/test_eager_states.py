@@ -93,11 +93,13 @@ def test_states_of_another_optimiser_are_refused(tmp_path: Path) -> None:
     before = other.state_dict()
     own = before["optimizer"]
     assert own["class"] == "SGD"
+    unsaid = {"optimizer": {"state": adamw["optimizer"]["state"]}}
     name = next(iter(own["state"]))
     wrong = {**own, "state": {name: {"momentum_buffer": torch.ones(2, 99)}}}
     for refused, says in (
-        (lambda: other.load(tmp_path), "SGD keeps no"),
-        (lambda: other.load_state_dict(adamw), "SGD keeps no"),
+        (lambda: other.load(tmp_path), "is of AdamW, and the optimiser is SGD"),
+        (lambda: other.load_state_dict(adamw), "is of AdamW"),
+        (lambda: other.load_state_dict(unsaid), "SGD keeps no"),
         (lambda: other.load_state_dict({"optimizer": {**own, "class": "Lion"}}), "is of Lion"),
         (lambda: other.load_state_dict({"optimizer": wrong}), r"is \[2, 99\]"),
     ):
@@ -107,9 +109,12 @@ def test_states_of_another_optimiser_are_refused(tmp_path: Path) -> None:
     after = other.state_dict()
     for key, value in before["model"].items():
         assert torch.equal(value, after["model"][key])
-    nadam = net()
+    nadam, radam = net(), net()
     with pytest.raises(IrcError, match="needs 'mu_product'"):
-        step_of(nadam, torch.optim.NAdam(nadam.parameters())).load_state_dict(adamw)
+        step_of(nadam, torch.optim.NAdam(nadam.parameters())).load_state_dict(unsaid)
+    # Its states have the names of an Adam's.
+    with pytest.raises(IrcError, match="is of AdamW, and the optimiser is RAdam"):
+        step_of(radam, torch.optim.RAdam(radam.parameters())).load(tmp_path)
 
 
 def test_a_compiled_optimiser_takes_no_states_of_another(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 import irc
 from irc.calls.step import TrainingStep
 from irc.errors import IrcError
+from irc.runtime.given_optimizer import kind_of
+from tests.calls.lion import Lion
 from tests.calls.test_step import X, Y, assert_equal_modules, eager_steps, net
 
 
@@ -66,6 +68,14 @@ MAKERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adagrad": lambda m: torch.optim.Adagrad(m.parameters(), 1e-1, lr_decay=0.5),
     "adamax": lambda m: torch.optim.Adamax(m.parameters(), weight_decay=0.1),
     "adadelta": lambda m: torch.optim.Adadelta(m.parameters(), 0.5, rho=0.8),
+    "adafactor": lambda m: torch.optim.Adafactor(m.parameters()),
+    "adafactor, numbers": lambda m: torch.optim.Adafactor(
+        m.parameters(), 1.0, -0.7, (1e-3, 0.1), d=1.5, weight_decay=0.01
+    ),
+    "adafactor, groups": lambda m: torch.optim.Adafactor(
+        [{"params": [p], "eps": (None, 0.1 * i)} for i, p in enumerate(m.parameters(), 1)], 0.1
+    ),
+    "lion": lambda m: Lion(decayed(m), 1e-3, (0.8, 0.95)),
     "no decay": lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.0),
     "of a part": lambda m: torch.optim.SGD(list(m.children())[2].parameters(), lr=0.1),
 }
@@ -80,7 +90,7 @@ def test_the_module_moves_as_torch_moves_it(name: str) -> None:
     assert_equal_modules(mine, theirs)
 
 
-@pytest.mark.parametrize("name", ["amsgrad", "rmsprop, all", "adagrad"])
+@pytest.mark.parametrize("name", ["amsgrad", "rmsprop, all", "adagrad", "adafactor", "lion"])
 def test_states_go_on_here_and_in_torch(name: str) -> None:
     mine, again, theirs = net(), net(), net()
     step = irc.compile_step(mine, loss=F.cross_entropy, optimizer=MAKERS[name](mine))
@@ -95,6 +105,27 @@ def test_states_go_on_here_and_in_torch(name: str) -> None:
     wanted = [float(step(X, Y)) for _ in range(2)]
     assert [float(other(X, Y)) for _ in range(2)] == wanted
     assert eager_steps(theirs, eager, 2) == pytest.approx(wanted, rel=1e-5)
+
+
+class Twice(Lion):
+    """Makes two steps of one."""
+
+    def step(self, closure: Any = None) -> None:
+        """Move twice."""
+        super().step()
+        super().step()
+
+
+def test_a_lion_is_known_by_what_it_does() -> None:
+    other = type("Lion", (Twice,), {})
+    given = list(net().parameters())
+    optimizer = Lion(given, 1e-3)
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    assert kind_of(optimizer) == "lion"
+    assert not optimizer.state
+    assert kind_of(Lion(given, decoupled_weight_decay=True)) == ""
+    assert kind_of(Twice(given)) == ""
+    assert kind_of(other(given)) == ""
 
 
 class Closure(torch.optim.Optimizer):
