@@ -95,6 +95,8 @@ def fail_together(failed: IrcError | None) -> None:
         if failed is not None:
             raise failed
         return
+    if not any(any(row) for row in gathered(bytes([failed is not None]))):
+        return  # one small message, as some ask in each step
     own = "" if failed is None else json.dumps(failed.args)  # ASCII, whatever a path has
     for each in texts(own):
         if each:

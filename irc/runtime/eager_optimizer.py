@@ -25,6 +25,7 @@ from torch import nn
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.plan.weights import local_slices
+from irc.runtime.agreement import fail_together
 from irc.runtime.dtypes import dtype_name
 from irc.runtime.eager_kinds import is_elementwise, same_draws
 from irc.runtime.eager_states import check_class, check_keys, check_shape
@@ -131,7 +132,8 @@ class EagerOptimizer:
             seed: of what the optimiser draws, the same on every rank.
 
         Raises:
-            IrcError: ``optimizer-failed``.
+            IrcError: ``optimizer-failed`` on every rank, naming the first that it failed on;
+                ``rank-lost``.
         """
         moving = {name: work for name, work in self._work.items() if name in trained}
         for parameter in self._own.values():
@@ -143,26 +145,19 @@ class EagerOptimizer:
             gradient = _through(work.gradient, self._rank, gradient)
             parameter.grad = gradient.to(parameter.device, parameter.dtype)
         said = [group["lr"] for group in self._optimizer.param_groups if "lr" in group]
+        failed: IrcError | None = None
         try:
             if lr is not None:
                 self._set_rates([lr] * len(said))
             with same_draws(self._optimizer, seed, self._mesh.num_ranks):
                 self._optimizer.step()
-        except IrcError:
-            raise
         except Exception as error:
-            name = type(self._optimizer).__name__
-            raise IrcError(
-                "optimizer-failed",
-                f"{name}.step() failed on rank {self._rank}: {type(error).__name__}: {error}",
-                because="it ran after forward and backward, without a closure; parameters may "
-                "have moved in part",
-                help="go on from a checkpoint, with an optimiser whose step() needs the gradients "
-                "alone",
-            ) from error
+            failed = self._failure(error)
         finally:
             if lr is not None:
                 self._set_rates(said)
+        # Before new values go from rank to rank: the others would wait for this one.
+        fail_together(failed)
         for name, work in moving.items():
             parameter, part = self._own[name], parts.local[name]
             parameter.grad = None
@@ -171,6 +166,22 @@ class EagerOptimizer:
                 self._show(parts, name)
             # torch does not count writes through ``.data``: what is made of weights is out of date.
             torch.autograd.graph.increment_version(part)
+
+    def _failure(self, error: Exception) -> IrcError:
+        """Return what is raised where the optimiser's own step raises an error."""
+        if isinstance(error, IrcError):
+            return error
+        name = type(self._optimizer).__name__
+        failed = IrcError(
+            "optimizer-failed",
+            f"{name}.step() failed on rank {self._rank}: {type(error).__name__}: {error}",
+            because="it ran after forward and backward, without a closure; parameters may "
+            "have moved in part",
+            help="go on from a checkpoint, with an optimiser whose step() needs the gradients "
+            "alone",
+        )
+        failed.__cause__ = error
+        return failed
 
     def restore(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Give groups what they had when a state was saved: schedulers go on from them.

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import irc
+from irc.errors import IrcError
 from irc.runtime.eager_kinds import EagerOptimizerWarning
+from tests.calls.lion import Lion as LionOfOthers
 
 CLUSTER = "demo-gpus"
 PINS = {
@@ -27,6 +29,11 @@ PINS = {
     "tensor": '"0.weight" = [tensor = S(0)]; "3.weight" = [tensor = S(1)]',
     "searched": "",
 }
+FACTORED = "; ".join(
+    f"optimizer.{name}.* = [data = S({dim})]"
+    for name, dim in {"row_var": 0, "col_var": 1, "variance": 0}.items()
+)
+"""What splits the states of an Adafactor: a matrix has one row of means of its columns."""
 
 
 class Lion(torch.optim.Optimizer):
@@ -67,6 +74,17 @@ class Normed(torch.optim.Optimizer):
                 self.state[p]["seen"] = self.state[p].get("seen", 0) + 1
 
 
+class Failing(Lion):
+    """Raises an error in its second step on the last rank."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Fail there."""
+        if self.state and torch.distributed.get_rank():
+            raise ValueError("no step here")
+        super().step()
+
+
 def groups(m: nn.Module) -> list[dict[str, Any]]:
     """Return two groups with other rates."""
     first, *rest = m.parameters()
@@ -80,6 +98,7 @@ MAKERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adagrad": lambda m: torch.optim.Adagrad(m.parameters(), 0.1, initial_accumulator_value=0.5),
     "lion": lambda m: Lion(groups(m)),
     "adafactor": lambda m: torch.optim.Adafactor(m.parameters(), 1e-2),
+    "signs": lambda m: LionOfOthers(groups(m), 1e-2, weight_decay=0.1),
     "normed": lambda m: Normed(m.parameters()),
 }
 
@@ -116,12 +135,15 @@ def make(
 ) -> tuple[Any, torch.optim.Optimizer, list[str]]:
     """Return a step, its optimiser, and what warnings say."""
     module = net()
-    own = MAKERS[optimizer](module)
+    pins = PINS[layout]
+    if (optimizer, layout) == ("adafactor", "zero1"):
+        pins = f"* = [data = B]; {FACTORED}"
+    own = Failing(module.parameters()) if optimizer == "failing" else MAKERS[optimizer](module)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", EagerOptimizerWarning)
         step = irc.compile_step(
             module, loss=F.cross_entropy, optimizer=own, mesh=mesh, cluster=CLUSTER,
-            pins=PINS[layout], **more,
+            pins=pins, **more,
         )  # fmt: skip
     return step, own, [str(each.message) for each in said]
 
@@ -209,11 +231,25 @@ def states(optimizer: str, layout: str, mesh: str, folder: str) -> dict[str, Any
     return found
 
 
+def failing(layout: str, mesh: str) -> str:
+    """Return what is raised in the second step."""
+    step, _, _ = make("failing", mesh, layout)
+    first, second = batches(2)
+    step(*first)
+    try:
+        step(*second)
+    except IrcError as error:
+        return str(error)
+    return ""
+
+
 if __name__ == "__main__":
     result: dict[str, Any] = {}
     for text in sys.argv[3:]:
         what, *names = text.split("/")
-        if what == "states":
+        if what == "failing":
+            result[text] = failing(names[0], sys.argv[2])
+        elif what == "states":
             result[text] = states(names[0], names[1], sys.argv[2], sys.argv[1])
         else:
             more = {"micro_batches": 2} if "micro" in names else {}

@@ -1,4 +1,4 @@
-"""Optimisers that are not compiled, on two processes: the numbers of one, in any layout."""
+"""Optimisers on two processes, most not compiled: the numbers of one, in any layout."""
 
 from __future__ import annotations
 
@@ -62,6 +62,13 @@ def test_on_parts_and_on_whole_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_all_ranks_end_where_an_optimiser_fails_on_one(tmp_path: Path) -> None:
+    for each in run(tmp_path, "data=2", "failing/zero1"):
+        said = str(each["failing/zero1"])
+        assert "Failing.step() failed on rank 1: ValueError: no step here" in said, each
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "layouts"),
     [("data=2", ("data", "zero1", "zero3", "searched")), ("tensor=2", ("tensor",))],
@@ -69,9 +76,9 @@ def test_on_parts_and_on_whole_tensors(tmp_path: Path) -> None:
 def test_every_optimiser_in_every_layout(
     tmp_path: Path, mesh: str, layouts: tuple[str, ...]
 ) -> None:
-    names = ("radam", "rprop", "dampening", "adagrad", "lion", "adafactor", "normed")
+    names = ("radam", "rprop", "dampening", "adagrad", "lion", "adafactor", "signs", "normed")
     cases = [f"{name}/{layout}" for name in names for layout in layouts]
-    cases += [f"{name}/{layouts[-1]}/micro" for name in ("radam", "normed")]
+    cases += [f"{name}/{layouts[-1]}/micro" for name in ("radam", "adafactor", "normed")]
     cases += [f"states/{name}/{layouts[-1]}" for name in ("radam", "adagrad", "adafactor")]
     for each in run(tmp_path, mesh, *cases):
         check(each)
