@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_t
 from irc.calls.left import leave
 from irc.calls.open_graph import OpenGraph, RefusedError
 from irc.errors import IrcError
+from irc.frontends.torch.classes import look_at_classes
 from irc.frontends.torch.export import LOOKING, every_decomposition
 from irc.frontends.torch.failures import of_error
 from irc.frontends.torch.graphs import FlatProgram, flat_program
@@ -56,6 +57,7 @@ def compile_through_aot(
     from torch.utils._python_dispatch import _disable_current_modes
 
     drop_idle(gm)
+    look_at_classes(gm)
     tell_autograd(gm)
     turned: list[Turned] = []
     is_traced = False

@@ -248,10 +248,12 @@ def _masked(
 
 @lowers("one_hot")
 def one_hot(t: Lowering, self: SSAValue, num_classes: int = -1) -> SSAValue:
-    """Compare with each class."""
-    if num_classes < 0:
+    """Compare with each class what was looked up among them: a class outside is refused."""
+    if num_classes <= 0:
         t.decline()
-    found = t.b.pointwise("eq", t.b.reshape(self, (*tensor(self).shape, 1)), iota(t, num_classes))
+    classes = iota(t, num_classes)
+    held = t.b.op(TakeOp, [classes, self], dim=0)
+    found = t.b.pointwise("eq", t.b.reshape(held, (*tensor(self).shape, 1)), classes)
     return t.b.cast(found, t.dtype)
 
 
