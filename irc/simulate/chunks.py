@@ -14,7 +14,7 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.cost.model import ClusterCost
-from irc.dialects.comm import CollectiveOp
+from irc.dialects.comm import CollectiveOp, PendingType
 from irc.dialects.flow import FlowOp
 from irc.sharding.chunks import KINDS, Group, cut_group, cuts_of
 from irc.sharding.pieces import Cut, Pieces
@@ -115,7 +115,8 @@ def _form(op: FlowOp) -> Hashable:
 def _around(group: Group) -> tuple[Block, dict[SSAValue, SSAValue]]:
     """Return a copy of the ops around a group, and the values of it by those that they stand for.
 
-    What ops elsewhere read is returned, and what they give is an argument.
+    What ops elsewhere read is returned, and what they give is an argument; not what is scattered,
+    which is cut with what computes it.
     """
     block = group.start.parent
     assert block is not None
@@ -124,6 +125,9 @@ def _around(group: Group) -> tuple[Block, dict[SSAValue, SSAValue]]:
     readers = [places.get(use.operation, 0) for use in group.wait.outputs[0].uses]
     first, last = places[group.start], max([places[group.wait], *readers])
     last = min(last, first + 4 * AROUND)
+    source = group.start.inputs[0].owner
+    if isinstance(source, Operation):
+        first = min(first, places[source])
     inside = ops[max(0, first - AROUND) : last + AROUND]
     own = {value for op in inside for value in op.results}
     given = list(dict.fromkeys(v for op in inside for v in op.operands if v not in own))
@@ -135,7 +139,9 @@ def _around(group: Group) -> tuple[Block, dict[SSAValue, SSAValue]]:
         value
         for op in inside
         for value in op.results
-        if any(use.operation not in members for use in value.uses)
+        # What is awaited elsewhere is not: of collectives nothing but waits reads anything.
+        if not isinstance(value.type, PendingType)
+        and any(use.operation not in members for use in value.uses)
     ]
     copy.add_op(ReturnOp(*(known[value] for value in kept)))
     return copy, known
