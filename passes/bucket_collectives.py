@@ -10,10 +10,12 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from irc.cluster.load import THIS_HOST, find_cluster
-from irc.cost.buckets import best_buckets, buckets, collected
+from irc.cost.buckets import best_buckets, best_groups, buckets, collected
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import functions
+from irc.dialects.comm import AllGatherOp
 from irc.sharding.bucket import Bucketed
+from irc.sharding.bucketed import put_together, wait_late
 from irc.sharding.mesh import mesh_of, parse_mesh
 
 
@@ -88,10 +90,16 @@ class BucketCollectivesPass(ModulePass):
 
     Buckets of equal shapes, as repeated layers have them, share their functions.
 
+    What is not packed keeps its tensors and says in which ``bucket`` it is: the library begins all
+    of a bucket as one (`ncclGroupStart`, without copies; gloo joins small messages). On GPUs
+    nothing is packed, and nowhere what is gathered. Into one bucket goes what is computed at the
+    same time, and of what is gathered what is read at the same time, such as the weights of a
+    layer; of small ones more by time, as above.
+
     Attributes:
         cluster: whose links are to be used.
         within: the mesh of the whole run, where the program is one stage's.
-        bytes: of a full bucket; 0: the best by the model of costs.
+        bytes: of a full bucket that is packed; 0: the best by the model of costs.
     """
 
     name = "bucket-collectives"
@@ -110,12 +118,20 @@ class BucketCollectivesPass(ModulePass):
         bucketed = Bucketed(op, mesh)
         for func in functions(op).values():
             block = func.body.block
+            if any(len(members) > 1 for members in collected(block).values()):
+                wait_late(block)
             for kind in collected(block):
                 # What was joined before has moved what reads it.
                 members = collected(block)[kind]
                 if self.bytes:
                     chosen = buckets(members, self.bytes)
-                else:
+                elif cost.cluster.device.cores and not isinstance(members[0].start, AllGatherOp):
                     chosen = best_buckets(cost, block, members, functions(op))
+                else:
+                    chosen = []  # the library begins them as one
                 for bucket in chosen:
                     bucketed.join([(member.start, member.wait) for member in bucket])
+            for kind in collected(block, packs=False):
+                members = collected(block, packs=False)[kind]
+                for group in best_groups(cost, block, members, functions(op)):
+                    put_together([(member.start, member.wait) for member in group])

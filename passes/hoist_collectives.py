@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, TypeGuard, cast
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FunctionType, ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from irc.dialects.builder import functions
 from irc.dialects.comm import AllGatherOp, AllReduceOp, AllToAllOp, ReduceScatterOp, WaitOp
-from irc.dialects.flow import FlowOp, id_of, noted_placement, phase_of
+from irc.dialects.flow import FlowOp, PointwiseOp, id_of, noted_placement, phase_of
 from irc.errors import InternalError
 from irc.sharding.split_function import split_at
 
@@ -28,11 +28,18 @@ class Pair:
 
     Attributes:
         place: of the argument that it reads, or of the result that it gives.
+        cast: of what it gives, behind which nothing else stands in the block.
     """
 
     start: FlowOp
     wait: FlowOp
     place: int
+    cast: FlowOp | None = None
+
+    @property
+    def ops(self) -> tuple[FlowOp, ...]:
+        """What moves, in its order."""
+        return (self.start, self.wait) if self.cast is None else (self.start, self.wait, self.cast)
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,8 @@ class HoistCollectivesPass(ModulePass):
     ```
 
     An argument that something else reads, too, and a result that has readers inside stay. Moved are
-    all-reduce, all-gather, reduce-scatter and all-to-all of one operand. An optimizer's update that
+    all-reduce, all-gather, reduce-scatter and all-to-all of one operand, with a cast of what they
+    give (sums are wider than what is kept of them). An optimizer's update that
     has one in its middle, as where ranks share the work of an update and each wants all of the
     weight, is cut in two there (:mod:`irc.sharding.split_function`).
     """
@@ -169,7 +177,7 @@ def _hoist(func: FuncOp, calls: dict[str, list[CallOp]]) -> bool:
         end.operands[pair.place] = pair.start.inputs[0]
         func.res_attrs = _noted(func.res_attrs, pair.place, placement)
     for pair in (*before, *after):
-        for op in (pair.wait, pair.start):
+        for op in reversed(pair.ops):
             op.detach()
             op.erase()
     func.properties["function_type"] = FunctionType.from_lists(
@@ -187,14 +195,20 @@ def _on_arguments(func: FuncOp) -> Iterator[Pair]:
 
 def _on_results(func: FuncOp) -> Iterator[Pair]:
     for place, value in enumerate(_end(func).operands):
-        wait = value.owner
-        if not isinstance(wait, WaitOp) or not value.has_one_use():
+        kept = value.owner if _is_cast(value.owner) else None
+        awaited = value if kept is None else kept.inputs[0]
+        wait = awaited.owner
+        if not isinstance(wait, WaitOp) or not value.has_one_use() or not awaited.has_one_use():
             continue
         start = wait.inputs[0].owner
         # What reads an argument was moved by that; without a placement `irc check` could not tell.
         is_argument = isinstance(start, MOVED) and isinstance(start.inputs[0], BlockArgument)
         if isinstance(start, MOVED) and not is_argument and noted_placement(start.inputs[0]):
-            yield Pair(start, wait, place)
+            yield Pair(start, wait, place, kept)
+
+
+def _is_cast(op: Operation | Block) -> TypeGuard[FlowOp]:
+    return isinstance(op, PointwiseOp) and op.plain["fn"] == "cast"
 
 
 def _wait(start: FlowOp) -> FlowOp | None:
@@ -213,9 +227,7 @@ def _called(
     assert block is not None
     inputs: list[SSAValue] = list(call.operands)
     for pair in before:
-        start, wait = _copied(pair, inputs[pair.place], call)
-        block.insert_ops_before([start, wait], call)
-        inputs[pair.place] = wait.outputs[0]
+        inputs[pair.place] = _copied(pair, inputs[pair.place], call)
     types = [value.type for value in call.results]
     for pair in after:
         types[pair.place] = pair.start.inputs[0].type
@@ -231,9 +243,7 @@ def _called(
     block.insert_op_before(made, call)
     results: list[SSAValue] = list(made.results)
     for pair in after:
-        start, wait = _copied(pair, results[pair.place], call)
-        block.insert_ops_before([start, wait], call)
-        results[pair.place] = wait.outputs[0]
+        results[pair.place] = _copied(pair, results[pair.place], call)
     for old, new in zip(call.results, results, strict=True):
         new.name_hint = old.name_hint
         old.replace_all_uses_with(new)
@@ -242,12 +252,16 @@ def _called(
     return made
 
 
-def _copied(pair: Pair, value: SSAValue, call: CallOp) -> tuple[Operation, FlowOp]:
-    start = pair.start.clone({pair.start.inputs[0]: value})
-    wait = pair.wait.clone({pair.wait.inputs[0]: start.results[0]})
-    for op in (start, wait):
-        op.attributes["id"] = StringAttr(f"{id_of(call)}.{id_of(op)}")
-    return start, wait
+def _copied(pair: Pair, value: SSAValue, call: CallOp) -> SSAValue:
+    """Write what moves in front of a call, of another value; return what that gives."""
+    block = call.parent
+    assert block is not None
+    for op in pair.ops:
+        copy = op.clone({op.inputs[0]: value})
+        copy.attributes["id"] = StringAttr(f"{id_of(call)}.{id_of(op)}")
+        block.insert_op_before(copy, call)
+        value = copy.outputs[0]
+    return value
 
 
 def _placement(wait: FlowOp) -> Attribute | None:

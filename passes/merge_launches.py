@@ -19,6 +19,7 @@ from irc.dialects.flow import FlowOp, id_of, loc_of, phase_of, to_python
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.kernels.foreach import Pointwise, join, most_parts, pointwise_of
 from irc.kernels.schedule import require_target
+from irc.plan.memories import collective_of
 
 LEAST = 3
 """Launches that become one: two save too little to change what a reader of the plan sees."""
@@ -251,14 +252,15 @@ class _Joiner:
         return free
 
 
-def _awaited(op: LaunchOp) -> frozenset[Operation]:
-    """Return the waits that a launch reads, also where a bucket was unpacked between."""
-    waits: set[Operation] = set()
+def _awaited(op: LaunchOp) -> frozenset[Operation | str]:
+    """Return the exchanges that a launch waits for, also where a bucket was unpacked between."""
+    waits: set[Operation | str] = set()
     left = [value.owner for value in op.operands]
     while left:
         owner = left.pop()
         if isinstance(owner, WaitOp):
-            waits.add(owner)
+            begun = collective_of(owner)
+            waits.add(owner if begun.bucket is None else begun.bucket.data)
         elif isinstance(owner, ViewOp):
             left += [value.owner for value in owner.operands]
         elif isinstance(owner, CallOp) and len(owner.operands) == 1:  # what unpacks a bucket

@@ -16,7 +16,7 @@ from xdsl.passes import ModulePass
 from irc.dialects.builder import functions
 from irc.dialects.comm import CollectiveOp
 from irc.dialects.placement import Mesh
-from irc.schedule.blocks import Seconds, scheduled_ops, tasks_of
+from irc.schedule.blocks import Seconds, buckets_of, scheduled_ops, tasks_of
 from irc.schedule.overlap import list_schedule
 
 
@@ -130,5 +130,6 @@ def scheduled(block: Block, seconds: Seconds, in_flight: int | None = None) -> l
         seconds: of each op; of a collective, on its link.
         in_flight: how many collectives may be pending; None for what the links can carry.
     """
-    ops = scheduled_ops(block)
-    return [ops[i] for i in list_schedule(tasks_of(block, seconds), in_flight)]
+    ops, joined = scheduled_ops(block), buckets_of(block)
+    order = list_schedule(tasks_of(block, seconds), in_flight)
+    return [member for i in order for member in joined.get(ops[i], [ops[i]])]

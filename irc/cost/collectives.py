@@ -36,6 +36,9 @@ from math import ceil, log2, prod
 from irc.cluster.links import AxisLink, Collective, Fit, Hop, Protocol, ring_bytes_per_s
 from irc.errors import InternalError
 
+OWN_MESSAGE_BYTES = 1 << 16
+"""In a bucket on processors, gloo sends more than so much by itself: to join messages it copies."""
+
 
 @dataclass(frozen=True)
 class Line:

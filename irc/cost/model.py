@@ -7,7 +7,7 @@ from math import prod
 from xdsl.ir import Attribute, Block
 
 from irc.cluster.topology import COLLECTIVES, Cluster, Collective
-from irc.cost.collectives import lines, seconds_of
+from irc.cost.collectives import OWN_MESSAGE_BYTES, lines, seconds_of
 from irc.cost.kernels import computed_in, local_work, op_work
 from irc.cost.permute import permute_s
 from irc.cost.roofline import roofline_s
@@ -138,13 +138,20 @@ class ClusterCost:
         """Return the time of one collective; see `irc.cost.collectives` for what the bytes are."""
         return seconds_of(self._lines[kind, axis], num_bytes)
 
-    def start_seconds(self, op: CollectiveOp) -> float:
-        """Return the time of a collective as it runs: with what it copies before and after."""
+    def start_seconds(self, op: CollectiveOp, *, within_bytes: int | None = None) -> float:
+        """Return the time of a collective as it runs: with what it copies before and after.
+
+        Args:
+            op: level spmd.
+            within_bytes: of the bucket that it would be in; None: it is in the one that it says.
+        """
         kind: Collective = next(c for c in COLLECTIVES if op.name == f"comm.{c}")
         held, given = _num_bytes(op.inputs[0].type), _num_bytes(op.result_tensor)
         before, after = tensor(op.inputs[0]).static_shape(), op.result_tensor.static_shape()
         attrs, dim = op.plain, op.plain.get("dim")
-        seconds = self.collective_seconds(kind, max(held, given), op.axis.data)
+        own = max(held, given)
+        whole = attrs.get("bucket_bytes", own) if within_bytes is None else within_bytes
+        seconds = self.joined_seconds(kind, own, whole, op.axis.data)
         split = attrs.get("split_dim", dim if kind == "reduce_scatter" else None)
         joined = attrs.get("concat_dim", dim if kind == "all_gather" else None)
         if split is not None and prod(before[:split]) > 1:
@@ -152,6 +159,22 @@ class ClusterCost:
         if joined is not None and prod(after[:joined]) > 1:
             seconds += self._copy_s(given)
         return seconds
+
+    def joined_seconds(
+        self, kind: Collective, num_bytes: float, bucket_bytes: float, axis: str
+    ) -> float:
+        """Return the part that a collective has of the time of its bucket.
+
+        On GPUs a library begins all of a bucket as one (`ncclGroupStart`). Processes of one host
+        talk by gloo, which joins small messages by copies, and sums that are scattered not at all.
+        """
+        on_host = self.cluster.device.cores > 0
+        by_itself = num_bytes > OWN_MESSAGE_BYTES or kind == "reduce_scatter"
+        if not num_bytes or num_bytes == bucket_bytes or (on_host and by_itself):
+            return self.collective_seconds(kind, num_bytes, axis)
+        part = num_bytes / bucket_bytes
+        seconds = part * self.collective_seconds(kind, bucket_bytes, axis)
+        return seconds + (2 * self._copy_s(num_bytes) if on_host else 0.0)
 
     def permute_seconds(self, op: PermuteOp) -> float:
         """Return the time of one permute, beside nothing else: see `irc.cost.permute`."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from xdsl.dialects.builtin import DenseArrayBase, FloatAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, TypeAttribute
-from xdsl.irdl import irdl_attr_definition, irdl_op_definition, prop_def
+from xdsl.irdl import irdl_attr_definition, irdl_op_definition, opt_prop_def, prop_def
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
@@ -41,9 +41,17 @@ CHUNK = "chunk"
 
 
 class CollectiveOp(FlowOp):
-    """Base of the collectives; ``axis`` names the mesh axis whose group takes part."""
+    """Base of the collectives; ``axis`` names the mesh axis whose group takes part.
+
+    Those of one ``bucket`` are one call of the library, which begins when the last of its
+    ``bucket_size`` has started and is waited for by the first wait of one of them; nothing is
+    copied. ``bucket_bytes`` are those of all, by which they are priced.
+    """
 
     axis = prop_def(StringAttr)
+    bucket = opt_prop_def(StringAttr)
+    bucket_size = opt_prop_def(IntegerAttr)
+    bucket_bytes = opt_prop_def(IntegerAttr)
 
     @property
     def result_tensor(self) -> TensorType:
@@ -57,6 +65,9 @@ class CollectiveOp(FlowOp):
             raise VerifyException(f"{self.name} gives !comm.pending")
         if tensor(self.inputs[0]).dtype != self.result_tensor.dtype:
             raise VerifyException(f"{self.name} changes the dtype")
+        of_bucket = [self.bucket, self.bucket_size, self.bucket_bytes]
+        if None in of_bucket and any(of_bucket):
+            raise VerifyException(f"{self.name} lacks the bucket, its size or its bytes")
 
 
 @irdl_op_definition

@@ -638,6 +638,8 @@ def rename_ids(op: Operation, change: Callable[[str], str]) -> None:
     if (attr := op.attributes.get("results")) is not None:
         names = cast("ArrayAttr[StringAttr]", attr).data
         op.attributes["results"] = ArrayAttr([StringAttr(change(each.data)) for each in names])
+    if isinstance(bucket := op.properties.get("bucket"), StringAttr):
+        op.properties["bucket"] = StringAttr(change(bucket.data))
 
 
 def carry(new: Operation, old: Operation, *, part: int = 0) -> Operation:

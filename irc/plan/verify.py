@@ -44,6 +44,8 @@ COLLECTIVES = frozenset(
         "comm.permute",
     }
 )
+JOINED = ("comm.all_reduce", "comm.all_gather", "comm.reduce_scatter")
+"""Collectives that may be in a bucket."""
 MAX_ELEMENTS = 1 << 48
 
 
@@ -157,6 +159,7 @@ class _Replay:
     valid: set[int]
     arena: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     busy: dict[int, Start] = field(default_factory=dict[int, Start])
+    buckets: dict[str, list[Start]] = field(default_factory=dict[str, list[Start]])
     is_preparing: bool = False
 
     def step(self, index: int, action: object) -> None:
@@ -181,6 +184,8 @@ class _Replay:
                 start = self.busy.pop(action.start, None)
                 if start is None:
                     raise _ProblemError(f"waits for action {action.start}, which is not in flight")
+                if start.attrs.get("bucket") in self.buckets:
+                    raise _ProblemError(f"waits for action {action.start} of an unfilled bucket")
                 self.valid.update(self.plan.root(b) for b in start.outputs)
             case _:
                 raise _ProblemError("not an action")
@@ -196,6 +201,8 @@ class _Replay:
     def unfinished(self) -> str | None:
         if self.busy:
             return f"action {min(self.busy)} is never waited for"
+        if self.buckets:
+            return f"bucket {min(self.buckets)!r} is never full"
         for index in self.plan.outputs:
             if self.plan.root(index) not in self.valid:
                 return f"output buffer {index} is never written"
@@ -271,6 +278,24 @@ class _Replay:
         # Until the wait nobody may read them.
         self.valid.difference_update(self.plan.root(b) for b in start.outputs)
         self.busy[index] = start
+        if "bucket" in start.attrs:
+            self._put(start)
+
+    def _put(self, start: Start) -> None:
+        """Put a collective into its bucket, which all of one kind begin with the last."""
+        name, size = start.attrs["bucket"], _natural(start.attrs["bucket_size"])
+        members = self.buckets.setdefault(name, [])
+        members.append(start)
+        alike = {
+            (each.op, each.attrs["axis"], each.attrs.get("fn"), each.attrs["bucket_size"])
+            for each in members
+        }
+        if start.op not in JOINED or len(alike) > 1:
+            raise _ProblemError(f"bucket {name!r} holds collectives that are not alike")
+        if len({each.id for each in members}) < len(members):
+            raise _ProblemError(f"bucket {name!r} holds {start.id!r} twice")
+        if len(members) == size:
+            del self.buckets[name]
 
     def _check_marks(self, marks: Buffer, rows: Buffer, size: int) -> None:
         """The rows of a chunk for each rank, and one bool for each of them."""

@@ -9,6 +9,7 @@ from typing import Any
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.plan.load import load_plan
 from irc.plan.schema import Plan, Start, Wait
+from irc.report.launches import launches, num_layers
 from irc.report.table import counted, seconds, size, table
 from irc.simulate.plan import Contention, predict, steps
 
@@ -64,6 +65,7 @@ def _facts(row: Collective) -> dict[str, Any]:
         "axis": row.start.attrs["axis"],
         "id": row.start.id.removesuffix(".start"),
         "loc": row.start.loc,
+        "bucket": row.start.attrs.get("bucket"),
         "bytes": row.num_bytes,
         "begin_s": row.begin_s,
         "end_s": row.end_s,
@@ -78,7 +80,8 @@ def explain_overlap(folder: str, *, as_json: bool = False) -> str:
         folder: a plan of one program.
         as_json: the collectives as a list, in the order in which they begin.
     """
-    rows = collectives(load_plan(folder).plan)
+    plan = load_plan(folder).plan
+    rows = collectives(plan)
     if as_json:
         return json.dumps([_facts(row) for row in rows], indent=1)
     if not rows:
@@ -86,10 +89,13 @@ def explain_overlap(folder: str, *, as_json: bool = False) -> str:
     lines: list[str] = []
     for axis in dict.fromkeys(row.start.attrs["axis"] for row in rows):
         own = [row for row in rows if row.start.attrs["axis"] == axis]
+        buckets = {row.start.attrs.get("bucket", row.start.id) for row in own}
         busy, bare = sum(r.end_s - r.begin_s for r in own), sum(r.bare_s for r in own)
         part = f"{bare / busy:.0%}" if busy else "nothing"
         lines.append(
-            f"link {axis}: {counted(len(own), 'collective')}, {seconds(busy)} in all,"
+            f"link {axis}: {counted(len(own), 'collective')} in"
+            f" {len(buckets):,} {'launch' if len(buckets) == 1 else 'launches'},"
+            f" {seconds(busy)} in all,"
             f" of which compute waits for {seconds(bare)} ({part})"
         )
     cells = [
@@ -105,5 +111,26 @@ def explain_overlap(folder: str, *, as_json: bool = False) -> str:
         for row in sorted(rows, key=lambda row: (-row.bare_s, row.begin_s))
     ]
     heads = ("bare", "time", "begins at", "bytes", "collective", "id", "line")
-    said = "A bucket stands for the collectives that were joined; its line is that of the first."
-    return "\n".join([*lines, "", *table(heads, cells, right="rrrr"), "", said])
+    said = (
+        "Collectives of one bucket are one launch. One that was packed stands for those that were"
+        " joined; its line is that of the first."
+    )
+    return "\n".join(
+        [*lines, "", *_launches(plan), "", *table(heads, cells, right="rrrr"), "", said]
+    )
+
+
+def _launches(plan: Plan) -> list[str]:
+    """Say how many collectives each direction has, and how many that is a layer."""
+    layers, rows = num_layers(plan), launches(plan)
+    heads, right = ["read by", "collective", "tensors", "launches"], "llrr"
+    cells = [
+        [row.direction, f"{row.op}[{row.axis}]", str(row.num_tensors), str(row.num_launches)]
+        for row in rows
+    ]
+    if layers:
+        heads, right = [*heads, f"a layer of {layers}"], right + "r"
+        cells = [
+            [*own, f"{row.num_launches / layers:.1f}"] for own, row in zip(cells, rows, strict=True)
+        ]
+    return table(heads, cells, right=right)

@@ -8,16 +8,19 @@ buffers that the plan has for them: packed before, unpacked after the wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 from weakref import ref
 
 import torch
 import torch.distributed as dist
 
+from irc.cost.collectives import OWN_MESSAGE_BYTES
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.plan.schema import Start
+from irc.runtime.bucket import Bucket, Prepared
 
 Finish: TypeAlias = Callable[[], None]
 """Waits for a collective and unpacks its result."""
@@ -79,6 +82,7 @@ class TorchCommunicator:
     groups: Mapping[str, tuple[Callable[[], Any], int]]
     before: Callable[[], object] | None = None
     counted: Callable[[Callable[[], object]], Finish] | None = None
+    _buckets: dict[str, Bucket] = field(default_factory=dict[str, Bucket])
 
     @staticmethod
     def of_parts(
@@ -133,8 +137,21 @@ class TorchCommunicator:
         group, size = self.groups[action.attrs["axis"]]
         if size == 1:
             return NoPeers().start(action, operands)
-        finish = STARTS[action.op](group(), size, action.attrs, operands)
+        if "bucket" in action.attrs:
+            finish = self._start_in_bucket(action, operands, group(), size)
+        else:
+            finish = STARTS[action.op](group(), size, action.attrs, operands)
         return finish if self.counted is None else self.counted(finish)
+
+    def _start_in_bucket(self, action: Start, operands: Operands, group: Any, size: int) -> Finish:
+        name = action.attrs["bucket"]
+        bucket = self._buckets.get(name)
+        if bucket is None or bucket.has(action):
+            bucket = self._buckets[name] = Bucket(group, action.attrs["bucket_size"])
+        finish = bucket.add(action, PREPARED[action.op](size, action.attrs, operands))
+        if bucket.is_begun:
+            del self._buckets[name]
+        return finish
 
     def end_before(self) -> None:
         """Wait for what has to end before a collective begins.
@@ -147,31 +164,52 @@ class TorchCommunicator:
             (before if self.counted is None else self.counted(before))()
 
 
-def _all_reduce(group: Any, _size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
+def _all_reduce(_size: int, attrs: Mapping[str, Any], given: Operands) -> Prepared:
     if given.target.data_ptr() != given.source.data_ptr():
         given.target.copy_(given.source)
-    work: Any = dist.all_reduce(
-        given.target, op=_reduction(attrs, given.target), group=group, async_op=True
-    )
-    return work.wait
+    begin = partial(dist.all_reduce, given.target, op=_reduction(attrs, given.target))
+    return Prepared(begin, is_apart=_is_apart(given.target))
 
 
-def _all_gather(group: Any, _size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
+def _all_gather(_size: int, attrs: Mapping[str, Any], given: Operands) -> Prepared:
     landing = given.target if given.receive is None else given.receive
-    work = _gather(_bytes(landing), _bytes(given.source), group=group, async_op=True)
-    return _unpacking(work, given, attrs["dim"])
+    begin = partial(_gather, _bytes(landing), _bytes(given.source))
+    is_apart = _is_apart(landing)
+    if given.receive is None:
+        return Prepared(begin, is_apart=is_apart)
+    return Prepared(begin, partial(unpack, given.target, given.receive, attrs["dim"]), is_apart)
 
 
-def _reduce_scatter(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
+def _reduce_scatter(size: int, attrs: Mapping[str, Any], given: Operands) -> Prepared:
     source = _packed(given, attrs["dim"], size)
-    work = scatter_sum(
-        given.target.view(-1),
-        source.reshape(-1),
-        op=_reduction(attrs, source),
-        group=group,
-        async_op=True,
+    begin = partial(
+        scatter_sum, given.target.view(-1), source.reshape(-1), op=_reduction(attrs, source)
     )
-    return work.wait
+    # gloo reduces each by itself also where they are given to it together.
+    return Prepared(begin, is_apart=source.device.type == "cpu")
+
+
+def _is_apart(full: torch.Tensor) -> bool:
+    return full.device.type == "cpu" and full.nbytes > OWN_MESSAGE_BYTES
+
+
+PREPARED: Mapping[str, Callable[[int, Mapping[str, Any], Operands], Prepared]] = {
+    "comm.all_reduce": _all_reduce,
+    "comm.all_gather": _all_gather,
+    "comm.reduce_scatter": _reduce_scatter,
+}
+"""Collectives that may be in a bucket."""
+
+
+def _alone(op: str) -> Callable[[Any, int, Mapping[str, Any], Operands], Finish]:
+    """Return what begins such a collective by itself."""
+
+    def start(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
+        prepared = PREPARED[op](size, attrs, given)
+        work = prepared.begin(group=group, async_op=True)
+        return work.wait if prepared.unpack is None else Unpacking(work, prepared.unpack)
+
+    return start
 
 
 def _all_to_all(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
@@ -281,9 +319,7 @@ def _permute(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -
 
 
 STARTS: Mapping[str, Callable[[Any, int, Mapping[str, Any], Operands], Finish]] = {
-    "comm.all_reduce": _all_reduce,
-    "comm.all_gather": _all_gather,
-    "comm.reduce_scatter": _reduce_scatter,
+    **{op: _alone(op) for op in PREPARED},
     "comm.all_to_all": _all_to_all,
     "comm.dispatch_rows": _dispatch_rows,
     "comm.combine_rows": _combine_rows,
@@ -323,19 +359,17 @@ class Unpacking:
     """
 
     work: Any
-    target: torch.Tensor
-    receive: torch.Tensor
-    dim: int
+    unpack: Callable[[], None]
 
     def __call__(self) -> None:
         self.work.wait()
-        unpack(self.target, self.receive, self.dim)
+        self.unpack()
 
 
 def _unpacking(work: Any, given: Operands, dim: int) -> Finish:
     if given.receive is None:
         return work.wait
-    return Unpacking(work, given.target, given.receive, dim)
+    return Unpacking(work, partial(unpack, given.target, given.receive, dim))
 
 
 def pack(send: torch.Tensor, source: torch.Tensor, dim: int, size: int) -> None:

@@ -156,14 +156,15 @@ class _ListSchedule:
         for task in self.tasks:
             is_compute = task.axis is None and task.waits_for is None
             before.append(before[-1] + (task.seconds if is_compute else 0.0))
-        dues: list[tuple[int, int]] = []
+        # Several waits may be for one: the first that is read counts.
+        dues: dict[int, int] = {}
         for position, task in enumerate(self.tasks):
             if task.waits_for is not None and task.waits_for >= 0:
                 due = min(self.readers[position], default=len(self.tasks))
-                dues.append((due, task.waits_for))
+                dues[task.waits_for] = min(dues.get(task.waits_for, due), due)
         latest: dict[int, float] = {}
         free: dict[str | None, float] = {}
-        for due, start in sorted(dues, reverse=True):
+        for due, start in sorted(((due, start) for start, due in dues.items()), reverse=True):
             own = self.tasks[start]
             end = min(before[due], free.get(own.axis, inf))
             free[own.axis] = end - own.seconds

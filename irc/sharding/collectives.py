@@ -30,7 +30,7 @@ def check_collectives(module: ModuleOp, mesh: Mesh) -> None:
             continue
         problem = _axis_problem(op, mesh) or _size_problem(op, mesh)
         if problem is None and isinstance(op, CollectiveOp):
-            problem = _wait_problem(op)
+            problem = _wait_problem(op) or _bucket_problem(op)
         if problem is not None:
             raise IrcError(
                 "collective-invalid",
@@ -63,6 +63,24 @@ def _wait_problem(op: CollectiveOp) -> str | None:
     if len(waits) != 1 or not isinstance(waits[0], WaitOp):
         return f"is waited for {len(waits)} times"
     return None if waits[0].parent is op.parent else "is waited for in another function"
+
+
+def _bucket_problem(op: CollectiveOp) -> str | None:
+    """Say what keeps a bucket from beginning; asked of the first that is in it."""
+    block = op.parent
+    if op.bucket is None or block is None:
+        return None
+    started = [each for each in block.ops if isinstance(each, CollectiveOp)]
+    started = [each for each in started if each.bucket == op.bucket]
+    if started[0] is not op:
+        return None
+    if len(started) != op.plain["bucket_size"]:
+        return f"is in a bucket of {op.plain['bucket_size']}, of which {len(started)} start"
+    if len({(each.name, each.axis, each.plain.get("fn")) for each in started}) > 1:
+        return "is in a bucket with others of another kind"
+    waits = {use.operation for each in started for use in each.outputs[0].uses}
+    order = [each for each in block.ops if each in waits or each is started[-1]]
+    return None if order[0] is started[-1] else "is waited for before all of its bucket start"
 
 
 def _size_problem(op: CollectiveOp | LocalChunkOp, mesh: Mesh) -> str | None:

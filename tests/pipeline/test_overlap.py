@@ -8,10 +8,13 @@ import torch
 from irc.frontends.torch.capture import capture
 from irc.pipeline.make import lower, planned
 from irc.pipeline.options import Options
+from irc.plan.schema import Plan
+from irc.report.launches import launches, num_layers
 from irc.report.timing import split
 from irc.sharding.mesh import parse_mesh
 from irc.train import add_training
 from tests.models.gpt import GPT, GPTConfig
+from tests.search.plans import Model
 
 
 def exposed(layout: str, passes: tuple[str, ...] = ()) -> float:
@@ -36,3 +39,36 @@ def test_compute_hides_what_a_data_parallel_step_sends(
 ) -> None:
     assert exposed(layout) < most
     assert exposed(layout, (f"no-{without}",)) > 2 * most
+
+
+def llama_step(layout: str, mesh: str, cluster: str) -> Plan:
+    """Plan a step of a Llama of eight layers."""
+    with torch.device("meta"):
+        tokens = torch.zeros(8, 64, dtype=torch.int64)
+        model = Model(8, 256, 4, 512)
+    program = capture(model, (tokens, tokens)).program
+    add_training(program, optimizer="adamw")
+    options = Options(mesh=parse_mesh(mesh), cluster=cluster, layout=layout)
+    lower(program, options)
+    return planned(program.module, options, {}, known={})[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "mesh", "cluster"),
+    [
+        ("fsdp", "data=8", "8xA100"),
+        ("ddp", "data=8", "8xA100"),
+        ("fsdp", "data=2,context=2", "this-host"),
+    ],
+)
+def test_a_layer_has_two_collectives_a_direction_at_most(
+    layout: str, mesh: str, cluster: str
+) -> None:
+    plan = llama_step(layout, mesh, cluster)
+    assert num_layers(plan) == 8
+    most: dict[tuple[str, str], int] = {}
+    for row in launches(plan):
+        key = "sums" if row.op in ("all_reduce", "reduce_scatter") else row.direction, row.axis
+        most[key] = most.get(key, 0) + row.num_launches
+    assert most
+    assert all(count <= 2 * 8 for count in most.values()), most

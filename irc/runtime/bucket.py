@@ -1,0 +1,115 @@
+"""Collectives of one bucket: one call of the library, without copies on GPUs.
+
+torch's coalescing manager takes calls of one kind and hands them to the library together: NCCL
+begins them as one (``ncclGroupStart``), gloo copies them into one message. That takes longer than
+messages apart unless they are small, so others are begun one by one there.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+from irc.plan.schema import Start
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A collective that may be begun.
+
+    Attributes:
+        begin: has the library begin it, given ``group`` and ``async_op``.
+        unpack: what is to be done when it has ended; None: nothing.
+        is_apart: it is a message of its own in any case.
+    """
+
+    begin: Callable[..., Any]
+    unpack: Callable[[], None] | None = None
+    is_apart: bool = False
+
+
+class Bucket:
+    """The collectives of a bucket as they start; the last one begins them all.
+
+    Args:
+        group: of processes.
+        size: how many collectives there are.
+    """
+
+    def __init__(self, group: Any, size: int) -> None:
+        self._group, self._size = group, size
+        self._members: dict[str, Prepared] = {}
+        # Where messages are held back, a thread begins them, and another waits.
+        self._work: Future[list[Any]] = Future()
+
+    @property
+    def is_begun(self) -> bool:
+        """True when the library has it."""
+        return self._work.done()
+
+    def has(self, action: Start) -> bool:
+        """True where a collective has started: also one of a call that ended in an error."""
+        return action.id in self._members
+
+    def add(self, action: Start, prepared: Prepared) -> BucketEnd:
+        """Start a collective, and all of them with the last.
+
+        Raises:
+            Exception: of the library that begins them, here and at each wait.
+        """
+        self._members[action.id] = prepared
+        if len(self._members) == self._size:
+            try:
+                self._work.set_result(self._begun())
+            except BaseException as error:
+                self._work.set_exception(error)
+                raise
+        return BucketEnd(self, prepared.unpack)
+
+    def _begun(self) -> list[Any]:
+        apart = [each for each in self._members.values() if each.is_apart]
+        works = [each.begin(group=self._group, async_op=True) for each in apart]
+        if len(apart) < len(self._members):
+            with _coalescing_manager(self._group, async_ops=True) as together:
+                for each in self._members.values():
+                    if not each.is_apart:
+                        each.begin(group=self._group)
+            works += together.works
+        return works
+
+    def wait(self) -> None:
+        """Wait until all have ended."""
+        for work in self._work.result():
+            work.wait()
+
+    def get_future(self) -> Future[None]:
+        """Return what is done once all have ended, as torch's works have it."""
+        ended: Future[None] = Future()
+
+        def begun(works: Future[list[Any]]) -> None:
+            # torch: some kinds of work have no future
+            with suppress(RuntimeError):
+                *_, last = works.result()
+                last.get_future().add_done_callback(lambda _: ended.set_result(None))
+
+        self._work.add_done_callback(begun)
+        return ended
+
+
+@dataclass(frozen=True)
+class BucketEnd:
+    """Waits for the bucket of a collective, and unpacks the collective's own result."""
+
+    work: Bucket
+    unpack: Callable[[], None] | None
+
+    def __call__(self) -> None:
+        self.work.wait()
+        if self.unpack is not None:
+            self.unpack()

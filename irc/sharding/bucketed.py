@@ -1,0 +1,118 @@
+"""Collectives of one bucket that stay ops of their own: one call of the library begins them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from math import prod
+
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, i64
+from xdsl.ir import Block, Operation
+
+from irc.dialects.comm import CollectiveOp, WaitOp
+from irc.dialects.flow import PointwiseOp, id_of, tensor
+from irc.dialects.types import ITEM_BYTES
+
+
+def put_together(members: Sequence[tuple[CollectiveOp, WaitOp]]) -> None:
+    """Let collectives of a block begin as one, where the first of them would if it can.
+
+    The order of the text says which comes first on a link.
+
+    Args:
+        members: two or more, alike in op, axis and reduction, each with its wait, of which none is
+            read before all operands are there.
+    """
+    starts = [start for start, _ in members]
+    block = starts[0].parent
+    assert block is not None
+    total = sum(priced_bytes(start) for start in starts)
+    position = {op: i for i, op in enumerate(block.ops)}
+    given = there_behind(block)
+    place = max([min(position[op] for op in starts), *(1 + given(op, position) for op in starts)])
+    inside = {*starts, *(op.inputs[0].owner for op in starts)}
+    before = next(op for op in islice(block.ops, place, None) if op not in inside)
+    for start in starts:
+        operand = start.inputs[0].owner
+        # Of a boxing over several axes: what the collective before gives is awaited here.
+        if isinstance(operand, WaitOp) and position[operand] >= place:
+            operand.detach()
+            block.insert_op_before(operand, before)
+    for start in starts:
+        start.properties["bucket"] = StringAttr(id_of(starts[0]))
+        start.properties["bucket_size"] = IntegerAttr(len(members), i64)
+        start.properties["bucket_bytes"] = IntegerAttr(total, i64)
+        start.detach()
+        block.insert_op_before(start, before)
+    for _, wait in members:
+        if position[wait] < place:
+            _move_to_reader(block, wait)
+
+
+def there_behind(block: Block) -> Callable[[CollectiveOp, Mapping[Operation, int]], int]:
+    """Return what says, by the positions of ops, behind which a collective's operand may be there.
+
+    That is the op that gives it, and of another collective, whose wait may move, the last that
+    begins with it; -1 for an argument.
+    """
+    last: dict[str, CollectiveOp] = {}
+    for op in block.ops:
+        if isinstance(op, CollectiveOp) and op.bucket is not None:
+            last[op.bucket.data] = op
+
+    def given(op: CollectiveOp, position: Mapping[Operation, int]) -> int:
+        owner = op.inputs[0].owner
+        if isinstance(owner, WaitOp) and isinstance(begun := owner.inputs[0].owner, CollectiveOp):
+            if kind_of(begun) == kind_of(op):
+                return position[op]  # it may be put into a bucket itself
+            owner = begun if begun.bucket is None else last[begun.bucket.data]
+        return position[owner] if isinstance(owner, Operation) else -1
+
+    return given
+
+
+def kind_of(op: CollectiveOp) -> tuple[str, str, str, str]:
+    """Return what collectives of one bucket have in common: op, axis, reduction, dtype."""
+    return op.name, op.axis.data, str(op.plain.get("fn", "")), op.result_tensor.dtype
+
+
+def priced_bytes(op: CollectiveOp) -> int:
+    """Return the bytes that a collective is priced by: what a rank holds where it is full."""
+    kinds = (tensor(op.inputs[0]), op.result_tensor)
+    return max(prod(kind.static_shape()) * ITEM_BYTES[kind.dtype] for kind in kinds)
+
+
+def wait_late(block: Block) -> None:
+    """Put waits, and casts of what is awaited, in front of what reads them.
+
+    So whatever may begin before a value is read stands in front of its wait.
+    """
+    position = {op: i for i, op in enumerate(block.ops)}
+    # By what stays, the first of those that were put in front of it: others go in front of them.
+    heads: dict[Operation, Operation] = {}
+    anchors: dict[Operation, Operation] = {}
+    for op in reversed(list(block.ops)):
+        if isinstance(op, WaitOp) or _is_cast_of_awaited(op):
+            readers = [use.operation for value in op.results for use in value.uses]
+            stay = [anchors.get(reader, reader) for reader in readers]
+            first = min(stay, default=block.last_op, key=position.__getitem__)
+            assert first is not None
+            op.detach()
+            block.insert_op_before(op, heads.get(first, first))
+            heads[first], anchors[op] = op, first
+
+
+def _is_cast_of_awaited(op: Operation) -> bool:
+    is_cast = isinstance(op, PointwiseOp) and op.plain["fn"] == "cast"
+    return is_cast and isinstance(op.operands[0].owner, WaitOp)
+
+
+def _move_to_reader(block: Block, wait: WaitOp) -> None:
+    readers = {use.operation for use in wait.outputs[0].uses}
+    following = wait.next_op
+    while following not in readers and following is not block.last_op:
+        assert following is not None
+        following = following.next_op
+    assert following is not None
+    wait.detach()
+    block.insert_op_before(wait, following)
