@@ -1,9 +1,9 @@
 """RNN, GRU and LSTM of ONNX by one native loop over time, where their form allows it.
 
 The loop is a function of the CPU backend (:mod:`irc.backends.cpu.recurrent`), which is compiled for
-a kind of cell and a number of units. It runs on the calling thread alone, and
-what is called of torch beside it only makes memory: a call of a small net costs little, and waits
-for no other thread.
+a kind of cell and a number of units. What is called
+of torch beside it only makes memory: a call of a small net costs little. The directions and rows of
+a large one are divided among threads, which nobody waits for (:mod:`irc.runtime.shared_jobs`).
 """
 
 # pyright: basic
@@ -15,14 +15,20 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from irc.runtime.shared_jobs import share
+
 if TYPE_CHECKING:
     import torch
 
 SIMPLE: Mapping[str, str] = {"Tanh": "tanh", "Sigmoid": "sigmoid", "Relu": "relu"}
 """Activations without parameters, and flow's name for each."""
 GATES: Mapping[str, int] = {"RNN": 1, "GRU": 3, "GRU before": 3, "LSTM": 4}
-MOST_ROWS = 8
+MOST_ROWS = 32
 """Of a batch: a library reads a matrix once for all rows of a larger one."""
+ROWS = 4
+"""Rows of a batch that the loop does together."""
+SHARED = 1 << 24
+"""Multiplications of a call, from which on threads share it: about half a millisecond."""
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 9, *[ctypes.c_int64] * 5)
 FLOAT_BYTES = 4
@@ -173,58 +179,121 @@ def write(
     out: Sequence[torch.Tensor],
 ) -> None:
     """Run a cell over time and write its results to ``out``: contiguous, of :func:`shapes`."""
-    import torch
-    from torch.nn.functional import pad
-
     x, first_h, first_c = operands[0].contiguous(), operands[5], operands[6]
     steps, batch, inputs = x.shape
     hidden, directions = options["hidden"], len(weights)
     padded = weights[0].inner.shape[0]
     more = padded - hidden
-    loop = _loop(kind, options)
-    y, last = out[0], out[1]
-    products = torch.empty(steps * batch * padded * GATES[loop])
-    h = torch.zeros(directions, batch, padded) if first_h is None else pad(first_h, (0, more))
-    h = h.contiguous()
+    gates = GATES[loop := _loop(kind, options)]
+    y = out[0]
+    zeros = (directions, batch, padded)
+    h = x.new_zeros(zeros) if first_h is None else _padded(first_h, more)
     if loop == "GRU before":
-        cell = torch.empty(directions, 2, padded)
+        cell = None
     elif more or kind != "LSTM":
-        cell = torch.zeros(directions, batch, padded)
-        if first_c is not None:
-            cell[..., :hidden] = first_c
+        # It is written to.
+        cell = x.new_zeros(zeros) if first_c is None else _padded(first_c, more).clone()
     else:
         cell = out[2].zero_() if first_c is None else out[2].copy_(first_c)
-    states = torch.empty(steps, directions, batch, padded) if more else y
+    states = x.new_empty(steps, directions, batch, padded) if more else y
     ends = _ends(operands[4], steps)
-    parts = [(0, steps, batch, x)]
     if ends is not None:
-        # Each sequence by itself: what lies behind its end is zero.
-        states.zero_()
-        parts = [(i, end, 1, x[:end, i].contiguous()) for i, end in enumerate(ends)]
+        states.zero_()  # what lies behind the end of a sequence
     row_bytes, stride = FLOAT_BYTES * padded, directions * batch * padded
+    work = steps * batch * gates * hidden * (inputs + hidden) * directions
+    threads = 1 if work < SHARED else _num_threads()
+    parts = _parts(x, ends, -(-threads // directions))
+    jobs: list[Callable[[], None]] = []
     for d, one in enumerate(weights):
-        backwards = options["direction"] == "reverse" or d == 1
         w, added, r, inner = one.addresses
         for row, length, count, values in parts:
             place = (d * batch + row) * row_bytes
-            work = d * 2 * row_bytes if loop == "GRU before" else place
-            one.loop(
-                values.data_ptr(), w, added, products.data_ptr(), r, inner,
-                h.data_ptr() + place, cell.data_ptr() + work, states.data_ptr() + place,
-                length, count, backwards, inputs, stride,
+            used = x.new_empty(length * count * padded * gates)
+            kept = x.new_empty(2 * padded) if cell is None else cell
+            arguments = (
+                values.data_ptr(), w, added, used.data_ptr(), r, inner, h.data_ptr() + place,
+                kept.data_ptr() + (0 if cell is None else place), states.data_ptr() + place,
+                length, count, options["direction"] == "reverse" or d == 1, inputs, stride,
             )  # fmt: skip
+            if threads == 1:
+                one.loop(*arguments)
+            else:
+                jobs.append(_Job(one.loop, arguments, (values, used, kept)))
+    share(jobs, threads)
     if more:
         y.copy_(states[..., :hidden])
-        if kind == "LSTM":
+        if kind == "LSTM" and cell is not None:
             out[2].copy_(cell[..., :hidden])
+    _copy_last(y, h, out[1], ends, options["direction"])
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One call of the loop, and the memory that it works with."""
+
+    loop: Callable[..., None]
+    arguments: tuple[int, ...]
+    memory: tuple[torch.Tensor, ...]
+
+    def __call__(self) -> None:
+        self.loop(*self.arguments)
+
+
+def _padded(state: torch.Tensor, more: int) -> torch.Tensor:
+    """Return states with so many more units, contiguous."""
+    if not more:
+        return state.contiguous()
+    from torch.nn.functional import pad
+
+    return pad(state, (0, more))
+
+
+def _num_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _parts(
+    x: torch.Tensor, ends: Sequence[int] | None, count: int
+) -> list[tuple[int, int, int, torch.Tensor]]:
+    """Return parts of a batch: the first row, steps, rows, and their inputs, contiguous.
+
+    Args:
+        x: all inputs.
+        ends: how long each sequence is, where each is a part by itself.
+        count: parts at most, each of whole groups of rows.
+    """
+    steps, batch = x.shape[:2]
+    if ends is not None:
+        return [(i, end, 1, x[:end, i].contiguous()) for i, end in enumerate(ends)]
+    rows = -(-batch // (count * ROWS)) * ROWS
+    if count == 1 or rows >= batch:
+        return [(0, steps, batch, x)]
+    return [
+        (i, steps, part.shape[1], part)
+        for i in range(0, batch, rows)
+        for part in [x[:, i : i + rows].contiguous()]
+    ]
+
+
+def _copy_last(
+    y: torch.Tensor,
+    first: torch.Tensor,
+    last: torch.Tensor,
+    ends: Sequence[int] | None,
+    direction: str,
+) -> None:
+    """Copy the state after the last step of each direction, of what the loop has written."""
+    hidden = y.shape[-1]
     if ends is not None:
         for i, end in enumerate(ends):
-            for d in range(directions):
-                backwards = options["direction"] == "reverse" or d == 1
-                state = h[d, i, :hidden] if not end else y[0 if backwards else end - 1, d, i]
+            for d in range(y.shape[1]):
+                backwards = direction == "reverse" or d == 1
+                state = first[d, i, :hidden] if not end else y[0 if backwards else end - 1, d, i]
                 last[d, i].copy_(state)
-    elif directions == 1:
-        last.copy_(y[0 if options["direction"] == "reverse" else -1])
+    elif y.shape[1] == 1:
+        last.copy_(y[0 if direction == "reverse" else -1])
     else:
         last[0].copy_(y[-1, 0])
         last[1].copy_(y[0, 1])

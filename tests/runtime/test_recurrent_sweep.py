@@ -91,6 +91,21 @@ def test_results_are_written_where_they_are_to_lie(hidden: int) -> None:
     assert not kept.write(operands, [value[:1] for value in out])
 
 
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize("name", ["GRU before", "LSTM"])
+def test_threads_share_rows_and_directions(
+    name: str, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurrent_sweep, "SHARED", 0)
+    monkeypatch.setattr(recurrent_sweep, "_num_threads", lambda: 3)
+    operands, options = case(name, 7, 11, direction)
+    kind = name.partition(" ")[0]
+    for _ in range(5):
+        found = recurrent.CELLS[kind](operands, options)
+        for mine, want in zip(found, wanted(kind, operands, options), strict=True):
+            torch.testing.assert_close(mine.double(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_other_activations() -> None:
     operands, options = case("RNN", 9, 2, "forward")
     options["activations"] = ["Relu"]
@@ -106,7 +121,7 @@ def test_other_activations() -> None:
         (4, torch.tensor([5])),
         (5, torch.zeros(1, 1, 4)),
         (7, torch.zeros(1, 12)),
-        (0, torch.randn(5, 9, 3)),
+        (0, torch.randn(5, 33, 3)),
     ],
 )
 def test_what_the_loop_does_not_do_is_left_to_torch(index: int, value: torch.Tensor) -> None:
