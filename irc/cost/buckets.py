@@ -211,7 +211,8 @@ def best_groups(
     units = _units(members, timing)
     timing = _Timing(cost, block, units, known, packs=False, compute=timing.compute)
     # Larger ones keep the link busy by themselves, and each may be read as soon as it is there.
-    chosen = _best(timing, units, [unit for unit in units if timing.is_dear(unit)])
+    small = [unit for unit in units if unit.is_returned or timing.is_dear(unit)]
+    chosen = _best(timing, units, small)
     inside = {unit.start for group in chosen for unit in group}
     chosen += [[unit] for unit in units if unit.start not in inside]
     flat = [[member for unit in group for member in unit.members] for group in chosen]

@@ -56,16 +56,20 @@ def there_behind(block: Block) -> Callable[[CollectiveOp, Mapping[Operation, int
     begins with it; -1 for an argument.
     """
     last: dict[str, CollectiveOp] = {}
-    for op in block.ops:
-        if isinstance(op, CollectiveOp) and op.bucket is not None:
-            last[op.bucket.data] = op
+
+    def begun_with(op: CollectiveOp) -> CollectiveOp:
+        # Few ask: what a boxing over several axes moves on.
+        if op.bucket is not None and not last:
+            starts = (each for each in block.ops if isinstance(each, CollectiveOp))
+            last.update({each.bucket.data: each for each in starts if each.bucket is not None})
+        return op if op.bucket is None else last[op.bucket.data]
 
     def given(op: CollectiveOp, position: Mapping[Operation, int]) -> int:
         owner = op.inputs[0].owner
         if isinstance(owner, WaitOp) and isinstance(begun := owner.inputs[0].owner, CollectiveOp):
             if kind_of(begun) == kind_of(op):
                 return position[op]  # it may be put into a bucket itself
-            owner = begun if begun.bucket is None else last[begun.bucket.data]
+            owner = begun_with(begun)
         return position[owner] if isinstance(owner, Operation) else -1
 
     return given
