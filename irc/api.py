@@ -295,9 +295,11 @@ def compile_step(
             Rprop, ASGD, SGD with dampening, or an object with ``elementwise = True``) runs on a
             rank's parts of parameters and of the gradients, called ``optimizer.gradient.NAME`` in
             pins; for others (Muon, your own) each rank puts parameters and gradients together in
-            each step, and its states are whole. States are saved and loaded as those of compiled
-            ones; those of another class are refused. LBFGS and SparseAdam, a step that wants a
-            closure, stages, masters, and plans that are exported are refused, and so are hooks that
+            each step, and its states are whole. With an axis ``pipe`` a rank's optimiser moves the
+            parameters of its own stages; a class of your own that is not ``elementwise`` is refused
+            there, as it may look at all of them together. States are saved and loaded as those of
+            compiled ones; those of another class are refused. LBFGS and SparseAdam, a step that
+            wants a closure, masters, and plans that are exported are refused, and so are hooks that
             come later. One of a user's own class that draws random numbers draws the same on every
             rank of a mesh.
         mesh: axes of a mesh, ``data=2,tensor=2``. An axis of size ``auto`` takes the processes that

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
+from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.plan.parts import PIPE
 from irc.runtime.lion import is_lion
 
 ELEMENTWISE = frozenset(
@@ -51,6 +53,11 @@ def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """
     says_so = getattr(optimizer, "elementwise", False) is True
     return says_so or type(optimizer) in ELEMENTWISE or is_lion(optimizer)
+
+
+def sees_one_parameter(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether what an optimiser does to a parameter depends on no other one."""
+    return is_elementwise(optimizer) or type(optimizer) in WHOLE
 
 
 @contextmanager
@@ -109,20 +116,22 @@ def _wants_closure(optimizer: torch.optim.Optimizer) -> bool:
     return any(each.default is inspect.Parameter.empty for each in own)
 
 
-def eager_text(optimizer: torch.optim.Optimizer, why: str, num_ranks: int) -> str:
+def eager_text(optimizer: torch.optim.Optimizer, why: str, mesh: Mesh) -> str:
     """Return what is said of an optimiser that runs eagerly.
 
     Args:
         optimizer: of torch, or a class of the user's.
         why: it is not compiled.
-        num_ranks: of the mesh.
+        mesh: of the run.
     """
     text = (
         f"{type(optimizer).__name__} is not compiled ({why}): it runs eagerly, after the compiled "
         "forward and backward"
     )
-    if num_ranks == 1:
+    if mesh.num_ranks == 1:
         return text
+    if PIPE in mesh.names:
+        text = f"{text}, in each stage for its own parameters"
     if is_elementwise(optimizer):
         return f"{text}, on the parts of parameters and gradients that each rank holds"
     is_known = type(optimizer) in WHOLE

@@ -14,9 +14,7 @@ true; on a mesh they get a rank's parts, or whole values, as data.
 # pyright: basic
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,13 +24,21 @@ from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.plan.weights import local_slices
 from irc.runtime.agreement import fail_together
-from irc.runtime.dtypes import dtype_name
 from irc.runtime.eager_kinds import is_elementwise, same_draws
+from irc.runtime.eager_stages import Told, told_by_all
 from irc.runtime.eager_states import check_class, check_keys, check_shape
-from irc.runtime.moving import move
+from irc.runtime.eager_work import (
+    Work,
+    become,
+    blank,
+    is_same,
+    placement_of_work,
+    through,
+    work_on,
+)
 from irc.runtime.parts import Parts
+from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.torch_optimizer import state_name
-from irc.sharding.between import Channel, Side
 from irc.training.optimizers import GRADIENT
 from irc.training.recipe import Recipe
 
@@ -42,17 +48,6 @@ if TYPE_CHECKING:
 CLASS = "class"
 """Where a state says the name of the optimiser's class."""
 PLAIN = (bool, int, float, str, tuple, type(None))
-
-
-@dataclass(frozen=True)
-class _Work:
-    """How an optimiser sees a parameter; no channel where that is how ranks hold it."""
-
-    placement: Placement
-    shape: tuple[int, ...]
-    fetch: Channel | None
-    gradient: Channel | None
-    give: Channel | None
 
 
 class EagerOptimizer:
@@ -70,12 +65,15 @@ class EagerOptimizer:
         self._own: dict[str, torch.Tensor] = {names[id(p)]: p for p in every}
         self._names = {id(p): name for name, p in self._own.items()}
         self._is_elementwise = is_elementwise(optimizer)
-        self._work: dict[str, _Work] = {}
+        self._work: dict[str, Work] = {}
         # Some classes make states with the optimiser, and look for them in each step.
         self._early = {n: set(own) for n, p in self._own.items()
                        if (own := optimizer.state.get(p, {}))}  # fmt: skip
         self._later: tuple[Checkpoint, str] | None = None
-        self._mesh, self._rank = Mesh(()), 0
+        self._parts: Parts | None = None
+        self._mesh, self._place, self._rank = Mesh(()), 0, 0
+        self._elsewhere: set[str] = set()
+        self._told: dict[str, Told] = {}
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """Return the recipe of the next step, which does not depend on the optimiser's numbers.
@@ -108,15 +106,19 @@ class EagerOptimizer:
         Raises:
             IrcError: ``option-value`` for states without values; ``checkpoint-corrupt``.
         """
-        self._mesh, self._rank = parts.mesh, parts.rank
+        self._parts = parts
+        self._mesh, self._place, self._rank = parts.mesh, parts.rank, parts.world_rank
         for name, parameter in self._own.items():
             if name not in self._work and parts.holds(state_name(GRADIENT, name)):
-                self._work[name] = self._seen(parts, name)
+                self._work[name] = work_on(parts, name, elementwise=self._is_elementwise)
                 self._move_states(name, parameter)
                 self._show(parts, name)
             # What ranks do not hold stays the module's: its values are nowhere else.
-            elif name not in self._work and parts.mesh.num_ranks > 1 and name in parts.roles:
-                _become(parameter, _blank(parameter, parameter.shape))
+            elif name not in self._work and parts.world > 1 and name in parts.roles:
+                become(parameter, blank(parameter, parameter.shape))
+                if not parts.holds(name):  # another stage's, which has its states
+                    self._elsewhere.add(name)
+                    self._optimizer.state.pop(parameter, None)
         self._read_later()
 
     def step(
@@ -142,14 +144,14 @@ class EagerOptimizer:
             parameter = self._own[name]
             self._fetch(parts, name)
             gradient = parts.local[state_name(GRADIENT, name)]
-            gradient = _through(work.gradient, self._rank, gradient)
+            gradient = through(work.gradient, self._rank, gradient)
             parameter.grad = gradient.to(parameter.device, parameter.dtype)
         said = [group["lr"] for group in self._optimizer.param_groups if "lr" in group]
         failed: IrcError | None = None
         try:
             if lr is not None:
                 self._set_rates([lr] * len(said))
-            with same_draws(self._optimizer, seed, self._mesh.num_ranks):
+            with same_draws(self._optimizer, seed, parts.world):
                 self._optimizer.step()
         except Exception as error:
             failed = self._failure(error)
@@ -161,8 +163,8 @@ class EagerOptimizer:
         for name, work in moving.items():
             parameter, part = self._own[name], parts.local[name]
             parameter.grad = None
-            if not _is_same(parameter, part):
-                part.copy_(_through(work.give, self._rank, parameter.detach()))
+            if not is_same(parameter, part):
+                part.copy_(through(work.give, self._rank, parameter.detach()))
                 self._show(parts, name)
             # torch does not count writes through ``.data``: what is made of weights is out of date.
             torch.autograd.graph.increment_version(part)
@@ -203,10 +205,11 @@ class EagerOptimizer:
     def states(self) -> Parts:
         """Return this rank's parts of the states, under irc's names; numbers are not among them.
 
-        What a checkpoint has for parts that are not taken yet is read whole.
+        What a checkpoint has for parts that are not taken yet is read whole. With stages every rank
+        calls it: each says what those of its own keep.
         """
         self._read_later()
-        found = Parts(self._mesh, self._rank)
+        found = Parts(self._mesh, self._place)
         for name, key, value in self._tensors():
             work = self._work.get(name)
             whole = Placement.replicated(self._mesh.names)
@@ -214,6 +217,30 @@ class EagerOptimizer:
             if work is not None and shape == tuple(self._own[name].shape):
                 placement, shape = work.placement, work.shape
             found.put(state_name(key, name), value.detach(), placement, shape)
+        if isinstance(self._parts, SpreadParts) and self._parts.has_others:
+            return self._with_others(self._parts, found)
+        return found
+
+    def num_bytes(self) -> int:
+        """Return the bytes of this rank's parts of the states."""
+        self._read_later()
+        return sum(value.numel() * value.element_size() for _, _, value in self._tensors())
+
+    def _with_others(self, parts: SpreadParts, own: Parts) -> Parts:
+        """Return this rank's states, and what other stages say of theirs; every rank calls it."""
+        states = {n: self._optimizer.state.get(self._own[n], {}) for n in self._work}
+        self._told = told_by_all(states, own.shape, self._place == 0)
+        found = parts.like_parameters()
+        for name, (tensors, _) in sorted(self._told.items()):
+            placement, shape = (
+                placement_of_work(parts, name, elementwise=self._is_elementwise),
+                parts.shape(name),
+            )
+            for key, kind in sorted(tensors.items()):
+                whole = Placement.replicated(self._mesh.names)
+                lies = placement if tuple(kind.shape) == shape else whole
+                found.know(state_name(key, name), parts, name, lies, kind)
+        found.local |= own.local
         return found
 
     def assembled(self, held: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,6 +256,11 @@ class EagerOptimizer:
                     place = state_name(key, name)
                     value = held[place] if place in held else value.detach().clone()
                 states.setdefault(name, {})[key] = value
+        for name in self._elsewhere:
+            tensors, numbers = self._told.get(name, ({}, {}))
+            known = {k: held[n] for k in tensors if (n := state_name(k, name)) in held}
+            if numbers or known:
+                states[name] = {**numbers, **known}
         groups = [
             {key: _number(value) for key, value in group.items() if key != "params"}
             | {"params": [self._names[id(p)] for p in group["params"]]}
@@ -307,6 +339,8 @@ class EagerOptimizer:
         self._later = None
         self._optimizer.state.clear()
         for name, own in states.items():
+            if name in self._elsewhere:
+                continue
             self._optimizer.state[self._own[name]] = {
                 key: self._part(
                     name, value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -322,7 +356,7 @@ class EagerOptimizer:
             prefix: how names of states begin.
             is_alone: there is one rank, which has all parts.
         """
-        if self._work or is_alone:
+        if self._parts is not None or is_alone:
             self._read(checkpoint, prefix)
         else:
             self._later = checkpoint, prefix
@@ -335,7 +369,8 @@ class EagerOptimizer:
     def _read(self, checkpoint: Checkpoint, prefix: str) -> None:
         from irc.runtime.boxes import Box
 
-        places = self._places(checkpoint, prefix)
+        every = self._places(checkpoint, prefix).items()
+        places = {place: own for place, own in every if own[0] not in self._elsewhere}
         boxes: dict[str, Box] = {}
         fresh: dict[str, dict[str, Any]] = {}
         for place, (name, key) in places.items():
@@ -360,44 +395,20 @@ class EagerOptimizer:
         places = {n: n.removeprefix(prefix).rpartition(".") for n in stored}
         return {n: (own, key) for n, (own, _, key) in places.items() if own in self._own}
 
-    def _seen(self, parts: Parts, name: str) -> _Work:
-        """Return how the optimiser is to see a parameter."""
-        placed = parts.placements()
-        own, gradient = placed[name], placed[state_name(GRADIENT, name)]
-        shape, mesh, ranks = parts.shape(name), self._mesh, range(self._mesh.num_ranks)
-        part, slope = parts.local[name], parts.local[state_name(GRADIENT, name)]
-        chosen = Placement.replicated(mesh.names)
-        if self._is_elementwise:
-            chosen = min(own, gradient, key=lambda p: _size(p, mesh, shape))
-
-        def channel(before: Placement, after: Placement, dtype: torch.dtype) -> Channel | None:
-            if before == after or mesh.num_ranks == 1:
-                return None
-            sides = Side(before, mesh, ranks), Side(after, mesh, ranks)
-            return Channel(shape, dtype_name(dtype), *sides)
-
-        return _Work(
-            chosen,
-            shape,
-            channel(own, chosen, part.dtype),
-            channel(gradient, chosen, slope.dtype),
-            channel(chosen, own, part.dtype),
-        )
-
     def _fetch(self, parts: Parts, name: str) -> None:
         """Give a parameter of the optimiser its values, unless it is what this rank holds."""
         parameter, part = self._own[name], parts.local[name]
-        if not _is_same(parameter, part):
-            _become(parameter, _through(self._work[name].fetch, self._rank, part))
+        if not is_same(parameter, part):
+            become(parameter, through(self._work[name].fetch, self._rank, part))
 
     def _show(self, parts: Parts, name: str) -> None:
         """Let a parameter be this rank's part between steps, or no memory but a shape."""
         work, parameter, part = self._work[name], self._own[name], parts.local[name]
-        if self._mesh.num_ranks > 1 and work.fetch is None:
-            _become(parameter, part)
-        elif self._mesh.num_ranks > 1:
-            where = local_slices(work.placement, self._mesh, self._rank, work.shape)
-            _become(parameter, _blank(part, [s.stop - s.start for s in where]))
+        if parts.world > 1 and work.fetch is None:
+            become(parameter, part)
+        elif parts.world > 1:
+            where = local_slices(work.placement, self._mesh, self._place, work.shape)
+            become(parameter, blank(part, [s.stop - s.start for s in where]))
 
     def _move_states(self, name: str, parameter: torch.Tensor) -> None:
         """Take this rank's part of states that the optimiser has already."""
@@ -421,7 +432,7 @@ class EagerOptimizer:
         work = self._work.get(name)
         if work is None or shape != work.shape:
             return tuple(slice(0, size) for size in shape)
-        return local_slices(work.placement, self._mesh, self._rank, shape)
+        return local_slices(work.placement, self._mesh, self._place, shape)
 
     def _tensors(self) -> list[tuple[str, str, torch.Tensor]]:
         """Return name of the parameter, name and value of each state that has dims."""
@@ -436,37 +447,6 @@ class EagerOptimizer:
         groups = [group for group in self._optimizer.param_groups if "lr" in group]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
-
-
-def _through(channel: Channel | None, rank: int, own: torch.Tensor) -> torch.Tensor:
-    if channel is None:
-        return own
-    moved = move(channel, rank, own)
-    assert moved is not None  # all ranks of the mesh are on both sides
-    return moved
-
-
-def _is_same(parameter: torch.Tensor, part: torch.Tensor) -> bool:
-    is_there = not parameter.is_meta and parameter.data_ptr() == part.data_ptr()
-    return is_there and parameter.shape == part.shape
-
-
-def _become(parameter: torch.Tensor, value: torch.Tensor) -> None:
-    """Give a parameter other data, of any shape; it stays the same object."""
-    if parameter.is_meta:
-        torch.utils.swap_tensors(parameter, nn.Parameter(value, parameter.requires_grad))
-    else:
-        parameter.data = value
-
-
-def _blank(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return a tensor of one element's memory, that says it has no values."""
-    return torch.full((), math.nan, dtype=like.dtype).expand(tuple(shape))
-
-
-def _size(placement: Placement, mesh: Mesh, shape: tuple[int, ...]) -> int:
-    """Return how many elements the first rank has, the same on every rank."""
-    return math.prod(s.stop - s.start for s in local_slices(placement, mesh, 0, shape))
 
 
 def _number(value: Any) -> Any:

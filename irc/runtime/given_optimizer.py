@@ -15,7 +15,12 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.plan.parts import PIPE
-from irc.runtime.eager_kinds import EagerOptimizerWarning, check_suitable, eager_text
+from irc.runtime.eager_kinds import (
+    EagerOptimizerWarning,
+    check_suitable,
+    eager_text,
+    sees_one_parameter,
+)
 from irc.runtime.eager_optimizer import EagerOptimizer
 from irc.runtime.join import own_rank
 from irc.runtime.lion import is_lion
@@ -116,18 +121,22 @@ def follow(
         mesh: of the run.
 
     Raises:
-        IrcError: ``option-value`` for one that runs eagerly on a mesh with stages.
+        IrcError: ``option-value`` for one that runs eagerly, on a mesh with stages, and may look at
+            several parameters together.
     """
     if not (why := why_eager(optimizer)):
         return GivenOptimizer(optimizer, module)
-    if PIPE in mesh.names:
+    if PIPE in mesh.names and not sees_one_parameter(optimizer):
+        name = type(optimizer).__name__
         raise _refused(
-            f"optimizer={type(optimizer).__name__}(..) is not compiled ({why}), and with an axis "
-            f"'{PIPE}' a step computes its optimiser",
-            "choose a mesh without 'pipe', or an optimiser such as torch.optim.AdamW",
+            f"optimizer={name}(..) is not compiled ({why}), and may look at all parameters "
+            f"together: with an axis '{PIPE}' a rank has those of its own stages",
+            "if what it does to an element depends on that element alone, say "
+            "optimizer.elementwise = True before; else choose a mesh without 'pipe', or an "
+            "optimiser such as torch.optim.AdamW",
         )
     if own_rank() == 0:
-        text = eager_text(optimizer, why, mesh.num_ranks)
+        text = eager_text(optimizer, why, mesh)
         warnings.warn(text, EagerOptimizerWarning, stacklevel=3)
     return EagerOptimizer(optimizer, module)
 

@@ -9,7 +9,7 @@ Parts lie on the device that the plan runs on, whole tensors on the host.
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,11 @@ class Parts:
     def _memory(self, plan: Plan) -> torch.device | None:
         """Return where parts lie; None for where their values are."""
         return memory_of(plan.backend) if self.world > 1 else None
+
+    @property
+    def mesh_ranks(self) -> Sequence[int]:
+        """The ranks of the mesh in its order, as the run numbers them."""
+        return range(self.mesh.num_ranks)
 
     @property
     def names(self) -> list[str]:

@@ -3,7 +3,8 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import copy
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,6 +94,40 @@ class SpreadParts(Parts):
     def placement_and_shape(self, name: str) -> tuple[Placement, tuple[int, ...]]:
         """Return how a tensor lies on the mesh of its stage, and its whole shape."""
         return self._placed[name]
+
+    @property
+    def mesh_ranks(self) -> Sequence[int]:
+        """The ranks of this rank's stages."""
+        return self._ranks_by_place[self.place]
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other ranks have other stages."""
+        return len(self._ranks_by_place) > 1
+
+    def like_parameters(self) -> SpreadParts:
+        """Return no tensors, of the same stages: what :meth:`know` adds lies as parameters do."""
+        found = copy.copy(self)
+        found.local, found.roles, found._placed, found.ranks = {}, {}, {}, {}
+        found._dtypes, found._places, found._sliced = {}, {}, {}
+        return found
+
+    def know(
+        self, name: str, like: Parts, parameter: str, placement: Placement, kind: torch.Tensor
+    ) -> None:
+        """Learn of a state that the stages of a parameter hold.
+
+        Args:
+            name: of the state.
+            like: has the parameter.
+            parameter: its name.
+            placement: how the state lies on the mesh of a stage.
+            kind: of its whole shape and dtype, on the meta device.
+        """
+        assert isinstance(like, SpreadParts)
+        self._placed[name], self.roles[name] = (placement, tuple(kind.shape)), "state"
+        self.ranks[name], self._places[name] = like.ranks[parameter], like._places[parameter]
+        self._dtypes[name] = kind.dtype
 
     @property
     def names(self) -> list[str]:

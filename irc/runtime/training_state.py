@@ -263,7 +263,7 @@ class TrainingState:
 
     def num_bytes_of_states(self) -> int:
         """Return the bytes of this rank's parts of what an optimiser keeps between steps."""
-        own = 0 if self._eager is None else self._eager.states().num_bytes()
+        own = 0 if self._eager is None else self._eager.num_bytes()
         return own + (self.parts.num_bytes("state") if self.parts.local else 0)
 
     def _assembled(self, held: Mapping[str, Any]) -> dict[str, Any]:

@@ -158,9 +158,13 @@ def test_hooks_that_come_later_are_refused() -> None:
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     mine = net()
     own = torch.optim.RAdam(mine.parameters())
-    for options, says in (({"mesh": "pipe=2"}, "axis 'pipe'"), ({"precision": MASTERS}, "masters")):
+    normed = MAKERS["normed"](mine)
+    for given, options, says in (
+        (normed, {"mesh": "pipe=2"}, "all parameters together: with an axis 'pipe'"),
+        (own, {"precision": MASTERS}, "masters"),
+    ):
         with pytest.raises(IrcError, match=says):
-            irc.compile_step(mine, loss=F.cross_entropy, optimizer=own, **options)
+            irc.compile_step(mine, loss=F.cross_entropy, optimizer=given, **options)
     with pytest.raises(IrcError, match="RAdam is not compiled"):
         irc.export_plan(mine, X, out=tmp_path / "plan", loss="0", optimizer=own)
     for optimizer in ("eager", {"kind": "eager"}):

@@ -99,6 +99,7 @@ MAKERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "lion": lambda m: Lion(groups(m)),
     "adafactor": lambda m: torch.optim.Adafactor(m.parameters(), 1e-2),
     "signs": lambda m: LionOfOthers(groups(m), 1e-2, weight_decay=0.1),
+    "muon": lambda m: torch.optim.Muon([p for p in m.parameters() if p.ndim == 2], 1e-2),
     "normed": lambda m: Normed(m.parameters()),
 }
 

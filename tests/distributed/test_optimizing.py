@@ -20,22 +20,22 @@ WHOLE = 3296
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 
 
-def run(folder: Path, mesh: str, *cases: str) -> list[dict[str, Any]]:
-    """Run cases in two processes; return what each of them says."""
+def run(folder: Path, mesh: str, *cases: str, world: int = 2) -> list[dict[str, Any]]:
+    """Run cases in some processes; return what each of them says."""
     words = ["-m", "tests.distributed.optimizing_program", str(folder), mesh, *cases]
     ranks = [
         subprocess.Popen(
             [sys.executable, *words],
             cwd=ROOT,
-            env=rank_environment(rank, 2, str(folder / f"store-{mesh}")),
+            env=rank_environment(rank, world, str(folder / f"store-{mesh}")),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(world)
     ]
     said = [process.communicate(timeout=500) for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * 2, [err for _, err in said]
+    assert [process.returncode for process in ranks] == [0] * world, [err for _, err in said]
     return [json.loads(out) for out, _ in said]
 
 
@@ -59,6 +59,16 @@ def test_on_parts_and_on_whole_tensors(tmp_path: Path) -> None:
     assert "on the parts" in first["radam/zero1"]["said"][0]
     assert "whole tensors" in first["normed/zero3"]["said"][0]
     assert second["radam/zero1"]["said"] == second["normed/zero3"]["said"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "world"), [("pipe=2", 2), ("pipe=2,data=2", 4)])
+def test_in_stages(tmp_path: Path, mesh: str, world: int) -> None:
+    """Each stage moves its own; states are saved and go on on all ranks."""
+    names = ("radam", "muon", "states/adagrad", "states/muon", "states/radam")
+    for each in run(tmp_path, mesh, *(f"{name}/searched" for name in names), world=world):
+        check(each)
+        assert each["radam/searched"]["bytes"]["parameters"] < 0.8 * WHOLE
 
 
 @pytest.mark.slow
