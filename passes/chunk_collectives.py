@@ -13,6 +13,7 @@ from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import functions
 from irc.dialects.flow import id_of
+from irc.errors import IrcError
 from irc.sharding.chunks import CHUNKS, cut_group, group_of, told
 from irc.sharding.mesh import mesh_of, parse_mesh
 from irc.sharding.pieces import Pieces
@@ -29,8 +30,8 @@ class ChunkCollectivesPass(ModulePass):
     computed (async tensor parallel; Wang et al. 2023, "Overlap Communication with Dependent
     Computation via Decomposition"). Pieces are runs of rows, or of columns of what is scattered;
     those of the dim that is gathered have a run of each rank's rows, so that every rank sends its
-    part of each. Sums are not cut: all values stay what they are, to the last bit where a
-    reduce-scatter adds in the same order.
+    part of each. No sum is cut: values differ by no more than the order in which kernels and
+    reduce-scatters of other sizes add.
 
     Run: chunk-collectives{degree=2}
 
@@ -92,6 +93,7 @@ class ChunkCollectivesPass(ModulePass):
     joined, which costs a copy. The degree is the one of 2, 4 and 8 by which the ops around end
     first, in the order that ``order`` will give them, on compute and links that slow each other
     down; where none saves a twentieth of the collective, or sizes do not divide, it stays whole.
+    Processes of one host take its cores for their transport: there, nothing is cut by price.
     ``irc.chunks`` of the module says what was cut and what it saves, ``chunk`` of a collective
     which piece it is.
 
@@ -112,6 +114,12 @@ class ChunkCollectivesPass(ModulePass):
     only: str = ""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if self.degree < 0 or self.degree == 1:
+            raise IrcError(
+                "option-value",
+                f"chunk-collectives{{degree={self.degree}}}: a cut is into 2 pieces or more",
+                help="leave it out for the best by price, or name no-chunk-collectives",
+            )
         mesh = mesh_of(op)
         cluster = find_cluster(self.cluster)
         # Processes of one host take its cores for their transport: nothing is hidden.

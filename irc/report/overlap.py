@@ -9,6 +9,8 @@ from typing import Any
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.plan.load import load_plan
 from irc.plan.schema import Plan, Start, Wait
+from irc.report.chunks import chunks
+from irc.report.evidence import Evidence
 from irc.report.launches import launches, num_layers
 from irc.report.table import counted, seconds, size, table
 from irc.simulate.plan import Contention, predict, steps
@@ -80,7 +82,8 @@ def explain_overlap(folder: str, *, as_json: bool = False) -> str:
         folder: a plan of one program.
         as_json: the collectives as a list, in the order in which they begin.
     """
-    plan = load_plan(folder).plan
+    loaded = load_plan(folder)
+    plan = loaded.plan
     rows = collectives(plan)
     if as_json:
         return json.dumps([_facts(row) for row in rows], indent=1)
@@ -116,8 +119,11 @@ def explain_overlap(folder: str, *, as_json: bool = False) -> str:
         " joined; its line is that of the first."
     )
     return "\n".join(
-        [*lines, "", *_launches(plan), "", *table(heads, cells, right="rrrr"), "", said]
-    )
+        [
+            *lines, "", *_launches(plan), "", *table(heads, cells, right="rrrr"), "", said,
+            *chunks(Evidence(loaded)),
+        ]
+    )  # fmt: skip
 
 
 def _launches(plan: Plan) -> list[str]:

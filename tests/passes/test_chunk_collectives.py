@@ -12,6 +12,7 @@ from irc.dialects.comm import AllGatherOp, CollectiveOp, PendingType, ReduceScat
 from irc.dialects.dominance import verify_module
 from irc.dialects.flow import ContractOp, PointwiseOp, tensor
 from irc.dialects.types import TensorType
+from irc.errors import IrcError
 from irc.interpret.levels import difference, random_inputs
 from irc.interpret.spmd import run_spmd
 from irc.passes.bucket_collectives import BucketCollectivesPass
@@ -110,3 +111,9 @@ def test_a_price_decides() -> None:
     text = str(long)
     run_passes(long, [BucketCollectivesPass(bytes=1 << 30)])
     assert str(long) == text
+
+
+@pytest.mark.parametrize("degree", [-2, 1])
+def test_one_piece_is_no_cut(degree: int) -> None:
+    with pytest.raises(IrcError, match="2 pieces or more"):
+        run_passes(mlp(), [ChunkCollectivesPass(degree=degree)])

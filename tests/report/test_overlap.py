@@ -48,3 +48,16 @@ def test_the_report_names_the_worst_first(
 def test_a_plan_of_one_rank_sends_nothing(plans: dict[str, Path]) -> None:
     one = next(path for path in plans.values() if load_plan(path).plan.device_mesh.num_ranks == 1)
     assert "no collectives" in explain_overlap(str(one))
+
+
+def test_what_was_cut_is_told(tmp_path: Path) -> None:
+    import torch
+
+    from irc.exports import export_plan
+
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32))
+    out = tmp_path / "plan"
+    export_plan(model, (torch.randn(8, 32),), mesh="tensor=2", layout="tp+sp", out=out,
+                passes=["no-chunk-collectives", "chunk-collectives{degree=2}"])  # fmt: skip
+    (line,) = [row for row in explain_overlap(str(out)).splitlines() if "as asked" in row]
+    assert "reduce_scatter[tensor]" in line

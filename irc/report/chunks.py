@@ -1,0 +1,39 @@
+"""What pass chunk-collectives cut, as ``irc explain plan PLAN --overlap`` says it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from xdsl.dialects.builtin import ArrayAttr
+
+from irc.dialects.flow import to_python
+from irc.report.evidence import Evidence
+from irc.report.table import seconds, table
+from irc.sharding.chunks import CHUNKS
+
+
+def chunks(evidence: Evidence) -> list[str]:
+    """Return a line for each collective that was cut, with what that saves a call of its function.
+
+    Empty where nothing was cut, and for a plan without its IR texts.
+    """
+    if not evidence.passes:
+        return []
+    told = evidence.last.attributes.get(CHUNKS)
+    if not isinstance(told, ArrayAttr):
+        return []
+    cells: list[tuple[str, ...]] = []
+    for facts in cast("list[dict[str, Any]]", [to_python(each) for each in told]):
+        saved = facts.get("saved_s")
+        cells.append(
+            (
+                str(facts["degree"]),
+                str(facts["dim"]),
+                "as asked" if saved is None else seconds(saved),
+                f"{facts['op'].removeprefix('comm.')}[{facts['axis']}]",
+                facts["id"],
+                facts["loc"],
+            )
+        )
+    heads = ("pieces", "along dim", "saves a call", "cut with its products", "id", "line")
+    return ["", *table(heads, cells, right="rrr")]
