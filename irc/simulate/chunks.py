@@ -8,6 +8,8 @@ copies of joined pieces that it has.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from xdsl.dialects.func import ReturnOp
@@ -76,17 +78,18 @@ class Chooser:
 
     def _best(self, group: Group, pieces: Pieces, ranks: int) -> Choice | None:
         """Return the cut by which the ops around a group end first, if that is worth it."""
-        tried = [
-            (self._end(group, pieces, cut), cut)
-            for degree in DEGREES
-            for cut in cuts_of(group, pieces, ranks, degree)
-        ]
-        if not tried:
-            return None
-        end, cut = min(tried, key=lambda each: each[0])
-        saved = self._end(group, pieces, None) - end
-        least = LEAST * self._cost.start_seconds(group.start)
-        return Choice(cut, saved) if saved > least else None
+        whole = self._end(group, pieces, None)
+        best, end = None, whole - LEAST * self._cost.start_seconds(group.start)
+        tried: dict[Cut, float] = {}
+        for degree in DEGREES:
+            for cut in cuts_of(group, pieces, ranks, degree):
+                half, quarter = (replace(cut, degree=degree // n) for n in (2, 4))
+                if tried.get(half, 0.0) > tried.get(quarter, inf):
+                    continue  # fewer pieces were better
+                tried[cut] = self._end(group, pieces, cut)
+                if tried[cut] < end:
+                    best, end = cut, tried[cut]
+        return None if best is None else Choice(best, whole - end)
 
     def _is_long(self, start: CollectiveOp) -> bool:
         """Return whether a collective takes longer than to begin two, as its pieces have to."""
