@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from xdsl.dialects.builtin import ArrayAttr
+from xdsl.ir import Attribute
 
 from irc.dialects.flow import to_python
 from irc.report.evidence import Evidence
@@ -23,7 +24,8 @@ def chunks(evidence: Evidence) -> list[str]:
     if not isinstance(told, ArrayAttr):
         return []
     cells: list[tuple[str, ...]] = []
-    for facts in cast("list[dict[str, Any]]", [to_python(each) for each in told]):
+    facts: dict[str, Any]
+    for facts in to_python(cast("ArrayAttr[Attribute]", told)):
         saved = facts.get("saved_s")
         cells.append(
             (
