@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from irc.errors import InternalError
 from irc.search.columns import Matrix
-from irc.sharding.spaces import Numbers
+from irc.search.highs import GAP, LARGE, add_rows, integer_program, linear_program
+from irc.sharding.spaces import Codes, Numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FRACTION = 1e-6
 """A column this far from whole is fractional."""
-
-GAP = 1e-6
-"""Choices whose objectives differ by less are equally good."""
 
 NEAR = 1e-6
 """Options whose reduced costs are below this part of the bound are tried first."""
@@ -35,15 +33,13 @@ PATIENCE = 0.3
 interior point takes over: of budgets that nothing fits the simplex method may need minutes to say
 so."""
 
-LARGE = 20_000
-GOOD = 5e-3
-"""With more columns than this, branch and bound over the options that the relaxation has a part of
-may end so near the optimum; the gap tells."""
+WARM = 0.05
+"""From the last basis it has so many for each column, before it starts from nothing."""
 
 FAR = 1e-1
 FEW = 50
-FEW_NODES = 100
-"""Where it is so far from it, this many options more are looked at, in so many nodes."""
+"""Where a choice of a large program is so far from the bound, this many options more are looked
+at."""
 
 HOPELESS = 100
 """An option that costs so many times the optimum without a budget is out of the question."""
@@ -85,8 +81,10 @@ class Relaxation:
     )
 
     def __post_init__(self) -> None:
-        self._relaxed: Any = _solver(self.matrix)
+        self._relaxed: Any = linear_program(self.matrix)
         self._passed = 0  # rows that HiGHS has
+        self._is_bounded = False  # HiGHS has solved it with rows of memory
+        self._is_beaten = False  # what no better plan has is forbidden
         self._most = self.beat
         # The dual simplex method may stop there: what it has then is a bound.
         self._relaxed.setOptionValue("objective_bound", self._most)
@@ -139,18 +137,12 @@ class Relaxation:
             Worse: where it is no cheaper than what is known.
         """
         # All at once: with each row HiGHS goes through its whole matrix.
-        _add_rows(self._relaxed, self.rows[self._passed :])
+        add_rows(self._relaxed, self.rows[self._passed :])
         self._passed = len(self.rows)
-        if self.rows:
-            # From its last basis it would take longer than from nothing: that goes by presolve.
-            self._relaxed.clearSolver()
-            limit = int(max(len(self.matrix.cost), LARGE) * PATIENCE)
-            self._relaxed.setOptionValue("simplex_iteration_limit", limit)
-        if not self._run(self._relaxed):
-            self._relaxed.setOptionValue("solver", "ipm")
-            self._relaxed.clearSolver()
-            self._run(self._relaxed)
-            self._relaxed.setOptionValue("solver", "choose")
+        try:
+            self._solve()
+        except Infeasible:
+            raise self._nothing() from None
         import highspy
 
         if self._relaxed.getModelStatus() == highspy.HighsModelStatus.kObjectiveBound:
@@ -160,19 +152,63 @@ class Relaxation:
         self.bound = self._relaxed.getInfo().objective_function_value
         if self.bound >= self.beat:
             raise Worse(self.bound / self.matrix.scale)
-        return np.array(self._relaxed.getSolution().col_value)
+        solution = self._relaxed.getSolution()
+        self._drop_beaten(np.array(solution.col_dual))
+        return np.array(solution.col_value)
+
+    def _solve(self) -> None:
+        """Solve the relaxation: from the last basis, from nothing, or by an interior point.
+
+        Raises:
+            Infeasible: where there is no solution.
+        """
+        count = max(len(self.matrix.cost), LARGE)
+        if self._is_bounded:
+            # More rows of memory are mostly some hundred iterations for the dual simplex method;
+            # the first ones move everything, and a start from nothing goes by presolve.
+            self._relaxed.setOptionValue("simplex_iteration_limit", int(count * WARM))
+            if self._run(self._relaxed):
+                return
+        self._relaxed.clearSolver()
+        self._is_bounded = bool(self.rows)
+        if self.rows:
+            self._relaxed.setOptionValue("simplex_iteration_limit", int(count * PATIENCE))
+        if not self._run(self._relaxed):
+            self._relaxed.setOptionValue("solver", "ipm")
+            self._relaxed.clearSolver()
+            self._run(self._relaxed)
+            self._relaxed.setOptionValue("solver", "choose")
+
+    def _drop_beaten(self, reduced: Numbers) -> None:
+        """Forbid the columns that no plan cheaper than the best one known has.
+
+        A plan with a column costs the column's reduced cost more than the relaxation, at least;
+        what is solved after this one, with more rows of memory and with whole choices, has but the
+        columns that are left (reduced cost fixing: Wolsey, Integer Programming, section 7.6).
+        """
+        if not isfinite(self.beat):
+            return
+        reduced = reduced[: len(self.matrix.cost)]
+        beaten = np.flatnonzero(reduced > self.beat - self.bound + GAP)
+        self._forbid_columns(beaten)
+        self._is_beaten |= len(beaten) > 0
+
+    def _nothing(self) -> Infeasible | Worse:
+        """Return what it means that no choice is left."""
+        return Worse(self.beat / self.matrix.scale) if self._is_beaten else Infeasible()
+
+    def _forbid_columns(self, columns: Codes) -> None:
+        self.matrix.upper[columns] = 0.0
+        zero = np.zeros(len(columns))
+        self._relaxed.changeColsBounds(len(columns), columns.astype(np.int32), zero, zero)
 
     def drop_hopeless(self) -> None:
         """Forbid options that alone cost many times the optimum: their prices blur the others'.
 
         No plan that is found has one, or it were many times as dear as the bound.
         """
-        hopeless = np.flatnonzero(
-            self.matrix.cost[: self.matrix.num_binaries] > HOPELESS * max(self.bound, 1.0)
-        ).astype(np.int32)
-        self.matrix.upper[hopeless] = 0.0
-        zero = np.zeros(len(hopeless))
-        self._relaxed.changeColsBounds(len(hopeless), hopeless, zero, zero)
+        costs = self.matrix.cost[: self.matrix.num_binaries]
+        self._forbid_columns(np.flatnonzero(costs > HOPELESS * max(self.bound, 1.0)))
         if len(self.matrix.cost) > LARGE:
             self._most = min(self.beat, ABSURD * max(self.bound, 1.0))
             self._relaxed.setOptionValue("objective_bound", self._most)
@@ -192,7 +228,10 @@ class Relaxation:
             near *= 8
             found = self._branch(allowed)
         if found is None:
-            raise Infeasible
+            # Of some programs presolve of HiGHS 1.15 says that they have no solution where they do.
+            found = self._branch(allowed, presolve=False)
+        if found is None:
+            raise self._nothing()
         columns, cost, self.bound = found
         is_large = len(self.matrix.cost) > LARGE
         if is_large and (cost - least <= FAR * cost or allowed.all()):
@@ -212,13 +251,29 @@ class Relaxation:
             raise Worse(self.bound / self.matrix.scale)
         return columns
 
-    def _branch(self, allowed: NDArray[np.bool_]) -> tuple[Numbers, float, float] | None:
+    def _branch(
+        self, allowed: NDArray[np.bool_], *, presolve: bool = True
+    ) -> tuple[Numbers, float, float] | None:
+        """Return the columns, the objective and the bound of the best choice of options allowed."""
         import highspy
 
-        solver = _solver(self.matrix, allowed, self.node_limit)
+        count = len(self.matrix.cost)
+        is_left = self.matrix.upper > 0.0
+        is_left[: self.matrix.num_binaries] &= allowed
+        solver = integer_program(self.matrix, is_left, self.node_limit)
         for upper in self.upper:
             solver.addCol(0.0, 0.0, upper, 0, np.zeros(0, np.int32), np.zeros(0))
-        _add_rows(solver, self.rows)
+        left = np.flatnonzero(np.append(is_left, np.ones(len(self.upper), bool)))
+        place = {int(column): number for number, column in enumerate(left)}
+        add_rows(
+            solver,
+            [
+                (most, {place[c]: value for c, value in entries.items() if c in place})
+                for most, entries in self.rows
+            ],
+        )
+        if not presolve:
+            solver.setOptionValue("presolve", "off")
         try:
             self._run(solver)
         except Infeasible:
@@ -227,8 +282,9 @@ class Relaxation:
         self.num_nodes += max(0, info.mip_node_count)
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
-        found = np.array(solver.getSolution().col_value)
-        return found, info.objective_function_value, info.mip_dual_bound
+        columns = np.zeros(count + len(self.upper))
+        columns[left] = solver.getSolution().col_value
+        return columns, info.objective_function_value, info.mip_dual_bound
 
     def _run(self, solver: Any) -> bool:
         """Run HiGHS; return whether it came to an end before a limit on iterations.
@@ -255,68 +311,8 @@ class Relaxation:
         return status != highspy.HighsModelStatus.kIterationLimit
 
 
-def _add_rows(solver: Any, rows: Sequence[tuple[float, Mapping[int, float]]]) -> None:
-    """Add rows, each what its sum is at most and its coefficients."""
-    if not rows:
-        return
-    counts = [len(entries) for _, entries in rows]
-    starts = np.array([0, *accumulate(counts[:-1])], np.int32)
-    columns = np.fromiter((c for _, entries in rows for c in entries), np.int32, sum(counts))
-    values = np.fromiter(
-        (v for _, entries in rows for v in entries.values()), np.float64, sum(counts)
-    )
-    most = np.array([bound for bound, _ in rows])
-    least = np.full(len(rows), -np.inf)
-    solver.addRows(len(rows), least, most, sum(counts), starts, columns, values)
-
-
 def _is_fractional(values: Numbers) -> bool:
     return bool((np.abs(values - np.round(values)) > FRACTION).any())
-
-
-def _silent_solver() -> Any:
-    """Return HiGHS, which prints its version from 1.16 on where its callbacks are set up."""
-    import highspy
-
-    class SilentHighs(highspy.Highs):
-        def enableCallbacks(self) -> None:
-            self.setOptionValue("output_flag", False)
-            super().enableCallbacks()
-
-    return SilentHighs()
-
-
-def _solver(matrix: Matrix, allowed: NDArray[np.bool_] | None = None, node_limit: int = 0) -> Any:
-    """Return HiGHS with the relaxation, or with the integer program over the options allowed."""
-    import highspy
-
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(matrix.cost), len(matrix.rows)
-    lp.col_cost_, lp.col_lower_ = matrix.cost, np.zeros(len(matrix.cost))
-    lp.row_lower_, lp.row_upper_ = matrix.rows[:, 0].copy(), matrix.rows[:, 1].copy()
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_, lp.a_matrix_.index_ = matrix.starts, matrix.indices
-    lp.a_matrix_.value_ = matrix.values
-    upper = matrix.upper.copy()
-    is_large = len(matrix.cost) > LARGE
-    options: dict[str, Any] = {"output_flag": False, "threads": 1, "random_seed": 1}
-    if allowed is not None:
-        upper[: matrix.num_binaries][~allowed] = 0.0
-        integer, real = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
-        lp.integrality_ = [integer] * matrix.num_binaries + [real] * (
-            len(matrix.cost) - matrix.num_binaries
-        )
-        options |= {
-            "mip_max_nodes": min(node_limit, FEW_NODES) if is_large else node_limit,
-            "mip_rel_gap": GOOD if is_large else 0.0,
-            "mip_abs_gap": GAP,
-        }  # fmt: skip
-    lp.col_upper_ = upper
-    solver = _silent_solver()
-    for option, value in options.items():
-        solver.setOptionValue(option, value)
-    solver.passModel(lp)
-    return solver
 
 
 def choice_of(matrix: Matrix, values: Numbers) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from irc.search.graph import Graph, Wishes
 from irc.search.least import least_memory
 from irc.search.problem import Net, Node, Port, Problem
 from irc.search.program import solve
-from irc.search.relaxation import Infeasible
+from irc.search.relaxation import Infeasible, Worse
 from irc.sharding.trees import Trees
 
 MOST = 6000
@@ -122,6 +122,14 @@ def test_the_optimum_under_a_budget(part: float, axes: str) -> None:
         assert problem.num_bytes(solution.choice, trees) <= budget
         assert solution.seconds == pytest.approx(best_of_all(problem, cost), rel=1e-6)
         tried += 1
+        # What is known already: of a plan that is little dearer, all but few columns are dropped.
+        for times in (1.5, 1.001):
+            beat = solution.seconds * times
+            again = solve(problem, cost.boxing, beat_s=beat, moments=solution.moments)
+            assert again.seconds == pytest.approx(solution.seconds, rel=1e-6)
+            assert problem.num_bytes(again.choice, trees) <= budget
+        with pytest.raises(Worse):
+            solve(problem, cost.boxing, beat_s=solution.seconds * 0.999, moments=solution.moments)
     assert tried >= 3
 
 
