@@ -27,7 +27,7 @@ from irc.search.plan_cost import plan_cost
 from irc.search.samples import check_samples
 from irc.search.write import write_placements
 from irc.sharding.mesh import parse_mesh
-from irc.simulate.choice import overlapped_s
+from irc.simulate.choice import step_seconds
 from irc.training.entry import globs
 
 
@@ -141,7 +141,7 @@ class AutoShardPass(ModulePass):
         # Before the types change: it says what the search saw.
         report = None
         if self.report:
-            overlapped = overlapped_s(graph, solution.choice, trees, within)
+            overlapped = step_seconds(found, within)
             report = plan_cost(
                 graph, solution, self.cluster, cost.boxing, trees, overlapped_s=overlapped
             )

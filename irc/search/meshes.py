@@ -10,12 +10,15 @@ holds no plan where another one did. A mesh of three axes refines two of two axe
 plans but for launches: it is tried in the order of the better of them, not at all where both are
 far behind, and no longer where several in a row were no better. A winner of one or two axes is
 planned in full again. Nothing depends on a clock, and a mesh that is not planned says why.
+
+Plans are searched with compute and communication added up, of which a step hides most. So the
+meshes whose plans are near the best are compared by their simulated steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, prod
 
@@ -38,6 +41,9 @@ NAMES = (("data",), ("data", "tensor"), ("data", "context", "tensor"))
 FAR = 1.05
 """A mesh of three axes is not tried where both that it refines take so many times the best."""
 
+MAX_NEAR = 3
+"""So many plans are kept, to be simulated."""
+
 MAX_FINE = 3
 MAX_VAIN = 2
 """So many meshes of three axes are tried, and so many in a row that are no better end it."""
@@ -49,7 +55,9 @@ class Tried:
 
     Attributes:
         mesh: its axes.
-        seconds: of its plan; infinite where there is none.
+        seconds: of its plan, added up; infinite where there is none.
+        step_s: of its simulated step; None where that was not asked for, or the plan is not near
+            the best.
         num_bytes: what a device holds at the worst moment.
         gap: between the plan and the bound.
         is_full: every signature was looked at, not only the ways that won elsewhere.
@@ -64,11 +72,12 @@ class Tried:
     is_full: bool = False
     note: str = ""
     is_tried: bool = True
+    step_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """All meshes, best first, and the plan of the best."""
+    """All meshes, best first, and the plan of the best: of the simulated ones, then of others."""
 
     tried: tuple[Tried, ...]
     plan: Plan
@@ -144,6 +153,7 @@ def search_meshes(
     *,
     node_limit: int = 10_000,
     max_fine: int = MAX_FINE,
+    step_s: Callable[[Plan], float | None] | None = None,
 ) -> Ranking:
     """Find the best mesh of a number of devices, and its plan.
 
@@ -154,11 +164,18 @@ def search_meshes(
         wishes: what the user fixes, on any mesh.
         node_limit: branch-and-bound nodes for each mesh.
         max_fine: so many meshes of three axes are tried.
+        step_s: simulates the step of a plan (`irc.simulate.choice.step_seconds`), by which meshes
+            near the best are compared; None: by seconds added up.
 
     Raises:
         IrcError: ``sharding-infeasible``, where no mesh has a plan that fits.
     """
-    return _MeshSearch(module, cluster, wishes, node_limit, max_fine).run(devices)
+    return _MeshSearch(module, cluster, wishes, node_limit, max_fine, step_s).run(devices)
+
+
+def _rank(tried: Tried) -> tuple[bool, float, int]:
+    step_s = tried.step_s
+    return step_s is None, tried.seconds if step_s is None else step_s, len(tried.mesh.axes)
 
 
 @dataclass
@@ -168,6 +185,10 @@ class _MeshSearch:
     wishes: Wishes
     node_limit: int
     max_fine: int
+    step_s: Callable[[Plan], float | None] | None = None
+    near: list[tuple[float, Plan, ClusterCost]] = field(
+        default_factory=list[tuple[float, Plan, ClusterCost]]
+    )
     tried: dict[str, Tried] = field(default_factory=dict[str, Tried])
     ways: dict[Key, frozenset[Way]] = field(default_factory=dict[Key, "frozenset[Way]"])
     best: tuple[float, Plan, ClusterCost] | None = None
@@ -183,13 +204,37 @@ class _MeshSearch:
         self._try_fine([mesh for mesh in every if len(mesh.axes) == 3])
         if self.best is None:
             raise self._nothing(devices)
+        self._simulate()
         winner = self.best[2].mesh
         # Of three axes that takes longer than all the others together.
         if len(winner.axes) < 3 and not self.tried[str(winner)].is_full:
             self._try(winner, None)
         _, plan, cost = self.best
-        order = sorted(self.tried.values(), key=lambda t: (t.seconds, len(t.mesh.axes)))
+        order = sorted(self.tried.values(), key=_rank)
         return Ranking(tuple(order), plan, cost)
+
+    def _simulate(self) -> None:
+        """Make that plan near the best the best whose simulated step is shortest."""
+        if self.step_s is None or self.best is None:
+            return
+        steps: list[tuple[float, int]] = []
+        for number, (_, plan, cost) in enumerate(self.near):
+            found = self.step_s(plan)
+            if found is not None:
+                steps.append((found, number))
+                name = str(cost.mesh)
+                self.tried[name] = replace(self.tried[name], step_s=found)
+        if steps:
+            self.best = self.near[min(steps)[1]]
+        self.near.clear()
+
+    def _keep(self, seconds: float, plan: Plan, cost: ClusterCost) -> None:
+        """Keep a plan where it is near the best."""
+        if self.step_s is None:
+            return
+        kept = sorted([*self.near, (seconds, plan, cost)], key=lambda each: each[0])
+        limit = FAR * kept[0][0]
+        self.near = [each for each in kept if each[0] <= limit][:MAX_NEAR]
 
     def _walk(self, level: Mesh, line: list[Mesh]) -> None:
         """Try the meshes of a line from one of them on, both ways."""
@@ -263,9 +308,16 @@ class _MeshSearch:
             self.tried[str(mesh)] = Tried(mesh, note=str(error))
             return
         found = plan.solution
+        before = self.tried.get(str(mesh))
         self.tried[str(mesh)] = Tried(
-            mesh, found.seconds, found.num_bytes, found.gap, is_full=ways is None
+            mesh,
+            found.seconds,
+            found.num_bytes,
+            found.gap,
+            is_full=ways is None,
+            step_s=self.step_s(plan) if before and before.step_s and self.step_s else None,
         )
+        self._keep(found.seconds, plan, cost)
         self._learn(plan)
         if self.best is None or found.seconds < self.best[0] or again:
             self.best = found.seconds, plan, cost

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from irc.dialects.placement import Mesh
 from irc.schedule.overlap import Task, list_schedule
 from irc.search.graph import Graph
+from irc.search.on_mesh import Plan
 from irc.sharding.trees import Trees
 from irc.simulate.actions import SimAction, Timeline
 from irc.simulate.chosen_ops import Body, Collective, bodies
@@ -49,24 +50,22 @@ class Estimate:
     nets: Mapping[int, Bare]
 
 
-def overlapped_s(
-    graph: Graph, choice: Sequence[int], trees: Trees, within: Mesh | None = None
-) -> float | None:
-    """Return the seconds of a call of a choice; see :func:`estimate`.
+def step_seconds(plan: Plan, within: Mesh | None = None) -> float | None:
+    """Return the simulated seconds of a call of a plan of one mesh.
 
     None where compute and communication add up: processes of one host take each other's cores, and
     a stage of a pipeline runs each of its functions in its own time.
 
     Args:
-        graph: the problem.
-        choice: the option of each node.
-        trees: the boxings of a value for all its readers.
-        within: the mesh of the whole run, where that of the problem is one stage's.
+        plan: a choice of placements.
+        within: the mesh of the whole run, where that of the plan is one stage's.
     """
+    graph = plan.graph
     cluster = graph.options.cost.cluster
     if graph.facts.runs is not None or cluster.device.cores:
         return None
-    return estimate(graph, choice, trees, Contention.of(cluster, within or graph.mesh)).seconds
+    contention = Contention.of(cluster, within or graph.mesh)
+    return estimate(graph, plan.solution.choice, plan.trees, contention).seconds
 
 
 def estimate(graph: Graph, choice: Sequence[int], trees: Trees, contention: Contention) -> Estimate:

@@ -143,6 +143,7 @@ def _plan(module: Any, case: Case) -> dict[str, Any]:
     from irc.search.graph import Wishes
     from irc.search.meshes import search_meshes
     from irc.search.write import write_placements
+    from irc.simulate.choice import step_seconds
 
     CanonicalizePass().apply(context(), module)
     if case.mesh:
@@ -157,14 +158,15 @@ def _plan(module: Any, case: Case) -> dict[str, Any]:
             "bound": 0,
             "cut": 0,
         }
-    ranking = search_meshes(module, find_cluster(case.cluster), case.devices, Wishes("any"))
+    cluster = find_cluster(case.cluster)
+    ranking = search_meshes(module, cluster, case.devices, Wishes("any"), step_s=step_seconds)
     plan, boxing = ranking.plan, ranking.cost.boxing
     write_placements(module, plan.graph, plan.solution.choice, plan.trees, boxing)
     planned = [t for t in ranking.tried if isfinite(t.seconds)]
     bound = [t for t in ranking.tried if not isfinite(t.seconds) and t.is_tried]
     return {
         "mesh": str(ranking.cost.mesh),
-        "step_s": plan.solution.seconds,
+        "step_s": step_seconds(plan),
         "gap": plan.solution.gap,
         "held_gb": plan.solution.num_bytes / GB,
         "tried": len(planned),
