@@ -32,6 +32,7 @@ from irc.torch_backend.angles import order_angles
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import counters
 from irc.torch_backend.moving import MovingGraph, names_places
+from irc.torch_backend.shared_memory import apart
 from irc.torch_backend.specialising import SpecialisingGraph, has_open_sizes
 from irc.torch_backend.tracing import compile_around, compile_graph
 
@@ -57,7 +58,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
         counters["graphs run by torch"] += 1
         return gm.forward
     run = compile_around(gm, example_inputs, lambda part, given: _compiled(part, given, options))
-    return run or _compiled(gm, example_inputs, options)
+    return apart(gm, run or _compiled(gm, example_inputs, options))
 
 
 def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -> Flat:

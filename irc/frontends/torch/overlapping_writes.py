@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch._ops import OpOverload
@@ -122,7 +122,7 @@ def _place(value: torch.Tensor) -> Any:
     return None if None in (*shape, *strides, start) else (shape, strides, start)
 
 
-def _has_memory(value: Any) -> bool:
+def _has_memory(value: object) -> TypeGuard[torch.Tensor]:
     return (
         isinstance(value, torch.Tensor)
         and value.layout is torch.strided
@@ -160,6 +160,11 @@ def writes(node: Node) -> bool:
 def name_of(node: Node) -> str:
     """Return what a node of Dynamo calls."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def written_by(node: Node) -> list[Any]:
+    """Return what a call writes to, as it was traced: fake tensors, views among them."""
+    return _operands(node)[0]
 
 
 def _operands(node: Node) -> tuple[list[Any], list[Any]]:

@@ -1,0 +1,73 @@
+"""Graphs that write to an argument, called with others in its memory.
+
+Dynamo guards which arguments are one tensor, and AOTAutograd which of them share memory, where some
+did when it traced. What was compiled for arguments that lie apart reads one that lies in a written
+one as it was before. Torch runs such a call.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from irc.frontends.torch.overlapping_writes import written_by
+from irc.torch_backend.compiled import Flat
+from irc.torch_backend.counts import counters
+
+
+def apart(gm: GraphModule, run: Flat) -> Flat:
+    """Return what runs a graph: torch does where something lies in an argument that is written.
+
+    Args:
+        gm: of Dynamo, as traced.
+        run: runs it for arguments that lie apart.
+    """
+    tensors = {
+        i: node.meta["example_value"]
+        for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))
+        if _varies(node)
+    }
+    memories = {_memory(x) for node in gm.graph.nodes for x in written_by(node)} - {None}
+    written = [i for i, x in tensors.items() if _memory(x) in memories]
+    if not written or len(tensors) < 2:
+        return run
+    pairs = [(i, j) for i in written for j in tensors if j > i or (j < i and j not in written)]
+
+    def run_apart(*args: Any) -> Sequence[Any]:
+        if any(_meet(args[i], args[j]) for i, j in pairs):
+            counters["graphs run by torch"] += 1
+            return gm.forward(*args)
+        return run(*args)
+
+    return run_apart
+
+
+def _varies(node: Node) -> bool:
+    """True for a tensor of the caller, not of a module, which is the same at each call."""
+    told = node.meta.get("tensor_dict") or {}
+    value = node.meta.get("example_value")
+    return _memory(value) is not None and "_dynamo_static_input_type" not in told
+
+
+def _memory(value: Any) -> int | None:
+    is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return value.untyped_storage()._cdata if is_strided and torch._C._has_storage(value) else None
+
+
+def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True for two tensors where one begins before the other ends."""
+    (first, end), (start, last) = _ends(one), _ends(other)
+    return first < last and start < end
+
+
+def _ends(value: torch.Tensor) -> tuple[int, int]:
+    if not value.numel():
+        return 0, 0
+    steps = zip(value.shape, value.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in steps)
+    start = value.data_ptr()
+    return start, start + span * value.itemsize
