@@ -59,10 +59,17 @@ def prepared_cell(
         results: as :func:`run` takes them.
         fixed: operands that are weights.
     """
-    kept = _kept(target, arguments, fixed)
-    if kept is None:
+    cell: Callable[[Operands], list[torch.Tensor]]
+    if target == "onnx::DynamicQuantizeLSTM":
+        positions, options = arguments
+        places = [None if p is None else p["operand"] for p in positions]
+        if any(places[i] not in fixed for i in recurrent.QUANTIZED_WEIGHTS):
+            return None
+        cell = recurrent.KeptQuantized(options)
+    elif (kept := _kept(target, arguments, fixed)) is not None:
+        cell, places = kept
+    else:
         return None
-    cell, places = kept
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         found = cell([None if i is None else inputs[i] for i in places])

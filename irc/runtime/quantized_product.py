@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 EXACT = 1 << 24
 """Sums of integers below this are exact in float32."""
+LONGEST = EXACT // (255 * 255)
+"""So many products of two numbers of 8 bits, less their zero points, sum to less."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +20,8 @@ class QuantizedProduct:
     """``x @ (weight - zero) * scale``, x rounded to 8 bits as ``DynamicQuantizeLinear`` says.
 
     Attributes:
-        weight: the integers without their zero point, as floats in which their sums are exact,
-            ``[k, n]``.
+        weight: the integers without their zero point, as float32 ``[parts, k / parts, n]``, zeros
+            where k ends: each part is so short that its sums are exact.
         scale: of a column, or of all.
     """
 
@@ -40,9 +42,12 @@ class QuantizedProduct:
         """
         import torch
 
-        whole = weight[index].int() - zero[index].int()
-        exact = whole.shape[0] * 255 * 255 < EXACT
-        return QuantizedProduct(whole.to(torch.float32 if exact else torch.float64), scale[index])
+        whole = (weight[index].int() - zero[index].int()).to(torch.float32)
+        k, n = whole.shape
+        parts = max(1, -(-k // LONGEST))
+        size = -(-k // parts)
+        whole = torch.nn.functional.pad(whole, (0, 0, 0, parts * size - k))
+        return QuantizedProduct(whole.reshape(parts, size, n), scale[index])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Quantise all of x by one scale, and multiply."""
@@ -56,5 +61,13 @@ class QuantizedProduct:
         step = (high - low) / 255 if high > low else torch.ones(())
         zero = (-low / step).clamp(0, 255).round()
         whole = ((x / step).round() + zero).clamp(0, 255) - zero
-        found = whole.to(self.weight.dtype) @ self.weight
-        return found.float() * (step * self.scale)
+        parts, size, n = self.weight.shape
+        k = whole.shape[-1]
+        rows = whole.reshape(-1, k)
+        if parts == 1:
+            total = rows @ self.weight[0]
+        else:
+            apart = torch.nn.functional.pad(rows, (0, parts * size - k))
+            sums = torch.bmm(apart.reshape(-1, parts, size).transpose(0, 1), self.weight)
+            total = sums.double().sum(0).float()
+        return total.reshape(*x.shape[:-1], n) * (step * self.scale)

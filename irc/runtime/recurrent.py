@@ -16,6 +16,9 @@ from irc.runtime.quantized_product import QuantizedProduct
 if TYPE_CHECKING:
     import torch
 
+QUANTIZED_WEIGHTS = (1, 2, 8, 9, 10, 11)
+"""Operands of an LSTM of 8-bit weights that are weights: w, r, and their scales and zero points."""
+
 Operands: TypeAlias = "list[torch.Tensor | None]"
 Step: TypeAlias = Callable[..., "tuple[torch.Tensor, ...]"]
 
@@ -69,7 +72,12 @@ def lstm(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
     return _plain(LSTM, operands, options)
 
 
-def quantized_lstm(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
+Products: TypeAlias = "tuple[list[QuantizedProduct], list[QuantizedProduct]]"
+
+
+def quantized_lstm(
+    operands: Operands, options: Mapping[str, Any], products: Products | None = None
+) -> list[torch.Tensor]:
     """LSTM of 8-bit weights, quantised as ONNX Runtime's ``DynamicQuantizeLSTM`` does.
 
     The inputs of all steps are quantised together, the hidden state of each step by itself; a
@@ -80,18 +88,49 @@ def quantized_lstm(operands: Operands, options: Mapping[str, Any]) -> list[torch
         operands: those of an LSTM, w as i8 or u8 ``[directions, inputs, 4 * hidden]`` and r
             ``[directions, hidden, 4 * hidden]``, then scale and zero point of w and of r.
         options: of an LSTM.
+        products: of the weights, where they are known.
     """
-    x, w, r, *rest = [*operands, *[None] * (12 - len(operands))]
-    assert x is not None and w is not None and r is not None
+    x, _, _, *rest = operands = [*operands, *[None] * (12 - len(operands))]
+    assert x is not None
     lengths = rest[1]
     if lengths is not None:
         # What lies behind the longest sequence has no part in the range.
         x = x.clone()
         x[int(lengths.max()) :] = 0
-    w_scale, w_zero, r_scale, r_zero = rest[5:9]
+    return _run(LSTM, x, products or _quantized(operands), [*rest[:5]], options)
+
+
+def _quantized(operands: Operands) -> Products:
+    """Return the products with the inputs' weights and with the hidden state's, by direction."""
+    w, r, *rest = (operands[i] for i in (1, 2, 8, 9, 10, 11))
+    assert w is not None and r is not None
+    w_scale, w_zero, r_scale, r_zero = rest
     inputs = [QuantizedProduct.of(w, w_scale, w_zero, d) for d in range(w.shape[0])]
     hidden = [QuantizedProduct.of(r, r_scale, r_zero, d) for d in range(r.shape[0])]
-    return _run(LSTM, x, (inputs, hidden), [*rest[:5]], options)
+    return inputs, hidden
+
+
+class KeptQuantized:
+    """An LSTM of 8-bit weights that are the same tensors in every call, and prepared once.
+
+    Args:
+        options: of the op.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        # One tuple: another thread sees weights and what is made of them, or neither.
+        self._prepared: tuple[Any, Any] = None, None
+
+    def __call__(self, operands: Operands) -> list[torch.Tensor]:
+        """Run on the operands of a call."""
+        operands = [*operands, *[None] * (12 - len(operands))]
+        now = [_written(operands[i]) for i in QUANTIZED_WEIGHTS]
+        known, products = self._prepared
+        if known != now:
+            products = _quantized(operands)
+            self._prepared = now, products
+        return quantized_lstm(operands, self._options, products)
 
 
 def _plain(cell: Cell, operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:

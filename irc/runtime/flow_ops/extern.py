@@ -27,7 +27,7 @@ def prepared(
     :func:`irc.runtime.library.run` runs it.
     """
     target: str = attrs["target"]
-    if target in CELLS:
+    if target in (*CELLS, "onnx::DynamicQuantizeLSTM"):
         from irc.runtime import onnx_library
 
         arguments = json.loads(attrs["arguments"])

@@ -58,5 +58,32 @@ def test_sums_beyond_what_float32_holds_are_exact() -> None:
     x = torch.full((1, depth), 255.0)
     x[0, 0] = 254.0
     exact = (255 * (depth - 1) + 254) * 255
-    assert product.weight.dtype is torch.float64
+    assert len(product.weight) > 1
     assert product(x).item() == pytest.approx(exact, rel=1e-7)
+
+
+def test_weights_are_prepared_once_and_again_after_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from irc.runtime import recurrent
+
+    options = {
+        "hidden": 5, "direction": "forward", "layout": 0, "clip": None, "input_forget": 0,
+        "activations": ["Sigmoid", "Tanh", "Tanh"], "alpha": [], "beta": [],
+    }  # fmt: skip
+    given = [None if v is None else torch.from_numpy(v) for v in operands(1, 2)]
+    kept, made = recurrent.KeptQuantized(options), list[int]()
+    make = QuantizedProduct.of
+    monkeypatch.setattr(
+        QuantizedProduct, "of", staticmethod(lambda *a: (made.append(1), make(*a))[1])
+    )
+    first = kept(given)[0]
+    assert torch.equal(kept(given)[0], first)
+    assert len(made) == 2
+    scale = given[8]
+    assert scale is not None
+    scale.mul_(2)
+    again = kept(given)[0]
+    assert len(made) == 4
+    assert torch.equal(again, recurrent.quantized_lstm(given, options)[0])
+    assert not torch.equal(again, first)
