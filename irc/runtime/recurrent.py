@@ -102,9 +102,8 @@ def quantized_lstm(
 
 def _quantized(operands: Operands) -> Products:
     """Return the products with the inputs' weights and with the hidden state's, by direction."""
-    w, r, *rest = (operands[i] for i in (1, 2, 8, 9, 10, 11))
-    assert w is not None and r is not None
-    w_scale, w_zero, r_scale, r_zero = rest
+    weights = [value for i in QUANTIZED_WEIGHTS if (value := operands[i]) is not None]
+    w, r, w_scale, w_zero, r_scale, r_zero = weights
     inputs = [QuantizedProduct.of(w, w_scale, w_zero, d) for d in range(w.shape[0])]
     hidden = [QuantizedProduct.of(r, r_scale, r_zero, d) for d in range(r.shape[0])]
     return inputs, hidden

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,9 @@ def times(call: Call, seconds: float) -> list[float]:
 
 def main(name: str, given: str) -> None:
     """Answer commands until there are none: ``block SECONDS`` with what company there is."""
+    # What torch's exporter has to say is not of the table.
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     model, threads = json.loads(given)
     call = made(name, model, threads)
     times(call, 0.5)
