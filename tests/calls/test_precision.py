@@ -69,6 +69,28 @@ def test_steps_are_those_of_autocast(kind: str) -> None:
         torch.testing.assert_close(own, master.detach().float(), rtol=2e-2, atol=8 * RATE)
 
 
+class Bags(nn.Module):
+    """An op that runs as its parts, below autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.out = nn.EmbeddingBag(9, 7, mode="sum"), nn.Linear(7, 5)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        """Return logits of a bag's rows."""
+        return self.out(self.table(index))
+
+
+def test_bags_of_rows_are_those_of_autocast() -> None:
+    index, mine, theirs = torch.arange(18).view(6, 3) % 9, Bags(), Bags()
+    target = torch.arange(6) % 5
+    step = irc.compile_step(mine, loss=F.cross_entropy, precision="bfloat16")
+    with torch.autocast("cpu", HALF):
+        wanted = F.cross_entropy(theirs(index), target)
+    assert float(step(index, target)) == pytest.approx(float(wanted.detach()), abs=5e-3)
+
+
 def test_small_updates_count_with_masters_alone() -> None:
     """A parameter of 1 has neighbours 2**-8 away: steps of 2**-12 are lost without a master."""
     found = {}

@@ -9,7 +9,6 @@ function is not given: its nodes are put in place of the call, and know that aut
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ def _cast_inside(
         elif name:
             _cast_inside(_body(module, node), dtype, is_plain)
         elif dtype is not None and _casts_parts(node.target) and not is_plain(node):
-            node.target = partial(_in_parts, node.target, dtype)
+            node.target = _in_parts(node.target, dtype)
 
 
 def casts_whole(op: Any) -> bool:
@@ -81,9 +80,13 @@ def _casts_parts(op: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
 
 
-def _in_parts(op: torch._ops.OpOverload, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-    with torch.autocast("cpu", dtype, cache_enabled=False):
-        return op.decompose(*args, **kwargs)
+def _in_parts(op: torch._ops.OpOverload, dtype: torch.dtype) -> Callable[..., Any]:
+    # Of a function that a graph calls, torch writes the name, which a partial one has not.
+    def in_parts(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", dtype, cache_enabled=False):
+            return op.decompose(*args, **kwargs)
+
+    return in_parts
 
 
 def inline(module: GraphModule, holds: Callable[[Node], bool]) -> None:
