@@ -161,12 +161,13 @@ def _plan(module: Any, case: Case) -> dict[str, Any]:
     cluster = find_cluster(case.cluster)
     ranking = search_meshes(module, cluster, case.devices, Wishes("any"), step_s=step_seconds)
     plan, boxing = ranking.plan, ranking.cost.boxing
+    step_s = step_seconds(plan)
     write_placements(module, plan.graph, plan.solution.choice, plan.trees, boxing)
     planned = [t for t in ranking.tried if isfinite(t.seconds)]
     bound = [t for t in ranking.tried if not isfinite(t.seconds) and t.is_tried]
     return {
         "mesh": str(ranking.cost.mesh),
-        "step_s": step_seconds(plan),
+        "step_s": step_s,
         "gap": plan.solution.gap,
         "held_gb": plan.solution.num_bytes / GB,
         "tried": len(planned),
