@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block
 from xdsl.passes import ModulePass
 
 from irc.cluster.load import THIS_HOST, find_cluster
-from irc.cost.buckets import best_buckets, best_groups, buckets, collected
+from irc.cost.buckets import Member, best_buckets, best_groups, buckets, collected
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import functions
 from irc.dialects.comm import AllGatherOp
@@ -120,18 +122,27 @@ class BucketCollectivesPass(ModulePass):
             block = func.body.block
             if any(len(members) > 1 for members in collected(block).values()):
                 wait_late(block)
-            for kind in collected(block):
-                # What was joined before has moved what reads it.
-                members = collected(block)[kind]
-                if self.bytes:
-                    chosen = buckets(members, self.bytes)
-                elif cost.cluster.device.cores and not isinstance(members[0].start, AllGatherOp):
-                    chosen = best_buckets(cost, block, members, functions(op))
-                else:
-                    chosen = []  # the library begins them as one
-                for bucket in chosen:
-                    bucketed.join([(member.start, member.wait) for member in bucket])
-            for kind in collected(block, packs=False):
-                members = collected(block, packs=False)[kind]
+            if self.bytes or cost.cluster.device.cores:
+                self._pack(op, block, bucketed, cost)
+            for members in _renewed(block, packs=False):
                 for group in best_groups(cost, block, members, functions(op)):
                     put_together([(member.start, member.wait) for member in group])
+
+    def _pack(self, op: ModuleOp, block: Block, bucketed: Bucketed, cost: ClusterCost) -> None:
+        for members in _renewed(block):
+            if self.bytes:
+                chosen = buckets(members, self.bytes)
+            elif isinstance(members[0].start, AllGatherOp):
+                chosen = []  # the library begins them as one
+            else:
+                chosen = best_buckets(cost, block, members, functions(op))
+            for bucket in chosen:
+                bucketed.join([(member.start, member.wait) for member in bucket])
+
+
+def _renewed(block: Block, *, packs: bool = True) -> Iterator[list[Member]]:
+    """Yield the collectives of each kind, two and more, as they lie when their turn comes."""
+    kinds = [kind for kind, members in collected(block, packs=packs).items() if len(members) > 1]
+    for kind in kinds:
+        # What was joined before has moved what reads it.
+        yield collected(block, packs=packs)[kind]

@@ -191,6 +191,7 @@ def identifier_or_literal(text: str) -> str:
     return text if MLIRLexer.bare_identifier_regex.fullmatch(text) else literal(text.encode())
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def literal(data: bytes) -> str:
     """Return a string literal."""
     return f'"{ESCAPED.sub(_escape, data).decode("ascii")}"'
