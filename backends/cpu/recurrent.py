@@ -22,8 +22,8 @@ from irc.backends.cpu.features import Features, host
 from irc.backends.cpu.jit import compile_module
 from irc.backends.cpu.vector.builder import I64, PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.vector.pointwise import UNARY
+from irc.runtime.recurrent_sweep import GATES
 
-GATES = {"RNN": 1, "GRU": 3, "GRU before": 3, "LSTM": 4}
 CHAINS = {"RNN": 8, "GRU": 2, "GRU before": 4, "LSTM": 2}
 """Rows of the matrix that are added up apart, so that no sum waits for the one before."""
 SUMS = 8
@@ -223,15 +223,15 @@ class _Cell:
             b.loop(b.i64(0), b.i64(self.padded), self.lanes, [], gates)
         b.loop(b.i64(0), b.i64(self.padded), self.lanes, [], units)
 
-    def _given(self, at: Operand, inputs: Operand, gate: int) -> Operand:
+    def _projected(self, at: Operand, inputs: Operand, gate: int) -> Operand:
         place = self.b.add(at, self.b.i64(gate * self.padded))
         return self.b.load(self._vector, self.b.address(inputs, "float", place))
 
     def _gates_before(self, at: Operand, row: _Row) -> None:
         """Append z and r h of some units, stored where the second product finds them."""
         b = self.b
-        given = {g: self._given(at, row.inputs, g) for g in (0, 1)}
-        (sums,) = self._products(at, [row.before], [given])
+        projected = {g: self._projected(at, row.inputs, g) for g in (0, 1)}
+        (sums,) = self._products(at, [row.before], [projected])
         z, r = (self._apply[0](b, total) for total in sums)
         old = b.load(self._vector, b.address(row.before, "float", at))
         for i, value in enumerate((z, b.binary("fmul", r, old))):
@@ -243,16 +243,18 @@ class _Cell:
         if self.kind == "GRU before":
             kept, row = self.at["c"], some[0]
             reset = b.address(kept, "float", b.i64(self.padded))
-            ((total,),) = self._products(at, [reset], [{2: self._given(at, row.inputs, 2)}])
+            ((total,),) = self._products(at, [reset], [{2: self._projected(at, row.inputs, 2)}])
             z = b.load(self._vector, b.address(kept, "float", at))
             return [self._mixed(z, self._apply[1](b, total), at, row.before)]
-        given = [{g: self._given(at, row.inputs, g) for g in range(self.gates)} for row in some]
-        first = [dict(each) for each in given]
+        projected = [
+            {g: self._projected(at, row.inputs, g) for g in range(self.gates)} for row in some
+        ]
+        first = [dict(each) for each in projected]
         if self.kind == "GRU":
             bias = b.load(self._vector, b.address(self.at["bias"], "float", at))
             first = [{**each, 2: bias} for each in first]
         sums = self._products(at, [row.before for row in some], first)
-        return [self._new(s, g, at, row) for s, g, row in zip(sums, given, some, strict=True)]
+        return [self._new(s, g, at, row) for s, g, row in zip(sums, projected, some, strict=True)]
 
     def _products(
         self, at: Operand, states: Sequence[Operand], first: Sequence[Mapping[int, Operand]]
@@ -295,13 +297,15 @@ class _Cell:
         rest = b.binary("fsub", constant(self._vector, 1.0), z)
         return b.fma(rest, n, b.binary("fmul", z, old))
 
-    def _new(self, sums: Gates, given: Mapping[int, Operand], at: Operand, row: _Row) -> Operand:
+    def _new(
+        self, sums: Gates, projected: Mapping[int, Operand], at: Operand, row: _Row
+    ) -> Operand:
         b, apply = self.b, self._apply
         if self.kind == "RNN":
             return apply[0](b, sums[0])
         if self.kind == "GRU":
             z, r = (apply[0](b, sums[g]) for g in (0, 1))
-            n = apply[1](b, b.fma(r, sums[2], given[2]))
+            n = apply[1](b, b.fma(r, sums[2], projected[2]))
             return self._mixed(z, n, at, row.before)
         i, o, f = (apply[0](b, sums[g]) for g in range(3))
         place = b.address(row.c, "float", at)

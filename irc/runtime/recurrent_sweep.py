@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SIMPLE: Mapping[str, str] = {"Tanh": "tanh", "Sigmoid": "sigmoid", "Relu": "relu"}
 """Activations without parameters, and flow's name for each."""
 GATES: Mapping[str, int] = {"RNN": 1, "GRU": 3, "GRU before": 3, "LSTM": 4}
+"""Parts of a row of the weights, for each kind of loop."""
 MOST_ROWS = 32
 """Of a batch: a library reads a matrix once for all rows of a larger one."""
 ROWS = 4
@@ -218,7 +219,7 @@ def write(
             if threads == 1:
                 one.loop(*arguments)
             else:
-                jobs.append(_Job(one.loop, arguments, (values, used, kept)))
+                jobs.append(_Job(one, arguments, (values, used, kept, h, states)))
     share(jobs, threads)
     if more:
         y.copy_(states[..., :hidden])
@@ -229,14 +230,14 @@ def write(
 
 @dataclass(frozen=True)
 class _Job:
-    """One call of the loop, and the memory that it works with."""
+    """One call of the loop, and all the memory that it works with."""
 
-    loop: Callable[..., None]
+    weights: Packed
     arguments: tuple[int, ...]
     memory: tuple[torch.Tensor, ...]
 
     def __call__(self) -> None:
-        self.loop(*self.arguments)
+        self.weights.loop(*self.arguments)
 
 
 def _padded(state: torch.Tensor, more: int) -> torch.Tensor:

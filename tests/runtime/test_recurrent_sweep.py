@@ -15,6 +15,7 @@ from irc import onnx as irc_onnx
 from irc.backends.cpu import recurrent as native
 from irc.backends.cpu.features import AVX2, BASELINE, host
 from irc.runtime import recurrent, recurrent_sweep
+from irc.runtime.recurrent_sweep import GATES
 
 CELLS = {"RNN": recurrent._rnn_step, "GRU": recurrent._gru_step, "LSTM": recurrent._lstm_step}
 DEFAULTS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
@@ -26,7 +27,7 @@ def case(
     """Return operands and options."""
     kind, _, before = kind.partition(" ")
     torch.manual_seed(hidden + batch)
-    count, gates = 2 if direction == "bidirectional" else 1, native.GATES[kind]
+    count, gates = 2 if direction == "bidirectional" else 1, GATES[kind]
     w, r = torch.randn(count, gates * hidden, 3), torch.randn(count, gates * hidden, hidden)
     state = torch.randn(count, batch, hidden) if given else None
     cell = torch.randn(count, batch, hidden) if given and kind == "LSTM" else None
@@ -44,7 +45,7 @@ def wanted(kind: str, operands: list[Any], options: dict[str, Any]) -> list[torc
     """Return what the cell in torch gives, in float64."""
     wide = [v if v is None or i == 4 else v.double() for i, v in enumerate(operands)]
     cell = recurrent.Cell(
-        kind, CELLS[kind], native.GATES[kind], len(DEFAULTS[kind]), 2 if kind == "LSTM" else 1
+        kind, CELLS[kind], GATES[kind], len(DEFAULTS[kind]), 2 if kind == "LSTM" else 1
     )
     x, w, r, *rest = wide
     products = [recurrent.Product(p) for p in w], [recurrent.Product(p) for p in r]
@@ -92,13 +93,15 @@ def test_results_are_written_where_they_are_to_lie(hidden: int) -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize("lengths", [None, [5, 0, 2, 1, 5, 3, 4, 1, 1, 2, 5]])
 @pytest.mark.parametrize("name", ["GRU before", "LSTM"])
 def test_threads_share_rows_and_directions(
-    name: str, direction: str, monkeypatch: pytest.MonkeyPatch
+    name: str, direction: str, lengths: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recurrent_sweep, "SHARED", 0)
     monkeypatch.setattr(recurrent_sweep, "_num_threads", lambda: 3)
     operands, options = case(name, 7, 11, direction)
+    operands[4] = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
     kind = name.partition(" ")[0]
     for _ in range(5):
         found = recurrent.CELLS[kind](operands, options)
@@ -134,7 +137,7 @@ def test_what_the_loop_does_not_do_is_left_to_torch(index: int, value: torch.Ten
 def test_the_function_is_written_for_any_machine(features: Any) -> None:
     text = native.written("GRU", 20, ("sigmoid", "tanh"), features)
     assert f"<{features.float_lanes} x float>" in text
-    for kind in native.GATES:  # a row of the state is read up to there
+    for kind in GATES:  # a row of the state is read up to there
         assert native.padded(kind, 20, features) >= native.rows(kind, 20)
     assert ("@llvm.fma" in text) is features.fma
 
