@@ -21,7 +21,8 @@ PATIENCE = 300_000
 barriers for so long, and longer than it has worked between them, takes the machine for busy. It
 waits for each thread at both, also for one that has no core and nothing to do."""
 SHORTEST, LONGEST = 1 << 26, 1 << 33
-"""Cycles (about 25 ms and 3 s) for which it is, from the first time on; then twice as long."""
+"""Cycles (about 25 ms and 3 s) for which it is, from the first time on; then twice as long. What is
+further ahead is of another counter: of another host, or before the machine slept."""
 
 
 @functools.cache
@@ -172,7 +173,10 @@ _REGION = """  %until.at = getelementptr i8, ptr %pool, i64 {until}
   %period.at = getelementptr i8, ptr %pool, i64 {period}
   %until = load atomic i64, ptr %until.at monotonic, align 8
   %began = call i64 @llvm.readcyclecounter()
-  %busy = icmp slt i64 %began, %until
+  %ahead = sub i64 %until, %began
+  %later = icmp sgt i64 %ahead, 0
+  %soon = icmp sle i64 %ahead, {longest}
+  %busy = and i1 %later, %soon
   br i1 %busy, label %aside, label %together
 aside:
 {aside}  br label %joined

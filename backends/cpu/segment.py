@@ -17,7 +17,7 @@ from irc.backends.cpu.jit import compile_texts
 from irc.backends.cpu.table import KernelCall, call_table
 from irc.dialects.task import KernelOp
 from irc.runtime.native.entry import Entry
-from irc.runtime.native.pool import BESIDE
+from irc.runtime.native.pool import BESIDE, MOST
 from irc.runtime.native.segment import Segment as NativeSegment
 
 __all__ = ["KernelCall", "Segment", "compile_read", "compile_segment", "load_segment"]
@@ -35,7 +35,7 @@ class OpenMp:
 
 
 class Segment(NativeSegment):
-    """Compiled kernel calls; ``run`` makes all of them in order."""
+    """Compiled kernel calls; ``run`` makes all in order, on :data:`MOST` threads at most."""
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class Segment(NativeSegment):
         num_threads: int,
     ) -> None:
         table = call_table(infos, calls)
+        num_threads = min(num_threads, MOST)  # each has its box beside the OpenMP runtime, too
         several = table.parallel and num_threads > 1
         if several and not openmp.is_forked():
             BESIDE.want(num_threads, worker())

@@ -12,7 +12,7 @@ from irc.backends.cpu.features import AVX2
 from irc.backends.cpu.native import shared_codes
 from irc.errors import IrcError
 from irc.plan.native import HEADER, Table
-from irc.runtime.native.pool import WORKER, Pool
+from irc.runtime.native.pool import MOST, WORKER, Pool
 from irc.runtime.native.segment import DRIVER, Segment
 
 COUNT = """; irc-kernel {"name": "count", "num_args": 1, "scratch_bytes": 64, "parallel": true, "template": "rows"}
@@ -193,9 +193,26 @@ def test_a_sleeping_thread_is_woken_for_its_share(
 
 def test_as_many_threads_as_there_is_room_for(code: ctypes.CDLL) -> None:
     worker = WORKER(("irc_worker", code))
-    for count in (0, 257):
+    for count in (0, MOST + 1):
         with pytest.raises(IrcError, match="option-value"):
             Pool().want(count, worker)
+
+
+def test_a_caller_does_the_shares_of_threads_that_the_system_refuses(
+    code: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = Pool()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.warns(RuntimeWarning, match="1 of 3 threads"):
+            pool.want(3, WORKER(("irc_worker", code)))
+    assert pool.num_threads == pool.wanted == 1
+    cells = (ctypes.c_int64 * 3)()
+    segment(code, pool, 3, launches=2).run_pointers([0, ctypes.addressof(cells)])
+    assert list(cells) == [6] * 3
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import warnings
 from collections.abc import Callable
 
 from irc.errors import IrcError
 from irc.runtime.native.entry import refresh_entries
 
-MOST = 256
+MOST = 1024
 """Threads that there is room for."""
 LINE = 128
 """Bytes between what two threads write: two lines of a cache, which are fetched together."""
@@ -55,6 +56,8 @@ class Pool:
     def want(self, threads: int, worker: Worker) -> None:
         """Start threads until there are as many.
 
+        Where the system gives no more, there is a warning: a caller does the shares of all others.
+
         Args:
             threads: the caller's included.
             worker: what a thread runs, of any program's code: it never returns.
@@ -80,7 +83,14 @@ class Pool:
                 arguments = (self.address, self.num_threads, spins)
                 name = f"irc-{self.num_threads}"
                 run = self._worker
-                threading.Thread(target=run, args=arguments, name=name, daemon=True).start()
+                thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    text = f"kernels have {self.num_threads} of {self.wanted} threads: {error}"
+                    self.wanted = self.num_threads
+                    warnings.warn(text, RuntimeWarning, stacklevel=2)
+                    return
                 self.num_threads += 1
 
     def ready(self, threads: int) -> tuple[int, int]:
