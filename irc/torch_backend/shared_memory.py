@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from irc.frontends.torch.overlapping_writes import written_by
+from irc.frontends.torch.overlapping_writes import meet_elsewhere, written_by
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import counters
 
@@ -59,9 +59,12 @@ def _memory(value: Any) -> int | None:
 
 
 def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True for two tensors where one begins before the other ends."""
+    """True for two tensors with an element in common; columns of one memory have none."""
     (first, end), (start, last) = _ends(one), _ends(other)
-    return first < last and start < end
+    if first >= last or start >= end:
+        return False
+    # Two memories may be parts of an array of NumPy.
+    return _memory(one) != _memory(other) or meet_elsewhere(one, other, apart=True)
 
 
 def _ends(value: torch.Tensor) -> tuple[int, int]:

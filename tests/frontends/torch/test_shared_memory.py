@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from irc.torch_backend.counts import counters
+
 
 def _added(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a.add_(1)
@@ -21,7 +23,11 @@ def _set(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _arguments() -> list[tuple[torch.Tensor, torch.Tensor]]:
     x, y, z, w = (torch.arange(6.0) for _ in range(4))
-    return [(x[:3], y[:3]), (z[:3], z[1:4]), (w[:3], w[:3]), (x[:3], x[3:]), (y[2:5], y[:3])]
+    u, v = (torch.arange(6.0).reshape(3, 2) for _ in range(2))
+    return [
+        (x[:3], y[:3]), (z[:3], z[1:4]), (w[:3], w[:3]), (x[:3], x[3:]), (y[2:5], y[:3]),
+        (u[:, 0], v[:, 1]), (u[:, 0], u[:, 1]), (v[:, 0], v[:, 0]),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("function", [_added, _set])
@@ -38,6 +44,17 @@ def test_reads_what_was_written(
         for own, other in zip(ours[::step], eager[::step], strict=True):
             torch.testing.assert_close(compiled(*own), function(*other), rtol=0, atol=0)
             torch.testing.assert_close(own, other, rtol=0, atol=0)
+
+
+def test_columns_of_one_memory_are_apart() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(_added, backend="irc")
+    both = [torch.arange(12.0).reshape(3, 2, 2) for _ in range(2)]
+    compiled(both[0][:, 0], both[1][:, 1])
+    before, kv = counters["graphs run by torch"], torch.arange(12.0).reshape(3, 2, 2)
+    torch.testing.assert_close(compiled(kv[:, 0], kv[:, 1]), both[1][:, 1] * 2, rtol=0, atol=0)
+    torch.testing.assert_close(kv[:, 0], both[1][:, 0] + 1, rtol=0, atol=0)
+    assert counters["graphs run by torch"] == before
 
 
 def test_gradients_of_a_written_view() -> None:
