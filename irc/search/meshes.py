@@ -209,6 +209,7 @@ class _MeshSearch:
         # Of three axes that takes longer than all the others together.
         if len(winner.axes) < 3 and not self.tried[str(winner)].is_full:
             self._try(winner, None)
+            self._simulate()
         _, plan, cost = self.best
         order = sorted(self.tried.values(), key=_rank)
         return Ranking(tuple(order), plan, cost)
@@ -219,20 +220,22 @@ class _MeshSearch:
             return
         steps: list[tuple[float, int]] = []
         for number, (_, plan, cost) in enumerate(self.near):
-            found = self.step_s(plan)
-            if found is not None:
-                steps.append((found, number))
-                name = str(cost.mesh)
-                self.tried[name] = replace(self.tried[name], step_s=found)
+            name = str(cost.mesh)
+            step_s = self.tried[name].step_s
+            if step_s is None:
+                step_s = self.step_s(plan)
+                self.tried[name] = replace(self.tried[name], step_s=step_s)
+            if step_s is not None:
+                steps.append((step_s, number))
         if steps:
             self.best = self.near[min(steps)[1]]
-        self.near.clear()
 
     def _keep(self, seconds: float, plan: Plan, cost: ClusterCost) -> None:
         """Keep a plan where it is near the best."""
         if self.step_s is None:
             return
-        kept = sorted([*self.near, (seconds, plan, cost)], key=lambda each: each[0])
+        others = [each for each in self.near if each[2].mesh != cost.mesh]
+        kept = sorted([*others, (seconds, plan, cost)], key=lambda each: each[0])
         limit = FAR * kept[0][0]
         self.near = [each for each in kept if each[0] <= limit][:MAX_NEAR]
 
@@ -308,14 +311,12 @@ class _MeshSearch:
             self.tried[str(mesh)] = Tried(mesh, note=str(error))
             return
         found = plan.solution
-        before = self.tried.get(str(mesh))
         self.tried[str(mesh)] = Tried(
             mesh,
             found.seconds,
             found.num_bytes,
             found.gap,
             is_full=ways is None,
-            step_s=self.step_s(plan) if before and before.step_s and self.step_s else None,
         )
         self._keep(found.seconds, plan, cost)
         self._learn(plan)

@@ -36,6 +36,9 @@ so."""
 WARM = 0.05
 """From the last basis it has so many for each column, before it starts from nothing."""
 
+NO_LIMIT = 2**31 - 1
+"""HiGHS has no iterations above it."""
+
 FAR = 1e-1
 FEW = 50
 """Where a choice of a large program is so far from the bound, this many options more are looked
@@ -153,7 +156,9 @@ class Relaxation:
         if self.bound >= self.beat:
             raise Worse(self.bound / self.matrix.scale)
         solution = self._relaxed.getSolution()
-        self._drop_beaten(np.array(solution.col_dual))
+        # Short of an optimum, reduced costs bound nothing.
+        if self._relaxed.getModelStatus() == highspy.HighsModelStatus.kOptimal:
+            self._drop_beaten(np.array(solution.col_dual))
         return np.array(solution.col_value)
 
     def _solve(self) -> None:
@@ -175,6 +180,7 @@ class Relaxation:
             self._relaxed.setOptionValue("simplex_iteration_limit", int(count * PATIENCE))
         if not self._run(self._relaxed):
             self._relaxed.setOptionValue("solver", "ipm")
+            self._relaxed.setOptionValue("simplex_iteration_limit", NO_LIMIT)
             self._relaxed.clearSolver()
             self._run(self._relaxed)
             self._relaxed.setOptionValue("solver", "choose")
@@ -220,7 +226,7 @@ class Relaxation:
             return values
         least = self.bound
         reduced = np.array(self._relaxed.getSolution().col_dual)[:count]
-        allowed = values[:count] > FRACTION
+        allowed = (values[:count] > FRACTION) | (self.matrix.upper[:count] == 0.0)
         near = NEAR * max(least, 1.0)
         found = self._branch(allowed)
         while found is None and not allowed.all():

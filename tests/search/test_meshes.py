@@ -40,6 +40,24 @@ def test_near_meshes_are_compared_by_simulation() -> None:
     assert str(simulated.cost.mesh) == str(near[0].mesh)
 
 
+def test_a_mesh_that_is_planned_again_may_fall_behind() -> None:
+    """The plan is that of the first mesh, whatever the winner takes once it is planned in full."""
+    module, cluster = mlp(), find_cluster("8xH100")
+    level = search_meshes(module, cluster, 4, Wishes("any"), step_s=lambda _: 1.0).tried[0].mesh
+
+    def step_s(plan: Plan) -> float:
+        """Give the winner of few ways the longest step once all are looked at."""
+        is_full = plan.graph.options.ways is None
+        other = 1.0 if plan.graph.mesh != level else 2.0
+        return 5.0 if is_full and plan.graph.mesh != level else other
+
+    ranking = search_meshes(module, cluster, 4, Wishes("any"), step_s=step_s)
+    assert ranking.tried[0].mesh == ranking.cost.mesh == ranking.plan.graph.mesh
+    steps = [tried.step_s for tried in ranking.tried if tried.step_s is not None]
+    assert len(steps) > 1
+    assert steps == sorted(steps)
+
+
 def test_without_a_simulation_the_sum_decides() -> None:
     """As of processes of one host, which take each other's cores."""
     module, cluster = mlp(), find_cluster("8xH100")
