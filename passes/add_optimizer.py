@@ -17,7 +17,7 @@ from irc.errors import IrcError, did_you_mean
 from irc.training.entry import globs, matches
 from irc.training.groups import FLAGS, OWN, NumberedGroup, group_of, parse_groups
 from irc.training.optimizers import OPTIMIZERS
-from irc.training.settings import Settings
+from irc.training.settings import OF_DTYPE, Settings
 from irc.training.update import Options, Update
 
 
@@ -35,11 +35,12 @@ class AddOptimizerPass(ModulePass):
     (:data:`irc.training.optimizers.OPTIMIZERS`); ``beta1``, ``beta2``, ``eps``, ``momentum``,
     ``weight_decay``, ``alpha``, ``rho``, ``lr_decay``, ``beta2_decay``, ``d``, ``nesterov``,
     ``maximize`` and ``centered`` are torch's, with torch's defaults, and ``eps1`` and ``eps2`` the
-    two of its Adafactor's ``eps``; ``no_decay`` has globs of parameters without decay;
-    ``groups`` are told other numbers (:mod:`irc.training.groups`); ``clip_norm`` limits the norm of
-    all gradients together. Where other programs (stages of a pipeline) have gradients too,
-    ``norm_apart`` gives the sum of the squares of this one's as result ``norm`` and takes that of
-    all as input ``norm``; ``uncounted`` has globs of parameters that another program counts.
+    two of its Adafactor's ``eps``: below 0 ``eps1`` is that of the dtype of a parameter, or of its
+    master; ``no_decay`` has globs of parameters without decay; ``groups`` are told other numbers
+    (:mod:`irc.training.groups`); ``clip_norm`` limits the norm of all gradients together.
+    Where other programs (stages of a pipeline) have gradients too, ``norm_apart`` gives the
+    sum of the squares of this one's as result ``norm`` and takes that of all as input ``norm``;
+    ``uncounted`` has globs of parameters that another program counts.
 
     Run: add-optimizer{kind=sgd}
 
@@ -96,7 +97,7 @@ class AddOptimizerPass(ModulePass):
     alpha: float = 0.99
     rho: float = 0.9
     beta2_decay: float = -0.8
-    eps1: float | None = None
+    eps1: float = OF_DTYPE
     eps2: float = 1e-3
     d: float = 1.0
     lr_decay: float = 0.0

@@ -31,6 +31,7 @@ TrainingPlan: TypeAlias = LoadedPlan | PartsPlan
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
 
 LR = "lr"
+HALVES = (torch.bfloat16, torch.float16)
 SMALL = 1e-2
 """Of the largest mean magnitude among tensors of one kind: what is smaller is judged by that."""
 NEAR = 16.0
@@ -86,7 +87,10 @@ def train_eagerly(
     trained = trained_names(loaded)
     held = {n: _wide(t, dtype).clone().requires_grad_(n in trained) for n, t in weights.items()}
     updated = {name: _updated(held[name]) for name in trained}
-    optimizer, scale = torch_optimizer(recipe, updated), loss_scale_of(recipe.precision)
+    masters = bool(recipe.precision.masters)
+    stored = {name: _stored(weights[name].dtype, masters=masters) for name in trained}
+    optimizer = torch_optimizer(recipe, updated, stored)
+    scale = loss_scale_of(recipe.precision)
     count = recipe.micro_batches
     is_parts = isinstance(loaded, PartsPlan)
     sizes = loaded.weights_of_losses if is_parts else (1 / count,) * count
@@ -182,9 +186,14 @@ def scale_of_plan(loaded: TrainingPlan) -> LossScale | None:
 
 def _updated(parameter: torch.Tensor) -> torch.Tensor:
     """Return what an optimiser moves of a parameter: float32 of one in half precision."""
-    if parameter.dtype not in (torch.bfloat16, torch.float16):
+    if parameter.dtype not in HALVES:
         return parameter
     return parameter.detach().float().requires_grad_()
+
+
+def _stored(dtype: torch.dtype, *, masters: bool) -> torch.dtype:
+    """Return the dtype of what is kept of a parameter: of its master where it has one."""
+    return torch.float32 if masters and dtype in HALVES else dtype
 
 
 def _step(

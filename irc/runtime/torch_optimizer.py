@@ -13,6 +13,7 @@ from irc.training.entry import globs, matches
 from irc.training.groups import group_of, numbered
 from irc.training.optimizers import OPTIMIZERS, REMAINDER
 from irc.training.recipe import Recipe
+from irc.training.settings import OF_DTYPE
 
 STEP = "optimizer.step"
 
@@ -47,16 +48,24 @@ TOLD: Mapping[str, Mapping[str, Any]] = {
 """What a kind is told of each group beside its rate, and irc's defaults."""
 
 
-def torch_optimizer(recipe: Recipe, named: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
+def torch_optimizer(
+    recipe: Recipe,
+    named: Mapping[str, torch.Tensor],
+    stored: Mapping[str, torch.dtype] | None = None,
+) -> torch.optim.Optimizer:
     """Return the optimiser that torch has for a recipe.
 
     Args:
         recipe: the kind and its numbers.
         named: the trained tensors by name; those that are told the same numbers are a group.
+        stored: the dtypes whose epsilon an Adafactor takes that is told none; by default those of
+            the tensors.
     """
     groups: dict[tuple[object, ...], dict[str, Any]] = {}
     for name, value in named.items():
         told, _ = told_of(recipe, name)
+        if stored is not None and "d" in told and told["eps"][0] is None:
+            told["eps"] = torch.finfo(stored[name]).eps, told["eps"][1]
         groups.setdefault(tuple(told.items()), {"params": [], **told})["params"].append(value)
     cls: Any = CLASSES[recipe.kind.partition("-")[0]]
     return cls(list(groups.values()), lr=recipe.lr)
@@ -79,7 +88,8 @@ def told_of(recipe: Recipe, name: str) -> tuple[dict[str, Any], int]:
     if "betas" in told:
         told["betas"] = numbers.get("beta1", 0.9), numbers.get("beta2", OPTIMIZERS[base].beta2)
     if base == "adafactor":
-        told["eps"] = numbers.get("eps1"), numbers.get("eps2", 1e-3)
+        first = numbers.get("eps1", OF_DTYPE)
+        told["eps"] = None if first < 0 else first, numbers.get("eps2", 1e-3)
     if "amsgrad" in told:
         told["amsgrad"] = "amsgrad" in more
     return told, rate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from xdsl.ir import SSAValue
 
@@ -13,8 +14,17 @@ from irc.training.adaptive import in_dtype
 from irc.training.settings import Settings, Shared
 
 ROWS, COLUMNS = "row_var", "col_var"
-EPSILON = {"f32": 2.0**-23, "f64": 2.0**-52}
+EPSILON = {"bf16": 2.0**-7, "f16": 2.0**-10, "f32": 2.0**-23, "f64": 2.0**-52}
 """How far 1 is from the next number."""
+
+
+def with_epsilon(settings: Settings, dtype: str) -> Settings:
+    """Return settings whose ``eps1`` is a number, that of a dtype where they say so.
+
+    >>> with_epsilon(Settings(), "bf16").eps1, with_epsilon(Settings(eps1=1e-3), "bf16").eps1
+    (0.0078125, 0.001)
+    """
+    return replace(settings, eps1=EPSILON[dtype]) if settings.eps1 < 0 else settings
 
 
 def adafactor(
@@ -34,14 +44,14 @@ def adafactor(
         p = p (1 - lr decay) - rate max(eps2, RMS(p)) U / max(1, RMS(U) / d)
 
     Of what is no matrix V is a mean of squares itself. Sums over a dim that ranks hold in parts
-    are partial ones, which the ranks add up.
+    are partial ones, which the ranks add up. The settings have a number for eps1
+    (:func:`with_epsilon`).
     """
     p, g = Term(b, parameter), Term(b, gradient)
     kind = tensor(parameter)
     assert by.scale is not None
     assert by.root is not None
     new, rate = (in_dtype(b, number, p) for number in (by.root, by.scale))
-    least = EPSILON[kind.dtype] if settings.eps1 is None else settings.eps1
     size = _root_mean_square(p).of("maximum", settings.eps2)
     if settings.weight_decay:
         p = p * (1 - in_dtype(b, by.lr, p) * settings.weight_decay)
@@ -55,8 +65,8 @@ def adafactor(
             for moment, dim in zip(moments, (last, last - 1), strict=True)
         )
         means = [rows, columns]
-        spread = rows * columns / _mean(rows, last - 1).of("maximum", least)
-    change = g * spread.of("maximum", least * least).of("rsqrt")
+        spread = rows * columns / _mean(rows, last - 1).of("maximum", settings.eps1)
+    change = g * spread.of("maximum", settings.eps1 * settings.eps1).of("rsqrt")
     excess = (_root_mean_square(change) / settings.d).of("maximum", 1.0)
     p = p - change * (rate * size / excess)
     return [p.value, *(mean.value for mean in means)]

@@ -10,6 +10,7 @@ from irc.errors import IrcError, did_you_mean
 from irc.training.groups import FLAGS, OWN, Group, groups_text
 from irc.training.optimizers import OPTIMIZERS
 from irc.training.precision import AS_IS, Precision
+from irc.training.settings import OF_DTYPE
 
 OptimizerOption: TypeAlias = "str | Mapping[str, object]"
 """A kind, ``adamw``, or ``{"kind": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), ...}``."""
@@ -150,7 +151,11 @@ def _numbers(
     if "betas" in rest:
         rest["beta1"], rest["beta2"] = _pair("betas", rest.pop("betas"))
     if isinstance(rest.get("eps"), tuple | list):
-        rest["eps1"], rest["eps2"] = _pair("eps", rest.pop("eps"))
+        first, rest["eps2"] = _pair("eps", rest.pop("eps"))
+        if isinstance(first, int | float) and first < 0:
+            raise IrcError("option-value", f"eps=({first}, ..): give None, or 0 or more")
+        # A group may say None where the others have a number.
+        rest["eps1"] = OF_DTYPE if first is None else first
     for name in rest:
         if name not in names:
             raise IrcError(

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
+OF_DTYPE = -1.0
+"""An ``eps1`` that stands for how far 1 is from the next number of a parameter's dtype."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -20,8 +23,8 @@ class Settings:
         alpha: decay of rmsprop's mean of squares.
         rho: decay of adadelta's means.
         beta2_decay: of adafactor: its means' decay is 1 less the step's number to this power.
-        eps1: of adafactor, the least root of a second moment; None: what 1 is apart from the next
-            number of the parameter's dtype.
+        eps1: of adafactor, the least root of a second moment; :data:`OF_DTYPE`: how far 1 is from
+            the next number of the dtype that a parameter is stored in, or its master.
         eps2: of adafactor, the least root mean square of a parameter that steps are measured by.
         d: of adafactor, the limit of a change's root mean square.
         lr_decay: of adagrad's rate.
@@ -38,7 +41,7 @@ class Settings:
     alpha: float = 0.99
     rho: float = 0.9
     beta2_decay: float = -0.8
-    eps1: float | None = None
+    eps1: float = OF_DTYPE
     eps2: float = 1e-3
     d: float = 1.0
     lr_decay: float = 0.0

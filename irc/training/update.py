@@ -22,6 +22,7 @@ from irc.dialects.flow import SliceOp, loc_of, tensor
 from irc.dialects.types import TensorType
 from irc.ops.derivative import PhaseBuilder
 from irc.training.entry import add_argument, add_arguments, matches, set_results
+from irc.training.factored import with_epsilon
 from irc.training.gradient_totals import Common, Totals, clip_factor, widened
 from irc.training.loss_scale import INVERSE, KIND, OVERFLOWS
 from irc.training.optimizers import REMAINDER, Optimizer, shared
@@ -164,6 +165,8 @@ class Update:
     ) -> None:
         settings, kind = self.options.settings(name), tensor(parameter)
         wide = widened(kind.dtype)
+        stored = wide if self._has_master(kind) else kind.dtype
+        settings = with_epsilon(settings, stored) if self.options.optimizer.factors else settings
         narrow = wide if self.options.scaled else tensor(gradient).dtype
         numbers = [(by.lr, wide), (by.scale, wide), (by.root, wide), (common.clip, narrow)]
         numbers += [(common.inverse, wide), (common.skips, "i1")]
