@@ -50,6 +50,7 @@ class GivenOptimizer:
         self._optimizer = optimizer
         # The module's parameters may become others; the optimiser keeps these.
         self._names = {id(value): name for name, value in module.named_parameters()}
+        self._kind = kind_of(optimizer)
         self._read = self._numbers()
         self._apart = _apart(optimizer, frozenset())
 
@@ -70,21 +71,25 @@ class GivenOptimizer:
         now = self._numbers()
         if now == self._read:
             return recipe
+        is_of_rates = _without_rates(now) == _without_rates(self._read)
+        kind = self._kind if is_of_rates else kind_of(self._optimizer)
         # A scheduler may let rates be equal for a while, which is no other program.
         self._apart = _apart(self._optimizer, self._apart)
-        found = recipe_of(_options(self._optimizer, self._names, self._apart))
-        if found.kind != recipe.kind:
+        options = _options(self._optimizer, kind, self._names, self._apart)
+        following = recipe_of(options)
+        if following.kind != recipe.kind:
             raise _refused(
-                f"the optimiser was {recipe.kind} and is {found.kind} now, which has other states",
+                f"the optimiser was {recipe.kind} and is {following.kind} now, which has other "
+                "states",
                 "make another step, and give it the parameters by load_state_dict",
             )
-        self._read = now
+        self._kind, self._read = kind, now
         return replace(
             recipe,
-            numbers=found.numbers,
-            no_decay=found.no_decay,
-            lr=found.lr,
-            groups=found.groups,
+            numbers=following.numbers,
+            no_decay=following.no_decay,
+            lr=following.lr,
+            groups=following.groups,
         )
 
     def restore(self, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -124,7 +129,7 @@ def follow(
         IrcError: ``option-value`` for one that runs eagerly, on a mesh with stages, and may look at
             several parameters together.
     """
-    if not (why := why_eager(optimizer)):
+    if not (why := _why_eager(optimizer, kind_of(optimizer))):
         return GivenOptimizer(optimizer, module)
     if PIPE in mesh.names and not sees_one_parameter(optimizer):
         name = type(optimizer).__name__
@@ -159,21 +164,22 @@ def options_of(
     names = {id(value): name for name, value in module.named_parameters()}
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise _refused(f"optimizer={type(optimizer).__name__}(..) is no optimiser of torch")
-    found: dict[str, object] | None = None
-    if why_eager(optimizer):
+    options: dict[str, object] | None = None
+    kind = kind_of(optimizer)
+    if _why_eager(optimizer, kind):
         check_suitable(optimizer)
     else:
-        found = _options(optimizer, names, _apart(optimizer, frozenset()))
+        options = _options(optimizer, kind, names, _apart(optimizer, frozenset()))
     groups: list[dict[str, Any]] = optimizer.param_groups
     known = {_name(names, p) for group in groups for p in group["params"]}
     others = [n for n, p in module.named_parameters() if p.requires_grad and n not in known]
-    return found, tuple(others)
+    return options, tuple(others)
 
 
-def why_eager(optimizer: torch.optim.Optimizer) -> str:
-    """Return why an optimiser is not compiled; nothing for one that is."""
+def _why_eager(optimizer: torch.optim.Optimizer, kind: str) -> str:
+    """Return why an optimiser of a kind (:func:`kind_of`) is not compiled; nothing where it is."""
     groups = optimizer.param_groups
-    if not (kind := kind_of(optimizer)):
+    if not kind:
         return "a step has no formula for it"
     for name in OFF:
         if value := next((group[name] for group in groups if group.get(name)), None):
@@ -216,6 +222,12 @@ def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return is_own or any(getattr(hook, "__module__", "") != "torch.profiler" for hook in every)
 
 
+def _without_rates(numbers: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return what groups say but for their rates, by which no formula is known."""
+    rate = READ.index("lr")
+    return [(*each[:rate], *each[rate + 1 :]) for each in numbers]
+
+
 def _apart(optimizer: object, before: frozenset[int]) -> frozenset[int]:
     """Return the numbers of groups that have had another rate than the first."""
     groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
@@ -224,25 +236,26 @@ def _apart(optimizer: object, before: frozenset[int]) -> frozenset[int]:
 
 
 def _options(
-    optimizer: object, names: Mapping[int, str], apart: frozenset[int]
+    optimizer: torch.optim.Optimizer,
+    kind: str,
+    names: Mapping[int, str],
+    apart: frozenset[int],
 ) -> dict[str, object]:
     """Return the options of a step.
 
     Args:
         optimizer: of torch.
+        kind: of its formula.
         names: of the parameters, by their identity.
         apart: numbers of the groups that have a rate of their own.
     """
-    kind = kind_of(optimizer)
-    if not kind or not isinstance(optimizer, torch.optim.Optimizer):
-        raise _refused(f"optimizer={type(optimizer).__name__}(..) is none that a step computes")
     groups: list[dict[str, Any]] = optimizer.param_groups
     if any(float(state.get("step", 1)) for state in optimizer.state.values()):
         raise _refused(
             "the optimiser has taken steps: a step of training has states of its own",
             "make the step with a new optimiser, and give it the states by step.load_state_dict",
         )
-    if why := why_eager(optimizer):  # a number was changed after the step was made
+    if why := _why_eager(optimizer, kind):  # a number was changed after the step was made
         raise _refused(f"the optimiser cannot go on as it began: {why}", "make another step")
     if kind == "adam" and all(group.get("decoupled_weight_decay") for group in groups):
         kind = "adamw"
@@ -252,21 +265,22 @@ def _options(
         own.pop("amsgrad", None)
     held = [[_name(names, p) for p in group["params"]] for group in groups]
     rates = [_number(group["lr"]) for group in groups]
-    found: dict[str, object] = {"kind": kind, "lr": rates[0], **keeps_most}
+    options: dict[str, object] = {"kind": kind, "lr": rates[0], **keeps_most}
     decays = {own["weight_decay"] for own in told}
     alike = [{**own, "weight_decay": 0.0} for own in told]
     if not apart and all(own == alike[0] for own in alike) and len(decays - {0.0}) <= 1:
-        found |= {**told[0], "weight_decay": max(decays)}
+        options |= {**told[0], "weight_decay": max(decays)}
         if max(decays):
             pairs = zip(held, told, strict=True)
-            found["no_decay"] = [n for each, own in pairs for n in each if not own["weight_decay"]]
-        return found
+            still = [params for params, own in pairs if not own["weight_decay"]]
+            options["no_decay"] = [name for params in still for name in params]
+        return options
     own_groups: list[dict[str, object]] = []
     for number, (params, own, rate) in enumerate(zip(held, told, rates, strict=True)):
         own_rate = {"lr": rate} if number in apart else {}
         if number and params and (own_rate or own != told[0]):
             own_groups.append({"params": params, **own_rate, **own})
-    return {**found, **told[0], "groups": own_groups}
+    return {**options, **told[0], "groups": own_groups}
 
 
 def _name(names: Mapping[int, str], parameter: torch.Tensor) -> str:

@@ -75,6 +75,13 @@ MAKERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adafactor, groups": lambda m: torch.optim.Adafactor(
         [{"params": [p], "eps": (None, 0.1 * i)} for i, p in enumerate(m.parameters(), 1)], 0.1
     ),
+    "adafactor, of the dtype in a group": lambda m: torch.optim.Adafactor(
+        [
+            {"params": [p], "eps": (None if i % 2 else 0.3, 0.1)}
+            for i, p in enumerate(m.parameters())
+        ],
+        0.1,
+    ),
     "lion": lambda m: Lion(decayed(m), 1e-3, (0.8, 0.95)),
     "no decay": lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.0),
     "of a part": lambda m: torch.optim.SGD(list(m.children())[2].parameters(), lr=0.1),
@@ -116,6 +123,16 @@ class Twice(Lion):
         super().step()
 
 
+class Clipping(Lion):
+    """Clips the gradients of each parameter, which nothing in its groups says."""
+
+    def step(self, closure: Any = None) -> None:
+        """Clip, then move."""
+        for p in (p for group in self.param_groups for p in group["params"]):
+            torch.nn.utils.clip_grad_norm_([p], 5.0)
+        super().step()
+
+
 def test_a_lion_is_known_by_what_it_does() -> None:
     other = type("Lion", (Twice,), {})
     given = list(net().parameters())
@@ -124,8 +141,54 @@ def test_a_lion_is_known_by_what_it_does() -> None:
     assert kind_of(optimizer) == "lion"
     assert not optimizer.state
     assert kind_of(Lion(given, decoupled_weight_decay=True)) == ""
+    assert kind_of(Lion([{"params": given, "max_grad_norm": 5}])) == ""
+    vars(optimizer)["clips"] = True
+    assert kind_of(optimizer) == ""
     assert kind_of(Twice(given)) == ""
     assert kind_of(other(given)) == ""
+    assert kind_of(type("Lion", (Clipping,), {})(given)) == ""
+    called: list[int] = []
+    optimizer = Lion(given)
+    optimizer.register_step_pre_hook(lambda *_: called.append(1))
+    assert kind_of(optimizer) == "lion"
+    assert not called
+
+
+def test_other_rates_are_no_other_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = net()
+    optimizer = Lion(module.parameters())
+    step = irc.compile_step(module, loss=F.cross_entropy, optimizer=optimizer)
+    step(X, Y)
+    monkeypatch.setattr("irc.runtime.given_optimizer.is_lion", lambda _: False)
+    optimizer.param_groups[0]["lr"] = 1e-3
+    step(X, Y)
+    optimizer.param_groups[0]["weight_decay"] = 0.3
+    with pytest.raises(IrcError, match="cannot go on as it began"):
+        step(X, Y)
+
+
+def test_an_adafactor_of_halves_takes_their_epsilon() -> None:
+    """With gradients this small a parameter hardly moves; by the epsilon of float32 it would."""
+
+    def loss(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(out, y) * 1e-3
+
+    moved: list[nn.Module] = []
+    for eps in (None, 2.0**-7, 2.0**-23):
+        module = net().bfloat16()
+        own = torch.optim.Adafactor(module.parameters(), 0.5, eps=(eps, 1e-3))
+        irc.compile_step(module, loss=loss, optimizer=own)(X.bfloat16(), Y)
+        moved.append(module)
+    theirs = net().bfloat16()
+    loss(theirs(X.bfloat16()), Y).backward()
+    torch.optim.Adafactor(theirs.parameters(), 0.5).step()
+    pairs = zip(*(m.parameters() for m in (*moved, theirs)), strict=True)
+    for mine, same, far, other in pairs:
+        assert torch.equal(mine, same)
+        assert float((mine - other).detach().abs().max()) < 4e-3
+        assert float((far - other).detach().abs().max()) > 2e-2
+    with pytest.raises(IrcError, match="0 or more"):
+        irc.compile_step(net(), optimizer={"kind": "adafactor", "eps": (-1.0, 1e-3)})
 
 
 class Closure(torch.optim.Optimizer):
