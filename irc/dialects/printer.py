@@ -21,6 +21,8 @@ from xdsl.utils.mlir_lexer import MLIRLexer
 
 T = TypeVar("T")
 ESCAPED = re.compile(rb'[^\x20-\x7e]|["\\]')
+MOST_KEPT = 200
+"""The bytes of the longest string whose literal is kept: constants may have millions."""
 
 
 def text_of(module: ModuleOp) -> str:
@@ -191,9 +193,17 @@ def identifier_or_literal(text: str) -> str:
     return text if MLIRLexer.bare_identifier_regex.fullmatch(text) else literal(text.encode())
 
 
-@functools.lru_cache(maxsize=1 << 16)
 def literal(data: bytes) -> str:
-    """Return a string literal."""
+    """Return a string literal; the text of a short one is kept."""
+    return _short_literal(data) if len(data) <= MOST_KEPT else _literal(data)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _short_literal(data: bytes) -> str:
+    return _literal(data)
+
+
+def _literal(data: bytes) -> str:
     return f'"{ESCAPED.sub(_escape, data).decode("ascii")}"'
 
 
