@@ -570,7 +570,9 @@ PAGES = (
         exit_code=2,
         what="An optimiser that is not compiled ran after forward and backward, and its step() "
         "failed. It is called without a closure.",
-        why="Its parameters may have moved in part: the run cannot go on from them.",
+        why="Its parameters may have moved in part: the run cannot go on from them. On several "
+        "ranks further steps are refused until step.load(folder), or step.load_state_dict(state) "
+        "of model and optimizer.",
         example="def step(self, closure=None): loss = closure()",
         fix="def step(self, closure=None): loss = None if closure is None else closure()",
     ),

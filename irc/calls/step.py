@@ -107,8 +107,12 @@ class TrainingStep(StepState):
 
         Raises:
             IrcError: ``input-mismatch`` where a rank is given another batch; on the first batch of
-                a kind, what capture and planning raise.
+                a kind, what capture and planning raise; ``optimizer-failed`` where the step of
+                an optimiser that runs eagerly does, and on several ranks after that until a
+                checkpoint, or a state of both the model and the optimiser, was loaded.
         """
+        if self._eager is not None:
+            self._eager.check_alike()
         self._follow()
         own = self.recipe.rates
         rates = own if lr is None else (float(lr),) * len(own)

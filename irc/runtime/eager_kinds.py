@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -61,7 +61,9 @@ def sees_one_parameter(optimizer: torch.optim.Optimizer) -> bool:
 
 
 @contextmanager
-def same_draws(optimizer: torch.optim.Optimizer, seed: int, num_ranks: int) -> Iterator[None]:
+def same_draws(
+    optimizer: torch.optim.Optimizer, seed: int, num_ranks: int, tied: str = ""
+) -> Iterator[None]:
     """Let an optimiser of a user's own class draw the same random numbers on every rank.
 
     Else copies of one parameter drift apart. torch's generators go on afterwards as if nothing was
@@ -71,6 +73,11 @@ def same_draws(optimizer: torch.optim.Optimizer, seed: int, num_ranks: int) -> I
         optimizer: whose step runs in the context.
         seed: of this step, the same on every rank.
         num_ranks: of the mesh.
+        tied: name of a parameter that several stages hold, if there is one. Each stage draws for
+            parameters of its own before, so that its copies would get other numbers.
+
+    Raises:
+        IrcError: ``optimizer-failed`` where the optimiser has drawn numbers and there is one.
     """
     if num_ranks == 1 or type(optimizer) in ELEMENTWISE | WHOLE:
         yield
@@ -81,7 +88,22 @@ def same_draws(optimizer: torch.optim.Optimizer, seed: int, num_ranks: int) -> I
         torch.default_generator.manual_seed(seed)
         for index in devices:
             torch.cuda.default_generators[index].manual_seed(seed)
+        before = _generators(devices)
         yield
+        pairs = zip(before, _generators(devices), strict=True)
+        if tied and not all(torch.equal(one, other) for one, other in pairs):
+            raise IrcError(
+                "optimizer-failed",
+                f"{type(optimizer).__name__}.step() draws random numbers, and several stages "
+                f"hold a copy of '{tied}'",
+                because="each stage draws others, and the copies would drift apart",
+                help="choose a mesh without 'pipe', or an optimiser that draws nothing",
+            )
+
+
+def _generators(devices: Sequence[int]) -> list[torch.Tensor]:
+    """Return the states of the generators of the CPU and of some GPUs."""
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
 
 
 def check_suitable(optimizer: torch.optim.Optimizer) -> None:

@@ -25,7 +25,7 @@ from irc.errors import IrcError
 from irc.plan.weights import local_slices
 from irc.runtime.agreement import fail_together
 from irc.runtime.eager_kinds import is_elementwise, same_draws
-from irc.runtime.eager_stages import Told, told_by_all
+from irc.runtime.eager_stages import NUMBERS, Told, told_by_all
 from irc.runtime.eager_states import check_class, check_keys, check_shape
 from irc.runtime.eager_work import (
     Work,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 CLASS = "class"
 """Where a state says the name of the optimiser's class."""
-PLAIN = (bool, int, float, str, tuple, type(None))
+PLAIN = (*NUMBERS, tuple)
 
 
 class EagerOptimizer:
@@ -74,6 +74,7 @@ class EagerOptimizer:
         self._mesh, self._place, self._rank = Mesh(()), 0, 0
         self._elsewhere: set[str] = set()
         self._told: dict[str, Told] = {}
+        self._has_failed = False
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """Return the recipe of the next step, which does not depend on the optimiser's numbers.
@@ -147,11 +148,12 @@ class EagerOptimizer:
             gradient = through(work.gradient, self._rank, gradient)
             parameter.grad = gradient.to(parameter.device, parameter.dtype)
         said = [group["lr"] for group in self._optimizer.param_groups if "lr" in group]
+        tied = next((n for n in moving if isinstance(parts, SpreadParts) and parts.is_tied(n)), "")
         failed: IrcError | None = None
         try:
             if lr is not None:
                 self._set_rates([lr] * len(said))
-            with same_draws(self._optimizer, seed, parts.world):
+            with same_draws(self._optimizer, seed, parts.world, tied):
                 self._optimizer.step()
         except Exception as error:
             failed = self._failure(error)
@@ -159,7 +161,11 @@ class EagerOptimizer:
             if lr is not None:
                 self._set_rates(said)
         # Before new values go from rank to rank: the others would wait for this one.
-        fail_together(failed)
+        try:
+            fail_together(failed)
+        except IrcError:
+            self._has_failed = parts.world > 1
+            raise
         for name, work in moving.items():
             parameter, part = self._own[name], parts.local[name]
             parameter.grad = None
@@ -168,6 +174,25 @@ class EagerOptimizer:
                 self._show(parts, name)
             # torch does not count writes through ``.data``: what is made of weights is out of date.
             torch.autograd.graph.increment_version(part)
+
+    def check_alike(self) -> None:
+        """Refuse a step after one that failed: ranks may have moved parameters, or not.
+
+        Raises:
+            IrcError: ``optimizer-failed`` until :meth:`are_alike`.
+        """
+        if self._has_failed:
+            raise IrcError(
+                "optimizer-failed",
+                f"{self.class_name}.step() failed in an earlier step, and nothing was loaded since",
+                because="some ranks may have moved their parameters and others not",
+                help="go on from a checkpoint, step.load(folder), or from a state of the model and "
+                "of the optimiser, step.load_state_dict(state)",
+            )
+
+    def are_alike(self) -> None:
+        """Take note that parameters and states were loaded on every rank."""
+        self._has_failed = False
 
     def _failure(self, error: Exception) -> IrcError:
         """Return what is raised where the optimiser's own step raises an error."""
@@ -209,17 +234,17 @@ class EagerOptimizer:
         calls it: each says what those of its own keep.
         """
         self._read_later()
-        found = Parts(self._mesh, self._place)
+        states = Parts(self._mesh, self._place)
         for name, key, value in self._tensors():
             work = self._work.get(name)
             whole = Placement.replicated(self._mesh.names)
             placement, shape = whole, tuple(value.shape)
             if work is not None and shape == tuple(self._own[name].shape):
                 placement, shape = work.placement, work.shape
-            found.put(state_name(key, name), value.detach(), placement, shape)
+            states.put(state_name(key, name), value.detach(), placement, shape)
         if isinstance(self._parts, SpreadParts) and self._parts.has_others:
-            return self._with_others(self._parts, found)
-        return found
+            return self._with_others(self._parts, states)
+        return states
 
     def num_bytes(self) -> int:
         """Return the bytes of this rank's parts of the states."""
@@ -228,20 +253,22 @@ class EagerOptimizer:
 
     def _with_others(self, parts: SpreadParts, own: Parts) -> Parts:
         """Return this rank's states, and what other stages say of theirs; every rank calls it."""
-        states = {n: self._optimizer.state.get(self._own[n], {}) for n in self._work}
+        # What is frozen has no gradient here, and may have states from the optimiser's beginning.
+        roles = {n: parts.roles[n] for n in self._own if n in parts.ranks and parts.holds(n)}
+        held = [n for n, role in roles.items() if role == "parameter"]
+        states = {n: self._optimizer.state.get(self._own[n], {}) for n in held}
         self._told = told_by_all(states, own.shape, self._place == 0)
-        found = parts.like_parameters()
+        every = parts.like_parameters()
+        whole = Placement.replicated(self._mesh.names)
         for name, (tensors, _) in sorted(self._told.items()):
-            placement, shape = (
-                placement_of_work(parts, name, elementwise=self._is_elementwise),
-                parts.shape(name),
-            )
+            placement, shape = whole, parts.shape(name)
+            if state_name(GRADIENT, name) in parts.roles:
+                placement = placement_of_work(parts, name, elementwise=self._is_elementwise)
             for key, kind in sorted(tensors.items()):
-                whole = Placement.replicated(self._mesh.names)
                 lies = placement if tuple(kind.shape) == shape else whole
-                found.know(state_name(key, name), parts, name, lies, kind)
-        found.local |= own.local
-        return found
+                every.know(state_name(key, name), parts, name, lies, kind)
+        every.local |= own.local
+        return every
 
     def assembled(self, held: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state as torch's distributed checkpoints have it.

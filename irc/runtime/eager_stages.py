@@ -16,7 +16,8 @@ from irc.runtime.torch_optimizer import state_name
 
 Told: TypeAlias = "tuple[dict[str, torch.Tensor], dict[str, Any]]"
 """States of a parameter by their names: those with dims, on the meta device, and numbers."""
-PLAIN = (bool, int, float, str, type(None))
+NUMBERS = (bool, int, float, str, type(None))
+"""Types that JSON gives back as they were."""
 
 
 def told_by_all(
@@ -32,9 +33,11 @@ def told_by_all(
         is_first: whether this rank speaks for its stages.
 
     Raises:
-        IrcError: ``pipeline-unsupported`` for a state that is neither a tensor nor a number.
+        IrcError: ``pipeline-unsupported`` on every rank for a state that is neither a tensor nor a
+            number, or cannot be read.
     """
-    failed, said = None, ""
+    failed: IrcError | None = None
+    said = ""
     try:
         said = json.dumps({
             name: {key: _described(state_name(key, name), value, whole)
@@ -43,11 +46,18 @@ def told_by_all(
         }) if is_first else ""  # fmt: skip
     except IrcError as error:
         failed = error
+    except Exception as error:  # a class of the user's may keep anything; the others would wait
+        failed = IrcError(
+            "pipeline-unsupported",
+            f"the optimiser's states cannot be told: {type(error).__name__}: {error}",
+            help="choose a mesh without 'pipe'",
+        )
+        failed.__cause__ = error
     fail_together(failed)
-    found: dict[str, Told] = {}
+    every: dict[str, Told] = {}
     for text in filter(None, texts(said)):
         for name, own in json.loads(text).items():
-            tensors, numbers = found.setdefault(name, ({}, {}))
+            tensors, numbers = every.setdefault(name, ({}, {}))
             for key, (kind, value) in own.items():
                 if kind == "number":
                     numbers[key] = value
@@ -55,13 +65,13 @@ def told_by_all(
                     tensors[key] = torch.empty(value, dtype=dtypes()[kind], device="meta")
                 else:
                     numbers[key] = torch.tensor(value, dtype=dtypes()[kind])
-    return found
+    return every
 
 
 def _described(name: str, value: Any, whole: Callable[[str], tuple[int, ...]]) -> tuple[str, Any]:
     if isinstance(value, torch.Tensor):
         return dtype_name(value.dtype), list(whole(name)) if value.ndim else value.item()
-    if isinstance(value, PLAIN):
+    if isinstance(value, NUMBERS):
         return "number", value
     raise IrcError(
         "pipeline-unsupported",

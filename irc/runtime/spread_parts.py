@@ -85,11 +85,11 @@ class SpreadParts(Parts):
 
     def _slices_by_rank(self, name: str) -> list[object]:
         """Return which slice of a tensor each rank of the run holds; None for nothing."""
-        found: list[object] = [None] * self.world
+        slices: list[object] = [None] * self.world
         for place in self._places.get(name, ()):
             for number, rank in enumerate(self._ranks_by_place[place]):
-                found[rank] = self._slice_number(name, number)
-        return found
+                slices[rank] = self._slice_number(name, number)
+        return slices
 
     def placement_and_shape(self, name: str) -> tuple[Placement, tuple[int, ...]]:
         """Return how a tensor lies on the mesh of its stage, and its whole shape."""
@@ -107,10 +107,10 @@ class SpreadParts(Parts):
 
     def like_parameters(self) -> SpreadParts:
         """Return no tensors, of the same stages: what :meth:`know` adds lies as parameters do."""
-        found = copy.copy(self)
-        found.local, found.roles, found._placed, found.ranks = {}, {}, {}, {}
-        found._dtypes, found._places, found._sliced = {}, {}, {}
-        return found
+        empty = copy.copy(self)
+        empty.local, empty.roles, empty._placed, empty.ranks = {}, {}, {}, {}
+        empty._dtypes, empty._places, empty._sliced = {}, {}, {}
+        return empty
 
     def know(
         self, name: str, like: Parts, parameter: str, placement: Placement, kind: torch.Tensor
@@ -133,8 +133,8 @@ class SpreadParts(Parts):
     def names(self) -> list[str]:
         """Names of all tensors that ranks hold between steps, the same on every rank."""
         whole = {each: name for name, own in self._sliced.items() for each in own.names}
-        found = dict.fromkeys(whole.get(name, name) for name in self._placed)
-        return [name for name in found if self.roles[name] != "accumulator"]
+        every = dict.fromkeys(whole.get(name, name) for name in self._placed)
+        return [name for name in every if self.roles[name] != "accumulator"]
 
     def placements(self) -> dict[str, Placement]:
         """Return how each tensor lies on the mesh of its stage."""
@@ -153,13 +153,13 @@ class SpreadParts(Parts):
         """Return what this rank has of a whole tensor: the names of parts, and where they lie."""
         if (own := self._sliced.get(name)) is None:
             return super().pieces(name)
-        found: dict[str, tuple[slice, ...]] = {}
+        pieces: dict[str, tuple[slice, ...]] = {}
         for each, start in zip(own.names, own.starts, strict=True):
             for where in super().pieces(each).values():
                 along = where[own.dim]
                 moved = slice(along.start + start, along.stop + start)
-                found[each] = (*where[: own.dim], moved, *where[own.dim + 1 :])
-        return found
+                pieces[each] = (*where[: own.dim], moved, *where[own.dim + 1 :])
+        return pieces
 
     def has_torch_form(self, name: str) -> bool:
         """Whether a DTensor says how a tensor lies: not slices on different stages."""
@@ -187,6 +187,10 @@ class SpreadParts(Parts):
         own = self._sliced.get(name)
         return any(map(self.holds, own.names)) if own is not None else name in self.local
 
+    def is_tied(self, name: str) -> bool:
+        """Return whether several stages hold a tensor, the same on every rank."""
+        return len(self._places.get(name, ())) > 1
+
     def load(self, name: str, whole: torch.Tensor) -> None:
         """Write this rank's part of a whole tensor over the one that it holds."""
         if (own := self._sliced.get(name)) is None:
@@ -199,11 +203,11 @@ class SpreadParts(Parts):
 
 def _places(plan: PartsPlan) -> dict[str, tuple[int, ...]]:
     """Return where on the pipe axis parameters, states and accumulators are, by name."""
-    found: dict[str, tuple[int, ...]] = {}
+    places: dict[str, tuple[int, ...]] = {}
     for part in plan.parts:
         for loaded in part.values():
             for index in loaded.plan.weights:
                 buffer = loaded.plan.buffers[index]
                 if buffer.role != "constant":
-                    found[buffer.name] = plan.places_of(buffer.name)
-    return found
+                    places[buffer.name] = plan.places_of(buffer.name)
+    return places

@@ -335,6 +335,7 @@ class TrainingState:
             self._set_numbers(numbers)
             if self._eager is not None:
                 self._eager.take(checkpoint, STATE, is_alone=self._mesh.num_ranks == 1)
+                self._eager.are_alike()
         if later := {n: k for n, k in stored.items() if n not in {*self.parts.roles, *whole}}:
             self._later(CheckpointStart(checkpoint, later, lacking))
 
@@ -461,6 +462,8 @@ class TrainingState:
                     self._pending[name] = value.clone()
         if self._eager is not None and "state" in state.get("optimizer", {}):
             self._eager.load(own_states)
+            if "model" in state:
+                self._eager.are_alike()
         for start in self.starts:
             start.leave_out({*states, *(self._first.get(key, key) for key in model)})
         self.step = int(state.get(COUNT, self.step))

@@ -169,3 +169,28 @@ def test_draws_are_those_of_the_seed_on_several_ranks() -> None:
         draws.append(torch.rand(3))
     assert torch.equal(draws[0], draws[2])
     assert not torch.equal(draws[1], draws[3])
+
+
+def test_copies_in_several_stages_get_no_draws() -> None:
+    own = Closing(net().parameters())
+    with same_draws(own, 5, num_ranks=2, tied="head"):
+        pass
+    with (
+        pytest.raises(IrcError, match="draws random numbers, and several stages hold a copy of"),
+        same_draws(own, 5, num_ranks=2, tied="head"),
+    ):
+        torch.rand(3)
+
+
+def test_ranks_do_not_go_on_after_a_step_that_failed() -> None:
+    module, parts = nn.Linear(2, 2), Parts(Mesh.parse("data=2"), 0)
+    eager = EagerOptimizer(Closing(module.parameters()), module)
+    eager.bind(parts)
+    eager.check_alike()
+    with pytest.raises(IrcError, match="failed on rank 0"):
+        eager.step(parts, [])
+    with pytest.raises(IrcError, match="failed in an earlier step") as said:
+        eager.check_alike()
+    assert said.value.code == "optimizer-failed"
+    eager.are_alike()
+    eager.check_alike()
