@@ -2,9 +2,10 @@
 
 All ranks run the same text at the same time, so one stands for them: with a compute stream, and a
 link for each mesh axis that its group shares. A collective begins when it is started, and a wait
-ends when it has. What overlaps is not free: on one host the ranks' compute and transport share the
-cores (an action then weighs as much as there are ranks, a collective as there are groups), on a
-device they slow each other down as its table says (`irc.cluster.interference`).
+ends when it has, with all of its bucket. What overlaps is not free: on one host the ranks' compute
+and transport share the cores (an action then weighs as much as there are ranks, a collective as
+there are groups), on a device they slow each other down as its table says
+(`irc.cluster.interference`).
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ class _Builder:
         self.plan, self.seconds, self.kinds = plan, seconds, contention.kinds
         self.ranks = plan.device_mesh.num_ranks if ranks is None else ranks
         self.actions: list[SimAction] = []
-        self.collectives: dict[int, int] = {}
+        # Actions on links that a wait comes after, by position of the start: all of a bucket.
+        self.collectives: dict[int, list[int]] = {}
+        self.buckets: dict[str, list[int]] = {}
         self.steps = steps(plan)
         self.born, self.dies = _lives(plan, [step for _, step in self.steps])
 
@@ -124,7 +127,7 @@ class _Builder:
             case Start():
                 self._collective(time, position, step)
             case Wait():
-                self._on(time, f"wait {step.id}", 0.0, (self.collectives[step.start],))
+                self._on(time, f"wait {step.id}", 0.0, tuple(self.collectives[step.start]))
             case _:
                 self._on(time, label(self.plan, step), self.seconds(step), ())
 
@@ -157,7 +160,17 @@ class _Builder:
                 kind=self.kinds.get(axis, "link"),
             )
         )
-        self.collectives[position] = len(self.actions) - 1
+        self.collectives[position] = self._together(start, len(self.actions) - 1)
+
+    def _together(self, start: Start, index: int) -> list[int]:
+        """Return the actions of a bucket, which will be all of them when its last has started."""
+        if (name := start.attrs.get("bucket")) is None:
+            return [index]
+        members = self.buckets.setdefault(name, [])
+        members.append(index)
+        if len(members) == start.attrs["bucket_size"]:
+            del self.buckets[name]
+        return members
 
 
 def steps(plan: Plan) -> list[tuple[int, Step]]:

@@ -139,3 +139,20 @@ def test_a_launch_is_a_step_of_its_own() -> None:
     found = predict(build_plan(mlp(), seconds=lambda _: 1.0))
     assert found.seconds == 8.0
     assert [a.name for a in found.actions][:2] == ["matmul_5x9x6 n0/n0", "relu_5x9 n0/n1"]
+
+
+@pytest.mark.parametrize(("attrs", "seconds"), [
+    ({}, 7),
+    ({"bucket": "b", "bucket_size": 2, "bucket_bytes": 128}, 8),
+])  # fmt: skip
+def test_a_wait_is_for_all_of_a_bucket(attrs: dict[str, object], seconds: float) -> None:
+    """Two of 3 s, one behind the other; what the first gives is read at once, for 1 s."""
+    t = Task("data=2")
+    x = t.argument("input", "x", (16,))
+    first, second = (
+        t.start(comm.AllReduceOp, x, (16,), axis="data", fn="sum", **attrs) for _ in range(2)
+    )
+    y = t.pointwise("neg", t.wait(first))
+    z = t.pointwise("add", t.wait(second), y)
+    plan = build_plan(t.finish(z), seconds=lambda op: 3.0 if op.name == "comm.all_reduce" else 1.0)
+    assert predict(plan).seconds == seconds
