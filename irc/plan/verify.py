@@ -286,10 +286,10 @@ class _Replay:
         name, size = start.attrs["bucket"], _natural(start.attrs["bucket_size"])
         members = self.buckets.setdefault(name, [])
         members.append(start)
-        alike = {
-            (each.op, each.attrs["axis"], each.attrs.get("fn"), each.attrs["bucket_size"])
-            for each in members
-        }
+        alike = {(
+            each.op, each.attrs["axis"], each.attrs.get("fn"), each.attrs["bucket_size"],
+            self.plan.buffers[each.outputs[0]].dtype,
+        ) for each in members}  # fmt: skip
         if start.op not in JOINED or len(alike) > 1:
             raise _ProblemError(f"bucket {name!r} holds collectives that are not alike")
         if len({each.id for each in members}) < len(members):

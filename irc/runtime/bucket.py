@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
-from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.distributed.distributed_c10d import _coalescing_manager, _world
 
 from irc.plan.schema import Start
 
@@ -76,10 +76,15 @@ class Bucket:
         apart = [each for each in self._members.values() if each.is_apart]
         works = [each.begin(group=self._group, async_op=True) for each in apart]
         if len(apart) < len(self._members):
-            with _coalescing_manager(self._group, async_ops=True) as together:
-                for each in self._members.values():
-                    if not each.is_apart:
-                        each.begin(group=self._group)
+            try:
+                with _coalescing_manager(self._group, async_ops=True) as together:
+                    for each in self._members.values():
+                        if not each.is_apart:
+                            each.begin(group=self._group)
+            except BaseException:
+                # torch leaves it, and would only note what the group is asked for from then on.
+                _world.pg_coalesce_state.pop(self._group, None)
+                raise
             works += together.works
         return works
 
@@ -89,14 +94,34 @@ class Bucket:
             work.wait()
 
     def get_future(self) -> Future[None]:
-        """Return what is done once all have ended, as torch's works have it."""
+        """Return what is done once all have ended, as torch's works have it.
+
+        It ends with the error of a library that does not begin them, and not at all where a kind of
+        work has no future.
+        """
         ended: Future[None] = Future()
+        lock, left = Lock(), 0
+
+        def one_ended(_: object) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                is_last = not left
+            if is_last:
+                ended.set_result(None)
 
         def begun(works: Future[list[Any]]) -> None:
-            # torch: some kinds of work have no future
-            with suppress(RuntimeError):
-                *_, last = works.result()
-                last.get_future().add_done_callback(lambda _: ended.set_result(None))
+            nonlocal left
+            if (error := works.exception()) is not None:
+                ended.set_exception(error)
+                return
+            try:
+                futures = [work.get_future() for work in works.result()]
+            except RuntimeError:  # torch: this kind of work has no future
+                return
+            left = len(futures)
+            for each in futures:
+                each.add_done_callback(one_ended)
 
         self._work.add_done_callback(begun)
         return ended

@@ -17,6 +17,7 @@ from irc.dialects.comm import CollectiveOp, LocalChunkOp, MarkedRowsOp, WaitOp
 from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.sharding.bucketed import kind_of
 
 
 def check_collectives(module: ModuleOp, mesh: Mesh) -> None:
@@ -76,7 +77,7 @@ def _bucket_problem(op: CollectiveOp) -> str | None:
         return None
     if len(started) != op.plain["bucket_size"]:
         return f"is in a bucket of {op.plain['bucket_size']}, of which {len(started)} start"
-    if len({(each.name, each.axis, each.plain.get("fn")) for each in started}) > 1:
+    if len({kind_of(each) for each in started}) > 1:
         return "is in a bucket with others of another kind"
     waits = {use.operation for each in started for use in each.outputs[0].uses}
     order = [each for each in block.ops if each in waits or each is started[-1]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -91,6 +92,9 @@ def test_an_error_of_the_library_ends_every_wait(group: ProcessGroup) -> None:
         bucket.add(start("b", "comm.all_reduce"), Prepared(fail))
     with pytest.raises(RuntimeError, match="no such peer"):
         end()
+    assert isinstance(end.work.get_future().exception(), RuntimeError)
+    # The group is not left to note what it is asked for.
+    dist.all_reduce(torch.ones(2), async_op=True).wait()  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_gloo_joins_small_messages_only(group: ProcessGroup) -> None:
@@ -104,3 +108,28 @@ def test_gloo_joins_small_messages_only(group: ProcessGroup) -> None:
     ends = [bucket.add(start(name, op), each) for name, each in zip("abc", given, strict=True)]
     ends[0]()
     assert all(torch.equal(a, b) for a, b in zip(values, results, strict=True))
+
+
+class Work:
+    """A work whose end the test decides."""
+
+    def __init__(self) -> None:
+        self.future: Future[None] = Future()
+
+    def get_future(self) -> Future[None]:
+        return self.future
+
+    def begin(self, **_: object) -> Work:
+        return self
+
+
+def test_a_bucket_has_ended_when_all_of_it_has() -> None:
+    works = [Work(), Work()]
+    bucket = Bucket(None, 2)
+    for name, work in zip("ab", works, strict=True):
+        bucket.add(start(name, "comm.all_reduce"), Prepared(work.begin, is_apart=True))
+    ended = bucket.get_future()
+    works[1].future.set_result(None)
+    assert not ended.done()
+    works[0].future.set_result(None)
+    assert ended.done()

@@ -23,20 +23,22 @@ from tests.plan.programs import Task, build_plan
 MESH = Mesh.parse("data=2")
 
 
-def sums() -> ModuleOp:
+def sums(second: str = "f32") -> ModuleOp:
     """Two sums, each awaited at once, of values that are computed one behind the other."""
-    kind = "!flow.tensor<[4], f32>"
-    lines = ["func.func @forward(%v0: " + kind + ") -> (" + kind + ", " + kind + ") {"]
+    kinds = [f"!flow.tensor<[4], {dtype}>" for dtype in ("f32", "f32", second)]
+    lines = [f"func.func @forward(%v0: {kinds[0]}) -> ({kinds[1]}, {kinds[2]}) {{"]
     for n in (1, 2):
+        before, kind = kinds[n - 1 : n + 1]
+        fn = "neg" if kind == before else "cast"
         lines += [
-            f'%v{n} = flow.pointwise(%v{n - 1}) {{fn = "neg", loc = "m.py:{n}", id = "n{n}"}}'
-            f" : ({kind}) -> {kind}",
+            f'%v{n} = flow.pointwise(%v{n - 1}) {{fn = "{fn}", loc = "m.py:{n}", id = "n{n}"}}'
+            f" : ({before}) -> {kind}",
             f'%p{n} = comm.all_reduce(%v{n}) {{axis = "data", fn = "sum", loc = "m.py:{n}",'
             f' id = "s{n}.start"}} : ({kind}) -> !comm.pending<{kind}>',
             f'%s{n} = comm.wait(%p{n}) {{loc = "m.py:{n}", id = "s{n}"}}'
             f" : (!comm.pending<{kind}>) -> {kind}",
         ]
-    lines += [f"func.return %s1, %s2 : {kind}, {kind}", "}"]
+    lines += [f"func.return %s1, %s2 : {kinds[1]}, {kinds[2]}", "}"]
     return load("\n".join(lines))
 
 
@@ -87,6 +89,20 @@ def test_what_would_wait_for_ever_is_refused(said: str, options: dict[str, objec
     with pytest.raises(IrcError, match=said) as error:
         check_collectives(module, MESH)
     assert error.value.code == "collective-invalid"
+
+
+def test_dtypes_are_not_mixed() -> None:
+    module = sums("f16")
+    of_two(module)
+    with pytest.raises(IrcError, match="with others of another kind"):
+        check_collectives(module, MESH)
+    t = Task("data=2")
+    values = [t.argument("input", dtype, (4,), dtype=dtype) for dtype in ("f32", "f16")]
+    pending = [t.start(AllReduceOp, value, (4,), axis="data", fn="sum") for value in values]
+    plan = build_plan(t.finish(*map(t.wait, pending)))
+    verify_plan(plan)
+    with pytest.raises(IrcError, match="not alike"):
+        verify_plan(bucketed(plan, lambda _: {"bucket": "b", "bucket_size": 2}))
 
 
 def plan_of_two() -> Plan:
