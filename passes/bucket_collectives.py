@@ -126,7 +126,8 @@ class BucketCollectivesPass(ModulePass):
                 self._pack(op, block, bucketed, cost)
             for members in _renewed(block, packs=False):
                 for group in best_groups(cost, block, members, functions(op)):
-                    put_together([(member.start, member.wait) for member in group])
+                    num_bytes = cost.joined_bytes(member.num_bytes for member in group)
+                    put_together([(m.start, m.wait) for m in group], num_bytes)
 
     def _pack(self, op: ModuleOp, block: Block, bucketed: Bucketed, cost: ClusterCost) -> None:
         for members in _renewed(block):

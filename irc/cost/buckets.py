@@ -11,8 +11,7 @@ from typing import Generic, TypeAlias, TypeVar
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, Operation
 
-from irc.cluster.topology import Collective
-from irc.cost.model import ClusterCost
+from irc.cost.model import ClusterCost, collective_kind
 from irc.dialects.comm import CHUNK, AllGatherOp, AllReduceOp, CollectiveOp, ReduceScatterOp, WaitOp
 from irc.dialects.flow import FlowOp
 from irc.sharding.bucketed import kind_of, priced_bytes, there_behind
@@ -21,11 +20,6 @@ Kind: TypeAlias = tuple[str, str, str, str]
 """Op, axis, reduction, dtype: what collectives of one bucket have in common."""
 
 JOINED = (AllReduceOp, AllGatherOp, ReduceScatterOp)
-KINDS: dict[str, Collective] = {
-    AllReduceOp.name: "all_reduce",
-    AllGatherOp.name: "all_gather",
-    ReduceScatterOp.name: "reduce_scatter",
-}
 SIZES = tuple(1 << n for n in range(16, 31))
 """Bytes of full buckets that are tried: 64 KiB to 1 GiB."""
 TIE = 0.02
@@ -68,14 +62,14 @@ def collected(block: Block, *, packs: bool = True) -> dict[Kind, list[Member]]:
     """
     position = {op: i for i, op in enumerate(block.ops)}
     members: dict[Kind, list[Member]] = {}
-    given = there_behind(block)
+    behind = there_behind(block)
     for op in position:
         if not isinstance(op, JOINED) or CHUNK in op.attributes or op.bucket is not None:
             continue
         wait = op.outputs[0].get_user_of_unique_use()
         if not isinstance(wait, WaitOp) or not prod(op.result_tensor.static_shape()):
             continue
-        ready = given(op, position)
+        ready = behind(op, position)
         if packs and isinstance(owner := op.inputs[0].owner, Operation):
             ready = max(ready, position[owner])
         due = _due(wait, position)
@@ -280,7 +274,7 @@ class _Timing(Generic[Part]):
         if compute is not None:
             self.compute = compute
         self._called: dict[str, float] = {}
-        self._kind: Collective = KINDS[members[0].start.name]
+        self._kind = collective_kind(members[0].start)
         first: CollectiveOp = members[0].start
         self._axis = first.axis.data
         self._alone: dict[CollectiveOp, float] = {m.start: self._sent([m]) for m in members}
@@ -347,7 +341,7 @@ class _Timing(Generic[Part]):
         members = [
             m for part in group for m in (part.members if isinstance(part, Unit) else [part])
         ]
-        total = sum(member.num_bytes for member in members)
+        total = self._cost.joined_bytes(member.num_bytes for member in members)
         return sum(self._cost.start_seconds(m.start, within_bytes=total) for m in members)
 
     def _op_seconds(self, op: Operation) -> float:

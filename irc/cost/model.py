@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 from xdsl.ir import Attribute, Block
@@ -143,9 +144,10 @@ class ClusterCost:
 
         Args:
             op: level spmd.
-            within_bytes: of the bucket that it would be in; None: it is in the one that it says.
+            within_bytes: of the bucket that it would be in (:meth:`joined_bytes`); None: it is in
+                the one that it says.
         """
-        kind: Collective = next(c for c in COLLECTIVES if op.name == f"comm.{c}")
+        kind = collective_kind(op)
         held, given = _num_bytes(op.inputs[0].type), _num_bytes(op.result_tensor)
         before, after = tensor(op.inputs[0]).static_shape(), op.result_tensor.static_shape()
         attrs, dim = op.plain, op.plain.get("dim")
@@ -159,6 +161,14 @@ class ClusterCost:
         if joined is not None and prod(after[:joined]) > 1:
             seconds += self._copy_s(given)
         return seconds
+
+    def joined_bytes(self, sizes: Iterable[int]) -> int:
+        """Return the bytes by which those of a bucket are priced that go as one message.
+
+        On GPUs those of all; among processes of one host, of those that gloo joins.
+        """
+        on_host = self.cluster.device.cores > 0
+        return sum(size for size in sizes if not on_host or size <= OWN_MESSAGE_BYTES)
 
     def joined_seconds(
         self, kind: Collective, num_bytes: float, bucket_bytes: float, axis: str
@@ -219,6 +229,11 @@ class ClusterCost:
 
     def _copy_s(self, num_bytes: float) -> float:
         return roofline_s(self.cluster.device, flops=0.0, num_bytes=2 * num_bytes, dtype="f32")
+
+
+def collective_kind(op: CollectiveOp) -> Collective:
+    """Return the kind by which a collective is priced."""
+    return next(kind for kind in COLLECTIVES if op.name == f"comm.{kind}")
 
 
 def _num_bytes(kind: Attribute) -> int:

@@ -45,7 +45,7 @@ class CollectiveOp(FlowOp):
 
     Those of one ``bucket`` are one call of the library, which begins when the last of its
     ``bucket_size`` has started and is waited for by the first wait of one of them; nothing is
-    copied. ``bucket_bytes`` are those of all, by which they are priced.
+    copied. ``bucket_bytes`` are those by which they are priced: of all that go as one message.
     """
 
     axis = prop_def(StringAttr)

@@ -14,22 +14,27 @@ from irc.dialects.flow import PointwiseOp, id_of, tensor
 from irc.dialects.types import ITEM_BYTES
 
 
-def put_together(members: Sequence[tuple[CollectiveOp, WaitOp]]) -> None:
+def put_together(
+    members: Sequence[tuple[CollectiveOp, WaitOp]], num_bytes: int | None = None
+) -> None:
     """Let collectives of a block begin as one, where the first of them would if it can.
 
     The order of the text says which comes first on a link.
 
     Args:
-        members: two or more, alike in op, axis and reduction, each with its wait, of which none is
-            read before all operands are there.
+        members: two or more, alike by :func:`kind_of`, each with its wait, of which none is read
+            before all operands are there.
+        num_bytes: by which they are priced; None: those of all.
     """
     starts = [start for start, _ in members]
     block = starts[0].parent
     assert block is not None
-    total = sum(priced_bytes(start) for start in starts)
+    if num_bytes is None:
+        num_bytes = sum(map(priced_bytes, starts))
     position = {op: i for i, op in enumerate(block.ops)}
-    given = there_behind(block)
-    place = max([min(position[op] for op in starts), *(1 + given(op, position) for op in starts)])
+    behind = there_behind(block)
+    first = min(position[op] for op in starts)
+    place = max([first, *(1 + behind(op, position) for op in starts)])
     inside = {*starts, *(op.inputs[0].owner for op in starts)}
     before = next(op for op in islice(block.ops, place, None) if op not in inside)
     for start in starts:
@@ -41,7 +46,7 @@ def put_together(members: Sequence[tuple[CollectiveOp, WaitOp]]) -> None:
     for start in starts:
         start.properties["bucket"] = StringAttr(id_of(starts[0]))
         start.properties["bucket_size"] = IntegerAttr(len(members), i64)
-        start.properties["bucket_bytes"] = IntegerAttr(total, i64)
+        start.properties["bucket_bytes"] = IntegerAttr(num_bytes, i64)
         start.detach()
         block.insert_op_before(start, before)
     for _, wait in members:
@@ -64,7 +69,7 @@ def there_behind(block: Block) -> Callable[[CollectiveOp, Mapping[Operation, int
             last.update({each.bucket.data: each for each in starts if each.bucket is not None})
         return op if op.bucket is None else last[op.bucket.data]
 
-    def given(op: CollectiveOp, position: Mapping[Operation, int]) -> int:
+    def behind(op: CollectiveOp, position: Mapping[Operation, int]) -> int:
         owner = op.inputs[0].owner
         if isinstance(owner, WaitOp) and isinstance(begun := owner.inputs[0].owner, CollectiveOp):
             if kind_of(begun) == kind_of(op):
@@ -72,7 +77,7 @@ def there_behind(block: Block) -> Callable[[CollectiveOp, Mapping[Operation, int
             owner = begun_with(begun)
         return position[owner] if isinstance(owner, Operation) else -1
 
-    return given
+    return behind
 
 
 def kind_of(op: CollectiveOp) -> tuple[str, str, str, str]:

@@ -89,3 +89,9 @@ def test_collectives_off_the_outermost_dim_pay_for_packing() -> None:
     rows = seconds(Placement.of(data=B, tensor=Split(0)), whole)
     columns = seconds(Placement.of(data=B, tensor=Split(1)), whole)
     assert columns > rows
+
+
+def test_a_host_joins_small_messages_only() -> None:
+    sizes = [1 << 10, 1 << 20, 1 << 11]
+    host = ClusterCost(PRESETS["this-host"], Mesh.parse("data=2"))
+    assert (host.joined_bytes(sizes), COST.joined_bytes(sizes)) == (3 << 10, sum(sizes))
