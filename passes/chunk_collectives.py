@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
 from xdsl.passes import ModulePass
 
 from irc.cluster.load import THIS_HOST, find_cluster
+from irc.cluster.topology import Cluster
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import functions
 from irc.dialects.flow import id_of
+from irc.dialects.placement import Mesh
 from irc.errors import IrcError
-from irc.sharding.chunks import CHUNKS, cut_group, group_of, told
+from irc.sharding.chunk_pins import check_cut, check_known
+from irc.sharding.chunks import cut_group, group_of, tell, told
 from irc.sharding.mesh import mesh_of, parse_mesh
 from irc.sharding.pieces import Pieces
 from irc.simulate.block import BlockTimes
@@ -59,11 +63,13 @@ class ChunkCollectivesPass(ModulePass):
         dim = 0 : i64, loc = "m.py:1"}]} {
     func.func @forward(%x: !flow.tensor<[2, 4, 8], f32>, %w: !flow.tensor<[6, 8], f32>)
         -> !flow.tensor<[2, 8, 6], f32> {
-      %0 = flow.slice(%x) {loc = "m.py:1", id = "n0.start.part0", starts = array<i64: 0, 0, 0>,
-              stops = array<i64: 1, 4, 8>, steps = array<i64: 1, 1, 1>}
+      %0 = flow.slice(%x) {loc = "m.py:1", id = "n0.start.operand0.part0",
+              starts = array<i64: 0, 0, 0>, stops = array<i64: 1, 4, 8>,
+              steps = array<i64: 1, 1, 1>}
           : (!flow.tensor<[2, 4, 8], f32>) -> !flow.tensor<[1, 4, 8], f32>
-      %1 = flow.slice(%x) {loc = "m.py:1", id = "n0.start.part1", starts = array<i64: 1, 0, 0>,
-              stops = array<i64: 2, 4, 8>, steps = array<i64: 1, 1, 1>}
+      %1 = flow.slice(%x) {loc = "m.py:1", id = "n0.start.operand0.part1",
+              starts = array<i64: 1, 0, 0>, stops = array<i64: 2, 4, 8>,
+              steps = array<i64: 1, 1, 1>}
           : (!flow.tensor<[2, 4, 8], f32>) -> !flow.tensor<[1, 4, 8], f32>
       %2 = comm.all_gather(%0) {loc = "m.py:1", id = "n0.piece0.start", chunk = "0 of 2",
               axis = "tensor", dim = 1 : i64}
@@ -102,6 +108,9 @@ class ChunkCollectivesPass(ModulePass):
         within: the mesh of the whole run, where the program is one stage's.
         degree: of every collective beside a matmul that it divides; 0: the best of each, by price.
         only: ids of the collectives that may be cut (``n0.box0``), with ``+`` between; empty: all.
+            With a degree, or on a host, one of them that stays whole is an error.
+        is_part: the program is one of several functions, of which others may have what ``only``
+            names.
     """
 
     name = "chunk-collectives"
@@ -112,6 +121,7 @@ class ChunkCollectivesPass(ModulePass):
     within: str = ""
     degree: int = 0
     only: str = ""
+    is_part: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if self.degree < 0 or self.degree == 1:
@@ -122,13 +132,20 @@ class ChunkCollectivesPass(ModulePass):
             )
         mesh = mesh_of(op)
         cluster = find_cluster(self.cluster)
+        only = frozenset(filter(None, self.only.split("+")))
+        if not self.is_part:
+            check_known(op, only)
         # Processes of one host take its cores for their transport: nothing is hidden.
-        if not mesh.axes or (cluster.device.cores and not self.degree):
-            return
+        by_price = not self.degree and not cluster.device.cores
+        if mesh.axes and (self.degree or by_price):
+            self._cut(op, mesh, cluster, only)
+        if not by_price:
+            check_cut(op, only, self.degree)
+
+    def _cut(self, op: ModuleOp, mesh: Mesh, cluster: Cluster, only: Collection[str]) -> None:
         within = parse_mesh(self.within) if self.within else None
         cost = ClusterCost(cluster, mesh, within=within, alone=True)
         chooser = Chooser(cost, BlockTimes(cost, functions(op), within), self.degree)
-        only = frozenset(filter(None, self.only.split("+")))
         said: list[DictionaryAttr] = []
         for func in functions(op).values():
             pieces = Pieces()
@@ -140,5 +157,4 @@ class ChunkCollectivesPass(ModulePass):
                 if choice is not None:
                     said.append(told(group, *choice))
                     cut_group(group, choice.cut, pieces)
-        if said:
-            op.attributes[CHUNKS] = ArrayAttr(said)
+        tell(op, said)

@@ -11,6 +11,7 @@ from typing import Generic, TypeAlias, TypeVar
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, Operation
 
+from irc.cluster.topology import Collective
 from irc.cost.model import ClusterCost, collective_kind
 from irc.dialects.comm import CHUNK, AllGatherOp, AllReduceOp, CollectiveOp, ReduceScatterOp, WaitOp
 from irc.dialects.flow import FlowOp
@@ -274,7 +275,7 @@ class _Timing(Generic[Part]):
         if compute is not None:
             self.compute = compute
         self._called: dict[str, float] = {}
-        self._kind = collective_kind(members[0].start)
+        self._kind: Collective = collective_kind(members[0].start)
         first: CollectiveOp = members[0].start
         self._axis = first.axis.data
         self._alone: dict[CollectiveOp, float] = {m.start: self._sent([m]) for m in members}

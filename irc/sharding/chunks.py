@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
-from xdsl.dialects.builtin import DictionaryAttr, StringAttr
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from irc.cluster.topology import Collective
 from irc.dialects.comm import (
     CHUNK,
     AllGatherOp,
@@ -22,16 +22,12 @@ from irc.dialects.comm import (
     ReduceScatterOp,
     WaitOp,
 )
-from irc.dialects.flow import FlowOp, id_of, loc_of, tensor, to_attribute
+from irc.dialects.flow import FlowOp, id_of, loc_of, tensor, to_attribute, to_python
 from irc.dialects.types import TensorType
 from irc.sharding.pieces import Cut, Pieces, cut_of_product, joined
 
 CHUNKS = "irc.chunks"
 """Of a module, what was cut: see :func:`told`."""
-KINDS: dict[str, Collective] = {
-    AllGatherOp.name: "all_gather",
-    ReduceScatterOp.name: "reduce_scatter",
-}
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,10 @@ class Group:
 
 
 def group_of(op: Operation) -> Group | None:
-    """Return a collective of a kind that may be cut, and that is not a piece, with its wait."""
-    if not isinstance(op, AllGatherOp | ReduceScatterOp) or CHUNK in op.attributes:
+    """Return a collective of a kind that may be cut, with its wait; no piece, and of no bucket."""
+    if not isinstance(op, AllGatherOp | ReduceScatterOp):
+        return None
+    if CHUNK in op.attributes or op.bucket is not None:
         return None
     wait = op.outputs[0].get_user_of_unique_use()
     if not isinstance(wait, WaitOp):
@@ -116,6 +114,19 @@ def told(group: Group, cut: Cut, saved_s: float | None) -> DictionaryAttr:
     return DictionaryAttr({key: to_attribute(value) for key, value in facts.items()})
 
 
+def tell(module: ModuleOp, said: Sequence[DictionaryAttr]) -> None:
+    """Add what was decided to what the module says."""
+    if said:
+        rows = cast("ArrayAttr[Attribute]", module.attributes.get(CHUNKS, ArrayAttr([])))
+        module.attributes[CHUNKS] = ArrayAttr([*rows, *said])
+
+
+def told_of(module: ModuleOp) -> dict[str, int]:
+    """Return the degrees of what was cut of a module, by id."""
+    rows = module.attributes.get(CHUNKS)
+    return {} if rows is None else {row["id"]: row["degree"] for row in to_python(rows)}
+
+
 def _cut_gather(group: Group, cut: Cut, pieces: Pieces) -> None:
     start, wait = group.start, group.wait
     source, whole = start.inputs[0], wait.outputs[0]
@@ -136,10 +147,10 @@ def _cut_gather(group: Group, cut: Cut, pieces: Pieces) -> None:
         if moved is None or not isinstance(reader, FlowOp):
             rest.append(reader)
             continue
-        made = [pieces.computed(reader, moved, number, reader) for number in range(cut.degree)]
-        result = joined(made, moved, reader, reader)
+        results = [pieces.computed(reader, moved, number, reader) for number in range(cut.degree)]
+        result = joined(results, moved, reader, reader)
         reader.outputs[0].replace_all_uses_with(result)
-        pieces.know(result, moved, made)
+        pieces.know(result, moved, results)
         _erase(reader)
     if rest:
         value = joined(gathered, cut, wait, rest[0])
@@ -170,23 +181,23 @@ def _started(group: Group, cut: Cut, number: int, value: SSAValue) -> FlowOp:
     start = group.start
     whole = start.result_tensor
     kind = TensorType.of(cut.piece_shape(whole.static_shape()), whole.dtype)
-    made = type(start).make([value], [PendingType(kind)], **start.plain)
+    begun = type(start).make([value], [PendingType(kind)], **start.plain)
     name = f"{id_of(group.wait)}.piece{number}"
-    made.attributes |= {k: v for k, v in start.attributes.items() if k != "sbp"}
-    made.attributes["id"] = StringAttr(f"{name}.start")
-    made.attributes[CHUNK] = StringAttr(f"{number} of {cut.degree}")
-    _block(start).insert_op_before(made, start)
-    return made
+    begun.attributes |= {k: v for k, v in start.attributes.items() if k != "sbp"}
+    begun.attributes["id"] = StringAttr(f"{name}.start")
+    begun.attributes[CHUNK] = StringAttr(f"{number} of {cut.degree}")
+    _block(start).insert_op_before(begun, start)
+    return begun
 
 
 def _waited(group: Group, number: int, start: FlowOp, before: Operation) -> SSAValue:
     pending = start.outputs[0].type
     assert isinstance(pending, PendingType)
-    made = WaitOp.make(start.outputs, [pending.tensor])
-    made.attributes |= {k: v for k, v in group.wait.attributes.items() if k != "sbp"}
-    made.attributes["id"] = StringAttr(f"{id_of(group.wait)}.piece{number}")
-    _block(before).insert_op_before(made, before)
-    return made.outputs[0]
+    awaited = WaitOp.make(start.outputs, [pending.tensor])
+    awaited.attributes |= {k: v for k, v in group.wait.attributes.items() if k != "sbp"}
+    awaited.attributes["id"] = StringAttr(f"{id_of(group.wait)}.piece{number}")
+    _block(before).insert_op_before(awaited, before)
+    return awaited.outputs[0]
 
 
 def _block(op: Operation) -> Block:
@@ -202,8 +213,9 @@ def _erase(op: Operation) -> None:
 
 def _erase_unused(op: Operation) -> None:
     """Erase an op that nothing reads, and what only it has read."""
-    before: Sequence[Operation] = [v.owner for v in op.operands if isinstance(v.owner, FlowOp)]
-    _erase(op)
-    for each in dict.fromkeys(before):
-        if each.parent is not None and not any(value.uses.get_length() for value in each.results):
-            _erase_unused(each)
+    waiting = [op]
+    while waiting:
+        each = waiting.pop()
+        before = dict.fromkeys(v.owner for v in each.operands if isinstance(v.owner, FlowOp))
+        _erase(each)
+        waiting += [own for own in before if all(v.first_use is None for v in own.results)]

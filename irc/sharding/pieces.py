@@ -7,6 +7,7 @@ of degree d of ``[ranks * rows, ..]`` is ``[ranks, d, rows / d, ..][:, j]``.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,9 @@ from irc.dialects.flow import (
 )
 from irc.dialects.types import TensorType
 from irc.ops.infer import parse_spec
+
+NEAR = 100
+"""Values that are looked at on the way from one to the products that it comes of."""
 
 
 @dataclass(frozen=True)
@@ -93,67 +97,100 @@ class Pieces:
         return value in self._known and self._known[value][0] == cut
 
     def of(
-        self, value: SSAValue, cut: Cut, number: int, before: Operation, like: Operation
+        self, value: SSAValue, cut: Cut, number: int, before: Operation, like: FlowOp
     ) -> SSAValue:
         """Return a piece of a value: where it is not there, computed or sliced.
 
         Args:
-            value: dominates ``before``.
+            value: dominates ``before``; what ``like`` reads.
             cut: fits its shape.
             number: of the piece.
             before: where new ops go.
-            like: whose source line and id views are named after.
+            like: of one operand; new ops have its source line, and ids that begin with its own.
         """
+        owner = value.owner
+        if isinstance(owner, PointwiseOp) and not self.has(value, cut) and self.reaches(value, cut):
+            return self.computed(owner, cut, number, before)
+        return self._taken(value, cut, number, before, like)
+
+    def _taken(
+        self, value: SSAValue, cut: Cut, number: int, before: Operation, like: FlowOp,
+        place: int = 0,
+    ) -> SSAValue:  # fmt: skip
+        """Return a piece of an operand that is there, or a slice."""
         if self.has(value, cut):
             return self._known[value][1][number]
-        owner = value.owner
-        if isinstance(owner, PointwiseOp) and self.reaches(value, cut):
-            return self.computed(owner, cut, number, before)
-        return sliced(value, cut, number, before, like)
+        name = f"{id_of(like)}.operand{place}.part{number}"
+        return sliced(value, cut, number, before, loc_of(like), name)
 
     def reaches(self, value: SSAValue, cut: Cut) -> bool:
         """Return whether a value is known in pieces, or made for one reader of such that are."""
-        if self.has(value, cut):
-            return True
-        op = value.owner
-        if not isinstance(op, PointwiseOp) or not value.has_one_use():
-            return False
-        return any(self.reaches(own, moved) for own, moved in _operands(op, cut) if moved)
+        return any(self.has(own, moved) for own, moved in _computed_of(value, cut))
 
     def is_computed(self, value: SSAValue, cut: Cut) -> bool:
         """Return whether a value, read once, comes of products whose rows are cut."""
-        op = value.owner
-        if not isinstance(op, FlowOp) or not value.has_one_use():
-            return False
-        if isinstance(op, ContractOp):
-            return any(moved is not None for _, moved in _operands(op, cut))
-        if not isinstance(op, PointwiseOp):
-            return False
-        return any(self.is_computed(own, moved) for own, moved in _operands(op, cut) if moved)
+        return any(_is_cut_product(own, moved) for own, moved in _computed_of(value, cut))
 
     def computed(self, op: FlowOp, cut: Cut, number: int, before: Operation) -> SSAValue:
         """Return a piece of what a product or an op by element gives, computed of pieces."""
-        inputs: list[SSAValue] = []
-        for value, moved in _operands(op, cut):
-            owner = value.owner
-            if moved is None:
-                inputs.append(value)
-            elif (
-                isinstance(op, PointwiseOp)
-                and isinstance(owner, FlowOp)
-                and not self.has(value, moved)
-                and self.is_computed(value, moved)
-            ):
-                inputs.append(self.computed(owner, moved, number, before))
-            else:
-                inputs.append(self.of(value, moved, number, before, op))
-        kind = tensor(op.outputs[0])
-        shape = cut.piece_shape(kind.static_shape())
-        made = type(op).make(inputs, [TensorType.of(shape, kind.dtype)], **op.plain)
-        made.attributes |= {k: v for k, v in op.attributes.items() if k not in ("id", "sbp")}
-        made.attributes["id"] = StringAttr(f"{id_of(op)}.piece{number}")
-        _insert(made, before)
-        return made.outputs[0]
+        pieces: dict[SSAValue, SSAValue] = {}
+        for each, own in self._in_order(op, cut):
+            inputs: list[SSAValue] = []
+            for place, (value, moved) in enumerate(_operands(each, own)):
+                if moved is None:
+                    inputs.append(value)
+                elif value in pieces:
+                    inputs.append(pieces[value])
+                else:
+                    inputs.append(self._taken(value, moved, number, before, each, place))
+            kind = tensor(each.outputs[0])
+            shape = own.piece_shape(kind.static_shape())
+            piece = type(each).make(inputs, [TensorType.of(shape, kind.dtype)], **each.plain)
+            kept = {k: v for k, v in each.attributes.items() if k not in ("id", "sbp")}
+            piece.attributes |= {**kept, "id": StringAttr(f"{id_of(each)}.piece{number}")}
+            _insert(piece, before)
+            pieces[each.outputs[0]] = piece.outputs[0]
+        return pieces[op.outputs[0]]
+
+    def _in_order(self, op: FlowOp, cut: Cut) -> list[tuple[FlowOp, Cut]]:
+        """Return what is computed in pieces for one of an op, and how it is cut; the op is last."""
+        order: list[tuple[FlowOp, Cut]] = []
+        waiting = [(op, cut)]
+        while waiting:
+            each, own = waiting.pop()
+            order.append((each, own))
+            for value, moved in _operands(each, own):
+                owner = value.owner
+                if moved is None or not isinstance(owner, FlowOp) or self.has(value, moved):
+                    continue
+                if (isinstance(each, PointwiseOp) and self.is_computed(value, moved)) or (
+                    isinstance(owner, PointwiseOp) and self.reaches(value, moved)
+                ):
+                    waiting.append((owner, moved))
+        return order[::-1]
+
+
+def _computed_of(value: SSAValue, cut: Cut) -> Iterator[tuple[SSAValue, Cut]]:
+    """Yield a value and what ops by element compute it of, nearest first, each as it is cut.
+
+    Of what is read once, and no further than ``NEAR``.
+    """
+    waiting = deque([(value, cut)])
+    for _ in range(NEAR):
+        if not waiting:
+            return
+        own, moved = waiting.popleft()
+        yield own, moved
+        op = own.owner
+        if isinstance(op, PointwiseOp) and own.has_one_use():
+            waiting += [(each, by) for each, by in _operands(op, moved) if by is not None]
+
+
+def _is_cut_product(value: SSAValue, cut: Cut) -> bool:
+    op = value.owner
+    if not isinstance(op, ContractOp) or not value.has_one_use():
+        return False
+    return any(moved is not None for _, moved in _operands(op, cut))
 
 
 def _operands(op: FlowOp, cut: Cut) -> Iterator[tuple[SSAValue, Cut | None]]:
@@ -189,12 +226,14 @@ def cut_of_product(op: Operation, value: SSAValue, cut: Cut) -> Cut | None:
     return replace(cut, dim=result.index(letter))
 
 
-def sliced(value: SSAValue, cut: Cut, number: int, before: Operation, like: Operation) -> SSAValue:
-    """Return a piece of a value that is whole: a slice, and views around it."""
+def sliced(
+    value: SSAValue, cut: Cut, number: int, before: Operation, loc: str, name: str
+) -> SSAValue:
+    """Return a piece of a value that is whole: a slice of id ``name``, and views around it."""
     shape = tensor(value).static_shape()
     piece = cut.piece_shape(shape)
     if cut.ranks > 1:
-        value = reshaped(value, cut.apart(shape), before, like)
+        value = reshaped(value, cut.apart(shape), before, loc, f"{name}.apart")
     whole = tensor(value).static_shape()
     each = whole[cut.inner] // cut.degree
     starts, stops = [0] * len(whole), list(whole)
@@ -203,14 +242,14 @@ def sliced(value: SSAValue, cut: Cut, number: int, before: Operation, like: Oper
     part = SliceOp.make(
         [value],
         [TensorType.of(cut_shape, tensor(value).dtype)],
-        loc=loc_of(like),
-        id=f"{id_of(like)}.part{number}",
+        loc=loc,
+        id=name,
         starts=tuple(starts),
         stops=tuple(stops),
         steps=(1,) * len(whole),
     )
     _insert(part, before)
-    return reshaped(part.outputs[0], piece, before, like)
+    return reshaped(part.outputs[0], piece, before, loc, f"{name}.view")
 
 
 def joined(pieces: Sequence[SSAValue], cut: Cut, like: FlowOp, before: Operation) -> SSAValue:
@@ -218,32 +257,36 @@ def joined(pieces: Sequence[SSAValue], cut: Cut, like: FlowOp, before: Operation
     dtype, whole = tensor(pieces[0]).dtype, tensor(like.outputs[0]).static_shape()
     if cut.ranks > 1:
         shape = cut.apart(tensor(pieces[0]).static_shape())
-        pieces = [reshaped(piece, shape, before, like) for piece in pieces]
+        name = f"{id_of(like)}.view"
+        pieces = [
+            reshaped(piece, shape, before, loc_of(like), f"{name}{number}")
+            for number, piece in enumerate(pieces)
+        ]
         whole = cut.apart(whole)
-    made: FlowOp = ConcatOp.make(pieces, [TensorType.of(whole, dtype)], dim=cut.inner)
-    _insert(made, before)
+    join: FlowOp = ConcatOp.make(pieces, [TensorType.of(whole, dtype)], dim=cut.inner)
+    _insert(join, before)
     if cut.ranks > 1:
-        made.attributes |= {
+        join.attributes |= {
             "loc": StringAttr(loc_of(like)),
             "id": StringAttr(f"{id_of(like)}.apart"),
         }
-        made = ReshapeOp.make(made.outputs, [like.outputs[0].type])
-        _insert(made, before)
-    made.attributes = dict(like.attributes)
-    made.outputs[0].name_hint = like.outputs[0].name_hint
-    return made.outputs[0]
+        join = ReshapeOp.make(join.outputs, [like.outputs[0].type])
+        _insert(join, before)
+    join.attributes = dict(like.attributes)
+    join.outputs[0].name_hint = like.outputs[0].name_hint
+    return join.outputs[0]
 
 
-def reshaped(value: SSAValue, shape: Sequence[int], before: Operation, like: Operation) -> SSAValue:
-    """Return a value in another shape; the value itself where it has the shape."""
+def reshaped(
+    value: SSAValue, shape: Sequence[int], before: Operation, loc: str, name: str
+) -> SSAValue:
+    """Return a value in another shape, by an op whose id is ``name``; itself where it has it."""
     kind = tensor(value)
     if kind.static_shape() == tuple(shape):
         return value
-    made = ReshapeOp.make(
-        [value], [TensorType.of(shape, kind.dtype)], loc=loc_of(like), id=f"{id_of(like)}.view"
-    )
-    _insert(made, before)
-    return made.outputs[0]
+    view = ReshapeOp.make([value], [TensorType.of(shape, kind.dtype)], loc=loc, id=name)
+    _insert(view, before)
+    return view.outputs[0]
 
 
 def _insert(op: Operation, before: Operation) -> None:

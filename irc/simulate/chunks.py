@@ -15,10 +15,10 @@ from typing import NamedTuple
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.cost.model import ClusterCost
+from irc.cost.model import ClusterCost, collective_kind
 from irc.dialects.comm import CollectiveOp, PendingType
 from irc.dialects.flow import FlowOp
-from irc.sharding.chunks import KINDS, Group, cut_group, cuts_of
+from irc.sharding.chunks import Group, cut_group, cuts_of
 from irc.sharding.pieces import Cut, Pieces
 from irc.simulate.block import BlockTimes
 
@@ -93,7 +93,7 @@ class Chooser:
 
     def _is_long(self, start: CollectiveOp) -> bool:
         """Return whether a collective takes longer than to begin two, as its pieces have to."""
-        begun = self._cost.collective_seconds(KINDS[start.name], 1, start.axis.data)
+        begun = self._cost.collective_seconds(collective_kind(start), 1, start.axis.data)
         return self._cost.start_seconds(start) > 2 * begun
 
     def _end(self, group: Group, pieces: Pieces, cut: Cut | None) -> float:
@@ -126,16 +126,17 @@ def _around(group: Group) -> tuple[Block, dict[SSAValue, SSAValue]]:
     ops: Sequence[Operation] = [op for op in block.ops if op is not block.last_op]
     places = {op: place for place, op in enumerate(ops)}
     readers = [places.get(use.operation, 0) for use in group.wait.outputs[0].uses]
-    first, last = places[group.start], max([places[group.wait], *readers])
-    last = min(last, first + 4 * AROUND)
+    first = places[group.start]
+    # A reader far behind does not count; the wait is cut with its start, however far.
+    last = max(places[group.wait], min(max(readers, default=0), first + 4 * AROUND))
     source = group.start.inputs[0].owner
     if isinstance(source, Operation):
         first = min(first, places[source])
     inside = ops[max(0, first - AROUND) : last + AROUND]
     own = {value for op in inside for value in op.results}
-    given = list(dict.fromkeys(v for op in inside for v in op.operands if v not in own))
-    copy = Block(arg_types=[value.type for value in given])
-    known: dict[SSAValue, SSAValue] = dict(zip(given, copy.args, strict=True))
+    outer = list(dict.fromkeys(v for op in inside for v in op.operands if v not in own))
+    copy = Block(arg_types=[value.type for value in outer])
+    known: dict[SSAValue, SSAValue] = dict(zip(outer, copy.args, strict=True))
     copy.add_ops([op.clone(known) for op in inside])
     members = set(inside)
     kept = [

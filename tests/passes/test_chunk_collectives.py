@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, StringAttr, i64
 from xdsl.ir import Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder, entry, finish_function
 from irc.dialects.comm import AllGatherOp, CollectiveOp, PendingType, ReduceScatterOp, WaitOp
 from irc.dialects.dominance import verify_module
-from irc.dialects.flow import ContractOp, PointwiseOp, tensor
+from irc.dialects.flow import ContractOp, PointwiseOp, id_of, tensor
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.interpret.levels import difference, random_inputs
@@ -71,8 +71,10 @@ def test_pieces_are_the_same_numbers(
     after = run_spmd(module, inputs, mesh, dtype=torch.float64)
     for old, new in zip(before, after, strict=True):
         assert difference(new, old) < 1e-12
-    starts = [op for op in entry(module).body.block.ops if isinstance(op, CollectiveOp)]
-    assert len(starts) == 2 * degree
+    ops = list(entry(module).body.block.ops)
+    assert len([op for op in ops if isinstance(op, CollectiveOp)]) == 2 * degree
+    ids = [id_of(op) for op in ops if id_of(op)]
+    assert len(set(ids)) == len(ids)
 
 
 def test_products_between_a_gather_and_a_scatter_stay_apart() -> None:
@@ -91,12 +93,15 @@ def test_what_does_not_divide_stays_whole() -> None:
     assert str(module) == text
 
 
+def waits(module: ModuleOp) -> list[str]:
+    """Ids of the gather and of the scatter."""
+    return [id_of(op) for op in entry(module).body.block.ops if isinstance(op, WaitOp)]
+
+
 def test_only_some() -> None:
     module = mlp()
-    name = next(op for op in entry(module).body.block.ops if isinstance(op, WaitOp))
-    chosen = name.attributes["id"]
-    assert isinstance(chosen, StringAttr)
-    run_passes(module, [ChunkCollectivesPass(degree=2, only=chosen.data)])
+    gather, _ = waits(module)
+    run_passes(module, [ChunkCollectivesPass(degree=2, only=gather)])
     starts = [op for op in entry(module).body.block.ops if isinstance(op, CollectiveOp)]
     assert [op.name for op in starts] == ["comm.all_gather"] * 2 + ["comm.reduce_scatter"]
 
@@ -117,3 +122,74 @@ def test_a_price_decides() -> None:
 def test_one_piece_is_no_cut(degree: int) -> None:
     with pytest.raises(IrcError, match="2 pieces or more"):
         run_passes(mlp(), [ChunkCollectivesPass(degree=degree)])
+
+
+@pytest.mark.parametrize(
+    ("degree", "because"), [(0, "nothing is cut by price"), (3, "3 equal pieces")]
+)
+def test_what_was_to_be_cut_and_stays_whole_says_why(degree: int, because: str) -> None:
+    module = mlp()
+    with pytest.raises(IrcError, match="stays whole") as error:
+        run_passes(module, [ChunkCollectivesPass(only=waits(module)[0], degree=degree)])
+    assert error.value.code == "option-value" and because in error.value.because[0]
+
+
+def test_a_name_that_nothing_has_is_no_option() -> None:
+    module = mlp()
+    name = waits(module)[0]
+    with pytest.raises(IrcError, match=f"no collective '{name}x'") as error:
+        run_passes(module, [ChunkCollectivesPass(degree=2, only=f"{name}x")])
+    assert name in error.value.help
+    # Another function of the program may have it.
+    text = str(module)
+    run_passes(module, [ChunkCollectivesPass(degree=2, only=f"{name}x", is_part=True)])
+    assert str(module) == text
+
+
+def test_a_second_run_adds_to_what_is_told() -> None:
+    module = mlp()
+    gather, scatter = waits(module)
+    run_passes(module, [ChunkCollectivesPass(degree=2, only=each) for each in (scatter, gather)])
+    told = module.attributes[CHUNKS]
+    assert isinstance(told, ArrayAttr) and len(told.data) == 2
+    with pytest.raises(IrcError, match="in 2 pieces, not 4"):
+        run_passes(module, [ChunkCollectivesPass(degree=4, only=gather)])
+
+
+def test_what_begins_with_others_stays_whole() -> None:
+    module = mlp()
+    for op in entry(module).body.block.ops:
+        if isinstance(op, CollectiveOp):
+            count = {name: IntegerAttr(1, i64) for name in ("bucket_size", "bucket_bytes")}
+            op.properties |= {"bucket": StringAttr(id_of(op)), **count}
+    text = str(module)
+    run_passes(module, [ChunkCollectivesPass(degree=2)])
+    assert str(module) == text
+
+
+def test_a_wait_far_behind_its_start_is_priced_with_it() -> None:
+    module = mlp((1, 2048), width=4096, saves=False, dtype="bf16")
+    block = entry(module).body.block
+    idle = next(op for op in block.ops if isinstance(op, PointwiseOp))
+    wait = next(op for op in block.ops if isinstance(op, WaitOp))
+    block.insert_ops_before([idle.clone() for _ in range(510)], wait)
+    run_passes(module, [ChunkCollectivesPass(cluster=CLUSTER)])
+    verify_module(module)
+
+
+@pytest.mark.parametrize(("sums", "pieces"), [(False, 1), (True, 2)])
+def test_many_ops_before_a_scatter(sums: bool, pieces: int) -> None:
+    """A product 400 ops away is out of sight, and one beside each op is near all the way."""
+    block = Block(arg_types=[TensorType.of((4, 8, 16)), TensorType.of((16, 16))])
+    x, w = block.args
+    b = FlowBuilder(block, "n")
+    y = b.op(ContractOp, [x, w], spec="abk,nk->abn")
+    for _ in range(400):
+        beside = [b.op(ContractOp, [x, w], spec="abk,nk->abn")] if sums else []
+        y = b.pointwise("add" if sums else "sin", y, *beside)
+    module = ModuleOp([finish_function("forward", block, [collective(b, ReduceScatterOp, y, 0)])])
+    module.attributes["irc.mesh"] = StringAttr("tensor=4")
+    run_passes(module, [ChunkCollectivesPass(degree=2)])
+    verify_module(module)
+    starts = [op for op in entry(module).body.block.ops if isinstance(op, CollectiveOp)]
+    assert len(starts) == pieces
