@@ -27,6 +27,13 @@ def collectives(plan: Plan) -> Counter[str]:
     return Counter(action.op for action in plan.actions if isinstance(action, Start))
 
 
+def launches(plan: Plan) -> Counter[str]:
+    """Count what the library is asked to begin: of a bucket one for all."""
+    starts = [action for action in plan.actions if isinstance(action, Start)]
+    begun = {(start.op, start.attrs.get("bucket", start.id)) for start in starts}
+    return Counter(op for op, _ in begun)
+
+
 def weights(plan: Plan) -> dict[str, Placement]:
     buffers = [plan.buffers[i] for i in plan.weights]
     return {b.name: placement_of(b) for b in buffers if b.role == "parameter" and b.placement}
@@ -35,7 +42,7 @@ def weights(plan: Plan) -> dict[str, Placement]:
 def test_samples_are_divided_and_gradients_left_as_sums() -> None:
     """Forward adds up the loss and what divides it at once; backward says nothing to others."""
     halves = planned("data=2", "ddp")
-    assert collectives(halves.forward.plan) == {"comm.all_reduce": 1}
+    assert launches(halves.forward.plan) == {"comm.all_reduce": 1}
     assert not collectives(halves.backward.plan)
     assert not weights(halves.forward.plan)
     plan = halves.backward.plan

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from irc.errors import IrcError
 
 WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 """Calls of such functions; of each how many arguments come before the function."""
@@ -64,7 +67,7 @@ def _cast_inside(
         elif name:
             _cast_inside(_body(module, node), dtype, is_plain)
         elif dtype is not None and _casts_parts(node.target) and not is_plain(node):
-            node.target = _in_parts(node.target, dtype)
+            node.target = _in_parts(node.target, dtype, _dtypes(node.meta.get("val")))
 
 
 def casts_whole(op: Any) -> bool:
@@ -80,13 +83,26 @@ def _casts_parts(op: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
 
 
-def _in_parts(op: torch._ops.OpOverload, dtype: torch.dtype) -> Callable[..., Any]:
+def _in_parts(
+    op: torch._ops.OpOverload, dtype: torch.dtype, wanted: list[torch.dtype]
+) -> Callable[..., Any]:
     # Of a function that a graph calls, torch writes the name, which a partial one has not.
     def in_parts(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast("cpu", dtype, cache_enabled=False):
-            return op.decompose(*args, **kwargs)
+            results = op.decompose(*args, **kwargs)
+        if _dtypes(results) != wanted:
+            raise IrcError(
+                "capture-failed",
+                f"{op} below autocast gives other dtypes once it is taken apart",
+                help="leave it to torch, or cast its operands",
+            )
+        return results
 
     return in_parts
+
+
+def _dtypes(values: Any) -> list[torch.dtype]:
+    return [v.dtype for v in tree_leaves(values) if isinstance(v, torch.Tensor)]
 
 
 def inline(module: GraphModule, holds: Callable[[Node], bool]) -> None:
