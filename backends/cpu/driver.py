@@ -13,7 +13,7 @@ from irc.backends.cpu import openmp, team, turns
 from irc.backends.cpu.jit import compile_module
 from irc.backends.cpu.loops.steps import FAULT
 from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT, SIZE_VALUES, TURNS
-from irc.runtime.native.pool import PERIOD, UNTIL, WORKER, Worker
+from irc.runtime.native.pool import LAST, PERIOD, UNTIL, WORKER, Worker
 from irc.runtime.native.segment import DRIVER, Driver
 
 PATIENCE = 300_000
@@ -23,6 +23,9 @@ waits for each thread at both, also for one that has no core and nothing to do."
 SHORTEST, LONGEST = 1 << 26, 1 << 33
 """Cycles (about 25 ms and 3 s) for which it is, from the first time on; then twice as long. What is
 further ahead is of another counter: of another host, or before the machine slept."""
+AWAKE = 1 << 21
+"""Cycles (about 0.8 ms) after a region in which the OpenMP runtime's threads still look for work. A
+later one may have to wake them, which takes as long as a busy machine does: it proves nothing."""
 
 
 @functools.cache
@@ -31,8 +34,8 @@ def driver(*, pool: bool) -> Driver:
     parallel, number, size = openmp.functions() if pool else (0, 0, 0)
     with_openmp = _OPENMP.format(number=number, size=size)
     region = _REGION.format(
-        parallel=parallel, aside=team.CALL, until=UNTIL, period=PERIOD, patience=PATIENCE,
-        shortest=SHORTEST, longest=LONGEST,
+        parallel=parallel, aside=team.CALL, until=UNTIL, period=PERIOD, last=LAST,
+        patience=PATIENCE, shortest=SHORTEST, longest=LONGEST, awake=AWAKE,
     )  # fmt: skip
     text = _text(region, _COUNTERS.format(apart=turns.APART))
     return DRIVER(compile_module(text + turns.TEXT + team.TEXT + with_openmp, _NAME))
@@ -171,6 +174,7 @@ _COUNTERS = """  %bytes = mul i64 %threads, {apart}
 
 _REGION = """  %until.at = getelementptr i8, ptr %pool, i64 {until}
   %period.at = getelementptr i8, ptr %pool, i64 {period}
+  %last.at = getelementptr i8, ptr %pool, i64 {last}
   %until = load atomic i64, ptr %until.at monotonic, align 8
   %began = call i64 @llvm.readcyclecounter()
   %ahead = sub i64 %until, %began
@@ -205,7 +209,12 @@ together:
   %waited = sub i64 %passed, %worked
   %patience = add i64 %worked, {patience}
   %late = icmp sgt i64 %waited, %patience
-  br i1 %late, label %note, label %joined
+  %last = load atomic i64, ptr %last.at monotonic, align 8
+  store atomic i64 %over, ptr %last.at monotonic, align 8
+  %idle = sub i64 %began, %last
+  %awake = icmp ult i64 %idle, {awake}
+  %proof = and i1 %late, %awake
+  br i1 %proof, label %note, label %joined
 note:
   %period = load atomic i64, ptr %period.at monotonic, align 8
   %since = sub i64 %began, %until

@@ -23,8 +23,9 @@ LINE = 128
 SPINS = 20_000
 """How often an idle thread looks for work before it sleeps: about half a millisecond."""
 
-UNTIL, PERIOD = 16, 24
-"""Bytes into the pool's memory: until which cycle the machine is taken for busy, for how many."""
+UNTIL, PERIOD, LAST = 16, 24, 32
+"""Bytes into the pool's memory: until which cycle the machine is taken for busy, for how many, and
+at which one the OpenMP runtime's threads were last let go."""
 
 Worker = Callable[[int, int, int], None]
 WORKER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)

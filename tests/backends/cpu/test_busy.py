@@ -16,7 +16,7 @@ from irc.backends.cpu import KernelCall
 from irc.backends.cpu.driver import LONGEST
 from irc.backends.cpu.jit import compile_module
 from irc.backends.cpu.segment import Segment, load_segment
-from irc.runtime.native.pool import BESIDE, LINE, PERIOD, UNTIL
+from irc.runtime.native.pool import BESIDE, LAST, LINE, PERIOD, UNTIL
 from tests.native.test_threads import COUNT, HELD, PIECES
 
 CLOCK = """declare i64 @llvm.readcyclecounter()
@@ -25,6 +25,24 @@ define i64 @irc_clock() {
   ret i64 %now
 }
 """
+
+# The caller has nothing to do; the other thread keeps it at the barrier for about 1.5 ms.
+LATE = """; irc-kernel {"name": "late", "num_args": 1, "scratch_bytes": 0, "parallel": true, "template": "rows"}
+declare i64 @llvm.readcyclecounter()
+define void @"late"(ptr %args, i64 %thread, i64 %threads, ptr %scratch) {
+entry:
+  %began = call i64 @llvm.readcyclecounter()
+  %until = add i64 %began, 4000000
+  %first = icmp eq i64 %thread, 0
+  br i1 %first, label %end, label %wait
+wait:
+  %now = call i64 @llvm.readcyclecounter()
+  %more = icmp slt i64 %now, %until
+  br i1 %more, label %wait, label %end
+end:
+  ret void
+}
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +103,23 @@ def test_a_counter_that_began_anew_is_no_busy_machine(
         segment.run_pointers([ctypes.addressof(cells)])
         assert list(cells) == [1, 2 * PIECES - 1]
         assert requests() == before + asked
+
+
+def test_only_threads_that_are_awake_can_be_late(
+    until: ctypes.c_int64, clock: Callable[[], int]
+) -> None:
+    """Threads that slept must be woken, which takes long on a machine without other programs."""
+    last = ctypes.c_int64.from_address(BESIDE.address + LAST)
+    first, second = KernelCall(0, ((0, 0),)), KernelCall(1, ((0, 0),))
+
+    def busy_after(*calls: KernelCall) -> bool:
+        until.value = last.value = 0
+        load_segment([COUNT, LATE], calls, 2).run_pointers([ctypes.addressof(cells)])
+        return until.value > clock()
+
+    cells = (ctypes.c_int64 * 2)()
+    assert not any(busy_after(second) for _ in range(5))
+    assert any(busy_after(first, second) for _ in range(20))
 
 
 def test_callers_on_two_threads(until: ctypes.c_int64, clock: Callable[[], int]) -> None:
