@@ -348,6 +348,15 @@ PAGES = (
         fix="return the loss, or name a function of the output and targets: loss=FUNCTION",
     ),
     ErrorPage(
+        code="machine-busy",
+        title="other programs computed while this machine was measured",
+        exit_code=2,
+        what="In the mean they used more than a quarter of a core, and more than 5 % of all cores.",
+        why="Every later plan for this machine would be priced with times that depend on them.",
+        example="irc cluster calibrate   (while a training run has the cores)",
+        fix="irc cluster calibrate   (once it has ended; --anyway keeps it all the same)",
+    ),
+    ErrorPage(
         code="mapping-syntax",
         title="a task mapping cannot be read",
         exit_code=2,

@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from irc.commands.tune import ANYWAY
 from irc.errors import IrcError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="FILE.toml", help="calibrate, show of one cluster: write it there"
     )
     parser.add_argument("--quick", action="store_true", help="calibrate: take less than 20 s")
+    parser.add_argument("--anyway", action="store_true", help=f"calibrate: {ANYWAY}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,10 +105,10 @@ def _calibrate(args: argparse.Namespace) -> int:
 
     effort = QUICK if args.quick else Effort()
     if not launch_environment(os.environ):
-        return _write(calibrate_host(effort, _generated), args.output, install=True)
+        return _write(calibrate_host(effort, _generated), args, install=True)
     found = calibrate_launched(effort, _generated)
     # Rank 0 writes for all.
-    return 0 if found is None else _write(found, args.output, install=False)
+    return 0 if found is None else _write(found, args, install=False)
 
 
 def _interference(args: argparse.Namespace) -> int:
@@ -141,11 +143,14 @@ def _generated(_a: Any, _b: Any) -> Any:
     return irc.compile(product)
 
 
-def _write(found: "Calibration", output: str | None, *, install: bool) -> int:
+def _write(found: "Calibration", args: argparse.Namespace, *, install: bool) -> int:
     from irc.cluster.cache import CALIBRATED, write_text
     from irc.cluster.text import to_toml
 
     print(found)
+    if not args.anyway:
+        found.others.check("this calibration is")
+    output: str | None = args.output
     text = to_toml(found.cluster, ("Measured by `irc cluster calibrate`.",))
     if output is None and not install:
         print(f"\n{text}")
@@ -172,6 +177,7 @@ def _write_file(output: str, text: str) -> None:
 
 TAKEN_BY = {
     "toml": ("show",), "example": ("show",), "mesh": ("show",), "quick": ("calibrate",),
+    "anyway": ("calibrate",),
     "output": ("show", "calibrate"),
 }  # fmt: skip
 """Which actions take an option."""

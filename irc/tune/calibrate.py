@@ -25,6 +25,7 @@ from irc.runtime.launch import torchrun_command, worker_environment
 from irc.tune.disk import disk_bytes_per_s
 from irc.tune.exchange import QUICK_SIZES, SIZES, Curves
 from irc.tune.fit import Point, fit_collective
+from irc.tune.others import UNKNOWN, Others, others_since
 from irc.tune.timing import quiet_s
 
 Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor], object]
@@ -73,12 +74,14 @@ class Calibration:
         matmuls: GF/s of one core by dtype and size, as generated.
         library: the same, by torch.
         curves: collectives by level.
+        others: what other programs computed meanwhile.
     """
 
     cluster: Cluster
     matmuls: Mapping[tuple[str, int], float]
     library: Mapping[tuple[str, int], float]
     curves: Sequence[Curves]
+    others: Others = UNKNOWN
 
     def __str__(self) -> str:
         device = self.cluster.device
@@ -121,12 +124,13 @@ def calibrate_host(effort: Effort = Effort(), compile_: Compile | None = None) -
     Raises:
         IrcError: ``run-failed`` where the processes did not talk to each other.
     """
+    others = others_since()
     found = _exchange(effort)
     fits = {kind: fit_collective(kind, found[kind]) for kind in COLLECTIVES}
     device, generated, library = measure_device(effort, compile_)
     link = _level(max(2, num_cores()), fits)
     cluster = Cluster("this-host", device, (link,))
-    return Calibration(cluster, generated, library, (found,))
+    return Calibration(cluster, generated, library, (found,), others())
 
 
 def _level(devices: int, fits: Mapping[Any, Fit]) -> Link:

@@ -22,6 +22,7 @@ from irc.runtime.processes import gather_seconds, joined, place_of
 from irc.tune.calibrate import Calibration, Compile, Effort, measure_device
 from irc.tune.exchange import Curves, curves
 from irc.tune.fit import fit_collective
+from irc.tune.others import Others, others_since
 
 PORT = 29511
 
@@ -68,15 +69,18 @@ def calibrate_launched(effort: Effort, compile_: Compile | None = None) -> Calib
             "world-size",
             f"{world} processes, {local} of them on this node: nodes must have equal numbers",
         )
+    node = slice(rank // local * local, rank // local * local + local)
     with joined(rank, world):
+        others = others_since(total=lambda own: sum(gather_seconds(own)[node]))
         device, generated, library = measure_device(effort, compile_, processes=local)
         device = _slowest(device, local)
         levels = _levels(rank, world, local, effort)
+        beside = _busiest(others())
     if rank:
         return None
     links = tuple(_link(size, found) for size, found in levels)
     cluster = Cluster(f"calibrated-{world}", device, links)
-    return Calibration(cluster, generated, library, tuple(found for _, found in levels))
+    return Calibration(cluster, generated, library, tuple(found for _, found in levels), beside)
 
 
 def _levels(rank: int, world: int, local: int, effort: Effort) -> list[tuple[int, Curves]]:
@@ -97,6 +101,12 @@ def _link(devices: int, found: Curves) -> Link:
     fits: dict[Any, Fit] = {kind: fit_collective(kind, found[kind]) for kind in COLLECTIVES}
     summed = fits["all_reduce"]
     return Link(devices, summed.latency_s, summed.bytes_per_s, summed.launch_s, fits=fits)
+
+
+def _busiest(own: Others) -> Others:
+    """Return what others computed on the node where that was most; the nodes may differ."""
+    cores = max(gather_seconds(-1.0 if own.cores is None else own.cores))
+    return Others(None if cores < 0 else cores)
 
 
 def _slowest(device: Device, local: int) -> Device:

@@ -34,6 +34,7 @@ from irc.simulate.actions import Cores
 from irc.simulate.plan import Contention, predict, stated_seconds
 from irc.trace.form import KERNEL
 from irc.trace.rows import DID, Recorded
+from irc.tune.others import UNKNOWN, Others, others_since
 
 ROUNDS = 9
 
@@ -61,15 +62,17 @@ class Tuned:
 
     Attributes:
         rows: kernels and library ops, the most expensive first.
-        path: the table that they were added to.
+        path: the table that they were added to; None where other programs computed meanwhile.
         stated_s: seconds of a call as the plan states it.
         predicted_s: the same with the measured times.
+        others: what other programs computed meanwhile.
     """
 
     rows: tuple[Measured, ...]
-    path: str
+    path: str | None
     stated_s: float
     predicted_s: float
+    others: Others = UNKNOWN
 
     def __str__(self) -> str:
         lines = [f"{'':<28}{'calls':>6}{'measured':>14}{'stated':>14}"]
@@ -80,37 +83,46 @@ class Tuned:
             f"a call: {self.stated_s * 1e3:.3g} ms as stated, {self.predicted_s * 1e3:.3g} ms with"
             " what was measured"
         )
-        lines.append(f"written to {self.path}; plans compiled for this-host from now on use it")
+        if self.path is not None:
+            lines.append(f"written to {self.path}; plans compiled for this-host from now on use it")
         return "\n".join(lines)
 
 
-def tune_plan(loaded: LoadedPlan, *, rounds: int = ROUNDS, seed: int = 0) -> Tuned:
+def tune_plan(
+    loaded: LoadedPlan, *, rounds: int = ROUNDS, seed: int = 0, anyway: bool = False
+) -> Tuned:
     """Time a plan's kernels and library ops, and add them to this machine's table.
+
+    What is measured while other programs compute is not added.
 
     Args:
         loaded: a plan with kernels that run here.
         rounds: how often the plan is run.
         seed: of its random inputs.
+        anyway: add it all the same.
 
     Raises:
         IrcError: the plan does not run here, or the cache folder is not private.
     """
     plan = loaded.plan
     threads = threads_per_process(plan.device_mesh.num_ranks)
+    since = others_since()
     samples = _samples(loaded, threads, rounds, seed)
+    others = since()
     keys = _keys(loaded, threads)
     by_key: dict[str, list[float]] = defaultdict(list)
     for key, seconds in zip(keys, samples, strict=True):
         if key is not None:
             by_key[key].append(seconds)
     found = {key: median(seconds) for key, seconds in by_key.items()}
-    path = save_times(load_times().with_(found))
+    path = save_times(load_times().with_(found)) if anyway or not others.busy else None
     steps = _timed_steps(plan)
     return Tuned(
         _rows(plan, steps, keys, found),
         path,
         _predicted(plan, stated_seconds, threads),
         _predicted(plan, _with_measured(steps, keys, found), threads),
+        others,
     )
 
 

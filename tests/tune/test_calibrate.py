@@ -14,6 +14,7 @@ from irc.tune import calibrate
 from irc.tune.calibrate import Effort, calibrate_host, measure_device
 from irc.tune.detect import detect
 from irc.tune.launched import launch_environment
+from irc.tune.others import Others
 
 TINY = Effort(matmuls=(17, 33), copy_bytes=1 << 20, sizes=(64, 40_000), budget_s=0.001, ranks=2)
 
@@ -60,11 +61,14 @@ def test_the_command_writes_a_cluster_that_commands_take(
     monkeypatch.setattr("irc.commands.cluster._generated", lambda *_: lambda a, b: a @ b)
     monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path / "cache"))
     path = tmp_path / "host.toml"
-    assert main(["cluster", "calibrate", "--quick", "-o", str(path)]) == 0
+    assert main(["cluster", "calibrate", "--quick", "--anyway", "-o", str(path)]) == 0
     assert main(["cluster", "show", str(path), "--mesh", "d=2"]) == 0
     assert "measured" in capsys.readouterr().out
-    assert main(["cluster", "calibrate", "--quick", "-o", str(tmp_path / "no" / "x.toml")]) == 2
-    assert main(["cluster", "calibrate", "--quick"]) == 0
+    assert (
+        main(["cluster", "calibrate", "--quick", "--anyway", "-o", str(tmp_path / "no" / "x.toml")])
+        == 2
+    )
+    assert main(["cluster", "calibrate", "--quick", "--anyway"]) == 0
     assert find_cluster("this-host").links[0].fits
 
 
@@ -95,6 +99,7 @@ def test_a_launch_is_recognised() -> None:
         (["detect", "8xH100"], "option-value"),
         (["detect", "-o", "x.toml"], "option-value"),
         (["show", "8xH100", "--quick"], "option-value"),
+        (["show", "8xH100", "--anyway"], "option-value"),
         (["show", "--toml"], "option-value"),
         (["show", "8xH100", "--example"], "option-value"),
         (["show", "8xH100", "-o", "/nowhere/x.toml"], "output-write"),
@@ -122,3 +127,19 @@ def test_show_lists_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse_cluster(capsys.readouterr().out).name == "lab"
     assert main(["cluster", "show", "2x8xH100", "--toml"]) == 0
     assert parse_cluster(capsys.readouterr().out).num_devices == 16
+
+
+def test_a_busy_machine_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = {k: [calibrate.Point(p, 64 * p, 1e-3 * p) for p in (2, 4)] for k in COLLECTIVES}
+    monkeypatch.setattr(calibrate, "_exchange", lambda _: points)
+    monkeypatch.setattr(calibrate, "QUICK", TINY)
+    monkeypatch.setattr(calibrate, "others_since", lambda: lambda: Others(1e4))
+    monkeypatch.setattr("irc.commands.cluster._generated", lambda *_: lambda a, b: a @ b)
+    path = tmp_path / "host.toml"
+    assert main(["cluster", "calibrate", "--quick", "-o", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert "memory bandwidth" in printed.out
+    assert "error[machine-busy]" in printed.err
+    assert not path.exists()

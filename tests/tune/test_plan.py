@@ -9,6 +9,7 @@ from irc.cli import main
 from irc.cluster.cache import cache_root
 from irc.cost.measured import Times, load_times, save_times
 from irc.plan.load import load_plan
+from irc.tune.others import Others
 from irc.tune.plan import tune_plan
 
 
@@ -45,7 +46,7 @@ def test_a_plan_compiled_after_tuning_states_what_was_measured(
     tmp_path: Path, mesh: str | None
 ) -> None:
     before = load_plan(compiled(tmp_path / "before", mesh))
-    tuned = tune_plan(before, rounds=2)
+    tuned = tune_plan(before, rounds=2, anyway=True)
     names = {row.name for row in tuned.rows}
     assert "flow.extern" in names
     assert any("matmul" in name for name in names)
@@ -79,7 +80,7 @@ def test_times_survive_writing_and_damage_forgets_them() -> None:
 def test_times_of_this_machine_do_not_price_another(tmp_path: Path) -> None:
     import irc
 
-    tune_plan(load_plan(compiled(tmp_path / "here")), rounds=1)
+    tune_plan(load_plan(compiled(tmp_path / "here")), rounds=1, anyway=True)
     x = (torch.randn(36, 48),)
     plans: list[float | None] = []
     for name in ("a", "b"):
@@ -111,7 +112,23 @@ def test_a_library_op_that_is_named_as_copies_is_timed(
 @pytest.mark.usefixtures("_own_cache")
 def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = compiled(tmp_path / "plan")
-    assert main(["tune", folder, "--rounds", "1"]) == 0
+    assert main(["tune", folder, "--rounds", "1", "--anyway"]) == 0
     assert "flow.extern" in capsys.readouterr().out
     assert main(["tune", folder, "--rounds", "0"]) == 2
     assert main(["tune", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_a_busy_machine_leaves_the_table_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = compiled(tmp_path / "plan")
+    monkeypatch.setattr("irc.tune.plan.others_since", lambda: lambda: Others(1e4))
+    assert main(["tune", folder, "--rounds", "1"]) == 2
+    printed = capsys.readouterr()
+    assert "flow.extern" in printed.out
+    assert "written" not in printed.out
+    assert "error[machine-busy]" in printed.err
+    assert load_times() == Times()
+    assert main(["tune", folder, "--rounds", "1", "--anyway"]) == 0
+    assert load_times() != Times()
